@@ -27,10 +27,6 @@ CASES = {
     "gdpo": ["advantages.aggregate=gdpo", "optimizer.updates_per_epoch=1"],
     "ranks": ["advantages.aggregate=ranked", "group_size=6", "sampling.batch=3"],
     "GRPO-Guard with KL": ["objective={name: grpo_guard, kl_weight: 0.5}", "sampling.sde_steps=[0,1]"],
-    "clip-higher": [
-        "objective={name: grpo_clip, clip_range: 1.0e-3, clip_high: 0.05}",
-        "optimizer.lr=0.02",
-    ],
     "DiffusionNFT": ["objective={name: diffusion_nft, kl_weight: 0.1}", "advantages.clip=0.7"],
     "DiffusionNFT with gdpo": [
         "objective={name: diffusion_nft, kl_weight: 0.2}",

@@ -299,10 +299,9 @@ def divisor(scores: list[float], floor: Any) -> float:
 
 
 def clipped(rho: Tensor, advantage: float, options: Any) -> Tensor:
-    """−min(ρA, clip(ρ, 1−ε, 1+ε_high)A), where ε_high is ε unless it is given."""
-    low = options.clip_range
-    high = low if options.clip_high is None else options.clip_high
-    return -torch.minimum(rho * advantage, rho.clamp(1 - low, 1 + high) * advantage)
+    """−min(ρA, clip(ρ, 1−ε, 1+ε)A)."""
+    epsilon = options.clip_range
+    return -torch.minimum(rho * advantage, rho.clamp(1 - epsilon, 1 + epsilon) * advantage)
 
 
 def path_loss(s: Settings, world: World, theta: Theta, sample: Sample, level: int) -> Tensor:

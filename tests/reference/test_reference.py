@@ -133,7 +133,6 @@ def objectives(draw: st.DrawFn, name: str) -> list[str]:
     if name == "diffusion_nft":
         return [*overrides, f"objective.beta={draw(st.sampled_from([0.1, 1.0]))}"]
     overrides.append(f"objective.clip_range={draw(st.sampled_from([1e-4, 1e-2, 1.0]))}")
-    overrides.append(f"objective.clip_high={draw(st.sampled_from(['null', 3e-4, 2.0]))}")
     if name == "awm":
         weighting = draw(st.sampled_from(["uniform", "sigma", "sigma_squared", "elbo"]))
         return [*overrides, f"objective.weighting={weighting}", f"objective.power={draw(st.sampled_from([0.25, 1.0]))}"]

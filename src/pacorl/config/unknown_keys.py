@@ -19,7 +19,6 @@ SYNONYMS: Mapping[str, Sequence[str]] = {
     "beta": ("kl_weight",),
     "cliprange": ("clip_range",),
     "epsilon": ("clip_range",),
-    "epsilon_high": ("clip_high",),
     "eval_steps": ("evaluation.every", "evaluate_every"),
     "guidance": ("guidance_scale",),
     "kl_coef": ("kl_weight",),

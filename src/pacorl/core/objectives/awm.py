@@ -59,7 +59,7 @@ def awm(end: Endpoint, options: Awm) -> Loss:
         return -WEIGHTS[options.weighting](end.sigma) * distance_B**options.power / options.power
 
     ratio_B = (lower_bound(end.velocity_BNC) - lower_bound(end.old_velocity_BNC)).exp()
-    loss, metrics = clipped(ratio_B, end.advantage_B, clip_range=options.clip_range, clip_high=options.clip_high)
+    loss, metrics = clipped(ratio_B, end.advantage_B, clip_range=options.clip_range)
     moved = (end.velocity_BNC - end.old_velocity_BNC).detach()
     return loss, metrics | {"velocity_change": (moved**2).mean()}
 

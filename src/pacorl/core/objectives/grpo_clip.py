@@ -23,13 +23,10 @@ class ClippedOptions(ObjectiveOptions):
 
     clip_range: float = Field(1e-4, gt=0)
     """ε: how far the ratio may move before its gradient stops."""
-    clip_high: float | None = Field(None, gt=0)
-    """ε_high of DAPO's clip-higher (arXiv 2503.14476): how far the ratio may rise above 1; `clip_range` then bounds its
-    fall alone. None for `clip_range` on both sides."""
 
     @property
     def ratio_tolerance(self) -> float:
-        return TOLERATED_SHARE * min(self.clip_range, self.clip_high or self.clip_range)
+        return TOLERATED_SHARE * self.clip_range
 
 
 class GrpoClip(ClippedOptions):
@@ -42,26 +39,19 @@ def grpo_clip(step: Step, options: GrpoClip) -> Loss:
     """Flow-GRPO's clipped objective (arXiv 2505.05470; 2512.04784, Eq. 1).
 
     −min(ρA, clip(ρ, 1−ε, 1+ε)A), mean over the batch, with ρ = exp(log p − log p_old). Log-probabilities are means
-    over dimensions, so the clip range is small (1e-4 in the paper). With `clip_high` the upper bound is 1+ε_high.
+    over dimensions, so the clip range is small (1e-4 in the paper).
     """
     ratio_B = (step.log_prob_B - step.old_log_prob_B).exp()
-    return clipped(ratio_B, step.advantage_B, clip_range=options.clip_range, clip_high=options.clip_high)
+    return clipped(ratio_B, step.advantage_B, clip_range=options.clip_range)
 
 
-def clipped(ratio_B: Tensor, advantage_B: Tensor, *, clip_range: float, clip_high: float | None = None) -> Loss:
-    """PPO's pessimistic bound: the worse of the ratio and the clipped ratio, for each sample.
-
-    Args:
-        clip_range: how far the ratio may fall below 1.
-        clip_high: how far the ratio may rise above 1; None for `clip_range`.
-    """
-    clipped_B = ratio_B.clamp(1 - clip_range, 1 + (clip_high or clip_range))
+def clipped(ratio_B: Tensor, advantage_B: Tensor, *, clip_range: float) -> Loss:
+    """PPO's pessimistic bound: the worse of the ratio and the clipped ratio, for each sample."""
+    clipped_B = ratio_B.clamp(1 - clip_range, 1 + clip_range)
     loss = -(ratio_B * advantage_B).minimum(clipped_B * advantage_B).mean()
 
     deviation_B = (ratio_B.detach() - 1).abs()
     beyond_B = deviation_B > clip_range
-    if clip_high is not None:
-        beyond_B = beyond_B.where(ratio_B < 1, deviation_B > clip_high)
     return loss, {
         RATIO_DEVIATION: deviation_B.max(),
         "clip_fraction": beyond_B.to(widest_float(deviation_B.device)).mean(),
