@@ -145,10 +145,6 @@ FAULTS = [
     (["sampling.sde_steps=[6]", "sampling.steps=6"], "sampling: sde_steps [6] reach beyond the 6 sampling steps"),
     (["sampling.sde_type=cps", "sampling.noise_level=1.2"], "config: sampling.noise_level 1.2 is beyond 1"),
     (
-        ["objective.name=diffusion_nft", "sampling.tree={seeds: 1}", "advantages.among=siblings"],
-        "config: advantages.among siblings and diffusion_nft, which trains on finished samples",
-    ),
-    (
         ["group_size=12", "sampling.tree={seeds: 2, branches: [4]}"],
         "config: sampling.tree has 2 seeds × 4 branches = 8 samples and group_size is 12; make them equal",
     ),
@@ -156,14 +152,6 @@ FAULTS = [
     (
         ["sampling.tree.branches=[4, 4]"],
         "config: sampling.tree.branches [4, 4] has 2 entries and an epoch has 1 stochastic steps",
-    ),
-    (
-        ["advantages.among=siblings"],
-        "config: advantages.among siblings and sampling.tree has branches [1]: a node with one child",
-    ),
-    (
-        ["advantages.among=siblings", "sampling.tree.seeds=1", "sampling.sde_steps=[1,2]"],
-        "config: advantages.among siblings and sampling.tree has branches [16, 1]: a node with one child",
     ),
     (
         ["sampling.sde_steps=[9]", "sampling.suffix.steps=2"],

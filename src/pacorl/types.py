@@ -290,17 +290,13 @@ class Advantages:
     """False where the sample must not be trained on (its reward is missing, or its group is too small)."""
     stats: Mapping[str, float]
     """Metrics by name."""
-    value_LB: Tensor | None = None
-    """Advantage among siblings of the child above a sample, per level of a tree; None if a sample's advantage applies
-    to its whole path."""
-    value_LBP: Tensor | None = None
-    """Advantage of each panel, per level or for the whole path (L = 1); None without panel credit."""
+    value_BP: Tensor | None = None
+    """Advantage of each panel; None without panel credit."""
 
-    def at(self, level: int) -> Tensor:
-        """Select the (B,) advantages for the steps of a level; with panel credit (B, P)."""
-        if self.value_LBP is not None:
-            return self.value_LBP[min(level, len(self.value_LBP) - 1)]
-        return self.value_B if self.value_LB is None else self.value_LB[level]
+    @property
+    def credited(self) -> Tensor:
+        """(B,) advantages; with panel credit (B, P)."""
+        return self.value_B if self.value_BP is None else self.value_BP
 
 
 @dataclass(frozen=True, slots=True)

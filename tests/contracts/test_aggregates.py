@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from pacorl.core.advantages import AGGREGATES, AggregateSpec, advantages
-from pacorl.core.sampler import Tree
 from pacorl.types import RewardTable
 
 NAN = float("nan")
@@ -70,11 +69,3 @@ def test_a_run_where_nothing_was_judged_goes_on(spec: AggregateSpec) -> None:
     assert not found.used_B.any()
     assert not found.value_B.any()
     assert found.stats["samples/used"] == 0.0
-
-
-@SPECS
-def test_in_a_tree_of_one_seed_and_step_siblings_are_the_group(spec: AggregateSpec) -> None:
-    siblings = advantages(
-        table(SCORES), spec.options(among="siblings"), weights=[1.0, 1.0], nodes=Tree(1, (4,)).nodes(range(8))
-    )
-    torch.testing.assert_close(siblings.at(0), value_of(spec, SCORES))

@@ -15,7 +15,6 @@ from pacorl.core.advantages import advantages as advantages_of
 from pacorl.core.advantages.log_tamed import LogTamed, Threshold, is_tamed, log_tamed
 from pacorl.core.advantages.ranked import Ranked, ranked
 from pacorl.core.advantages.weighted_sum import WeightedSum
-from pacorl.core.sampler import Tree
 from pacorl.types import Advantages, RewardTable
 
 NAN = float("nan")
@@ -273,32 +272,6 @@ def test_dropped_groups_and_ratios_are_counted() -> None:
     assert found.stats["reward/reward0/zero_std_groups"] == 0.0
 
 
-def test_siblings_are_compared_with_each_other_by_the_mean_of_their_leaves() -> None:
-    tree = Tree(1, (2, 2))
-    scores = [0.0, 2.0, 4.0, 10.0, *[3.0] * 4]
-    options = WeightedSum(among="siblings")
-    found = advantages_of(
-        table([scores], [0] * 4 + [1] * 4), options, weights=[1.0], nodes=tree.nodes(range(len(scores)))
-    )
-    assert found.at(0).tolist() == pytest.approx([-1, -1, 1, 1, 0, 0, 0, 0])
-    assert found.at(1).tolist() == pytest.approx([-1, 1, -1, 1, 0, 0, 0, 0])
-    own = advantages_of(table([scores], [0] * 4 + [1] * 4), WeightedSum(), weights=[1.0], nodes=tree.nodes(range(8)))
-    assert torch.equal(own.at(0), own.at(1))
-    torch.testing.assert_close(own.value_B, found.value_B)
-
-
-def test_a_missing_score_leaves_its_siblings_value_to_the_others_below_it() -> None:
-    scores = [0.0, NAN, 4.0, 10.0]
-    found = advantages_of(
-        table([scores], [0] * 4), WeightedSum(among="siblings"), weights=[1.0], nodes=Tree(1, (2, 2)).nodes(range(4))
-    )
-    assert found.used_B.tolist() == [True, False, True, True]
-    assert found.at(0)[1] == found.at(1)[1] == 0
-    assert found.at(1)[0] == 0, "no sibling of it was judged"
-    # Children's values are 0 (one sample) and 7 (two).
-    assert found.at(0)[[0, 2, 3]].tolist() == pytest.approx([-math.sqrt(2), math.sqrt(0.5), math.sqrt(0.5)])
-
-
 def test_ranks_are_those_of_all_pairs_and_ten_thousand_take_little_memory() -> None:
     generator = torch.Generator().manual_seed(0)
     group_B = torch.randint(0, 40, (600,), generator=generator)
@@ -329,9 +302,9 @@ def by_panel(scores: list[list[float]], parts: list[list[list[float]]], groups: 
     return dataclasses.replace(table(scores, groups), part_RBP=torch.tensor(parts, dtype=torch.float64))
 
 
-def panel_values(found: Advantages, level: int = 0) -> list[list[float]]:
-    assert found.value_LBP is not None
-    return found.value_LBP[level].tolist()  # type: ignore[no-any-return]
+def panel_values(found: Advantages) -> list[list[float]]:
+    assert found.value_BP is not None
+    return found.value_BP.tolist()  # type: ignore[no-any-return]
 
 
 PAIRS = [[0.2, 0.1], [0.3, 0.3], [0.1, 0.2]]
@@ -368,7 +341,7 @@ def test_a_number_mixes_set_and_panel() -> None:
     panel = torch.tensor(panel_values(advantages(rewards, credit=1.0, **settings)))
     mixed = torch.tensor(panel_values(advantages(rewards, credit=0.25, **settings)))
     of_set = advantages(rewards, credit=0, **settings)
-    assert of_set.value_LBP is None, "0 is credit set"
+    assert of_set.value_BP is None, "0 is credit set"
     torch.testing.assert_close(mixed, (0.75 * of_set.value_B[:, None] + 0.25 * panel).float())
 
 
@@ -378,8 +351,8 @@ def test_parts_that_are_the_whole_score_have_the_set_s_advantages(aggregate: str
     scores = [[1.0, 1.1, 0.9, 1.2], [5.0, 5.5, 4.0, 4.5]]
     rewards = by_panel(scores, [[[score] * 3 for score in row] for row in scores], [0, 0, 1, 1])
     found = advantages(rewards, weights=[1.0, 0.5], aggregate=aggregate, credit="panel")
-    expected = found.value_B[None, :, None].expand(1, 4, 3)
-    torch.testing.assert_close(found.value_LBP, expected)
+    expected = found.value_B[:, None].expand(4, 3)
+    torch.testing.assert_close(found.value_BP, expected)
 
 
 def test_a_log_tamed_reward_is_weighed_by_its_slope_at_the_group_s_mean() -> None:
@@ -416,24 +389,6 @@ def test_a_missing_score_leaves_all_its_panels_out() -> None:
     assert panel_values(found)[0] == [0.0, 0.0]
     std = 0.35
     assert panel_values(found)[1:] == [pytest.approx([0.1 / std, 0.05 / std]), pytest.approx([-0.1 / std, -0.05 / std])]
-
-
-def test_panels_are_compared_among_siblings_at_each_level() -> None:
-    tree = Tree(1, (2, 2))
-    scores, parts = [[1.0, 2.0, 4.0, 8.0]], [[[0.1, 1.0], [0.2, 2.0], [0.4, 3.0], [0.8, 4.0]]]
-    found = advantages_of(
-        by_panel(scores, parts, [0] * 4),
-        WeightedSum(among="siblings", credit="panel"),
-        weights=[1.0],
-        nodes=tree.nodes(range(4)),
-    )
-    top, bottom = 2.25, (0.5, 2.0)
-    first = [(0.15 - 0.375) / top, (1.5 - 2.5) / top]
-    second = [-first[0], -first[1]]
-    assert panel_values(found) == [pytest.approx(row) for row in (first, first, second, second)]
-    low, high = [-0.05 / bottom[0], -0.5 / bottom[0]], [-0.2 / bottom[1], -0.5 / bottom[1]]
-    expected = [low, [-value for value in low], high, [-value for value in high]]
-    assert panel_values(found, 1) == [pytest.approx(row) for row in expected]
 
 
 def test_panel_credit_clips() -> None:
@@ -474,17 +429,4 @@ def test_set_credit_keeps_its_values(aggregate: str) -> None:
     found = advantages(rewards, weights=[0.7, 0.4], aggregate=aggregate, **SETTINGS[aggregate])
     recorded = [float.fromhex(value) for value in RECORDED[aggregate].split()]
     assert found.value_B.tolist() == pytest.approx(recorded, rel=LAST_BITS, abs=LAST_BITS)
-    assert found.value_LBP is None
-
-
-def test_set_credit_keeps_its_values_among_siblings() -> None:
-    nodes = Tree(1, (2, 2)).nodes(range(8))
-    options = WeightedSum(among="siblings")
-    found = advantages_of(table(REWARDS, [0] * 4 + [1] * 4), options, weights=[0.7, 0.4], nodes=nodes)
-    assert found.value_LB is not None
-    expected = [
-        [-1.0, -1.0, 1.0, 1.0, 0.0, -math.sqrt(2), math.sqrt(0.5), math.sqrt(0.5)],
-        [1.0, -1.0, -1.0, 1.0, 0.0, 0.0, -1.0, 1.0],
-    ]
-    for found_B, expected_B in zip(found.value_LB.tolist(), expected, strict=True):
-        assert found_B == pytest.approx(expected_B, rel=LAST_BITS, abs=LAST_BITS)
+    assert found.value_BP is None

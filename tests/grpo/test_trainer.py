@@ -161,13 +161,6 @@ def test_an_objective_is_its_name(tmp_path: Path) -> None:
     assert config.objective.name == "diffusion_nft"
 
 
-def test_a_fix_is_said_in_python_too(tmp_path: Path) -> None:
-    fix = r"set advantages\.among=group; in Python advantages={'among': 'group'}"
-    advantages = {"among": "siblings"}
-    with pytest.raises(ConfigError, match=fix):
-        run_inputs("tiny", prompts=["a fox"], objective="diffusion_nft", advantages=advantages, out=tmp_path)
-
-
 def test_a_resumed_run_keeps_its_prompts(settings: dict[str, Any]) -> None:
     PolicyTrainer("flux", rewards=[red], prompts=["a fox", "a bear"], **settings).train()
     more = {**settings, "epochs": 2}

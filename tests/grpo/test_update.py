@@ -160,23 +160,6 @@ def test_awm_is_flow_matching_weighted_by_each_samples_advantage(policy: ToyPoli
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9 * float(theirs.abs().max()))
 
 
-def test_each_step_has_the_advantage_of_its_own_siblings(policy: ToyPolicy) -> None:
-    """Against one update for each level with that level's values as the samples' own."""
-    cache, tree = ConditioningCache(policy), Tree(1, (2, 2))
-    sampler = Sampler(size=Size(16, 16), steps=4, sde_steps=(0, 2), tree=tree)
-    rows = [Row(character_prompts("train", 1)[0], number) for number in range(4)]
-    samples = collect(Draw(policy, sampler, cache, seed=1, epoch=0, batch=4), rows)
-    loss, used = PolicyLoss(policy, sampler, cache, OBJECTIVES["grpo_clip"].options()), torch.ones(4).bool()
-    value_LB = torch.tensor([[-1.0, -1.0, 1.0, 1.0], [-1.0, 1.0, 1.0, -1.0]], dtype=torch.float64)
-    together = gradient(loss, samples, Advantages(torch.zeros(4), used, {}, value_LB))
-    apart = [
-        gradient(loss, Samples(nodes=[n for n in samples.nodes if n.level == level]), Advantages(value_B, used, {}))
-        for level, value_B in enumerate(value_LB)
-    ]
-    assert all(one.norm() > 0 for one in apart)
-    torch.testing.assert_close(together, torch.stack(apart).mean(0), rtol=1e-5, atol=1e-9)
-
-
 def small(policy: ToyPolicy, objective: str, **options: float) -> tuple[PolicyLoss, Samples]:
     """Two samples of two prompts at two trained steps, a micro-batch per prompt."""
     spec, cache = OBJECTIVES[objective], ConditioningCache(policy)

@@ -132,10 +132,7 @@ def _observed_epoch(trainer: PolicyTrainer) -> dict[int, dict[str, Tensor]]:
         for share in samples:
             for rollout in share.rollouts:
                 for row, endpoint in zip(rollout.row_B, rollout.final_BNC, strict=True):
-                    levels = advantages.value_B[None] if advantages.value_LB is None else advantages.value_LB
-                    if advantages.value_LBP is not None:
-                        levels = advantages.value_LBP
-                    rows[row] = {"endpoint": endpoint, "advantage": levels[:, row]}
+                    rows[row] = {"endpoint": endpoint, "advantage": advantages.credited[row]}
             for nodes in share.nodes:
                 for row, log_prob in zip(nodes.row_B, nodes.log_prob_B, strict=True):
                     rows[row][f"log_prob/{nodes.level}"] = log_prob
@@ -178,10 +175,9 @@ def reference(overrides: Sequence[str], out: Path) -> dict[str, Any]:
 
 
 def _expected(sample: paco.Sample, settings: paco.Settings) -> dict[str, Tensor]:
-    advantage = sample.advantage if settings.advantages.among == "siblings" else sample.advantage[:1]
-    advantage_LP = torch.tensor(advantage, dtype=torch.float64)
+    advantage_P = torch.tensor(sample.advantage, dtype=torch.float64)
     by_panel = settings.panel_share > 0
-    expected = {"endpoint": sample.endpoint, "advantage": advantage_LP if by_panel else advantage_LP[:, 0]}
+    expected = {"endpoint": sample.endpoint, "advantage": advantage_P if by_panel else advantage_P[0]}
     for level, step in enumerate(sample.steps):
         log_prob = torch.tensor(step.log_prob[0], dtype=torch.float64)
         if by_panel:

@@ -18,10 +18,7 @@ CASES = {
     "coefficients-preserving sampling": ["sampling.sde_type=cps", "sampling.sde_steps=[0,1]"],
     "tree with AB2": [*TREE, "sampling.suffix={solver: ab2, steps: 3}"],
     "few Euler steps": ["sampling.steps=5", "sampling.suffix={steps: 2}"],
-    "siblings": [
-        *TREE,
-        "advantages={aggregate: log_tamed, among: siblings, clip: 0.6}",
-    ],
+    "tree": [*TREE, "advantages={aggregate: log_tamed, clip: 0.6}"],
     "log-tamed by the mean": ["advantages={aggregate: log_tamed, threshold: mean, std: global}"],
     "weighted sum with a floor": ["advantages={aggregate: weighted_sum, floor: {form: add, value: 0.1}}"],
     "gdpo": ["advantages.aggregate=gdpo", "optimizer.updates_per_epoch=1"],
@@ -55,10 +52,7 @@ CASES = {
         "objective={name: awm, weighting: elbo}",
     ],
     "panel credit": ["advantages.credit=panel"],
-    "half panel credit among siblings": [
-        *TREE,
-        "advantages={aggregate: log_tamed, among: siblings, credit: 0.5, std: global}",
-    ],
+    "half panel credit": [*TREE, "advantages={aggregate: log_tamed, credit: 0.5, std: global}"],
     "panel credit with GRPO-Guard": [
         "advantages={aggregate: gdpo, credit: panel}",
         "objective={name: grpo_guard, kl_weight: 0.5}",
@@ -73,7 +67,6 @@ CASES = {
         "sampling.steps=5",
         "sampling.tree={seeds: 1, branches: [2,2,2]}",
         "group_size=8",
-        "advantages.among=siblings",
     ],
     "random window": ["sampling.sde_steps=[0,1,2]", "sampling.window={kind: random, size: 1}"],
     "cosine with warm-up": [
@@ -82,11 +75,11 @@ CASES = {
     "small gradient norm": ["optimizer.max_grad_norm=0.001", "optimizer.weight_decay=0.1"],
 }
 """Form → what its config has beyond `engine_forms.SETTINGS`."""
-RESUMED = ["siblings", "DiffusionNFT", "panel credit", "cosine with warm-up"]
+RESUMED = ["tree", "DiffusionNFT", "panel credit", "cosine with warm-up"]
 """Forms that are also compared after a checkpoint and a resume."""
 TWO_PROCESSES = {
     "independent noise": 0,
-    "siblings": 1,
+    "tree": 1,
     "GRPO-Guard with KL": 0,
     "AWM in a tree with AB2": 0,
     "panel credit": 1,

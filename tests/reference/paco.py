@@ -2,7 +2,7 @@
 
 The engine shares forwards, batches, ranks and caches. This file shares nothing and imports nothing of the engine, so
 that each form of the engine can be compared with it. Sources: Flow-GRPO (arXiv 2505.05470), PaCo-RL (2512.04784),
-Flow-CPS (2509.05952), TempFlow-GRPO (2508.04324), GRPO-Guard (2510.22319), DiffusionNFT (2509.16117), AWM (2509.25050).
+Flow-CPS (2509.05952), GRPO-Guard (2510.22319), DiffusionNFT (2509.16117), AWM (2509.25050).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Settings:
     batch: int
     weights: list[float]
     advantages: Any
-    """aggregate, threshold, floor, among and clip."""
+    """aggregate, threshold, floor and clip."""
     std_over: str
     """Scope of the standard deviation: group or global."""
     panel_share: float
@@ -90,8 +90,8 @@ class Sample:
     parts: list[list[float | None]]
     panels: list[list[int]]
     """Tokens of each panel; without panel credit all tokens are one panel."""
-    advantage: list[list[float]] = field(default_factory=list)
-    """Of each panel, per stochastic step, or a single one for objectives of the endpoint."""
+    advantage: list[float] = field(default_factory=list)
+    """Of each panel."""
     used: bool = False
 
 
@@ -189,21 +189,14 @@ def compare(s: Settings, samples: list[Sample]) -> None:
     used = [sample for sample in samples if sample.used]
 
     combined = aggregate(s, used)
-    levels = len(s.branches) if samples[0].steps else 1
     for sample in samples:
-        sample.advantage = [[0.0] * len(sample.panels) for _ in range(levels)]
-    for level in range(levels):
-        # A sample's group; and the group's children, of which each counts as the mean of the samples below it.
-        groups, children = [x.prompt for x in used], [x.row for x in used]
-        if options.among == "siblings":
-            groups = [x.row // math.prod(s.branches[level:]) for x in used]
-            children = [x.row // math.prod(s.branches[level + 1 :]) for x in used]
-        of_set = means(combined, children)
-        for panel in range(len(samples[0].panels)):
-            credited = credit(s, used, combined, panel) if s.panel_share else combined
-            values = normalise(means(credited, children), of_set, groups, s.std_over, options.floor)
-            for sample, value in zip(used, values, strict=True):
-                sample.advantage[level][panel] = max(-options.clip, min(options.clip, value))
+        sample.advantage = [0.0] * len(sample.panels)
+    groups = [sample.prompt for sample in used]
+    for panel in range(len(samples[0].panels)):
+        credited = credit(s, used, combined, panel) if s.panel_share else combined
+        values = normalise(credited, combined, groups, s.std_over, options.floor)
+        for sample, value in zip(used, values, strict=True):
+            sample.advantage[panel] = max(-options.clip, min(options.clip, value))
 
 
 def means(values: list[float], groups: list[int]) -> list[float]:
@@ -311,7 +304,7 @@ def path_loss(s: Settings, world: World, theta: Theta, sample: Sample, level: in
     mean, std = transition(s, step.x, world.velocity(theta, step.x, t, sample.prompt), step.index)
     loss = torch.zeros(())
     for p, panel in enumerate(sample.panels):
-        advantage, share = sample.advantage[level][p], len(panel) / len(step.x)
+        advantage, share = sample.advantage[p], len(panel) / len(step.x)
         log_ratio = log_density(step.x_next[panel], mean[panel], std) - step.log_prob[p]
         if options.name == "grpo_guard":
             centre = torch.mean((mean[panel] - step.mean[panel]) ** 2) / (2 * std**2)
@@ -333,7 +326,7 @@ def endpoint_loss(s: Settings, world: World, theta: Theta, old: Theta, sample: S
     v_old = v_old.detach()
     loss = torch.zeros(())
     for p, panel in enumerate(sample.panels):
-        advantage, share = sample.advantage[0][p], len(panel) / len(x0)
+        advantage, share = sample.advantage[p], len(panel) / len(x0)
         if options.name == "awm":
             weight = {"uniform": 1.0, "sigma": t, "sigma_squared": t**2, "elbo": (1 - t) / t}[options.weighting]
             distance, distance_old = (torch.mean((w - (noise - x0))[panel] ** 2) + 1e-10 for w in (v, v_old))

@@ -122,8 +122,6 @@ def sampled(draw: st.DrawFn, *, is_path: bool) -> list[str]:
         leaves *= count
     seeds = draw(st.integers(2 if leaves == 1 else 1, 2))
     overrides.append(f"sampling.tree={{seeds: {seeds}, branches: {branches}}}")
-    if is_path and min(branches) > 1 and draw(st.booleans()):
-        overrides.append("advantages.among=siblings")
     return [*overrides, f"group_size={seeds * leaves}"]
 
 
@@ -172,7 +170,6 @@ def optimised(draw: st.DrawFn) -> list[str]:
 @st.composite
 def configs(draw: st.DrawFn) -> list[str]:
     name = draw(st.sampled_from(["grpo_clip", "grpo_guard", "diffusion_nft", "awm"]))
-    # Settings of the aggregate first: what siblings are compared with is chosen with the tree.
     parts = [compared(), sampled(is_path=name.startswith("grpo")), objectives(name), optimised()]
     return [override for part in parts for override in draw(part)]
 

@@ -60,13 +60,6 @@ class Tree:
         """Find the node of a level above the sample of a global row."""
         return row - row % self.leaves(level)
 
-    def nodes(self, rows: Sequence[int]) -> list[list[int]]:
-        """Find the node of each level above the samples of some rows: [level][row]."""
-        levels = []
-        for level in range(len(self.branches) + 1):
-            levels.append([self.node_of(row, level) for row in rows])
-        return levels
-
 
 class TreeOptions(Section):
     """The tree of each group. What is left out follows from `group_size`: by itself each sample has its own noise."""

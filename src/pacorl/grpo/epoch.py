@@ -69,7 +69,7 @@ def run_epoch(run: Run) -> dict[str, float]:
             scores, parts = run.gather_scores(scoring)
 
             # 3. Compare: scale, weigh and normalise within groups. A missing score is not trained on.
-            epoch_advantages = compare(run, sampler, rows, scores, parts)
+            epoch_advantages = compare(run, rows, scores, parts)
             metrics = {**epoch_advantages.stats, "samples/not_finite": share_not_finite(scores)}
             metrics[PROMPT_SHARE] = len({row.prompt.id for row in rows}) / len(run.train_prompts)
             if metrics["samples/not_finite"]:
@@ -127,13 +127,9 @@ def sample(run: Run, sampler: Sampler, rows: Sequence[Row], samples: Sequence[Sa
 
 
 def compare(
-    run: Run,
-    sampler: Sampler,
-    rows: Sequence[Row],
-    scores: Mapping[int, Scores],
-    parts: Mapping[int, Parts] | None = None,
+    run: Run, rows: Sequence[Row], scores: Mapping[int, Scores], parts: Mapping[int, Parts] | None = None
 ) -> Advantages:
-    """Aggregate the rewards and normalise them within groups, and among the children of each node.
+    """Aggregate the rewards and normalise them within groups.
 
     Args:
         run: the run, for the rewards' weights.
@@ -141,13 +137,12 @@ def compare(
         parts: global row → parts of its scores; None without panel credit.
 
     Returns:
-        Advantages by global row and by level of the tree.
+        Advantages by global row.
     """
     config = run.config
     table = reward_table(scores, rows, names=tuple(run.rewards), parts=parts)
     weights = [reward.weight for reward in config.rewards]
-    nodes = sampler.tree.nodes([row.number for row in rows])
-    return advantages(table, config.advantages, weights=weights, nodes=nodes)
+    return advantages(table, config.advantages, weights=weights)
 
 
 def learn(run: Run, sampler: Sampler, samples: Sequence[Samples], epoch_advantages: Advantages) -> dict[str, float]:

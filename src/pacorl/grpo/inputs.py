@@ -8,9 +8,7 @@ Prompts become files of the run's folder.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from pacorl.config.recipes import YAML, recipe_names
 from pacorl.config.reward_section import RewardConfig
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.start import Resume, named_start
-from pacorl.io.documents import blamed_on, parse_yaml
+from pacorl.io.documents import blamed_on
 from pacorl.io.files import text_digest
 from pacorl.models.policies import POLICIES, kind_of, model_section
 from pacorl.records.edits import edit_prompt, is_edit, save_edits
@@ -37,8 +35,6 @@ LORA_KEYS = ("r", "lora_alpha", "target_modules")
 """The settings of PEFT's LoraConfig that a run follows."""
 LORA_NOTES = ("task_type", "base_model_name_or_path", "inference_mode", "init_lora_weights", "revision")
 """Settings without an influence on a run; A always begins Gaussian, and B as 0."""
-SETTING = re.compile(r"\b(?P<key>[a-z]\w*(?:\.[a-z]\w*)+)=(?P<value>[\w.-]*\w)")
-"""A fix in a message, as `advantages.among=group`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +91,7 @@ def run_inputs(
     changes = _merged(changes, {key: value for key, value in settings.items() if value != {}})
     config = whole
     if changes or not config:
-        with _python_spelling():
-            config = validated(PolicyConfig, _merged(_document(model), changes))
+        config = validated(PolicyConfig, _merged(_document(model), changes))
 
     # 3. Prompts, as files of the run.
     columns: Columns = {}
@@ -147,22 +142,6 @@ def _adapter_section(lora: Any) -> dict[str, Any]:
     if isinstance(targets, str):
         raise ConfigError(f"peft_config.target_modules is the pattern {targets!r}; give a list of name suffixes")
     return {"rank": lora.r, "alpha": lora.lora_alpha, "targets": sorted(targets)}
-
-
-@contextmanager
-def _python_spelling() -> Iterator[None]:
-    """Add the first setting `section.key=value` of a ConfigError as an argument of Python."""
-    try:
-        yield
-    except ConfigError as error:
-        setting = SETTING.search(str(error))
-        if setting is None:
-            raise
-        section, *keys = setting["key"].split(".")
-        value: Any = parse_yaml(setting["value"], name="setting")
-        for key in reversed(keys):
-            value = {key: value}
-        raise ConfigError(f"{error}; in Python {section}={value!r}") from None
 
 
 def _merged(document: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

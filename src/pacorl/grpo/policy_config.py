@@ -377,17 +377,6 @@ class PolicyConfig(LoraConfig):
             SDE_TYPES[sampling.sde_type].check(
                 sampling.sde_steps, steps=sampling.steps, noise_level=sampling.noise_level
             )
-        # Credit among siblings is of a step, and needs siblings.
-        if self.advantages.among == "siblings" and not is_path:
-            raise ValueError(
-                f"advantages.among siblings and {self.objective.name}, which trains on finished samples and not on "
-                "the steps at which siblings part; set advantages.among=group"
-            )
-        if self.advantages.among == "siblings" and min(tree.branches) < 2:
-            raise ValueError(
-                f"advantages.among siblings and sampling.tree has branches {list(tree.branches)}: a node with one "
-                "child has nothing to compare; give each SDE step 2 branches or more, or take among: group"
-            )
         # Panel credit needs the slope of the aggregate.
         if self.advantages.panel_share and AGGREGATES[self.advantages.aggregate].slope is None:
             raise ValueError(

@@ -196,9 +196,9 @@ def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) ->
     device = policy_loss.device
     options = policy_loss.options
     step = nodes.step
-    advantage_B = to_device(values.at(nodes.level)[nodes.row_B].to(nodes.log_prob_B.dtype), device)
+    advantage_B = to_device(values.credited[nodes.row_B].to(nodes.log_prob_B.dtype), device)
     panels = None
-    if values.value_LBP is not None:
+    if values.value_BP is not None:
         prompts = [nodes.prompts[node] for node in nodes.node_B.tolist()]
         panels = panels_of(policy_loss.policy, prompts, nodes.size, device=device)
         advantage_B = panels.at_tokens(advantage_B)
@@ -262,9 +262,9 @@ def _endpoint_loss(
     advantage_B = to_device(values.value_B[rollout.row_B].to(clean.dtype), device)
     used_B = to_device(values.used_B[rollout.row_B], device)
     panels = None
-    if values.value_LBP is not None:
+    if values.value_BP is not None:
         panels = panels_of(policy_loss.policy, rollout.prompts, rollout.size, device=device)
-        advantage_B = panels.at_tokens(to_device(values.at(0)[rollout.row_B].to(clean.dtype), device))
+        advantage_B = panels.at_tokens(to_device(values.credited[rollout.row_B].to(clean.dtype), device))
         used_B = used_B[:, None].expand_as(advantage_B)
 
     # 3. Velocities. Old and base come first: they change weights in place, which would break the trained policy's

@@ -305,7 +305,6 @@ def panel_advantages(answers: Sequence[Mapping[Pair, float]], questions: Sequenc
     table = RewardTable(("consistency",), score_RS, score_RS.isfinite(), group_S, part_SP[None])
 
     # The paper's aggregate: set judges are compared before a run's rewards and weights are known.
-    nodes = [group_S.tolist(), list(range(len(answers)))]
-    found = advantages(table, LogTamed(credit="panel"), weights=[1.0], nodes=nodes)
-    assert found.value_LBP is not None
-    return found.value_LBP[0].masked_fill(~found.used_B[:, None], math.nan)
+    found = advantages(table, LogTamed(credit="panel"), weights=[1.0])
+    assert found.value_BP is not None
+    return found.value_BP.masked_fill(~found.used_B[:, None], math.nan)

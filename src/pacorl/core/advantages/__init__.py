@@ -2,9 +2,8 @@
 
 Legend: B samples, R rewards, P panels. Everything is computed in fp64 on the whole epoch's table, on every rank alike.
 
-An aggregate makes one score of a sample's rewards; the score is then normalised in its group, or, in a tree, among
-siblings. To add one, write its options, its function and its `AggregateSpec` in a file here, and one line of
-`AGGREGATES`.
+An aggregate makes one score of a sample's rewards; the score is then normalised in its group. To add one, write its
+options, its function and its `AggregateSpec` in a file here, and one line of `AGGREGATES`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
@@ -70,10 +68,6 @@ class AggregateOptions(Section):
     """The settings that every aggregate has; an aggregate adds its own."""
 
     aggregate: str
-    among: Literal["group", "siblings"] = "group"
-    """What a sample is compared with. group: all samples of its prompt, and its advantage acts on every step of its
-    path. siblings, in a tree: at each step the children of one node, of which each counts as the mean of the samples
-    below it (TempFlow-GRPO, arXiv 2508.04324; BranchGRPO, 2509.06040)."""
     credit: Literal["set", "panel", "auto"] | Share = "set"
     """What the tokens of a panel learn from. set: the scores of the whole set. panel: the parts of them that contain
     the panel, such as its pairs and its text. A number is the share of panel in a mix of both; 0 is set and 1 panel.
@@ -145,16 +139,13 @@ AGGREGATES: Table[AggregateSpec] = Table(
 )
 
 
-def advantages(
-    table: RewardTable, options: AggregateOptions, *, weights: Sequence[float], nodes: Sequence[Sequence[int]] = ()
-) -> Advantages:
-    """Aggregate the rewards of each sample and normalise them in their groups, or among siblings.
+def advantages(table: RewardTable, options: AggregateOptions, *, weights: Sequence[float]) -> Advantages:
+    """Aggregate the rewards of each sample and normalise them in their groups.
 
     Args:
         table: every reward of every sample of an epoch.
         options: of one of `AGGREGATES`.
         weights: one per reward, in the table's order.
-        nodes: the node above each sample at each level of its tree (`Tree.nodes`), for `among: siblings`.
 
     Returns:
         One advantage per sample, and with panel credit one per panel. A sample with a missing reward is not used, nor
@@ -167,29 +158,15 @@ def advantages(
     # fp64 throughout: differences within a group may be below fp32's resolution.
     scores = Scores(score_RB, valid_B, table.group_B, weight_R=score_RB.new_tensor(weights))
     combined_B = spec.combine(scores, options)
-    normalize = partial(normalize_groups, std=options.std_over, floor=options.floor)
-    value_B = normalize(combined_B, valid_B, table.group_B).clamp(-options.clip, options.clip)
-    value_LB = None
-    if options.among == "siblings":
-        value_LB = combined_B.new_empty(len(nodes) - 1, len(combined_B))
-        for level, (parent_B, child_B) in enumerate(pairwise(table.group_B.new_tensor(nodes))):
-            mean_B = group_mean(combined_B, valid_B, child_B)
-            value_LB[level] = normalize(mean_B, valid_B, parent_B).clamp(-options.clip, options.clip)
-    value_LBP = None
+    value_B = normalize_groups(combined_B, valid_B, table.group_B, std=options.std_over, floor=options.floor)
+    value_BP = None
     if options.panel_share and table.part_RBP is not None:
-        value_LBP = panel_advantages(table, scores, combined_B, options, nodes=nodes)
+        value_BP = panel_advantages(table, scores, combined_B, options)
     stats = _stats(table, valid_B, combined_B) | (spec.stats(scores, table.names, options) if valid_B.any() else {})
-    return Advantages(value_B, valid_B, stats, value_LB, value_LBP=value_LBP)
+    return Advantages(value_B.clamp(-options.clip, options.clip), valid_B, stats, value_BP)
 
 
-def panel_advantages(
-    table: RewardTable,
-    scores: Scores,
-    combined_B: Tensor,
-    options: AggregateOptions,
-    *,
-    nodes: Sequence[Sequence[int]],
-) -> Tensor:
+def panel_advantages(table: RewardTable, scores: Scores, combined_B: Tensor, options: AggregateOptions) -> Tensor:
     """Compute the advantage of each panel from the parts of the scores that contain it.
 
     A set's score R^k is a sum of parts, such as a sixth of each pair's P(Yes). Its part R_p^k is the sum over those
@@ -200,10 +177,8 @@ def panel_advantages(
     scale all panels share, or by its own if that is larger: sets may be nearly tied while their panels differ.
 
     Returns:
-        (L, B, P) advantages: one level, or one per level of the tree for `among: siblings`.
+        (B, P) advantages.
     """
-    import torch
-
     # 1. Score of each panel.
     assert table.part_RBP is not None
     slope = AGGREGATES[options.aggregate].slope
@@ -213,22 +188,17 @@ def panel_advantages(
     score_BP = combined_B[:, None] + options.panel_share * (part_BP - combined_B[:, None])
     valid_BP = scores.valid_B[:, None] & table.part_RBP.isfinite().all(0)
 
-    # 2. Comparison: in the group, where each sample is a child of its own, or among the children of each node.
-    levels = list(pairwise(table.group_B.new_tensor(nodes)))
-    if options.among == "group":
-        levels = [(table.group_B, torch.arange(len(combined_B)))]
-    # One comparison per level, as for the advantages of whole sets.
-    value_LBP = score_BP.new_empty(len(levels), *score_BP.shape)
-    for level, (parent_B, child_B) in enumerate(levels):
-        divisor = partial(group_divisor, group_B=parent_B, std=options.std_over, floor=options.floor)
-        set_B = group_mean(combined_B, scores.valid_B, child_B)
-        set_mean_B = group_mean(set_B, scores.valid_B, parent_B)
-        for panel, (score_B, valid_B) in enumerate(zip(score_BP.T, valid_BP.T, strict=True)):
-            centred_B = group_centred(group_mean(score_B, valid_B, child_B), valid_B, parent_B)
-            # Around the sets' means: a standard deviation of the epoch contains the groups' differences.
-            own_divisor_B = divisor(set_mean_B + centred_B, valid_B)
-            value_LBP[level, :, panel] = centred_B / own_divisor_B.maximum(divisor(set_B, scores.valid_B))
-    return value_LBP.clamp(-options.clip, options.clip)
+    # 2. Comparison in the group.
+    divisor = partial(group_divisor, group_B=table.group_B, std=options.std_over, floor=options.floor)
+    set_mean_B = group_mean(combined_B, scores.valid_B, table.group_B)
+    set_divisor_B = divisor(combined_B, scores.valid_B)
+    value_BP = score_BP.new_empty(score_BP.shape)
+    for panel, (score_B, valid_B) in enumerate(zip(score_BP.T, valid_BP.T, strict=True)):
+        centred_B = group_centred(score_B, valid_B, table.group_B)
+        # Around the sets' means: a standard deviation of the epoch contains the groups' differences.
+        own_divisor_B = divisor(set_mean_B + centred_B, valid_B)
+        value_BP[:, panel] = centred_B / own_divisor_B.maximum(set_divisor_B)
+    return value_BP.clamp(-options.clip, options.clip)
 
 
 def _stats(table: RewardTable, valid_B: Tensor, combined_B: Tensor) -> dict[str, float]:
