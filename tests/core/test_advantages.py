@@ -13,7 +13,6 @@ from torch import Tensor
 from pacorl.core.advantages import AGGREGATES, NO_FLOOR, Floor, Scores, coefficient_of_variation, normalize_groups
 from pacorl.core.advantages import advantages as advantages_of
 from pacorl.core.advantages.log_tamed import LogTamed, Threshold, is_tamed, log_tamed
-from pacorl.core.advantages.ranked import Ranked, ranked
 from pacorl.core.advantages.weighted_sum import WeightedSum
 from pacorl.types import Advantages, RewardTable
 
@@ -208,7 +207,7 @@ def test_gdpo_takes_the_floor_too() -> None:
     assert found.value_B.tolist() == pytest.approx([-0.5 / 0.5001, 0.5 / 0.5001])
 
 
-@pytest.mark.parametrize("aggregate", ["weighted_sum", "gdpo", "ranked"])
+@pytest.mark.parametrize("aggregate", ["weighted_sum", "gdpo"])
 def test_without_a_floor_the_scale_of_rewards_does_not_matter(aggregate: str) -> None:
     scores, groups = [0.3, 0.9, 0.2, 0.5, 0.7, 0.1], [4, 2, 4, 2, 4, 2]
     own, small = (
@@ -253,45 +252,12 @@ def test_a_mean_of_zero_is_a_large_variation_and_no_fault() -> None:
     assert found.stats["reward/reward0/tamed"] == 1.0
 
 
-def test_ranks_share_ties_and_know_no_scale() -> None:
-    score_RB = torch.tensor([[0.1, 0.2, 0.2, 99.0, 5.0, -5.0, 7.0]], dtype=torch.float64)
-    groups, valid_B = torch.tensor([0, 0, 0, 0, 1, 1, 1]), torch.ones(7, dtype=torch.bool)
-    valid_B[6] = False
-    found = ranked(Scores(score_RB, valid_B, groups, torch.ones(1).double()), Ranked())
-    assert found.tolist() == pytest.approx([-1.0, 0.0, 0.0, 1.0, 1.0, -1.0, 0.0])
-    tamed_RB = score_RB.sign() * score_RB.abs().log1p()
-    tamed = ranked(Scores(tamed_RB, valid_B, groups, torch.ones(1).double()), Ranked())
-    torch.testing.assert_close(found, tamed)
-
-
 def test_dropped_groups_and_ratios_are_counted() -> None:
     found = advantages(table([[1, 3, 5, NAN, 2, 4], [1, 1, 2, 2, 1, 1]], [0, 0, 1, 1, 2, 2]), weights=[1.0, 1.0])
     assert found.stats["groups/dropped"] == 1
     assert found.stats["reward/ratio"] == found.stats["reward/reward0_to_reward1"] == pytest.approx(2.5)
     assert found.stats["reward/reward1/zero_std_groups"] == 1.0
     assert found.stats["reward/reward0/zero_std_groups"] == 0.0
-
-
-def test_ranks_are_those_of_all_pairs_and_ten_thousand_take_little_memory() -> None:
-    generator = torch.Generator().manual_seed(0)
-    group_B = torch.randint(0, 40, (600,), generator=generator)
-    valid_B = torch.rand(600, generator=generator) > 0.1
-    score_RB = torch.randint(-3, 4, (3, 600), generator=generator).double()
-    score_RB[0, ::7] = -0.0
-    weight_R = torch.tensor([0.3, -0.7, 0.1], dtype=torch.float64)
-
-    # Eq. of the docstring, written out over all pairs: quadratic in the samples of an epoch.
-    together_BB = (group_B[:, None] == group_B) & valid_B[:, None] & valid_B
-    order_RBB = (score_RB[:, :, None] - score_RB[:, None, :]).sign() * together_BB
-    expected = weight_R @ (order_RBB.sum(2) / (together_BB.sum(1) - 1).clamp(min=1))
-    assert torch.equal(ranked(Scores(score_RB, valid_B, group_B, weight_R), Ranked()), expected)
-
-    # A table of all pairs of 200,000 samples would take 40 GB.
-    count = 200_000
-    many = torch.rand(1, count, generator=generator, dtype=torch.float64)
-    ranks = ranked(Scores(many, torch.ones(count, dtype=torch.bool), torch.arange(count) // 16, weight_R[:1]), Ranked())
-    assert ranks.view(-1, 16).sum(1).abs().max() < 1e-9
-    assert ranks.max() == -ranks.min() == 0.3
 
 
 # --- panel credit ----------------------------------------------------------------------------------------------
@@ -407,10 +373,6 @@ RECORDED = {
         "-0x1.0f328dba550d3p-2 -0x1.63176d4ffbea0p-2 -0x1.33d4058000ca9p+0 0x1.d066844295085p+0 "
         "0x0.0p+0 0x1.3e93bf887f1fbp-3 -0x1.03f43d0994156p-3 -0x1.d4fc13f75852ep-6"
     ),
-    "ranked": (
-        "-0x1.25e849eea3616p-3 -0x1.e9d87b3865a2ap-3 -0x1.32274d033f858p+0 0x1.941f65a820a61p+0 "
-        "0x0.0p+0 0x0.0p+0 0x1.3988e1409212fp+0 -0x1.3988e1409212fp+0"
-    ),
 }
 """Aggregate → advantages of `REWARDS`, as they were when all panels of a set had one."""
 LAST_BITS = 1e-12
@@ -419,7 +381,6 @@ REWARDS = [[0.3, 0.7, 0.1, 0.9, NAN, 0.4, 0.45, 0.2], [1.5, -2.0, 0.25, 3.0, 1.0
 SETTINGS: dict[str, dict[str, Any]] = {
     "weighted_sum": {"std": "global"},
     "gdpo": {"floor": Floor(form="add", value=0.1)},
-    "ranked": {},
 }
 
 

@@ -14,7 +14,6 @@ from toy_world import ToyPolicy, toy_config, toy_world
 
 from pacorl.config import base as configs
 from pacorl.config.base import ConfigError
-from pacorl.core.advantages import AGGREGATES
 from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION
 from pacorl.core.sampler import Sampler, Tree
 from pacorl.grpo.conditioning import ConditioningCache
@@ -249,15 +248,6 @@ def test_a_credit_that_is_none(credit: str, tmp_path: Path) -> None:
         toy_config(tmp_path, f"advantages.credit={credit}")
 
 
-@pytest.mark.parametrize("credit", ["panel", "0.5"])
-def test_ranks_have_no_slope(credit: str, tmp_path: Path) -> None:
-    message = rf"advantages\.credit {credit} and aggregate ranked, which has no slope.*take log_tamed, weighted_sum"
-    with toy_world(), pytest.raises(ConfigError, match=message):
-        toy_config(tmp_path, f"advantages={{aggregate: ranked, credit: {credit}}}")
-    with toy_world():
-        assert toy_config(tmp_path, "advantages={aggregate: ranked, credit: 0}").advantages.panel_share == 0
-
-
 @pytest.mark.parametrize(("tree", "shared"), [("{}", False), ("{seeds: 2}", False), ("{seeds: 1}", True)])
 def test_auto_serves_objectives_of_the_endpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tree: str, shared: bool
@@ -303,7 +293,3 @@ def test_an_edit_by_a_kind_that_also_makes_sets_is_refused(
     with pytest.raises(ValueError, match=f"{message} {kind}"):
         config.check_prompts([Prompt(0, "an edit", sources=(tmp_path / "source.png",))])
     config.check_prompts([Prompt(0, "a set", grid=Grid(2, 2), references=(tmp_path / "fox.png",))])
-
-
-def test_ranks_alone_have_no_slope() -> None:
-    assert [name for name, spec in AGGREGATES.items() if spec.slope is None] == ["ranked"]

@@ -22,7 +22,7 @@ CASES = {
     "log-tamed by the mean": ["advantages={aggregate: log_tamed, threshold: mean, std: global}"],
     "weighted sum with a floor": ["advantages={aggregate: weighted_sum, floor: {form: add, value: 0.1}}"],
     "gdpo": ["advantages.aggregate=gdpo", "optimizer.updates_per_epoch=1"],
-    "ranks": ["advantages.aggregate=ranked", "group_size=6", "sampling.batch=3"],
+    "groups of six": ["group_size=6", "sampling.batch=3"],
     "GRPO-Guard with KL": ["objective={name: grpo_guard, kl_weight: 0.5}", "sampling.sde_steps=[0,1]"],
     "DiffusionNFT": ["objective={name: diffusion_nft, kl_weight: 0.1}", "advantages.clip=0.7"],
     "DiffusionNFT with gdpo": [
@@ -54,7 +54,7 @@ CASES = {
     "panel credit": ["advantages.credit=panel"],
     "half panel credit": [*TREE, "advantages={aggregate: log_tamed, credit: 0.5, std: global}"],
     "panel credit with GRPO-Guard": [
-        "advantages={aggregate: gdpo, credit: panel}",
+        "advantages={aggregate: gdpo, credit: panel, max_missing: 1.0}",
         "objective={name: grpo_guard, kl_weight: 0.5}",
     ],
     "panel credit with DiffusionNFT": ["advantages.credit=panel", "objective.name=diffusion_nft"],

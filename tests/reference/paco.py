@@ -241,8 +241,6 @@ def aggregate(s: Settings, used: list[Sample]) -> list[float]:
                 columns[k] = [math.copysign(math.log(1 + abs(r)), r) for r in columns[k]]
     if name == "gdpo":
         columns = [normalise(column, column, groups, "group", s.advantages.floor) for column in columns]
-    if name == "ranked":
-        columns = [ranks(column, groups) for column in columns]
     return [sum(w * column[b] for w, column in zip(s.weights, columns, strict=True)) for b in range(len(used))]
 
 
@@ -252,16 +250,6 @@ def tamed(s: Settings, columns: list[list[float]]) -> list[bool]:
     threshold = s.advantages.threshold
     delta = {"mean": fmean, "median": median}[threshold](spreads) if isinstance(threshold, str) else threshold
     return [spread > delta for spread in spreads]
-
-
-def ranks(column: list[float], groups: list[int]) -> list[float]:
-    """(#worse − #better)/(n − 1) within each group."""
-    ranked = []
-    for b in range(len(column)):
-        others = [column[j] for j in range(len(column)) if groups[j] == groups[b]]
-        worse, better = sum(r < column[b] for r in others), sum(r > column[b] for r in others)
-        ranked.append((worse - better) / max(1, len(others) - 1))
-    return ranked
 
 
 def normalise(values: list[float], of_set: list[float], groups: list[int], std_over: str, floor: Any) -> list[float]:

@@ -139,12 +139,11 @@ def objectives(draw: st.DrawFn, name: str) -> list[str]:
 
 @st.composite
 def compared(draw: st.DrawFn) -> list[str]:
-    aggregate = draw(st.sampled_from(["log_tamed", "weighted_sum", "gdpo", "ranked"]))
+    aggregate = draw(st.sampled_from(["log_tamed", "weighted_sum", "gdpo"]))
     floor = draw(st.sampled_from(["{form: none}", "{form: max, value: 0.05}", "{form: add, value: 0.05}"]))
     overrides = [f"advantages.aggregate={aggregate}", f"advantages.floor={floor}"]
     overrides.append(f"advantages.clip={draw(st.sampled_from([0.5, 5.0]))}")
-    if aggregate != "ranked":
-        overrides.append(f"advantages.credit={draw(st.sampled_from(['set', 'panel', 0.5]))}")
+    overrides.append(f"advantages.credit={draw(st.sampled_from(['set', 'panel', 0.5]))}")
     if aggregate != "gdpo":
         overrides.append(f"advantages.std={draw(st.sampled_from(['group', 'global']))}")
     if aggregate == "log_tamed":

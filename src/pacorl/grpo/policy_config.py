@@ -377,12 +377,6 @@ class PolicyConfig(LoraConfig):
             SDE_TYPES[sampling.sde_type].check(
                 sampling.sde_steps, steps=sampling.steps, noise_level=sampling.noise_level
             )
-        # Panel credit needs the slope of the aggregate.
-        if self.advantages.panel_share and AGGREGATES[self.advantages.aggregate].slope is None:
-            raise ValueError(
-                f"advantages.credit {self.advantages.credit} and aggregate {self.advantages.aggregate}, which has no "
-                "slope to weigh the parts of a score by; take log_tamed, weighted_sum or gdpo, or credit: set"
-            )
 
     @property
     def tree_warning(self) -> str:

@@ -119,11 +119,10 @@ class AggregateSpec:
     options: type[AggregateOptions]
     combine: Callable[[Scores, Any], Tensor]
     """Function of all scores and the options to one score per sample, (B,)."""
+    slope: Callable[[Scores, Any], Tensor]
+    """Function of all scores and the options to (R, B) slopes of `combine` by each reward, equal within a group."""
     stats: Callable[[Scores, Sequence[str], Any], dict[str, float]] = lambda scores, names, options: {}
     """Function of the scores, the rewards' names and the options to metrics; called if any sample is valid."""
-    slope: Callable[[Scores, Any], Tensor] | None = None
-    """Function of all scores and the options to (R, B) slopes of `combine` by each reward, equal within a group; None
-    for aggregates without, which exclude panel credit."""
 
 
 AGGREGATES: Table[AggregateSpec] = Table(
@@ -132,7 +131,6 @@ AGGREGATES: Table[AggregateSpec] = Table(
         "log_tamed": "pacorl.core.advantages.log_tamed:LOG_TAMED",
         "weighted_sum": "pacorl.core.advantages.weighted_sum:WEIGHTED_SUM",
         "gdpo": "pacorl.core.advantages.gdpo:GDPO",
-        "ranked": "pacorl.core.advantages.ranked:RANKED",
     },
     group="pacorl.aggregates",
     key="aggregate",
@@ -181,9 +179,7 @@ def panel_advantages(table: RewardTable, scores: Scores, combined_B: Tensor, opt
     """
     # 1. Score of each panel.
     assert table.part_RBP is not None
-    slope = AGGREGATES[options.aggregate].slope
-    assert slope is not None, "the config refuses panel credit by aggregates without a slope"
-    weight_RB = scores.weight_R[:, None] * slope(scores, options)
+    weight_RB = scores.weight_R[:, None] * AGGREGATES[options.aggregate].slope(scores, options)
     part_BP = (weight_RB[:, :, None] * table.part_RBP.nan_to_num()).sum(0)
     score_BP = combined_B[:, None] + options.panel_share * (part_BP - combined_B[:, None])
     valid_BP = scores.valid_B[:, None] & table.part_RBP.isfinite().all(0)

@@ -36,4 +36,4 @@ def slope(scores: Scores, options: Gdpo) -> Tensor:
     return 1 / torch.stack(divisor_RB)
 
 
-GDPO = AggregateSpec(Gdpo, gdpo, slope=slope)
+GDPO = AggregateSpec(Gdpo, gdpo, slope)

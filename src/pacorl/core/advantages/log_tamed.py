@@ -54,4 +54,4 @@ def tamed_rewards(scores: Scores, names: Sequence[str], options: LogTamed) -> di
     return {f"reward/{name}/tamed": float(tamed) for name, tamed in zip(names, tamed_R, strict=True)}
 
 
-LOG_TAMED = AggregateSpec(LogTamed, log_tamed, tamed_rewards, slope)
+LOG_TAMED = AggregateSpec(LogTamed, log_tamed, slope, stats=tamed_rewards)
