@@ -34,8 +34,6 @@ from typing import Literal
 
 from pacorl.core.advantages import AggregateOptions, AggregateSpec
 from pacorl.core.objectives import ObjectiveOptions, ObjectiveSpec, Step
-from pacorl.core.sde import SdeSpec
-from pacorl.core.sde.flow_sde import FLOW_SDE
 
 Path("FOLDER/executed").touch()
 
@@ -64,8 +62,7 @@ class Best(AggregateOptions):
     aggregate: Literal["best"] = "best"
 
 
-BEST = AggregateSpec(Best, lambda scores, options: scores.score_RB.amax(0))
-CALM = SdeSpec("calm", FLOW_SDE.transition, FLOW_SDE.check)
+BEST = AggregateSpec(Best, lambda scores, options: scores.score_RB.amax(0), lambda scores, options: None)
 '''
 
 BENCHMARK = """
@@ -105,10 +102,10 @@ def mine(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_an_objective_an_aggregate_and_an_sde_of_a_file_train(mine: Path, tmp_path: Path) -> None:
+def test_an_objective_and_an_aggregate_of_a_file_train(mine: Path, tmp_path: Path) -> None:
     names = [f"objective={{name: {mine}:REINFORCE, baseline: 0.1}}", f"advantages.aggregate={mine}:BEST"]
     with toy_world():
-        config = toy_config(tmp_path / "run", *names, f"sampling.sde_type={mine}:CALM", "epochs=1")
+        config = toy_config(tmp_path / "run", *names, "epochs=1")
         folder = PolicyTrainer(config).train().folder
     epochs = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert any(epoch["kind"] == "epoch" for epoch in epochs)

@@ -5,9 +5,7 @@ import math
 import pytest
 import torch
 
-from pacorl.core.sde import Transition, kl
-from pacorl.core.sde.cps import check_steps, cps
-from pacorl.core.sde.flow_sde import flow_sde
+from pacorl.core.sde import Transition, check_sde_steps, cps, flow_sde, kl
 from pacorl.core.solvers import euler
 
 X = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
@@ -76,9 +74,9 @@ def test_kl_is_torchs() -> None:
 
 
 def test_cps_refuses_a_config_whose_last_step_is_stochastic() -> None:
-    check_steps([3, 8], steps=10, noise_level=0.7)
+    check_sde_steps("cps", [3, 8], steps=10, noise_level=0.7)
     with pytest.raises(ValueError, match="no noise at the last step"):
-        check_steps([3, 9], steps=10, noise_level=0.7)
+        check_sde_steps("cps", [3, 9], steps=10, noise_level=0.7)
 
 
 def test_cps_refuses_a_step_without_noise() -> None:

@@ -12,17 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from pacorl.config.base import Positive, Section
-from pacorl.core.sde import SDE_TYPES
-from pacorl.core.solvers import SOLVERS
 from pacorl.types import Size
 
-SdeType = Annotated[str, AfterValidator(lambda name: SDE_TYPES.named(name).name)]
-"""A key of `SDE_TYPES`."""
 Steps = Annotated[int, Field(gt=0, le=1000)]
 """Denoising steps: diffusers' schedulers of these models have 1,000 noise levels."""
 
@@ -96,8 +92,8 @@ class Suffix(Section):
     """The deterministic steps after the last stochastic one. They are no part of log p, so that a cheaper way to the
     image changes only which image is judged; evaluation always takes all steps."""
 
-    solver: Annotated[str, AfterValidator(lambda name: SOLVERS.named(name).name)] = "euler"
-    """A key of `core.solvers.SOLVERS`."""
+    solver: Literal["euler", "ab2"] = "euler"
+    """How a step is taken: by Euler, or by the second-order rule of Adams and Bashforth."""
     steps: Positive | None = None
     """Steps to the image, evenly chosen from the remaining steps; by default all."""
 
@@ -121,7 +117,11 @@ class Suffix(Section):
                 f"sampling.suffix.steps {count} and only {left} deterministic steps follow the last stochastic one; "
                 f"set it to at most {left}"
             )
-        SOLVERS[self.solver].check(count)
+        if self.solver == "ab2" and count < 2:
+            raise ValueError(
+                f"sampling.suffix.solver ab2 looks back one step, and the suffix has {count}; give it 2 steps, or take "
+                "solver euler"
+            )
         return [first + round(index * left / count) for index in range(count + 1)]
 
     @property
@@ -143,8 +143,8 @@ class SamplingSteps(Section):
 
     steps: Steps
     """Denoising steps from noise to image."""
-    sde_type: SdeType = "flow_sde"
-    """The stochastic step: one of `core.sde.SDE_TYPES`."""
+    sde_type: Literal["flow_sde", "cps"] = "flow_sde"
+    """The stochastic step: Flow-GRPO's, or coefficients-preserving sampling."""
     noise_level: float = Field(0.7, gt=0)
     """a in σ_t = a·√(t/(1−t))."""
     sde_steps: tuple[Annotated[int, Field(ge=0)], ...] = ()

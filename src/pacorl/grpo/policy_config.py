@@ -16,7 +16,7 @@ from pacorl.core.advantages import AGGREGATES, AggregateOptions
 from pacorl.core.objectives import OBJECTIVES, ObjectiveOptions, ObjectiveSpec
 from pacorl.core.sampler import Sampler, SamplingSteps, Steps, TreeOptions
 from pacorl.core.schedule import NoiseWindow, stage_size
-from pacorl.core.sde import SDE_TYPES
+from pacorl.core.sde import check_sde_steps
 from pacorl.grpo.lora_config import AdamWConfig, AdapterConfig, LoraConfig
 from pacorl.judge import JUDGE, JudgeSection
 from pacorl.judge.judge import InProcessOptions
@@ -372,10 +372,10 @@ class PolicyConfig(LoraConfig):
         is_stochastic = is_path or tree.is_shared
         for last in sampling.sde_steps[sampling.stochastic_steps - 1 :] if is_stochastic else [-1]:
             sampling.suffix.grid(last + 1, sampling.steps)
-        # An sde_type may add no noise at a step, which then has no likelihood to train, and branches nothing.
+        # A step without noise has no likelihood to train, and branches nothing.
         if is_stochastic:
-            SDE_TYPES[sampling.sde_type].check(
-                sampling.sde_steps, steps=sampling.steps, noise_level=sampling.noise_level
+            check_sde_steps(
+                sampling.sde_type, sampling.sde_steps, steps=sampling.steps, noise_level=sampling.noise_level
             )
 
     @property

@@ -316,7 +316,7 @@ def sample_images(
 
 def transition_at(sampler: Sampler, sigmas: Tensor, step: int, x_BNC: Tensor, velocity_BNC: Tensor) -> Transition:
     """Compute the Gaussian of stochastic step `step`, in sampling and training alike, so that both agree."""
-    return SDE_TYPES[sampler.sde_type].transition(
+    return SDE_TYPES[sampler.sde_type](
         x_BNC,
         velocity_BNC,
         sigma=float(sigmas[step]),
@@ -348,7 +348,7 @@ def integrate(
     fused: OdeForm | None = None,
 ) -> Tensor:
     """Integrate the ODE along the sigmas at the indices `grid`, by one of `SOLVERS`."""
-    step = SOLVERS[solver].step
+    step = SOLVERS[solver]
     past: Past | None = None
     sigma_T = to_device(sigmas, x_BNC.device)
     with fused.swapped_in() if fused else nullcontext():
