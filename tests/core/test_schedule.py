@@ -37,17 +37,10 @@ def test_a_random_window_draws_k_of_n_anew_each_epoch() -> None:
     assert all(first < second for first, second in drawn)
 
 
-def test_a_progressive_window_slides_and_stays_at_the_end() -> None:
-    window = NoiseWindow(kind="sliding", size=2, stride=2, interval=3)
-    places = [window.at(epoch, range(6), seed=0) for epoch in range(15)]
-    assert places == [(0, 1)] * 3 + [(2, 3)] * 3 + [(4, 5)] * 9
-
-
-def test_a_random_sliding_window_jumps_every_interval() -> None:
-    window = NoiseWindow(kind="sliding", size=3, interval=4, order="random")
-    places = [window.at(epoch, range(6), seed=1) for epoch in range(200)]
-    assert all(places[epoch] == places[epoch - epoch % 4] for epoch in range(200))
-    assert set(places) == {(0, 1, 2), (1, 2, 3), (2, 3, 4), (3, 4, 5)}
+def test_a_window_slides_and_stays_at_the_end() -> None:
+    window = NoiseWindow(kind="sliding", size=2)
+    places = [window.at(epoch, (0, 1, 3, 4), seed=0) for epoch in range(5)]
+    assert places == [(0, 1), (1, 3), (3, 4), (3, 4), (3, 4)]
 
 
 @pytest.mark.parametrize(("epoch", "size"), [(0, None), (4, None), (5, (64, 64)), (9, (64, 64)), (10, (96, 64))])

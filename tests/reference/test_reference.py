@@ -98,9 +98,8 @@ def sampled(draw: st.DrawFn, *, is_path: bool) -> list[str]:
     chosen = sorted(draw(st.sets(st.integers(0, last), min_size=1, max_size=3)))
     count = draw(st.integers(1, len(chosen)))
     kind = draw(st.sampled_from(["fixed", "random", "sliding"]))
-    order = draw(st.sampled_from(["progressive", "random"]))
     overrides = [f"sampling.steps={steps}", f"sampling.sde_type={sde_type}", f"sampling.sde_steps={chosen}"]
-    overrides.append(f"sampling.window={{kind: {kind}, size: {count}, order: {order}}}")
+    overrides.append(f"sampling.window={{kind: {kind}, size: {count}}}")
     levels = len(chosen) if kind == "fixed" else count
     overrides.append(f"sampling.noise_level={draw(st.sampled_from([0.3, 0.7, 1.0]))}")
     overrides.append(f"sampling.shift={draw(st.sampled_from(['training', 'evaluation']))}")

@@ -43,16 +43,10 @@ class NoiseWindow(Section):
     """Select the stochastic and trained steps of an epoch from `sde_steps`, equal for all groups."""
 
     kind: Literal["fixed", "random", "sliding"] = "fixed"
-    """fixed: all of them. random: `size` of them, drawn for each epoch. sliding: `size` neighbours, which move
-    (MixGRPO, arXiv 2507.21802)."""
+    """fixed: all of them. random: `size` of them, drawn for each epoch. sliding: `size` neighbours, which move by one
+    step from noise to image each epoch, and stay at the end (MixGRPO, arXiv 2507.21802)."""
     size: Positive = 1
     """SDE steps of an epoch, unless `kind` is fixed."""
-    stride: Positive = 1
-    """Steps by which a progressive window moves."""
-    interval: Positive = 1
-    """Epochs for which a sliding window stays."""
-    order: Literal["progressive", "random"] = "progressive"
-    """Whether a sliding window goes from noise to image and stays at the end, or jumps."""
 
     def at(self, epoch: int, steps: Sequence[int], *, seed: int) -> tuple[int, ...]:
         """The stochastic steps of an epoch, ascending; the same for equal seeds.
@@ -65,13 +59,9 @@ class NoiseWindow(Section):
         if self.kind == "fixed":
             return tuple(steps)
         if self.kind == "random":
-            return tuple(sorted(_generator(seed, epoch).sample(steps, self.size)))
-        last = len(steps) - self.size
-        move = epoch // self.interval
-        if self.order == "progressive":
-            first = min(move * self.stride, last)
-        else:
-            first = _generator(seed, move).randint(0, last)
+            drawn = random.Random(f"noise window {seed} {epoch}").sample(steps, self.size)
+            return tuple(sorted(drawn))
+        first = min(epoch, len(steps) - self.size)
         return tuple(steps[first : first + self.size])
 
 
@@ -79,7 +69,3 @@ def stage_size(curriculum: Sequence[tuple[int, Stage]], epoch: int) -> Stage | N
     """Find the size of a curriculum's stage at `epoch` (from 0); None before the first stage."""
     begun = [size for start, size in sorted(curriculum, key=lambda stage: stage[0]) if start <= epoch]
     return begun[-1] if begun else None
-
-
-def _generator(seed: int, draw: int) -> random.Random:
-    return random.Random(f"noise window {seed} {draw}")
