@@ -24,7 +24,7 @@ RECIPE = ROOT / "configs" / "flux_t2is_24gb.yaml"
 SETTINGS = (
     "epochs=1", "save_every=1", "trackers=[]", "prompts_per_epoch=2", "group_size=4", "prompts.train=tiny:train:4",
     "prompts.evaluation=tiny:test:2", "sampling.batch=2", "evaluation.size=[512,512]", "evaluation.steps=4",
-    "evaluation.compare_sizes=false", "evaluation.compare_trained=false", "rewards=[{name: consistency}]",
+    "rewards=[{name: consistency}]",
 )  # fmt: skip
 """One short epoch of the recipe on the tiny world's prompts, with the judge as its only reward."""
 TINY_SETTINGS = (

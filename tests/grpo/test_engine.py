@@ -55,7 +55,6 @@ SETTINGS = [
     "sampling.tree={}",
     "evaluation.size=[64,64]",
     "evaluation.steps=2",
-    "evaluation.compare_sizes=true",
     "optimizer.updates_per_epoch=1",
 ]
 
@@ -175,41 +174,6 @@ def test_the_base_weights_survive_epochs_bit_for_bit(training: PolicyTrainer) ->
     assert any(not torch.equal(adapter[n], value) for n, value in adapter_state(training.transformer).items())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("sizes", "images"), [pytest.param(True, 2 + 2 + 2, marks=pytest.mark.slow), (False, 2 + 1)])
-def test_the_trained_adapter_is_scored_beside_its_average(
-    training: PolicyTrainer, monkeypatch: pytest.MonkeyPatch, sizes: bool, images: int
-) -> None:
-    """At the training size once more, or on every fourth image at full size; the scores are of these very weights."""
-    overrides = ["evaluation.compare_trained=true", f"evaluation.compare_sizes={str(sizes).lower()}"]
-    training.config = tiny_run([*SETTINGS, f"out={training.config.out}", *overrides])
-    training.old = None
-    training.run_epoch()
-    trained = {name: value.clone() for name, value in adapter_state(training.transformer).items()}
-    training.average.load(trained)
-    work = Work(training, monkeypatch)
-    equal = training.evaluate()
-    assert work.done()["decoded"] == images
-    measures = {"consistency", "panel_match", "p_yes"}
-    assert {name.partition("/")[2] for name in equal if name.startswith("trained/")} == measures
-    for name in measures:  # batches of other sizes round otherwise
-        assert equal[f"trained/{name}"] == pytest.approx(equal[f"average/{name}"], rel=1e-3)
-    training.average.load({name: value + 0.5 for name, value in trained.items()})
-    apart = training.evaluate()
-    for name in measures:
-        assert apart[f"trained/{name}"] == equal[f"trained/{name}"]
-    # Not each of them moves: the judge is as unsure of one kind of noise as of another.
-    assert any(apart[f"average/{name}"] != pytest.approx(equal[f"average/{name}"], rel=1e-3) for name in measures)
-    assert all(torch.equal(trained[name], value) for name, value in adapter_state(training.transformer).items())
-
-
-def test_the_trained_adapter_is_not_compared_before_its_first_step(training: PolicyTrainer) -> None:
-    training.config = tiny_run([*SETTINGS, f"out={training.config.out}", "evaluation.compare_trained=true"])
-    step, training.step = training.step, 0
-    assert not [name for name in training.evaluate() if name.startswith(("trained/", "average/"))]
-    training.step = step
-
-
 # --- whole runs ------------------------------------------------------------------------------------------------
 
 
@@ -240,7 +204,7 @@ def test_an_endpoint_objective_resumes_with_its_sampling_weights(
 
 
 @pytest.mark.usefixtures("toy")
-def test_a_curriculum_and_the_correlation_of_sizes(small: list[str]) -> None:
+def test_a_curriculum(small: list[str]) -> None:
     config = tiny_run(
         [
             *small,
@@ -252,7 +216,6 @@ def test_a_curriculum_and_the_correlation_of_sizes(small: list[str]) -> None:
             "sampling.sde_steps=[0,1]",
             "objective.name=grpo_guard",
             "evaluation.every=1",
-            "evaluation.compare_sizes=true",
             "prompts.evaluation=tiny:dev:3",
         ]
     )
@@ -261,9 +224,6 @@ def test_a_curriculum_and_the_correlation_of_sizes(small: list[str]) -> None:
     assert [line["sampling/first_noise_step"] for line in metrics(out, "epoch")] == [0, 1]
     assert [line.get("ratio_deviation/0") for line in metrics(out, "epoch")] == [0.0, None]
     assert metrics(out, "epoch")[1]["ratio_deviation/1"] == 0.0
-    correlations = [line.get("correlation/consistency") for line in metrics(out, "evaluation")]
-    assert correlations[2] is None, "trained at the evaluation's own size"
-    assert all(value is not None and -1 <= value <= 1 for value in correlations[:2])
 
 
 REWARD = """

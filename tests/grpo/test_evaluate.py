@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +13,7 @@ from PIL import Image
 from toy_world import toy_config, toy_world
 
 from pacorl.config.reward_section import RewardConfig
-from pacorl.grpo.evaluate import _surely_below, weighted_reward
+from pacorl.grpo.evaluate import weighted_reward
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.models.lora.adapters import adapter_state
 from pacorl.types import Size
@@ -99,36 +98,6 @@ def test_every_evaluation_starts_from_the_same_noise(training: PolicyTrainer, mo
             training.evaluate()
         starts.append(seen.seeds)
     assert starts[0] == starts[1]
-
-
-@pytest.mark.parametrize(
-    ("found", "count", "warns"),
-    [(0.25, 32, False), (-0.3, 48, True), (0.0, 32, False), (0.0, 400, True), (-1.0, 9, False), (1.0, 50, False)],
-)
-def test_a_low_correlation_is_warned_of_where_chance_does_not_explain_it(found: float, count: int, warns: bool) -> None:
-    assert _surely_below(0.3, found, count=count) == warns
-
-
-def test_the_average_is_compared_on_the_images_that_the_trained_adapter_makes_too(training: PolicyTrainer) -> None:
-    """Every fourth of them."""
-    metrics = training.evaluate()
-    lines = (training.config.out / "samples" / f"evaluation-{training.epoch:06d}.jsonl").read_text().splitlines()
-    scores = [json.loads(line)["scores"]["consistency"] for line in lines]
-    assert len(scores) == 6
-    assert metrics["average/consistency"] == pytest.approx((scores[0] + scores[4]) / 2)
-
-
-@pytest.mark.parametrize("sizes", ["true", "false"])
-def test_the_trained_adapter_and_its_average_are_compared_at_one_size(tmp_path: Path, sizes: str) -> None:
-    """An average that is the trained adapter scores as it does, whatever sizes an evaluation has."""
-    settings = ("optimizer.ema_decay=0", "evaluation.size=[48,48]", f"evaluation.compare_sizes={sizes}")
-    with toy_world():
-        trainer = PolicyTrainer(toy_config(tmp_path / "run", *settings))
-        trainer.run_epoch()
-        metrics = trainer.evaluate()
-        trainer.close()
-    assert Size(*trainer.config.evaluation.size) != trainer.sampler.size
-    assert metrics["trained/consistency"] == metrics["average/consistency"]
 
 
 def test_a_weighted_reward_that_lacks_a_score_is_missing() -> None:

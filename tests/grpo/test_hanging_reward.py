@@ -28,7 +28,6 @@ SETTINGS = [
     "epochs=3",
     "save_every=10",
     "evaluation.every=2",
-    "evaluation.compare_sizes=true",
     "rewards=[{name: brightness}]",
 ]
 

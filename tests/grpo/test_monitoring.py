@@ -84,7 +84,7 @@ def test_a_healthy_epoch_is_watched_without_alarm(small: list[str]) -> None:
 @pytest.mark.usefixtures("toy", "dark_from_epoch_two")
 def test_a_hacked_run_warns(small: list[str], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        folder = train_policy(tiny_run([*small, "epochs=5", "evaluation.compare_sizes=false"]))
+        folder = train_policy(tiny_run([*small, "epochs=5"]))
     epochs = metrics(folder, "epoch")
     assert ["alarm/blank" in line for line in epochs] == [False, False, False, True, True]
     said = [record.getMessage() for record in caplog.records if "reward hacking?" in record.getMessage()]

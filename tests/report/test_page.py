@@ -109,16 +109,13 @@ def running(tmp_path: Path) -> Path:
     """A run between two evaluations, two epochs of five in, without a summary."""
     seconds = {"seconds/rollout": 6.0, "seconds/reward": 1.0, "seconds/update": 3.0, "seconds/hidden_reward": 5.0}
     epoch = {"kind": "epoch", "monitor/blank": 0.0, "clip_fraction": 0.5, "grad_norm": 1.0, "judge/requests": 24.0}
-    evaluation = {"kind": "evaluation", "held_out/ocr": 0.5, "monitor/blank": 0.0, "correlation/fit": 0.7}
-    evaluation |= {"average/fit": 0.4}
+    evaluation = {"kind": "evaluation", "held_out/ocr": 0.5, "monitor/blank": 0.0}
     folder = write_metrics(
         tmp_path / "running",
         evaluation | {"epoch": 0, "seconds/evaluation": 2.0},
         epoch | seconds | {"epoch": 1, "ratio_deviation/1": 0.0, "samples/missing": 0.0},
         epoch | seconds | {"epoch": 2, "alarm/blank": 1.0, "samples/missing": 0.25},
-        evaluation
-        | {"epoch": 2, "seconds/evaluation": 2.0, "held_out/ocr": 0.2, "alarm/held_out/ocr": 1.0}
-        | {"trained/fit": 0.6},
+        evaluation | {"epoch": 2, "seconds/evaluation": 2.0, "held_out/ocr": 0.2, "alarm/held_out/ocr": 1.0},
     )
     write_evaluation(folder, 0, {1: 0.25, 2: 0.5, 3: 0.75}, scores={"fit": 0.25}, held_out={"ocr": 0.5})
     write_evaluation(folder, 2, {1: 0.875, 2: 0.5, 3: 0.75}, scores={"fit": 0.75}, held_out={"ocr": 0.25})
@@ -177,16 +174,12 @@ def test_every_phase_of_a_run_has_its_curves(running: Path) -> None:
     groups = charts(read_run(running))
     assert {group: [chart.title for chart in drawn] for group, drawn in groups.items()} == {
         "Rewards in training": ["Share of scores that are"],
-        "Evaluation": ["Fit, trained beside average", "Training size with full size, correlation"],
         "Signs of reward hacking": ["Ocr, held out", "Blank panels"],
         "Training health": ["Clipped share", "Gradient norm", "Ratio − 1 before the first update, by step"],
         "Judge": ["Per epoch, by the judge’s server"],
         "Time": ["Seconds per epoch", "Per evaluation"],
     }
     assert [line.label for line in groups["Signs of reward hacking"][1].lines] == ["Training", "Evaluation"]
-    trained, average = groups["Evaluation"][0].lines
-    assert (trained.label, trained.points) == ("Trained adapter", [(2.0, 0.6)])
-    assert (average.label, average.points) == ("Its average", [(0.0, 0.4), (2.0, 0.4)])
 
 
 def test_rebuilding_gives_the_same_page(run: Path) -> None:

@@ -70,7 +70,6 @@ SETTINGS = [
     "evaluation.size=[32,32]",
     "evaluation.steps=5",
     "evaluation.batch=2",
-    "evaluation.compare_sizes=false",
     "judge.checkpoint=tiny",
     "optimizer.lr=0.01",
     "optimizer.updates_per_epoch=2",

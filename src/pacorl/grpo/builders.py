@@ -258,8 +258,6 @@ def encode_prompts(
         size = Size(*height_width)
         check_mixed_sizes(policy, train_prompts, size=size, group_size=config.group_size, batch=config.sampling.batch)
         cache.prepare(train_prompts, size)
-        if config.evaluation.compare_sizes:
-            cache.prepare(evaluation_prompts, size)
     cache.prepare(evaluation_prompts, Size(*config.evaluation.size))
     policy.free_encoders()  # now: encoders, transformer and judge together may exceed the device's memory
     torch.cuda.empty_cache()

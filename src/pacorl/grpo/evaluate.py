@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
-from dataclasses import replace
+from contextlib import closing
 from functools import partial
 from itertools import chain, product
-from statistics import StatisticsError, correlation, fmean
+from statistics import fmean
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -36,14 +34,6 @@ from pacorl.grpo.run import Run
 
 Outcome = TypeVar("Outcome")
 
-# Correlation below which a reward at the training size hardly predicts it at full size.
-LEAST_CORRELATION = 0.3
-# Fewest images for that warning.
-LEAST_FOR_WARNING = 10
-NORMAL_95 = 1.96
-# The trained adapter is compared on every fourth image if the average was sampled at full size only, to bound the cost.
-TRAINED_STRIDE = 4
-
 
 def evaluate(run: Run) -> dict[str, float]:
     """Sample the evaluation prompts at full size without noise, score and log them.
@@ -56,11 +46,10 @@ def evaluate(run: Run) -> dict[str, float]:
     """
     # 1. Sample and score.
     seconds_before = run.clock.seconds["evaluation"]
-    small = run.config.sampling.size_at(max(0, run.epoch - 1))
     with run.guard():
         # By the judge itself: a set judge is distilled for images of the training size.
         with run.clock.timed("evaluation"), pair_by_pair(run.judge):
-            evaluation = measure(run, small)
+            evaluation = measure(run)
         evaluation.keep(run.logbook, run.epoch)
 
         # 2. Further metrics and the monitor.
@@ -82,66 +71,25 @@ def evaluate(run: Run) -> dict[str, float]:
     return metrics
 
 
-def full_size(run: Run) -> Size:
-    """Return the configured size of the evaluation's images."""
-    return Size(*run.config.evaluation.size)
-
-
 @torch.no_grad()
-def measure(run: Run, small: Size) -> Evaluation:
+def measure(run: Run) -> Evaluation:
     """Sample the evaluation prompts with the averaged adapter, and score them with all rewards.
 
     Args:
         run: the run, between two epochs.
-        small: the training size, to correlate the rewards at both sizes.
 
     Raises:
         SharedFault: wraps a reward's exception on any rank.
     """
-    # 1. Images: of the average, and of the trained adapter once it differs from the average.
     jobs = list(product(run.evaluation_prompts, range(run.config.evaluation.samples_per_prompt)))
-    full, reduced = _sample_average(run, jobs, small)
-    trained: list[EvaluatedSample] = []
-    if run.config.evaluation.compare_trained and run.step > 0:
-        # All images at the training size, or every fourth at full size.
-        trained_jobs = jobs if reduced else jobs[::TRAINED_STRIDE]
-        total = len(trained_jobs) // run.runtime.world
-        with run.bars.phase("evaluating the trained", total=total, stage=True) as advance:
-            size = small if reduced else full_size(run)
-            trained = _sample(run, trained_jobs, size, _fused(run), advance, everything=False)
+    total = len(jobs) // run.runtime.world
+    with run.average.swapped_in(), run.bars.phase("evaluating", total=total, stage=True) as advance:
+        samples = _sample(run, jobs, _fused(run), advance)
 
-    # 2. Means and correlations.
     columns = {}
     for name in run.held_out:
-        columns[f"held_out/{name}"] = [(sample.held_out or {}).get(name) for sample in full]
-    metrics = _means(run, full) | _mean_of_each(columns)
-    if reduced:
-        metrics |= _correlations(run, full, reduced, small)
-    if trained:
-        # Means over equal prompts, seeds and size.
-        of_trained = _means(run, trained)
-        of_average = _means(run, reduced or full[::TRAINED_STRIDE])
-        shared = [name for name in of_trained if name in of_average]
-        metrics |= {f"trained/{name}": of_trained[name] for name in shared}
-        metrics |= {f"average/{name}": of_average[name] for name in shared}
-    return Evaluation(full, metrics, run.config.rewards)
-
-
-def _sample_average(run: Run, jobs: Sequence[Job], small: Size) -> tuple[list[EvaluatedSample], list[EvaluatedSample]]:
-    """Sample the averaged adapter at full size, and at the training size if the two are compared."""
-    size = full_size(run)
-    size_of = run.policy.size_of
-    # Edits have their source's shape, so both sizes may come out equal.
-    compared = run.config.evaluation.compare_sizes and any(
-        size_of(prompt, small) != size_of(prompt, size) for prompt in run.evaluation_prompts
-    )
-    total = (1 + compared) * len(jobs) // run.runtime.world
-    with run.average.swapped_in(), run.bars.phase("evaluating", total=total, stage=True) as advance:
-        fused = _fused(run)
-        full = _sample(run, jobs, size, fused, advance, everything=True)
-        if not compared:
-            return full, []
-        return full, _sample(run, jobs, small, fused, advance, everything=False)
+        columns[f"held_out/{name}"] = [(sample.held_out or {}).get(name) for sample in samples]
+    return Evaluation(samples, _means(run, samples) | _mean_of_each(columns), run.config.rewards)
 
 
 def _fused(run: Run) -> FusedLora | None:
@@ -150,17 +98,12 @@ def _fused(run: Run) -> FusedLora | None:
 
 
 def _sample(
-    run: Run,
-    jobs: Sequence[Job],
-    size: Size,
-    fused: FusedLora | None,
-    advance: Callable[[int], None],
-    *,
-    everything: bool,
+    run: Run, jobs: Sequence[Job], fused: FusedLora | None, advance: Callable[[int], None]
 ) -> list[EvaluatedSample]:
-    """Sample at a size and measure each of `jobs`, spread over the ranks."""
+    """Sample and measure each of `jobs`, spread over the ranks."""
     config = run.config
     runtime = run.runtime
+    size = Size(*config.evaluation.size)
 
     # 1. Cut batches, then shard them, so that batches do not depend on the number of processes.
     prompts = [prompt for prompt, _ in jobs]
@@ -194,16 +137,14 @@ def _sample(
     # 3. Score.
     def measure() -> dict[int, EvaluatedSample]:
         with run.scoring(), closing(Workers(1, name="pacorl-evaluation")) as workers:
-            measured = _measure(run, own_jobs, images, workers, everything=everything)
+            measured = _measure(run, own_jobs, images, workers)
         return {row: s for row, s in zip(rows, measured, strict=True) if row >= 0}
 
     return list(runtime.gather_rows(measure).values())
 
 
-def _measure(
-    run: Run, jobs: Sequence[Job], images: Sequence[Image], workers: Workers, *, everything: bool
-) -> list[EvaluatedSample]:
-    """Score images by the rewards and P(Yes) of pairs; with `everything` also by the held-out rewards."""
+def _measure(run: Run, jobs: Sequence[Job], images: Sequence[Image], workers: Workers) -> list[EvaluatedSample]:
+    """Score images by the rewards, P(Yes) of pairs and the held-out rewards."""
     prompts = [prompt for prompt, _ in jobs]
 
     def limited(name: str, reward: Reward, act: Callable[[], Outcome]) -> Outcome:
@@ -229,7 +170,7 @@ def _measure(
 
     # 1. P(Yes) of pairs, asked once for the reward and the matrix.
     consistency = next((reward for reward in run.rewards.values() if isinstance(reward, Consistency)), None)
-    asking = consistency or (Consistency(run.judge) if everything and run.judge else None)
+    asking = consistency or (Consistency(run.judge) if run.judge else None)
     answers = limited("consistency", asking, partial(asking.pairs, prompts, images)) if asking else [{} for _ in images]
 
     # 2. The rewards.
@@ -239,67 +180,28 @@ def _measure(
             columns[name] = [consistency.score(verdicts) for verdicts in answers]
         else:
             columns[name] = scores(name, reward)
-    samples = []
-    for (prompt, index), image, (row, faulty), verdicts in zip(
-        jobs,
-        images,
-        _rows_of(columns, len(images)),
-        answers,
-        strict=True,
-        # One P(Yes) per pair, in one list; the matrix below replaces it.
-    ):
-        p_yes = [verdict.p_yes for verdict in verdicts.values()]
-        samples.append(EvaluatedSample(prompt, index, image, row, [p_yes], not_finite=faulty))
-    if not everything:
-        return samples
 
     # 3. Held-out rewards, the matrix of pairs, and the monitor's statistics.
-    held_out = _rows_of({name: scores(name, reward) for name, reward in run.held_out.items()}, len(images))
-    measured = []
-    for sample, verdicts, (row, faulty) in zip(samples, answers, held_out, strict=True):
-        matrix = matrix_of(verdicts, sample.prompt.grid.count) if asking else []
-        measured.append(
-            replace(
-                sample,
+    held_out = {name: scores(name, reward) for name, reward in run.held_out.items()}
+    samples = []
+    for (prompt, index), image, (row, faulty), (held_out_row, held_out_faulty), verdicts in zip(
+        jobs, images, _rows_of(columns, len(images)), _rows_of(held_out, len(images)), answers, strict=True
+    ):
+        matrix = matrix_of(verdicts, prompt.grid.count) if asking else []
+        samples.append(
+            EvaluatedSample(
+                prompt,
+                index,
+                image,
+                row,
                 p_yes=[list(cells) for cells in matrix],
-                reward=weighted_reward(run.config.rewards, sample.scores),
-                held_out=row,
-                not_finite=[*sample.not_finite, *(f"{HELD_OUT}{name}" for name in faulty)],
-                panel_statistics=panel_statistics(sample.prompt, sample.image),
+                reward=weighted_reward(run.config.rewards, row),
+                held_out=held_out_row,
+                panel_statistics=panel_statistics(prompt, image),
+                not_finite=[*faulty, *(f"{HELD_OUT}{name}" for name in held_out_faulty)],
             )
         )
-    return measured
-
-
-# --- comparisons -----------------------------------------------------------------------------------------------
-
-
-def _correlations(
-    run: Run, full: Sequence[EvaluatedSample], reduced: Sequence[EvaluatedSample], small: Size
-) -> dict[str, float]:
-    """Correlate each reward at both sizes over equal prompts and seeds (Pearson).
-
-    Warns of a low correlation: then training at the small size may not help at full size.
-    """
-    correlations = {}
-    for name in run.rewards:
-        scored = []
-        for large, little in zip(full, reduced, strict=True):
-            a = large.scores[name]
-            b = little.scores[name]
-            if a is not None and b is not None:
-                scored.append((a, b))
-        with suppress(StatisticsError):  # constant scores
-            if len(scored) > 1:
-                correlations[f"correlation/{name}"] = correlation(*zip(*scored, strict=True))
-        if _surely_below(LEAST_CORRELATION, correlations.get(f"correlation/{name}", 1.0), count=len(scored)):
-            warnings.warn(
-                f"after epoch {run.epoch} reward {name} at {small} and at {full_size(run)} correlate by "
-                f"{correlations[f'correlation/{name}']:.2f}, surely less than {LEAST_CORRELATION}: "
-                "progress at the training size may not carry over; train at a larger sampling.size",
-                stacklevel=2,
-            )
-    return correlations
+    return samples
 
 
 def _means(run: Run, samples: Sequence[EvaluatedSample]) -> dict[str, float]:
@@ -330,12 +232,3 @@ def _mean_of_each(columns: Mapping[str, Sequence[float | None]]) -> dict[str, fl
         if values:
             means[name] = fmean(values)
     return means
-
-
-def _surely_below(least: float, estimate: float, *, count: int) -> bool:
-    """Check whether the 95 % interval of a correlation over `count` pairs is below `least` (Fisher's z)."""
-    if count < LEAST_FOR_WARNING:
-        return False
-    # atanh is infinite at ±1.
-    z = math.atanh(max(-0.999999, min(0.999999, estimate)))
-    return math.tanh(z + NORMAL_95 / math.sqrt(count - 3)) < least

@@ -39,7 +39,7 @@ class EvaluatedSample:
     scores: Mapping[str, float | None]
     """Scores by the training rewards."""
     p_yes: list[list[float | None]]
-    """P(Yes) of each pair of panels, symmetric; one row of all pairs at the training size; empty without a judge."""
+    """P(Yes) of each pair of panels, symmetric; empty without a judge."""
     reward: float | None = None
     """Weighted sum of the scores."""
     held_out: Mapping[str, float | None] | None = None

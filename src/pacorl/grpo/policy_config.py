@@ -151,13 +151,6 @@ class EvaluationConfig(Section):
     judge: JudgeSection = None
     """Who answers for them: another model than the one that rewards, or, if none is given, the same. It is neither
     reached nor loaded if they ask no judge."""
-    compare_sizes: bool = True
-    """Whether each evaluation also generates its prompts at the training size, if that differs, to log how the rewards
-    at both sizes correlate."""
-    compare_trained: bool = True
-    """Whether each evaluation, once training has begun, also samples with the trained adapter, from the same prompts
-    and seeds, to log its scores with the average's (trained/… and average/…). It costs the training size's share of
-    an evaluation once more; without `compare_sizes`, or if both sizes are equal, a quarter of an evaluation."""
 
     @model_validator(mode="after")
     def _judge_has_work(self) -> EvaluationConfig:

@@ -56,10 +56,6 @@ BUCKETS = 200
 RATIO = "reward/ratio"
 NOT_CHARTED = {"kind", "epoch", "step", PROMPT_SHARE}
 
-CORRELATION = "correlation/"
-TRAINED = "trained/"
-AVERAGE = "average/"
-
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -189,24 +185,11 @@ def _band(series: Series, key: str) -> list[tuple[float, float, float]]:
 def _evaluation_charts(series: Series) -> list[Chart]:
     # One chart per measure, known measures first.
     first = [name for name in MEANINGS if name in series]
-    separate = (MONITOR, HELD_OUT, ALARM, SECONDS, CORRELATION, TRAINED, AVERAGE)
+    separate = (MONITOR, HELD_OUT, ALARM, SECONDS)
     drawn = []
     for name in first + [name for name in series if name not in first and not name.startswith(separate)]:
         drawn.append(Chart(EVALUATION, label(name), [Line(label(name), thinned(series[name]))], dots=True))
 
-    # The trained adapter's score and its moving average's are over the same prompts, seeds and size.
-    for key in series:
-        if key.startswith(TRAINED):
-            name = key.removeprefix(TRAINED)
-            lines = [Line("Trained adapter", thinned(series[key]))]
-            if AVERAGE + name in series:
-                lines.append(Line("Its average", thinned(series[AVERAGE + name])))
-            drawn.append(Chart(EVALUATION, f"{label(name)}, trained beside average", lines, dots=True))
-
-    # Series that share a chart.
-    correlations = _lines_of(series, CORRELATION)
-    if correlations:
-        drawn.append(Chart(EVALUATION, "Training size with full size, correlation", correlations, dots=True))
     times = _lines_of(series, SECONDS)
     if times:
         drawn.append(Chart(TIME, "Per evaluation", times, dots=True))

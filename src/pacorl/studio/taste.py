@@ -129,8 +129,6 @@ def run_config(request: TasteRequest, names: StudioModels, folder: Path, recipe:
         "selection": {},
         "prompts": {"train": prompts, "evaluation": prompts, "evaluation_limit": SHOWN, "leaks": "off"},
         "evaluation.every": 0,
-        "evaluation.compare_sizes": False,
-        "evaluation.compare_trained": False,
         "evaluation.rewards": [],
         "evaluation.judge": None,
         "optimizer.updates_per_epoch": 1,

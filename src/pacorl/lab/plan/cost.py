@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pacorl.grpo.evaluate import TRAINED_STRIDE
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.net import is_url
 from pacorl.judge.http import HttpOptions
@@ -197,8 +196,7 @@ class Cost:
         if self.evaluation > LITTLE and self.evaluation_share > MUCH:
             notes.append(
                 f"evaluation takes {self.evaluation_share:.0%} of the run's FLOPs: lower evaluation.size, "
-                "evaluation.steps or prompts.evaluation_limit, raise evaluation.every, or set "
-                "evaluation.compare_trained=false"
+                "evaluation.steps or prompts.evaluation_limit, or raise evaluation.every"
             )
         if self.judge_cards > self.judge_servers > 0:
             notes.append(
@@ -241,7 +239,6 @@ def cost_of(
     # A training image: `forwards_per_image` counts a guided velocity as two forwards, and a measured pass has both.
     sent = work.passes * streamed_bytes(policy.transformer)
     forward = _velocity(policy, size, config.sampling.batch, sent=sent)
-    decoding = _decoding(policy, size)
     # Weights are sent for the forwards of a trained step and for its backward.
     nodes = work.node_batch or config.sampling.batch
     sampler = work.sampler.model_copy(update={"size": size})
@@ -253,18 +250,16 @@ def cost_of(
     phases = {
         "sampling": forward * velocities["sampling"],
         "training": trained * velocities["training"] + forward * velocities["other_policies"],
-        "decoding": decoding,
+        "decoding": _decoding(policy, size),
     }
     judged = _judged(config, judge, prompt, questions, size)
 
-    # An image of an evaluation, at full and at the training size.
-    steps = config.evaluation.steps
-    large = _velocity(policy, full, config.evaluation.batch, sent=sent) * steps + _decoding(policy, full)
-    small = forward * steps + decoding
+    # An image of an evaluation.
+    evaluation = _velocity(policy, full, config.evaluation.batch, sent=sent) * config.evaluation.steps
+    evaluation += _decoding(policy, full)
     # Judges in other processes cost this machine no FLOPs.
     if here:
-        large += _judged(config, judge, prompt, questions, full)
-        small += judged
+        evaluation += _judged(config, judge, prompt, questions, full)
 
     return Cost(
         phases=phases,
@@ -274,9 +269,7 @@ def cost_of(
         judge_servers=_servers(config) if questions else 0,
         samples=work.samples,
         epochs=_epochs(config),
-        evaluations=_evaluations(
-            config, large, small, evaluated or config.prompts.evaluation_limit, equal=full == size
-        ),
+        evaluations=_evaluations(config, evaluation, evaluated or config.prompts.evaluation_limit),
         world=world,
     )
 
@@ -322,22 +315,13 @@ def _servers(config: PolicyConfig) -> int:
 
 def _epochs(config: PolicyConfig) -> int:
     """Epochs of the run, which `max_steps` may end earlier."""
-    return (
-        min(config.epochs, math.ceil(config.max_steps / config.optimizer.updates_per_epoch))
-        if config.max_steps
-        else config.epochs
-    )
+    if not config.max_steps:
+        return config.epochs
+    return min(config.epochs, math.ceil(config.max_steps / config.optimizer.updates_per_epoch))
 
 
-def _evaluations(config: PolicyConfig, large: Load, small: Load, prompts: int, *, equal: bool) -> tuple[Load, ...]:
+def _evaluations(config: PolicyConfig, image: Load, prompts: int) -> tuple[Load, ...]:
     """Work of each evaluation: before the first epoch, after the last, and every so many between."""
-    options, epochs = config.evaluation, _epochs(config)
-    images = prompts * options.samples_per_prompt
-    compared = options.compare_sizes and not equal
-    average = (large + small * compared) * images
-
-    # The trained adapter is sampled too, once training has begun.
-    trained = small * images if compared else large * (images / TRAINED_STRIDE)
-    later = average + trained * options.compare_trained
-    between = (epochs - 1) // options.every if options.every else 0
-    return (average, *([later] * (between + 1)))
+    options = config.evaluation
+    between = (_epochs(config) - 1) // options.every if options.every else 0
+    return (image * (prompts * options.samples_per_prompt),) * (between + 2)
