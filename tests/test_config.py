@@ -179,7 +179,6 @@ FAULTS = [
         ["sampling.window.kind=sliding", "sampling.window.size=2"],
         "sampling: window.size 2 exceeds the 1 sde_steps that it is chosen from",
     ),
-    (["sampling.curriculum=[[4, [64, 64]], [2, [96, 96]]]"], "sampling: curriculum's epochs [4, 2] must be ascending"),
     (["judge.backend=http"], "judge: checkpoint '' is no address; backend http needs a URL"),
     (["judge.backend=http", "judge.checkpoint=http://h:1/v1"], "judge: model is empty; name the model to ask at"),
     (
@@ -208,10 +207,6 @@ FAULTS = [
     (
         ["model.kind=qwen_edit", "prompts.record_sizes=true"],
         "config: prompts.record_sizes says nothing to edits by kind qwen_edit, whose images have their source's shape",
-    ),
-    (
-        ["prompts.record_sizes=true", "sampling.curriculum=[[2, [768, 768]]]"],
-        "config: prompts.record_sizes and sampling.curriculum both say the size of images; leave one of them out",
     ),
     (["objective.clip_rang=1"], "objective.clip_rang: unknown key, did you mean 'objective.clip_range'?"),
     (["objective.name=grpo"], "objective: unknown objective 'grpo'; did you mean 'grpo_clip'? there are grpo_clip,"),

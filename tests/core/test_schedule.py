@@ -2,7 +2,7 @@
 
 import pytest
 
-from pacorl.core.schedule import NoiseWindow, learning_rate, seed_of, stage_size
+from pacorl.core.schedule import NoiseWindow, learning_rate, seed_of
 
 
 def test_seeds_tell_apart_what_reads_alike_in_a_row() -> None:
@@ -41,8 +41,3 @@ def test_a_window_slides_and_stays_at_the_end() -> None:
     window = NoiseWindow(kind="sliding", size=2)
     places = [window.at(epoch, (0, 1, 3, 4), seed=0) for epoch in range(5)]
     assert places == [(0, 1), (1, 3), (3, 4), (3, 4), (3, 4)]
-
-
-@pytest.mark.parametrize(("epoch", "size"), [(0, None), (4, None), (5, (64, 64)), (9, (64, 64)), (10, (96, 64))])
-def test_a_curriculums_newest_stage_holds(epoch: int, size: tuple[int, int] | None) -> None:
-    assert stage_size([(5, (64, 64)), (10, (96, 64))], epoch) == size

@@ -204,13 +204,12 @@ def test_an_endpoint_objective_resumes_with_its_sampling_weights(
 
 
 @pytest.mark.usefixtures("toy")
-def test_a_curriculum(small: list[str]) -> None:
+def test_a_sliding_window_and_the_evaluations_sigmas(small: list[str]) -> None:
     config = tiny_run(
         [
             *small,
             "epochs=2",
             "sampling.size=[32,32]",
-            "sampling.curriculum=[[1,[64,64]]]",
             "sampling.shift=evaluation",
             "sampling.window={kind: sliding, size: 1}",
             "sampling.sde_steps=[0,1]",
@@ -220,7 +219,6 @@ def test_a_curriculum(small: list[str]) -> None:
         ]
     )
     out = train_policy(config)
-    assert [line["sampling/height"] for line in metrics(out, "epoch")] == [32, 64]
     assert [line["sampling/first_noise_step"] for line in metrics(out, "epoch")] == [0, 1]
     assert [line.get("ratio_deviation/0") for line in metrics(out, "epoch")] == [0.0, None]
     assert metrics(out, "epoch")[1]["ratio_deviation/1"] == 0.0

@@ -11,11 +11,9 @@ import hashlib
 import math
 import random
 from collections.abc import Sequence
-from typing import Literal, TypeVar
+from typing import Literal
 
 from pacorl.config.base import Positive, Section
-
-Stage = TypeVar("Stage")
 
 
 def seed_of(*parts: int | str) -> int:
@@ -63,9 +61,3 @@ class NoiseWindow(Section):
             return tuple(sorted(drawn))
         first = min(epoch, len(steps) - self.size)
         return tuple(steps[first : first + self.size])
-
-
-def stage_size(curriculum: Sequence[tuple[int, Stage]], epoch: int) -> Stage | None:
-    """Find the size of a curriculum's stage at `epoch` (from 0); None before the first stage."""
-    begun = [size for start, size in sorted(curriculum, key=lambda stage: stage[0]) if start <= epoch]
-    return begun[-1] if begun else None

@@ -175,7 +175,7 @@ def patience(config: PolicyConfig) -> float:
 
 def build_adapted_policy(config: PolicyConfig, *, device: torch.device, pipeline: Any = None) -> PipelinePolicy:
     """Build a run's policy; see `adapted_policy`."""
-    sizes = [Size(*size) for size in (*config.sampling.sizes, config.evaluation.size)]
+    sizes = [Size(*size) for size in (config.sampling.size, config.evaluation.size)]
     record_sizes = config.prompts.record_sizes
     return adapted_policy(config, sizes=sizes, device=device, record_sizes=record_sizes, pipeline=pipeline)
 
@@ -249,15 +249,14 @@ def encode_prompts(
     *,
     cache: ConditioningCache,
 ) -> ConditioningCache:
-    """Encode each prompt into `cache` at each size of the run, and free the encoders.
+    """Encode each prompt into `cache` at its size, and free the encoders.
 
     Raises:
         ValueError: if batches would mix sizes.
     """
-    for height_width in config.sampling.sizes:
-        size = Size(*height_width)
-        check_mixed_sizes(policy, train_prompts, size=size, group_size=config.group_size, batch=config.sampling.batch)
-        cache.prepare(train_prompts, size)
+    size = Size(*config.sampling.size)
+    check_mixed_sizes(policy, train_prompts, size=size, group_size=config.group_size, batch=config.sampling.batch)
+    cache.prepare(train_prompts, size)
     cache.prepare(evaluation_prompts, Size(*config.evaluation.size))
     policy.free_encoders()  # now: encoders, transformer and judge together may exceed the device's memory
     torch.cuda.empty_cache()

@@ -15,7 +15,7 @@ from pacorl.config.reward_section import RewardConfig
 from pacorl.core.advantages import AGGREGATES, AggregateOptions
 from pacorl.core.objectives import OBJECTIVES, ObjectiveOptions, ObjectiveSpec
 from pacorl.core.sampler import Sampler, SamplingSteps, Steps, TreeOptions
-from pacorl.core.schedule import NoiseWindow, stage_size
+from pacorl.core.schedule import NoiseWindow
 from pacorl.core.sde import check_sde_steps
 from pacorl.grpo.lora_config import AdamWConfig, AdapterConfig, LoraConfig
 from pacorl.judge import JUDGE, JudgeSection
@@ -52,8 +52,6 @@ class SamplingConfig(SamplingSteps):
 
     size: tuple[Positive, Positive] = (512, 512)
     """Height and width."""
-    curriculum: tuple[tuple[Annotated[int, Field(ge=0)], tuple[Positive, Positive]], ...] = ()
-    """[epoch, [height, width]] …: from each of these epochs on (the first is 0) that size replaces `size`."""
     shift: Literal["training", "evaluation"] = "training"
     """Whose size the sigmas are shifted for: at the evaluation's, training sees the noise levels of evaluation."""
     steps: Steps = 10
@@ -86,21 +84,7 @@ class SamplingConfig(SamplingSteps):
             raise ValueError(
                 f"window.size {self.window.size} exceeds the {len(self.sde_steps)} sde_steps that it is chosen from"
             )
-        # A later entry must not precede an earlier one.
-        starts = [epoch for epoch, _ in self.curriculum]
-        if starts != sorted(set(starts)):
-            raise ValueError(f"curriculum's epochs {starts} must be ascending and distinct")
         return self
-
-    @property
-    def sizes(self) -> tuple[tuple[int, int], ...]:
-        """Every size that is trained at."""
-        # In the order of training, each once.
-        return tuple(dict.fromkeys([self.size, *(size for _, size in self.curriculum)]))
-
-    def size_at(self, epoch: int) -> Size:
-        """Return the sampling size of epoch `epoch` (from 0)."""
-        return Size(*(stage_size(self.curriculum, epoch) or self.size))
 
     @property
     def stochastic_steps(self) -> int:
@@ -120,7 +104,7 @@ class SamplingConfig(SamplingSteps):
         # The config is validated already. An objective of the endpoint needs no noise, except to branch a tree.
         tree = self.tree.resolve(group_size, steps=self.stochastic_steps)
         return Sampler.model_construct(
-            size=self.size_at(epoch),
+            size=Size(*self.size),
             steps=self.steps,
             sde_type=self.sde_type,
             noise_level=self.noise_level,
@@ -340,10 +324,6 @@ class PolicyConfig(LoraConfig):
         # Editors that take references make sets from them; whether there are edits, the prompts decide.
         if not self.generator.sets and not self.generator.policy.max_references:
             self._check_edits()
-        if self.prompts.record_sizes and self.sampling.curriculum:
-            raise ValueError(
-                "prompts.record_sizes and sampling.curriculum both say the size of images; leave one of them out"
-            )
         return self
 
     @property

@@ -519,8 +519,6 @@ class Run(LoraRun):
         sampling = self.config.sampling
         if sampling.window.kind != "fixed":
             line["sampling/first_noise_step"] = float(self.sampler.sde_steps[0])
-        if sampling.curriculum:
-            line["sampling/height"] = float(sampling.size_at(self.epoch).height)
         for phase, seconds in self.clock.seconds.items():
             line[f"{SECONDS}{phase}"] = seconds - seconds_before.get(phase, 0.0)
         # Each rank observes the images of all ranks, so all raise the same alarms.
