@@ -23,7 +23,6 @@ PEAK_GIB = {"flux_t2is_24gb": 22.0, "klein_t2is_16gb": 14.5}
 WITHIN = 0.05
 """How far plan and ledger may lie apart."""
 NO_JUDGE = ["judge=none", "best_by=''", "rewards=[{name: jpeg_size}]", "evaluation.rewards=[]"]
-# With `auto` the adapter is checked with gradient checkpointing, and the plan takes the larger activations without.
 COMMON = [*NO_JUDGE, "model.gradient_checkpointing=true"]
 OTHERS = {
     "sd3": ["model.kind=sd3", *COMMON],

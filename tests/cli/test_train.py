@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from pacorl import cli
 from pacorl.cli.train import spelled_out
+from pacorl.grpo.policy_config import PolicyConfig
 
 RECIPE = Path(__file__).parents[2] / "configs" / "reward" / "tiny.yaml"
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
@@ -68,6 +69,24 @@ def test_a_key_that_is_looked_at_after_the_config_was_read_has_its_file(
         cli.main()
     assert ended.value.code == 1
     assert capsys.readouterr().err.startswith(f"pacorl: {config}: rewards: unknown reward 'beauty'; there are ")
+
+
+@pytest.mark.parametrize(("card_bytes", "on"), [(2**20, True), (2**40, False), (None, False)])
+def test_auto_checkpoints_activations_if_the_plan_does_not_fit_the_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, card_bytes: int | None, on: bool
+) -> None:
+    trained: list[PolicyConfig] = []
+
+    def train(config: PolicyConfig, **options: object) -> Path:
+        trained.append(config)
+        raise ValueError("trained")
+
+    monkeypatch.setattr("pacorl.lab.plan.plan.device", lambda: ("a card", card_bytes))
+    monkeypatch.setattr("pacorl.grpo.trainer.train_policy", train)
+    recipe = RECIPE.parents[1] / "tiny.yaml"
+    overrides = [f"out={tmp_path}", "model.gradient_checkpointing=auto"]
+    CliRunner().invoke(cli.app, ["train-policy", str(recipe), *overrides])
+    assert [config.model.gradient_checkpointing for config in trained] == [on]
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,10 @@ def _train_policy(run: PolicyConfig, config: Path, options: RunOptions) -> None:
 
     # Train with the errors of the config's file and keys.
     with config_errors(config, run):
+        if run.model.gradient_checkpointing == "auto":
+            from pacorl.lab.plan.plan import decided, device
+
+            run = decided(run, card_bytes=device()[1])
         folder = trainer.train_policy(run, resume=options.resume, allow_changes=options.allow_changes)
     # Only the main process prints.
     if destroy_process_group():

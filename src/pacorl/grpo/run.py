@@ -17,7 +17,6 @@ from pacorl.core.metric_names import ALARM, NOT_FINITE, SECONDS
 from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION, ObjectiveSpec
 from pacorl.core.sampler import Sampler
 from pacorl.grpo import builders
-from pacorl.grpo.activations import AUTO, decide_checkpointing
 from pacorl.grpo.checkpoint import (
     Changes,
     changes_since,
@@ -203,25 +202,9 @@ class Run(LoraRun):
 
         # 4. Optimizer, then copies of the adapter, whose weights may be sharded now.
         self.prepare()
-        if config.model.gradient_checkpointing == AUTO:
-            self._decide_checkpointing()
         self.begin_average()
         if self.objective.needs == "endpoint":
             self.old = OldPolicy(self.transformer)
-
-    def _decide_checkpointing(self) -> None:
-        config = self.config
-        sampler = self.sampler
-        batch = config.sampling.batch
-        if self.objective.needs == "path":  # training forwards contain nodes; for endpoint objectives, samples
-            batch = sampler.tree.nodes_of_batch(batch, len(sampler.stochastic_steps) - 1)
-
-        prompt = self.train_prompts[0]
-        size = self.policy.size_of(prompt, Size(*config.sampling.size))
-        conditioning = self.cache.batch([prompt], size)
-        checkpointed = decide_checkpointing(config, self.policy, conditioning, size, batch=batch, runtime=self.runtime)
-        if self.runtime.is_main:
-            logger.info("model.gradient_checkpointing: auto is %s", "on" if checkpointed else "off")
 
     def _decide_credit(self) -> None:
         """Replace `advantages.credit: auto` in the config, by the locality of the first policy's panels."""

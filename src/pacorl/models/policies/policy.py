@@ -131,8 +131,8 @@ class PolicyOptions(Section):
     """Whether the weights of the blocks of transformer and text encoders stay in main memory: each is sent to the
     device when its layer computes. Two layers' are there at a time, and a forward sends all of them once."""
     gradient_checkpointing: bool | Literal["auto"] = True
-    """Whether activations are computed again in the backward: less memory for a third more work in training. `auto` is
-    off if a batch's activations fit the memory that is free on each card once a policy run is loaded, and else on."""
+    """Whether activations are computed again in the backward: less memory for a third more work in training. With
+    `auto`, `pacorl train-policy` turns it off if the run's plan then fits the card; in Python `auto` is on."""
 
     compile: Literal["none", "blocks"] = "none"
     """Whether the transformer's repeated blocks are compiled by torch, for sampling and training alike; the first epoch
