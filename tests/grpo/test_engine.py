@@ -311,6 +311,7 @@ def test_a_judge_behind_http(small: list[str], monkeypatch: pytest.MonkeyPatch) 
 def test_a_ratio_that_is_off_before_an_update_is_warned_of(
     training: PolicyTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
+    training.config = tiny_run([*SETTINGS, f"out={training.config.out}"])
     clip_range = training.config.objective.clip_range
     training.warned.clear()
     for deviation, told in ((0.05, 0), (0.2, 1), (0.3, 1)):

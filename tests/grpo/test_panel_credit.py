@@ -16,6 +16,7 @@ from pacorl.config import base as configs
 from pacorl.config.base import ConfigError
 from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION
 from pacorl.core.sampler import Sampler, Tree
+from pacorl.grpo.builders import with_credit
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.locality import Locality, panel_changes
 from pacorl.grpo.pending import packed, unpacked
@@ -24,14 +25,14 @@ from pacorl.grpo.rollout import Draw, Trunk, collect
 from pacorl.grpo.rows import Row, epoch_rows
 from pacorl.grpo.scoring import Scorer, reward_table
 from pacorl.grpo.trainer import PolicyTrainer, train_policy
-from pacorl.rewards.reward import PanelScores, RewardFunction
+from pacorl.rewards.reward import PanelScores
 from pacorl.types import Grid, Prompt, Size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 PANEL = "advantages.credit=panel"
-AUTO = "advantages.credit=auto"
+LEFT_OUT = "advantages.credit=null"
 
 
 class Reds:
@@ -157,31 +158,53 @@ def test_scores_have_parts_with_panel_credit_alone(tmp_path: Path) -> None:
     assert sum(rows[0]["panel_match"]) == pytest.approx(panel_match)
 
 
-@pytest.mark.slow
-def test_auto_takes_the_credit_that_locality_permits_and_a_resumed_run_keeps_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The toy generator reads each token alone, so that its panels are local."""
-    with toy_world(), caplog.at_level("INFO"):
-        run = train_policy(toy_config(tmp_path / "auto", AUTO, "epochs=1"))
-        chosen = train_policy(toy_config(tmp_path / "panel", PANEL, "epochs=1"))
-        assert caplog.text.count("advantages.credit: auto is panel: 0 %") == 1
-        assert configs.load(PolicyConfig, run / "config.yaml", []).advantages.credit == "panel"
-        assert weights(run) == weights(chosen), "the choice draws from no generator of the run"
-
-        again = PolicyTrainer(toy_config(tmp_path / "auto", AUTO, "epochs=2"), resume=True)
-        assert again.config.advantages.credit == "panel"
-        again.train()
-        assert caplog.text.count("advantages.credit: auto is") == 1
-        with pytest.raises(ConfigError, match=r"advantages\.credit was 'panel' and is now 'set'"):
-            PolicyTrainer(toy_config(tmp_path / "auto", "advantages.credit=set", "epochs=3"), resume=True)
-
-
 @pytest.mark.parametrize(
     ("own", "rest", "credit"), [(1.0, 0.0, "panel"), (0.8, 0.4, 0.5), (0.4, 0.8, "set"), (0.0, 0.0, "set")]
 )
 def test_the_less_local_panels_are_the_less_credit_they_have(own: float, rest: float, credit: str | float) -> None:
     assert Locality(own, rest).credit == credit
+
+
+@pytest.mark.parametrize(
+    ("rewards", "credit", "reason"),
+    [
+        ("{name: consistency}, {name: panel_match}", "panel", "every reward has scores of panels"),
+        ("{name: consistency}, {name: jpeg_size}", "set", "jpeg_size has no scores of panels"),
+        ("{name: consistency, args: {statistic: worst}}", "set", "consistency has no scores of panels"),
+        ("{name: reds}, {name: consistency}", "panel", "every reward has scores of panels"),
+        ("{name: reds}, {name: whole}", "set", "whole has no scores of panels"),
+    ],
+)
+def test_credit_left_out_is_panel_if_every_reward_has_parts(
+    rewards: str, credit: str, reason: str, tmp_path: Path
+) -> None:
+    functions = {"reds": Reds(), "whole": Whole()}
+    sets = [Prompt(0, "a set", grid=Grid(2, 2))]
+    with toy_world():
+        config = toy_config(tmp_path, f"rewards=[{rewards}]", LEFT_OUT)
+        chosen, note = with_credit(config, functions, sets)
+        assert chosen.advantages.credit == credit
+        assert note == f"advantages.credit is {credit}: {reason}"
+        own = toy_config(tmp_path, f"rewards=[{rewards}]", "advantages.credit=0.5")
+        assert with_credit(own, functions, sets) == (own, "")
+
+
+def test_edits_have_the_credit_of_their_image(tmp_path: Path) -> None:
+    edits = [Prompt(0, "an edit", sources=(tmp_path / "source.png",))]
+    with toy_world():
+        chosen, note = with_credit(toy_config(tmp_path, LEFT_OUT), {}, edits)
+    assert chosen.advantages.credit == "set"
+    assert note == "advantages.credit is set: the prompts are edits"
+
+
+def test_a_run_names_its_choice_of_credit_and_keeps_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with toy_world():
+        run = train_policy(toy_config(tmp_path / "run", LEFT_OUT, "epochs=1"))
+        assert capsys.readouterr().out.count("advantages.credit is panel: every reward") == 1
+        assert configs.load(PolicyConfig, run / "config.yaml", []).advantages.credit == "panel"
+        PolicyTrainer(toy_config(tmp_path / "run", LEFT_OUT, "epochs=2"), resume=True).train()
+        with pytest.raises(ConfigError, match=r"advantages\.credit was 'panel' and is now 'set'"):
+            PolicyTrainer(toy_config(tmp_path / "run", "advantages.credit=set", "epochs=3"), resume=True)
 
 
 @pytest.mark.slow
@@ -190,20 +213,6 @@ def test_a_function_may_have_parts(tmp_path: Path) -> None:
     with toy_world(), recorded_epochs() as records:
         PolicyTrainer(toy_config(tmp_path / "run", *settings), rewards={"reds": Reds(), "whole": Whole()}).train()
     assert records[0]["parts"][0] == {"reds": [0.25, 0.5, 0.75, 1.0]}
-
-
-@pytest.mark.parametrize(("rewards", "warnings"), [({"whole": Whole()}, 1), ({"reds": Reds(), "whole": Whole()}, 0)])
-def test_a_run_whose_rewards_have_no_parts_warns_once(
-    rewards: dict[str, RewardFunction], warnings: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    named = ", ".join(f"{{name: {name}}}" for name in rewards)
-    settings = ["judge=none", f"rewards=[{named}]", "epochs=2", PANEL, "best_by=''"]
-    with toy_world(), caplog.at_level("WARNING"):
-        result = PolicyTrainer(toy_config(tmp_path / "run", *settings), rewards=rewards).train()
-    assert caplog.text.count("no reward has panel_scores") == warnings
-    page = result.page.read_text("utf-8")
-    assert ("no reward has panel_scores" in page) == bool(warnings)
-    assert ("default objective.clip_range (1e-4 for grpo_clip)" in page) == bool(warnings)
 
 
 @pytest.mark.slow
@@ -249,7 +258,7 @@ def test_a_credit_that_is_none(credit: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("tree", "shared"), [("{}", False), ("{seeds: 2}", False), ("{seeds: 1}", True)])
-def test_auto_serves_objectives_of_the_endpoint(
+def test_locality_of_objectives_of_the_endpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tree: str, shared: bool
 ) -> None:
     """It redraws the step's noise if all samples of a group share their initial noise, else that."""
@@ -257,12 +266,11 @@ def test_auto_serves_objectives_of_the_endpoint(
         drawn = []
         grow = Trunk.grow
         monkeypatch.setattr(Trunk, "grow", lambda trunk: drawn.append(trunk.draw.sampler.stochastic) or grow(trunk))
-        config = toy_config(tmp_path, AUTO, "objective.name=diffusion_nft", f"sampling.tree={tree}")
+        config = toy_config(tmp_path, "objective.name=diffusion_nft", f"sampling.tree={tree}")
         trainer = PolicyTrainer(config)
-        assert trainer.config.advantages.credit == "panel"
-        assert set(drawn) == {shared}
         row = epoch_rows(trainer.train_prompts, epoch=0, count=1, group_size=1, seed=0)[0]
         changes = panel_changes(config, trainer.draw(trainer.sampler), trainer.rewards, row.prompt, children=4)
+        assert set(drawn) == {shared}
         own, rest = zip(*changes, strict=True)
         assert max(map(abs, own)) > 0
         assert rest == pytest.approx([0] * len(changes), abs=1e-9)

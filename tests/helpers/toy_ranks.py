@@ -78,13 +78,6 @@ def draw_and_resume(out: Path) -> None:
             random.random()
         return brightness(prompts, images)
 
-    # On rank 0 the reward is constant: alone it would choose set.
-    own = brightness if machine.rank == 1 else (lambda prompts, images: [0.5] * len(images))
-    settings = [*EPOCH, "advantages.credit=auto"]
-    auto = PolicyTrainer(toy_world.toy_config(out / "auto", *settings), rewards={"drawing": own})
-    met["credit"] = auto.config.advantages.credit
-    auto.close()
-
     config = toy_world.toy_config(out / "run", *EPOCH)
     with recorded_epochs() as met["epochs"]:
         PolicyTrainer(config, rewards={"drawing": drawing}).train()

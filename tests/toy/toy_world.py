@@ -71,6 +71,7 @@ SETTINGS = [
     "evaluation.steps=5",
     "evaluation.batch=2",
     "judge.checkpoint=tiny",
+    "advantages.credit=set",
     "optimizer.lr=0.01",
     "optimizer.updates_per_epoch=2",
     "optimizer.ema_interval=1",

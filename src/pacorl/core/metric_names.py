@@ -29,14 +29,7 @@ ALIKE = "alike"
 NOT_FINITE = "not_finite/"
 """Sign of a reward's scores that are not finite, followed by the reward's name; the alarm's value is their number."""
 NOT_FINITE_MEANING = "the reward returned NaN or an infinity; such a score counts as missing"
-WHOLE_SETS = "whole_sets"
-"""Sign of panel credit without a reward whose scores have parts."""
-EPOCH_MEANINGS: Mapping[str, str] = {
-    ALIKE: "every reward gives all images of a prompt the same score, so there is nothing to learn",
-    WHOLE_SETS: "no reward has panel_scores, so all panels of a set learn the same; take advantages.credit set and the "
-    "default objective.clip_range (1e-4 for grpo_clip)",
-}
-"""Signs of an epoch that the monitor does not measure."""
+ALIKE_MEANING = "every reward gives all images of a prompt the same score, so there is nothing to learn"
 HELD_OUT_MEANING = "a measure that is not rewarded falls while the rewarded ones are trained"
 
 
@@ -61,4 +54,4 @@ def sign_meaning(sign: str) -> str:
     """Explain a sign beyond its limit; all held-out rewards share one text."""
     if sign.startswith(NOT_FINITE):
         return NOT_FINITE_MEANING
-    return {**EPOCH_MEANINGS, **SIGN_MEANINGS}.get(sign, HELD_OUT_MEANING)
+    return {ALIKE: ALIKE_MEANING, **SIGN_MEANINGS}.get(sign, HELD_OUT_MEANING)

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from pacorl.models.quantize import NONE
 from pacorl.models.quantize.w8a8 import Int8Products
 from pacorl.records.leaks import check_leaks
 from pacorl.records.prompts import prompts_from
-from pacorl.rewards import asks_judge, build_rewards, check_rewards
+from pacorl.rewards import asks_judge, build_rewards, check_rewards, has_parts
 from pacorl.rewards.reward import (
     PanelScores,
     Reward,
@@ -136,6 +136,40 @@ def without_idle_judges(config: PolicyConfig, *, run: bool = True) -> PolicyConf
     if not held_out:
         config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"judge": None})})
     return config if asking else config.model_copy(update={"judge": None})
+
+
+def with_credit(
+    config: PolicyConfig, functions: Mapping[str, RewardFunction], prompts: Sequence[Prompt], *, run: bool = True
+) -> tuple[PolicyConfig, str]:
+    """Choose `advantages.credit` if it is left out: panel if every reward has parts and no prompt is an edit, else set.
+
+    Args:
+        config: the run.
+        functions: rewards that are Python functions, by name.
+        prompts: training prompts.
+        run: whether to execute the files of users' rewards; else they are parsed, and have no parts.
+
+    Returns:
+        The config, and the choice with its reason; empty if the config made it.
+    """
+    if config.advantages.credit is not None:
+        return config, ""
+    without = []
+    for reward in config.rewards:
+        is_function = reward.name in functions
+        if not (hasattr(functions[reward.name], "panel_scores") if is_function else has_parts(reward, run=run)):
+            without.append(reward.key)
+
+    # An edit is one image.
+    credit: Literal["set", "panel"] = "set"
+    if any(prompt.sources for prompt in prompts):
+        reason = "the prompts are edits"
+    elif without:
+        reason = f"{', '.join(without)} has no scores of panels"
+    else:
+        credit, reason = "panel", "every reward has scores of panels"
+    advantages = config.advantages.model_copy(update={"credit": credit})
+    return config.model_copy(update={"advantages": advantages}), f"advantages.credit is {credit}: {reason}"
 
 
 def read_prompts(config: PolicyConfig) -> tuple[list[Prompt], list[Prompt], str]:

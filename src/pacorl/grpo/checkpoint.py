@@ -287,13 +287,6 @@ def _seal_of(state: Mapping[str, Any]) -> str:
     return text_digest(dump_json(state))
 
 
-def with_chosen_credit(config: PolicyConfig, checkpoint: Path) -> PolicyConfig:
-    """Replace `advantages.credit: auto` by what the run chose at its start."""
-    if config.advantages.credit != "auto":
-        return config
-    return config.with_credit(read_object(checkpoint / "state.json")["config"]["advantages"].get("credit", "set"))
-
-
 @dataclass(frozen=True, slots=True)
 class Changes:
     """Config changes of a resumed run: dotted key → [value before, value now]."""

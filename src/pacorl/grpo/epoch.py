@@ -19,7 +19,7 @@ from pacorl.core.sampler import Sampler
 from pacorl.grpo.rollout import draw_samples
 from pacorl.grpo.rows import Row, assign_rows, epoch_rows
 from pacorl.grpo.run import Run
-from pacorl.grpo.score_checks import check_alike, check_missing, check_parts, not_finite
+from pacorl.grpo.score_checks import check_alike, check_missing, not_finite
 from pacorl.grpo.scoring import Parts, Scores, reward_table, share_not_finite
 from pacorl.grpo.update import PolicyLoss, gather_metrics, update_policy
 from pacorl.judge.judge import counts_of
@@ -75,7 +75,7 @@ def run_epoch(run: Run) -> dict[str, float]:
             if metrics["samples/not_finite"]:
                 metrics |= run.check_finite(not_finite(run, rows, scores), when=f"epoch {run.epoch + 1}")
             check_missing(run, metrics, scoring)
-            metrics |= check_alike(run, metrics) | check_parts(run, parts)
+            metrics |= check_alike(run, metrics)
             statistics = scoring.statistics()
         metrics |= run.judge_counts(before=judged_before)
 

@@ -28,10 +28,8 @@ from pacorl.grpo.scoring import Scorer, reward_table
 from pacorl.rewards.reward import Reward
 from pacorl.types import Prompt, RewardTable, Rollout
 
-PROMPTS = 3
-"""Groups by which `credit: auto` is decided."""
 CHILDREN = 4
-"""Samples of such a group. Each is finished and judged as it is, and once with new noise in each panel."""
+"""Samples of a group. Each is finished and judged as it is, and once with new noise in each panel."""
 LOCAL = 0.1
 """Share of the rest up to which `panel` is recommended."""
 PARTLY_LOCAL = 0.3

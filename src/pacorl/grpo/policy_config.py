@@ -362,10 +362,6 @@ class PolicyConfig(LoraConfig):
             "the tiny world it learned more from independent noise (sampling.tree.seeds=null sampling.suffix={})"
         )
 
-    def with_credit(self, credit: Literal["set", "panel"] | float) -> PolicyConfig:
-        """Set `advantages.credit`."""
-        return self.model_copy(update={"advantages": self.advantages.model_copy(update={"credit": credit})})
-
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Check that the generator takes the prompts' images, and that no setting rules out edits.
 

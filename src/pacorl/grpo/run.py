@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -25,23 +24,21 @@ from pacorl.grpo.checkpoint import (
     restore,
     save_run,
     starting_point,
-    with_chosen_credit,
 )
 from pacorl.grpo.conditioning import ConditioningFiles
 from pacorl.grpo.last_state import LastState
-from pacorl.grpo.locality import CHILDREN, PROMPTS, Locality, panel_changes
 from pacorl.grpo.lora_run import LoraRun
 from pacorl.grpo.monitor import Alarm, HackingMonitor, Kind, PanelStatistics
 from pacorl.grpo.pending import PendingEpoch
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import Draw
-from pacorl.grpo.rows import check_division, check_image_counts, epoch_rows
+from pacorl.grpo.rows import check_division, check_image_counts
 from pacorl.grpo.scoring import Parts, Scorer, Scores, scoring_overlaps
 from pacorl.grpo.start import Resume
 from pacorl.io.documents import read_jsonl
 from pacorl.io.files import PRIVATE, disk_errors, own_folder, write_atomic
 from pacorl.io.outage import UnreachableError
-from pacorl.judge.judge import Judge, counts_of, pair_by_pair
+from pacorl.judge.judge import Judge, counts_of
 from pacorl.models.lora.adapters import OldPolicy
 from pacorl.report.folder import LEAKS
 from pacorl.rewards.reward import RewardFunction, named
@@ -121,6 +118,8 @@ class Run(LoraRun):
 
         # Cheap checks first: an impossible config fails before weights load.
         self.train_prompts, self.evaluation_prompts, leaks = builders.read_prompts(config)
+        self.config, self.credit_note = builders.with_credit(config, functions, self.train_prompts)
+        """The choice of `advantages.credit`; empty if the config made it."""
         self.runtime = Runtime(patience=builders.patience(config))
         """Processes of the run."""
         check_card_used(config.model.dtype, self.runtime.device)
@@ -151,7 +150,6 @@ class Run(LoraRun):
             start = self.runtime.on_main(partial(starting_point, self.config, resume))
             changes = Changes()
             if start:
-                self.config = self.runtime.on_main(partial(with_chosen_credit, self.config, start))
                 # Only the main process reads a local judge's weights for their digest.
                 compare = partial(changes_since, start, self.config, code=self.code, allowed=allow_changes)
                 changes = self.runtime.on_main(compare)
@@ -160,8 +158,6 @@ class Run(LoraRun):
                 check_image_counts(self.config, self.train_prompts, self.evaluation_prompts)
 
             self._build_models(functions, resumed=start is not None)
-            if self.config.advantages.credit == "auto":
-                self._decide_credit()
             self._build_records(start, changes)
             on_fault.pop_all()  # `train` closes them
 
@@ -205,31 +201,6 @@ class Run(LoraRun):
         self.begin_average()
         if self.objective.needs == "endpoint":
             self.old = OldPolicy(self.transformer)
-
-    def _decide_credit(self) -> None:
-        """Replace `advantages.credit: auto` in the config, by the locality of the first policy's panels."""
-        config = self.config
-        rows = epoch_rows(self.train_prompts, epoch=0, count=PROMPTS, group_size=1, seed=config.seed)
-        draw = self.draw(self.sampler)
-        changes = []
-        for row in rows:
-            # Another epoch for every group: its noise is its own.
-            of_group = replace(draw, epoch=row.number)
-            # A set judge reads a panel after the panels before it, so its answers are less local.
-            with pair_by_pair(self.judge):
-                changes += panel_changes(
-                    config, of_group, self.rewards, row.prompt, children=CHILDREN, **self.scorer_options
-                )
-
-        # One finding of all ranks, since answers of a remote judge may differ.
-        locality = Locality.of([*chain(*self.runtime.gather(changes))])
-        self.config = config.with_credit(locality.credit)
-        if self.runtime.is_main:
-            logger.info(
-                "advantages.credit: auto is %s: %.0f %% of the change by a panel's noise lies in parts without it",
-                locality.advice,
-                100 * locality.share,
-            )
 
     def _load_scorers(self, functions: Mapping[str, RewardFunction], *, resumed: bool) -> None:
         config = self.config

@@ -1,14 +1,14 @@
-"""Checks of an epoch's scores: not finite, missing, alike, and without parts for panel credit."""
+"""Checks of an epoch's scores: not finite, missing and alike."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 
-from pacorl.core.metric_names import ALARM, ALIKE, EPOCH_MEANINGS, WHOLE_SETS
+from pacorl.core.metric_names import ALARM, ALIKE
 from pacorl.grpo.rows import Row
 from pacorl.grpo.run import Run
-from pacorl.grpo.scoring import Parts, Scorer, Scores
+from pacorl.grpo.scoring import Scorer, Scores
 from pacorl.runtime.processes import SharedFault
 from pacorl.types import Prompt
 
@@ -52,12 +52,3 @@ def check_alike(run: Run, metrics: Mapping[str, float]) -> dict[str, float]:
         "score; print what it returns for images that differ",
     )
     return {f"{ALARM}{ALIKE}": 1.0}
-
-
-def check_parts(run: Run, parts: Mapping[int, Parts] | None) -> dict[str, float]:
-    """Warn, and return an alarm, if panel credit finds no parts of scores; `parts` is None without panel credit."""
-    if parts is None or parts:
-        return {}
-    credit = run.config.advantages.credit
-    run.warn_once(WHOLE_SETS, f"epoch {run.epoch + 1}: advantages.credit is {credit}, but {EPOCH_MEANINGS[WHOLE_SETS]}")
-    return {f"{ALARM}{WHOLE_SETS}": 1.0}

@@ -207,6 +207,8 @@ class PolicyTrainer(Run):
         return evaluate(self)
 
     def _run_epochs(self) -> None:
+        if self.credit_note:
+            self.bars.say(self.credit_note)
         self.bars.epoch(self.epoch, note="")
         self.keep_state()
         if self._evaluate_if_due() and (self.epoch or self.finished):

@@ -81,6 +81,12 @@ def asks_judge(config: RewardConfig, *, run: bool = True) -> bool:
     return reward_spec(config.name, run=run).asks_judge
 
 
+def has_parts(config: RewardConfig, *, run: bool = True) -> bool:
+    """Check whether a reward's score has a part for each panel (`ScoresPanels`); `run` as in `check_rewards`."""
+    # The worst panel's score is no sum of parts.
+    return hasattr(reward_spec(config.name, run=run).target, "panel_scores") and config.args.get("statistic") != "worst"
+
+
 def build_rewards(
     configs: Sequence[RewardConfig], *, judge: Judge | None, device: str | torch.device = "cpu"
 ) -> Mapping[str, Reward]:

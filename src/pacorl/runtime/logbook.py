@@ -258,6 +258,13 @@ class ProgressBars:
         self._progress.stop()
         self._writes_lines = False
 
+    def say(self, text: str) -> None:
+        """Write a line, above the bars of a terminal."""
+        if self._progress.disable:
+            self._write_line(text)
+        else:
+            self._progress.console.print(printable(text), markup=False, highlight=False)
+
     def epoch(self, done: int, *, note: str) -> None:
         """Show that so many epochs are finished."""
         self._progress.update(self._epochs, completed=done, note=printable(note))

@@ -563,7 +563,9 @@ def test_the_plan_trains_nodes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_panel_credit_keeps_a_log_probability_of_each_token(checkpoints: Path) -> None:
-    by_set, by_panel = (plan_policy(tiny_run(checkpoints, f"advantages.credit={credit}")) for credit in ("set", "auto"))
+    by_set, by_panel = (
+        plan_policy(tiny_run(checkpoints, f"advantages.credit={credit}")) for credit in ("set", "panel")
+    )
     config = tiny_run(checkpoints)
     samples = config.prompts_per_epoch * config.group_size
     tokens = 16 * 16  # of an image of 128 px

@@ -68,10 +68,10 @@ class AggregateOptions(Section):
     """The settings that every aggregate has; an aggregate adds its own."""
 
     aggregate: str
-    credit: Literal["set", "panel", "auto"] | Share = "set"
+    credit: Literal["set", "panel"] | Share | None = None
     """What the tokens of a panel learn from. set: the scores of the whole set. panel: the parts of them that contain
     the panel, such as its pairs and its text. A number is the share of panel in a mix of both; 0 is set and 1 panel.
-    auto: panel, 0.5 or set, by how local panels are before the first epoch; the run's config.yaml has the choice."""
+    Left out: panel if every reward has such parts and no prompt is an edit, else set."""
     floor: Floor = NO_FLOOR
     clip: float = Field(5.0, gt=0)
     """Advantages are clipped to ±clip."""
@@ -85,8 +85,8 @@ class AggregateOptions(Section):
 
     @property
     def panel_share(self) -> float:
-        """Share of panel credit, from 0 (set) to 1 (panel); the most that an undecided `auto` may become."""
-        shares: dict[str | float, float] = {"set": 0.0, "panel": 1.0, "auto": 1.0}
+        """Share of panel credit, from 0 (set, as long as nothing is chosen) to 1 (panel)."""
+        shares: dict[str | float | None, float] = {None: 0.0, "set": 0.0, "panel": 1.0}
         return shares.get(self.credit, self.credit)  # type: ignore[arg-type]
 
 

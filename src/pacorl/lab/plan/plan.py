@@ -21,7 +21,7 @@ import torch
 from pacorl.config.base import ConfigError
 from pacorl.core.devices import available_device
 from pacorl.generate.generator import SIZE
-from pacorl.grpo.builders import without_idle_judges
+from pacorl.grpo.builders import with_credit, without_idle_judges
 from pacorl.grpo.inputs import run_inputs
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
@@ -178,6 +178,7 @@ def plan_policy(config: PolicyConfig, *, world: int | None = None) -> Plan:
     evaluation = _prompts(config, config.prompts.evaluation, limit=config.prompts.evaluation_limit)
     prompts = [*train, *evaluation]
     config.check_prompts(prompts)
+    config, _ = with_credit(config, {}, train, run=False)
     for key, reward in sources.rewards_of(config):
         reward.check(evaluation if key.startswith("evaluation.") else prompts)
     leaks = check_leaks(
