@@ -71,15 +71,6 @@ class PolicyLoss:
             return self.velocity(x_BNC, sigma, conditioning, size)
 
 
-@dataclass(frozen=True, slots=True)
-class Term:
-    """A part of an update's loss: one forward and one backward."""
-
-    loss: Callable[[], Loss]
-    samples: int
-    """Number of samples in its mean."""
-
-
 def update_policy(
     policy_loss: PolicyLoss, samples: Samples, values: Advantages, *, runtime: Runtime, draw: tuple[int, ...]
 ) -> dict[str, float]:
@@ -103,16 +94,16 @@ def update_policy(
     """
     # 1. Forwards and their weights.
     terms = _terms(policy_loss, samples, values, draw=draw)
-    total = sum(term.samples for term in terms)
+    total = sum(count for count, _ in terms)
 
     # 2. Forward and backward of each.
     results = []
-    for number, term in enumerate(terms):
+    for number, (count, compute) in enumerate(terms):
         last = number == len(terms) - 1
         with runtime.accumulating(policy_loss.policy.transformer, last=last):
-            loss, metrics = term.loss()
-            runtime.backward(loss / (total / term.samples), last=last)
-        results.append((term.samples, metrics | {"loss": loss.detach()}))
+            loss, metrics = compute()
+            runtime.backward(loss / (total / count), last=last)
+        results.append((count, metrics | {"loss": loss.detach()}))
 
     # 3. Metrics of this rank's equal share.
     return _summary(_read(results))
@@ -137,17 +128,19 @@ def _read(results: Sequence[tuple[int, Mapping[str, Metric]]]) -> list[tuple[int
     return read
 
 
-def _terms(policy_loss: PolicyLoss, samples: Samples, values: Advantages, *, draw: tuple[int, ...]) -> list[Term]:
-    terms = []
+def _terms(
+    policy_loss: PolicyLoss, samples: Samples, values: Advantages, *, draw: tuple[int, ...]
+) -> list[tuple[int, Callable[[], Loss]]]:
+    """List the terms of the loss, one forward each: number of samples in its mean, and function that computes it."""
+    terms: list[tuple[int, Callable[[], Loss]]] = []
     if policy_loss.objective.needs == "path":
         for nodes in samples.nodes:
-            terms.append(Term(partial(_path_loss, policy_loss, nodes, values), len(nodes.row_B)))
+            terms.append((len(nodes.row_B), partial(_path_loss, policy_loss, nodes, values)))
         return terms
 
     for rollout in samples.rollouts:
         for step in policy_loss.sampler.sde_steps:
-            loss = partial(_endpoint_loss, policy_loss, rollout, values, step, draw=draw)
-            terms.append(Term(loss, len(rollout)))
+            terms.append((len(rollout), partial(_endpoint_loss, policy_loss, rollout, values, step, draw=draw)))
     return terms
 
 
