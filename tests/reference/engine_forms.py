@@ -197,7 +197,8 @@ def settings_of(config: PolicyConfig, policy: ToyPolicy) -> paco.Settings:
     is_path = OBJECTIVES[config.objective.name].needs == "path"
     shares_starts = tree.seeds < config.group_size
     # From the config's own keys: the engine's properties of them are compared too.
-    shares: dict[Any, float] = {"set": 0.0, "panel": 1.0}
+    # One of the rewards has no parts, so that the credit is the set's if it is left out.
+    shares: dict[Any, float] = {None: 0.0, "set": 0.0, "panel": 1.0}
     credit = config.advantages.credit
     is_gdpo = config.advantages.aggregate == "gdpo"
     return paco.Settings(
