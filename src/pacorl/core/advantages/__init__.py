@@ -86,8 +86,9 @@ class AggregateOptions(Section):
     @property
     def panel_share(self) -> float:
         """Share of panel credit, from 0 (set, as long as nothing is chosen) to 1 (panel)."""
-        shares: dict[str | float | None, float] = {None: 0.0, "set": 0.0, "panel": 1.0}
-        return shares.get(self.credit, self.credit)  # type: ignore[arg-type]
+        if isinstance(self.credit, float):
+            return self.credit
+        return 1.0 if self.credit == "panel" else 0.0
 
 
 class GroupedOptions(AggregateOptions):
