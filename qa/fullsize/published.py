@@ -18,6 +18,7 @@ import torch
 import transformers
 from diffusers import DiffusionPipeline
 from qa.fullsize.pretended import mapped
+from research import twin
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
@@ -62,27 +63,10 @@ def cut(config: Mapping[str, Any], depth: Depth) -> dict[str, Any]:
 
 
 def write_generator(folder: Path, spec: PolicySpec, texts: Sequence[str], *, depth: Depth) -> Path:
-    """A generator's folder: a twin's tokenizers and scheduler, and the published configs of what has weights."""
-    twin = spec.twin(texts)
-    if "processor" in spec.parts:
-        twin.processor.image_processor = type(twin.processor.image_processor)(**spec.parts["processor"])
-    twin.save_pretrained(folder)
-    for weights in folder.rglob("*.safetensors"):
-        weights.write_bytes(b"")
-    for name, config in spec.parts.items():
-        if name not in WITHOUT_WEIGHTS:
-            written = cut(config, depth) if name == "transformer" else with_token_ids(config, twin)
-            (folder / name / "config.json").write_text(json.dumps(written))
+    """A generator's folder of so many blocks."""
+    parts = {**spec.parts, "transformer": cut(spec.parts["transformer"], depth)}
+    twin.write_generator(folder, spec, parts=parts, texts=texts, weights=False)
     return folder
-
-
-def with_token_ids(config: Mapping[str, Any], source: Any) -> dict[str, Any]:
-    """A vision-language model's config by the ids that a twin's tokenizer gives an image; others are as they were."""
-    if config.get("model_type") not in {"qwen2_5_vl", "qwen3_vl"}:
-        return dict(config)
-    ids = getattr(source, "processor", source).tokenizer.convert_tokens_to_ids
-    names = {"image": "<|image_pad|>", "video": "<|video_pad|>", "vision_start": "<|vision_start|>"}
-    return {**config, **{f"{name}_token_id": ids(token) for name, token in names.items()}}
 
 
 QUARTERS = 4
@@ -100,11 +84,7 @@ def judge_config(quarters: int) -> dict[str, Any]:
 
 def write_judge(folder: Path, texts: Sequence[str], *, quarters: int) -> Path:
     """The published 7B judge's folder, with so many quarters of its blocks."""
-    _, processor = twins.tiny_judge(texts)
-    processor.image_processor = type(processor.image_processor)(**JUDGE_PARTS["processor"])
-    processor.save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps(with_token_ids(judge_config(quarters), processor)))
-    (folder / "model.safetensors").write_bytes(b"")
+    twin.write_judge(folder, {**JUDGE_PARTS, "model": judge_config(quarters)}, texts=texts, weights=False)
     return folder
 
 

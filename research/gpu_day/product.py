@@ -44,15 +44,15 @@ def measure_product(options: argparse.Namespace) -> Iterator[Record]:
         width = ["--width", "tiny" if options.tiny else "published"]
         depth = ["--depth", str(options.depth)] if options.depth else []
         for kind in ("flux", "judge"):
-            seconds = run("twin", kind, str(folder / kind), *width, *depth)
+            seconds = run("research.twin", kind, str(folder / kind), *width, *depth)
             size = sum(path.stat().st_size for path in (folder / kind).rglob("*.safetensors"))
             yield {"figure": f"seconds to write {kind}", "value": seconds, "bytes": size}
         settings = [*SETTINGS, *(TINY_SETTINGS if options.tiny else ())]
         settings += [f"model.checkpoint={folder / 'flux'}", f"judge.checkpoint={folder / 'judge'}"]
         settings += [f"out={folder / 'run'}"]
-        seconds = run("train-policy", str(RECIPE), *settings)
+        seconds = run("pacorl", "train-policy", str(RECIPE), *settings)
         yield {"figure": "seconds of train-policy, one epoch", "value": seconds}
-        seconds = run("train-policy", str(RECIPE), *settings, "epochs=2", "--resume", "auto")
+        seconds = run("pacorl", "train-policy", str(RECIPE), *settings, "epochs=2", "--resume", "auto")
         yield {"figure": "seconds of train-policy, resumed for a second epoch", "value": seconds}
         lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
         epochs = [line["epoch"] for line in lines if line["kind"] == "epoch"]
@@ -65,14 +65,15 @@ def measure_product(options: argparse.Namespace) -> Iterator[Record]:
 
 
 def run(*line: str) -> float:
-    """Run a command of pacorl; its seconds. What it prints goes on at once, so that a kill leaves its last line.
+    """Run a module in the root of the repository, and return its seconds. What it prints goes on at once.
 
     Raises:
         RuntimeError: it failed; the message is the last line that it printed.
     """
     started, last = time.monotonic(), "no message"
     with subprocess.Popen(
-        [sys.executable, "-m", "pacorl", *line],
+        [sys.executable, "-m", *line],
+        cwd=ROOT,
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -84,7 +85,7 @@ def run(*line: str) -> float:
             print(printed, end="", flush=True)
             last = printed.strip() or last
     if process.returncode:
-        raise RuntimeError(f"pacorl {line[0]} failed: {last}")
+        raise RuntimeError(f"{' '.join(line[:2])} failed: {last}")
     return time.monotonic() - started
 
 

@@ -6,8 +6,17 @@ import sys
 import pytest
 import torch
 
+from pacorl.judge.prompting import chat_text
 from pacorl.models.policies.flux import TINY_FLUX
-from pacorl.models.twins import TINY, clip_tokenizer_of, model_on_meta, qwen_tokenizer_of, tiny_clip
+from pacorl.models.twins import (
+    TINY,
+    clip_tokenizer_of,
+    model_on_meta,
+    qwen_tokenizer_of,
+    random_weight,
+    tiny_clip,
+    tiny_judge,
+)
 from pacorl.tiny.characters import vocabulary
 
 
@@ -48,3 +57,26 @@ def test_a_model_on_meta_leaves_torch_s_initialisation_whole() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"
+
+
+def test_the_answer_of_a_judge_that_could_think_begins_after_an_empty_thought() -> None:
+    """The text is that of Qwen3.5's published template with `enable_thinking=False`."""
+    _, processor = tiny_judge(["Yes. No."], "qwen3_5")
+    content = [{"type": "image"}, {"type": "text", "text": "Same?"}]
+    turns = [{"role": "system", "content": "Look."}, {"role": "user", "content": content}]
+    assert chat_text(processor, turns) == (
+        "<|im_start|>system\nLook.<|im_end|>\n"
+        "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Same?<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+
+
+def test_random_weights_keep_outputs_finite() -> None:
+    shape = torch.empty(3, 5, dtype=torch.bfloat16, device="meta")
+    assert not random_weight("norm.bias", shape[0]).any()
+    assert (random_weight("norm.weight", shape[0]) == 1).all()
+    assert (random_weight("bn.running_var", shape[0]) == 1).all()
+    matrix = random_weight("linear.weight", torch.empty(3000, 1024, device="meta"))
+    assert abs(float(matrix.std()) / 0.02 - 1) < 0.01
+    assert not torch.equal(matrix[0], matrix[1024])
+    assert not random_weight("ids", torch.empty(4, dtype=torch.long)).any()

@@ -25,7 +25,6 @@ from pacorl.cli import (
     score,
     serve,
     train,
-    twin,
 )
 from pacorl.cli.shared import Commands, echo, echo_errors, fault_line, print_json
 from pacorl.io.terminal import PrintableFormatter, printable
@@ -58,7 +57,6 @@ app.command("adapter")(files.adapter)
 app.command("studio")(serve.studio)
 app.command("serve", context_settings={"allow_extra_args": True})(serve.serve)
 app.command("doctor")(doctor.doctor)
-app.command("twin")(twin.twin)
 for group in (dataset.app, files.data, files.prompts, benchmark.app, files.config):
     app.add_typer(group)
 

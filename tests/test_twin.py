@@ -1,4 +1,4 @@
-"""Checkpoints of random weights: they load, and have the shapes that they name."""
+"""Checkpoints of random weights, by research/twin.py: they load, and have the shapes that they name."""
 
 from __future__ import annotations
 
@@ -7,22 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from research import twin
 from research.gpu_day import product
 from safetensors.torch import load_file
 from tiny_runs import metrics
-from typer.testing import CliRunner
 
-from pacorl.cli import app
 from pacorl.config.base import load
 from pacorl.core.objectives import RATIO_DEVIATION
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import train_policy
 from pacorl.judge import JUDGES
 from pacorl.judge.local import LocalJudge
-from pacorl.judge.prompting import chat_text
-from pacorl.lab import twin
 from pacorl.models.policies import POLICIES
-from pacorl.models.twins import random_weight, tiny_judge
 from pacorl.types import Question, Size
 
 SLOW = ["flux", "kontext", "qwen_edit"]
@@ -33,7 +29,7 @@ FEW_KINDS = pytest.mark.parametrize("kind", ["klein", *(pytest.param(kind, marks
 @FEW_KINDS
 def test_a_generators_twin_loads(kind: str, tmp_path: Path) -> None:
     spec, folder = POLICIES[kind], tmp_path / kind
-    twin.write_generator(spec, folder, width="tiny", depth=1)
+    twin.main([kind, str(folder), "--width", "tiny", "--depth", "1"])
     policy = spec.from_pretrained(folder, dtype="bfloat16")
     assert len(policy.pipeline.transformer.transformer_blocks) == 1
     stored = {
@@ -46,7 +42,7 @@ def test_a_generators_twin_loads(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("base", JUDGES["local"].bases)
 def test_a_judges_twin_answers(base: str, tmp_path: Path) -> None:
     folder = tmp_path / "judge"
-    twin.write_judge(JUDGES["local"], folder, base=base, width="tiny")
+    twin.main([base, str(folder), "--width", "tiny"])
     policy = POLICIES["flux"].from_pretrained("tiny", max_sequence_length=48)
     size = Size(64, 64)
     images = policy.decode(policy.noise([0, 1], size), size)
@@ -54,24 +50,11 @@ def test_a_judges_twin_answers(base: str, tmp_path: Path) -> None:
     assert 0 < verdict.p_yes < 1
 
 
-def test_the_answer_of_a_judge_that_could_think_begins_after_an_empty_thought() -> None:
-    """The text is that of Qwen3.5's published template with `enable_thinking=False`."""
-    _, processor = tiny_judge(["Yes. No."], "qwen3_5")
-    content = [{"type": "image"}, {"type": "text", "text": "Same?"}]
-    turns = [{"role": "system", "content": "Look."}, {"role": "user", "content": content}]
-    assert chat_text(processor, turns) == (
-        "<|im_start|>system\nLook.<|im_end|>\n"
-        "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Same?<|im_end|>\n"
-        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
-    )
-
-
 @pytest.mark.slow
 def test_a_recipe_trains_on_shallow_twins(tmp_path: Path) -> None:
     """As gpu_day's part `product` does, whose commands are processes."""
     for kind in ("flux", "judge"):
-        done = CliRunner().invoke(app, ["twin", kind, str(tmp_path / kind), "--width", "tiny", "--depth", "1"])
-        assert done.exit_code == 0, done.output
+        twin.main([kind, str(tmp_path / kind), "--width", "tiny", "--depth", "1"])
     folders = [f"model.checkpoint={tmp_path / 'flux'}", f"judge.checkpoint={tmp_path / 'judge'}"]
     settings = [*product.SETTINGS, *product.TINY_SETTINGS, *folders, f"out={tmp_path / 'run'}"]
     run = train_policy(load(PolicyConfig, product.RECIPE, settings))
@@ -89,7 +72,7 @@ def test_published_configs_are_written_whole(kind: str, tmp_path: Path, monkeypa
 
     monkeypatch.setattr(twin, "write_shards", count)
     spec, folder = POLICIES[kind], tmp_path / kind
-    twin.write_generator(spec, folder, width="published")
+    twin.main([kind, str(folder)])
     assert abs(weights["transformer"] / spec.parameters - 1) < 1e-3
     config = json.loads((folder / "transformer" / "config.json").read_text())
     published = spec.parts["transformer"]
@@ -111,16 +94,5 @@ def test_shards_are_small_and_their_index_is_whole(tmp_path: Path, monkeypatch: 
 
 
 def test_a_folder_that_exists_is_refused(tmp_path: Path) -> None:
-    with pytest.raises((ValueError, OSError), match="name another folder"):
-        twin.write_generator(POLICIES["flux"], tmp_path, width="tiny")
-
-
-def test_random_weights_keep_outputs_finite() -> None:
-    shape = torch.empty(3, 5, dtype=torch.bfloat16, device="meta")
-    assert not random_weight("norm.bias", shape[0]).any()
-    assert (random_weight("norm.weight", shape[0]) == 1).all()
-    assert (random_weight("bn.running_var", shape[0]) == 1).all()
-    matrix = random_weight("linear.weight", torch.empty(3000, 1024, device="meta"))
-    assert abs(float(matrix.std()) / 0.02 - 1) < 0.01
-    assert not torch.equal(matrix[0], matrix[1024])
-    assert not random_weight("ids", torch.empty(4, dtype=torch.long)).any()
+    with pytest.raises(FileExistsError):
+        twin.main(["flux", str(tmp_path), "--width", "tiny"])
