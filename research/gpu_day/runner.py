@@ -25,7 +25,7 @@ from .parts import PARTS, Part, Record, SkipPart, UnusableMachine
 
 ROOT = Path(__file__).parents[2]
 NEEDS = (
-    "torch>=2.11", "accelerate", "diffusers", "einops", "httpx2", "jinja2", "peft", "pillow", "pydantic", "pyyaml",
+    "torch>=2.11", "accelerate", "diffusers", "einops", "httpx2", "jinja2", "peft", "pillow", "pydantic", "ruamel.yaml",
     "rich", "safetensors", "tensorboard", "transformers", "typer",
 )  # fmt: skip
 """Packages that the parts import. Compiled are torch, numpy, pillow, pydantic-core, safetensors and tokenizers."""

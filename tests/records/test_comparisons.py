@@ -101,7 +101,7 @@ def test_a_bad_record_is_named(folder: Path, record: Any, fault: str) -> None:
 
 def test_broken_json_is_named_by_line(folder: Path) -> None:
     (folder / "train.json").write_text('[\n{"messages": [},\n]')
-    with pytest.raises(ValueError, match=r"train\.json:2: not valid JSON at column 15"):
+    with pytest.raises(ValueError, match=r"train\.json:2: not valid JSON"):
         comparisons_from(f"{folder}:cot_train")
     (folder / "train.json").write_bytes(b'[\n"\xff"]')
     with pytest.raises(ValueError, match=r"train\.json:2: not UTF-8"):

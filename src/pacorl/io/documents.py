@@ -4,30 +4,31 @@
     config = read_yaml(Path("run.yaml"))
     write_json(folder / "summary.json", summary)
 
-Readers accept regular files of bounded size and depth in UTF-8, with finite numbers, texts that can be written as UTF-8
-again, and no repeated key in a mapping. YAML is version 1.2 (`io.yaml_core`). Every fault is a ValueError; its message
-begins with the file and its line. `fix`, a parameter of some readers, ends it with the caller's advice to the user.
+Readers accept regular files of bounded size and depth in UTF-8. JSON has no NaN. YAML is version 1.2: `no` and `on` are
+texts, 1e-4 is a number, and keys of a mapping are unique. Every fault is a ValueError; its message begins with the file
+and its line. `fix`, a parameter of some readers, ends it with the caller's advice to the user.
 """
 
 from __future__ import annotations
 
+import io
 import json
-import math
 import os
 import re
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
 
 from pacorl.io.files import PRIVATE, SHARED, disk_errors, flush_to_disk, open_regular, read_bytes, write_atomic
-from pacorl.io.yaml_core import MAX_DEPTH, CoreDumper, CoreLoader
+
+if TYPE_CHECKING:
+    from ruamel.yaml import YAML
 
 Item = TypeVar("Item")
 JsonObject = dict[str, Any]
@@ -39,12 +40,8 @@ MAX_OBJECT_BYTES = 2**24
 """Limit of a file with one JSON object, such as a summary or a config: parsed it takes up to 70 times the memory."""
 MAX_YAML_BYTES = 2**20
 """Limit of a YAML file: people write these by hand, and the parser takes ten seconds for a million characters."""
-FLOAT_MAX = int(sys.float_info.max)
-"""Largest whole number with a float; computing with larger numbers raises OverflowError."""
-HALF_PAIR = re.compile(r"[\ud800-\udfff]")
-"""Half of a surrogate pair. Escapes of JSON and YAML can contain it, UTF-8 cannot, so writing it again would fail."""
-TOKEN = re.compile(r'("(?:[^"\\]|\\.)*")\s*(:?)|[{}]')
-"""Token of a JSON text: a string, with the colon that makes it a key, or the edge of an object."""
+JSON_FAULT = re.compile(r"(?P<fault>.*) at line (?P<line>\d+) column (?P<column>\d+)")
+"""Message of pydantic's parser."""
 
 
 def read_text(path: Path, *, fix: str = "", limit: int = MAX_BYTES) -> str:
@@ -174,116 +171,26 @@ def faults_of(error: ValidationError) -> str:
     return "; ".join(faults).replace("Value error, ", "")
 
 
-def parse_json(text: str | bytes, *, name: str = "", fix: str = "", half_pairs: bool = False) -> Any:
+def parse_json(text: str | bytes, *, name: str = "", fix: str = "") -> Any:
     """Parse a JSON document; `name` is the file, to which the message of a fault adds the line.
 
     Args:
         text: the document.
         name: the file.
         fix: advice to the user about an unusable document.
-        half_pairs: whether its texts may hold half of a surrogate pair.
 
     Raises:
-        ValueError: it is not JSON, not UTF-8, nested too deeply, or has a repeated key, an infinite number, or half of
-            a surrogate pair.
+        ValueError: it is not JSON, not UTF-8, nested too deeply, or has NaN or half of a surrogate pair.
     """
     text = _decoded(text, name or "the text") if isinstance(text, bytes) else text
     try:
-        # The parser's hooks see a repeated key and a constant, but not where they are.
-        document = json.loads(text, object_pairs_hook=_unrepeated, parse_constant=_refused)
-        _check_values(document, half_pairs=half_pairs)
-    except json.JSONDecodeError as error:
-        line = error.lineno
-        fault = f"not valid JSON at column {error.colno} ({error.msg})"
-    except _RepeatedKeyError:
-        key, line = _repeated_key(text)
-        fault = f"key {key!r} is given twice in one object; keep one of them"
-    except RecursionError:
-        line = 1
-        fault = f"nested deeper than {MAX_DEPTH} levels"
-    except ValueError as error:  # a number or a text
-        line = 0
-        fault = str(error)
-    else:
-        return document
-
-    # One line with file, line, fault and fix.
-    if name:
-        fault = f"{name}:{line}: {fault}" if line else f"{name}: {fault}"
-    raise ValueError(fault + _ending(fix))
-
-
-class _RepeatedKeyError(Exception):
-    """A key is repeated; the parser's hook gets neither its place nor its object's."""
-
-
-def _unrepeated(pairs: list[tuple[str, Any]]) -> JsonObject:
-    record = dict(pairs)
-    if len(record) < len(pairs):
-        raise _RepeatedKeyError
-    return record
-
-
-def _repeated_key(text: str) -> tuple[str, int]:
-    """Find the first repeated key of a JSON text, and its line."""
-    objects: list[set[str]] = []
-    for token in TOKEN.finditer(text):
-        if token[0] == "{":
-            objects.append(set())
-        elif token[0] == "}":
-            objects.pop()
-        elif token[2]:
-            key = json.loads(token[1])
-            if key in objects[-1]:
-                return key, text.count("\n", 0, token.start()) + 1
-            objects[-1].add(key)
-    raise AssertionError("no object has a key twice")
-
-
-def _refused(constant: str) -> None:
-    raise ValueError(f"{constant} is not a number of JSON; write null if there is none")
-
-
-def _check_values(document: Any, *, half_pairs: bool = False) -> None:
-    """Raise ValueError if a document is nested too deeply, or holds a number or text that cannot be used."""
-    # Depth first, with one iterator per level: a list of all containers would take more memory than the document.
-    walks: list[Iterator[tuple[Any, Any]]] = [iter([("", document)])]
-    path: list[Any] = []
-    while walks:
-        step = next(walks[-1], None)
-        if step is None:
-            walks.pop()
-            if path:
-                path.pop()
-            continue
-
-        # A container is walked next; its own key is checked now.
-        key, value = step
-        if isinstance(value, dict | list):
-            if len(walks) > MAX_DEPTH:
-                raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
-            if value:
-                walks.append(iter(value.items() if isinstance(value, dict) else enumerate(value)))
-                path.append(key)
-            value = None
-        fault = _fault_of(value, half_pairs=half_pairs) or _fault_of(key, half_pairs=half_pairs)
-        if fault:
-            # The document itself has no name, and a key may be the fault.
-            at = ".".join(map(str, [*path[1:], key])) + ": " if path else ""
-            raise ValueError(at.encode(errors="backslashreplace").decode() + fault)
-
-
-def _fault_of(value: Any, *, half_pairs: bool) -> str:
-    """Return the reason why a number (1e999 is infinite) or text cannot be used; empty if it can."""
-    if isinstance(value, str):
-        whole = half_pairs or value.isascii() or not HALF_PAIR.search(value)
-        if whole:
-            return ""
-        return f"{repr(value)[:40]} holds half of a surrogate pair, which is no character"
-    infinite = isinstance(value, float) and not math.isfinite(value)
-    if infinite or (isinstance(value, int) and abs(value) > FLOAT_MAX):
-        return f"{repr(value)[:20]} is not a finite number"
-    return ""
+        return from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        match = JSON_FAULT.fullmatch(str(error))
+        assert match is not None
+        place = f"{name}:{match['line']}: " if name else ""
+        fault = f"{place}not valid JSON at column {match['column']} ({match['fault']})"
+        raise ValueError(fault + _ending(fix)) from None
 
 
 def parse_object(line: str | bytes, *, kind: str = "record", fix: str = "") -> JsonObject:
@@ -307,19 +214,34 @@ def parse_yaml(text: str, *, name: str) -> Any:
     """Parse a YAML 1.2 document; `name` begins the message of a fault.
 
     Raises:
-        ValueError: it is not YAML, too large, or has a repeated key or an infinite number.
+        ValueError: it is not YAML, or has a repeated key.
     """
+    from ruamel.yaml.error import MarkedYAMLError
+
     try:
-        document = CoreLoader(text).get_single_data()
-        _check_values(document)
-    except yaml.MarkedYAMLError as error:
+        return _yaml().load(text)
+    except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark and "\n" in text else ""
         raise ValueError(f"{name}{line}: not valid YAML: {error.problem or error.context}") from None
-    # Escapes beyond Unicode's last character, and ints with more digits than Python reads.
-    except (yaml.YAMLError, ValueError, OverflowError) as error:
-        raise ValueError(f"{name}: not valid YAML: {' '.join(str(error).split())}") from None
-    return document
+    except Exception as error:  # of a tag that does not fit its text, an escape beyond Unicode, a deep nesting
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{name}: not valid YAML: {type(error).__name__} {reason}") from None
+
+
+def _yaml() -> YAML:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.constructor import SafeConstructor
+
+    class Constructor(SafeConstructor):
+        """The core schema, which has no dates."""
+
+    Constructor.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_yaml_str)
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Constructor = Constructor
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False
+    return yaml
 
 
 def _checked_object(document: Any, demand: str, fix: str) -> JsonObject:
@@ -348,7 +270,9 @@ def as_read_back(document: Any) -> Any:
 
 def dump_yaml(document: Any) -> str:
     """Format a document as YAML, keys in the order given."""
-    return str(yaml.dump(document, Dumper=CoreDumper, sort_keys=False, allow_unicode=True))
+    buffer = io.StringIO()
+    _yaml().dump(document, buffer)
+    return buffer.getvalue()
 
 
 def write_json(path: Path, document: Any, *, indent: int | None = 2, mode: int = SHARED) -> None:

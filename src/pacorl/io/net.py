@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from pacorl import __version__
-from pacorl.io.documents import JsonObject, parse_json
+from pacorl.io.documents import JsonObject
 
 if TYPE_CHECKING:
     import ssl
@@ -94,7 +94,8 @@ class Answer:
     def document(self) -> JsonObject:
         """Parse the body's JSON object. Raises TransientError if it is none."""
         try:
-            document = parse_json(self.body, half_pairs=True)  # a judge may list half a character as a token
+            # Not by `parse_json`: a judge may list half a character as a token.
+            document = json.loads(self.body.decode("utf-8-sig"), parse_constant=_finite, parse_float=_finite)
         except MALFORMED as fault:
             reason = self._one_line(str(fault)) if isinstance(fault, ValueError) else type(fault).__name__
             raise TransientError(f"an answer that is not JSON ({reason})") from None
@@ -127,6 +128,13 @@ class Answer:
         if self.key:
             return clean.replace(self.key, "***")
         return clean
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number} is not a finite number")
+    return value
 
 
 async def exchange(

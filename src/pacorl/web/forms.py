@@ -9,32 +9,19 @@ from typing import Annotated, Any
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
-from starlette.concurrency import run_in_threadpool
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pacorl.io.documents import HALF_PAIR, parse_json
+from pacorl.io.documents import parse_json
 
 MOST_LETTERS = 2**21
 """Length of any text of a form; most fields allow far fewer letters."""
 MOST_ENTRIES = 1024
 """Length of any list or object of a form; each field's own limit is lower."""
-LARGE_BYTES = 256 * 2**10
-"""JSON above it is parsed on a thread."""
 SHOWN_FAULTS = 3
 SHOWN_LETTERS = 200
 
 
-def _writable(text: str) -> str:
-    """Check that a text can be UTF-8 in answers and databases, which JSON's escapes do not guarantee."""
-    if len(text) > MOST_LETTERS:
-        raise ValueError(f"it has {len(text):,} letters; at most {MOST_LETTERS:,} are taken")
-    # isascii() takes no time, the search a second for 64 MiB.
-    if not text.isascii() and HALF_PAIR.search(text):
-        raise ValueError("it holds half of a surrogate pair, which is no character")
-    return text
-
-
-Text = Annotated[str, AfterValidator(_writable)]
+Text = Annotated[str, Field(max_length=MOST_LETTERS)]
 """A text of a form."""
 
 
@@ -73,7 +60,7 @@ class JsonRoute(APIRoute):
 
 
 class JsonRequest(Request):
-    """A request whose large JSON is parsed on a thread."""
+    """A request whose JSON is parsed as files are."""
 
     async def json(self) -> Any:
         """Parse the body.
@@ -82,11 +69,8 @@ class JsonRequest(Request):
             JSONDecodeError: it is no JSON, not UTF-8, or nested too deeply.
         """
         body = await self.body()
-        # Half of a surrogate pair is refused by the fields, which name it.
         try:
-            if len(body) > LARGE_BYTES:
-                return await run_in_threadpool(parse_json, body, half_pairs=True)
-            return parse_json(body, half_pairs=True)
+            return parse_json(body)
         except ValueError as fault:
             raise json.JSONDecodeError(str(fault), "", 0) from None
 
@@ -99,6 +83,8 @@ def validation_message(error: RequestValidationError) -> str:
         return "the body is not read as JSON; send the header `Content-Type: application/json`"
     shown = []
     for fault in faults[:SHOWN_FAULTS]:
+        if fault["type"] == "json_invalid":
+            return str(fault["ctx"]["error"])
         field = ".".join([str(name) for name in fault["loc"][1:]])
         shown.append(f"{field}: {fault['msg']}".removeprefix(": ")[:SHOWN_LETTERS])
     if len(faults) > SHOWN_FAULTS:
