@@ -1,4 +1,4 @@
-"""Tens of thousands of hostile inputs, and a table of what became of them. `make nightly` runs it.
+"""Thousands of hostile files, and a table of what became of them. `make nightly` runs it.
 
     python -m qa.attack --share 0.1                a tenth of it, with inputs of today's own
     python -m qa.attack --seed 7                   the inputs of another seed
@@ -27,31 +27,22 @@ FILES: dict[str, int] = {
     "images": 1200,
     "tables": 200,
     "weights": 240,
-    "checkpoints": 300,
-    "commands": 60,
-    "size_files": 12,
     "links": 24,
     "environment": 16,
 }
 """Module of targets that read files → inputs of each target, at share 1."""
-SOCKETS = ("servers", "size_servers", "answers")
-"""Modules that ask over sockets, and count their inputs themselves."""
 
 
 def tallies(only: str, *, seed: int, share: float) -> Iterator[Tally]:
     """One after another: the inputs of one target fill a core."""
     name, _, number = only.partition(":")
     family, _, target = name.partition("/")
-    for room in (*FILES, *SOCKETS):
-        if family and room.partition("_")[0] != family:
+    for room, most in FILES.items():
+        if family and room != family:
             continue
-        module = import_module(f"qa.attack.{room}")  # only now: rooms import what they try
-        if room in SOCKETS:
-            yield from module.tallies(seed=seed, share=share, target=target, number=int(number) if number else None)
-            continue
-        for chosen in module.targets():
+        for chosen in import_module(f"qa.attack.{room}").targets():  # only now: rooms import what they try
             if target in ("", chosen.name.partition("/")[2]):
-                first, count = (int(number), 1) if number else (0, max(1, round(share * FILES[room])))
+                first, count = (int(number), 1) if number else (0, max(1, round(share * most)))
                 yield attack(chosen, count, seed=seed, first=first)
 
 

@@ -147,19 +147,3 @@ def paths_in(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, .
     for key, value in pairs:
         yield (*path, key)
         yield from paths_in(value, (*path, key))
-
-
-def repeated_key(text: str, draw: random.Random) -> str:
-    """A JSON object's text in which one key of it stands twice, with two values."""
-    record = json.loads(text)
-    objects = (
-        [record, *(value for value in record.values() if isinstance(value, dict))] if isinstance(record, dict) else []
-    )
-    objects = [found for found in objects if found]
-    if not objects:
-        return text
-    chosen = draw.choice(objects)
-    key = draw.choice(list(chosen))
-    doubled = json.dumps(chosen, ensure_ascii=False)
-    inner = doubled[:-1] + f", {json.dumps(key)}: 12345" + "}"
-    return json.dumps(record, ensure_ascii=False).replace(doubled, inner, 1)

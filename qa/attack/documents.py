@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 from PIL import Image
-from qa.attack.damage import content_of, damage_bytes, damage_file, damage_line, mutant, put, repeated_key
+from qa.attack.damage import content_of, damage_bytes, damage_file, damage_line, mutant, put
 from qa.attack.harness import Target, WrongError
 
 from pacorl.config.base import load
@@ -145,7 +145,7 @@ def mutate(name: str, folder: Path, draw: random.Random) -> str:
     """Damages one document: its bytes, its values, or its keys."""
     path, document = folder / name, READERS[name][0]
     what = draw.choices(["bytes", "value", "file", "twice", "latin"], [45, 45, 3, 5, 2])[0]
-    if what == "bytes" or (path.suffix == ".csv" and what in ("value", "twice")):
+    if what == "bytes" or (path.suffix == ".csv" and what == "value") or (path.suffix != ".yaml" and what == "twice"):
         return damage_bytes(path, draw)
     if what == "file":
         return damage_file(path, draw)
@@ -168,23 +168,11 @@ def mutate(name: str, folder: Path, draw: random.Random) -> str:
 def _key_twice(path: Path, draw: random.Random) -> str:
     try:
         text = content_of(path).decode()
-        twice = _with_a_key_twice(text, path.suffix, draw)
-    except (ValueError, RecursionError):  # no document any more
+    except ValueError:  # no document any more
         return damage_bytes(path, draw)
-    put(path, twice.encode(errors="surrogatepass"))
-    return "must refuse a key twice" if twice.strip() != text.strip() else "nothing"
-
-
-def _with_a_key_twice(text: str, suffix: str, draw: random.Random) -> str:
-    if suffix == ".yaml":
-        keys = [line for line in text.split("\n") if line[:1].isalpha()] or ["key: 1"]
-        return f"{text}\n{draw.choice(keys).partition(':')[0]}: 12345\n"
-    if suffix == ".jsonl":
-        lines = text.splitlines() or ["{}"]
-        at = draw.randrange(len(lines))
-        lines[at] = repeated_key(lines[at], draw)
-        return "\n".join(lines) + "\n"
-    return repeated_key(text, draw)
+    keys = [line for line in text.split("\n") if line[:1].isalpha()] or ["key: 1"]
+    put(path, f"{text}\n{draw.choice(keys).partition(':')[0]}: 12345\n".encode())
+    return "must refuse a key twice"
 
 
 def read_all(name: str, folder: Path) -> None:

@@ -8,6 +8,7 @@ is gone. The command does its work, or says in one line why it cannot.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import http.server
 import json
 import os
@@ -20,15 +21,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from qa.attack import documents, tables
+from qa.attack import documents, links
 from qa.attack.harness import Target, WrongError
 from qa.attack.images import png
-from qa.attack.servers import REQUESTS, Asked, Running, built, sent
 from qa.campaign.stories import SET, SMALL, STORIES, draw_images
 
 CONSOLE = Path(sys.executable).with_name("pacorl")
@@ -77,10 +76,10 @@ SERVERS: dict[str, Sequence[str]] = {
     "annotate": ("dataset", "annotate", "ranked", "--annotators", "ben", "--port", "PORT"),
 }
 COMMANDS = LIGHT | HEAVY | SERVERS
-ASKED = {
-    "serve": replace(REQUESTS["judge"][0], body={**REQUESTS["judge"][0].body, "model": "tiny"}),
-    "studio": Asked("POST", "/api/uploads?name=cat.png", png(28, 28)),
-    "annotate": Asked("GET", "/api/task"),
+ASKED: dict[str, tuple[str, str, bytes]] = {
+    "serve": ("POST", "/tokenize", json.dumps({"model": "tiny", "prompt": "Yes"}).encode()),
+    "studio": ("POST", "/api/uploads?name=cat.png", png(28, 28)),
+    "annotate": ("GET", "/api/task", b""),
 }
 """The honest request to each server."""
 
@@ -115,7 +114,6 @@ VARIABLES: dict[str, Sequence[str | None]] = {
     "TRANSFORMERS_VERBOSITY": ("garbage",),
     "PACORL_HOSTS": (",,,", "\udcff", "x" * 50_000, "*"),
     "PACORL_API_KEY": ("", " ", "é", "a\udcffb", "x" * 5000),
-    "PACORL_ALLOW_PRIVATE_URLS": ("garbage", ""),
     "PACORL_UNKNOWN": ("1",),
     "OPENAI_BASE_URL": ("garbage", "http://[::1"),
     "http_proxy": ("garbage://x", "http://127.0.0.1:1", "x" * 5000),
@@ -154,7 +152,7 @@ def prepare(folder: Path) -> None:
             app(STORIES["train-policy"][0], standalone_mode=False)
     documents.write(folder / "p.jsonl", documents.READERS["p.jsonl"][0])
     (folder / "ranked").mkdir()
-    tables.prepare_annotations(folder / "ranked")
+    links.prepare_annotations(folder / "ranked")
     (folder / CASE).write_text(json.dumps({"command": "score"}))
 
 
@@ -237,7 +235,7 @@ def run(folder: Path) -> Any:
 
 def surroundings(variables: dict[str, str | None]) -> dict[str, str]:
     """The environment of a command."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PACORL_ALLOW_PRIVATE_URLS": "1"}
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     environment["PYTHONDONTWRITEBYTECODE"] = "1"
     environment.pop("PYTHONPATH", None)
     for name, value in variables.items():
@@ -287,18 +285,22 @@ def _asked(process: subprocess.Popen[str], command: str, port: int, variables: d
             return ""
         time.sleep(0.2)
     key = variables.get("PACORL_API_KEY") or ""
-    request = ASKED[command]
+    method, path, body = ASKED[command]
     if command != "serve":
         # The link is told on the terminal, if there is one.
         line = process.stdout.readline() if process.stdout else ""
         found = re.search(r"/join#(\S+)", line)
-        key, request = (found[1], request) if found else ("", Asked("GET", "/health"))
-    server = Running(command, process, port, Path(os.devnull))  # type: ignore[arg-type]
-    status, body = sent(server, built(server, request, "X-Pacorl-Decline: no", key=key))
+        key = found[1] if found else ""
+        method, path, body = (method, path, body) if found else ("GET", "/health", b"")
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
+        headers = {"Authorization": f"Bearer {key}".encode(errors="replace"), "Content-Type": "application/json"}
+        connection.request(method, path, body, headers if key else {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        content = answer.read()
     process.terminate()
-    if status != 200 and not (key and not key.isascii()):
-        raise WrongError("lost", f"{request.path} is answered {status} {body[:300]!r}")
-    return f"{status}"
+    if answer.status != 200 and not (key and not key.isascii()):
+        raise WrongError("lost", f"{path} is answered {answer.status} {content[:300]!r}")
+    return f"{answer.status}"
 
 
 def _listens(port: int) -> bool:

@@ -1,7 +1,7 @@
 """One property for every input: it is fine, or refused in one line that names the file, with exit code 1.
 
 Nothing may take more than SECONDS of a processor or BYTES more than the good input takes, or stand still for PATIENCE
-by the clock; a target that reads large files says what each of their bytes may take. Inputs follow from a seed and
+by the clock. Inputs follow from a seed and
 their number alone, so one that was found can be made again. They run through `cli.exit_code`, which is how every
 command ends, in processes that are watched from outside; one that dies or hangs costs its input alone.
 """
@@ -63,10 +63,6 @@ class Target:
     """A message holds one of these."""
     codes: tuple[int, ...] = (1,)
     """Exit codes of a refusal."""
-    seconds_per_mib: float = 0.0
-    """Further seconds for each MiB of the input."""
-    bytes_per_byte: float = 0.0
-    """Further bytes of memory for each byte of the input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +99,13 @@ class Tally:
 class Usage:
     """What an input took, the making of it aside."""
 
-    size: int = 0
-    """Bytes of the input's files."""
     seconds: float = 0.0
     """Of a processor."""
     grown: int = 0
     """Bytes of memory, at most."""
 
     @contextlib.contextmanager
-    def measured(self, work: Path) -> Iterator[None]:
-        files = (path for path in work.rglob("*") if path.is_file() and not path.is_symlink())
-        self.size = sum(path.stat().st_size for path in files)
+    def measured(self) -> Iterator[None]:
         base, started = _peak(reset=True), _processor_seconds()
         yield
         self.seconds, self.grown = _processor_seconds() - started, _peak() - base
@@ -129,7 +121,7 @@ def attempt(
         what = target.mutate(work, random.Random(f"{seed}/{target.name}/{number}")) if number >= 0 else "good"
     except Exception:
         return "broken", traceback.format_exc(limit=-6)
-    with (usage or Usage()).measured(work):
+    with (usage or Usage()).measured():
         return _tried(target, work, what)
 
 
@@ -269,8 +261,7 @@ def _work(target: Target, numbers: range, good: Path, writer: int, *, seed: int)
             if number < 0:
                 most = grown + BYTES
             elif kind in ("fine", "refused"):
-                slow = seconds > SECONDS + target.seconds_per_mib * usage.size / 2**20
-                large = grown > most + target.bytes_per_byte * usage.size
+                slow, large = seconds > SECONDS, grown > most
                 kind = "slow" if slow else "memory" if large else kind
                 detail = f"{detail} ({seconds:.1f} s, {grown:,} bytes)" if slow or large else detail
             outcome = {"number": number, "kind": kind, "seconds": round(seconds, 4), "detail": detail[:4000]}

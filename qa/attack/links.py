@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qa.attack import tables
 from qa.attack.damage import content_of, remove
 from qa.attack.harness import Target, WrongError
 from qa.campaign.stories import STORIES, draw_images
@@ -111,23 +110,40 @@ def annotate() -> None:
     """What `dataset annotate` does until it listens, one ranking and one skip."""
     from pacorl.studio.annotate.links import Sharing
     from pacorl.studio.annotate.routes import prepare
-    from pacorl.studio.annotate.store import Store, only_server
+    from pacorl.studio.annotate.store import Store, only_server, public_key
 
     folder = Path(OUT)
     with only_server(folder / "annotations.db", url="http://127.0.0.1:1"), Store(folder / "annotations.db") as store:
         prepare(store, folder, ["ann"], sharing=Sharing(controls=0), renew=["ann"] if store.people() else [])
         first, second = store.next_tasks("ann", limit=2)
         person = store.person_of(store.add_person("ann"))
-        store.rank(person, tables.public_key_of(first), [2, 0, 1, 3], request=f"rank-{first.instance.id:>8}")
-        store.skip(person, tables.public_key_of(second), "unclear", request=f"skip-{second.instance.id:>8}")
+        store.rank(person, public_key(first.instance.id), [2, 0, 1, 3], request=f"rank-{first.instance.id:>8}")
+        store.skip(person, public_key(second.instance.id), "unclear", request=f"skip-{second.instance.id:>8}")
 
 
-def prepare_annotations() -> None:
-    Path(OUT).mkdir()
-    tables.prepare_annotations(Path(OUT))
-    for path in Path(OUT).iterdir():
-        if path.suffix != ".png" and path.name != "instances.jsonl":
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+def prepare_annotations(folder: Path) -> None:
+    """A folder whose candidates wait to be ranked."""
+    from qa.attack.images import png
+
+    from pacorl.dataset.folder import Instance, write_records
+
+    folder.mkdir(exist_ok=True)
+    names = [f"{number}.png" for number in range(5)]
+    for name in names:
+        (folder / name).write_bytes(png(8, 8))
+    rows = [Instance(f"i{number}", "g", names[0], tuple(names[1:])) for number in range(20)]
+    write_records(folder / "instances.jsonl", rows)
+
+
+def add_set(history: Any) -> None:
+    """Adds a set to a history of the studio."""
+    from qa.attack.images import png
+
+    base = {"image": "base-0", "layout": "1x2", "base": None, "rank": 1, "score": 0.4, "matrix": [[None, 0.4]]}
+    base |= {"recipe": {"seed": "0"}, "error": ""}
+    candidate = {**base, "image": "0", "base": base}
+    document = {"kind": "set", "theme": "t", "candidates": [candidate], "sources": ["source-1"], "asked": {"seed": 0}}
+    history.add(document, dict.fromkeys(("0", "base-0", "source-1"), png(16, 8)))
 
 
 def keep_history() -> None:
@@ -136,7 +152,7 @@ def keep_history() -> None:
     history = History(Path(OUT), max_sets=2)
     try:
         for _ in range(3):  # the oldest goes
-            tables.prepare_set(history)
+            add_set(history)
     finally:
         history.close()
 
@@ -210,7 +226,7 @@ TABLE: dict[str, Story] = {
     "publish": Story(toy(["publish", OUT, "--licence", "mit"]), make_run),
     "split": Story(commands(["prompts", "split", "tiny:train:40", "--out", OUT, "--test", "10"])),
     "benchmark": Story(commands(RANK), make_benchmark),
-    "annotate": Story(annotate, prepare_annotations),
+    "annotate": Story(annotate, lambda: prepare_annotations(Path(OUT))),
     "history": Story(keep_history),
     "taste": Story(teach),
     "characters": Story(keep_characters),

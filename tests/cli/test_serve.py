@@ -54,7 +54,7 @@ def test_the_built_in_server_gets_judges_and_limits(calls: CALLS, judge_folder: 
     assert not calls["access_log"]
     assert result.exit_code == 0, result.output
     assert list(calls["judges"]) == ["mine"]
-    assert (calls["host"], calls["port"], calls["allow_urls"]) == ("127.0.0.1", 9001, False)
+    assert (calls["host"], calls["port"]) == ("127.0.0.1", 9001)
     assert (calls["limits"].images, calls["limits"].body_bytes) == (3, 2 * 2**20)
     assert "serving mine at http://127.0.0.1:9001/v1" in result.stderr
 
@@ -148,7 +148,7 @@ def test_a_judge_is_probed_with_a_real_question(judge_folder: Path) -> None:
 def test_an_extra_that_is_missing_is_named(
     command: list[str], module: str, what: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in (module, "pacorl.web.connections"):
+    for name in (module, "pacorl.web.site"):
         package, _, leaf = name.rpartition(".")
         monkeypatch.delitem(sys.modules, name, raising=False)
         monkeypatch.delattr(

@@ -179,8 +179,8 @@ def test_uploads_are_few_and_can_be_taken_back(monkeypatch):
 def test_uploads_that_wait_for_a_decoder_hold_no_thread(monkeypatch):
     decoding, uploads = [], Uploads()
 
-    def submit(data, *, name, max_pixels, caller):
-        assert (max_pixels, caller) == (limits.MAX_PIXELS, "browser")
+    def submit(data, *, name, max_pixels):
+        assert max_pixels == limits.MAX_PIXELS
         decoding.append(Future())
         return decoding[-1]
 

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 import socket
 import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fastapi import APIRouter
 from fastapi.testclient import TestClient
 
-from pacorl.web import connections
-from pacorl.web.connections import HEADER_SECONDS, Connection, Server
 from pacorl.web.forms import JsonRoute
-from pacorl.web.guard import HOSTS_VARIABLE, OTHERS, BodyLimit, RefusedError
-from pacorl.web.site import Session, Site, listening
+from pacorl.web.guard import BODY_BYTES, HOSTS_VARIABLE, MOST_MARKS, RefusedError
+from pacorl.web.site import Session, Site, listening, run
 
 
 def sign_in(token: str) -> Session:
@@ -44,7 +40,7 @@ def client(tmp_path):
     for name in ("index.html", "people.html", "page.js", "style.css", "notes.txt"):
         (folder / name).write_text(name)
     (tmp_path / "outside.js").write_text("secret")
-    site = Site("a <site>", folder, cookie="a_cookie", sign_in=sign_in, limits={OTHERS: BodyLimit(100)})
+    site = Site("a <site>", folder, cookie="a_cookie", sign_in=sign_in, uploads=["/upload"], upload_bytes=100)
 
     async def whoami(request: Request) -> dict[str, str]:
         return echo(site, request)
@@ -193,7 +189,7 @@ def test_pages_of_other_origins_change_nothing(client, headers):
     assert client.post("/whoami", headers=same).status_code == 200
 
 
-def post_in_chunks(client, path, chunk, *, announced=None, token="secret"):
+def post_in_chunks(client, path, chunk, *, announced=None, token="secret", kind="text/plain"):
     """(status, chunks that were read) of a post whose body never ends."""
     sent, read = [], []
 
@@ -204,7 +200,11 @@ def post_in_chunks(client, path, chunk, *, announced=None, token="secret"):
     async def send(message):
         sent.append(message)
 
-    headers = [(b"host", b"localhost"), (b"authorization", f"Bearer {token}".encode())]
+    headers = [
+        (b"host", b"localhost"),
+        (b"authorization", f"Bearer {token}".encode()),
+        (b"content-type", kind.encode()),
+    ]
     headers += [(b"content-length", str(announced).encode())] if announced else []
     scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
     asyncio.run(client.app(scope | {"headers": headers}, receive, send))
@@ -216,24 +216,18 @@ def test_no_body_is_read_of_whom_nobody_knows(client, token):
     assert post_in_chunks(client, "/whoami", b"x", announced=1, token=token) == (401, 0)
 
 
-def test_every_route_has_its_own_limit_and_refuses_before_it_reads(client):
-    limits = {"/join": 4 * 2**10, "/leave": 4 * 2**10, "/whoami": 100, "/nowhere": 100}
-    for path, limit in limits.items():
+def test_uploads_have_a_limit_and_all_other_bodies_another_before_they_are_read(client):
+    for path, limit, piece in (("/upload", 100, 10), ("/join", BODY_BYTES, 2**20), ("/nowhere", BODY_BYTES, 2**20)):
         assert post_in_chunks(client, path, b"x", announced=limit + 1, token="secret") == (413, 0)
-        assert post_in_chunks(client, path, b"x" * 10) == (413, limit // 10 + 1)
+        assert post_in_chunks(client, path, b"x" * piece) == (413, limit // piece + 1)
 
 
-def test_json_is_bounded_before_it_is_parsed(tmp_path):
-    limits = {"/image": BodyLimit(2**20, marks=None)}
-    site = Site("a site", tmp_path, cookie="a_cookie", sign_in=sign_in, limits=limits)
-    # No such routes: whatever is refused, the guard has refused.
-    with TestClient(site.app(APIRouter(), state=None), base_url="http://localhost") as client:
-        for mark in (b"[", b"{", b","):
-            assert post_in_chunks(client, "/whoami", mark * 2**14) == (413, 5)
-        assert post_in_chunks(client, "/whoami", b"a" * 2**20) == (413, 5)
-        assert post_in_chunks(client, "/image", b"[" * 2**18) == (413, 5)
-        known = {"Authorization": "Bearer secret"}
-        assert client.post("/whoami", content=b"," * 2**16, headers=known).status_code == 404
+def test_json_is_bounded_before_it_is_parsed(client):
+    for mark in (b"[", b"{", b","):
+        assert post_in_chunks(client, "/whoami", mark * 2**14, kind="application/json") == (413, 5)
+    assert post_in_chunks(client, "/whoami", b"[" * 2**20, kind="image/png") == (413, 5)
+    known = {"Authorization": "Bearer secret", "Content-Type": "application/json"}
+    assert client.post("/nowhere", content=b"," * MOST_MARKS, headers=known).status_code == 404
 
 
 def test_a_sign_in_is_one_small_field(client):
@@ -262,9 +256,9 @@ def test_errors_are_one_line_of_json(client):
 @pytest.mark.parametrize("body", [b"x" * 101, (b"x" * 60 for _ in range(2))], ids=["announced", "chunked"])
 def test_large_bodies_are_refused(client, body):
     join(client)
-    answer = client.post("/whoami", content=body)
+    answer = client.post("/upload", content=body)
     assert (answer.status_code, answer.json()) == (413, {"error": "the body is larger than 100 bytes"})
-    assert client.post("/whoami", content=b"x" * 100, headers={"Authorization": "Bearer secret"}).status_code == 200
+    assert client.post("/upload", content=b"x" * 100).status_code == 404
 
 
 def test_a_taken_port_is_named():
@@ -280,165 +274,45 @@ def test_a_taken_port_is_named():
             pass
 
 
-# --- connections -------------------------------------------------------------------------------------------------
+# --- serving -----------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def served(monkeypatch, seconds, *, reads=False):
-    """An application that answers nothing but its state, by the project's own connections; `reads`: bodies first."""
+def test_a_stopped_server_finishes_its_requests(monkeypatch):
     import uvicorn
+
+    begun, servers = threading.Event(), []
+    monkeypatch.setattr(uvicorn.Server, "capture_signals", lambda self: contextlib.nullcontext(servers.append(self)))
 
     async def app(scope, receive, send):
         if scope["type"] == "http":
-            while reads and (await receive()).get("more_body"):
-                pass
+            begun.set()
+            while not servers[0].should_exit:
+                await asyncio.sleep(0.01)
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
             await send({"type": "http.response.body", "body": b"ok"})
 
-    monkeypatch.setattr(connections, "HEADER_SECONDS", seconds)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", http=Connection, ws="none", lifespan="off"))
     with listening("127.0.0.1", 0) as (listener, _):
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        yield listener.getsockname()
-        server.should_exit = True
-        thread.join()
-
-
-def answers(address) -> bool:
-    with socket.create_connection(address, timeout=60) as connection:
-        connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-        return connection.recv(100).startswith(b"HTTP/1.1 200")
-
-
-def is_hung_up_on(dripping) -> bool:
-    """Whether a server hangs up on somebody who sends a byte now and then; the time is a busy machine's."""
-    give_up = time.monotonic() + 120
-    while time.monotonic() < give_up:
-        try:
-            dripping.sendall(b"X")
-        except OSError:
-            return True
-        time.sleep(0.05)
-    return False
-
-
-def test_a_stopped_server_finishes_its_requests_and_counts_them():
-    import uvicorn
-
-    begun = threading.Event()
-    stopped = threading.Event()
-    counts = []
-
-    async def app(scope, receive, send):
-        begun.set()
-        await asyncio.to_thread(stopped.wait, 60)
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"ok"})
-
-    def stop(running):
-        counts.append(running)
-        stopped.set()
-
-    config = uvicorn.Config(app, log_level="critical", http=Connection, ws="none", lifespan="off")
-    server = Server(config, stop)
-    with listening("127.0.0.1", 0) as (listener, _), ThreadPoolExecutor() as pool:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread = threading.Thread(target=run, args=[app], kwargs={"sockets": [listener], "grace_seconds": 60})
         thread.start()
         # A connection without a request is not waited for.
-        with socket.create_connection(listener.getsockname(), timeout=60):
-            answered = pool.submit(answers, listener.getsockname())
+        with (
+            socket.create_connection(listener.getsockname(), timeout=60),
+            socket.create_connection(listener.getsockname(), timeout=60) as asking,
+        ):
+            asking.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             assert begun.wait(60)
-            server.should_exit = True
+            servers[0].should_exit = True
+            assert asking.recv(100).startswith(b"HTTP/1.1 200")
             thread.join(60)
-        assert answered.result()
-    assert counts == [1]
-
-
-def test_a_header_that_never_ends_is_not_waited_for(monkeypatch):
-    assert HEADER_SECONDS <= 30
-    with served(monkeypatch, 0.3) as address, socket.create_connection(address, timeout=60) as slow:
-        assert is_hung_up_on(slow)
-
-
-def test_a_kept_connection_that_begins_another_header_is_not_waited_for_either(monkeypatch):
-    with served(monkeypatch, 0.3) as address, socket.create_connection(address, timeout=30) as slow:
-        slow.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert slow.recv(1000)
-        slow.sendall(b"GET / HT")
-        with contextlib.suppress(ConnectionError):  # and no TimeoutError
-            while slow.recv(1000):
-                pass
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("begun", [b"", b"x" * 10])
-def test_a_body_that_never_ends_is_not_waited_for_and_a_large_one_is(monkeypatch, begun):
-    monkeypatch.setattr(connections, "BODY_BYTES", 100)
-    head = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
-    with served(monkeypatch, 3.0, reads=True) as address:  # a busy machine may stop this thread for a second
-        with socket.create_connection(address, timeout=60) as slow:
-            slow.sendall(head + begun)
-            assert is_hung_up_on(slow)
-        with socket.create_connection(address, timeout=60) as steady:
-            steady.sendall(head)
-            for _ in range(10):
-                time.sleep(0.4)
-                steady.sendall(b"x" * 100)
-            assert steady.recv(100).startswith(b"HTTP/1.1 200")
-
-
-def chunked(chunk: bytes, count: int) -> bytes:
-    """A request whose body comes in chunks."""
-    head = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
-    return head + (b"%x\r\n" % len(chunk) + chunk + b"\r\n") * count + b"0\r\n\r\n"
-
-
-def test_a_body_of_tiny_chunks_is_hung_up_on_and_one_of_common_chunks_is_read(monkeypatch):
-    monkeypatch.setattr(connections, "FRAMING_BYTES", 4096)
-    with served(monkeypatch, 10.0, reads=True) as address:
-        with socket.create_connection(address, timeout=60) as common:
-            common.sendall(chunked(b"x" * 1024, 300))
-            assert common.recv(100).startswith(b"HTTP/1.1 200")
-        with socket.create_connection(address, timeout=60) as tiny, contextlib.suppress(ConnectionError):
-            tiny.sendall(chunked(b"x", 100_000))
-            assert not tiny.recv(100)
-        assert answers(address)
-
-
-def test_a_body_of_tiny_chunks_takes_small_turns_and_ends_early(monkeypatch):
-    """Each of its bytes costs six: after 64 KiB more than its content it is hung up on, whatever the whole may have."""
-    taken = []
-    parse = Connection._parse
-    monkeypatch.setattr(Connection, "_parse", lambda self, data: (taken.append(len(data)), parse(self, data)))
-    with served(monkeypatch, 10.0, reads=True) as address:
-        with socket.create_connection(address, timeout=60) as tiny, contextlib.suppress(ConnectionError):
-            tiny.sendall(chunked(b"x", 50_000))
-            assert not tiny.recv(100)
-        assert sum(taken) < 2 * connections.FRAMING_AHEAD
-        # The first has the head, and the second shows the chunks.
-        assert max(taken[2:]) <= connections.SMALL_PIECE_BYTES
-        assert answers(address)
-
-
-def test_large_pieces_of_a_request_are_parsed_in_turns(monkeypatch):
-    """Nothing is lost or moved: the body arrives as it was sent."""
-    taken = []
-    parse = Connection._parse
-    monkeypatch.setattr(Connection, "_parse", lambda self, data: (taken.append(len(data)), parse(self, data)))
-    with served(monkeypatch, 10.0, reads=True) as address, socket.create_connection(address, timeout=60) as large:
-        large.sendall(chunked(b"x" * 2**16, 20))
-        assert large.recv(100).startswith(b"HTTP/1.1 200")
-    assert max(taken) <= connections.PIECE_BYTES
+            assert not thread.is_alive()
 
 
 RUNNING = """
 from pathlib import Path
 from fastapi import APIRouter
 
-from pacorl.web.connections import run
 from pacorl.web.guard import RefusedError
-from pacorl.web.site import Site, listening
+from pacorl.web.site import Site, listening, run
 
 def sign_in(token):
     raise RefusedError("this link is not known", status=401)
@@ -450,9 +324,8 @@ with listening("127.0.0.1", 0) as (listener, url):
 
 
 @pytest.mark.slow
-def test_a_server_logs_neither_links_nor_advice_on_websockets(tmp_path):
-    socket_request = b"Upgrade: websocket\r\nSec-WebSocket-Key: eA==\r\nConnection: Upgrade"
-    requests = {b"/join?a-secret-token": b"Connection: close", b"/health": socket_request, b"/join": b"X: y\x00"}
+def test_a_server_logs_no_links(tmp_path):
+    requests = {b"/join?a-secret-token": b"Connection: close", b"/join": b"X: y\x00"}
     with (tmp_path / "log").open("w") as log:
         server = subprocess.Popen([sys.executable, "-c", RUNNING], stdout=subprocess.PIPE, stderr=log, text=True)
         with server:
@@ -465,62 +338,4 @@ def test_a_server_logs_neither_links_nor_advice_on_websockets(tmp_path):
             printed = server.stdout.read()
     written = printed + (tmp_path / "log").read_text()
     assert "token" not in written
-    assert "uvicorn[standard]" not in written
     assert "Invalid HTTP request" in written, "the log is read"
-
-
-WITHOUT_RESOURCE = """
-import sys
-sys.modules["resource"] = None  # as on Windows
-from pacorl.web.connections import most_connections
-print(most_connections())
-"""
-
-
-def test_servers_start_where_open_files_have_no_limit():
-    ended = subprocess.run([sys.executable, "-c", WITHOUT_RESOURCE], text=True, capture_output=True, check=True)
-    assert int(ended.stdout) > 100
-
-
-LIMITED = """
-import resource
-resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-from pacorl.web.connections import run
-from pacorl.web.site import listening
-
-async def app(scope, receive, send):
-    if scope["type"] == "lifespan":
-        await receive()
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-    else:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"ok"})
-
-with listening("127.0.0.1", 0) as (listener, url):
-    print(listener.getsockname()[1], flush=True)
-    run(app, sockets=[listener])
-"""
-
-
-@pytest.mark.slow
-def test_connections_that_are_held_open_shut_nobody_out(tmp_path):
-    """A process may have 256 files open here, and 300 connections say nothing."""
-    with contextlib.ExitStack() as stack:
-        log = stack.enter_context((tmp_path / "log").open("w"))
-        pipes = {"stdout": subprocess.PIPE, "stderr": log, "text": True}
-        server = stack.enter_context(subprocess.Popen([sys.executable, "-c", LIMITED], **pipes))
-        stack.callback(server.kill)
-        address = ("127.0.0.1", int(server.stdout.readline()))
-        for _ in range(300):
-            held = stack.enter_context(socket.create_connection(address, timeout=10))
-            with contextlib.suppress(OSError):  # it may have been hung up on already
-                held.sendall(b"GET / HT")
-        answered = [answers(address) for _ in range(5)]
-    assert answered == [True] * 5
-    assert (tmp_path / "log").stat().st_size < 10_000
-
-
-def test_connections_leave_files_for_everything_else():
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert connections.most_connections() < files

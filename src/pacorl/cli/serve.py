@@ -39,7 +39,6 @@ class ServeOptions:
     api_key_file: Path | None = option(
         None, "builtin: ask callers for one of this file's keys, one a line; SIGHUP reads it again."
     )
-    allow_urls: bool = option(False, "builtin: fetch http images, not data URLs only.")
     access_log: bool = option(False, "builtin: write a line of JSON per request to standard error.")
     max_body_mib: int = option(64, "builtin: largest request with images.", least=1, most=LARGEST)
     max_images: int = option(16, "Most images of one request.", least=1, most=256)
@@ -184,7 +183,7 @@ def _run_builtin(servers: list[Server], options: ServeOptions, *, keys: list[str
         with listening(server.host, server.port):
             pass
         from pacorl.judge.http.client import DECLINE_HEADER
-        from pacorl.serve.builtin import GRACE_SECONDS, load_judges, run_builtin
+        from pacorl.serve.builtin import load_judges, run_builtin
         from pacorl.serve.schema import Limits
 
     # Load.
@@ -204,9 +203,7 @@ def _run_builtin(servers: list[Server], options: ServeOptions, *, keys: list[str
         port=server.port,
         limits=limits,
         api_key=keys,
-        allow_urls=options.allow_urls,
         access_log=echo_errors if options.access_log else None,
-        on_stop=lambda running: echo_errors(f"stopping: {running} requests are finished, within {GRACE_SECONDS} s"),
     )
 
 

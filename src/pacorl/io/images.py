@@ -2,7 +2,7 @@
 
 FORMATS are read, and their EXIF orientation applied. Transparency is laid on white, as on a page; CMYK, palette and
 16-bit grey become RGB. An image of several frames is refused: only its owner can choose one of them. The second image
-in a phone's photo (MPO) is not such a frame, and is ignored. `io.decoder` decodes untrusted uploads in another process.
+in a phone's photo (MPO) is not such a frame, and is ignored. Servers decode what they receive by `io.uploads`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any
 from PIL import ExifTags, Image, ImageOps, PngImagePlugin, UnidentifiedImageError
 
 from pacorl.io.files import read_bytes
-from pacorl.io.image_headers import excess_of, size_of
 from pacorl.types import Size
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
@@ -75,7 +74,6 @@ def open_image(source: Path | str | bytes, *, name: str = "", max_pixels: int = 
     data = source if isinstance(source, bytes) else read_bytes(Path(source), limit=MAX_BYTES)
     name = name or ("the image" if isinstance(source, bytes) else str(source))
     with _decoder_errors(name, data, max_pixels):
-        _check_blocks(data, name)
         image = Image.open(io.BytesIO(data), formats=FORMATS)
         check_frames(image, name)
         # Before the pixels are decoded: a bomb of a few kilobytes would fill the memory. And after: some formats store
@@ -141,24 +139,12 @@ def _decoder_errors(name: str, data: bytes, max_pixels: int) -> Iterator[None]:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise ImageError(f"{name}: too large; an image may have {max_pixels:,} pixels") from None
     except UnidentifiedImageError:
-        raise ImageError(f"{name}: {_unknown(data)}") from None
+        raise ImageError(f"{name}: {'not an image of a known format' if data else 'empty'}") from None
     except MemoryError:
         raise ImageError(f"{name}: too large to be decoded in this machine's memory") from None
     except Exception as error:  # decoders raise any class: struct.error, TypeError, RuntimeError
         reason = " ".join(str(error).split())[:120] or type(error).__name__
         raise ImageError(f"{name}: damaged or cut off ({reason})") from None
-
-
-def _unknown(data: bytes) -> str:
-    if data:
-        return "not an image of a known format"
-    return "empty"
-
-
-def _check_blocks(data: bytes, name: str) -> None:
-    excess = excess_of(data)
-    if excess:
-        raise ImageError(f"{name}: {excess}; save it anew as PNG")
 
 
 def _check_pixels(image: Image.Image, name: str, most: int) -> None:
@@ -170,27 +156,11 @@ def _check_pixels(image: Image.Image, name: str, most: int) -> None:
 def upright_size(path: Path) -> Size:
     """Read height and width of an upright image from its header. Raises as `open_image` does."""
     data = read_bytes(path, limit=MAX_BYTES)
-    with _decoder_errors(str(path), data, MAX_PIXELS):
-        _check_blocks(data, str(path))
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            sideways = image.getexif().get(ExifTags.Base.Orientation) in SIDEWAYS
-            if sideways:
-                return Size(image.width, image.height)
-            return Size(image.height, image.width)
-
-
-def image_size(data: bytes, *, name: str = "the image") -> Size:
-    """Read height and width as stored from a file's first bytes, in microseconds.
-
-    The header may contradict the pixels, so decode with `max_pixels` of this size.
-
-    Raises:
-        ImageError: it is no image, or is cut off before its size.
-    """
-    size = size_of(data)
-    if size is None:
-        raise ImageError(f"{name}: {_unknown(data)}")
-    return size
+    with _decoder_errors(str(path), data, MAX_PIXELS), Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        sideways = image.getexif().get(ExifTags.Base.Orientation) in SIDEWAYS
+        if sideways:
+            return Size(image.width, image.height)
+        return Size(image.height, image.width)
 
 
 def check_readable(paths: Iterable[Path]) -> None:
@@ -321,7 +291,6 @@ def png_texts(path: Path) -> dict[str, str]:
     """Read the text chunks of a PNG; empty if the file is missing or broken."""
     try:
         data = read_bytes(path, limit=MAX_BYTES)
-        _check_blocks(data, str(path))
         with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
             image.load()  # Pillow reads the chunks behind the pixels only now
             return {str(key): str(value) for key, value in image.info.items() if isinstance(value, str)}

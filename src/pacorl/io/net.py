@@ -145,14 +145,12 @@ async def exchange(
     key: str = "",
     headers: Mapping[str, str] | None = None,
     max_bytes: int = MAX_ANSWER_BYTES,
-    server_name: str = "",
 ) -> Answer:
     """Ask once: GET, or POST of a document as JSON.
 
     Args:
         seconds: the deadline of everything together.
         key: sent as a bearer token.
-        server_name: the host, if `url` contains its address instead; proxies of the environment are not used then.
 
     Raises:
         TransientError: for any fault of the wire, and for answers beyond a bound. Statuses are no faults.
@@ -172,14 +170,12 @@ async def exchange(
         sent["Content-Type"] = "application/json"
         request["content"] = json.dumps(document).encode()
     request["headers"] = sent | dict(headers or {})
-    if server_name:
-        request["extensions"] = {"sni_hostname": server_name}
 
     # A client, and so a connection, per question: left-over bytes of one answer can never begin the next. It takes
     # 0.1 ms more than a kept connection.
     # Connecting ends before the deadline does: cancelling a TLS handshake from outside leaves its socket open.
     timeout = httpx2.Timeout(None, connect=0.9 * seconds)
-    client = httpx2.AsyncClient(verify=_tls(), timeout=timeout, follow_redirects=False, trust_env=not server_name)
+    client = httpx2.AsyncClient(verify=_tls(), timeout=timeout, follow_redirects=False)
     try:
         async with (
             asyncio.timeout(seconds),  # over everything: each chunk of a slow body would reset the client's own

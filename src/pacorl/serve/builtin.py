@@ -49,10 +49,9 @@ from pacorl.serve.schema import (
 )
 from pacorl.serve.served_judge import Continuation, ServedModel, UnjudgedError, check_length
 from pacorl.types import Size
-from pacorl.web.connections import run
 from pacorl.web.forms import JsonRoute, validation_message
-from pacorl.web.guard import HEALTH, OTHERS, BodyLimit, Guard, RefusedError
-from pacorl.web.site import HEADERS, listening, with_headers
+from pacorl.web.guard import HEALTH, Guard, RefusedError
+from pacorl.web.site import HEADERS, listening, run, with_headers
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -93,14 +92,12 @@ def create_app(
     *,
     limits: Limits | None = None,
     api_key: str | Collection[str] = "",
-    allow_urls: bool = False,
     access_log: Callable[[str], None] | None = None,
 ) -> FastAPI:
     """Build the server's application, a model per name.
 
     Args:
         api_key: the key of callers, or several, whose list may change while the server runs; empty for none.
-        allow_urls: fetch http images, not data URLs only.
         access_log: called with a line of JSON per request; /health, which is polled, is left out.
     """
     limits = limits or Limits()
@@ -120,7 +117,7 @@ def create_app(
             model.executor.shutdown(cancel_futures=True)
 
     app = FastAPI(title="pacorl judge", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.shared = AppState(models, limits, RequestImages(limits, allow_urls=allow_urls), Metrics(models))
+    app.state.shared = AppState(models, limits, RequestImages(limits), Metrics(models))
     _add_guards(app, limits, [api_key] if isinstance(api_key, str) else api_key)
     # Outside of the guards, whose refusals count too.
     _add_records(app, access_log=access_log)
@@ -158,17 +155,12 @@ def run_builtin(
     port: int = 8000,
     limits: Limits | None = None,
     api_key: str | Collection[str] = "",
-    allow_urls: bool = False,
     access_log: Callable[[str], None] | None = None,
-    on_stop: Callable[[int], None] | None = None,
 ) -> None:
-    """Serve until a signal ends it, and call `on_stop` with the number of requests that are then finished.
-
-    The other arguments are those of `create_app`.
-    """
-    app = create_app(judges, limits=limits, api_key=api_key, allow_urls=allow_urls, access_log=access_log)
+    """Serve until a signal ends it, with the arguments of `create_app`."""
+    app = create_app(judges, limits=limits, api_key=api_key, access_log=access_log)
     with listening(host, port) as (listener, _):
-        run(app, sockets=[listener], grace_seconds=GRACE_SECONDS, on_stop=on_stop)
+        run(app, sockets=[listener], grace_seconds=GRACE_SECONDS)
 
 
 # --- endpoints -------------------------------------------------------------------------------------------------
@@ -187,26 +179,20 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-# Both are async, or FastAPI would call them on a thread.
+# Async, or FastAPI would call it on a thread.
 async def _state(request: Request) -> AppState:
     state: AppState = request.app.state.shared
     return state
 
 
-async def _caller(request: Request) -> str:
-    return request.client.host if request.client else ""
-
-
 State = Annotated[AppState, Depends(_state)]
-Caller = Annotated[str, Depends(_caller)]
-"""Address of the client."""
 Decline = Annotated[
     Literal["yes", "no"], Header(alias=DECLINE_HEADER, description="`no`: judge images outside the judge's domain too.")
 ]
 
 
 @router.post("/v1/chat/completions")
-async def chat(request: ChatRequest, state: State, caller: Caller, decline: Decline = "yes") -> JSONResponse:
+async def chat(request: ChatRequest, state: State, decline: Decline = "yes") -> JSONResponse:
     """Continue a conversation."""
     model = state.model(request.model)
     limits = state.limits
@@ -221,33 +207,31 @@ async def chat(request: ChatRequest, state: State, caller: Caller, decline: Decl
             )
 
         # Decode and answer.
-        async with state.images.decoded(received, resized=model.judge.prompting.resized, caller=caller) as images:
-            prompt = await asyncio.to_thread(model.prompt, text, images)
-            if decline == "yes":
-                await model.check_domain(prompt)
-            continuation = await model.answer(request, prompt)
+        images = await state.images.decoded(received, resized=model.judge.prompting.resized)
+        prompt = await asyncio.to_thread(model.prompt, text, images)
+        if decline == "yes":
+            await model.check_domain(prompt)
+        continuation = await model.answer(request, prompt)
         state.metrics.images += len(images)
         return JSONResponse(completion(request, continuation, model.tokenizer, prompt_tokens=tokens))
 
 
 @router.post("/v1/consistency", response_model=None, responses={200: {"model": ScoresAnswer}})
-async def consistency(
-    request: ConsistencyRequest, state: State, caller: Caller, decline: Decline = "yes"
-) -> dict[str, Any]:
+async def consistency(request: ConsistencyRequest, state: State, decline: Decline = "yes") -> dict[str, Any]:
     """Score a set of images."""
     model = state.model(request.model)
-    async with _set_images(model, request, state, caller) as images:
+    async with _set_images(model, request, state) as images:
         scores = await model.score(request, images, decline=decline == "yes")
     return {"model": model.name, **scores.to_dict()}
 
 
 @router.post("/v1/check", response_model=None, responses={200: {"model": CheckAnswer}})
-async def check(request: CheckRequest, state: State, caller: Caller, decline: Decline = "yes") -> dict[str, Any]:
+async def check(request: CheckRequest, state: State, decline: Decline = "yes") -> dict[str, Any]:
     """Check that all panels show the same, after the controls, and name the panel that does not belong."""
     model = state.model(request.model)
     with _callers_faults():
         least = request.threshold(model.judge.calibration)
-    async with _set_images(model, request, state, caller) as images:
+    async with _set_images(model, request, state) as images:
         checked = await model.check(request, images, least=least, decline=decline == "yes")
     reward = PacoReward(model.judge, name=model.name)
     return {"judge": reward.name, "note": reward.note} | checked.to_dict()
@@ -304,7 +288,7 @@ def _callers_faults() -> Iterator[None]:
 
 @asynccontextmanager
 async def _set_images(
-    model: ServedModel, request: ConsistencyRequest | CheckRequest, state: AppState, caller: str
+    model: ServedModel, request: ConsistencyRequest | CheckRequest, state: AppState
 ) -> AsyncIterator[list[Image]]:
     """Decode the images of a set for a block, which the metrics count."""
     with state.metrics.request(model.name):
@@ -313,8 +297,8 @@ async def _set_images(
         with _callers_faults():
             await asyncio.to_thread(_check_length, model, request, sizes, most_tokens=state.limits.prompt_tokens)
 
-        async with state.images.decoded(received, resized=model.judge.prompting.resized, caller=caller) as images:
-            yield images
+        images = await state.images.decoded(received, resized=model.judge.prompting.resized)
+        yield images
         state.metrics.images += len(images)
 
 
@@ -384,9 +368,8 @@ def _add_guards(app: FastAPI, limits: Limits, keys: Collection[str]) -> None:
         if not any(secrets.compare_digest(sent.encode(), key.encode()) for key in keys):
             raise RefusedError("the key is not this server's", status=401)
 
-    # Only these endpoints take images, and so large bodies.
-    with_images = dict.fromkeys(("/v1/chat/completions", "/v1/consistency", "/v1/check"), BodyLimit(limits.body_bytes))
-    app.add_middleware(Guard, answer=_error, limits={OTHERS: BodyLimit(), **with_images}, admit=check_key)
+    uploads = ("/v1/chat/completions", "/v1/consistency", "/v1/check")
+    app.add_middleware(Guard, answer=_error, admit=check_key, uploads=uploads, upload_bytes=limits.body_bytes)
     app.middleware("http")(with_headers)
 
     for kind in (RefusedError, ImageError, RequestValidationError, HTTPException, Exception):

@@ -39,13 +39,11 @@ class Limits:
     """Limits of one request and of all requests together."""
 
     body_bytes: int = 64 * 2**20
-    """Limit of a route with images; other routes have BodyLimit's."""
+    """Limit of a route with images."""
     images: int = 16
     """Limit of one request; its pixels have a limit of their own."""
     pixels: int = MAX_PIXELS
     """Limit for all images of one request."""
-    held_pixels: int = 2 * MAX_PIXELS
-    """Limit for all images of concurrent requests; further requests wait."""
     prompt_tokens: int = 8192
     """Limit of a request, images included. One thread answers all callers, and a tenfold prompt stalls it."""
     new_tokens: int = 2048
@@ -77,7 +75,7 @@ def _ascii(url: str) -> str:
 
 Name = Annotated[Text, Field(max_length=1000)]
 Url = Annotated[str, Field(max_length=MOST_URL), AfterValidator(_ascii)]
-"""Data URL in ASCII; an http URL if the server fetches images."""
+"""Data URL in ASCII."""
 
 
 class ImageUrl(Form):

@@ -22,9 +22,9 @@ from pacorl.config.options import StudioModels
 from pacorl.core.grid import join, parse_layout, shared_text, split
 from pacorl.generate.compose import layout_for, prompt_from
 from pacorl.generate.storyboard import MENTION, Storyboard, pages, parse_storyboard, spoken
-from pacorl.io.decoder import open_upload, submit_upload
 from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
+from pacorl.io.uploads import open_upload, submit_upload
 from pacorl.judge import judge_for
 from pacorl.models.policies import POLICIES, kind_of, tiny_spec
 from pacorl.studio.jobs import Job
@@ -87,7 +87,7 @@ class Uploads:
         """
         # Messages are one line, and contain the name.
         name = " ".join(name.split())[:120] or "image"
-        image = await asyncio.wrap_future(submit_upload(data, name=name, max_pixels=MAX_PIXELS, caller=owner))
+        image = await asyncio.wrap_future(submit_upload(data, name=name, max_pixels=MAX_PIXELS))
         preview = await asyncio.to_thread(lambda: png_bytes(preview_of(image)))
         upload = Upload(secrets.token_hex(8), name, data, preview, image.size, owner)
         # Decoding took its time outside of the lock, so the count is checked here, together with the change.

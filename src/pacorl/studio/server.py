@@ -41,10 +41,9 @@ from pacorl.studio.taste import TasteRequest, TasteRuns
 from pacorl.studio.trainer_process import TrainerProcess, loras_in, sample_image
 from pacorl.types import TINY, Grid, Size
 from pacorl.web import forms
-from pacorl.web.connections import run
 from pacorl.web.forms import Form, JsonRoute
-from pacorl.web.guard import BodyLimit, RefusedError
-from pacorl.web.site import Session, Site, error_response, listening
+from pacorl.web.guard import RefusedError
+from pacorl.web.site import Session, Site, error_response, listening, run
 
 PAGE = Path(__file__).parent / "page"
 MAX_CANDIDATES = 50
@@ -64,9 +63,6 @@ LIMITS = {
     "sets": MAX_SETS,
 }
 """Limits that the page shows before a request is refused."""
-
-BODIES = {"/api/uploads": BodyLimit(MAX_BYTES, marks=None)}
-"""Limits of bodies; images are uploaded one at a time."""
 
 GUIDANCE = ("guidance_scale", "true_cfg_scale", "negative_prompt")
 """Options of a kind that a request may set."""
@@ -113,7 +109,7 @@ class AppState:
         self.host = ModelHost(self.names)
         # In the background: the page opens while the weights load.
         self.loading = self.jobs.submit("load", self.host.load)
-        self.site = Site("pacorl studio", PAGE, "pacorl_studio", self._sign_in, BODIES)
+        self.site = Site("pacorl studio", PAGE, "pacorl_studio", self._sign_in, ("/api/uploads",), MAX_BYTES)
 
     def close(self) -> None:
         """End the jobs and the taught run, and delete a temporary history."""

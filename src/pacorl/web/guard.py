@@ -5,8 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection
 from functools import cache
 from urllib.parse import urlsplit
 
@@ -19,8 +18,10 @@ HOSTS_VARIABLE = "PACORL_HOSTS"
 HEALTH = "/health"
 """Path that answers under any name: a load balancer may have another than callers, and the answer is no secret."""
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
-OTHERS = "*"
-"""Key of a table of limits for all other routes."""
+BODY_BYTES = 4 * 2**20
+"""Largest body of a route without uploads, announced or received."""
+MOST_MARKS = 2**16
+"""Most brackets, braces and commas of a JSON body, which bound its values before it is parsed."""
 
 
 class RefusedError(ValueError):
@@ -31,28 +32,13 @@ class RefusedError(ValueError):
         self.status = status
 
 
-@dataclass(frozen=True, slots=True)
-class BodyLimit:
-    """Largest body of a route."""
-
-    bytes: int = 4 * 2**20
-    """Limit of the announced and of the received bytes."""
-    marks: int | None = 2**16
-    """Most brackets, braces and commas, which bound the values of JSON before it is parsed; None for other content."""
-
-
-NO_BODY = BodyLimit(0)
-FORM = BodyLimit(4 * 2**10)
-"""Limit of the public requests that sign in and out."""
-
-
 class Guard:
     """ASGI middleware of all checks, in order of cost; a body is read last.
 
     Args:
         answer: turns a refusal into the server's form of an error.
         admit: raises RefusedError for a forbidden request, by its headers alone.
-        limits: path → limit of its bodies; OTHERS for all other paths. Reading requests have no body.
+        uploads: paths whose bodies may have `upload_bytes`; others have BODY_BYTES, and reading requests no body.
     """
 
     def __init__(
@@ -60,13 +46,15 @@ class Guard:
         app: ASGIApp,
         *,
         answer: Callable[[RefusedError], ASGIApp],
-        limits: Mapping[str, BodyLimit],
         admit: Callable[[Request], Awaitable[None]],
+        uploads: Collection[str] = (),
+        upload_bytes: int = BODY_BYTES,
     ) -> None:
         self.app = app
         self.answer = answer
-        self.limits = limits
         self.admit = admit
+        self.uploads = uploads
+        self.upload_bytes = upload_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -92,13 +80,17 @@ class Guard:
     async def _read(self, scope: Scope, receive: Receive) -> bytes:
         """Read the whole body. Raises RefusedError if it is too large, or the client is gone."""
         # The announced length, which refuses most large bodies unread.
-        limit = NO_BODY if scope["method"] in READING else self.limits.get(scope["path"], self.limits[OTHERS])
-        too_large = RefusedError(f"the body is larger than {limit.bytes} bytes", status=413)
-        announced = dict(scope["headers"]).get(b"content-length", b"0")
-        if not announced.isdigit() or len(announced) > 20 or int(announced) > limit.bytes:
+        most = self.upload_bytes if scope["path"] in self.uploads else BODY_BYTES
+        most = 0 if scope["method"] in READING else most
+        too_large = RefusedError(f"the body is larger than {most} bytes", status=413)
+        headers = Headers(scope=scope)
+        announced = headers.get("content-length", "0")
+        if not (announced.isascii() and announced.isdigit()) or len(announced) > 20 or int(announced) > most:
             raise too_large
 
-        # An announcement may be missing (a chunked body) or wrong, so the bytes are counted too.
+        # An announcement may be missing (a chunked body) or wrong, so the bytes are counted too. FastAPI parses JSON of
+        # this content type alone.
+        is_json = "json" in headers.get("content-type", "").lower()
         chunks: list[bytes] = []
         size = marks = 0
         while True:
@@ -108,13 +100,12 @@ class Guard:
             chunk = message.get("body", b"")
             chunks.append(chunk)
             size += len(chunk)
-            if size > limit.bytes:
+            if size > most:
                 raise too_large
-            # Brackets and commas bound the objects that a parser would make of the body.
-            if limit.marks is not None:
+            if is_json:
                 marks += chunk.count(b"[") + chunk.count(b"{") + chunk.count(b",")
-                if marks > limit.marks:
-                    raise RefusedError(f"the body has more than {limit.marks:,} brackets and commas", status=413)
+                if marks > MOST_MARKS:
+                    raise RefusedError(f"the body has more than {MOST_MARKS:,} brackets and commas", status=413)
             if not message.get("more_body"):
                 return b"".join(chunks)
 

@@ -16,13 +16,14 @@ from __future__ import annotations
 import html
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
+import uvicorn
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse
@@ -30,12 +31,15 @@ from starlette.concurrency import run_in_threadpool
 
 from pacorl.io.documents import read_text
 from pacorl.web.forms import Form, JsonRoute, Text, validation_message
-from pacorl.web.guard import FORM, HEALTH, OTHERS, READING, BodyLimit, Guard, RefusedError
+from pacorl.web.guard import BODY_BYTES, HEALTH, READING, Guard, RefusedError
 
 SHARED_FILES = Path(__file__).parent / "page"
 OPEN = ("/join", "/leave")
 """Paths that accept a post without a token."""
 FILE_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+MOST_CONNECTIONS = 800
+"""Further requests are answered with 503; a process may have 1,024 files open by default."""
+KEEP_ALIVE_SECONDS = 10
 HEADERS = {
     # No content from other servers and no inline scripts: markup in a theme or a reason cannot run.
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
@@ -69,8 +73,9 @@ class Site:
     cookie: str
     sign_in: Callable[[str], Session]
     """Raises RefusedError for an unknown token."""
-    limits: Mapping[str, BodyLimit] = field(default_factory=dict)
-    """Path → limit of a body, if it differs from the default."""
+    uploads: Collection[str] = ()
+    """Paths whose bodies may have `upload_bytes`."""
+    upload_bytes: int = BODY_BYTES
 
     def app(self, router: APIRouter, *, state: object) -> FastAPI:
         """Build the application of pages and a router's API; endpoints find `state` as `request.app.state.shared`."""
@@ -78,9 +83,8 @@ class Site:
         app.router.route_class = JsonRoute
         app.state.shared = state
 
-        # Open paths take a small form only.
-        limits = {OTHERS: BodyLimit(), **dict.fromkeys(OPEN, FORM), **self.limits}
-        app.add_middleware(Guard, answer=error_response, limits=limits, admit=self._admit)
+        limits = {"uploads": self.uploads, "upload_bytes": self.upload_bytes}
+        app.add_middleware(Guard, answer=error_response, admit=self._admit, **limits)
         app.middleware("http")(with_headers)
         app.add_exception_handler(RefusedError, _refused)
         app.add_exception_handler(RequestValidationError, _malformed)
@@ -202,3 +206,19 @@ def listening(host: str, port: int) -> Iterator[tuple[socket.socket, str]]:
         except OSError as error:
             raise OSError(f"{host}:{port} cannot be listened on ({error.strerror}); give another --port") from None
         yield listener, f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+
+
+def run(app: Any, *, sockets: list[socket.socket], grace_seconds: int = 3) -> None:
+    """Serve until SIGINT or SIGTERM, and finish running answers within `grace_seconds`."""
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        http="h11",
+        ws="none",
+        limit_concurrency=MOST_CONNECTIONS,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=grace_seconds,
+    )
+    with suppress(KeyboardInterrupt):  # uvicorn raises it again after it has shut down
+        uvicorn.Server(config).run(sockets=sockets)

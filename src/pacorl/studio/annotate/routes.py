@@ -36,14 +36,11 @@ from pacorl.io.images import IMAGE_TYPES
 from pacorl.studio.annotate.links import Sharing, agreement, describe_change, foreign_controls, share_out
 from pacorl.studio.annotate.store import Person, Store, Task, only_server, public_key, shown_order
 from pacorl.studio.annotate.uncertainty import LiveScores
-from pacorl.web.connections import run
 from pacorl.web.forms import Form, JsonRoute, Text
-from pacorl.web.guard import OTHERS, BodyLimit, RefusedError, check_public_url
-from pacorl.web.site import Session, Site, listening
+from pacorl.web.guard import RefusedError, check_public_url
+from pacorl.web.site import Session, Site, listening, run
 
 PAGE = Path(__file__).parent / "page"
-# A ranking of 64 slots takes under a kilobyte, and there are no uploads of images.
-LIMITS = {OTHERS: BodyLimit(64 * 2**10)}
 ADMIN = "admin"
 
 
@@ -258,7 +255,7 @@ def make_app(folder: Path, store: Store) -> FastAPI:
         person = store.person_of(token)
         return Session("/admin" if person.is_admin else "/", person.expires)
 
-    site = Site("pacorl annotate", PAGE, "pacorl_annotator", sign_in, LIMITS)
+    site = Site("pacorl annotate", PAGE, "pacorl_annotator", sign_in)
     return site.app(router, state=AppState(folder, store, site, LiveScores(store)))
 
 

@@ -1,8 +1,8 @@
 """The database behind the page: SQLite in WAL mode, one server at a time.
 
-A ranking is acknowledged only after its transaction is on the disk (synchronous=FULL); rankings that arrive during a
-wait for the disk share the next wait. Every submission carries a request id of the client's own: sent again after a
-lost answer, it is acknowledged again and counted once. The table `events` keeps every action, undone answers too.
+A ranking is acknowledged only after its transaction is on the disk (synchronous=FULL). Every submission carries a
+request id of the client's own: sent again after a lost answer, it is acknowledged again and counted once. The table
+`events` keeps every action, undone answers too.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -93,10 +91,6 @@ class Store:
         # One connection serves many threads: no statement may fall into another thread's transaction.
         self._writing = threading.Lock()
         self._reading = threading.Lock()
-        self._waiting: deque[None] = deque()
-        """An entry for each thread with a change."""
-        self._group: Future[None] = Future()
-        """Done once the changes since the last COMMIT are on the disk."""
 
     def __enter__(self) -> Self:
         return self
@@ -112,42 +106,23 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Make all changes of the block or none, on the disk at its end.
-
-        The last of the waiting threads commits for all: one wait for the disk took 8 of the 9 ms of a ranking (DeWitt
-        et al., 1984: group commit).
-        """
-        self._waiting.append(None)
+        """Make all changes of the block or none, on the disk at its end; RefusedError (507) if the disk fails."""
         with self._writing:
-            self._waiting.pop()
-            group = self._group
             try:
-                with _savepoint(self._db):
-                    yield self._db
-            except sqlite3.Error as error:  # SQLite may have rolled back other threads' changes as well
-                self._commit(error)
-            finally:
-                if not self._waiting:
-                    self._commit()
-        group.result()
-
-    def _commit(self, error: sqlite3.Error | None = None) -> None:
-        """Commit the group's changes; if the disk fails, all its threads raise a RefusedError of status 507."""
-        group = self._group
-        self._group = Future()
-        try:
-            if error:
-                raise error
-            if self._db.in_transaction:
+                # IMMEDIATE takes the write lock at once: a transaction that reads first could not be upgraded later.
+                self._db.execute("BEGIN IMMEDIATE")
+                yield self._db
                 self._db.execute("COMMIT")
-            group.set_result(None)
-        except sqlite3.Error as fault:
-            logger.error("%s cannot be written: %s", self.path, fault)
-            reason = f"{self.path.name} cannot be written ({fault}): nothing was stored; make room if the disk is full"
-            group.set_exception(RefusedError(reason, status=507))
-            # A failed commit leaves its transaction open, and the next group could not begin one.
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
+            except sqlite3.Error as fault:
+                logger.error("%s cannot be written: %s", self.path, fault)
+                reason = (
+                    f"{self.path.name} cannot be written ({fault}): nothing was stored; make room if the disk is full"
+                )
+                raise RefusedError(reason, status=507) from fault
+            finally:
+                # After any error, an interrupt too; SQLite may have rolled back by itself.
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
 
     def _all(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         with self._reading:
@@ -511,25 +486,6 @@ class Store:
     def version(self) -> int:
         """Return the number of events: a summary of an older version is stale."""
         return int(self._all("SELECT COALESCE(MAX(number), 0) FROM events")[0][0])
-
-
-@contextmanager
-def _savepoint(db: sqlite3.Connection) -> Iterator[None]:
-    """Begin a transaction if none is open, and roll the block's own changes back if it raises."""
-    if not db.in_transaction:
-        # IMMEDIATE takes the write lock at once: a transaction that reads first could not be upgraded later.
-        db.execute("BEGIN IMMEDIATE")
-    db.execute("SAVEPOINT change")
-    try:
-        yield
-    # An interrupt too: else half a change would be committed with other threads' changes.
-    except BaseException:
-        if db.in_transaction:
-            db.execute("ROLLBACK TO change")
-        raise
-    finally:
-        if db.in_transaction:
-            db.execute("RELEASE change")
 
 
 @contextmanager
