@@ -1,11 +1,8 @@
-"""Entries from outside the package: a file that a config names, and another package's entry point."""
+"""Entries from outside the package, of a file or of a module that a config names."""
 
 from __future__ import annotations
 
 import json
-import math
-import os
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -17,12 +14,13 @@ from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.config.base import ConfigError, dump, load
-from pacorl.config.table import Table
 from pacorl.config.user_files import NO_USER_FILES, code_digest, file_digests, user_files
 from pacorl.core.advantages import AGGREGATES
 from pacorl.core.objectives import OBJECTIVES, ObjectiveSpec
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
+from pacorl.rewards import reward_spec
+from pacorl.rewards.reward import RewardError
 from pacorl.testing import check_objective
 from pacorl.types import TINY
 
@@ -32,7 +30,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pacorl.core.advantages import AggregateOptions, AggregateSpec
 from pacorl.core.objectives import ObjectiveOptions, ObjectiveSpec, Step
 
 Path("FOLDER/executed").touch()
@@ -55,23 +52,7 @@ def reinforce(step: Step, options: Reinforce):
 
 REINFORCE = ObjectiveSpec(Reinforce, reinforce, needs="path", unclipped=True)
 
-
-class Best(AggregateOptions):
-    """The best reward of a sample."""
-
-    aggregate: Literal["best"] = "best"
-
-
-BEST = AggregateSpec(Best, lambda scores, options: scores.score_RB.amax(0), lambda scores, options: None)
 '''
-
-BENCHMARK = """
-from dataclasses import replace
-
-from pacorl.bench.consistency_rank import SPEC
-
-COPY = replace(SPEC, summary="A benchmark of one's own.")
-"""
 
 POLICY = '''
 from dataclasses import replace
@@ -102,10 +83,9 @@ def mine(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_an_objective_and_an_aggregate_of_a_file_train(mine: Path, tmp_path: Path) -> None:
-    names = [f"objective={{name: {mine}:REINFORCE, baseline: 0.1}}", f"advantages.aggregate={mine}:BEST"]
+def test_an_objective_of_a_file_trains(mine: Path, tmp_path: Path) -> None:
     with toy_world():
-        config = toy_config(tmp_path / "run", *names, "epochs=1")
+        config = toy_config(tmp_path / "run", f"objective={{name: {mine}:REINFORCE, baseline: 0.1}}", "epochs=1")
         folder = PolicyTrainer(config).train().folder
     epochs = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert any(epoch["kind"] == "epoch" for epoch in epochs)
@@ -120,12 +100,6 @@ def test_the_contract_takes_an_objective_of_a_file(mine: Path) -> None:
     check_objective(OBJECTIVES.named(f"{mine}:REINFORCE"))
 
 
-def test_an_aggregate_of_a_file_keeps_its_own_keys(mine: Path) -> None:
-    with pytest.raises(ConfigError, match=r"advantages\.std: unknown key"):
-        load(PolicyConfig, None, [f"advantages={{aggregate: {mine}:BEST, std: group}}"])
-    assert f"{mine}:BEST" not in list(AGGREGATES)
-
-
 def test_a_generator_of_a_file_is_configured_and_loaded(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(POLICY)
     kind = f"{tmp_path / 'mine.py'}:MINE"
@@ -134,14 +108,6 @@ def test_a_generator_of_a_file_is_configured_and_loaded(tmp_path: Path) -> None:
     assert load(PolicyConfig, _written(tmp_path, dump(config))) == config
     policy = config.generator.from_pretrained(TINY, sharpness=3.0)
     assert (policy.options.kind, policy.options.sharpness) == (kind, 3.0)
-
-
-def test_a_benchmark_of_a_file_is_a_command(tmp_path: Path) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text(BENCHMARK)
-    shown = CliRunner().invoke(app, ["benchmark", f"{path}:COPY", "--help"])
-    assert shown.exit_code == 0
-    assert "A benchmark of one's own." in shown.stdout
 
 
 def _written(folder: Path, text: str) -> Path:
@@ -233,50 +199,35 @@ def test_looking_a_name_up_executes_no_file(mine: Path) -> None:
     assert not (mine.parent / "executed").exists()
 
 
-# --- entry points ----------------------------------------------------------------------------------------------
+# --- modules -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A distribution on sys.path, as pip would leave it."""
-    info = tmp_path / "consistent-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: consistent\nVersion: 1.0\n")
-    points = {"mean": "statistics:mean", "pi": "math:tau", "lost": "consistent_module:X", "whole": "math:floor"}
-    lines = [f"{name} = {value}" for name, value in points.items()]
-    (info / "entry_points.txt").write_text("\n".join(["[pacorl.constants]", *lines]) + "\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path
+def test_an_entry_of_a_module_is_imported(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(mine.parent)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    with user_files(run=False), pytest.raises(ValueError, match="is code, which a dry run does not execute"):
+        OBJECTIVES.named("mine:REINFORCE")
+    assert not (mine.parent / "executed").exists()
+    config = load(PolicyConfig, None, ["objective={name: 'mine:REINFORCE', baseline: 0.5}"])
+    assert (config.objective.name, config.objective.baseline) == ("mine:REINFORCE", 0.5)  # type: ignore[attr-defined]
+    assert load(PolicyConfig, _written(mine.parent, dump(config))) == config
+    with pytest.raises(ValueError, match="module no_such: ModuleNotFoundError when it was imported"):
+        OBJECTIVES.named("no_such:X")
 
 
-def test_an_entry_point_is_an_entry(package: Path) -> None:
-    table: Table[object] = Table("constant", {"pi": "math:floor"}, group="pacorl.constants")
-    assert list(table) == ["pi", "mean", "lost", "whole"]
-    assert table["pi"] is math.floor, "a package must not replace a built-in entry"
-    assert table["whole"] is math.floor
-    with pytest.raises(ValueError, match=r"constant 'lost' of the package consistent: ModuleNotFoundError"):
-        table.named("lost")
-    with pytest.raises(
-        ValueError, match=r"'mean' is of type function; give an object of type builtin_function_or_method"
-    ):
-        table.named("mean")
+def test_a_reward_of_a_module_is_imported_unless_code_may_not_run() -> None:
+    assert reward_spec("fractions:Fraction").is_users
+    with pytest.raises(RewardError, match="is code, which a dry run does not execute"):
+        reward_spec("fractions:Fraction", run=False)
+    with pytest.raises(RewardError, match="module no_such: ModuleNotFoundError"):
+        reward_spec("no_such:X")
 
 
-@pytest.mark.slow
-def test_a_config_names_an_entry_point(mine: Path, tmp_path: Path) -> None:
-    info = tmp_path / "mine-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[pacorl.objectives]\nplain = mine:REINFORCE\n")
-    code = (
-        "from pacorl.config.base import load, dump; from pacorl.grpo.policy_config import PolicyConfig; "
-        "run = load(PolicyConfig, None, ['objective={name: plain, baseline: 0.5}']); "
-        "print(run.objective.name, run.objective.baseline); import sys; sys.stdout.write(dump(run))"
-    )
-    environment = {"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
-    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert result.stdout.startswith("plain 0.5\n"), result.stderr
-    assert "name: plain" in result.stdout
+def test_a_closed_table_takes_no_code(mine: Path) -> None:
+    for name in (f"{mine}:REINFORCE", "mine:REINFORCE"):
+        with pytest.raises(ValueError, match=r"^unknown aggregate .*; there are log_tamed, [^:]*$"):
+            AGGREGATES.named(name)
+    assert not (mine.parent / "executed").exists()
 
 
 class Named:
@@ -284,36 +235,16 @@ class Named:
         return {"red", "green", "blue"}.intersection(("red",))
 
 
-TYPED = """
-def red(prompts, images, *, gain={gain}):
-    return [{gain} * len({{"a", "b", "c", "d"}} - {{name}}) for name in images]
-
-digest = code_digest(red)
-"""
-
-
-def test_code_is_compared_by_its_source_and_without_one_by_its_bytecode() -> None:
+def test_code_is_compared_by_its_source_and_without_one_by_its_name() -> None:
     def plus(value: float) -> float:
         return value + 1
 
     assert code_digest(Named()) == code_digest(Named()) != code_digest(plus)
     assert code_digest(partial(plus, 2)) == code_digest(plus)
-    # One statement, whose other arguments are no part of the function.
-    one, two = {"f": lambda value: value + 1, "epochs": 1}, {"f": lambda value: value + 2, "epochs": 1}
-    again = {"f": lambda value: value + 1, "epochs": 2}
-    assert code_digest(one["f"]) == code_digest(again["f"]) != code_digest(two["f"])
     assert code_digest(max) != code_digest(min)
-
-
-def test_the_bytecode_of_a_function_has_one_digest_in_every_process() -> None:
-    digests = []
-    for seed, gain in (("1", 2), ("2", 2), ("1", 3)):
-        script = f"from pacorl.config.user_files import code_digest\n{TYPED.format(gain=gain)}print(digest)"
-        done = subprocess.run(
-            [sys.executable, "-c", script], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
-        )
-        digests.append(done.stdout)
-    assert digests[0] == digests[1] != digests[2]
+    # One statement, whose other arguments are no part of the function.
+    one, again = {"f": lambda value: value + 1, "epochs": 1}, {"f": lambda value: value + 1, "epochs": 2}
+    assert code_digest(one["f"]) == code_digest(again["f"])
 
 
 def test_every_file_that_a_config_names_is_hashed(tmp_path: Path) -> None:

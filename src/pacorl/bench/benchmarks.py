@@ -139,5 +139,4 @@ BENCHMARKS: Table[BenchmarkSpec[Any, Any]] = Table(
         "gedit": "pacorl.bench.gedit:SPEC",
         "vistory": "pacorl.bench.vistory:SPEC",
     },
-    group="pacorl.benchmarks",
 )

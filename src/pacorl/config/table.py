@@ -3,12 +3,9 @@
     POLICIES: Table[PolicySpec] = Table("generator", {"flux": "pacorl.models.policies.flux:FLUX", …}, key="kind")
     POLICIES["flux"].options      # imports the file of this entry alone
 
-An entry is a *spec*: a value in the entry's own file with its options and its interface to other packages. It has one
-of three places:
-
-    in this package     its file, and one line of the table
-    in a file           named in full: `path/to/file.py:NAME`, which is executed
-    in another package  an entry point in the table's group, such as `pacorl.objectives`, named as the built-in ones
+An entry is a *spec*: a value in the entry's own file with its options and its interface to other packages. To add one:
+its file, and one line of the table. Open tables also take a user's own entry, named in full: `path/to/file.py:NAME` or
+`module:NAME`, whose code is executed.
 """
 
 from __future__ import annotations
@@ -16,107 +13,83 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar, cast
 
-from pacorl.config.user_files import FAULTS, FORM, is_in_file, value_in_file
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+from pacorl.config.user_files import FORM, is_users, users_value
 
 Spec = TypeVar("Spec")
 
 
 class Table(Mapping[str, Spec], Generic[Spec]):
-    """Name → spec, built-in entries first. Iteration does not include entries of files."""
+    """Name → spec. Iteration does not include users' entries."""
 
     # A table equals itself alone: Mapping's own comparison would import every file, and would forbid hashing.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
-    def __init__(self, noun: str, homes: Mapping[str, str], *, group: str = "", key: str = "") -> None:
+    def __init__(self, noun: str, homes: Mapping[str, str], *, key: str = "", is_open: bool = False) -> None:
         """
         Args:
             noun: word for an entry in messages, e.g. "objective".
             homes: name → "module:ATTRIBUTE" of its spec.
-            group: entry points of other packages. A built-in entry takes precedence over one of the same name.
-            key: field with the entry's name, in its options, or in the entry if it has none.
+            key: the option that names the entry.
+            is_open: whether users may name entries of their own, which have options.
         """
         self.noun = noun
-        self.group = group
         self.key = key
+        self.is_open = is_open
         self._homes = dict(homes)
         self._loaded: dict[str, Spec] = {}
-        """Entries of files and of other packages."""
-
-    @cached_property
-    def _points(self) -> Mapping[str, EntryPoint]:
-        from importlib.metadata import entry_points  # some milliseconds
-
-        return {point.name: point for point in entry_points(group=self.group) if point.name not in self._homes}
+        """Users' entries."""
 
     def __getitem__(self, name: str) -> Spec:
-        """Return the spec of that name. Imports its module, and executes no file that `named` has not executed.
+        """Return the spec of that name. Imports its module, and executes no code that `named` has not executed.
 
         Raises:
             KeyError: if the table has no such entry. The message of `named` is for users.
-            ValueError: if the entry of another package cannot be used.
         """
         if name in self._homes:
             module, _, attribute = self._homes[name].partition(":")
             return cast(Spec, getattr(import_module(module), attribute))
-        if name not in self._loaded:
-            point = self._points[name]
-            try:
-                entry = point.load()
-            except FAULTS as error:
-                package = point.dist.name if point.dist else point.value
-                fault = f"{type(error).__name__}: {error}"
-                raise ValueError(f"{self.noun} {name!r} of the package {package}: {fault}") from error
-            self._loaded[name] = self._checked(name, entry)
         return self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:
         yield from self._homes
-        yield from self._points
 
     def __len__(self) -> int:
-        return len(self._homes) + len(self._points)
+        return len(self._homes)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._homes or name in self._loaded or name in self._points
+        return name in self._homes or name in self._loaded
 
     def named(self, name: str) -> Spec:
-        """Return the spec of a user's name; execute the file of `path/to/file.py:NAME` at its first use.
+        """Return the spec of a user's name; execute the code of a user's own entry at its first use.
 
         Raises:
             ValueError: if the entry does not exist, with all names and the nearest one, or cannot be used.
         """
         # Once: a second execution would make classes that differ.
-        if is_in_file(name) and name not in self._loaded:
-            self._loaded[name] = self._checked(name, value_in_file(name))
+        if self.is_open and is_users(name) and name not in self._loaded:
+            self._loaded[name] = self._checked(name, users_value(name))
         if name not in self:
             near = difflib.get_close_matches(name, self, n=1)
             guess = f"did you mean {near[0]!r}? " if near else ""
-            raise ValueError(f"unknown {self.noun} {name!r}; {guess}there are {', '.join(self)}, or your own as {FORM}")
+            own = f", or your own as {FORM}" if self.is_open else ""
+            raise ValueError(f"unknown {self.noun} {name!r}; {guess}there are {', '.join(self)}{own}")
         return self[name]
 
     def _checked(self, name: str, entry: Any) -> Spec:
-        """An entry from outside the package under the name that selects it."""
+        """A user's entry under the name that selects it."""
         # The last entry: the file of the first one may import torch.
         kind = type(self[next(reversed(self._homes))])
         if not isinstance(entry, kind):
             raise ValueError(
                 f"{self.noun} {name!r} is of type {type(entry).__name__}; give an object of type {kind.__name__}"
             )
-        if not self.key:
-            return entry
-        options = getattr(entry, "options", None)
-        if options is None:
-            return cast(Spec, replace(cast(Any, entry), **{self.key: name}))
+        options = cast(Any, entry).options
         if options.model_fields[self.key].default == name:
-            return entry
+            return cast(Spec, entry)
         # A subclass of an options model whose `key` is `name`, as a config and its dump have it.
         from pydantic import create_model
 

@@ -1,11 +1,12 @@
-"""Users' Python files in configs and commands: `path/to/file.py:NAME`.
+"""Users' Python code in configs: `path/to/file.py:NAME`, or `module:NAME` of an installed package.
 
-Such a file is executed with all rights of the user. `user_files(run=False)` forbids it for a block, such as a plan. The
+It is executed with all rights of the user. `user_files(run=False)` forbids it for a block, such as a plan. The
 environment variable NO_USER_FILES forbids it for a process and its children, such as the studio's trainer.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
 import os
@@ -13,19 +14,20 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from pacorl.io.files import text_digest
 
 FAULTS = (Exception, SystemExit)
 """Errors of a user's code. `sys.exit(0)` in a user's file must not look like the end of a finished run."""
-FORM = "path/to/file.py:NAME"
+FORM = "path/to/file.py:NAME or module:NAME"
 NAME = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_]\w*)")
+MODULE = re.compile(r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*)")
 NO_USER_FILES = "PACORL_NO_USER_FILES"
 """Environment variable of a process that executes no user's file."""
 
@@ -62,13 +64,19 @@ def file_and_name(name: str) -> tuple[Path, str]:
     return path, match["name"]
 
 
-def value_in_file(name: str) -> Any:
-    """Execute the file of `path/to/file.py:NAME` and return its value NAME.
+def is_users(name: str) -> bool:
+    """Return whether a name has the form of an entry in a file or in a module."""
+    return is_in_file(name) or MODULE.fullmatch(name) is not None
+
+
+def users_value(name: str) -> Any:
+    """Execute the file or module of a user's name and return its value NAME.
 
     Raises:
-        ValueError: if files are not executed here, or if this one does not exist, raises an error or lacks NAME.
+        ValueError: if users' code is not executed here, or if this one does not exist, raises an error or lacks NAME.
     """
-    path, attribute = file_and_name(name)
+    match = None if is_in_file(name) else MODULE.fullmatch(name)
+    path, attribute = (match["module"], match["name"]) if match else file_and_name(name)
     if not _ALLOWED.get():
         raise ValueError(
             f"{name!r} is code, which a dry run does not execute; `pacorl doctor CONFIG` executes it and shows the plan"
@@ -77,7 +85,7 @@ def value_in_file(name: str) -> Any:
         raise ValueError(
             f"{name!r} is code, which the studio does not execute; train by `pacorl` if you trust this config and file"
         )
-    module = _executed(path)
+    module = _executed(path) if isinstance(path, Path) else _imported(path)
     if not hasattr(module, attribute):
         raise ValueError(f"{path} has no {attribute!r}")
     return getattr(module, attribute)
@@ -101,7 +109,7 @@ def file_digests(document: Any) -> dict[str, str]:
 
 
 def code_digest(target: Any) -> str:
-    """Hash the source of a function, or of a callable object's class; without a source its bytecode.
+    """Hash the source of a function, or of a callable object's class; without a source its name.
 
     Called functions, and values from outside its body, are not part of it.
     """
@@ -112,25 +120,9 @@ def code_digest(target: Any) -> str:
         target = type(target)
     # The source of a lambda is the whole statement around it, such as the call that makes the run.
     if target.__name__ != "<lambda>":
-        try:
+        with suppress(OSError, TypeError):  # typed at a prompt, or built in
             return text_digest(inspect.getsource(target))
-        except (OSError, TypeError):  # typed at a prompt, or built in
-            pass
-    code = getattr(target if inspect.isroutine(target) else target.__call__, "__code__", None)
-    return text_digest(_bytecode(code) if code else f"{target.__module__}.{target.__qualname__}")
-
-
-def _bytecode(code: CodeType) -> str:
-    """Write instructions, names and constants as text, alike in every process."""
-    words = [code.co_code.hex(), *code.co_names]
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):  # its repr has an address
-            words.append(_bytecode(constant))
-        elif isinstance(constant, frozenset):  # its order is that of the process's hashes
-            words.append(str(sorted(map(repr, constant))))
-        else:
-            words.append(repr(constant))
-    return "\n".join(words)
+    return text_digest(f"{target.__module__}.{target.__qualname__}")
 
 
 def line_in(path: Path, error: BaseException) -> str:
@@ -146,6 +138,13 @@ def line_in(path: Path, error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         lines.append(error.lineno)
     return f", line {lines[-1]}" if lines and lines[-1] else ""
+
+
+def _imported(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except FAULTS as error:
+        raise ValueError(f"module {name}: {type(error).__name__} when it was imported: {error}") from error
 
 
 def _executed(path: Path) -> ModuleType:

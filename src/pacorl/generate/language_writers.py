@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pacorl.config.user_files import is_in_file
 from pacorl.generate.compose import prompt_from
 from pacorl.generate.panels import WRITERS, PanelDraft, PanelWriter, SetRequest
 from pacorl.io.hub import check_checkpoint
@@ -59,7 +58,7 @@ def open_writer(source: str, chat: ChatModel) -> str | PanelWriter:
         if is_url(source):
             chat = replace(chat, base_url=source)
         ask = chat.ask_json
-    elif is_in_file(source) or source in WRITERS:
+    elif source in WRITERS:
         return source
     else:
         ask = partial(ask_json, load_writer(source))

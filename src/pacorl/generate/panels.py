@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 
 from pacorl.config.options import TEMPLATE
 from pacorl.config.table import Table
-from pacorl.config.user_files import is_in_file
 from pacorl.core.grid import QUOTED, panel_texts
 from pacorl.io.net import is_url
 
@@ -69,7 +68,6 @@ WRITERS: Table[PanelWriter] = Table(
         "server": "pacorl.generate.language_writers:write_by_server",
         "local": "pacorl.generate.language_writers:write_by_checkpoint",
     },
-    group="pacorl.writers",
 )
 
 
@@ -96,8 +94,8 @@ def write_panels(
         raise ValueError(f"{text[:60]!r} asks for {count} images; a set has 2 to {MAX_COUNT} panels")
     if not isinstance(writer, str):
         return writer(request, count, "", model)
-    if is_in_file(writer) or writer in WRITERS:
-        return WRITERS.named(writer)(request, count, writer, model)
+    if writer in WRITERS:
+        return WRITERS[writer](request, count, writer, model)
     return WRITERS["server" if is_url(writer) else "local"](request, count, writer, model)
 
 

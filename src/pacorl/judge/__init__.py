@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 JUDGES: Table[JudgeSpec] = Table(
     "backend",
     {"local": "pacorl.judge.local:SPEC", "http": "pacorl.judge.http:SPEC"},
-    group="pacorl.judges",
     key="backend",
 )
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
-from pacorl.config.user_files import FAULTS, file_and_name, line_in, value_in_file
+from pacorl.config.user_files import FAULTS, file_and_name, is_in_file, line_in, users_value
 from pacorl.io.documents import read_text
 from pacorl.rewards.reward import PanelScores, Reward, RewardError, named, panel_scores_by
 from pacorl.types import Prompt
@@ -122,18 +123,19 @@ def _typed(value: Any, hint: Any, at: str) -> Any:
 
 
 def user_spec(name: str) -> RewardSpec:
-    """Run the file of `path.py:Name` and return the reward's spec.
+    """Run the code of `path.py:Name` or `module:Name`, and return the reward's spec.
 
     Raises:
-        RewardError: if the file cannot be run or lacks it.
+        RewardError: if it cannot be run or lacks the name.
     """
-    path, attribute = _file_and_name(name)
     try:
-        target = value_in_file(name)
+        target = users_value(name)
     except ValueError as error:
         raise RewardError(f"rewards: {error}") from error
+    where, _, attribute = name.rpartition(":")
     if not callable(target):
-        raise RewardError(f"rewards: {path} has no function or class {attribute!r}")
+        raise RewardError(f"rewards: {where} has no function or class {attribute!r}")
+    path = Path(where) if is_in_file(name) else Path(sys.modules[where].__file__ or where)
     parameters = list(inspect.signature(target).parameters.items())
     if not inspect.isclass(target):
         del parameters[:2]  # a function's prompts and images

@@ -133,7 +133,6 @@ AGGREGATES: Table[AggregateSpec] = Table(
         "weighted_sum": "pacorl.core.advantages.weighted_sum:WEIGHTED_SUM",
         "gdpo": "pacorl.core.advantages.gdpo:GDPO",
     },
-    group="pacorl.aggregates",
     key="aggregate",
 )
 

@@ -135,6 +135,6 @@ OBJECTIVES: Table[ObjectiveSpec] = Table(
         "diffusion_nft": "pacorl.core.objectives.diffusion_nft:DIFFUSION_NFT",
         "awm": "pacorl.core.objectives.awm:AWM",
     },
-    group="pacorl.objectives",
     key="name",
+    is_open=True,
 )

@@ -30,8 +30,8 @@ POLICIES: Table[PolicySpec] = Table(
         "klein": "pacorl.models.policies.klein:KLEIN",
         "qwen_image_21": "pacorl.models.policies.qwen_image_21:QWEN_IMAGE_21",
     },
-    group="pacorl.policies",
     key="kind",
+    is_open=True,
 )
 """`model.kind` → its spec. The first is the default."""
 DEFAULT_KIND = next(iter(POLICIES))

@@ -43,7 +43,6 @@ QUANTIZERS: Table[Quantizer] = Table(
         "fp8": "pacorl.models.quantize.fp8:FP8",
         "nf4": "pacorl.models.quantize.nf4:NF4",
     },
-    group="pacorl.quantizers",
 )
 
 
