@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmark_contract import check_benchmark
 from typer.testing import CliRunner, Result
 
 from pacorl.bench.benchmarks import BENCHMARKS, BenchmarkOptions, BenchmarkSpec, GeneratorBenchmarkOptions
 from pacorl.cli import app
 from pacorl.config.options import KEY
-from pacorl.testing import check_benchmark
 
 each = pytest.mark.parametrize("name", BENCHMARKS)
 

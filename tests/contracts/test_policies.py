@@ -16,6 +16,7 @@ import pytest
 import torch
 from edit_twins import drawn, edit, settings_of, source_image
 from PIL import Image
+from policy_contract import check_generator, check_spec
 from torch import Tensor
 from toy_world import toy_config
 
@@ -31,7 +32,7 @@ from pacorl.models.lora.formats import read_lora, save_lora
 from pacorl.models.policies import POLICIES, kind_of, qwen_image
 from pacorl.models.policies.pipeline import PipelinePolicy, guided
 from pacorl.models.quantize.linear import parameter_count
-from pacorl.testing.policies import check_latents, check_policy, check_spec
+from pacorl.testing import check_policy
 from pacorl.tiny.characters import character_prompts, vocabulary
 from pacorl.types import Conditioning, Prompt, Size
 
@@ -157,7 +158,7 @@ def test_without_noise_the_loop_is_the_pipeline(kind: str, job: Job, dynamic: bo
     config = {**policy.pipeline.scheduler.config, "use_dynamic_shifting": dynamic, "shift": 2.5}
     scheduler = type(policy.pipeline.scheduler).from_config(config)
     policy.pipeline = type(policy.pipeline)(**{**policy.pipeline.components, "scheduler": scheduler})
-    check_latents(policy, job.prompt, AREA)
+    check_policy(policy, [job.prompt], AREA)
 
 
 @pytest.mark.slow
@@ -165,7 +166,7 @@ def test_without_noise_the_loop_is_the_pipeline(kind: str, job: Job, dynamic: bo
 def test_it_keeps_the_contract(kind: str, job: Job) -> None:
     """Images of its pipeline, two prompts of unequal length in one batch, a text that is cut."""
     shorter = replace(job.prompt, id=1, text=" ".join(job.prompt.text.split()[:4]))
-    check_policy(job.policy, [job.prompt, shorter], AREA)
+    check_generator(job.policy, [job.prompt, shorter], AREA)
 
 
 @KINDS
@@ -248,7 +249,7 @@ def test_a_wrong_generator_is_refused(kind: str, edits: bool, job: Job, change: 
     change(job.policy)
     shorter = replace(job.prompt, id=1, text=" ".join(job.prompt.text.split()[:4]))
     with pytest.raises(AssertionError, match=said):
-        check_policy(job.policy, [job.prompt, shorter], AREA)
+        check_generator(job.policy, [job.prompt, shorter], AREA)
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ class BenchmarkSpec(Generic[Options, Items]):
     """Generator of a share's images that the run's folder lacks; None for benchmarks of judges."""
     example: Callable[[Path], tuple[Path, Options]] | None = None
     """Writer of at least three items in the published format into an empty folder; returns DATA and the options to
-    measure them. A comparison of mean colours answers them correctly; `pacorl.testing` measures them."""
+    measure them. A comparison of mean colours answers them correctly."""
     all_spellings: bool = False
     """Whether P(Yes) sums every spelling of Yes and of No."""
 

@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.models.policies.pipeline import MixedConditioning, PipelinePolicy
 from pacorl.models.policies.qwen_image_21 import QWEN_IMAGE_21
-from pacorl.testing.policies import check_latents
+from pacorl.testing import check_policy
 from pacorl.tiny.characters import character_prompts
 from pacorl.types import Conditioning, Prompt, Size
 
@@ -61,7 +61,7 @@ EACH = pytest.mark.parametrize("name", ["set", "reference", "references", "edit"
 @pytest.mark.slow
 @EACH
 def test_the_loop_is_the_pipeline(name: str, images: tuple[Path, ...]) -> None:
-    check_latents(policy(), with_images(name, images), SIZE)
+    check_policy(policy(), [with_images(name, images)], SIZE)
 
 
 # --- one prefix for all images --------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def test_the_author_s_sigmas_are_taken_for_their_number_of_steps() -> None:
     ours.pipeline.register_to_config(sample_sigmas=[1.0, 0.7, 0.2])
     assert not torch.equal(ours.sigmas(3, SIZE), policy().sigmas(3, SIZE))
     assert torch.equal(ours.sigmas(4, SIZE), policy().sigmas(4, SIZE))
-    check_latents(ours, Prompt(0, "a fox"), SIZE)
+    check_policy(ours, [Prompt(0, "a fox")], SIZE)
 
 
 def test_text_that_depends_on_the_step_is_refused() -> None:

@@ -1,0 +1,298 @@
+"""Contracts of rewards, objectives and policies, as checks for entries from outside the package.
+
+    from pacorl.testing import check_objective
+
+    def test_my_objective():
+        check_objective(MINE)
+
+Each check raises AssertionError with the fault. They need no test framework, no weights and no network.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from pacorl.core.objectives import Endpoint, ObjectiveOptions, ObjectiveSpec, Step
+from pacorl.core.sde import Transition, log_prob
+from pacorl.grpo.rollout import denoise
+from pacorl.io.images import as_rgb, open_image
+from pacorl.models.policies.pipeline import PipelinePolicy, pack, stitch
+from pacorl.rewards.reward import Reward, RewardFunction, scores_of
+
+if TYPE_CHECKING:
+    from pacorl.types import Prompt, Size
+
+SCORES = 1e-4
+"""Largest difference of one image's score between two batches, as a share of all scores' range."""
+STD, SIGMA = 0.3, 0.6
+"""Standard deviation of the stochastic step; noise level of endpoints."""
+BETTER, WORSE, NEUTRAL = range(3)
+"""Rows of an objective's batch, whose advantages are 1, −1 and 0."""
+STEPS = 3
+"""Denoising steps of a policy."""
+LATENTS, PIXELS = 1e-5, 1
+"""Largest differences from the pipeline: of latents, in fp32, and of decoded images, of 255."""
+
+
+# --- rewards -----------------------------------------------------------------------------------------------------
+
+
+def check_reward(reward: Reward | RewardFunction, prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> None:
+    """Check that scores are numbers, follow their images through a permuted batch and a batch of one, and differ.
+
+    Args:
+        prompts: one per image.
+        images: at least three, which the reward should score differently.
+
+    Raises:
+        AssertionError: with the fault, if the reward breaks the contract.
+        RewardError: if the reward does not return one number per image.
+    """
+    assert len(images) >= 3, f"{len(images)} images show too little; give at least three"
+    scores = scores_of("tested", reward, prompts, images)
+    present = [score for score in scores if score is not None]
+    assert present, "every score is missing"
+    spread = max(present) - min(present)
+    assert spread > 0, f"all images have the score {present[0]}; give images that should differ, or mend the reward"
+
+    # A score may depend on its image alone, and not on its neighbours in a batch.
+    alone = []
+    for prompt, image in zip(prompts, images, strict=True):
+        alone += scores_of("tested", reward, [prompt], [image])
+    backwards = scores_of("tested", reward, prompts[::-1], images[::-1])[::-1]
+    for where, again in (("a batch of the opposite order", backwards), ("a batch of one", alone)):
+        for number, (score, other) in enumerate(zip(scores, again, strict=True)):
+            same = other is score
+            if score is not None and other is not None:
+                same = math.isclose(score, other, rel_tol=0, abs_tol=SCORES * spread)
+            assert same, f"image {number} has the score {score}, and {other} in {where}"
+
+
+# --- objectives --------------------------------------------------------------------------------------------------
+
+
+def check_objective(spec: ObjectiveSpec, options: ObjectiveOptions | None = None) -> None:
+    """Check an objective's direction, clipping, selection and precision, on a batch of three samples.
+
+    Options whose names begin with `clip` are ranges of the ratio. Without one, the spec must state that the loss is
+    unclipped.
+
+    Args:
+        options: the objective's settings; by default the defaults.
+
+    Raises:
+        AssertionError: with the fault, if the objective breaks the contract.
+    """
+    options = options or spec.options.model_validate({})
+    start = _noise(3)
+
+    # A small step against the gradient makes the better sample likelier, and the worse one less likely.
+    gradient = _gradient(spec, options, start)
+    assert gradient.isfinite().all(), "the gradient is not finite"
+    assert not gradient[NEUTRAL].any(), "an unused sample has a gradient"
+    moved = start - 1e-3 / gradient.abs().max().clamp(min=1e-12) * gradient
+    gain_B = -((moved - _target(spec)) ** 2 - (start - _target(spec)) ** 2).flatten(1).mean(1)
+    assert gain_B[BETTER] > 0, "a step against the gradient makes a sample of advantage 1 less likely"
+    assert gain_B[WORSE] < 0, "a step against the gradient makes a sample of advantage −1 likelier"
+
+    # Clipping stops samples beyond the range, but none that moved in the wrong direction.
+    ranges = {name: value for name, value in options.model_dump(exclude_none=True).items() if name.startswith("clip")}
+    assert ranges or spec.unclipped, "no option clip_… bounds the ratio; rename it, or give unclipped=True"
+    if ranges:
+        # A range of 1 has no lower bound, since a ratio is never below 0.
+        bounded = options.model_copy(update={name: min(float(value), 0.2) for name, value in ranges.items()})
+        towards = _gradient(spec, bounded, torch.lerp(start, _target(spec), 0.5))
+        assert not towards[BETTER].any(), "a sample of advantage 1 beyond the clip range is still made likelier"
+        assert towards[WORSE].any(), "a sample of advantage −1 that became likelier is not pushed back"
+        away = _gradient(spec, bounded, torch.lerp(start, _target(spec), -0.5))
+        assert not away[WORSE].any(), "a sample of advantage −1 beyond the clip range is still made less likely"
+        assert away[BETTER].any(), "a sample of advantage 1 that became less likely is not pushed back"
+
+    # One finite number, equal when computed again, in the precision of its inputs.
+    for dtype in (torch.float32, torch.float64):
+        loss, metrics = spec.loss(_batch(spec, start.to(dtype)), options)
+        again, _ = spec.loss(_batch(spec, start.to(dtype)), options)
+        assert loss.shape == (), f"the loss has the shape {tuple(loss.shape)}, not ()"
+        assert loss.isfinite(), "the loss is not finite"
+        assert loss.dtype == dtype, f"inputs of {dtype} give a loss of {loss.dtype}"
+        assert torch.equal(loss, again), "the loss differs when it is computed again"
+        assert all(math.isfinite(value) for value in metrics.values()), f"a metric is not finite: {metrics}"
+
+
+def _noise(seed: int) -> Tensor:
+    """Draw (3, N, C)."""
+    return torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def _target(spec: ObjectiveSpec) -> Tensor:
+    """Return the prediction under which all three samples are likeliest."""
+    if spec.needs == "endpoint":
+        return (_noise(2) - _noise(1)) / SIGMA
+    return _noise(3) + STD * _noise(4)
+
+
+def _gradient(spec: ObjectiveSpec, options: ObjectiveOptions, prediction: Tensor) -> Tensor:
+    prediction = prediction.detach().clone().requires_grad_()
+    loss, _ = spec.loss(_batch(spec, prediction), options)
+    (gradient,) = torch.autograd.grad(loss, prediction)
+    return gradient
+
+
+def _batch(spec: ObjectiveSpec, prediction: Tensor) -> Step | Endpoint:
+    """Build the batch of the loss, for a trained policy with this mean of a step, or velocity of noised endpoints."""
+    dtype = prediction.dtype
+    clean, noisy, old, noise = (_noise(seed).to(dtype) for seed in (1, 2, 3, 4))
+    advantage_B = torch.tensor([1.0, -1.0, 0.0], dtype=dtype)
+    if spec.needs == "endpoint":
+        return Endpoint(
+            clean,
+            noisy,
+            sigma=SIGMA,
+            velocity_BNC=prediction,
+            old_velocity_BNC=old,
+            advantage_B=advantage_B,
+            advantage_clip=5.0,
+            used_B=torch.tensor([True, True, False]),
+        )
+    transition = Transition(prediction, STD)
+    sampled = old + STD * noise
+    return Step(
+        transition,
+        log_prob_B=log_prob(sampled, transition),
+        old_log_prob_B=log_prob(sampled, Transition(old, STD)),
+        old_mean_BNC=old if spec.keeps_means else None,
+        dt=-0.1,
+        noise_weight=1.5,
+        advantage_B=advantage_B,
+    )
+
+
+# --- policies ----------------------------------------------------------------------------------------------------
+
+
+def check_policy(policy: PipelinePolicy, prompts: Sequence[Prompt], size: Size) -> None:
+    """Check a generator against its diffusers pipeline: latents and images of prompts alone and in one batch.
+
+    Args:
+        policy: in float32, usually with random weights that depend on every input.
+        prompts: prompts of one image size, with texts of different lengths.
+        size: size of the images, or the area of edits.
+
+    Raises:
+        AssertionError: with the fault, if the generator breaks the contract.
+    """
+    image_size = policy.size_of(prompts[0], size)
+    together = endpoints(policy, prompts, size)
+    assert together.std() > 0.1, "the latents are nearly constant, so that the comparison is void"
+    for number, prompt in enumerate(prompts):
+        expected, sigmas = run_pipeline(policy, prompt, size, output_type="latent", seed=number)
+        assert torch.equal(policy.sigmas(STEPS, image_size), sigmas), "the scheduler has other sigmas"
+        alone = endpoints(policy, [prompt], size, seeds=[number])
+        assert_close(alone, expected, f"the pipeline's latents of {prompt.text[:40]!r}")
+        assert_close(together[number : number + 1], alone, f"the latents of {prompt.text[:40]!r} alone")
+
+    (picture,), _ = run_pipeline(policy, prompts[0], size, output_type="pil")
+    (ours,) = policy.decode(together[:1], image_size)
+    assert ours.size == picture.size, f"the image is {ours.size}, the pipeline's is {picture.size}"
+    theirs = as_rgb(picture, "the pipeline's")  # a transparent image on white
+    difference = np.abs(np.asarray(ours, dtype=int) - np.asarray(theirs, dtype=int)).max()
+    assert difference <= PIXELS, f"the image differs from the pipeline's by {difference} of 255"
+
+
+def assert_close(ours: Tensor, expected: Tensor, what: str) -> None:
+    """Raise AssertionError unless latents are equal up to rounding."""
+    assert ours.shape == expected.shape, f"{tuple(ours.shape)} is not the shape of {what}, {tuple(expected.shape)}"
+    difference = float((ours - expected).abs().max())
+    assert difference <= LATENTS, f"{difference:.1e} from {what}; at most {LATENTS:g} is rounding"
+
+
+@torch.no_grad()
+def endpoints(
+    policy: PipelinePolicy, prompts: Sequence[Prompt], size: Size, *, seeds: Sequence[int] | None = None
+) -> Tensor:
+    """(B, N, C) endpoints of the engine's loop without noise; the seeds count from 0 if left out."""
+    image_size = policy.size_of(prompts[0], size)
+    return denoise(
+        policy,
+        list(range(len(prompts)) if seeds is None else seeds),
+        conditioning=policy.collate(policy.encode(prompts, image_size)),
+        sigmas=policy.sigmas(STEPS, image_size),
+        size=image_size,
+    )
+
+
+def run_pipeline(
+    policy: PipelinePolicy, prompt: Prompt, size: Size, *, output_type: str, seed: int = 0
+) -> tuple[Any, Tensor]:
+    """Run the diffusers pipeline: packed latents (1, N, C) or images, and its sigmas."""
+    image_size = policy.size_of(prompt, size)
+    # Its own transformer of the same weights, without the policy's changes.
+    pipeline = copy.copy(policy.pipeline)
+    transformer = type(pipeline.transformer).from_config(pipeline.transformer.config).eval()
+    transformer.load_state_dict(pipeline.transformer.state_dict())
+    pipeline.transformer = transformer
+    settings: dict[str, Any] = {
+        **policy.options.model_dump(),
+        "height": image_size.height,
+        "width": image_size.width,
+        "max_area": image_size.height * image_size.width,
+        "_auto_resize": False,
+    }
+    module = sys.modules[type(pipeline).__module__]
+    # Images in the form that this pipeline takes.
+    images = [open_image(path) for path in (*prompt.sources, *prompt.references)]
+    if prompt.references and policy.stitched:
+        images = [stitch(images, image_size)]
+    elif prompt.sources and not hasattr(module, "calculate_dimensions"):
+        # A pipeline that is told not to resize, or does not by itself, is given the resized source.
+        images[0] = images[0].resize((image_size.width, image_size.height), Image.Resampling.LANCZOS)
+    if images:
+        settings["image"] = images if policy.max_sources > 1 else images[0]
+
+    # The pipeline's last latents, before it decodes them: those that it returns may be scaled for its VAE already.
+    latents: list[Tensor] = []
+
+    def keep(*step: Any) -> dict[str, Any]:
+        latents.append(step[-1]["latents"])
+        return {}
+
+    parameters = inspect.signature(pipeline.__call__).parameters
+    with _small_areas(module, size):
+        output = pipeline(
+            prompt=prompt.text,
+            num_inference_steps=STEPS,
+            generator=torch.Generator().manual_seed(seed),
+            output_type=output_type,
+            callback_on_step_end=keep,
+            **{name: settings[name] for name in parameters if name in settings},
+        )
+    sigmas = pipeline.scheduler.sigmas.cpu()
+    if output_type == "pil":
+        return output.images, sigmas
+    return latents[-1] if latents[-1].ndim == 3 else pack(latents[-1], patch=policy.patch), sigmas
+
+
+@contextmanager
+def _small_areas(module: Any, size: Size) -> Iterator[None]:
+    """Let a pipeline with a fixed area of 1024² generate a smaller one."""
+    calculate = getattr(module, "calculate_dimensions", None)
+    if calculate is None:
+        yield
+        return
+    area = size.height * size.width
+    module.calculate_dimensions = lambda pixels, ratio: calculate(min(pixels, area), ratio)
+    try:
+        yield
+    finally:
+        module.calculate_dimensions = calculate

@@ -1,0 +1,134 @@
+"""What this package's own generators promise beyond `pacorl.testing.check_policy`."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from PIL import Image
+from torch import nn
+
+from pacorl.grpo.builders import check_adapter
+from pacorl.models.lora.adapters import add_lora
+from pacorl.models.policies import POLICIES
+from pacorl.models.policies.pipeline import PipelinePolicy
+from pacorl.models.policies.spec import PolicySpec
+from pacorl.models.quantize.linear import parameter_count
+from pacorl.testing import assert_close, check_policy, endpoints, run_pipeline
+from pacorl.types import Prompt, Size
+
+
+def check_generator(policy: PipelinePolicy, prompts: Sequence[Prompt], size: Size) -> None:
+    """Check the contract, a text that is cut, references and idle layers."""
+    check_policy(policy, prompts, size)
+    check_long_text(policy, prompts[0], size)
+    check_reference_images(policy, prompts, size)
+    check_idle_layers(policy, prompts[0], size)
+
+
+def check_spec(spec: PolicySpec) -> None:
+    """Check a spec's facts about the published checkpoint: hub name, transformer's parameters, number of steps.
+
+    Raises:
+        AssertionError: if the name matches another kind, or the parameters or steps differ.
+    """
+    check_hub_name(spec)
+    options = spec.options_for(spec.published, dtype="bfloat16")
+    count = parameter_count(spec.on_meta(options).transformer)
+    assert count == spec.parameters, (
+        f"{spec.architecture} has {count:,} parameters, and {spec.parameters:,} are declared"
+    )
+
+    default = inspect.signature(spec.pipeline_type.__call__).parameters["num_inference_steps"].default
+    has_source = spec.steps == default or spec.steps_source
+    assert has_source, f"steps {spec.steps} are not the pipeline's {default}; state where they are from in steps_source"
+
+
+def check_hub_name(spec: PolicySpec) -> None:
+    """Check that the published checkpoint's name is recognised, and matches no other kind's pattern as well."""
+    length = _match_length(spec, spec.published)
+    assert length, f"hub_name {spec.hub_name!r} does not match the published checkpoint {spec.published}"
+    for kind, other in POLICIES.items():
+        if kind != spec.kind:
+            other_length = _match_length(other, spec.published)
+            assert other_length < length, f"{spec.published} matches hub_name {other.hub_name!r} of kind {kind} as well"
+
+
+def _match_length(spec: PolicySpec, checkpoint: str) -> int:
+    match = re.search(spec.hub_name, checkpoint.lower())
+    return len(match[0]) if match else 0
+
+
+def check_long_text(policy: PipelinePolicy, prompt: Prompt, size: Size) -> None:
+    """Check that a text beyond `max_sequence_length` is cut as the pipeline cuts it, with a warning."""
+    if not policy.long_encoder:
+        return
+    limit = policy.options.max_sequence_length
+    text = prompt.text
+    while policy.count_tokens([text])[0] <= limit:
+        text = f"{text} {prompt.text}"
+    long = Prompt(prompt.id, text, sources=prompt.sources)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ours = endpoints(policy, [long], size)
+    assert any("max_sequence_length" in str(warning.message) for warning in caught), "a text is cut without a warning"
+    expected, _ = run_pipeline(policy, long, size, output_type="latent")
+    assert_close(ours, expected, f"the pipeline's latents of a text of more than {limit} tokens")
+
+
+def check_reference_images(policy: PipelinePolicy, prompts: Sequence[Prompt], size: Size) -> None:
+    """Check references: the pipeline's own latents, and different numbers of them in one batch.
+
+    The references have the generated image's size, so that neither side resizes them. FLUX.2's pipeline takes sides of
+    at least 64 pixels.
+    """
+    if not policy.max_references:
+        assert_refused(policy, prompts[0], size)
+        return
+    size = policy.nearest_size(size)
+    with TemporaryDirectory() as folder:
+        images = []
+        for number in range(2):
+            pixels = np.random.default_rng(number).integers(0, 256, (size.height, size.width, 3), dtype=np.uint8)
+            images.append(Path(folder) / f"{number}.png")
+            Image.fromarray(pixels).save(images[-1])
+        first, second = (replace(prompt, sources=(), references=()) for prompt in prompts[:2])
+        check_policy(policy, [replace(first, references=(images[0],)), replace(second, references=tuple(images))], size)
+
+
+def assert_refused(policy: PipelinePolicy, prompt: Prompt, size: Size) -> None:
+    """Check that a generator without references refuses a prompt with one."""
+    message = "none"
+    try:
+        policy.encode([replace(prompt, references=(Path("reference.png"),))], policy.size_of(prompt, size))
+    except ValueError as error:
+        message = str(error)
+    assert "takes no reference images" in message, f"references are not refused, set max_references; error: {message}"
+
+
+def check_idle_layers(policy: PipelinePolicy, prompt: Prompt, size: Size) -> None:
+    """Check that `idle_layers` are the linear layers on which no image depends."""
+    adapted = copy.copy(policy)
+    image_size = policy.size_of(prompt, size)
+    adapted.transformer = copy.deepcopy(policy.transformer)
+    linear = []
+    for name, module in adapted.transformer.named_modules():
+        if isinstance(module, nn.Linear):
+            linear.append(name)
+
+    add_lora(adapted.transformer, rank=2, alpha=4, targets=linear)
+
+    # A layer is idle if its adapter has no gradient.
+    conditioning = adapted.collate(adapted.encode([prompt], image_size))
+    idle = check_adapter(adapted, conditioning, image_size, targets=())
+    undeclared = sorted(idle - policy.idle_layers)
+    wrong = sorted(policy.idle_layers - idle)
+    assert not undeclared, f"no image depends on {undeclared[0]}; add it to idle_in_last_block"
+    assert not wrong, f"images depend on {wrong[0]}, which is declared idle"
