@@ -193,9 +193,7 @@ def _converted(image: Image.Image, mode: str) -> Image.Image:
     return image.convert(mode)
 
 
-def mutate(
-    folder: Path, draw: random.Random, corpora: list[tuple[str, bytes]], bombs: dict[str, Callable[[], bytes]]
-) -> str:
+def mutate(folder: Path, draw: random.Random, bombs: dict[str, Callable[[], bytes]]) -> str:
     """Puts one image of the corpus into x.png, damaged."""
     path = folder / "x.png"
     what = draw.choices(["damage", "header", "bomb", "file", "whole"], [70, 15, 6, 3, 6])[0]

@@ -269,7 +269,7 @@ def test_uploads_are_judged_and_no_images_are_refused_by_name(page):
     ]
     page.locator("#files").set_input_files(files)
     playwright.expect(page.locator("#uploads li")).to_have_count(3)
-    playwright.expect(page.locator("#uploadErrors li")).to_have_text(["letter.png: not an image of a known format"])
+    playwright.expect(page.locator("#uploadErrors li")).to_have_text(["letter.png: not a PNG, JPEG or WebP image"])
     page.locator("#criteria").fill(
         "The hero wears the same hat in all images.\nThe hero has the same colour in all images."
     )

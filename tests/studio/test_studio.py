@@ -149,7 +149,7 @@ def test_the_queue_is_bounded_and_forgets(jobs):
     ("data", "fault"),
     [
         (b"", "x.png: empty"),
-        (b"Dear Sir", "x.png: not an image of a known format"),
+        (b"Dear Sir", "x.png: not a PNG, JPEG or WebP image"),
         (png()[:60], "x.png: damaged or cut off"),
         (png(5001, 5000), "x.png: 5001x5000 is too large"),
         (png(3, 64), "x.png: 3x64 is too small"),
@@ -837,7 +837,7 @@ def test_no_images_and_too_large_ones(server):
     client, _ = server
     enter(client)
     answer = client.post("/api/uploads", params={"name": "letter.txt"}, content=b"Dear Sir")
-    assert (answer.status_code, answer.json()["error"]) == (422, "letter.txt: not an image of a known format")
+    assert (answer.status_code, answer.json()["error"]) == (422, "letter.txt: not a PNG, JPEG or WebP image")
     assert client.post("/api/uploads", content=b"x" * (limits.MAX_BYTES + 1)).status_code == 413
 
 

@@ -95,7 +95,8 @@ class Answer:
         """Parse the body's JSON object. Raises TransientError if it is none."""
         try:
             # Not by `parse_json`: a judge may list half a character as a token.
-            document = json.loads(self.body.decode("utf-8-sig"), parse_constant=_finite, parse_float=_finite)
+            numbers: Any = {"parse_constant": _finite, "parse_float": _finite, "parse_int": _whole}
+            document = json.loads(self.body.decode("utf-8-sig"), **numbers)
         except MALFORMED as fault:
             reason = self._one_line(str(fault)) if isinstance(fault, ValueError) else type(fault).__name__
             raise TransientError(f"an answer that is not JSON ({reason})") from None
@@ -134,6 +135,12 @@ def _finite(number: str) -> float:
     value = float(number)
     if not math.isfinite(value):
         raise ValueError(f"{number} is not a finite number")
+    return value
+
+
+def _whole(number: str) -> int:
+    value = int(number)
+    float(value)  # OverflowError, as a later computation would raise
     return value
 
 

@@ -1050,9 +1050,9 @@ def test_an_image_deleted_under_the_page(running):
     [
         ({"instance": "x", "order": [0], "request": "12345678"}, 404, "no instance"),
         ({"instance": "x", "order": "abc", "request": "12345678"}, 422, "order"),
-        ({"instance": "\ud800", "order": [0], "request": "12345678"}, 422, "surrogate"),
-        ({"instance": "x", "order": [0], "request": "1234567\ud800"}, 422, "surrogate"),
-        ({"instance": "x", "order": [0], "request": "12345678", "\ud800": 1}, 422, "unicode"),
+        ({"instance": "\ud800", "order": [0], "request": "12345678"}, 422, "not valid JSON"),
+        ({"instance": "x", "order": [0], "request": "1234567\ud800"}, 422, "not valid JSON"),
+        ({"instance": "x", "order": [0], "request": "12345678", "\ud800": 1}, 422, "not valid JSON"),
         ({"instance": "x", "order": [0], "request": "12345678", "evil": 1}, 422, "evil"),
         ({"instance": "x", "order": list(range(65)), "request": "12345678"}, 422, "order"),
     ],
@@ -1064,7 +1064,7 @@ def test_malformed_rankings(only_read, body, status, message):
 
 
 def test_large_bodies_are_refused_unread(only_read):
-    assert only_read.ask("POST", "/api/rankings", "x" * 70_000, token=only_read.tokens["ann"])[0] == 413
+    assert only_read.ask("POST", "/api/rankings", "x" * (2**22 + 1), token=only_read.tokens["ann"])[0] == 413
 
 
 def test_pages_ask_nothing_of_other_machines(only_read):
