@@ -8,26 +8,17 @@ is gone. The command does its work, or says in one line why it cannot.
 from __future__ import annotations
 
 import contextlib
-import http.client
-import http.server
 import json
 import os
 import random
-import re
-import signal
-import socket
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from qa.attack import documents, links
 from qa.attack.harness import Target, WrongError
-from qa.attack.images import png
 from qa.campaign.stories import SET, SMALL, STORIES, draw_images
 
 CONSOLE = Path(sys.executable).with_name("pacorl")
@@ -66,22 +57,10 @@ LIGHT: dict[str, Sequence[str]] = {
 }
 HEAVY: dict[str, Sequence[str]] = {
     "score": ("score", "a.png", "b.png", "--judge", "tiny", "--report", "page.html"),
-    "url": ("score", "URL/a.png", "URL/b.png", "--judge", "tiny"),
     "generate": ("generate", "--prompt", "red round hero, crown, night", *SET, *SMALL, "--out", "made"),
     "adapter": ("adapter", "run/adapter", "--out", "made"),
 }
-SERVERS: dict[str, Sequence[str]] = {
-    "serve": ("serve", "tiny", "--backend", "builtin", "--port", "PORT"),
-    "studio": ("studio", "--port", "PORT"),
-    "annotate": ("dataset", "annotate", "ranked", "--annotators", "ben", "--port", "PORT"),
-}
-COMMANDS = LIGHT | HEAVY | SERVERS
-ASKED: dict[str, tuple[str, str, bytes]] = {
-    "serve": ("POST", "/tokenize", json.dumps({"model": "tiny", "prompt": "Yes"}).encode()),
-    "studio": ("POST", "/api/uploads?name=cat.png", png(28, 28)),
-    "annotate": ("GET", "/api/task", b""),
-}
-"""The honest request to each server."""
+COMMANDS = LIGHT | HEAVY
 
 # --- what surrounds them ---------------------------------------------------------------------------------------
 
@@ -157,8 +136,7 @@ def prepare(folder: Path) -> None:
 
 
 def drawn_command(draw: random.Random) -> str:
-    table = draw.choices([LIGHT, HEAVY, SERVERS], [82, 9, 9])[0]
-    return draw.choice(list(table))
+    return draw.choice(list(draw.choices([LIGHT, HEAVY], [9, 1])[0]))
 
 
 def set_traps(folder: Path, marks: Path) -> None:
@@ -176,7 +154,7 @@ def set_traps(folder: Path, marks: Path) -> None:
 def mutate_traps(folder: Path, draw: random.Random) -> str:
     """The working folder is full of modules."""
     set_traps(folder, folder / MARKS)
-    command = draw.choice([*LIGHT, *HEAVY, *SERVERS])
+    command = draw.choice(list(COMMANDS))
     (folder / CASE).write_text(json.dumps({"command": command}))
     return f"traps around {command}"
 
@@ -209,22 +187,18 @@ def run(folder: Path) -> Any:
     """Runs the command. Raises WrongError for a trap that ran, and for a traceback."""
     case = json.loads((folder / CASE).read_text())
     command, end = case["command"], case.get("end", "")
-    with _images_served(folder) if command == "url" else contextlib.nullcontext("") as url:
-        port = free_port()
-        words = [word.replace("URL", url).replace("PORT", str(port)) for word in COMMANDS[command]]
-        process = _started(words, folder, surroundings(case.get("variables", {})), end)
-        try:
-            asked = _asked(process, command, port, case.get("variables", {})) if command in SERVERS else ""
-            output, errors = process.communicate(timeout=PATIENCE)
-        except subprocess.TimeoutExpired:
-            raise WrongError("slow", f"not ended after {PATIENCE} s") from None
-        finally:
-            process.kill()
-            process.wait()
-            _check_marks(folder, process.pid)
+    process = _started(COMMANDS[command], folder, surroundings(case.get("variables", {})), end)
+    try:
+        output, errors = process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        raise WrongError("slow", f"not ended after {PATIENCE} s") from None
+    finally:
+        process.kill()
+        process.wait()
+        _check_marks(folder, process.pid)
     if "Traceback (most recent call last)" in (errors or "") or "Exception ignored" in (errors or ""):
         raise WrongError("traceback", errors[-1500:])
-    code = 0 if asked and process.returncode in (0, -signal.SIGTERM) else process.returncode
+    code = process.returncode
     if end == "no errors" or (end == "reader gone" and code != 0):
         return 0  # there is nobody left to tell
     if code in (1, 2) and output and "pacorl: " not in errors:
@@ -243,12 +217,6 @@ def surroundings(variables: dict[str, str | None]) -> dict[str, str]:
         if value is not None:
             environment[name] = value
     return environment
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _check_marks(folder: Path, own: int) -> None:
@@ -276,54 +244,6 @@ def _started(words: Sequence[str], folder: Path, environment: dict[str, str], en
         )
     finally:
         os.close(writer)
-
-
-def _asked(process: subprocess.Popen[str], command: str, port: int, variables: dict[str, str | None]) -> str:
-    """What a server answers to somebody who shows it an image; it is then told to end. Nothing if it ended before."""
-    while not _listens(port):
-        if process.poll() is not None:
-            return ""
-        time.sleep(0.2)
-    key = variables.get("PACORL_API_KEY") or ""
-    method, path, body = ASKED[command]
-    if command != "serve":
-        # The link is told on the terminal, if there is one.
-        line = process.stdout.readline() if process.stdout else ""
-        found = re.search(r"/join#(\S+)", line)
-        key = found[1] if found else ""
-        method, path, body = (method, path, body) if found else ("GET", "/health", b"")
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
-        headers = {"Authorization": f"Bearer {key}".encode(errors="replace"), "Content-Type": "application/json"}
-        connection.request(method, path, body, headers if key else {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        content = answer.read()
-    process.terminate()
-    if answer.status != 200 and not (key and not key.isascii()):
-        raise WrongError("lost", f"{path} is answered {answer.status} {content[:300]!r}")
-    return f"{answer.status}"
-
-
-def _listens(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-        return True
-    return False
-
-
-@contextlib.contextmanager
-def _images_served(folder: Path) -> Iterator[str]:
-    """The folder's images under a URL of this machine."""
-    handler = partial(_Quiet, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-
-
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: Any) -> None:
-        """Says nothing."""
 
 
 def targets() -> list[Target]:

@@ -22,7 +22,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -287,25 +287,3 @@ def _peak(*, reset: bool = False) -> int:
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     found = re.search(r"VmHWM:\s+(\d+)", status)
     return int(found[1]) * 1024 if found else 0
-
-
-# --- what is written -------------------------------------------------------------------------------------------
-
-
-def table(tallies: Sequence[Tally]) -> str:
-    """Counts by family of targets."""
-    rows: dict[str, list[float]] = {}
-    for tally in tallies:
-        row = rows.setdefault(tally.name.partition("/")[0], [0.0] * 5)
-        faults = sum(tally.kinds[kind] for kind in FAULTS)
-        good = sum(tally.kinds[kind] for kind in ("fine", "right"))
-        total = tally.kinds.total()
-        for column, value in enumerate((total, good, total - good - faults, faults, tally.seconds)):
-            row[column] += value
-    rows["all"] = [sum(column) for column in zip(*rows.values(), strict=True)] if rows else [0.0] * 5
-    head = f"{'':<14}{'inputs':>8}{'fine':>8}{'refused':>9}{'faults':>8}{'seconds':>9}"
-    body = (
-        f"{name:<14}{row[0]:>8.0f}{row[1]:>8.0f}{row[2]:>9.0f}{row[3]:>8.0f}{row[4]:>9.1f}"
-        for name, row in rows.items()
-    )
-    return "\n".join([head, *body])

@@ -14,8 +14,7 @@ import platform
 import random
 import re
 import shutil
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,74 +134,6 @@ def prepare_annotations(folder: Path) -> None:
     write_records(folder / "instances.jsonl", rows)
 
 
-def add_set(history: Any) -> None:
-    """Adds a set to a history of the studio."""
-    from qa.attack.images import png
-
-    base = {"image": "base-0", "layout": "1x2", "base": None, "rank": 1, "score": 0.4, "matrix": [[None, 0.4]]}
-    base |= {"recipe": {"seed": "0"}, "error": ""}
-    candidate = {**base, "image": "0", "base": base}
-    document = {"kind": "set", "theme": "t", "candidates": [candidate], "sources": ["source-1"], "asked": {"seed": 0}}
-    history.add(document, dict.fromkeys(("0", "base-0", "source-1"), png(16, 8)))
-
-
-def keep_history() -> None:
-    from pacorl.studio.history import History
-
-    history = History(Path(OUT), max_sets=2)
-    try:
-        for _ in range(3):  # the oldest goes
-            add_set(history)
-    finally:
-        history.close()
-
-
-def teach() -> None:
-    """What the studio writes for a run of `you are the reward`, up to the trainer, which ends by itself at once."""
-    from pacorl.config.options import StudioModels
-    from pacorl.studio.taste import TasteRequest, TasteRuns
-
-    runs = TasteRuns(Path(OUT), StudioModels())
-    line = "red round hero, crown, night | waving, flag | jumping, boat | standing, tree | waving, lamp"
-    if not Path(OUT, "mine/config.yaml").exists():
-        runs.create(TasteRequest(name="mine", prompts=(line,)))
-    runs.announce("mine")
-    with _idle_trainer():
-        runs.launch("mine")
-        runs.trainer.stop()
-
-
-def keep_characters() -> None:
-    """What the studio writes for a character and its training, up to the trainer, which ends by itself at once."""
-    from qa.attack.images import png
-
-    from pacorl.config.options import StudioModels
-    from pacorl.studio.characters import Characters
-    from pacorl.studio.trainer_process import TrainerProcess
-
-    characters = Characters(Path(OUT), StudioModels(), trainer=TrainerProcess())
-    for name in ("hero", "villain"):
-        characters.save(name, "red round hero, crown, night", added=[png(16, 16)] * 4)
-    first, second, *others = [picture["file"] for picture in characters.describe("hero")["pictures"]]
-    caption = "waving, flag" if len(others) % 2 else "jumping, boat"  # another one when it runs again
-    characters.save("hero", "red round hero", captions={second: caption}, removed=[first])
-    characters.remove("villain")
-    training = characters.prepare("hero", steps=3)
-    with _idle_trainer():
-        characters.launch(training)
-        characters.trainer.stop()
-
-
-@contextlib.contextmanager
-def _idle_trainer() -> Iterator[None]:
-    """Starts `true` in place of Python."""
-    executable, sys.executable = sys.executable, shutil.which("true") or "/bin/true"
-    try:
-        yield
-    finally:
-        sys.executable = executable
-
-
 def draw_hero() -> None:
     """A character, and five of its images, of which one is held out."""
     folder = Path("hero")
@@ -227,9 +158,6 @@ TABLE: dict[str, Story] = {
     "split": Story(commands(["prompts", "split", "tiny:train:40", "--out", OUT, "--test", "10"])),
     "benchmark": Story(commands(RANK), make_benchmark),
     "annotate": Story(annotate, lambda: prepare_annotations(Path(OUT))),
-    "history": Story(keep_history),
-    "taste": Story(teach),
-    "characters": Story(keep_characters),
 }  # fmt: skip
 
 
@@ -341,7 +269,7 @@ def targets() -> list[Target]:
             prepare=lambda folder: prepare(folder, story),
             mutate=mutate,
             run=lambda folder: run(folder, story),
-            names=(OUT, "mine", "hero"),  # a run and a character of the studio are called by their names
+            names=(OUT,),
             codes=(1, 2),
         )
 
