@@ -89,7 +89,7 @@ class Table(Mapping[str, Spec], Generic[Spec]):
             )
         options = cast(Any, entry).options
         if options.model_fields[self.key].default == name:
-            return cast(Spec, entry)
+            return entry
         # A subclass of an options model whose `key` is `name`, as a config and its dump have it.
         from pydantic import create_model
 

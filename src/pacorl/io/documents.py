@@ -20,15 +20,12 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from pacorl.io.files import PRIVATE, SHARED, disk_errors, flush_to_disk, open_regular, read_bytes, write_atomic
-
-if TYPE_CHECKING:
-    from ruamel.yaml import YAML
 
 Item = TypeVar("Item")
 JsonObject = dict[str, Any]
@@ -229,7 +226,7 @@ def parse_yaml(text: str, *, name: str) -> Any:
         raise ValueError(f"{name}: not valid YAML: {type(error).__name__} {reason}") from None
 
 
-def _yaml() -> YAML:
+def _yaml() -> Any:
     from ruamel.yaml import YAML
     from ruamel.yaml.constructor import SafeConstructor
 
@@ -237,7 +234,7 @@ def _yaml() -> YAML:
         """The core schema, which has no dates."""
 
     Constructor.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_yaml_str)
-    yaml = YAML(typ="safe", pure=True)
+    yaml: Any = YAML(typ="safe", pure=True)
     yaml.Constructor = Constructor
     yaml.default_flow_style = False
     yaml.sort_base_mapping_type_on_output = False

@@ -83,8 +83,13 @@ class Site:
         app.router.route_class = JsonRoute
         app.state.shared = state
 
-        limits = {"uploads": self.uploads, "upload_bytes": self.upload_bytes}
-        app.add_middleware(Guard, answer=error_response, admit=self._admit, **limits)
+        app.add_middleware(
+            Guard,
+            answer=error_response,
+            admit=self._admit,
+            uploads=self.uploads,
+            upload_bytes=self.upload_bytes,
+        )
         app.middleware("http")(with_headers)
         app.add_exception_handler(RefusedError, _refused)
         app.add_exception_handler(RequestValidationError, _malformed)
