@@ -173,7 +173,6 @@ def _batch(spec: ObjectiveSpec, prediction: Tensor) -> Step | Endpoint:
         old_log_prob_B=log_prob(sampled, Transition(old, STD)),
         old_mean_BNC=old if spec.keeps_means else None,
         dt=-0.1,
-        noise_weight=1.5,
         advantage_B=advantage_B,
     )
 

@@ -165,7 +165,7 @@ def test_a_mended_file_is_executed_again(tmp_path: Path) -> None:
 # --- where no file is executed ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("choice", ["objective.name", "advantages.aggregate", "model.kind", "judge.backend"])
+@pytest.mark.parametrize("choice", ["objective.name", "model.kind"])
 def test_a_dry_run_executes_no_file(choice: str, mine: Path, tmp_path: Path) -> None:
     config = _written(tmp_path, "out: run\n")
     result = CliRunner().invoke(app, ["train-policy", str(config), f"{choice}={mine}:REINFORCE", "--dry-run"])

@@ -79,7 +79,6 @@ ALLOWED = {
         "its own hidden folder, and a file in it",
     ),
     ("cli/check.py", "calibrate"): (["Image.save"], "the package's own `Calibration.save`, by `write_atomic`"),
-    ("testing/policies.py", "check_reference_images"): (["Image.save"], "an image in its own temporary folder"),
     ("dataset/folder.py", "connect"): (["sqlite3.connect"], "a database that is there; `Store` makes it"),
     ("rewards/human.py", "prepare"): (["unlink"], "asked.json, which a round of the same folder wrote"),
     ("studio/history.py", "History.add"): (["ZipFile"], ASIDE),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pacorl.config.table import Table
-from pacorl.config.user_files import is_in_file, is_users, user_files
+from pacorl.config.user_files import FORM, is_in_file, is_users, user_files
 from pacorl.rewards.reward import Reward, RewardError
 from pacorl.rewards.spec import RewardSpec, parsed_spec, user_spec
 
@@ -58,7 +58,7 @@ def reward_spec(name: str, *, run: bool = True) -> RewardSpec:
     try:
         return RewardSpec.of(REWARDS.named(name))
     except ValueError as error:
-        raise RewardError(f"rewards: {error}") from None
+        raise RewardError(f"rewards: {error}, or your own as {FORM}") from None
 
 
 def check_rewards(configs: Sequence[RewardConfig], *, key: str = "rewards", run: bool = True) -> None:
