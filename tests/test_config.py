@@ -101,7 +101,8 @@ FAULTS = [
     (
         ["lr=1e-4", "objective.name=grpo"],
         "objective: unknown objective 'grpo'; did you mean 'grpo_clip'? there are grpo_clip, grpo_guard, "
-        "diffusion_nft, awm, or your own as path/to/file.py:NAME or module:NAME; lr: unknown key, did you mean 'optimizer.lr'?",
+        "diffusion_nft, awm, or your own as path/to/file.py:NAME or module:NAME; lr: unknown key, did you mean "
+        "'optimizer.lr'?",
     ),
     (["epochs=many"], "epochs: Input should be a valid integer, unable to parse string as an integer (got 'many')"),
     (["epochs=true"], "epochs: a switch is no number; give one (got True)"),
