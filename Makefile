@@ -65,7 +65,7 @@ nightly: $(READY)  ## hours: the long tests, hostile inputs, a real vLLM, the lo
 		$(BIN)/python -m venv $(VERSIONS)/$$end; \
 		$(VERSIONS)/$$end/bin/pip install -q -c build/$$end.txt -e '.[serve,data]' pytest pytest-xdist hypothesis scipy; \
 		HF_HUB_OFFLINE=1 $(VERSIONS)/$$end/bin/python -m pytest -n $(WORKERS) --dist loadfile -p no:cacheprovider \
-			-m "not slow and not campaign and not vllm" $(VERSION_TESTS); \
+			-m "not slow and not campaign and not vllm and not browser" $(VERSION_TESTS); \
 	done
 
 test-gpu: $(READY)  ## what only a card can show, on the tiny models: three minutes; skipped without a card

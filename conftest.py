@@ -5,8 +5,12 @@ import logging
 import os
 import time
 from collections.abc import Callable, Generator, Iterator
+from typing import Any
 
 import pytest
+from browsers import CHROMIUM, playwright
+
+NO_CHROMIUM = "no Chromium is installed"
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -34,6 +38,27 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for name, line in report.user_properties:
             if name == "measured":
                 terminalreporter.write_line(line)
+    skipped = sum(NO_CHROMIUM in str(report.longrepr) for report in terminalreporter.getreports("skipped"))
+    if skipped:
+        terminalreporter.write_line(f"{skipped} tests of pages were skipped: {NO_CHROMIUM}", yellow=True)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A Chromium; of a module, since other tests may not run beside its event loop."""
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fail a test of a page that is skipped though a Chromium is there."""
+    report = yield
+    if report.skipped and CHROMIUM and item.get_closest_marker("browser"):
+        report.outcome, report.longrepr = "failed", f"skipped, though {CHROMIUM} is there: {report.longrepr}"
+    return report
 
 
 COMPILER_WARNINGS = (
@@ -45,8 +70,10 @@ COMPILER_WARNINGS = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Ignore the compiler's warnings in tests marked `compiles`."""
+    """Ignore the compiler's warnings in tests marked `compiles`, and skip those marked `browser` without one."""
     for item in items:
+        if CHROMIUM is None and item.get_closest_marker("browser"):
+            item.add_marker(pytest.mark.skip(reason=NO_CHROMIUM))
         if item.get_closest_marker("compiles"):
             for warning in COMPILER_WARNINGS:
                 item.add_marker(pytest.mark.filterwarnings(warning))

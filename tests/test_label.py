@@ -16,7 +16,7 @@ from pacorl.studio.annotate.simulate import simulate
 PAGE = ROOT / "docs" / "label.md"
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_pilot_leads_from_prompts_to_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     before, *_ = blocks(PAGE, "bash")

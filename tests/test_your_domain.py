@@ -28,7 +28,7 @@ def commands(language: str) -> list[list[str]]:
     return [shlex.split(line) for block in blocks(PAGE, language) for line in block.lines]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
 @pytest.mark.filterwarnings("ignore:.*their ends are not read:UserWarning")  # as the page says
 def test_the_commands_of_the_page_lead_from_images_to_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

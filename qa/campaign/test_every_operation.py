@@ -27,6 +27,10 @@ UNDIGESTED = ("trainer_state.json", "training_args.bin", "pytorch_lora_weights.s
 NO_ROOM = re.compile(r"pacorl: .*\brun\b.*(No space left on device|writ).*")
 RESUMED = ("train-policy", "train-reward", "dataset", "export")
 """The stories that go on from where they were stopped."""
+QUICK = pytest.param("train-policy", 3, marks=pytest.mark.slow, id="three")
+"""Three places of one story; `make nightly` tries each place of all."""
+EVERY_PLACE = [pytest.param(story, 0, marks=pytest.mark.campaign, id=story) for story in RESUMED]
+ONCE = [pytest.param(story, 0, marks=pytest.mark.campaign, id=story) for story in ("generate", "score")]
 
 
 @pytest.fixture(scope="module")
@@ -110,11 +114,7 @@ def whole_run(forks: Forks, story: str) -> tuple[Outcome, dict[str, Any]]:
     return done[0]
 
 
-@pytest.mark.parametrize("story", RESUMED)
-@pytest.mark.parametrize(
-    "sample",
-    [pytest.param(3, marks=pytest.mark.slow, id="three"), pytest.param(0, marks=pytest.mark.campaign, id="all")],
-)
+@pytest.mark.parametrize(("story", "sample"), [QUICK, *EVERY_PLACE])
 def test_a_kill_before_every_operation(
     forks: Forks, tmp_path: Path, story: str, sample: int, measured: Callable[[str], None]
 ) -> None:
@@ -136,12 +136,10 @@ def test_a_kill_before_every_operation(
     assert ended >= (sample or len(kills))
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("story", RESUMED)
-@pytest.mark.parametrize(
-    "cuts", [pytest.param(1, marks=pytest.mark.slow), pytest.param(60, marks=pytest.mark.campaign)]
-)
-def test_a_power_cut(forks: Forks, tmp_path: Path, story: str, cuts: int, measured: Callable[[str], None]) -> None:
-    draw = random.Random(cuts)
+def test_a_power_cut(forks: Forks, tmp_path: Path, story: str, measured: Callable[[str], None]) -> None:
+    draw, cuts = random.Random(60), 60
     done, whole = whole_run(forks, story)
     wrong = {}
     for number in range(cuts):
@@ -167,10 +165,7 @@ def test_a_power_cut_after_the_end_takes_nothing(
     measured(f"{story}: 5 power cuts after its end, nothing is gone")
 
 
-@pytest.mark.parametrize("story", [*RESUMED, "generate", "score"])
-@pytest.mark.parametrize(
-    "sample", [pytest.param(1, marks=pytest.mark.slow, id="one"), pytest.param(0, marks=pytest.mark.campaign, id="all")]
-)
+@pytest.mark.parametrize(("story", "sample"), [QUICK, *EVERY_PLACE, *ONCE])
 def test_a_disk_that_is_full_before_any_write(
     forks: Forks, tmp_path: Path, story: str, sample: int, measured: Callable[[str], None]
 ) -> None:

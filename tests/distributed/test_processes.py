@@ -61,7 +61,7 @@ OBJECTIVES["flux_packed"] = [
     "sampling.tree={}",
     "optimizer.updates_per_epoch=1",
 ]
-LONG = tuple(case for case in (*OBJECTIVES, *EDITS) if case not in {"flux", "flux_suffix"})
+LONG = tuple(case for case in (*OBJECTIVES, *EDITS) if case != "flux_suffix")
 """Left to the campaign: other objectives, packed weights and edit models."""
 QUICK = tuple(case for case in (*OBJECTIVES, *EDITS) if case not in LONG)
 CASES = [*QUICK, *(pytest.param(case, marks=pytest.mark.campaign) for case in LONG)]
@@ -189,7 +189,7 @@ def test_weights(run_of: Callable[[str, str], Path], mode: str, case: str, part:
 def test_evaluation_counts_every_image_once(run_of: Callable[[str, str], Path], mode: str) -> None:
     one, other = (
         [json.loads(line) for line in (run / "samples" / "evaluation-000000.jsonl").read_text().splitlines()]
-        for run in (run_of("one", "flux"), run_of(mode, "flux"))
+        for run in (run_of("one", "flux_suffix"), run_of(mode, "flux_suffix"))
     )
     assert [line["prompt_id"] for line in other] == [line["prompt_id"] for line in one]
     assert len(one) == 3

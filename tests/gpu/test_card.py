@@ -1,7 +1,6 @@
 """The loop on a card: streams, packed weights, launchers and a killed run. `make test-gpu` runs it in minutes.
 
-`make test` runs each of them on the CPU too, but for the forms that compile and what other files test there, which the
-campaign runs.
+`make nightly` runs each of them on the CPU too.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ CARD = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here"),
 ]
-DEVICES = [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=CARD)]
+DEVICES = [pytest.param("cpu", marks=pytest.mark.campaign), pytest.param("cuda", marks=CARD)]
 
 
 def on_devices(case: str, *, elsewhere: str) -> list[Any]:
@@ -47,7 +46,7 @@ def on_devices(case: str, *, elsewhere: str) -> list[Any]:
     cases = [pytest.param("cuda", name, marks=CARD) for name in (case, elsewhere)]
     return [
         *cases,
-        pytest.param("cpu", case, marks=pytest.mark.slow),
+        pytest.param("cpu", case, marks=pytest.mark.campaign),
         pytest.param("cpu", elsewhere, marks=pytest.mark.campaign),
     ]
 
@@ -105,8 +104,8 @@ def judging(judge: LocalJudge) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("device", "dtype"),
     [
-        ("cpu", "float32"),
-        pytest.param("cpu", "bfloat16", marks=pytest.mark.slow),
+        pytest.param("cpu", "float32", marks=pytest.mark.slow),
+        pytest.param("cpu", "bfloat16", marks=pytest.mark.campaign),
         pytest.param("cuda", "float32", marks=CARD),
         pytest.param("cuda", "bfloat16", marks=CARD),
     ],
@@ -128,10 +127,10 @@ def test_samples_are_drawn_scored_and_trained_on(device: str, dtype: str, judges
 
 
 def ratio_cases() -> Iterator[Any]:
-    """Every form; those that have to compile take minutes on the CPU."""
-    for form, settings in FORMS.items():
+    """Every form."""
+    for form in FORMS:
         yield pytest.param("cuda", form, marks=CARD)
-        yield pytest.param("cpu", form, marks=pytest.mark.slow if settings.compile == "none" else pytest.mark.campaign)
+        yield pytest.param("cpu", form, marks=pytest.mark.campaign)
 
 
 @pytest.mark.compiles

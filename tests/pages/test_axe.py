@@ -6,7 +6,6 @@ Screenshots are the tests' output: build/screenshots, or the folder in PACORL_SC
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browsers import PATIENCE, playwright
 from dataset_folder import AnnotationServer, free_port
 from page_blocks import ROOT
 from PIL import Image
@@ -24,17 +24,12 @@ from toy_world import ToyJudge
 from pacorl.io.images import png_bytes
 from pacorl.tiny.characters import Panel, draw
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-playwright.expect.set_options(timeout=60_000)  # a busy machine answers late
-axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 SCREENSHOTS = Path(os.environ.get("PACORL_SCREENSHOTS") or ROOT / "build" / "screenshots")
 WIDTHS = {"desk": (1440, 900), "phone": (390, 844)}
 SCHEMES: dict[str, dict[str, Any]] = {"light": {}, "dark": {"runOnly": ["color-contrast", "link-in-text-block"]}}
 """Colour scheme → the rules that are asked: in the dark only colours differ."""
-PATIENCE = 240_000  # milliseconds until a studio has loaded its models, on a busy machine
 UNFOLD = "for (const fold of document.querySelectorAll('details')) fold.open = true"
 
 
@@ -291,14 +286,6 @@ def docs_site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {path.name: path.as_uri() for path in folder.glob("*.html")}
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
 # --- the test --------------------------------------------------------------------------------------------------------
 
 
@@ -317,6 +304,8 @@ def test_axe_finds_nothing(case: Case, browser: Any, request: pytest.FixtureRequ
 
 def faults_on(page: Any, case: Case, device: str) -> list[str]:
     """What axe-core calls a violation, one line each; a page that is wider than its window is a fault too."""
+    from axe_playwright_python import sync_playwright as axe
+
     width, height = WIDTHS[device]
     page.set_viewport_size({"width": width, "height": height})
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)

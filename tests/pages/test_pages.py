@@ -20,6 +20,8 @@ DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 OF_THEIR_OWN = {"README.md", "characters.md", "train.md", "serve.md", "python.md", "your-domain.md"}
 """Pages that a test of their own runs, here or in tests/test_python_page.py and tests/test_your_domain.py."""
+SEEN_FIRST = {"judge", "reward"}
+"""Pages that `make test` runs, beside README.md, train.md and python.md; `make nightly` runs all."""
 
 RUN = {"bash", "python"}
 NOT_RUN = {"sh", "text", "bibtex", "csv", "json", "jsonl", "toml", "yaml"}
@@ -35,7 +37,7 @@ def test_the_commands_of_the_front_page(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(list(tmp_path.rglob("set-1*.png"))) == 5
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_character(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_page(ROOT / "docs" / "characters.md", tmp_path, monkeypatch)
     assert (tmp_path / "ComfyUI/models/loras/hero.safetensors").stat().st_size > 10_000
@@ -51,7 +53,7 @@ def test_a_generator_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "license: mit" in (tmp_path / "runs/warm/adapter/README.md").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_judge_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_page(ROOT / "docs" / "serve.md", tmp_path, monkeypatch)
     assert (tmp_path / "heroes/export/comparisons_train.jsonl").is_file()
@@ -66,12 +68,14 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if page.name not in OF_THEIR_OWN and blocks(page, *RUN)],
-    ids=lambda page: page.stem,
+    [
+        pytest.param(page, marks=pytest.mark.slow if page.stem in SEEN_FIRST else pytest.mark.campaign, id=page.stem)
+        for page in PAGES
+        if page.name not in OF_THEIR_OWN and blocks(page, *RUN)
+    ],
 )
 def test_the_blocks_of_a_page_run(page: Path, small_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "runs").mkdir()

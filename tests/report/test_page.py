@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from html.parser import HTMLParser
 from itertools import chain
 from pathlib import Path
@@ -574,21 +573,14 @@ def test_odd_values_of_a_log_are_shown_as_they_are() -> None:
         assert shown_names({"p_yes": 0.5, "consistency": odd}) == expected
 
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
+@pytest.mark.browser
 @pytest.mark.parametrize("width", [1440, 900])
-def test_the_table_has_no_scrollbar_where_nothing_is_cut_off(run: Path, width: int) -> None:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    page = write_report(run)
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        tab = browser.new_page(viewport={"width": width, "height": 900})
-        tab.goto(page.resolve().as_uri())
-        shown, whole = tab.evaluate(
-            "[...document.querySelectorAll('.scroll')].flatMap(e => [e.clientWidth, e.scrollWidth])"
-        )
-        browser.close()
+def test_the_table_has_no_scrollbar_where_nothing_is_cut_off(run: Path, browser: Any, width: int) -> None:
+    tab = browser.new_page(viewport={"width": width, "height": 900})
+    tab.goto(write_report(run).resolve().as_uri())
+    shown, whole = tab.evaluate(
+        "[...document.querySelectorAll('.scroll')].flatMap(e => [e.clientWidth, e.scrollWidth])"
+    )
+    tab.close()
     assert whole == shown

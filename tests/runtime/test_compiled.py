@@ -26,7 +26,7 @@ from pacorl.runtime.processes import Runtime
 from pacorl.tiny.characters import character_prompts, vocabulary
 from pacorl.types import Advantages, Samples, Size
 
-pytestmark = pytest.mark.compiles
+pytestmark = [pytest.mark.compiles, pytest.mark.campaign]
 
 HAS_NF4 = importlib.util.find_spec("bitsandbytes") is not None
 needs_nf4 = pytest.mark.skipif(not HAS_NF4, reason="bitsandbytes is not installed: pip install 'pacorl[nf4]'")
@@ -60,7 +60,6 @@ def sampled(policy: FluxPolicy, cache: ConditioningCache, *, as_trained: bool, s
     return collect(draw, [Row(PROMPTS[0], 0), Row(PROMPTS[0], 1)])
 
 
-@pytest.mark.slow
 def test_every_repeated_block_is_compiled_in_place(policy: FluxPolicy) -> None:
     names = list(policy.transformer.state_dict())
     compile_blocks(policy.transformer)
@@ -91,14 +90,13 @@ def velocities(policy: FluxPolicy, cache: ConditioningCache, *, gradients: bool)
             policy.velocity(policy.noise([0], SIZE), torch.full((1,), 0.5), conditioning, SIZE)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "gradients"),
     [
         (NONE, True),
-        pytest.param(NONE, False, marks=pytest.mark.slow),
+        (NONE, False),
         *(
-            pytest.param(name, gradients, marks=[pytest.mark.slow, *([needs_nf4] if name == "nf4" else [])])
+            pytest.param(name, gradients, marks=[needs_nf4] if name == "nf4" else [])
             for name in QUANTIZERS
             for gradients in (False, True)
         ),
@@ -113,7 +111,6 @@ def test_each_kind_of_block_is_one_graph(policy: FluxPolicy, name: str, gradient
     assert graphs.frame_count == 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "dtype"), [("fused", torch.float32), ("fused", torch.bfloat16), ("w8a8", torch.float32)]
 )
@@ -134,13 +131,12 @@ def test_the_form_of_ode_steps_is_one_more_graph_of_each_kind_of_block(policy: F
         assert graphs.frame_count == 4
 
 
-@pytest.mark.slow  # torch compiles for a minute; bf16 is the type that recipes train in, and the one that rounds most
-@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.campaign), torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_log_probs_of_compiled_blocks_are_equal_in_sampling_and_training(
     policy: FluxPolicy, dtype: torch.dtype
 ) -> None:
     transformer: nn.Module = policy.transformer
-    # A step without noise is a graph more of each block, which the campaign's type compiles.
+    # A step without noise is a graph more of each block, which one type compiles.
     sampler = SAMPLER if dtype == torch.float32 else SAMPLER.model_copy(update={"steps": 2})
     eager = sampled(policy, ConditioningCache(policy), as_trained=True, sampler=sampler)
     compile_blocks(transformer)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import re
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -13,25 +12,18 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+from browsers import PATIENCE, playwright
 from PIL import Image
 
 from pacorl.models.lora.adapters import adapter_state, add_lora
 from pacorl.tiny.characters import Panel, draw
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed"),
-]
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
-playwright.expect.set_options(timeout=60_000)  # a busy machine answers late
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
 COMMAND = "from pacorl.cli import app; app()"
 SCREENSHOTS = os.environ.get("PACORL_SCREENSHOTS", "")
 """A folder that receives images of the page, for people who work on its looks and for the docs."""
 ADAPTER = os.environ.get("PACORL_SCREENSHOT_ADAPTER", "")
 """A trained adapter to be shown in these images; a random one otherwise."""
-PATIENCE = 240_000  # milliseconds until models are loaded and four grid images are generated, on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -69,14 +61,6 @@ def link(adapter, tmp_path_factory):
     process.terminate()
     process.wait(30)
     process.stdout.close()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from browsers import playwright
 from dataset_folder import AnnotationServer, free_port
 
 from pacorl.dataset.grids import pair
@@ -16,13 +16,7 @@ from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.studio.annotate.simulate import Client
 from pacorl.studio.annotate.store import Store, shown_order
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed"),
-]
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-playwright.expect.set_options(timeout=60_000)  # a busy machine answers late
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 SCREENSHOTS = os.environ.get("PACORL_SCREENSHOTS", "")
 """A folder that receives images of the page, for people who work on its looks."""
@@ -35,14 +29,6 @@ def served(dataset):
         folder, "--annotators", "ann", "--controls", "2", "--overlap", "0", port=free_port()
     ) as links:
         yield folder, links
-
-
-@pytest.fixture
-def browser():
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 def shot(page, name: str) -> None:
