@@ -47,7 +47,7 @@ HEAVY = (
     "transformers",
     "yaml",
 )
-LIMIT = 120.0
+LIMIT = 300.0
 """Seconds after which tests with a bug hang, beyond ten times their duration without it."""
 
 
@@ -69,9 +69,10 @@ class Mutant:
     """Reason why no fast test can see it; empty if one can."""
 
     @property
-    def tests(self) -> str:
-        """Folder of the tests of the file's package."""
-        return f"tests/{self.file.partition('/')[0].removesuffix('.py')}"
+    def tests(self) -> list[str]:
+        """Tests of the file's package: a folder, a file, or both."""
+        package = self.file.partition("/")[0].removesuffix(".py")
+        return [f"tests/{package}", f"tests/test_{package}.py"]
 
     def apply(self, source: str) -> str:
         """Put the bug into the file's text.
@@ -176,7 +177,7 @@ class Trials:
         self._folder = folder
         self._without: dict[str, tuple[list[str], float]] = {}
         """Folder of tests → those that fail without a bug, and the seconds of all."""
-        known = sorted({test for test in hints.values() if Path(test.partition("::")[0]).exists()})
+        known = sorted({test for test in hints.values() if exists(test)})
         self._hints = {name: test for name, test in hints.items() if test in known}
         if known:
             os.environ["LIBRARIES"] = str(folder.parent / "libraries")
@@ -199,7 +200,7 @@ class Trials:
                 failed, _ = run_tests([hint], "-x", limit=LIMIT)
                 if failed:
                     return hint
-            for tests in (mutant.tests, *then):
+            for tests in (*mutant.tests, *then):
                 if found := self._seen_in(tests, mutant, path, source):
                     return found
             return ""
@@ -221,6 +222,12 @@ class Trials:
             if failed:
                 return failed[0].partition("[")[0]
         return ""
+
+
+def exists(test: str) -> bool:
+    """Check whether a file still has a test."""
+    file, _, name = test.partition("::")
+    return Path(file).is_file() and f"def {name.rpartition('::')[2]}(" in Path(file).read_text()
 
 
 def import_libraries(names: Path) -> None:
