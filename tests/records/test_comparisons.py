@@ -15,6 +15,7 @@ from pacorl.records.comparisons import (
     load_sharegpt,
     missing_file,
     save_comparisons,
+    save_sharegpt,
 )
 from pacorl.tiny.characters import Oracle
 
@@ -165,6 +166,17 @@ def test_what_is_saved_is_read_back(folder: Path) -> None:
     comparisons = comparisons_from(f"{folder}:cot_train")
     save_comparisons(comparisons, folder / "lines.jsonl")
     assert load_comparisons(folder / "lines.jsonl") == comparisons
+
+
+def test_tags_within_a_question_are_written_once(folder: Path) -> None:
+    """LLaMA-Factory refuses a record with more tags than images."""
+    write(folder, sharegpt(), sharegpt("First <image>, then <image>: same?", "No. The hat differs."))
+    read = load_sharegpt(folder)
+    save_sharegpt({"again": read}, folder)
+    again = load_sharegpt(folder)
+    assert [(pair.question, pair.answer, pair.images) for pair in again] == [
+        (pair.question, pair.answer, pair.images) for pair in read
+    ]
 
 
 def test_a_limit_spreads_over_the_file(folder: Path) -> None:

@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
-from pacorl.records.leaks import check_leaks, find_leaks, leak_report, split_prompts
+from pacorl.records.leaks import check_leaks, find_leaks, leak_report, split_prompts, trained_on
 from pacorl.records.prompts import prompts_from
 from pacorl.types import Prompt
 
@@ -91,6 +93,34 @@ def test_a_split_keeps_families_and_benchmarks_apart(tmp_path: Path) -> None:
     assert {colours[p.id] for p in train}.isdisjoint(colours[p.id] for p in test)
     assert split_prompts(made, test=3) == split_prompts(made, test=3)
     assert split_prompts(made, test=3, seed=1)[1] != split_prompts(made, test=3, seed=2)[1]
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sources=st.lists(st.sets(st.integers(0, 11), min_size=1, max_size=3), min_size=6, max_size=16),
+    seed=st.integers(0, 99),
+)
+def test_no_image_is_on_both_sides_of_a_split(tmp_path: Path, sources: list[set[int]], seed: int) -> None:
+    """Edits of several images join the families of all of them, and so do edits that share one of their images."""
+    for number in range(12):
+        (tmp_path / f"{number}").write_text(str(number))
+    edits = []
+    for position, images in enumerate(sources):
+        edits.append(Prompt(position, f"Edit {position}.", sources=tuple(tmp_path / str(name) for name in images)))
+    try:
+        train, test, _ = split_prompts(edits, test=2, seed=seed)
+    except ValueError:  # all edits hang together
+        return
+    assert sorted(prompt.id for prompt in (*train, *test)) == list(range(len(edits)))
+    sides = [{path for prompt in side for path in prompt.sources} for side in (train, test)]
+    assert sides[0].isdisjoint(sides[1])
+
+
+def test_an_item_that_was_trained_on_is_found_in_another_spelling(tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("A red fox, jumping!\nA blue boat.\n")
+    (tmp_path / "config.yaml").write_text(f"prompts: {{train: {tmp_path / 'prompts.txt'}}}\n")
+    texts = {"fox": ["an owl", "a RED fox  jumping"], "boat": ["A blue boat at night."]}
+    assert trained_on(texts, tmp_path) == {"fox": "a RED fox  jumping"}
 
 
 def test_a_split_that_leaves_nothing_is_refused() -> None:
