@@ -166,8 +166,10 @@ def test_a_fault_of_the_program_keeps_its_traceback(monkeypatch: pytest.MonkeyPa
 def test_a_stream_that_was_closed_can_be_asked_about_its_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """As uvicorn does, whose server would not start."""
     terminals = []
+    monkeypatch.setattr(cli, "app", lambda **_: terminals.append(sys.stdout.isatty()))
+    monkeypatch.setattr(sys, "argv", ["pacorl"])
     monkeypatch.setattr(sys, "stdout", None)
     with pytest.raises(SystemExit):
-        cli.run(lambda **_: terminals.append(sys.stdout.isatty()), "pacorl")  # type: ignore[arg-type]
+        cli.main()
     sys.stdout.close()
     assert terminals == [False]

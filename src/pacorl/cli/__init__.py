@@ -77,12 +77,7 @@ def options(
 
 
 def main() -> None:
-    """Run the command line of `pacorl`."""
-    run(app, "pacorl")
-
-
-def run(command: Commands, name: str) -> None:
-    """Run a command line; a fault becomes one line and exit code 1, a wrong option one line and exit code 2."""
+    """Run the command line; a fault becomes one line and exit code 1, a wrong option one line and exit code 2."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # else it warns that torchvision is missing
     # A stream that is closed at the start is None to Python, and libraries ask it whether it is a terminal.
     for stream in ("stdout", "stderr"):
@@ -95,11 +90,11 @@ def run(command: Commands, name: str) -> None:
         # Read here and not by typer, whose own faults it shows too.
         if "--debug" in sys.argv:
             sys.argv.remove("--debug")
-            command()
+            app()
             return
         # Without the warning's line of code.
         warnings.formatwarning = lambda message, *_, **__: f"pacorl: {printable(str(message))}\n"
-        sys.exit(exit_code(lambda: command(standalone_mode=False, prog_name=name)))
+        sys.exit(exit_code(lambda: app(standalone_mode=False, prog_name="pacorl")))
     finally:
         sys.excepthook = _print_traceback  # typer has set its own
 

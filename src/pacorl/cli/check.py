@@ -71,11 +71,11 @@ class CheckOptions:
         None, "Least P(same) of a panel; by default the calibration's.", flags=("--min",), least=0, most=1
     )
 
-    def characters(self, folder: Path = Path()) -> list[Character]:
-        """Read the characters, with as many images as are compared; names are relative to `folder`."""
+    def characters(self) -> list[Character]:
+        """Read the characters, with as many images as are compared."""
         from pacorl.records.characters import find_character
 
-        characters = [find_character(name, folder) for name in self.character]
+        characters = [find_character(name) for name in self.character]
         return [replace(character, images=character.images[: self.references]) for character in characters]
 
     def casts(self, files: Sequence[str], characters: Sequence[Character]) -> list[list[str]]:
@@ -99,13 +99,8 @@ class CheckOptions:
         *,
         panels: int,
         calibration: Path | None = None,
-        folder: Path = Path(),
-        name: str = "--min",
     ) -> Callable[..., Check]:
         """Return `check_set` with these options, before a judge is loaded; panels of one cut file have no recipe.
-
-        Args:
-            name: Name of the threshold, for errors.
 
         Raises:
             ValueError: A character, a criterion or the threshold is missing, or one panel is to be compared with none.
@@ -116,7 +111,7 @@ class CheckOptions:
         from pacorl.judge.check import check_set
 
         # A panel is compared with the characters, or without any with the other panels.
-        characters = self.characters(folder)
+        characters = self.characters()
         if not characters:
             scoring.check_count(panels)
         questions = scoring.questions_about(self.theme, scoring.read_criteria(self.criteria))
@@ -127,7 +122,7 @@ class CheckOptions:
             panels=panels,
             references=[len(character.images) for character in characters],
             plain=not (self.theme or self.criteria),
-            name=name,
+            name="--min",
         )
         # The images are opened once, for every call of the gate.
         return partial(

@@ -53,7 +53,7 @@ class RepairOptions(CheckOptions):
     text: list[str] = option([], "What one panel shows; repeat it, in order. By default the recipe in the PNG.")
     tries: int = option(4, "Redrawn panels at most.", least=1, most=1000)
 
-    def prompts(self, sources: Sequence[str], model: str, *, kind: str = "", folder: Path = Path()) -> list[Prompt]:
+    def prompts(self, sources: Sequence[str], model: str, *, kind: str = "") -> list[Prompt]:
         """Compose the prompt of each panel, before a generator is loaded.
 
         Raises:
@@ -64,7 +64,7 @@ class RepairOptions(CheckOptions):
         if self.text and len(self.text) != len(sources):
             raise ValueError(f"{len(self.text)} texts and {len(sources)} panels; give one --text per panel, in order")
         # Every new panel is drawn from all images of its characters.
-        characters = self.characters(folder)
+        characters = self.characters()
         casts = self.casts(sources, characters)
         prompts = []
         for index, source in enumerate(sources):
