@@ -146,8 +146,6 @@ class Question:
     """Images in the judge's order."""
     text: str
     """Text after the images."""
-    panels: tuple[Image, ...] = field(default=(), compare=False)
-    """All panels of the set that the images are two of, for a set judge; other judges ignore them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,15 +315,3 @@ class Comparison:
     """Prompt of both images; a split into training and test keeps a group whole."""
     answer: str = ""
     """Exact training answer, if given; else the label and `reasons`."""
-
-
-@dataclass(frozen=True, slots=True)
-class PanelSet:
-    """Training example of a set judge: the panels of a set, and the question about each pair of them."""
-
-    images: tuple[Path, ...]
-    """The panels, at least two."""
-    question: str
-    """Text of the question."""
-    p_yes: tuple[tuple[float | None, ...], ...] = ()
-    """The pair judge's P(Yes) by first and second panel, None on the diagonal; empty until it is asked."""

@@ -240,11 +240,6 @@ def check_run(run: PolicyConfig, *, resume: Resume | None = None) -> None:
     if run.judge and any(asks_judge(reward, run=False) for reward in run.rewards):
         JUDGES[run.judge.backend].check(run.judge.checkpoint, getattr(run.judge, "adapter", ""))
 
-        if set_judge := getattr(run.judge, "set_judge", ""):
-            from pacorl.judge.local import check_set_judge
-
-            check_set_judge(set_judge, of=run.judge.checkpoint, adapter=getattr(run.judge, "adapter", ""))
-
     # Last, since it imports torch.
     if resume is not None:
         from pacorl.grpo.rows import check_division
@@ -345,7 +340,6 @@ def train_reward(
     from pacorl.judge import check_judge
     from pacorl.judge_training.judge_config import JudgeConfig
     from pacorl.records.comparisons import comparisons_from, missing_file
-    from pacorl.records.panel_sets import panel_sets_from
     from pacorl.runtime.logbook import check_trackers
 
     # A judge's run has one line of checkpoints, so no other can be named.
@@ -365,10 +359,9 @@ def train_reward(
         with config_errors(config, run):
             check_trackers(run.trackers)
         check_judge(run.model.checkpoint, adapter=run.tuning.start)
-        read = panel_sets_from if run.form == "set" else comparisons_from
         for source in (*run.data.train, *run.data.evaluation):
             if missing_file(source):
-                read(source)  # for its error message
+                comparisons_from(source)  # for its error message
 
     # transformers is imported now, which takes seconds.
     from transformers.utils.logging import disable_progress_bar

@@ -63,7 +63,7 @@ JUDGES_OF_A_RUN = ("judge", "evaluation.judge")
 """Config sections of the judges of the rewards and of the held-out rewards."""
 ACCESS_KEYS = ("api_key_env", "concurrency", "timeout", "retries", "startup", "outage", "overlap")
 """Keys that affect a judge's requests, not its answers."""
-SOURCE_KEYS = ("checkpoint", "adapter", "model", "set_judge")
+SOURCE_KEYS = ("checkpoint", "adapter", "model")
 """Keys of a judge's location, free as long as its `BackendOptions.identity` stays."""
 FREE_KEYS = (
     *("out", "save_every", "keep_checkpoints", "trackers", "evaluation.every", "prompts.leaks", "monitor"),

@@ -18,7 +18,6 @@ from pacorl.grpo.monitor import panel_statistics
 from pacorl.grpo.rollout import sample_images
 from pacorl.grpo.rows import one_size_batches
 from pacorl.grpo.scoring import time_limit, torch_context
-from pacorl.judge.judge import pair_by_pair
 from pacorl.judge.pairwise import matrix_of
 from pacorl.models.lora.layers import FusedLora, fuse_lora
 from pacorl.rewards.consistency import Consistency
@@ -47,8 +46,7 @@ def evaluate(run: Run) -> dict[str, float]:
     # 1. Sample and score.
     seconds_before = run.clock.seconds["evaluation"]
     with run.guard():
-        # By the judge itself: a set judge is distilled for images of the training size.
-        with run.clock.timed("evaluation"), pair_by_pair(run.judge):
+        with run.clock.timed("evaluation"):
             evaluation = measure(run)
         evaluation.keep(run.logbook, run.epoch)
 

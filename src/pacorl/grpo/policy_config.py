@@ -140,8 +140,6 @@ class EvaluationConfig(Section):
     def _judge_has_work(self) -> EvaluationConfig:
         if self.judge and not self.rewards:
             raise ValueError("evaluation.judge is given and evaluation.rewards is empty, so it would not be asked")
-        if getattr(self.judge, "set_judge", ""):
-            raise ValueError("evaluations are judged pair by pair; leave evaluation.judge.set_judge out")
         return self
 
 

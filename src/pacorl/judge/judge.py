@@ -8,7 +8,6 @@ To add a backend: a file with an options model, a class behind `Judge` and a `Ju
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -78,22 +77,6 @@ class RemoteJudge(Judge, Protocol):
         """Abandon running requests."""
 
 
-@runtime_checkable
-class PairByPair(Judge, Protocol):
-    """Judge with a set judge, whose answers about the pairs of a set are approximate."""
-
-    reads_sets: bool
-    """Whether the set judge answers about pairs of sets."""
-
-    def pair_by_pair(self) -> AbstractContextManager[None]:
-        """Answer without the set judge during the block."""
-
-
-def pair_by_pair(judge: Judge | None) -> AbstractContextManager[None]:
-    """Let a judge answer without its set judge, if it has one, during the block."""
-    return judge.pair_by_pair() if isinstance(judge, PairByPair) else nullcontext()
-
-
 @dataclass(frozen=True, slots=True)
 class JudgeFacts:
     """Properties that a judge reports."""
@@ -158,12 +141,13 @@ class BackendOptions(Section):
     @model_validator(mode="before")
     @classmethod
     def _without_keys_of_other_backends(cls, section: Any) -> Any:
-        # A file written for one backend is often overridden to another (`judge.backend=…`). An adapter or a set judge
-        # stays, and is refused later: it would change the verdicts.
+        # A file written for one backend is often overridden to another (`judge.backend=…`). An adapter stays, and is
+        # refused later: it would change the verdicts.
         if not isinstance(section, Mapping):
             return section
         foreign = BACKEND_KEYS - cls.model_fields.keys()
-        foreign |= {name for name in ("adapter", "set_judge") if section.get(name) == ""} - cls.model_fields.keys()
+        if section.get("adapter") == "":
+            foreign |= {"adapter"} - cls.model_fields.keys()
         return {key: value for key, value in section.items() if key not in foreign}
 
     def patience(self, missing: int) -> float:

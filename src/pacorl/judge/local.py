@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -28,9 +27,8 @@ from pacorl.io.net import is_url, shown_url
 from pacorl.judge.calibration import Calibration, read_calibration
 from pacorl.judge.domain import Domain
 from pacorl.judge.judge import VARIANTS, WORDS, InProcessOptions, JudgeFacts, JudgeSpec
-from pacorl.judge.pairwise import Pair, both_orders
+from pacorl.judge.pairwise import both_orders
 from pacorl.judge.prompting import ChatPrompt, Prompting
-from pacorl.judge.set_judge import LEAST_CORRELATION, RECORD, check_can_read_sets, pairs_of, set_hidden, set_record
 from pacorl.judge.sharing import SharedForward, can_share, packed, prefix_forest
 from pacorl.models.quantize import NONE
 from pacorl.models.quantize.linear import check_quantization, quantize_model
@@ -54,9 +52,6 @@ class LocalOptions(InProcessOptions):
     backend: Literal["local"] = "local"
     checkpoint: str = "X-GenGroup/PaCo-Reward-7B"
     """A transformers folder, a hub name, or `tiny` or `tiny-edits` for the committed judges."""
-    set_judge: str = ""
-    """A set judge's folder or hub name (docs/reward.md), distilled from this judge: it answers all pairs of a set in
-    one pass, and this judge everything else."""
 
     @model_validator(mode="after")
     def _no_address(self) -> LocalOptions:
@@ -66,8 +61,6 @@ class LocalOptions(InProcessOptions):
 
     def identity(self) -> str:
         digests = weight_digests(self.checkpoint, self.adapter)
-        if self.set_judge:
-            digests += weight_digests(self.set_judge)
         if not all(digests):
             return ""
         return joined_digest(digests + self.calibration_digests)
@@ -113,7 +106,6 @@ class LocalJudge:
         share: bool | None = None,
         domain: Domain | None = None,
         calibration: Calibration | None = None,
-        set_model: Any = None,
     ) -> None:
         """
         Args:
@@ -125,7 +117,6 @@ class LocalJudge:
             share: Compute common prefixes once; by default for families with a proof of equality.
             domain: Verdicts about images outside it are missing.
             calibration: Curves that map the verdicts' P(Yes).
-            set_model: Model of a set judge, with this model's vision tower.
         """
         from pacorl.judge.vision import batch_windows  # the model has imported transformers by now
 
@@ -148,8 +139,6 @@ class LocalJudge:
         """Classifier of images outside the judge's domain; None accepts all images."""
         self.calibration = calibration
         """Curves of the verdicts; None leaves P(Yes) as the model gives it."""
-        self.set_model: Any = set_model.eval().requires_grad_(False) if set_model else None
-        """Model of a set judge; None if `model` answers all questions."""
 
     @classmethod
     def from_pretrained(
@@ -162,7 +151,6 @@ class LocalJudge:
         stream: bool = False,
         device: str | torch.device = "cpu",
         decline: bool = False,
-        set_judge: str = "",
         **options: Any,
     ) -> LocalJudge:
         """Load a checkpoint folder, a hub name, or the committed tiny judge ("tiny"), with an optional adapter.
@@ -174,33 +162,22 @@ class LocalJudge:
             stream: Keep these weights in main memory, and send them to the device layer by layer.
             decline: Verdicts about images outside the checkpoint's domain, if it has one (`judge.domain`), are missing
                 with that reason. A reward never declines.
-            set_judge: A set judge of this judge, for the pairs of sets (`judge.set_judge`).
             options: Options of `LocalJudge`.
 
         Raises:
-            ValueError: if the adapter belongs to another base, its base is unknown, weights are damaged, or a pair
-                judge is named where a set judge is needed or the other way round.
+            ValueError: if the adapter belongs to another base, its base is unknown, or weights are damaged.
         """
         # Cheap checks, before transformers is imported.
         check_quantization(quantize)
         check_dtype(dtype, device, key="judge.dtype")
         check_dtype(quantize, device, key="judge.quantize")
         source, merged = check_local(str(checkpoint), adapter)
-        set_source = check_set_judge(set_judge, of=str(checkpoint), adapter=adapter) if set_judge else None
         if merged != adapter:
             logger.warning("%s is a LoRA adapter; the judge is its base %s with it merged in", checkpoint, source)
 
         from pacorl.io.processor import load_processor
 
-        if set_judge:
-            warn_of_disagreement(set_judge)
-        load = partial(_load_model, dtype=dtype, quantize=quantize, stream=stream, device=device)
-        model = load(source, merged)
-        if set_source:
-            options["set_model"] = set_model = load(*set_source)
-            check_can_read_sets(set_model.config)
-            set_model.model.visual = model.model.visual  # frozen in distillation: features are computed once for both
-
+        model = _load_model(source, merged, dtype=dtype, quantize=quantize, stream=stream, device=device)
         # An adapter may have learned more than its base, so its own domain counts.
         domain = Domain.load(merged or source) if decline else None
         return cls(model, load_processor(source), domain=domain, **options)
@@ -240,21 +217,7 @@ class LocalJudge:
 
     def models(self) -> list[nn.Module]:
         """Return the modules that run on the device."""
-        return [self.model, self.set_model] if self.set_model else [self.model]
-
-    @property
-    def reads_sets(self) -> bool:
-        """Whether a set judge answers about the pairs of sets."""
-        return self.set_model is not None
-
-    @contextmanager
-    def pair_by_pair(self) -> Iterator[None]:
-        """Answer about the pairs of sets without the set judge, during the block."""
-        set_model, self.set_model = self.set_model, None
-        try:
-            yield
-        finally:
-            self.set_model = set_model
+        return [self.model]
 
     def facts(self) -> JudgeFacts:
         """Return the ids of Yes and No, and the size of the weights."""
@@ -282,38 +245,11 @@ class LocalJudge:
             askable = [question for question, fault in zip(questions, faults, strict=True) if not fault]
             answers = iter(self._verdicts(askable) if askable else [])
             return [Verdict(None, fault) if fault else next(answers) for fault in faults]
-        of_sets = [question for question in questions if self.set_model and question.panels]
-        if of_sets:
-            without_set = [question for question in questions if not question.panels]
-            by_set = iter(self._set_verdicts(of_sets))
-            answers = iter(self._verdicts(without_set) if without_set else [])
-            return [next(by_set if question.panels else answers) for question in questions]
-
         prompts = self.prompting.chat_prompts(questions)
         distinct = list(dict.fromkeys(prompts))
         logits = self._last_logits(distinct, torch.tensor([*self.yes_ids, *self.no_ids]))
         p_yes = dict(zip(distinct, self._p_yes(logits).tolist(), strict=True))
         return [Verdict(p_yes[prompt]) for prompt in prompts]
-
-    def _set_verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
-        """Answer questions about pairs of sets, each set in one pass."""
-        prompts = self.prompting.set_prompts(questions)
-        distinct = list(dict.fromkeys(prompts))
-        p_yes = iter(self._p_yes(self._set_logits(distinct)).tolist())
-        p_of = {}
-        for prompt in distinct:
-            for pair in pairs_of(len(prompt.images)):
-                p_of[prompt, pair] = next(p_yes)
-        return [Verdict(p_of[prompt, _pair_in(question)]) for prompt, question in zip(prompts, questions, strict=True)]
-
-    @torch.inference_mode()
-    def _set_logits(self, sets: Sequence[ChatPrompt]) -> Tensor:
-        """Compute the logits of `yes_ids` and `no_ids` of all pairs of the sets, in the order of `set_hidden`."""
-        hidden_RD = set_hidden(
-            self.set_model, self.prompting, sets, batch_tokens=self._forward_tokens, vision_tokens=self.batch_tokens
-        )
-        columns = torch.tensor([*self.yes_ids, *self.no_ids])
-        return torch.cat([self.set_model.lm_head(rows_RD)[:, columns] for rows_RD in hidden_RD.split(HEAD_ROWS)])
 
     @property
     def _forward_tokens(self) -> int:
@@ -355,15 +291,6 @@ class LocalJudge:
         return torch.stack([logit_of[number] for number in range(len(encoded))])
 
 
-def _pair_in(question: Question) -> Pair:
-    """Find the two images of a question among the panels of its set."""
-    first, second = question.images
-    numbers = range(len(question.panels))
-    first_number = next(number for number in numbers if question.panels[number] is first)
-    second_number = next(number for number in numbers if question.panels[number] is second and number != first_number)
-    return min(first_number, second_number), max(first_number, second_number)
-
-
 def _load_model(
     source: str, adapter: str, *, dtype: str, quantize: str, stream: bool, device: str | torch.device
 ) -> Any:
@@ -388,64 +315,8 @@ def check_local(checkpoint: str, adapter: str = "") -> tuple[str, str]:
         The base, a folder or hub name, and the adapter on it.
 
     Raises:
-        ValueError: There is no such checkpoint or adapter, the adapter has layers missing in the checkpoint, or one is
-            a set judge.
+        ValueError: There is no such checkpoint or adapter, or the adapter has layers missing in the checkpoint.
     """
-    for source in (checkpoint, adapter):
-        record = set_record(source) if source else None
-        if record:
-            raise ValueError(
-                f"{source} is a set judge, which answers about all pairs of a set at once; name it in judge.set_judge "
-                f"beside its pair judge, judge.checkpoint={record.checkpoint}"
-            )
-    return _base_and_adapter(checkpoint, adapter)
-
-
-def check_set_judge(source: str, *, of: str, adapter: str = "") -> tuple[str, str]:
-    """Check a set judge and that it belongs to a pair judge, before transformers is imported.
-
-    Args:
-        source: The set judge, a folder or hub name.
-        of: Checkpoint of the pair judge.
-        adapter: Adapter of the pair judge.
-
-    Returns:
-        Its base and the adapter on it.
-
-    Raises:
-        ValueError: It is no set judge, or was distilled from another judge.
-    """
-    record = set_record(source)
-    if record is None:
-        raise ValueError(
-            f"judge.set_judge {source} has no {RECORD}: it is missing, or a judge of pairs; distil a set judge by "
-            "`pacorl train-reward` with form=set, and name its folder adapter or model"
-        )
-    digests = weight_digests(of, adapter)
-    if record.digest and all(digests) and joined_digest(digests) != record.digest:
-        raise ValueError(
-            f"judge.set_judge {source} was distilled from {record.checkpoint}, whose weights are not those of {of}; "
-            "name that judge in judge.checkpoint, or distil another"
-        )
-    return _base_and_adapter(source)
-
-
-def warn_of_disagreement(source: str) -> None:
-    """Warn if a set judge's recorded correlation with its pair judge is too low to train by it, or unknown."""
-    record = set_record(source)
-    assert record is not None
-    if record.panel_correlation is None or record.panel_correlation < LEAST_CORRELATION:
-        correlation = "not measured" if record.panel_correlation is None else f"{record.panel_correlation:.3f}"
-        logger.warning(
-            "set judge %s: its correlation with its pair judge is %s, and %s is needed to train by it; distil it on "
-            "more sets or for more steps",
-            source,
-            correlation,
-            LEAST_CORRELATION,
-        )
-
-
-def _base_and_adapter(checkpoint: str, adapter: str = "") -> tuple[str, str]:
     from pacorl.judge.adapter import base_and_adapter, today
     from pacorl.models.lora.formats import PEFT_CONFIG, check_layers
 
@@ -471,17 +342,7 @@ def placement(checkpoint: str, dtype: str = "auto") -> dict[str, Any]:
 
 def open_local(options: LocalOptions, *, device: torch.device, processes: int = 1, waits: bool = True) -> LocalJudge:
     """Load the judge of a config; each process loads its own."""
-    keys = {
-        "checkpoint",
-        "adapter",
-        "dtype",
-        "quantize",
-        "stream",
-        "batch_tokens",
-        "symmetric",
-        "variants",
-        "set_judge",
-    }
+    keys = {"checkpoint", "adapter", "dtype", "quantize", "stream", "batch_tokens", "symmetric", "variants"}
     calibration = read_calibration(options.calibration)
     return LocalJudge.from_pretrained(device=device, calibration=calibration, **options.model_dump(include=keys))
 

@@ -80,7 +80,7 @@ def ask_pairs(
         for pair in pairs(len(images)):
             both = (images[pair[0]], images[pair[1]])
             for name, text in text_of.items():
-                questions[number, pair, name] = Question(both, text, panels=tuple(images))
+                questions[number, pair, name] = Question(both, text)
 
     answers: list[dict[Pair, dict[Name, Verdict]]] = [{} for _ in sets]
     for (number, pair, name), verdict in ask(judge, questions, symmetric=symmetric).items():

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -79,7 +79,6 @@ class Prompting:
         self._image_token = int(model.config.image_token_id)
         # Cached: Jinja is slower than the tokenizer, and both are slower than a small judge's forward.
         self._question_text = lru_cache(TEXTS)(self._render)
-        self._set_text = lru_cache(TEXTS)(self._render_set)
         self._ids = lru_cache(TEXTS)(self._tokenize)
         self._grid = lru_cache(TEXTS)(self._cut)
         self._last_features: tuple[Any, Tensor] | None = None
@@ -87,18 +86,18 @@ class Prompting:
 
     def chat_prompts(self, questions: Sequence[Question]) -> list[ChatPrompt]:
         """Render one user turn per question: its images, then its text."""
-        return _rendered([(question.text, question.images) for question in questions], self._question_text, "image")
+        images: dict[int, DistinctImage] = {}  # an image of several questions is one
+        prompts = []
+        for question in questions:
+            for number, image in enumerate(question.images, 1):
+                if id(image) not in images:
+                    images[id(image)] = DistinctImage.of(image, name=f"image {number} of {question.text!r}")
+            text = self._question_text(len(question.images), question.text)
+            prompts.append(ChatPrompt(text, tuple(images[id(image)] for image in question.images)))
+        return prompts
 
     def _render(self, images: int, text: str) -> str:
         content = [{"type": "image"}] * images + [{"type": "text", "text": text}]
-        return chat_text(self._processor, [{"role": "user", "content": content}])
-
-    def set_prompts(self, questions: Sequence[Question]) -> list[ChatPrompt]:
-        """Render the set of each question: its text, then all panels of its set."""
-        return _rendered([(question.text, question.panels) for question in questions], self._set_text, "panel")
-
-    def _render_set(self, panels: int, text: str) -> str:
-        content = [{"type": "text", "text": text}] + [{"type": "image"}] * panels
         return chat_text(self._processor, [{"role": "user", "content": content}])
 
     def chat_prompt(self, chat: Chat) -> ChatPrompt:
@@ -262,20 +261,6 @@ class Prompting:
         """Count an image's tokens in the language model."""
         merged = int(self._processor.image_processor.merge_size) ** 2
         return math.prod(self._grid(width, height)) // merged
-
-
-def _rendered(
-    questions: Sequence[tuple[str, Sequence[Image]]], render: Callable[[int, str], str], name: str
-) -> list[ChatPrompt]:
-    """Render one user turn per text and its images, by a template's function; an image of several turns is one."""
-    images: dict[int, DistinctImage] = {}
-    prompts = []
-    for text, shown in questions:
-        for number, image in enumerate(shown, 1):
-            if id(image) not in images:
-                images[id(image)] = DistinctImage.of(image, name=f"{name} {number} of {text!r}")
-        prompts.append(ChatPrompt(render(len(shown), text), tuple(images[id(image)] for image in shown)))
-    return prompts
 
 
 def chat_text(processor: Any, turns: Sequence[Mapping[str, Any]]) -> str:

@@ -18,7 +18,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import ceil, inf
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -63,9 +63,6 @@ class Node:
     ends: list[int] = field(default_factory=list)
     """Prompts that end with this node."""
     children: list[Node] = field(default_factory=list)
-    sees_QN: Tensor | None = None
-    """Mask of the tokens [0, end) that each of its tokens sees, if its `ends` are equally long queries (`set_forest`);
-    None for all tokens before."""
 
     def __len__(self) -> int:
         return self.end - self.start
@@ -182,11 +179,6 @@ class BranchCache:
         causal_QQ = torch.ones(queries, queries, dtype=torch.bool).tril()
         above_BQT = seen_BT[:, None, :].expand(-1, queries, -1)
         sees_BQK = torch.cat([above_BQT, causal_QQ.expand(len(seen_BT), -1, -1)], dim=2)
-        if batch[0].sees_QN is not None:
-            sees_BQK = sees_BQK.expand(len(batch), -1, -1).clone()
-            for sees_QK, own_K, node in zip(sees_BQK, self.own_BT, batch, strict=True):
-                # Padding keeps the causal mask: a token that sees nothing would be NaN.
-                sees_QK[: len(node), own_K] = cast(Tensor, node.sees_QN)
         # Floats, since every layer would convert booleans again, and eager attention adds its mask.
         return like.new_zeros(sees_BQK.shape).masked_fill(~sees_BQK.to(like.device), -inf)[:, None]
 
@@ -275,11 +267,7 @@ class SharedForward:
             hidden_BQD = self._forward(prompts, batch, cache)
             for row, node in enumerate(batch):
                 if node.ends:
-                    # Each of a set's equally long queries is read at its last token, and a prompt at its own.
-                    length = len(node)
-                    if node.sees_QN is not None:
-                        length //= len(node.ends)
-                    hidden_PD[node.ends] = hidden_BQD[row, length - 1 : len(node) : length]
+                    hidden_PD[node.ends] = hidden_BQD[row, len(node) - 1]
 
             # Depth first: the batch's cache is freed before the next batch.
             children: list[Node] = []
@@ -312,8 +300,7 @@ class SharedForward:
 
         mask = cache.close(batch, like=embedded_BQD)
         language = self.model.model.language_model
-        whole = cache.keep or batch[0].sees_QN is not None
-        with nullcontext() if whole else _mlp_at(language.layers[-1], ends_of(batch).to(device)):
+        with nullcontext() if cache.keep else _mlp_at(language.layers[-1], ends_of(batch).to(device)):
             hidden_BQD: Tensor = language(
                 position_ids=position_3BQ.to(device),
                 attention_mask=mask,

@@ -117,9 +117,6 @@ class JudgeConfig(Section):
     trackers: tuple[TrackerName, ...] = ("tensorboard",)
     """Trackers of curves, in addition to report.html; the services need the extra `trackers`."""
 
-    form: Literal["pair", "set"] = "pair"
-    """pair: a judge of two images. set: a set judge, distilled from model.checkpoint as the pair judge; data.train and
-    data.evaluation then name sources of sets, FILE.jsonl or tiny:train (`pacorl.records.panel_sets`)."""
     model: RewardModelConfig = RewardModelConfig()
     tuning: RewardTuningConfig = RewardTuningConfig()
     data: ComparisonsConfig = ComparisonsConfig()
@@ -132,14 +129,6 @@ class JudgeConfig(Section):
     def _makes_sense(self) -> JudgeConfig:
         if not self.data.train:
             raise ValueError("data.train is empty, so there is nothing to learn from; name at least one source")
-        # A set judge has no answers in words, reuses keys and values, and takes the pair judge's image features.
-        if self.form == "set":
-            if self.loss != DecisionLossConfig():
-                raise ValueError("a set judge learns P(Yes) alone and reads none of loss; leave loss out, or form=pair")
-            if self.model.gradient_checkpointing:
-                raise ValueError("form set cannot compute activations again; set model.gradient_checkpointing=false")
-            if self.tuning.vision:
-                raise ValueError("a set judge shares the pair judge's vision tower; leave tuning.vision out")
         # With the decision token as the only target, its weight has no counterpart.
         if self.loss.target != "token" and self.loss.alpha == 0:
             raise ValueError("loss.alpha 0 would not train the decision, which is the score; set it above 0")

@@ -15,10 +15,8 @@ import logging
 import math
 import re
 import shutil
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +56,12 @@ from pacorl.judge_training.loop import (
     processes,
     training_arguments,
 )
-from pacorl.judge_training.sets import CORRELATION, SetData, build_set_trainer, load_sets, target_logits
 from pacorl.judge_training.tuning import load_model, merge_and_save, save_processor, source_of, tune
 from pacorl.runtime.clock import Position
 from pacorl.runtime.heartbeat import own_process
 from pacorl.runtime.logbook import TIME, Logbook, check_trackers
 from pacorl.runtime.processes import MAX_BAD_STEPS
 from pacorl.runtime.stopping import Interrupted, StopSignals, lost_ranks
-from pacorl.types import PanelSet
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +144,7 @@ class JudgeTrainer:
 
     def _run(self, signals: StopSignals) -> Path:
         # Check data and arguments before changing the folder, and load weights last, for early faults.
-        data = load_sets(self.config) if self.config.form == "set" else load_data(self.config)
+        data = load_data(self.config)
         evaluates = bool(data.evaluation)
         arguments = training_arguments(self.config, evaluates=evaluates, resumed=self.checkpoint is not None)
         logbook = self._open_folder()
@@ -190,7 +186,7 @@ class JudgeTrainer:
                 prune(self.checkpoint.parent, keep=config.keep_checkpoints)
         return logbook
 
-    def _save(self, trainer: WeightedLikelihoodTrainer, data: JudgeData | SetData) -> None:
+    def _save(self, trainer: WeightedLikelihoodTrainer, data: JudgeData) -> None:
         """Write the trained weights and summary.json."""
         config = self.config
         full = config.tuning.method == "full"
@@ -215,16 +211,15 @@ class JudgeTrainer:
 
         # The processor or merged weights, and the summary.
         base = config.model.checkpoint
-        folders = [folder]
         if full:
             save_processor(data.processor, folder, source=source_of(base))
         elif config.merge:
             merged = config.out / "merged"
-            folders.append(merge_and_save(base, folder, merged, dtype=config.model.dtype, processor=data.processor))
-        self._summarise(data, folders, steps=trainer.state.global_step)
+            merge_and_save(base, folder, merged, dtype=config.model.dtype, processor=data.processor)
+        self._summarise(data, folder, steps=trainer.state.global_step)
 
-    def _summarise(self, data: JudgeData | SetData, folders: Sequence[Path], *, steps: int) -> None:
-        """Write a set judge's record into the folders with its weights, and summary.json last."""
+    def _summarise(self, data: JudgeData, folder: Path, *, steps: int) -> None:
+        """Write summary.json, once the folder with the weights is on the disk."""
         summary: dict[str, Any] = {"steps": steps, "seed": self.config.seed}
         evaluations = []
         for line in read_jsonl(self.config.out / "metrics.jsonl"):
@@ -232,16 +227,8 @@ class JudgeTrainer:
                 evaluations.append(line)
 
         if evaluations and data.evaluation:
-            first, last = evaluations[0], evaluations[-1]
-            if isinstance(data, SetData):
-                summary |= set_summary(data.evaluation, first, last)
-            else:
-                summary |= held_out_of(self.config, data).summary(first, last)
-        if isinstance(data, SetData):
-            correlation = summary["after"].get(CORRELATION) if "after" in summary else None
-            for folder in folders:
-                replace(data.origin, panel_correlation=correlation).write(folder)
-        flush_tree(folders[0])
+            summary |= held_out_of(self.config, data).summary(evaluations[0], evaluations[-1])
+        flush_tree(folder)
         write_json(self.config.out / "summary.json", summary)
 
 
@@ -252,7 +239,7 @@ def held_out_of(config: JudgeConfig, data: JudgeData) -> HeldOut:
 
 def build_trainer(
     config: JudgeConfig,
-    data: JudgeData | SetData,
+    data: JudgeData,
     arguments: TrainingArguments,
     sums: LossSums,
     *,
@@ -266,45 +253,25 @@ def build_trainer(
     model = tune(load_model(config.model.checkpoint, dtype=dtype), config.tuning)
 
     # The trainer.
-    common = {"sums": sums, "position": position, "model": model, "args": arguments, "callbacks": list(callbacks)}
-    if isinstance(data, SetData):
-        trainer: WeightedLikelihoodTrainer = build_set_trainer(data, **common)
-    else:
-        held_out = held_out_of(config, data) if data.evaluation else None
-        trainer = WeightedLikelihoodTrainer(
-            alpha=None if config.loss.alpha == "uniform" else float(config.loss.alpha),
-            yes=data.collator.yes,
-            no=data.collator.no,
-            measure=held_out.measure if held_out else lambda p_yes, step: {},
-            train_dataset=each_once(data.train),
-            eval_dataset=held_out.rows if held_out else None,
-            data_collator=data.collator,
-            **common,
-        )
+    held_out = held_out_of(config, data) if data.evaluation else None
+    trainer = WeightedLikelihoodTrainer(
+        alpha=None if config.loss.alpha == "uniform" else float(config.loss.alpha),
+        yes=data.collator.yes,
+        no=data.collator.no,
+        measure=held_out.measure if held_out else lambda p_yes, step: {},
+        sums=sums,
+        position=position,
+        model=model,
+        args=arguments,
+        train_dataset=each_once(data.train),
+        eval_dataset=held_out.rows if held_out else None,
+        data_collator=data.collator,
+        callbacks=list(callbacks),
+    )
     trainer.remove_callback(PrinterCallback)
     if trainer.pop_callback(ProgressCallback):
         trainer.add_callback(Progress())
     return trainer
-
-
-def set_summary(sets: Sequence[PanelSet], first: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:
-    """Summarise the evaluations of a set judge, whose labels are the pair judge's decisions."""
-    labels: list[bool] = []
-    for panel_set in sets:
-        labels += (target_logits(panel_set, range(len(panel_set.images))) > 0).tolist()
-    commoner = max(Counter(labels).values()) / len(labels)
-    accuracies = [f"{line['decision_accuracy']:.3f}" for line in (first, last)]
-    verdict = (
-        f"{len(labels)} held-out pairs of {len(sets)} sets, labelled by the pair judge; accuracy {accuracies[0]} "
-        f"before training, {accuracies[1]} after; always answering the commoner label {commoner:.3f}."
-    )
-    return {
-        "held_out_pairs": len(labels),
-        "before": first,
-        "after": last,
-        "commoner_label": commoner,
-        "verdict": [verdict],
-    }
 
 
 # --- checkpoints and logs --------------------------------------------------------------------------------------

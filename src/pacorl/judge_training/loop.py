@@ -99,9 +99,9 @@ class Outcome:
     loss: Tensor
     """Mean over the rows."""
     p_yes_B: Tensor
-    """P(Yes) of each row; of sets (B, pairs), NaN beyond a set's pairs."""
-    right: float
-    """Number of right decisions; a set counts by the share of its pairs."""
+    """P(Yes) of each row."""
+    right: int
+    """Number of right decisions."""
     metrics: Mapping[str, float]
 
 
@@ -112,7 +112,7 @@ class LossSums:
 
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMS, 0.0))
 
-    def add(self, *, pairs: int, right: float, means: Mapping[str, float]) -> None:
+    def add(self, *, pairs: int, right: int, means: Mapping[str, float]) -> None:
         self.sums["pairs"] += pairs
         self.sums["decision_accuracy"] += right  # the count, since its mean times `pairs` might round
         for name, mean in means.items():

@@ -44,7 +44,7 @@ from pacorl.io.images import listed, png_bytes
 from pacorl.records.prompts import TINY, TINY_COUNTS, evenly_spread, tiny_source
 from pacorl.tiny import characters
 from pacorl.tiny.characters import IDENTITY, Split, with_another
-from pacorl.types import Comparison, PanelSet
+from pacorl.types import Comparison
 
 IMAGE_TAG = "<image>"
 SOURCES = "a .jsonl of comparisons, FOLDER:NAME for an entry of its dataset_info.json, a .json, or tiny:train|dev|test"
@@ -173,7 +173,7 @@ def missing_file(source: str) -> Path | None:
     return None if needed.is_file() else needed
 
 
-def check_images(comparisons: Sequence[Comparison | PanelSet], *, source: str) -> None:
+def check_images(comparisons: Sequence[Comparison], *, source: str) -> None:
     """Check that every image exists.
 
     Raises:

@@ -28,7 +28,7 @@ from pacorl.models.policies import POLICIES
 from pacorl.models.policies.flux import FLUX, FluxPolicy, tiny_flux
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import PolicyOptions
-from pacorl.models.quantize.linear import parameter_count, weight_bytes
+from pacorl.models.quantize.linear import parameter_count
 from pacorl.models.twins import META, model_on_meta, tiny_judge
 from pacorl.tiny.characters import character_prompts
 from pacorl.types import Conditioning, Prompt, Size
@@ -570,15 +570,6 @@ def test_panel_credit_keeps_a_log_probability_of_each_token(checkpoints: Path) -
     samples = config.prompts_per_epoch * config.group_size
     tokens = 16 * 16  # of an image of 128 px
     assert bytes_of(by_panel, "an epoch's rollouts") - bytes_of(by_set, "an epoch's rollouts") == 4 * samples * tokens
-
-
-@pytest.mark.slow
-def test_a_set_judge_is_a_second_language_model(checkpoints: Path) -> None:
-    """It shares the vision tower of the pair judge."""
-    plan = plan_policy(tiny_run(checkpoints, f"judge.set_judge={checkpoints / 'judge'}", "judge.dtype=float32"))
-    judge, _ = tiny_judge(TEXTS)
-    assert bytes_of(plan, "judge") == weight_bytes(judge)
-    assert bytes_of(plan, "judge's set judge") == weight_bytes(judge) - weight_bytes(judge.model.visual)
 
 
 # --- showing it ------------------------------------------------------------------------------------------------

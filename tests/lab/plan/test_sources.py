@@ -53,12 +53,6 @@ def test_a_file_in_a_hub_s_repository_is_looked_for_in_the_cache(hub: Path) -> N
     assert "`hf download lab/others --include 'judge*'`" in remedies["judge.adapter"]
 
 
-def test_an_absent_set_judge_is_named(hub: Path) -> None:
-    absences = sources.all_absences(load(PolicyConfig, None, ["judge.set_judge=lab/sets"]), ())
-    remedies = {absence.key: absence.remedy for absence in absences}
-    assert remedies["judge.set_judge"] == "a set judge of train-reward with form=set: `hf download lab/sets`"
-
-
 def test_a_judge_that_is_a_lora_is_planned_as_its_base(tmp_path: Path) -> None:
     weights(tmp_path / "judge" / "adapter_model.safetensors")
     config = tmp_path / "judge" / "adapter_config.json"

@@ -346,8 +346,6 @@ def _scorers(config: PolicyConfig, judge: Parts, held_out_judge: Parts, prompts:
     for name, options, configs in judges:
         if isinstance(options, InProcessOptions):
             scorers.append(judge_scorer(name, options, configs, panel=panel))
-            if getattr(options, "set_judge", ""):
-                scorers.append(set_judge_scorer(scorers[-1], options, configs))
 
     # Rewards of one checkpoint share an encoder, which is named after the last of them.
     encoders = {id(encoder): (key, encoder) for key, encoder in clip_encoders(config).items()}
@@ -380,22 +378,6 @@ def judge_scorer(name: str, options: InProcessOptions, configs: Parts, *, panel:
         files=cost.parameters * getattr(torch, options.dtype).itemsize,
         form=_form(options),
         batch=f"{questions} questions of {memory.pair_tokens(panel, configs)} tokens",
-    )
-
-
-def set_judge_scorer(judge: Scorer, options: InProcessOptions, configs: Parts) -> Scorer:
-    """Measure the second language model of a set judge, which takes its vision tower from its pair judge."""
-    parameters, weights, streamed = memory.language_weights(
-        configs, dtype=options.dtype, quantize=options.quantize, stream=options.stream
-    )
-    return replace(
-        judge,
-        name=f"{judge.name}'s set judge",
-        parameters=parameters,
-        weights=weights,
-        streamed=streamed,
-        files=parameters * getattr(torch, options.dtype).itemsize,
-        batch="as many tokens, of whole sets",
     )
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -26,11 +25,9 @@ from pacorl.lab.plan import sources
 from pacorl.lab.plan.sources import Checkpoint, MissingFile
 from pacorl.models.twins import META, model_on_meta
 from pacorl.records.comparisons import SOURCES, MissingImagesError, comparisons_from, missing_file
-from pacorl.records.panel_sets import panel_sets_from
 from pacorl.runtime.logbook import check_trackers
-from pacorl.types import Comparison, PanelSet
+from pacorl.types import Comparison
 
-Record = Comparison | PanelSet
 PACO_HOME = "X-GenGroup/PaCo-Dataset"
 PACO_ENTRIES = frozenset(
     source.rpartition(":")[2] for source in (*ComparisonsConfig().train, *ComparisonsConfig().evaluation)
@@ -120,10 +117,10 @@ def plan_reward(config: JudgeConfig) -> RewardPlan:
 
     # Data.
     scratch = config.out / "data"
-    read = partial(_read, read=panel_sets_from if config.form == "set" else comparisons_from, scratch=scratch)
-    train = read("data.train", config.data.train, limit=None)
-    evaluation = read("data.evaluation", config.data.evaluation, limit=config.data.evaluation_limit)
-    steps: int | None = math.ceil(config.epochs * math.ceil(len(train.records) / config.optimizer.batch))
+    train = _read("data.train", config.data.train, limit=None, scratch=scratch)
+    limit = config.data.evaluation_limit
+    evaluation = _read("data.evaluation", config.data.evaluation, limit=limit, scratch=scratch)
+    steps: int | None = math.ceil(config.epochs * math.ceil(len(train.comparisons) / config.optimizer.batch))
     if train.absences or train.faults:
         steps = None
 
@@ -132,11 +129,10 @@ def plan_reward(config: JudgeConfig) -> RewardPlan:
     start = sources.adapter_absence("tuning.start", config.tuning.start)
     trained, total = _parameters(config, checkpoint, start_is_here=start is None)
     frozen_bytes = (total - trained) * getattr(torch, config.model.dtype).itemsize
-    comparisons = [record for record in [*train.records, *evaluation.records] if isinstance(record, Comparison)]
-    answer_faults = _answer_faults(config, checkpoint, comparisons)
+    answer_faults = _answer_faults(config, checkpoint, [*train.comparisons, *evaluation.comparisons])
     return RewardPlan(
-        train=_balance(train.records),
-        evaluation=_balance(evaluation.records),
+        train=_balance(train.comparisons),
+        evaluation=_balance(evaluation.comparisons),
         optimizer_steps=config.max_steps or steps,
         per_forward=micro,
         forwards_per_step=accumulate,
@@ -155,16 +151,14 @@ def plan_reward(config: JudgeConfig) -> RewardPlan:
 
 @dataclass(slots=True)
 class SourceData:
-    """Readable records of a config key, and its absent and faulty sources."""
+    """Readable comparisons of a config key, and its absent and faulty sources."""
 
-    records: list[Record] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
     absences: list[MissingFile] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
 
-def _read(
-    key: str, names: Sequence[str], *, read: Callable[..., Sequence[Record]], limit: int | None, scratch: Path
-) -> SourceData:
+def _read(key: str, names: Sequence[str], *, limit: int | None, scratch: Path) -> SourceData:
     """Read every source of a config key, also after an absent or faulty one."""
     data = SourceData()
     for source in names:
@@ -173,9 +167,9 @@ def _read(
             if absence:
                 data.absences.append(absence)
                 continue
-            records = read(source, limit=limit, scratch=scratch)
-            check_readable(chain(*(record.images for record in records)))
-            data.records += records
+            comparisons = comparisons_from(source, limit=limit, scratch=scratch)
+            check_readable(chain(*(comparison.images for comparison in comparisons)))
+            data.comparisons += comparisons
         except MissingImagesError as missing:
             # Its list of files may have thousands of lines.
             data.absences.append(MissingFile(key, source, str(missing).partition(":\n")[0]))
@@ -206,10 +200,7 @@ def _comparisons_absence(key: str, source: str) -> MissingFile | None:
     )
 
 
-def _balance(records: Sequence[Record]) -> dict[str, int]:
-    comparisons = [record for record in records if isinstance(record, Comparison)]
-    if len(comparisons) < len(records):
-        return {"sets": len(records), "pairs": sum(math.comb(len(record.images), 2) for record in records)}
+def _balance(comparisons: Sequence[Comparison]) -> dict[str, int]:
     yes = sum(comparison.consistent for comparison in comparisons)
     explained = sum(bool(comparison.reasons) for comparison in comparisons)
     return {"pairs": len(comparisons), "yes": yes, "no": len(comparisons) - yes, "with_reasons": explained}

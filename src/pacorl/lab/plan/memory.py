@@ -408,17 +408,6 @@ def judge_cost(
     )
 
 
-def language_weights(configs: Parts, *, dtype: str, quantize: str, stream: bool) -> tuple[int, int, int]:
-    """Count a judge's weights without its vision tower: parameters, bytes on the device, bytes in main memory."""
-    judge: Any = model_on_meta(configs["model"], dtype=getattr(torch, dtype))
-    quantize_model(judge, quantize, device=META, stream=stream)
-    counts = []
-    for count in (parameter_count, weight_bytes, streamed_bytes):
-        counts.append(count(judge) - count(judge.model.visual))
-    parameters, weights, streamed = counts
-    return parameters, weights, streamed
-
-
 def judge_batch(options: InProcessOptions, configs: Parts, *, panel: Size) -> tuple[JudgeCost, int]:
     """Measure the batch of questions that a judge of this process takes at a time, and count them."""
     questions = max(1, options.batch_tokens // pair_tokens(panel, configs))

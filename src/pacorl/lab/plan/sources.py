@@ -16,7 +16,6 @@ from pacorl.io.documents import JsonObject, read_object
 from pacorl.io.hub import HUB_NAME
 from pacorl.judge import JUDGE, JUDGES
 from pacorl.judge.judge import BackendOptions, InProcessOptions
-from pacorl.judge.set_judge import set_record
 from pacorl.models.lora.formats import HUB_PATH, PEFT_CONFIG, adapter_file
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.policy import WITHOUT_WEIGHTS, Parts, PolicyOptions
@@ -258,9 +257,6 @@ def all_absences(config: PolicyConfig, checkpoints: Sequence[Checkpoint]) -> tup
     for key, judge in (("judge", config.judge), ("evaluation.judge", config.evaluation.judge)):
         if isinstance(judge, InProcessOptions):
             absences.append(adapter_absence(f"{key}.adapter", judge.adapter))
-            set_judge = getattr(judge, "set_judge", "")
-            if set_judge and set_record(set_judge) is None:
-                absences.append(_absence(f"{key}.set_judge", set_judge, "a set judge of train-reward with form=set"))
     return tuple(absence for absence in absences if absence)
 
 
