@@ -331,29 +331,17 @@ def test_a_declined_panel_is_named_and_marked(folder: Path, tmp_path: Path) -> N
     assert f"{photograph} (declined)" in run("check", *files, "--min", 0.5).stdout
 
 
-def test_an_error_replaces_the_page_of_an_earlier_verdict(folder: Path, tmp_path: Path) -> None:
+def test_an_error_leaves_no_page_of_an_earlier_verdict(folder: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    passed = f"{PAGE_MARK.decode()} Passed: all 5 panels"
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"\x89PNG no image")
     sound = [folder / "1.png", folder / "2.png"]
     absent = ("--judge", "http://127.0.0.1:9/v1", "--model", "judge", "--min", 0.5)
-    for arguments, code, text, figures in (
-        ([*sound, broken, "--min", 0.5], 1, "broken.png", 0),
-        ([*sound, *absent], 75, "no judge at http://127.0.0.1:9/v1", 2),
-        ([*sound, "--min", 0], 5, "cannot judge these images", 3),
-    ):
-        page.write_text(passed)
+    for arguments, code in (([*sound, broken, "--min", 0.5], 1), ([*sound, *absent], 75), ([*sound, "--min", 0], 5)):
+        page.write_text(f"{PAGE_MARK.decode()} Passed: all 5 panels")
         result = run("check", *arguments, "--report", page)
         assert getattr(result.exception, "exit_code", 1) == code, result.output
-        shown = page.read_text()
-        assert "Passed" not in shown
-        assert f"Exit code {code}" in shown
-        assert text in shown
-        assert shown.count("<figure") == figures
-        # The image of the failed control, and the figure beside it.
-        assert shown.count('<figure class="failed"') == (2 if code == 5 else 0)
-        assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", shown)
+        assert not page.exists()
 
     # A page that pacorl did not make stays.
     page.write_text("mine")
@@ -390,16 +378,15 @@ def test_a_judge_that_falls_silent_in_a_check_ends_it_with_code_75(
 
 
 @pytest.mark.slow
-def test_a_folder_of_sets_has_one_document_one_page_and_the_worst_code(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_of_sets_has_one_document_and_the_worst_code(folder: Path, tmp_path: Path) -> None:
     sets = tmp_path / "sets"
     for name, panels in (("sound", "1234"), ("wrong", "123"), ("lone", "1")):
         (sets / name).mkdir(parents=True)
         for number in panels:
             shutil.copy(folder / f"{number}.png", sets / name / f"{number}.png")
     shutil.copy(folder / "wrong.png", sets / "wrong" / "4.png")
-    page = tmp_path / "page.html"
 
-    result = run("check", "--sets", sets, "--min", 0.5, "--json", "--report", page)
+    result = run("check", "--sets", sets, "--min", 0.5, "--json")
     documents = json.loads(result.stdout)
     assert result.exit_code == 1, result.output
     assert [(d["set"], d["code"], d["passed"]) for d in documents] == [
@@ -409,9 +396,8 @@ def test_a_folder_of_sets_has_one_document_one_page_and_the_worst_code(folder: P
     ]
     assert "nothing to be compared with" in documents[0]["error"]
     assert documents[2]["odd_one_out"] == str(sets / "wrong" / "4.png")
-    marked = re.findall(r'<figure class="failed">.*?alt="(.*?)"', page.read_text(), flags=re.DOTALL)
-    assert marked == [str(sets / "wrong" / "4.png")]
-    assert "2 of 3 sets do not pass" in page.read_text()
+    page = ("--report", tmp_path / "page.html")
+    assert "--report shows one set" in str(run("check", "--sets", sets, "--min", 0.5, *page).exception)
 
     shutil.rmtree(sets / "lone")
     result = run("check", "--sets", sets, "--min", 0.5)

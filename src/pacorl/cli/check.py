@@ -20,22 +20,19 @@ from pacorl.cli.shared import (
     INCOMPLETE,
     JsonOption,
     OnlyJudge,
+    begin_report,
     check_report,
     echo,
     echo_errors,
     echo_json,
-    error_page,
     fault_line,
     print_json,
 )
 from pacorl.config.options import FrugalJudge, UsageError, option
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from pacorl.core.ranking import Interval
     from pacorl.judge.check import Check
-    from pacorl.judge.outcomes import Outcome
     from pacorl.judge.paco_reward import PacoReward
     from pacorl.types import Character, Comparison
 
@@ -160,17 +157,14 @@ def check(
         raise BadParameter("give images, or --sets with a folder of sets", param_hint="'IMAGES...'")
     from pacorl.runtime.cores import use_cores
 
-    check_report(output.report)
+    begin_report(output.report)
     use_cores()
-    with error_page(output.report, "check") as panels:
-        codes = _check_sets(sets, judge, ask, output) if sets else [_check_images(images, panels, judge, ask, output)]
+    codes = _check_sets(sets, judge, ask, output) if sets else [_check_images(images, judge, ask, output)]
     raise Exit(max(codes, key=SEVERITY.index))
 
 
-def _check_images(
-    images: Sequence[str], panels: dict[str, Image], judge: CheckJudge, ask: CheckOptions, output: CheckOutput
-) -> int:
-    """Check one set and return the exit code; `panels` is filled with the opened images for a page about an error."""
+def _check_images(images: Sequence[str], judge: CheckJudge, ask: CheckOptions, output: CheckOutput) -> int:
+    """Check one set and return the exit code."""
     from pacorl.io.files import write_atomic
     from pacorl.judge import check_judge
     from pacorl.judge.check import ControlError, check_lines, check_page
@@ -178,7 +172,6 @@ def _check_images(
 
     # Panels, references, questions and threshold, before a judge is loaded.
     names, opened, _, _ = open_panels(images, grid=ask.grid, whole_sets=False)
-    panels |= zip(names, opened, strict=True)
     gate = ask.gate(names, panels=len(opened), calibration=judge.calibration)
     check_judge(judge.judge, adapter=judge.judge_adapter)
 
@@ -208,12 +201,12 @@ def _check_images(
 
 def _check_sets(folder: Path, judge: CheckJudge, ask: CheckOptions, output: CheckOutput) -> list[int]:
     """Check each subfolder with one load of the judge; an error of one set does not end the others."""
-    from pacorl.io.files import write_atomic
     from pacorl.judge import check_judge
-    from pacorl.judge.outcomes import outcomes_page
 
     if ask.grid:
         raise UsageError("--grid cuts one image; leave it out with --sets, whose folders hold panels")
+    if output.report:
+        raise UsageError("--report shows one set; leave it out with --sets, whose results --json prints")
     sets = sets_in(folder)
     # Characters, questions and threshold, before a judge is loaded.
     largest = max(sets.values(), key=len)
@@ -221,28 +214,38 @@ def _check_sets(folder: Path, judge: CheckJudge, ask: CheckOptions, output: Chec
     check_judge(judge.judge, adapter=judge.judge_adapter)
 
     # One load of the judge; the images of one set are open at a time.
-    outcomes = []
+    documents = []
     with _load(judge) as reward:
-        name = reward.name
-        note = reward.note
-        echo_errors(note)
+        echo_errors(reward.note)
         for title, files in sets.items():
-            outcome = _outcome(title, files, reward, ask, judge.calibration)
-            outcomes.append(outcome)
+            code, document, lines = _check_set(files, reward, ask, judge.calibration)
+            documents.append({"set": title, "code": code, "judge": reward.name, "note": reward.note} | document)
             if not output.as_json:
-                echo("\n    ".join([f"{title}: {outcome.title}", *(outcome.lines if outcome.code else ())]))
-
-    # The page comes before the output, which may fail on a closed pipe.
-    if output.report:
-        write_atomic(output.report, outcomes_page(outcomes, judge=name, note=note))
-        echo_errors(f"page: {output.report}")
+                echo("\n    ".join([f"{title}: {lines[0]}", *lines[1:]]))
     if output.as_json:
-        documents = []
-        for outcome in outcomes:
-            head = {"set": outcome.name, "code": outcome.code, "judge": name, "note": note}
-            documents.append(head | dict(outcome.document))
         echo_json(json.dumps(documents, indent=2, ensure_ascii=False))
-    return [outcome.code for outcome in outcomes]
+    return [document["code"] for document in documents]
+
+
+def _check_set(
+    files: Sequence[str], reward: PacoReward, ask: CheckOptions, calibration: Path | None
+) -> tuple[int, dict[str, Any], list[str]]:
+    """Check one set of a folder: exit code, document, and lines for people."""
+    from pacorl.judge.check import ControlError, verdict_lines
+    from pacorl.judge.score_set import open_panels
+
+    try:
+        names, opened, _, _ = open_panels(files, whole_sets=False)
+        gate = ask.gate(names, panels=len(opened), calibration=calibration)
+        checked = gate(reward.judge, opened, names=names)
+    except (ValueError, OSError, RuntimeError) as error:
+        line = fault_line(error)
+        refused = error.to_dict() if isinstance(error, ControlError) else {"passed": None, "error": line}
+        return int(getattr(error, "exit_code", 1)), refused, ["no verdict", *line.split("\n")]
+    if checked.passed:
+        return 0, checked.to_dict(), ["passes"]
+    title = f"{len(checked.failed)} of {len(checked.panels)} panels fail"
+    return code_of(checked), checked.to_dict(), [title, *verdict_lines(checked, judge=reward.name)]
 
 
 def _load(judge: CheckJudge) -> PacoReward:
@@ -254,24 +257,6 @@ def _load(judge: CheckJudge) -> PacoReward:
     if isinstance(reward.judge, WaitsForOutages):
         reward.judge.wait_for_outages(SILENCE_SECONDS)
     return reward
-
-
-def _outcome(
-    name: str, files: Sequence[str], reward: PacoReward, ask: CheckOptions, calibration: Path | None
-) -> Outcome:
-    """Check one set of a folder."""
-    from pacorl.judge.outcomes import Outcome
-    from pacorl.judge.score_set import open_panels
-
-    panels: dict[str, Image] = {}
-    try:
-        names, opened, _, _ = open_panels(files, whole_sets=False)
-        panels |= zip(names, opened, strict=True)
-        gate = ask.gate(names, panels=len(opened), calibration=calibration)
-        checked = gate(reward.judge, opened, names=names)
-        return Outcome.of_check(checked, code=code_of(checked), judge=reward.name, name=name)
-    except (ValueError, OSError, RuntimeError) as error:
-        return Outcome.of_error(error, fault_line(error), name=name, panels=panels)
 
 
 def code_of(check: Check) -> int:

@@ -6,23 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from typer import Argument, BadParameter, Exit
+from typer import Argument, Exit
 
 from pacorl.cli.shared import (
     BELOW,
     INCOMPLETE,
     OnlyJudge,
-    check_report,
+    begin_report,
     echo,
     echo_errors,
-    error_page,
     print_json,
 )
-from pacorl.config.options import LARGEST, STRONGEST, FrugalJudge, option
+from pacorl.config.options import STRONGEST, FrugalJudge, option
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from pacorl.judge.scores import Scores
 
 
@@ -56,8 +53,6 @@ class QuestionOptions:
     theme: str = option("", "What all images are to share.")
     criteria: list[str] = option([], "A criterion in words, or a JSON file of them; may be repeated.")
     grid: str = option("", "Cut the one image into ROWSxCOLS panels, e.g. 2x2.")
-    video: Path | None = option(None, "A folder of frames, or an animated GIF or WebP, instead of images.")
-    frames: int = option(16, "Frames of the video, evenly spread.", least=2, most=LARGEST)
     rank: bool = option(False, "Rank the images after the first by how well they fit the first.")
     symmetric: bool = option(False, "Ask in both orders and take the mean.")
     reasons: bool = option(False, "Have the judge explain every pair.")
@@ -85,7 +80,7 @@ class ReportOptions:
 
 
 def score(
-    images: list[str] = Argument([], help="Two images or more: files, folders or URLs; with --grid, one."),
+    images: list[str] = Argument(help="Two images or more: files, folders or URLs; with --grid, one."),
     *,
     judge: ScoreJudge,
     ask: QuestionOptions,
@@ -93,40 +88,26 @@ def score(
 ) -> None:
     """Score how well images belong together: P(Yes) for two, a matrix and the odd one out for more."""
     # No heavy import before these checks.
-    if not images and not ask.video:
-        raise BadParameter("give two images or more, or --video", param_hint="'IMAGES...'")
     from pacorl.runtime.cores import use_cores
 
-    check_report(output.report)
+    begin_report(output.report)
     use_cores()
-    with error_page(output.report, "score") as panels:
-        code = _score_images(images, panels, judge, ask, output)
+    code = _score_images(images, judge, ask, output)
     if code:
         raise Exit(code)
 
 
-def _score_images(
-    images: list[str], panels: dict[str, Image], judge: ScoreJudge, ask: QuestionOptions, output: ReportOptions
-) -> int:
-    """Score images and return the exit code; `panels` is filled with the opened images for a page about an error."""
+def _score_images(images: list[str], judge: ScoreJudge, ask: QuestionOptions, output: ReportOptions) -> int:
+    """Score images and return the exit code."""
     from pacorl.io.imports import frozen_imports
-    from pacorl.judge import JUDGES, backend_of, check_judge, video
+    from pacorl.judge import JUDGES, backend_of, check_judge
     from pacorl.judge import score_set as scoring
     from pacorl.judge.paco_reward import PacoReward
     from pacorl.judge.scores import table, write_page
 
     # Questions and images, before a judge is loaded, which takes minutes.
     questions = scoring.questions_about(ask.theme, scoring.read_criteria(ask.criteria))
-    pairs = None
-    if ask.video:
-        if images or ask.grid or ask.rank:
-            raise ValueError("--video replaces the images; leave out the images, --grid and --rank")
-        names, opened = video.read_frames(ask.video, ask.frames)
-        refused, advice = dict[str, str](), ""
-        pairs = video.frame_pairs(len(opened))
-    else:
-        names, opened, refused, advice = scoring.open_panels(images, grid=ask.grid, keep_going=output.keep_going)
-    panels |= zip(names, opened, strict=True)
+    names, opened, refused, advice = scoring.open_panels(images, grid=ask.grid, keep_going=output.keep_going)
     scoring.check_count(len(opened), ranking=ask.rank)
     check_judge(judge.judge, adapter=judge.judge_adapter)
     if JUDGES[backend_of(judge.judge)].in_process:
@@ -145,24 +126,22 @@ def _score_images(
             names=names,
             questions=questions,
             ranking=ask.rank,
-            pairs=pairs,
             symmetric=ask.symmetric,
             reasons=ask.reasons,
         )
         _check_complete(scores, keep_going=output.keep_going)
 
     # The thresholds, of one panel and of the mean.
-    below = _below_least(scores, output.least, is_video=ask.video is not None) + _below_mean(scores, output.least_mean)
+    below = _below_least(scores, output.least) + _below_mean(scores, output.least_mean)
     incomplete = bool(refused or scores.missing)
 
     # Output; a gate without all scores has no verdict.
     if output.as_json:
-        of_video = video.over_time(scores) if ask.video else {}
         has_gate = output.least is not None or output.least_mean is not None
         verdict = {"passed": None if incomplete else not below} if has_gate else {}
-        print_json({"judge": name, "note": note} | verdict | scores.to_dict() | of_video | {"left_out": refused})
+        print_json({"judge": name, "note": note} | verdict | scores.to_dict() | {"left_out": refused})
     else:
-        echo(video.video_table(scores) if ask.video else table(scores))
+        echo(table(scores))
     echo_errors(*refused.values())
     if output.report:
         write_page(output.report, scores, judge=name, note=note, theme=ask.theme, refused=refused)
@@ -175,15 +154,14 @@ def _score_images(
     return BELOW if below else 0
 
 
-def _below_least(scores: Scores, least: float | None, *, is_video: bool) -> list[str]:
+def _below_least(scores: Scores, least: float | None) -> list[str]:
     """Report a score below `--min`."""
     if least is None:
         return []
     from pacorl.judge.check import failing, panel_scores
-    from pacorl.judge.video import frame_scores
 
-    # Of a video neighbours are compared, of a ranking each image with the reference.
-    panels = frame_scores(scores) if is_video else panel_scores(scores, [[0]] if scores.ranking else [])
+    # Of a ranking each image is compared with the reference.
+    panels = panel_scores(scores, [[0]] if scores.ranking else [])
     failed = failing(panels, least)
     lowest = next((panel for panel in failed if panel.score is not None), None)
     if lowest is None:
@@ -192,8 +170,6 @@ def _below_least(scores: Scores, least: float | None, *, is_video: bool) -> list
         return [f"the pair has P(Yes) {lowest.score:.4f}, below --min {least:g}"]
     name = scores.names[lowest.panel]
     compared = "the reference" if scores.ranking else "the others"
-    if is_video:
-        compared = "the first frame" if lowest.group else "its neighbours"
     return [f"the lowest image, {name}, has the median {lowest.score:.4f} with {compared}, below --min {least:g}"]
 
 

@@ -18,7 +18,7 @@ from dataclasses import Field, dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, get_annotations, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_type_hints
+from typing import Any, ClassVar, get_args, get_type_hints
 
 import typer
 from typer.core import TyperGroup
@@ -26,9 +26,6 @@ from typer.models import OptionInfo
 
 from pacorl.config.options import KEY, JudgeOptions, Option, UsageError, inherited, option
 from pacorl.io.terminal import printable, printable_json
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 INCOMPLETE = 3
 """Exit code if an item has no judgement, or was left out with the user's permission."""
@@ -248,28 +245,15 @@ def check_report(path: Path | None) -> None:
         check_made(path)
 
 
+def begin_report(path: Path | None) -> None:
+    """Check as `check_report`, and delete an earlier page: it would pass for the page of a command that fails."""
+    check_report(path)
+    if path:
+        path.unlink(missing_ok=True)
+
+
 def echo_errors(*lines: str) -> None:
     """Print lines on the error stream; empty lines are left out."""
     for line in lines:
         if line:
             echo(line, err=True)
-
-
-@contextmanager
-def error_page(report: Path | None, command: str) -> Iterator[dict[str, Image]]:
-    """Write a page about an error that ends `command`, with the opened images that the command puts into the dict.
-
-    It takes the place of an earlier page, which would pass for the page of these images.
-    """
-    panels: dict[str, Image] = {}
-    try:
-        yield panels
-    except Exception as error:
-        if report:
-            from pacorl.io.files import write_atomic
-            from pacorl.judge.outcomes import Outcome, outcomes_page
-
-            outcome = Outcome.of_error(error, fault_line(error), panels=panels)
-            write_atomic(report, outcomes_page([outcome], command=command))
-            echo_errors(f"page: {report}")
-        raise
