@@ -22,7 +22,7 @@ SOURCE = Path(pacorl.__file__).parent
 HOSTILE = "\x1b]52;c;ZXZpbA==\x07\x9b2J\x7f\u202e\u2066\u200f[red]x[/red][link=http://e.example]y[/link]"
 """Writes the clipboard, clears the screen, reorders the rest; then markup of rich."""
 PRINTERS = {"print", "typer.echo", "typer.secho", "Console", "sys.stdout.write", "sys.stderr.write"}
-ENTRY_POINTS = {"cli/shared.py", "io/terminal.py", "lab/config_reference.py"}
+ENTRY_POINTS = {"cli/shared.py", "io/terminal.py"}
 """The functions that make texts printable, and a script of the repository that writes its own page."""
 
 Said = Callable[..., str]

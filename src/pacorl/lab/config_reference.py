@@ -1,8 +1,4 @@
-"""Reference of every key of a run's config: meaning, values and default.
-
-pacorl config sampling.tree              # the keys below it
-python -m pacorl.lab.config_reference    # all keys, as a page in Markdown
-"""
+"""Reference of every key of a run's config: meaning, values and default, for `pacorl config` and the site."""
 
 from __future__ import annotations
 
@@ -189,8 +185,6 @@ Every key that a run's YAML may have, with its default. `pacorl config KEY` prin
 paper's settings for FLUX.1-dev. Any key can follow a command: `pacorl train-policy CONFIG sampling.steps=8`. `[]`
 stands for each item of a list. A note in brackets names the choice that has the key. Another choice brings keys of its
 own: `objective.name=awm` leaves out the file's other keys of `objective`, but no key on the command line.
-
-This page is made by `python -m pacorl.lab.config_reference > docs/config.md`.
 """
 
 
@@ -205,7 +199,3 @@ def page() -> str:
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         lines.append("")
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    print(page(), end="")

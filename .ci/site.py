@@ -1,15 +1,13 @@
-"""Hook of mkdocs that adds files from outside `docs/` to the site (`make docs`, mkdocs.yml).
+"""Hook of mkdocs (`make docs`): adds to the site what stands outside `docs/`, and the references made of the code.
 
-README.md is its first page. `cli.md` is generated from the command line. Linked files, such as recipes, become part of
-the site. A public name of `api.md` without a docstring is a warning, and warnings fail a strict build.
+README.md is its first page. `cli.md`, `config.md` and `api.md` are the references of commands, config keys and public
+names. Linked files, such as recipes, become part of the site.
 """
 
 from __future__ import annotations
 
-import logging
 import posixpath
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +17,10 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+import pacorl
 from pacorl.cli import app
+from pacorl.lab.config_reference import page as config_page
 
-LOG = logging.getLogger("mkdocs.plugins.pacorl")
 ROOT = Path(__file__).parents[1]
 START = "README.md"
 ADDED = (
@@ -35,44 +34,53 @@ ADDED = (
     "examples",
     "integrations",
 )
+MODULES = (
+    "generate.sets",
+    "generate.repair",
+    "generate.compose",
+    "core.grid",
+    "judge.scores",
+    "judge.score_set",
+    "judge.judge",
+    "types",
+    "core.objectives",
+    "core.panels",
+    "rewards.reward",
+    "models.policies.policy",
+    "testing",
+)
+"""Modules of the API's page, beside the package's own names."""
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?\)")
 EXAMPLE = re.compile(r"^Example:\n((?:    .*\n?|\n)+)", re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the files of ADDED, and the page of commands with their arguments and options."""
+    """Add the files of ADDED and the three references."""
     from typer.cli import get_docs_for_click
 
-    # Files, and all files of folders.
     for name in ADDED:
-        paths = [ROOT / name]
-        if not paths[0].is_file():
-            paths = sorted(paths[0].rglob("*.*"))
-        for path in paths:
-            if "__pycache__" not in path.parts:
-                source = path.relative_to(ROOT).as_posix()
-                files.append(File.generated(config, site_path(source), abs_src_path=str(path)))
+        path = ROOT / name
+        for one in [path] if path.is_file() else sorted(path.rglob("*.*")):
+            if "__pycache__" not in one.parts:
+                source = one.relative_to(ROOT).as_posix()
+                files.append(File.generated(config, site_path(source), abs_src_path=str(one)))
 
     # By typer's own writer, so that the page has the words of --help.
     command = typer.main.get_command(app)
     context = typer.Context(command, info_name="pacorl")
     commands = get_docs_for_click(obj=command, ctx=context, name="pacorl", title="Commands")
-    files.append(File.generated(config, "cli.md", content=commands))
+    names = "\n\n".join(f"::: pacorl.{name}" for name in (*pacorl.__all__, *MODULES))
+    api = f"# Python API\n\n[python.md](python.md) shows these names at work.\n\n{names}\n"
+    for page, content in {"cli.md": commands, "config.md": config_page(), "api.md": api}.items():
+        files.append(File.generated(config, page, content=content))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Convert links of the repository to links of the site."""
-    uri = page.file.src_uri
-    if uri == "api.md":
-        package = griffe.load("pacorl", search_paths=[ROOT / "src"], docstring_parser="google")
-        for name in re.findall(r"^::: (\S+)", markdown, re.MULTILINE):
-            for path in undocumented(package[name.removeprefix("pacorl.")]):
-                LOG.warning("api.md: %s has no docstring", path)
     # Links are relative to the file in the repository, and become relative to the page.
-    source = uri if uri in ADDED else f"docs/{uri}"
-    if uri == "index.md":
-        source = START
+    uri = page.file.src_uri
+    source = START if uri == "index.md" else uri if uri in ADDED else f"docs/{uri}"
 
     def moved(link: re.Match[str]) -> str:
         target = link[2]
@@ -94,28 +102,7 @@ def site_path(source: str) -> str:
     return "index.md" if source == START else source.removeprefix("docs/")
 
 
-def undocumented(item: griffe.Object | griffe.Alias) -> Iterator[str]:
-    """Yield the public modules, classes, fields and functions of an item without a docstring, itself included.
-
-    Loggers need none, nor does an attribute that keeps the constructor's argument of its name: `Args` explains it.
-    """
-    documented: Any = item.final_target if item.is_alias else item
-    if not documented.has_docstring:
-        yield documented.path
-    if not (documented.is_module or documented.is_class):
-        return
-
-    # Fields that the constructor's docstring explains need none of their own.
-    constructor = documented.members.get("__init__")
-    explains = constructor and constructor.has_docstring
-    arguments = [argument.name for argument in constructor.parameters] if explains else []
-    for member in documented.members.values():
-        explained = member.name == "logger" or member.name in arguments
-        if member.is_public and not (member.is_imported or member.is_special or explained):
-            yield from undocumented(member)
-
-
-class FencedExamples(griffe.Extension):  # type: ignore[misc]
+class FencedExamples(griffe.Extension):
     """Format the code below `Example:` as code."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
