@@ -26,135 +26,64 @@ MODES = {
     "GIF": ("P", "L"),
     "BMP": ("1", "L", "P", "RGB", "RGBA"),
     "TIFF": ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "I", "F", "YCbCr", "LAB"),
-    "ICO": ("RGBA",),
-    "PPM": ("RGB",),
-    "TGA": ("RGB",),
-    "JPEG2000": ("RGB",),
-    "EPS": ("RGB",),
-    "PDF": ("RGB",),
+    **dict.fromkeys(("PPM", "TGA", "JPEG2000", "EPS", "PDF"), ("RGB",)),
 }
+TURNED = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"
 EXTRA: dict[str, dict[str, object]] = {
-    "JPEG": {
-        "progressive": True,
-        "comment": b"x" * 100,
-        "exif": b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0",
-    },
+    "JPEG": {"progressive": True, "comment": b"x" * 100, "exif": TURNED},
     "TIFF": {"compression": "tiff_lzw"},
 }
-BOMBS: dict[str, Callable[[], bytes]] = {}
-"""Files that are small and would be large: each must be refused."""
-
-
-SLOW: dict[str, Callable[[], bytes]] = {}
-"""Files that would keep a decoder busy: each must be refused where strangers send it."""
-
-
-def slow(make: Callable[[], bytes]) -> Callable[[], bytes]:
-    SLOW[make.__name__] = make
-    return make
-
-
-def bomb(make: Callable[[], bytes]) -> Callable[[], bytes]:
-    BOMBS[make.__name__] = make
-    return make
+SIDES = struct.pack("<HH", 65_535, 65_535)
+TAGS = [(256, 4, 60_000), (257, 4, 60_000), (258, 3, 8), (259, 3, 5), (262, 3, 1), (273, 4, 8), (277, 3, 1)]
+TAGS += [(278, 4, 60_000), (279, 4, 10)]
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
 
-def png(width: int, height: int, *chunks: bytes, depth: int = 8, colour: int = 2, data: bytes | None = None) -> bytes:
+def png(width: int, height: int, *chunks: bytes, data: bytes | None = None) -> bytes:
     """A PNG of zeros, or of the `data` given, with further chunks before the pixels."""
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
     pixels = zlib.compress(bytes((width * 3 + 1) * height)) if data is None else data
     return b"\x89PNG\r\n\x1a\n" + header + b"".join(chunks) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
 
 
-@bomb
-def png_of_gigapixels() -> bytes:
-    return png(60_000, 60_000, data=zlib.compress(bytes(100_000)))
-
-
-@bomb
-def png_beyond_the_limit() -> bytes:
-    return png(8_001, 8_001, data=zlib.compress(bytes(24_004 * 8_001), 1))
-
-
-@bomb
-def png_of_the_largest_sides() -> bytes:
-    return png(2**31 - 1, 2**31 - 1, data=b"")
-
-
-@bomb
-def gif_of_gigapixels() -> bytes:
-    return (
-        b"GIF89a"
-        + struct.pack("<HH", 65_535, 65_535)
-        + b"\0\0\0,\0\0\0\0"
-        + struct.pack("<HH", 65_535, 65_535)
-        + b"\0\x02\0;"
-    )
-
-
-@bomb
-def bmp_of_gigapixels() -> bytes:
-    return b"BM" + struct.pack("<IHHIIiiHHIIiiII", 54, 0, 0, 54, 40, 60_000, 60_000, 1, 24, 0, 0, 0, 0, 0, 0)
-
-
-@bomb
-def tiff_of_gigapixels() -> bytes:
-    entries = [(256, 4, 1, 60_000), (257, 4, 1, 60_000), (258, 3, 1, 8), (259, 3, 1, 5), (262, 3, 1, 1), (273, 4, 1, 8)]
-    entries += [(277, 3, 1, 1), (278, 4, 1, 60_000), (279, 4, 1, 10)]
-    body = b"".join(struct.pack("<HHII", *entry) for entry in entries)
-    return b"II*\0" + struct.pack("<I", 8) + struct.pack("<H", len(entries)) + body + bytes(4)
-
-
-@bomb
-def gif_of_many_frames() -> bytes:
-    return saved([Image.new("L", (16, 16), i) for i in range(200)], "GIF")
-
-
-@bomb
-def tiff_of_many_pages() -> bytes:
-    return saved([Image.new("L", (16, 16), i) for i in range(200)], "TIFF")
-
-
-@bomb
-def webp_of_many_frames() -> bytes:
-    return saved([Image.new("RGB", (16, 16), (i, i, i)) for i in range(20)], "WEBP")
-
-
-@bomb
-def a_strip() -> bytes:
-    return png(10_000, 4)
-
-
-@bomb
-def one_pixel() -> bytes:
-    return png(1, 1)
-
-
-@bomb
-def ghostscript() -> bytes:
-    return b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n%%EndComments\n(x) print flush showpage\n%%EOF\n"
-
-
-@slow
-def jpeg_of_many_scans() -> bytes:
+def jpeg(*, front: bytes = b"", scans: int = 0) -> bytes:
+    """A JPEG with further bytes behind its first marker, and repetitions of its last scan."""
     data = saved([Image.linear_gradient("L").resize((64, 64))], "JPEG")
-    last = data[data.rindex(b"\xff\xda") : -2]
-    return data[:-2] + last * 3000 + data[-2:]
+    return data[:2] + front + data[2:-2] + data[data.rindex(b"\xff\xda") : -2] * scans + data[-2:]
 
 
-@slow
-def jpeg_of_many_segments() -> bytes:
-    data = saved([Image.new("L", (64, 64))], "JPEG")
-    return data[:2] + b"\xff\xfe\0\2" * 100_000 + data[2:]
+def frames(mode: str, kind: str, count: int) -> bytes:
+    return saved([Image.new(mode, (16, 16), (n,) * len(mode)) for n in range(count)], kind)
 
 
-@slow
-def png_of_many_profiles() -> bytes:
-    return png(64, 64, *[chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(1_000_000)))] * 1000)
+BOMBS: dict[str, Callable[[], bytes]] = {
+    "PNG of gigapixels": lambda: png(60_000, 60_000, data=zlib.compress(bytes(100_000))),
+    "PNG beyond the limit": lambda: png(8_001, 8_001, data=zlib.compress(bytes(24_004 * 8_001), 1)),
+    "PNG of the largest sides": lambda: png(2**31 - 1, 2**31 - 1, data=b""),
+    "GIF of gigapixels": lambda: b"GIF89a" + SIDES + b"\0\0\0,\0\0\0\0" + SIDES + b"\0\x02\0;",
+    "BMP of gigapixels": lambda: (
+        b"BM" + struct.pack("<IHHIIiiHHIIiiII", 54, 0, 0, 54, 40, 60_000, 60_000, 1, 24, 0, 0, 0, 0, 0, 0)
+    ),
+    "TIFF of gigapixels": lambda: (
+        struct.pack("<2sHIH", b"II", 42, 8, len(TAGS)) + b"".join(struct.pack("<HHII", t, k, 1, v) for t, k, v in TAGS)
+    ),
+    "GIF of many frames": lambda: frames("L", "GIF", 200),
+    "TIFF of many pages": lambda: frames("L", "TIFF", 200),
+    "WebP of many frames": lambda: frames("RGB", "WEBP", 20),
+    "a strip": lambda: png(10_000, 4),
+    "one pixel": lambda: png(1, 1),
+    "Ghostscript": lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n%%EndComments\nshowpage\n%%EOF\n",
+}
+"""Files that are small and would be large: each must be refused."""
+SLOW: dict[str, Callable[[], bytes]] = {
+    "JPEG of many scans": lambda: jpeg(scans=3000),
+    "JPEG of many segments": lambda: jpeg(front=b"\xff\xfe\0\2" * 100_000),
+    "PNG of many profiles": lambda: png(64, 64, *[chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(10**6)))] * 1000),
+}
+"""Files that would keep a decoder busy: each must be refused where strangers send it."""
 
 
 def saved(frames: list[Image.Image], kind: str) -> bytes:

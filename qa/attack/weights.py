@@ -1,4 +1,4 @@
-"""Adapters, judges' domains and merged weights that somebody else wrote: bytes, headers, values, shapes and configs."""
+"""Adapters of generators and judges that somebody else wrote: bytes, headers, values, shapes and configs."""
 
 from __future__ import annotations
 
@@ -59,12 +59,6 @@ def read_generator_lora(folder: Path) -> None:
         raise WrongError("wrong", "the generator has no adapter, or one of NaN")
 
 
-def show(folder: Path) -> Any:
-    from pacorl.cli import app
-
-    return app(["adapter", str(folder)], standalone_mode=False)
-
-
 @cache
 def judge_model() -> Any:
     from judges import build, processor_of_any_size
@@ -93,19 +87,6 @@ def read_judge_lora(folder: Path) -> None:
     merged = merge_adapter(copy.deepcopy(judge_model()), str(folder))
     if not all(torch.isfinite(value).all() for value in merged.parameters()):
         raise WrongError("wrong", "the judge has weights of NaN")
-
-
-def prepare_domain(folder: Path) -> None:
-    import pacorl
-
-    for name in ("domain.json", "domain.safetensors"):
-        (folder / name).write_bytes((Path(pacorl.__file__).parent / "tiny/checkpoints/judge" / name).read_bytes())
-
-
-def read_domain(folder: Path) -> None:
-    from pacorl.judge.domain import Domain
-
-    Domain.load(str(folder))
 
 
 def mutate(folder: Path, draw: random.Random) -> str:
@@ -179,11 +160,9 @@ def _changed(what: str, tensors: dict[str, Any], name: str, draw: random.Random)
 def targets() -> list[Target]:
     rows: dict[str, tuple[Any, Any]] = {
         **{f"generator-{form}": (partial(prepare_lora, form=form), read_generator_lora) for form in FORMS},
-        "show": (partial(prepare_lora, form="peft"), show),
         "judge": (prepare_judge_lora, read_judge_lora),
-        "domain": (prepare_domain, read_domain),
     }
-    names = (*FORMS.values(), "adapter_config.json", "domain.json", "domain.safetensors", "/work")
+    names = (*FORMS.values(), "adapter_config.json", "/work")
     return [
         Target(name=f"weights/{name}", prepare=prepare, mutate=mutate, run=run, names=names)
         for name, (prepare, run) in rows.items()
