@@ -88,7 +88,7 @@ def make_run() -> None:
 
 
 def make_benchmark() -> None:
-    from tests.bench.bench_data import GRIDS, rank_rows
+    from bench_data import GRIDS, rank_rows
 
     from pacorl.io.documents import write_jsonl
     from pacorl.tiny.characters import Panel, character_prompts, draw
