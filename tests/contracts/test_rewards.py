@@ -24,7 +24,6 @@ from pacorl.types import Character, Prompt, Question, Verdict
 REQUIRED: dict[str, dict[str, Any]] = {
     "http": {"url": "http://127.0.0.1:9"},
     "aesthetic": {"head": "head.pth"},
-    "human_ranking": {"folder": "rankings"},
     "reference": {"copy_penalty": 0},
 }
 """Arguments without which a reward cannot be made, or would not rise with every answer."""
@@ -36,11 +35,8 @@ CHECKED_ELSEWHERE = {
     "dreamsim": "rewards/test_plain.py: test_dreamsim_is_called_as_its_readme_says",
     "ocr": "rewards/test_plain.py: test_ocr_scores_by_any_reader",
     "http": "rewards/test_plain.py: test_a_service_scores",
-    "human_ranking": "rewards/test_human.py: test_ranks_are_scores_and_ties_share_their_mean",
 }
-"""Reward that needs weights, a package, a service or people → the test that gives it a stand-in. A person ranks the
-images of a group against each other, so that scores depend on the batch by design."""
-BY_THE_BATCH = {"human_ranking"}
+"""Reward that needs weights, a package or a service → the test that gives it a stand-in."""
 TESTS = Path(__file__).parents[1]
 SET = characters.character_prompts("dev", 1)[0]
 
@@ -150,7 +146,7 @@ def test_a_reward_that_is_checked_elsewhere_is(name: str) -> None:
     file, _, test = CHECKED_ELSEWHERE[name].partition(": ")
     tree = ast.parse((TESTS / file).read_text(encoding="utf-8"))
     (function,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == test)
-    assert ("check_reward(" in ast.unparse(function)) != (name in BY_THE_BATCH)
+    assert "check_reward(" in ast.unparse(function)
 
 
 def brightness(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[float]:

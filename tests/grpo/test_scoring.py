@@ -211,39 +211,6 @@ def test_the_monitor_measures_beside_sampling(side: bool, thread: str) -> None:
         assert scorer.statistics() == []
 
 
-class Later:
-    """Gives its scores at the third look."""
-
-    def __init__(self) -> None:
-        self.looks = 0
-
-    def check(self, prompts: Sequence[Prompt]) -> None: ...
-
-    def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[float | None]:
-        raise AssertionError("a reward that is deferred is not called")
-
-    def begin(self, prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> Any:
-        def look() -> list[float] | None:
-            self.looks += 1
-            return [0.25] * len(images) if self.looks > 2 else None
-
-        return look
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-def test_scores_that_come_later_are_waited_for_until_the_run_is_told_to_stop(overlap: bool) -> None:
-    looks: list[int] = []
-    with Scorer({"later": Later()}, overlap=overlap, check_stop=lambda: looks.append(1)) as scorer:
-        scorer.submit(rollout([0, 1]))
-        assert scorer.results() == {0: [0.25], 1: [0.25]}
-    assert len(looks) == 2
-
-    with Scorer({"later": Later()}, overlap=overlap, check_stop=told_to_stop) as scorer:
-        scorer.submit(rollout([0]))
-        with pytest.raises(InterruptedError):
-            scorer.results()
-
-
 def told_to_stop() -> None:
     raise InterruptedError("told to stop")
 

@@ -80,7 +80,6 @@ ALLOWED = {
     ),
     ("cli/check.py", "calibrate"): (["Image.save"], "the package's own `Calibration.save`, by `write_atomic`"),
     ("dataset/folder.py", "connect"): (["sqlite3.connect"], "a database that is there; `Store` makes it"),
-    ("rewards/human.py", "prepare"): (["unlink"], "asked.json, which a round of the same folder wrote"),
     ("studio/history.py", "History.add"): (["ZipFile"], ASIDE),
     ("studio/history.py", "History._remove"): (["unlink"], "a set that the history lists"),
     ("studio/history.py", "History.export"): (["ZipFile"], TO_MEMORY),
@@ -198,10 +197,10 @@ def test_a_new_call_is_named_with_its_line_and_the_fix(code: str, kind: str) -> 
 
 
 def test_a_second_call_in_a_listed_function_is_one_too_many() -> None:
-    source = "def prepare(folder):\n    folder.unlink()\n    folder.unlink()\n"
-    assert len(faults_of("rewards/human.py", source)) == 1
-    assert faults_of("rewards/human.py", "") == [
-        "rewards/human.py: no unlink in prepare() any more: drop it from ALLOWED"
+    source = "def calibrate(image):\n    image.save()\n    image.save()\n"
+    assert len(faults_of("cli/check.py", source)) == 1
+    assert faults_of("cli/check.py", "") == [
+        "cli/check.py: no Image.save in calibrate() any more: drop it from ALLOWED"
     ]
 
 

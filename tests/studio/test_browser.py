@@ -565,32 +565,6 @@ def test_a_person_signs_out_of_this_browser_and_the_link_opens_it_again(page, li
     playwright.expect(page.locator("#theme")).not_to_have_value("")
 
 
-def test_stop_asks_once_more(page):
-    """The server's answers are written down here: what is looked at is the button."""
-    run = {"name": "warm", "status": "sampling", "done": 1, "rounds": 9, "ranked": 2, "asked": [], "groups": 2}
-    stopped = []
-
-    def answer(route):
-        stopped.extend([route.request.url] if route.request.url.endswith("/stop") else [])
-        now = run | {"status": "stopped" if stopped else "sampling"}
-        is_question = route.request.method == "GET"
-        route.fulfill(json={"example": ["a"], "runs": ["warm"], "current": now} if is_question else now)
-
-    page.route("**/api/taste**", answer)
-    page.route("**/api/taste/**", answer)
-    page.keyboard.press("t")
-    stop = page.locator("#teachStop")
-    stop.click()
-    playwright.expect(stop).to_have_text("Really stop?")
-    page.locator("#tabTaste").focus()
-    playwright.expect(stop).to_have_text("Stop")
-    assert stopped == []
-    stop.click()
-    stop.click()
-    playwright.expect(page.locator("#teachOn")).to_be_visible()
-    assert len(stopped) == 1
-
-
 @pytest.fixture
 def teaching(browser, tmp_path):
     """A page of a studio that has no LoRA yet."""
@@ -605,54 +579,6 @@ def teaching(browser, tmp_path):
     process.terminate()
     process.wait(30)
     process.stdout.close()
-
-
-def test_a_person_teaches_by_keys_alone_and_uses_the_lora(teaching):
-    page = teaching
-    page.keyboard.press("t")
-    playwright.expect(page.locator("#tastePrompts")).not_to_have_value("", timeout=PATIENCE)
-    shot(page, "studio-teach-fresh")
-    page.locator("#tasteName").fill("a/b")
-    page.keyboard.press("Enter")
-    playwright.expect(page.locator("#teachError")).to_contain_text("cannot name a folder", timeout=PATIENCE)
-    page.locator("#tasteName").fill("warm")
-    page.locator("#teachForm summary").press("Enter")
-    page.locator("#rounds").fill("1")
-    page.locator("#rounds").press("Enter")
-    shots = page.locator("#shots .shot")
-    playwright.expect(shots).to_have_count(8, timeout=3 * PATIENCE)
-    page.locator("#tabTaste").focus()
-    for key in ("3", "5", "=", "1"):
-        page.keyboard.press(key)
-    playwright.expect(page.locator("#shots .rank").nth(2)).to_have_text("1")
-    playwright.expect(page.locator("#shots .rank").nth(0)).to_have_text("2")
-    shots.nth(6).drag_to(shots.nth(2))
-    playwright.expect(page.locator("#shots .rank").nth(6)).to_have_text("1")
-    playwright.expect(page.locator("#shots .rank").nth(2)).to_have_text("2")
-    page.locator("#tabTaste").blur()
-    page.mouse.move(4, 890)
-    shot(page, "studio-teach")
-    for name, width, scheme in [("phone", 390, "light"), ("dark", 1440, "dark")]:
-        page.set_viewport_size({"width": width, "height": 900})
-        page.emulate_media(color_scheme=scheme)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        shot(page, f"studio-teach-{name}")
-    page.emulate_media(color_scheme="light")
-    page.keyboard.press("Enter")
-    playwright.expect(page.locator("#tasteQuestion")).to_contain_text("Group 2 of 2", timeout=PATIENCE)
-    playwright.expect(page.locator("#sendRanks")).to_be_disabled()
-    page.keyboard.press("b")
-    playwright.expect(page.locator("#tasteQuestion")).to_contain_text("Group 1 of 2", timeout=PATIENCE)
-    playwright.expect(page.locator("#shots .rank").nth(6)).to_have_text("1")
-    page.keyboard.press("Enter")
-    playwright.expect(page.locator("#tasteQuestion")).to_contain_text("Group 2 of 2", timeout=PATIENCE)
-    page.keyboard.press("0")
-    playwright.expect(page.locator("#pictures img")).to_have_count(8, timeout=3 * PATIENCE)
-    page.wait_for_timeout(500)
-    shot(page, "studio-taught")
-    page.locator("#useTaught").press("Enter")
-    playwright.expect(page.locator("#models")).to_contain_text("+ warm 1.00", timeout=PATIENCE)
-    playwright.expect(page.locator("#strengthField")).to_be_visible()
 
 
 def drop_hero(page, scenes) -> None:

@@ -216,7 +216,7 @@ def test_what_cannot_be_done_is_one_line(server):
         ("POST", "/api/characters/hero/sheet", {"scenes": SCENES * 9}, 422, "at most 8 items"),
         ("POST", "/api/characters/hero/train", {"resume": "x"}, 404, "there is no LoRA called 'x'"),
         ("POST", "/api/characters/hero/train", {"steps": 0}, 422, "greater than or equal to 1"),
-        ("GET", "/loras/loras/x/before-0.png", None, 404, "there is no such image"),
+        ("GET", "/loras/x/before-0.png", None, 404, "there is no such image"),
     ]:
         answer = client.request(method, path, json=body)
         assert (answer.status_code, fault in answer.text) == (status, True), f"{path}: {answer.text}"
@@ -412,7 +412,7 @@ def test_odd_names_and_files_are_refused_in_one_line(server, tmp_path):
     client, _ = server
     hero(client)
     (tmp_path / "sets" / "loras" / "x" / "run" / "samples" / "evaluation-000000").mkdir(parents=True)
-    long = client.get(f"/loras/loras/x/before-{'9' * 300}.png")
+    long = client.get(f"/loras/x/before-{'9' * 300}.png")
     assert (long.status_code, "File name too long" in long.json()["error"]) == (422, True)
     folder = tmp_path / "sets" / "characters" / "hero"
     (folder / "01.png").unlink()
@@ -666,7 +666,7 @@ def test_a_character_is_drawn_taught_stopped_and_used(tmp_path):
         assert client.post("/api/characters/hero/stop").json()["training"]["status"] in ("stopped", "done")
         client.post("/api/characters/hero/train", json={"resume": "hero"})
         training = until("done")
-        before, after = (client.get(f"/loras/loras/hero/{when}-0.png").content for when in ("before", "after"))
+        before, after = (client.get(f"/loras/hero/{when}-0.png").content for when in ("before", "after"))
         assert (len(before) > 500, before != after, len(training["pictures"])) == (True, True, 8)
 
         client.post("/api/models", json={"model": "tiny", "loras": {"loras/hero": 0.8}})

@@ -220,25 +220,18 @@ def studio(
     host: str = Option("127.0.0.1", help="Where to listen; by default this machine only."),
     port: int = Option(8767, min=0, max=65535, help="0 for any free one."),
     history: str = Option("runs/studio", help="The folder that keeps the sets; none for none after the end."),
-    recipe: str = Option("", help="The config that a LoRA is taught with; the tiny recipe, or the paper's."),
     open_page: bool = Option(False, "--open", help="Open the page in your browser."),
 ) -> None:
     """Open a page to make sets, see them ranked, compare an adapter with its base, and judge your own images."""
-    from pacorl.config.base import load
-    from pacorl.grpo.policy_config import PolicyConfig
     from pacorl.io.files import check_writable
     from pacorl.judge import check_judge
     from pacorl.models.policies import POLICIES, kind_of
 
-    # The page's folder and config.
     folder = None if history == "none" else Path(history)
-    config = Path(recipe) if recipe else None
 
     # Otherwise the page would open at once, and report missing models half a minute later.
     if folder:
         check_writable(folder, folder=True)
-    if config:
-        load(PolicyConfig, config)
     POLICIES.named(models.kind or kind_of(models.model)).check_source(models.model, adapter=models.adapter)
     check_judge(models.judge, adapter=models.judge_adapter)
     with needing("serve", what="the studio"):
@@ -261,4 +254,4 @@ def studio(
             webbrowser.open(line.partition(" ")[2])
 
     # Serve until SIGINT or SIGTERM.
-    serve_page(models, history=folder, recipe=config, host=host, port=port, announce=announce)
+    serve_page(models, history=folder, host=host, port=port, announce=announce)

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from functools import cache, partial
+from functools import cache
 from itertools import chain
 from typing import Literal
 
@@ -20,9 +20,9 @@ from pacorl.grpo.monitor import PanelStatistics, panel_statistics
 from pacorl.grpo.rows import Row
 from pacorl.judge import JUDGES
 from pacorl.judge.judge import BackendOptions, RemoteJudge
-from pacorl.rewards.reward import BoundsItself, Deferred, Explains, Reward, named, panel_scores_of, scores_of
+from pacorl.rewards.reward import BoundsItself, Explains, Reward, named, panel_scores_of, scores_of
 from pacorl.runtime.cores import available_cores
-from pacorl.runtime.workers import LOOK_SECONDS, LimitedCall, Workers
+from pacorl.runtime.workers import LimitedCall, Workers
 from pacorl.types import RewardTable, Rollout
 
 Scores = list[float | None]
@@ -160,8 +160,6 @@ class Scorer:
     def _begin(self, name: str, rollout: Rollout, context: Callable[[], ExitStack]) -> Callable[[], Scores]:
         """Start scoring a rollout, and return the function to wait for its scores."""
         reward = self.rewards[name]
-        if isinstance(reward, Deferred):
-            return partial(self._await, name, rollout, reward.begin(rollout.prompts, rollout.images))
 
         def score() -> Scores:
             # Time in the thread, without the wait for it.
@@ -195,15 +193,6 @@ class Scorer:
             if result.part_P is not None:
                 self._parts.setdefault(row, {})[name] = result.part_P
         return [result.score for result in results]
-
-    def _await(self, name: str, rollout: Rollout, scores_now: Callable[[], Sequence[float | None] | None]) -> Scores:
-        # Polled: an answer of a person has no event to wait for.
-        scores = scores_now()
-        while scores is None:
-            time.sleep(LOOK_SECONDS)
-            self.check_stop()
-            scores = scores_now()
-        return scores_of(name, lambda *_: scores, rollout.prompts, rollout.images, masked=True)
 
 
 def asks_elsewhere(reward: object) -> bool:

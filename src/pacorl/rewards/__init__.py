@@ -36,7 +36,6 @@ REWARDS: Table[Callable[..., Reward]] = Table(
         "ocr": "pacorl.rewards.ocr:Ocr",
         "jpeg_size": "pacorl.rewards.jpeg:JpegSize",
         "http": "pacorl.rewards.http:HttpScorer",
-        "human_ranking": "pacorl.rewards.human:HumanRanking",
     },
 )
 """Name → class; `reward_spec` inspects its signature."""

@@ -64,17 +64,6 @@ class Loads(Protocol):
         """Load the weights. Raises ValueError or OSError with the missing file and its source."""
 
 
-@runtime_checkable
-class Deferred(Protocol):
-    """A reward whose scores of training's samples come later, such as a person's."""
-
-    def begin(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> Callable[[], Sequence[float | None] | None]:
-        """Take samples; the function gives their scores, or None as long as they are not there.
-
-        It is called once all samples of the epoch were taken, again and again.
-        """
-
-
 @dataclass(frozen=True, slots=True)
 class PanelScores:
     """Score of a set, and the parts of it that contain each panel."""

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 from pacorl.runtime.stopping import Interrupted
 
 LOOK_SECONDS = 0.1
-"""Polling interval of running calls and deferred scores."""
+"""Polling interval of running calls."""
 
 Outcome = TypeVar("Outcome")
 

@@ -5,7 +5,6 @@ models           the generators and the judge, uploads, and the work of the jobs
 model_choice     models that can be chosen: licence, memory, download
 history          the sets that were made, on the disk
 characters       pictures of a character, and the training of its LoRA
-taste            a person's rankings as the reward of a run
 trainer_process  the one process that trains
 server           the HTTP API and the page
 """

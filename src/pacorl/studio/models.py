@@ -760,13 +760,6 @@ EXAMPLES = (
 )
 
 
-def taste_example(names: StudioModels, count: int = 12) -> list[str]:
-    """Return example prompts to teach a taste on, one a line: the theme, and each panel after a bar."""
-    if names.model != TINY:
-        return [" | ".join([theme, *panels]) for theme, panels in EXAMPLES]
-    return [" | ".join([prompt.theme, *_panel_texts(prompt)]) for prompt in character_prompts("train", count)]
-
-
 def sheet_example(names: StudioModels) -> list[str]:
     """Return instructions for the pictures of a character's sheet, of which the page takes four."""
     if editor_of(names) == TINY:

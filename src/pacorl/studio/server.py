@@ -37,7 +37,6 @@ from pacorl.studio.history import MAX_SETS, History
 from pacorl.studio.jobs import CancelledError, Job, JobQueue, Work
 from pacorl.studio.model_choice import Downloads
 from pacorl.studio.models import MAX_BYTES, MAX_IMAGES, MAX_PIXELS, ModelHost, Sampling, Upload, Uploads
-from pacorl.studio.taste import TasteRequest, TasteRuns
 from pacorl.studio.trainer_process import TrainerProcess, loras_in, sample_image
 from pacorl.types import TINY, Grid, Size
 from pacorl.web import forms
@@ -82,14 +81,12 @@ class AppState:
         token: str,
         names: StudioModels | None = None,
         folder: Path | None = None,
-        recipe: Path | None = None,
     ) -> None:
         """
         Args:
             token: of the owner's link.
             names: checkpoints of the generator and the judge.
-            folder: of the history and of the taught runs. Without a folder they end with the studio.
-            recipe: the config that taught runs begin with; the paper's values without a recipe.
+            folder: of the history and of the trained characters. Without a folder they end with the studio.
         """
         self.token = token
         self.names = names or StudioModels()
@@ -99,7 +96,6 @@ class AppState:
 
         self.history = History(folder)
         self.trainer = TrainerProcess()
-        self.taste = TasteRuns(folder / "taste", self.names, recipe=recipe, trainer=self.trainer)
         self.characters = Characters(folder, self.names, trainer=self.trainer)
         self.downloads = Downloads(folder / "download.txt")
         self.started_with = self.names
@@ -112,7 +108,7 @@ class AppState:
         self.site = Site("pacorl studio", PAGE, "pacorl_studio", self._sign_in, ("/api/uploads",), MAX_BYTES)
 
     def close(self) -> None:
-        """End the jobs and the taught run, and delete a temporary history."""
+        """End the jobs and the training, and delete a temporary history."""
         self.trainer.stop()
         self.downloads.stop()
         # Jobs end before the models and the history that they use.
@@ -125,7 +121,7 @@ class AppState:
     def choose(self, names: StudioModels) -> Job:
         """Take other models from now on, and queue their loading."""
         self.loading = self.jobs.submit("load", lambda job: self.host.choose(job, names))
-        self.names = self.taste.names = self.characters.names = names
+        self.names = self.characters.names = names
         return self.loading
 
     def loras(self) -> dict[str, str]:
@@ -149,14 +145,11 @@ def serve(
     names: StudioModels,
     *,
     history: Path | None = None,
-    recipe: Path | None = None,
     host: str = "127.0.0.1",
     port: int = 8767,
     announce: Callable[[str], None] = print,
 ) -> None:
     """Serve until SIGINT or SIGTERM; port 0 takes a free port, and without a `history` sets end with the studio.
-
-    A LoRA is taught by the config `recipe`, with its prompts, its rewards' shares and a person changed.
 
     Raises:
         OSError: if the port is taken.
@@ -166,7 +159,7 @@ def serve(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
     with listening(host, port) as (listener, url):
-        state = AppState(secrets.token_urlsafe(16), names, history, recipe)
+        state = AppState(secrets.token_urlsafe(16), names, history)
         announce(f"studio: {url}/join#{state.token}")
         try:
             run(make_app(state), sockets=[listener])
@@ -558,88 +551,6 @@ def _grid(text: str) -> Grid | None:
     return None
 
 
-# --- you are the reward ----------------------------------------------------------------------------------------
-
-
-@router.get("/api/taste")
-def taste_state(state: State, name: str = "", group: str = "") -> dict[str, Any]:
-    """List all taught runs, and describe the named run or else the newest."""
-    name = name or state.taste.newest
-    return {
-        "runs": state.taste.names_of_runs(),
-        "current": state.taste.state(name, group=group) if name else None,
-        "example": models.taste_example(state.names),
-    }
-
-
-class TasteForm(Form):
-    name: Annotated[forms.Text, Field(min_length=1, max_length=60)]
-    prompts: Annotated[list[Text], Field(max_length=500)]
-    rounds: Annotated[int, Field(ge=1, le=1000)] = 20
-    groups: Annotated[int, Field(ge=1, le=20)] = 2
-    group_size: Annotated[int, Field(ge=2, le=9)] = 8
-    judge_share: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.5
-
-
-@router.post("/api/taste")
-def teach(form: TasteForm, state: State) -> dict[str, Any]:
-    """Start a run. An invalid run is refused before anything is written."""
-    state.trainer.check_idle()
-    request = TasteRequest(**{**form.model_dump(), "prompts": tuple(form.prompts)})
-    return _teach(state, state.taste.create(request))
-
-
-@router.post("/api/taste/{name}/continue")
-def teach_on(name: str, state: State) -> dict[str, Any]:
-    """Resume a run."""
-    state.trainer.check_idle()
-    return _teach(state, name)
-
-
-def _teach(state: AppState, name: str) -> dict[str, Any]:
-    state.taste.announce(name)
-    _launch(state, "taste", lambda: state.taste.launch(name))
-    return state.taste.state(name)
-
-
-def _launch(state: AppState, kind: str, launch: Callable[[], None]) -> None:
-    """Queue the launch of an announced run."""
-
-    def unload_and_launch(job: Job) -> dict[str, Any]:
-        with state.trainer.reservation():
-            state.host.unload()  # two generators would not fit most cards
-            launch()
-        return {}
-
-    with state.trainer.reservation():
-        state.jobs.submit(kind, unload_and_launch)
-
-
-@router.post("/api/taste/{name}/stop")
-def stop_teaching(name: str, state: State) -> dict[str, Any]:
-    """Stop the run that is under way."""
-    state.trainer.stop()
-    return state.taste.state(name)
-
-
-class RanksForm(Form):
-    group: Text
-    ranks: Annotated[list[int], Field(max_length=64)]
-
-
-@router.post("/api/taste/{name}/ranks")
-def rank(name: str, form: RanksForm, state: State) -> dict[str, Any]:
-    """Keep a person's ranking of a group."""
-    state.taste.rank(name, form.group, form.ranks)
-    return state.taste.state(name)
-
-
-@router.get("/taste/{name}/{group}/{number}.png")
-def taste_image(name: str, group: str, number: int, state: State) -> Response:
-    """Return an image to be ranked."""
-    return _png(state.taste.image(name, group, number))
-
-
 # --- models ----------------------------------------------------------------------------------------------------
 
 
@@ -922,8 +833,21 @@ def train(name: str, form: TrainForm, state: State) -> dict[str, Any]:
         state.characters.resume(training)
     else:
         training = state.characters.prepare(name, steps=form.steps)
-    _launch(state, "train", lambda: state.characters.launch(training))
+    _launch(state, lambda: state.characters.launch(training))
     return state.characters.describe(name)
+
+
+def _launch(state: AppState, launch: Callable[[], None]) -> None:
+    """Queue the launch of an announced run."""
+
+    def unload_and_launch(job: Job) -> dict[str, Any]:
+        with state.trainer.reservation():
+            state.host.unload()  # two generators would not fit most cards
+            launch()
+        return {}
+
+    with state.trainer.reservation():
+        state.jobs.submit("train", unload_and_launch)
 
 
 @router.post("/api/characters/{name}/stop")
@@ -933,12 +857,10 @@ def stop_training(name: str, state: State) -> dict[str, Any]:
     return state.characters.describe(name)
 
 
-@router.get("/loras/{folder}/{name}/{when}-{number}.png")
-def lora_sample(
-    folder: Literal["taste", "loras"], name: str, when: Literal["before", "after"], number: int, state: State
-) -> Response:
+@router.get("/loras/{name}/{when}-{number}.png")
+def lora_sample(name: str, when: Literal["before", "after"], number: int, state: State) -> Response:
     """Return an image of a training's first or newest evaluation."""
-    response = _png(sample_image(state.history.folder / folder / safe_name(name) / "run", when, number))
+    response = _png(sample_image(state.history.folder / "loras" / safe_name(name) / "run", when, number))
     response.headers["Cache-Control"] = "no-store"  # the newest evaluation changes
     return response
 

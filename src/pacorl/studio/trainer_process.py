@@ -139,7 +139,7 @@ def lora_of(run: Path) -> Path | None:
 def loras_in(folder: Path) -> dict[str, str]:
     """Map the names of the LoRAs that were trained in the studio's folder to their folders."""
     found = {}
-    for run in sorted(folder.glob("*/*/run")):
+    for run in sorted(folder.glob("loras/*/run")):
         lora = lora_of(run)
         if lora:
             found[run.parent.relative_to(folder).as_posix()] = str(lora)

@@ -383,7 +383,7 @@ function drawTraining(one) {
   $("galleryNote").textContent = training.status === "done" ? `Each pair is drawn from the words under it, and with the same seed. Left: the model as it was. Right: the same model with ${called}, the LoRA that it learned, at full strength. Click a picture to enlarge it. ${advice(training)}`
     : `Drawn without ${called}, which has learned ${training.done} of ${training.steps} steps. “Use it in Make” shows what it can do by now; “Go on” teaches the rest, and then draws these with it.`;
   $("galleryPictures").replaceChildren(...training.pictures.map((text, i) => make("figure", {}, ...whens.map((when) =>
-    enlarging(`/loras/loras/${training.name}/${when}-${i}.png?${training.done}`, `${when === "before" ? "without" : "with"} ${called}: ${text}`)), make("figcaption", { textContent: text }))));
+    enlarging(`/loras/${training.name}/${when}-${i}.png?${training.done}`, `${when === "before" ? "without" : "with"} ${called}: ${text}`)), make("figcaption", { textContent: text }))));
 }
 
 function advice({ losses }) {

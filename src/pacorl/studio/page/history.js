@@ -27,8 +27,7 @@ async function drawHistory(sets = null) {
 const COUNTED = { set: "candidate", edit: "candidate", storyboard: "page", sheet: "picture" };
 
 function setCard(one) {
-  const image = make("img", { src: `/sets/${one.id}/${one.image}.png`, alt: "", loading: "lazy" });
-  image.onload = () => image.classList.toggle("pixels", Math.max(image.naturalWidth, image.naturalHeight) < PIXEL_ART_BELOW);
+  const image = pixelated(make("img", { src: `/sets/${one.id}/${one.image}.png`, alt: "", loading: "lazy" }));
   const counted = `${one.count} ${COUNTED[one.kind]}${one.count === 1 ? "" : "s"}`;
   const link = make("a", { href: `#set-${one.id}`, title: one.theme }, image,
     make("span", { className: "what", textContent: one.theme }),

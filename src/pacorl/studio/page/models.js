@@ -26,7 +26,7 @@ function drawChoice() {
   $("loras").replaceChildren();
   for (const [name, strength] of Object.entries(chosen.loras)) addLora(name, strength);
   options("knownLoras", ["", ...catalogue.loras, OTHER].map((name) => [name, name || "choose one"]), "");
-  say("noLoras", catalogue.loras.length ? "" : "None was made here yet. The tabs Character and My taste make them.");
+  say("noLoras", catalogue.loras.length ? "" : "None was made here yet. The tab Character makes them.");
 }
 
 function options(id, pairs, value) {

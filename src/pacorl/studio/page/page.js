@@ -39,6 +39,16 @@ async function call(method, path, body, raw = false) {
   return content;
 }
 
+// The answer, or null after a message.
+async function ask(method, path, body) {
+  try {
+    return await call(method, path, body);
+  } catch (error) {
+    toast(error.message);
+    return null;
+  }
+}
+
 let lost = false;       // whether the last request had no answer
 
 // The header says so too while nothing else is asked for.
@@ -119,7 +129,6 @@ async function start() {
 function drawNames() {
   $("note").textContent = state.tiny.model ? "Drawn by the practice model, which knows one drawn world and its words only. Choose another under Models." : "";
   const names = state.tiny.model && state.tiny.judge ? ["drawn by the practice models"] : ["drawn by", plain(state.model), "· judged by", plain(state.judge)];
-  $("tasteHint").textContent = `What all panels share, then each panel behind a bar: ${state.tiny.model ? "red round hero, crown, night | waving, flag | jumping, boat" : "a fox in watercolour | it runs | it sleeps"}`;
   for (const [id, tiny, real] of PLACEHOLDERS) $(id).placeholder = state.tiny.model ? tiny : real;
   const loras = Object.entries(state.loras).map(([name, strength]) => `${shortName(name)} ${number(strength)}`).join(", ");
   $("models").textContent = [...names, loras && `+ ${loras}`].filter(Boolean).join(" ");
@@ -496,6 +505,21 @@ function card(one, index) {
 
 const seedOf = (one) => (one.seed === null ? "redrawn" : `seed ${one.seed}`);
 
+// A picture that a click shows large.
+function enlarging(src, alt) {
+  const button = make("button", { type: "button", className: "enlarge", ariaLabel: `Enlarge: ${alt}`, onclick: () => {
+    $("largeImage").replaceChildren(pixelated(make("img", { src, alt })));
+    $("largeTitle").textContent = alt;
+    $("large").showModal();
+  } }, pixelated(make("img", { src, alt: "" })));
+  return button;
+}
+
+function pixelated(image) {
+  image.onload = () => image.classList.toggle("pixels", Math.max(image.naturalWidth, image.naturalHeight) < PIXEL_ART_BELOW);
+  return image;
+}
+
 const look = (one) => (Math.max(one.width, one.height) < PIXEL_ART_BELOW ? "pixels" : "");
 
 // Pictures of a sheet are ranked among those of the same line: here they are counted.
@@ -789,8 +813,8 @@ function pairTable(result) {
 
 // --- tabs, keys, events
 
-const TABS = { tabMake: "make", tabCharacter: "character", tabTaste: "teach", tabJudge: "judge", tabHistory: "history", tabModels: "modelsTab" };
-const TAB_KEYS = { m: "tabMake", c: "tabCharacter", t: "tabTaste", j: "tabJudge", h: "tabHistory", o: "tabModels" };
+const TABS = { tabMake: "make", tabCharacter: "character", tabJudge: "judge", tabHistory: "history", tabModels: "modelsTab" };
+const TAB_KEYS = { m: "tabMake", c: "tabCharacter", j: "tabJudge", h: "tabHistory", o: "tabModels" };
 
 // A tab has its label as its address, as a set has its number: Back and a reload return to it.
 const addressOfTab = (tab) => `#${tab.slice(3).toLowerCase()}`;
@@ -817,7 +841,6 @@ async function open(tab, hash = addressOfTab(tab)) {
   await started;  // a key may be pressed before the server has answered
   if (!state) return;
   if (tab === "tabHistory") drawHistory();
-  if (tab === "tabTaste") openTeaching();
   if (tab === "tabCharacter") openCharacters();
   if (tab === "tabModels") openModels();
 }
@@ -906,7 +929,6 @@ document.addEventListener("keydown", (event) => {
   if (typedIn && !typedIn.checkVisibility()) return;
   if (event.key === "?") $("keys").showModal();
   else if (TAB_KEYS[key]) { open(TAB_KEYS[key]); $(TAB_KEYS[key]).focus(); }
-  else if (tab === "tabTaste") rankByKey(event);
   else if (tab !== "tabMake") return;
   else if (/^[1-9]$/.test(event.key)) pick(Number(event.key) - 1);
   else if (MAKING_KEYS[key]) MAKING_KEYS[key]();
