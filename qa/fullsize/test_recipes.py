@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from qa.fullsize.published import QUARTERS, fewest_blocks, published_depth
 from qa.fullsize.traced import CONFIGS, Trace, deep_run, new_folder, trace
+from tiny_runs import JPEG_SIZE
 
 from pacorl.config.base import load
 from pacorl.core.objectives import OBJECTIVES
@@ -22,7 +23,7 @@ PEAK_GIB = {"flux_t2is_24gb": 22.0, "klein_t2is_16gb": 14.5}
 """Promised to who has such a card, with buffers of unpacked weights and without CUDA's context; test_peaks.py."""
 WITHIN = 0.05
 """How far plan and ledger may lie apart."""
-NO_JUDGE = ["judge=none", "best_by=''", "rewards=[{name: jpeg_size}]", "evaluation.rewards=[]"]
+NO_JUDGE = ["judge=none", "best_by=''", f"rewards=[{{name: '{JPEG_SIZE}'}}]", "evaluation.rewards=[]"]
 COMMON = [*NO_JUDGE, "model.gradient_checkpointing=true"]
 OTHERS = {
     "sd3": ["model.kind=sd3", *COMMON],

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from scipy.stats import kendalltau, spearmanr
+from tiny_runs import JPEG_SIZE
 from typer.testing import CliRunner, Result
 
 from pacorl.bench.benchmarks import BenchmarkOptions
 from pacorl.bench.consistency_rank import ConsistencyRank, read_rank_data
 from pacorl.bench.running import run
-from pacorl.bench.scorers import JudgePairs, RewardPairs, ScoreFile
+from pacorl.bench.scorers import JudgePairs, RewardPairs, ScoreFile, load_reward
 from pacorl.cli.benchmark import app
 from pacorl.cli.shared import INCOMPLETE
 from pacorl.core.ranking import Interval
@@ -22,7 +23,6 @@ from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.io.images import open_image
 from pacorl.judge.local import LocalJudge
 from pacorl.judge.paco_reward import PacoReward
-from pacorl.rewards.jpeg import JpegSize
 from pacorl.types import Question
 
 PLAIN = (
@@ -131,7 +131,7 @@ def test_a_file_that_lacks_scores_leaves_items_missing(rank_folder: Path, tmp_pa
 
 
 def test_any_reward_may_score_the_pairs(rank_folder: Path, tmp_path: Path) -> None:
-    bench = ConsistencyRank(read_rank_data(rank_folder), RewardPairs(JpegSize(), name="jpeg_size"))
+    bench = ConsistencyRank(read_rank_data(rank_folder), RewardPairs(*load_reward(JPEG_SIZE, ())))
     outcome = run(bench, tmp_path / "run", BenchmarkOptions(name="jpeg_size"))
     assert outcome.complete
     (row, *_) = read_jsonl(tmp_path / "run" / "results.jsonl")
@@ -223,7 +223,7 @@ def test_missing_files_are_named(rank_folder: Path) -> None:
 
 def test_a_broken_image_stops_the_run_or_is_left_out(rank_folder: Path, tmp_path: Path) -> None:
     (rank_folder / "images" / "0000" / "0_1.png").write_bytes(b"no image")
-    arguments = ("consistency-rank", rank_folder, "--scorer", "jpeg_size", "--out", tmp_path / "run")
+    arguments = ("consistency-rank", rank_folder, "--scorer", JPEG_SIZE, "--out", tmp_path / "run")
     assert "0_1.png: not an image of a known format" in str(command(*arguments).exception)
     done = command(*arguments, "--skip-bad")
     assert done.exit_code == INCOMPLETE

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from edit_twins import klein_pipeline
 from PIL import Image
+from tiny_runs import JPEG_SIZE
 from typer.testing import CliRunner, Result
 
 from pacorl.bench import t2is
 from pacorl.bench.benchmarks import BenchmarkOptions
 from pacorl.bench.running import run
-from pacorl.bench.scorers import JudgeTexts, RewardTexts
+from pacorl.bench.scorers import JudgeTexts, RewardTexts, load_reward
 from pacorl.bench.t2is import TAB_3, T2isBench, average, prompts_by_case, read_cases
 from pacorl.cli.benchmark import app
 from pacorl.cli.shared import INCOMPLETE
@@ -27,7 +28,6 @@ from pacorl.io.images import open_image
 from pacorl.judge.local import LocalJudge
 from pacorl.judge.paco_reward import PacoReward
 from pacorl.records.leaks import trained_on
-from pacorl.rewards.jpeg import JpegSize
 from pacorl.tiny.characters import character_prompts
 from pacorl.types import Question, Verdict
 
@@ -76,7 +76,7 @@ def by_hand(folder: Path, images: Path, judge: LocalJudge) -> dict[str, Any]:
 def test_generated_judged_and_averaged(t2is_folder: Path, tmp_path: Path, tiny: LocalJudge) -> None:
     arguments = (
         t2is_folder, "--model", "tiny", "--steps", 2, "--size", "64x64", "--out", tmp_path / "run",
-        "--aesthetics", "jpeg_size", "--aesthetics-scale", 0.5, "--json", "--limit", 3,
+        "--aesthetics", JPEG_SIZE, "--aesthetics-scale", 0.5, "--json", "--limit", 3,
     )  # fmt: skip
     done = command(*arguments)
     assert done.exit_code == 0, (done.output, done.exception)
@@ -175,7 +175,7 @@ def _mean(value: Interval | float | None) -> float:
 
 def test_images_of_others_and_no_alignment(t2is_folder: Path, tmp_path: Path) -> None:
     images = finished(t2is_folder, tmp_path / "images")
-    aesthetics = RewardTexts(JpegSize(), "jpeg_size")
+    aesthetics = RewardTexts(*load_reward(JPEG_SIZE, ()))
     bench = bench_over(t2is_folder, images, alignment=None, aesthetics=aesthetics)
     (line, *_) = run(bench, tmp_path / "run", BenchmarkOptions(name="here")).tables[0].lines
     cells = dict(zip(bench.columns, line.cells, strict=True))

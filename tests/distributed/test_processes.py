@@ -11,6 +11,7 @@ import torch
 import worlds
 from runs import KEPT, train, train_and_keep_each, write_edit_twins
 from safetensors.torch import load_file
+from tiny_runs import JPEG_SIZE
 
 from pacorl.config.recipes import recipe
 from pacorl.grpo.start import checkpoints
@@ -37,7 +38,7 @@ SETTINGS = [
 ]
 MODES = {"two": (2, {}), "sharded": (2, worlds.fsdp2())}
 
-CHEAP = ["rewards=[{name: jpeg_size}]", "prompts.evaluation=tiny:dev:1", "evaluation.every=0"]
+CHEAP = [f"rewards=[{{name: '{JPEG_SIZE}'}}]", "prompts.evaluation=tiny:dev:1", "evaluation.every=0"]
 """For what is not about judging: a reward without a model."""
 OBJECTIVES = {
     "flux": [],

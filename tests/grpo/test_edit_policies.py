@@ -8,6 +8,7 @@ import torch
 import yaml
 from edit_twins import kontext_pipeline, qwen_pipeline, source_image
 from safetensors.torch import load_file
+from tiny_runs import JPEG_SIZE
 from typer.testing import CliRunner
 
 from pacorl.cli import app
@@ -61,7 +62,7 @@ def recipe(tmp_path: Path, checkpoints: Path, request: pytest.FixtureRequest) ->
         "evaluation": {"size": [96, 96], "steps": 2, "batch": 2},
         "judge": {"checkpoint": "tiny", "dtype": "float32"},
         # A judge of sets says the same of whatever random weights generate; the size of the file tells them apart.
-        "rewards": [{"name": "edit_consistency", "args": {"temperature": 8}}, {"name": "jpeg_size"}],
+        "rewards": [{"name": "edit_consistency", "args": {"temperature": 8}}, {"name": JPEG_SIZE}],
         "optimizer": {"updates_per_epoch": 1, "lr": 1.0e-3, "ema_interval": 1},
     }
     path = tmp_path / "recipe.yaml"

@@ -12,6 +12,7 @@ import torch
 import yaml
 from edit_twins import klein_pipeline, kontext_pipeline, qwen_image_21_pipeline, qwen_pipeline, source_image
 from safetensors.torch import load_file
+from tiny_runs import JPEG_SIZE
 from toy_world import toy_config, toy_world
 from typer.testing import CliRunner
 
@@ -56,7 +57,7 @@ def recipe(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
         "sampling": {"size": [64, 64], "steps": 3, "sde_steps": [1], "batch": 4},
         "evaluation": {"size": [64, 64], "steps": 2, "batch": 2, "every": 1},
         "judge": None,
-        "rewards": [{"name": "jpeg_size"}],
+        "rewards": [{"name": JPEG_SIZE}],
         "optimizer": {"updates_per_epoch": 1, "lr": 1.0e-3, "ema_interval": 1},
     }
     path = tmp_path / "recipe.yaml"

@@ -18,7 +18,7 @@ import torch
 from peft import LoraConfig
 from PIL.Image import Image
 from pydantic import ValidationError
-from tiny_runs import metrics
+from tiny_runs import JPEG_SIZE, metrics
 from torch import nn
 from toy_world import toy_config, toy_world
 
@@ -213,7 +213,7 @@ def test_prompts_and_evaluation_prompts_of_a_library_are_taken(settings: dict[st
 def test_rewards_by_name_and_weights_join_functions(settings: dict[str, Any]) -> None:
     trainer = PolicyTrainer(
         "flux",
-        rewards=[red, "jpeg_size", {"name": "jpeg_size", "label": "small", "args": {"prefer": "small"}}],
+        rewards=[red, JPEG_SIZE, {"name": JPEG_SIZE, "label": "small", "args": {"prefer": "small"}}],
         reward_weights=[1.0, 0.5, 0.25],
         prompts=["a fox", "a bear"],
         **settings,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import metrics, tiny_run
+from tiny_runs import JPEG_SIZE, metrics, tiny_run
 from typer.testing import CliRunner
 
 from pacorl.cli import app
@@ -25,7 +25,7 @@ from pacorl.lab.plan.plan import plan_policy
 from pacorl.report.folder import read_run
 from pacorl.report.page import match
 
-JPEG = "{name: jpeg_size, args: {prefer: large}}"
+JPEG = f"{{name: '{JPEG_SIZE}', args: {{prefer: large}}}}"
 UNREACHABLE = "judge={backend: http, checkpoint: 'http://127.0.0.1:9/v1', model: paco, retries: 0, timeout: 1}"
 OWN = """
 def redness(prompts, images):

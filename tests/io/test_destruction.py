@@ -92,7 +92,6 @@ ALLOWED = {
     ("io/images.py", "png_bytes"): (["Image.save"], TO_MEMORY),
     ("judge/http/messages.py", "encode"): (["Image.save"], TO_MEMORY),
     ("report/figures.py", "_base64"): (["Image.save"], TO_MEMORY),
-    ("rewards/jpeg.py", "JpegSize.__call__"): (["Image.save"], TO_MEMORY),
 }
 """(Module, function) → its calls, and why they may be there."""
 MEND = "delete, replace or create files by pacorl.io.files, or give the call and its reason in ALLOWED of this test"

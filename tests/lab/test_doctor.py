@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from fake_server import FakeServer, Handler, completion
+from tiny_runs import JPEG_SIZE
 from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
@@ -96,7 +97,7 @@ def test_a_reward_without_its_data_is_an_error_and_the_judge_is_asked_all_the_sa
 def test_a_reward_that_fails_on_an_image_is_an_error(tiny: list[str], tmp_path: Path) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text("def broken(prompts, images):\n    raise RuntimeError('no such thing')\n")
-    result = run(*tiny, "--json", f"rewards=[{{name: '{mine}:broken'}}, {{name: jpeg_size}}]")
+    result = run(*tiny, "--json", f"rewards=[{{name: '{mine}:broken'}}, {{name: '{JPEG_SIZE}'}}]")
     assert result.exit_code == 2
     assert [(topic, "no such thing" in text) for topic, text in found(result, "error")] == [("rewards", True)]
     assert ("rewards", "jpeg_size scores a trial image") in found(result, "fine")

@@ -11,7 +11,7 @@ import socketserver
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import combinations
@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageDraw, ImageFont
+from tiny_runs import JPEG_SIZE
 
 from pacorl.config.reward_section import RewardConfig
 from pacorl.core.grid import join, split
@@ -30,7 +31,6 @@ from pacorl.io import outage
 from pacorl.rewards import build_rewards, check_rewards, ocr
 from pacorl.rewards.dream import DreamSim
 from pacorl.rewards.http import HttpScorer
-from pacorl.rewards.jpeg import JpegSize
 from pacorl.rewards.ocr import Ocr, edits_to_substring, quoted, share_read
 from pacorl.rewards.reward import score, smoke_test
 from pacorl.testing import check_reward
@@ -45,9 +45,11 @@ def test_jpeg_size_is_the_file_s(tmp_path: Path, prompts: list[Prompt], sheets: 
         path = tmp_path / f"{number}.jpg"
         sheet.save(path, quality=95)
         kilobytes.append(path.stat().st_size / 1000)
-    assert JpegSize()(prompts, sheets) == [-size for size in kilobytes]
-    assert JpegSize(prefer="large")(prompts, sheets) == kilobytes
-    check_reward(JpegSize(), prompts, sheets)
+    configs = [RewardConfig(name=JPEG_SIZE), RewardConfig(name=JPEG_SIZE, label="large", args={"prefer": "large"})]
+    built = build_rewards(configs, judge=None)
+    assert built["jpeg_size"](prompts, sheets) == [-size for size in kilobytes]
+    assert built["large"](prompts, sheets) == kilobytes
+    check_reward(built["jpeg_size"], prompts, sheets)
     assert len(set(kilobytes)) > 5
 
 
@@ -556,12 +558,3 @@ def test_dreamsim_is_called_as_its_readme_says(
     assert found == pytest.approx(expected, abs=1e-6)
     check_reward(reward, prompts, sheets)
     assert asked == [{"pretrained": True, "device": "cpu", "dreamsim_type": "dino_vitb16"}], "loaded once"
-
-
-def test_equal_kinds_stand_side_by_side_under_labels(sheets: list[Image.Image]) -> None:
-    configs = [RewardConfig(name="jpeg_size"), RewardConfig(name="jpeg_size", label="large", args={"prefer": "large"})]
-    built = build_rewards(configs, judge=None)  # type: ignore[arg-type]
-    values: dict[str, Sequence[float | None]] = {
-        key: r([Prompt(id=0, text="")], sheets[:1]) for key, r in built.items()
-    }
-    assert values["large"][0] == -(values["jpeg_size"][0] or 0)

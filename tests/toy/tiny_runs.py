@@ -15,6 +15,9 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.start import checkpoints
 from pacorl.lab.plan.plan import Plan, plan_policy
 
+JPEG_SIZE = f"{Path(__file__).parents[2]}/examples/jpeg_reward.py:jpeg_size"
+"""A reward without a model."""
+
 SMALL_QUICKSTART = [
     "epochs=1",
     "prompts_per_epoch=2",

@@ -34,7 +34,6 @@ REWARDS: Table[Callable[..., Reward]] = Table(
         "aesthetic": "pacorl.rewards.clip:Aesthetic",
         "dreamsim": "pacorl.rewards.dream:DreamSim",
         "ocr": "pacorl.rewards.ocr:Ocr",
-        "jpeg_size": "pacorl.rewards.jpeg:JpegSize",
         "http": "pacorl.rewards.http:HttpScorer",
     },
 )

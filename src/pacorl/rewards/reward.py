@@ -44,9 +44,9 @@ class Reward(Protocol):
     Making one is cheap; weights are loaded by `Loads.load`, or on the first call.
 
     Example:
-        reward = JpegSize(prefer="small")
+        reward = PanelMatch(judge)
         reward.check(prompts)
-        kilobytes = [-score for score in reward(prompts, images)]
+        scores = reward(prompts, images)
     """
 
     def check(self, prompts: Sequence[Prompt]) -> None:

@@ -7,7 +7,7 @@ import json
 from functools import cache
 
 import pytest
-from tiny_runs import planned
+from tiny_runs import JPEG_SIZE, planned
 from typer.testing import CliRunner
 
 from pacorl.cli import app
@@ -58,7 +58,7 @@ def test_the_balance_is_printed_and_in_the_json() -> None:
 
 @pytest.mark.slow
 def test_without_a_judge_there_is_none() -> None:
-    plan = planned("judge=none", "best_by=''", "rewards=[{name: jpeg_size}]")
+    plan = planned("judge=none", "best_by=''", f"rewards=[{{name: '{JPEG_SIZE}'}}]")
     assert plan.cost
     assert plan.cost.questions == 0
     assert not any(line.startswith("balance") for line in summary(plan))

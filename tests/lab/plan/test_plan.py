@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from tiny_runs import JPEG_SIZE
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from typer.testing import CliRunner, Result
@@ -526,7 +527,7 @@ def test_edits_are_refused_for_a_generator_of_sets(checkpoints: Path, tmp_path: 
     file = tmp_path / "edits.jsonl"
     file.write_text(json.dumps({"image": "a.png", "instruction": "Add a hat."}) + "\n")
     with pytest.raises(ValueError, match=r"prompt 0 \('Add a hat\.'\) edits an image, and model.kind flux"):
-        read(tiny_run(checkpoints, f"prompts.train={file}", "rewards=[{name: jpeg_size}]", "judge=none"))
+        read(tiny_run(checkpoints, f"prompts.train={file}", f"rewards=[{{name: '{JPEG_SIZE}'}}]", "judge=none"))
 
 
 def test_a_reward_is_checked_against_its_options_and_the_prompts(checkpoints: Path, tmp_path: Path) -> None:
@@ -662,8 +663,8 @@ def test_a_trainer_s_arguments_have_the_dry_run_of_the_command(tmp_path: Path, m
     Path("test.txt").write_text("two bears at a desk\n")
     settings: dict[str, Any] = {"judge": None, "out": "run"}
     sources = {"prompts": "train.txt", "evaluation_prompts": "test.txt"}
-    plan = plan_training("flux_t2is_24gb", rewards=["jpeg_size", unlike], **sources, **settings)
-    changes = ["rewards=[{name: jpeg_size}]", "evaluation.rewards=[]", "judge=none", "out=run"]
+    plan = plan_training("flux_t2is_24gb", rewards=[JPEG_SIZE, unlike], **sources, **settings)
+    changes = [f"rewards=[{{name: '{JPEG_SIZE}'}}]", "evaluation.rewards=[]", "judge=none", "out=run"]
     changes += ["prompts.train=train.txt", "prompts.evaluation=test.txt"]
     of_command = plan_policy(load(PolicyConfig, Path("flux_t2is_24gb"), changes))
     components = [(row.component, row.parameters, row.note) for row in plan.rows]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_runs import JPEG_SIZE
 from toy_world import ToyPolicy, toy_config, toy_world
 
 from pacorl.config.base import load
@@ -83,7 +84,7 @@ class Counted:
 
 
 def config_of(tmp_path: Path, *settings: str) -> PolicyConfig:
-    fixed = ["judge=none", "best_by=''", "rewards=[{name: jpeg_size}]", "sampling.sde_steps=[1]"]
+    fixed = ["judge=none", "best_by=''", f"rewards=[{{name: '{JPEG_SIZE}'}}]", "sampling.sde_steps=[1]"]
     return toy_config(tmp_path / "run", *fixed, *settings)
 
 
