@@ -296,13 +296,3 @@ def test_a_storyboard_to_edit(hero, tmp_path):
     assert run("--storyboard", "board.yaml", *SMALL, "--out", tmp_path / "out").exit_code == 0
     with Image.open(tmp_path / "out" / "page-1.png") as grid:
         assert "jumping, house" in grid.info["prompt"]
-
-
-def test_vistorybenchs_characters_are_imported_by_the_dataset_command(tmp_path):
-    story = tmp_path / "01"
-    (story / "image" / "ann").mkdir(parents=True)
-    Image.new("RGB", (8, 8)).save(story / "image" / "ann" / "00.jpg")
-    (story / "story.json").write_text(json.dumps({"Characters": {"ann": {"prompt_en": "an old cook"}}}))
-    result = CliRunner().invoke(app, ["dataset", "characters", str(story), str(tmp_path / "characters"), "--json"])
-    assert json.loads(result.stdout)["characters"] == 1
-    assert (tmp_path / "characters" / "01-ann" / "card.yaml").is_file()

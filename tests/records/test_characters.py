@@ -1,14 +1,13 @@
-"""Characters as folders: read, found, refused in one line, and imported from ViStoryBench."""
+"""Characters as folders: read, found, and refused in one line."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from pacorl.records.characters import find_character, import_vistorybench, read_character
+from pacorl.records.characters import find_character, read_character
 
 CARD = """
 description: a red round hero
@@ -74,49 +73,3 @@ def test_a_folder_without_a_card_says_so(tmp_path):
     (tmp_path / "hero" / "card.yaml").unlink()
     with pytest.raises(ValueError, match=r"hero has no card\.yaml"):
         find_character(str(tmp_path / "hero"), tmp_path)
-
-
-@pytest.fixture
-def vistorybench(tmp_path) -> Path:
-    story = tmp_path / "ViStory" / "01"
-    characters = {
-        "Old Ann": {"name_en": "Old Ann", "prompt_en": "an old cook", "tag": "human", "num_of_appearances": 3}
-    }
-    for number in range(2):
-        path = story / "image" / "Old Ann" / f"{number:02d}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (8, 8)).save(path)
-    (story / "story.json").write_text(json.dumps({"Shots": [], "Characters": characters}))
-    return story.parent
-
-
-@pytest.mark.parametrize("story", ["", "01"])
-def test_vistorybenchs_characters_are_imported(vistorybench, tmp_path, story):
-    (folder,) = import_vistorybench(vistorybench / story, tmp_path / "characters")
-    ann = find_character("01-Old Ann", tmp_path)
-    assert folder == tmp_path / "characters" / "01-Old Ann"
-    assert (ann.description, len(ann.images)) == ("an old cook", 2)
-    with pytest.raises(ValueError, match="exists; name another folder"):
-        import_vistorybench(vistorybench, tmp_path / "characters")
-
-
-@pytest.mark.parametrize(
-    ("characters", "fault"),
-    [
-        ([], "'Characters' must map names"),
-        ({"../ann": {"prompt_en": "x"}}, "no name of a folder"),
-        ({"ann": {}}, "ann: 'prompt_en' is missing"),
-        ({"ann": {"prompt_en": "x"}}, "there is no image in"),
-    ],
-)
-def test_a_story_that_cannot_be_used_is_named(vistorybench, tmp_path, characters, fault):
-    path = vistorybench / "01" / "story.json"
-    path.write_text(json.dumps({"Characters": characters}))
-    with pytest.raises(ValueError, match=fault) as caught:
-        import_vistorybench(vistorybench, tmp_path / "out")
-    assert str(path) in str(caught.value)
-
-
-def test_a_folder_without_stories_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"has no story\.json"):
-        import_vistorybench(tmp_path, tmp_path / "out")

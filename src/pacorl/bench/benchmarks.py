@@ -137,6 +137,5 @@ BENCHMARKS: Table[BenchmarkSpec[Any, Any]] = Table(
         "edit-reward-compass": "pacorl.bench.edit_pairs:EDIT_REWARD_COMPASS",
         "t2is": "pacorl.bench.t2is:SPEC",
         "gedit": "pacorl.bench.gedit:SPEC",
-        "vistory": "pacorl.bench.vistory:SPEC",
     },
 )

@@ -234,13 +234,12 @@ class ImageCache:
             self._opened[name] = _open(path, name=str(path))
         return self._opened[name]
 
-    def open_any(self, *stems: str) -> Image:
-        """Open the image of the first of these names, in any format. Raises BadItemError if there is none."""
-        for stem in stems:
-            for suffix in IMAGE_TYPES:
-                if (self.folder / f"{stem}{suffix}").is_file():
-                    return self.open(f"{stem}{suffix}")
-        raise BadItemError(f"{self.folder / stems[0]}.png is missing")
+    def open_any(self, stem: str) -> Image:
+        """Open the image of this name, in any format. Raises BadItemError if there is none."""
+        for suffix in IMAGE_TYPES:
+            if (self.folder / f"{stem}{suffix}").is_file():
+                return self.open(f"{stem}{suffix}")
+        raise BadItemError(f"{self.folder / stem}.png is missing")
 
     def decode(self, cell: Any, *, name: str) -> Image:
         """Open a table's cell: `{bytes, path}` as `datasets` writes it, bytes, or a path inside the folder."""

@@ -339,20 +339,6 @@ def annotate(
 
 
 @app.command()
-def characters(
-    source: Path = Argument(help="ViStoryBench's folder of stories, or one story."),
-    out: Path = Argument(help="Where each character gets a folder, e.g. characters."),
-    *,
-    output: JsonOption,
-) -> None:
-    """Import ViStoryBench's characters as folders that `pacorl generate --character` reads."""
-    from pacorl.records.characters import import_vistorybench
-
-    folders = import_vistorybench(source, out)
-    print_counts({"characters": len(folders), "folder": str(out)}, as_json=output.as_json)
-
-
-@app.command()
 def simulate(
     url: str = Argument(help="Where the page is served."),
     links: list[str] = Argument(help="NAME=TOKEN or NAME=LINK of each simulated annotator."),

@@ -10,14 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import chain, zip_longest
-from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pacorl.io.documents import blamed_on, dump_yaml, read_object, read_yaml, text_field, typed
-from pacorl.io.files import read_bytes, write_atomic
+from pacorl.io.documents import blamed_on, read_yaml, typed
 from pacorl.io.images import images_in, open_image
 from pacorl.types import Character, Prompt
 
@@ -109,47 +107,3 @@ def characters_of(prompt: Prompt) -> list[list[Character]]:
     if not any(casts):
         casts = [list(prompt.characters)] * prompt.grid.count
     return [[character for character in cast if character.images] for cast in casts]
-
-
-def import_vistorybench(source: Path, out: Path) -> list[Path]:
-    """Copy the characters of a ViStoryBench folder, or of one of its stories, as `out`/STORY-CHARACTER.
-
-    Raises:
-        ValueError: if a story cannot be read, an image is unusable, or a folder exists already.
-    """
-    # One story, or a folder of stories.
-    paths = [source / "story.json"]
-    if not paths[0].is_file():
-        paths = sorted(source.glob("*/story.json"), key=attrgetter("parent"))
-    if not paths:
-        raise ValueError(f"{source} has no story.json, nor has a folder in it; name ViStoryBench's folder of stories")
-
-    folders = []
-    for path in paths:
-        characters = read_object(path).get("Characters")
-        if not isinstance(characters, dict):
-            raise ValueError(f"{path}: 'Characters' must map names to descriptions, got {characters!r}")
-        story = path.parent
-        for name, entry in characters.items():
-            with blamed_on(f"{path}: {name}"):
-                folders.append(_import_character(story, name, entry, out / f"{story.resolve().name}-{name}"))
-    return folders
-
-
-def _import_character(story: Path, name: str, entry: Any, folder: Path) -> Path:
-    if Path(name).name != name:
-        raise ValueError("the name of a character is no name of a folder")
-    if not isinstance(entry, dict) or not (description := text_field(entry, "prompt_en")):
-        raise ValueError("'prompt_en' is missing; give the character's description")
-    if folder.exists():
-        raise ValueError(f"{folder} exists; name another folder, or remove it")
-    images = images_in(story / "image" / name)[:MAX_IMAGES]
-    if not images:
-        raise ValueError(f"there is no image in {story / 'image' / name}")
-    for image in images:
-        # Opened before it is written: a copied image is a usable one.
-        content = read_bytes(image)
-        open_image(content, name=str(image))
-        write_atomic(folder / image.name, content)
-    write_atomic(folder / CARD, dump_yaml({"description": description}))
-    return folder
