@@ -150,12 +150,10 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """Request for an answer in words: texts and images in the published order of a judge."""
+    """Request for an answer in words: texts and images in order."""
 
     content: tuple[str | Image, ...]
     """Texts and images of the user's turn."""
-    system: str = ""
-    """System prompt; empty for none."""
 
     @property
     def images(self) -> tuple[Image, ...]:
@@ -165,7 +163,7 @@ class Chat:
     @property
     def text(self) -> str:
         """All texts, one below the other."""
-        return "\n".join([self.system, *(part for part in self.content if isinstance(part, str))])
+        return "\n".join(part for part in self.content if isinstance(part, str))
 
 
 @dataclass(frozen=True, slots=True)

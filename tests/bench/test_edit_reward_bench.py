@@ -1,4 +1,4 @@
-"""EditReward-Bench end to end on a tiny table in the published form."""
+"""EditReward-Bench, VCReward-Bench and EditReward-Compass on tiny tables in their published forms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_data import edit_reward_rows, write_parquet
+from bench_data import cell, edit_reward_rows, write_parquet
+from PIL import Image
 from typer.testing import CliRunner
 
 from pacorl.bench.benchmarks import BenchmarkOptions
@@ -27,8 +28,8 @@ def scored_by_hand(rows: list[dict[str, Any]], judge: LocalJudge) -> dict[str, d
     scores: dict[str, dict[str, float]] = {}
     for row in rows:
         before = open_image(row["input_image"]["bytes"])
-        for key, cell in zip(row["key"], row["output_images"], strict=True):
-            after = open_image(cell["bytes"]).resize(before.size)
+        for key, output in zip(row["key"], row["output_images"], strict=True):
+            after = open_image(output["bytes"]).resize(before.size)
             start = f"Given two images after an edit with instruction '{row['instruction']}', "
             texts = [
                 start + "is the edit following the instruction well? Answer 'Yes' or 'No' only.",
@@ -99,8 +100,8 @@ def test_a_limit_takes_rows_and_their_outputs(edit_reward_folder: Path) -> None:
 
 def test_rows_may_be_jsonl_beside_their_images(tmp_path: Path) -> None:
     row = edit_reward_rows()[0]
-    for name, cell in zip(("in", "a", "b"), (row["input_image"], *row["output_images"]), strict=True):
-        (tmp_path / f"{name}.png").write_bytes(cell["bytes"])
+    for name, shown in zip(("in", "a", "b"), (row["input_image"], *row["output_images"]), strict=True):
+        (tmp_path / f"{name}.png").write_bytes(shown["bytes"])
     line = row | {"input_image": "in.png", "output_images": ["a.png", "b.png"]}
     (tmp_path / "rows.jsonl").write_text(json.dumps(line) + "\n")
     bench = EditRewardBench(read_edit_data(tmp_path), PacoReward(Even(), name="even"))
@@ -140,7 +141,134 @@ def test_a_broken_image_is_named(tmp_path: Path) -> None:
     rows[0]["output_images"][1]["bytes"] = b"nothing"
     write_parquet(tmp_path / "data.parquet", rows)
     bench = EditRewardBench(read_edit_data(tmp_path), PacoReward(Even(), name="even"))
-    with pytest.raises(ValueError, match=r"row 1, output_images\[1\]: not an image"):
+    with pytest.raises(ValueError, match="row 1, output 2: not an image"):
         run(bench, tmp_path / "run", BenchmarkOptions(name="even"))
     outcome = run(bench, tmp_path / "run", BenchmarkOptions(name="even", skip_bad=True))
     assert list(outcome.skipped) == ["0_b"]
+
+
+# --- VCReward-Bench and EditReward-Compass -------------------------------------------------------------------------
+
+COLOURS = ((200, 40, 40), (40, 200, 40), (40, 40, 200), (120, 120, 20))
+
+
+def image(colour: tuple[int, int, int], size: int = 32) -> Image.Image:
+    return Image.new("RGB", (size, size), colour)
+
+
+def vc_rows() -> list[dict[str, Any]]:
+    rows = []
+    for number, colour in enumerate(COLOURS):
+        task = ("color_alteration", "tone_transfer")[number % 2]
+        rows.append(
+            {
+                "key": f"{task}_pair_{number}",
+                "instruction": f"instruction {number}",
+                "source_image": cell(image(colour), "in.png"),
+                "edited_images": [cell(image(COLOURS[number - 1], 40), "a.png"), cell(image(colour, 40), "b.png")],
+                "winner": ("Image A", "Image B")[number == 2],
+                "task": task,
+            }
+        )
+    return rows
+
+
+def compass_rows(folder: Path) -> list[dict[str, Any]]:
+    rows = []
+    for number, colour in enumerate(COLOURS):
+        for name, shown in (("in", colour), ("a", COLOURS[number - 1]), ("b", colour)):
+            image(shown).save(folder / f"{number}_{name}.png")
+        for dimension in ("IA", "VC", "VQ"):
+            row = {"source_image": f"{number}_in.png", "winner": f"{number}_a.png", "loser": f"{number}_b.png"}
+            label = "tie" if number == 3 else "preference"
+            rows.append(row | {"prompt": f"instruction {number}", "dimension": dimension, "label": label})
+    (folder / "reward_eval.json").write_text(json.dumps(rows))
+    return rows
+
+
+def p_yes(judge: LocalJudge, before: Image.Image, after: Image.Image, instruction: str, about: str) -> float:
+    asked = {
+        "VC": "do they maintain consistency in terms of style, logic and identity? Answer 'Yes' or 'No' only.",
+        "IA": "is the edit following the instruction well? Answer 'Yes' or 'No' only.",
+    }[about]
+    text = f"Given two images after an edit with instruction '{instruction}', {asked}"
+    return judge.verdicts([Question((before, after.resize(before.size)), text)])[0].p_yes or 0.0
+
+
+def values_of(data: Path, kind: str) -> dict[str, Any]:
+    words = ["edit-reward-bench", str(data), "--kind", kind, "--out", str(data.parent / "run"), "--json"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, (done.output, done.exception)
+    values: dict[str, Any] = json.loads(done.stdout)["tables"][0]["rows"][0]["values"]
+    return values
+
+
+@pytest.mark.slow
+def test_vc_reward_is_what_naive_loops_give(tmp_path: Path) -> None:
+    rows = vc_rows()
+    write_parquet(tmp_path / "bench" / "data" / "train-00000-of-00002.parquet", rows[:3])
+    write_parquet(tmp_path / "bench" / "data" / "train-00001-of-00002.parquet", rows[3:])
+    values = values_of(tmp_path / "bench", "vc-reward-bench")
+
+    judge = LocalJudge.from_pretrained("tiny", variants=True)
+    right: dict[str, list[bool]] = {}
+    for row in rows:
+        before = open_image(row["source_image"]["bytes"])
+        a, b = (
+            p_yes(judge, before, open_image(edit["bytes"]), row["instruction"], "VC") for edit in row["edited_images"]
+        )
+        right.setdefault(row["task"], []).append(a > b if row["winner"] == "Image A" else b > a)
+    every = [answer for answers in right.values() for answer in answers]
+    assert values["Accuracy"]["mean"] == pytest.approx(sum(every) / 4)
+    assert values["Mean over tasks"]["mean"] == pytest.approx(sum(sum(task) / len(task) for task in right.values()) / 2)
+
+
+@pytest.mark.slow
+def test_compass_is_what_naive_loops_give(tmp_path: Path) -> None:
+    rows = compass_rows(tmp_path)
+    values = values_of(tmp_path / "reward_eval.json", "edit-reward-compass")
+
+    judge = LocalJudge.from_pretrained("tiny", variants=True)
+    for dimension, column in (("IA", "Instruction awareness"), ("VC", "Visual consistency")):
+        right = []
+        for row in rows:
+            if row["dimension"] == dimension:
+                before = open_image(tmp_path / row["source_image"])
+                a, b = (
+                    p_yes(judge, before, open_image(tmp_path / row[name]), row["prompt"], dimension)
+                    for name in ("winner", "loser")
+                )
+                right.append(abs(a - b) < 1e-5 if row["label"] == "tie" else a > b)
+        assert values[column]["mean"] == pytest.approx(sum(right) / len(right))
+    assert len(values) == 2, "no question is about visual quality"
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"winner": "Tie"}, "winner 'Tie' is none of Image A, Image B"),
+        ({"task": None}, "no task; a row of VCReward-Bench has"),
+    ],
+)
+def test_rows_of_vc_reward_of_another_schema_are_named(change: dict[str, Any], fault: str, tmp_path: Path) -> None:
+    rows = vc_rows()
+    write_parquet(tmp_path / "data.parquet", [*rows[:3], rows[3] | change])
+    with pytest.raises(ValueError, match="row 4: ") as caught:
+        read_edit_data(tmp_path / "data.parquet", "vc-reward-bench")
+    assert fault in str(caught.value)
+    assert len(read_edit_data(tmp_path / "data.parquet", "vc-reward-bench", skip_bad=True).items) == 3
+
+
+@pytest.mark.parametrize(
+    ("rows", "fault"),
+    [
+        ({}, "must be a list of objects; a row of EditReward-Compass has"),
+        ([], "holds no rows"),
+        ([{"prompt": "x"}], "no source_image, winner, loser, dimension, label"),
+    ],
+)
+def test_a_compass_of_another_schema_is_refused(rows: Any, fault: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    with pytest.raises(ValueError, match=r"rows\.json") as caught:
+        read_edit_data(tmp_path / "rows.json", "edit-reward-compass")
+    assert fault in str(caught.value)

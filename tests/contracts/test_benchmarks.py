@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmark_contract import check_benchmark
+from benchmark_examples import EXAMPLES, check_benchmark
 from typer.testing import CliRunner, Result
 
 from pacorl.bench.benchmarks import BENCHMARKS, BenchmarkOptions, BenchmarkSpec, GeneratorBenchmarkOptions
@@ -62,19 +62,15 @@ def test_generators_are_measured_with_generators_options(name: str) -> None:
     assert issubclass(spec.options, GeneratorBenchmarkOptions) == (spec.generate is not None)
 
 
-@each
-def test_published_rows_fit_the_columns(name: str) -> None:
-    benchmark = BENCHMARKS[name].benchmark
-    assert benchmark.title
-    assert benchmark.columns
-    for row, figures in benchmark.paper.rows.items() if benchmark.paper else ():
-        assert 0 < len(figures) <= len(benchmark.columns), row
-
-
 @pytest.mark.slow
-@each
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_its_example_is_measured(name: str, tmp_path: Path) -> None:
-    check_benchmark(BENCHMARKS[name], tmp_path)
+    benchmark, example = EXAMPLES[name]
+    check_benchmark(BENCHMARKS[benchmark], example, tmp_path)
+
+
+def test_every_benchmark_has_an_example() -> None:
+    assert {benchmark for benchmark, _ in EXAMPLES.values()} == set(BENCHMARKS)
 
 
 def broken(spec: BenchmarkSpec[Any, Any], method: str, change: Callable[[Any, Any], Any]) -> BenchmarkSpec[Any, Any]:
@@ -115,7 +111,7 @@ def raising(measure: Any, rows: Any) -> Any:
 )
 def test_a_wrong_benchmark_is_refused(name: str, method: str, change: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises((AssertionError, RuntimeError), match=said):
-        check_benchmark(broken(BENCHMARKS[name], method, change), tmp_path)
+        check_benchmark(broken(BENCHMARKS[name], method, change), EXAMPLES[name][1], tmp_path)
 
 
 @each

@@ -676,9 +676,8 @@ def test_both_orders_are_asked_and_averaged(server: FakeServer) -> None:
 
 def test_a_turn_is_sent_in_the_order_of_its_texts_and_images() -> None:
     image = EncodedImage("data:image/png;base64,AA==", "digest")
-    body = turn_body("judge", ["Before: ", image, "\n", "after?"], max_tokens=7, system="You compare.")
+    body = turn_body("judge", ["Before: ", image, "\n", "after?"], max_tokens=7)
     assert body["messages"] == [
-        {"role": "system", "content": "You compare."},
         {
             "role": "user",
             "content": [

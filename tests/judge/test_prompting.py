@@ -86,11 +86,10 @@ def test_a_template_that_thinks_is_told_not_to() -> None:
 
 def test_a_turn_keeps_the_order_of_its_texts_and_images(judge: LocalJudge) -> None:
     first, second = panels(2, sizes=[(64, 64)])
-    turn = judge.prompting.chat_prompt(Chat(("Before: ", first, "\n", "after: ", second, "."), "You compare."))
+    turn = judge.prompting.chat_prompt(Chat(("Before: ", first, "\n", "after: ", second, ".")))
     parts = [{"type": "text", "text": "Before: "}, {"type": "image"}, {"type": "text", "text": "\n"}]
     parts += [{"type": "text", "text": "after: "}, {"type": "image"}, {"type": "text", "text": "."}]
-    system = {"role": "system", "content": [{"type": "text", "text": "You compare."}]}
-    assert turn.text == chat_text(judge.processor, [system, {"role": "user", "content": parts}])
+    assert turn.text == chat_text(judge.processor, [{"role": "user", "content": parts}])
     assert [image.image for image in turn.images] == [first, second]
 
     question = asked_of(first, second)
@@ -102,4 +101,4 @@ def test_a_turn_keeps_the_order_of_its_texts_and_images(judge: LocalJudge) -> No
 
 def test_a_turn_with_a_control_token_is_not_answered(judge: LocalJudge) -> None:
     with pytest.raises(RuntimeError, match="control token"):
-        judge.reply(Chat(("well",), "<|im_end|>"))
+        judge.reply(Chat(("well", "<|im_end|>")))

@@ -102,7 +102,6 @@ class BenchmarkSpec(Generic[Options, Items]):
             summary="Does a judge distinguish matching pairs?",
             data="A JSONL of pairs.",
             options=BenchmarkOptions,
-            benchmark=PairAccuracy,
             read=lambda data, options: read_pairs(data, limit=options.limit),
             build=lambda pairs, options, reward, out: PairAccuracy(pairs, reward),
         )
@@ -113,17 +112,12 @@ class BenchmarkSpec(Generic[Options, Items]):
     data: str
     """Help of the argument DATA."""
     options: type[Options]
-    benchmark: type[Benchmark]
-    """Class with the title, the columns and the published rows."""
     read: Callable[[Path, Options], Items]
     """Reader of the published data, before anything heavy is loaded; it checks them."""
     build: Callable[[Items, Options, Any, Path], Benchmark]
     """(items, options, the `PacoReward` or None if no judge is needed, the run's folder) → the benchmark."""
     generate: Callable[[Items, Options, Path, Shard, Advance], object] | None = None
     """Generator of a share's images that the run's folder lacks; None for benchmarks of judges."""
-    example: Callable[[Path], tuple[Path, Options]] | None = None
-    """Writer of at least three items in the published format into an empty folder; returns DATA and the options to
-    measure them. A comparison of mean colours answers them correctly."""
     all_spellings: bool = False
     """Whether P(Yes) sums every spelling of Yes and of No."""
 
@@ -133,8 +127,6 @@ BENCHMARKS: Table[BenchmarkSpec[Any, Any]] = Table(
     {
         "consistency-rank": "pacorl.bench.consistency_rank:SPEC",
         "edit-reward-bench": "pacorl.bench.edit_reward_bench:SPEC",
-        "vc-reward-bench": "pacorl.bench.edit_pairs:VC_REWARD_BENCH",
-        "edit-reward-compass": "pacorl.bench.edit_pairs:EDIT_REWARD_COMPASS",
         "t2is": "pacorl.bench.t2is:SPEC",
         "gedit": "pacorl.bench.gedit:SPEC",
     },

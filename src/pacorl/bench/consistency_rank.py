@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from pacorl.bench.benchmarks import BenchmarkOptions, BenchmarkSpec
-from pacorl.bench.items import BadItemError, Dataset, ImageCache, faded, named_texts, parse_records
+from pacorl.bench.items import BadItemError, Dataset, ImageCache, named_texts, parse_records
 from pacorl.bench.scorers import JudgePairs, PairScorer, Ranked, RewardPairs, ScoreFile, Wording, load_reward
 from pacorl.bench.suite import Row, Table, Texts, grouped, paper_table
 from pacorl.config.options import one_of, option
 from pacorl.core.ranking import Interval, bootstrap, order_of, rank_agreement
-from pacorl.io.documents import JsonObject, read_jsonl, read_keyed, write_jsonl
-from pacorl.io.files import inside, write_atomic
-from pacorl.io.images import png_bytes
+from pacorl.io.documents import JsonObject, read_jsonl, read_keyed
+from pacorl.io.files import inside
 from pacorl.records.prompts import evenly_spread
 
 if TYPE_CHECKING:
@@ -212,28 +211,10 @@ def pair_scorer(options: RankOptions, reward: PacoReward | None) -> PairScorer:
     return RewardPairs(*load_reward(REWARD_OF.get(options.scorer, options.scorer), options.scorer_arg))
 
 
-def _example(folder: Path) -> tuple[Path, RankOptions]:
-    """Write three references in three folders, each with candidates ranked by the similarity of their colours."""
-    prompts = []
-    ranks = []
-    for number, colour in enumerate(("red", "green", "blue")):
-        name = f"{number:04d}"
-        for file, share in {"0_0": 0.0, "0_1": 0.1, "1_1": 0.4, "2_1": 0.8}.items():
-            write_atomic(folder / IMAGES / name / f"{file}.png", png_bytes(faded(colour, share)))
-        ordered = ["0_1.png", "1_1.png", "2_1.png"]
-        prompts.append({"idx": name, "prompt": f"{colour} tiles", "criteria": {"Style": {"Colour": "One colour."}}})
-        ranks.append({"folder": name, "ref_image": "0_0.png", "comp_images": sorted(ordered), "rank_images": ordered})
-    write_jsonl(folder / PROMPTS, prompts)
-    write_jsonl(folder / RANKS, ranks)
-    return folder, RankOptions(judge="colour")
-
-
 SPEC = BenchmarkSpec(
     summary="Does a scorer rank sub-figures as people do?",
     data="The folder of ConsistencyRank-Bench.",
     options=RankOptions,
-    benchmark=ConsistencyRank,
     read=lambda data, options: read_rank_data(data, limit=options.limit, skip_bad=options.skip_bad),
     build=lambda data, options, reward, out: ConsistencyRank(data, pair_scorer(options, reward)),
-    example=_example,
 )

@@ -1,27 +1,38 @@
-"""EditReward-Bench: does a judge prefer the edit that people prefer? (EditScore, arXiv 2509.23909; PaCo-RL, Tab. 1)
+"""Pairs of edits: does a judge prefer the edit that people prefer?
 
-A row has an instruction, an input image, two output images of which people preferred the first, a task type, and the
-dimension that they were asked about. Each distinct output is judged once: prompt following, consistency, and
-overall = √(PF · C). A row is right if the first output scores higher; figures are macro means over task types.
+EditReward-Bench (EditScore, arXiv 2509.23909; PaCo-RL, Tab. 1), and by `--kind` VCReward-Bench (arXiv 2603.28547) and
+EditReward-Compass (arXiv 2605.13062). A row has an instruction, an input image, two edits of it, and the dimension in
+which people compared them. Each edit is judged by itself: prompt following, consistency, and overall = √(PF · C). A row
+is right if the preferred edit scores higher; a tie, if both score equally.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from pacorl.bench.benchmarks import BenchmarkOptions, BenchmarkSpec
-from pacorl.bench.items import BadItemError, Dataset, ImageCache, Rows, check_filled, drawn_edits, open_rows, parse_rows
-from pacorl.bench.suite import Row, Table, Texts, grouped, paper_table
+from pacorl.bench.items import (
+    BadItemError,
+    Dataset,
+    ImageCache,
+    ListedRows,
+    Rows,
+    check_filled,
+    open_rows,
+    parse_rows,
+)
+from pacorl.bench.suite import PaperTable, Row, Table, Texts, grouped, paper_table
+from pacorl.config.options import one_of, option
 from pacorl.core import questions as wordings
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
-from pacorl.io.documents import JsonObject, write_jsonl
+from pacorl.io.documents import JsonObject, read_json
 from pacorl.judge.pairwise import ask
 from pacorl.records.prompts import evenly_spread
 from pacorl.types import Question
@@ -31,11 +42,20 @@ if TYPE_CHECKING:
 
     from pacorl.judge.paco_reward import PacoReward
 
-TEXTS = ("key", "instruction", "task_type", "dimension")
-SCHEMA = f"a row of EditReward-Bench has {', '.join(TEXTS)}, input_image and output_images"
-TITLES = {"prompt_following": "Prompt following", "consistency": "Consistency", "overall": "Overall"}
-DIMENSIONS = tuple(TITLES)
+Kind = Literal["edit-reward-bench", "vc-reward-bench", "edit-reward-compass"]
+"""Published table."""
+
+DIMENSIONS = ("prompt_following", "consistency", "overall")
+TITLES = ("Prompt following", "Consistency", "Overall")
 TASK_TYPES = 13
+WINNERS = {"Image A": 0, "Image B": 1}
+LABELS = {"preference": 0, "tie": None}
+QUESTIONS = {"prompt_following": wordings.edit_followed_in_a_word, "consistency": wordings.edit_consistent_in_a_word}
+"""Dimension → the released wording."""
+COMPASS_DIMENSIONS = {"IA": "prompt_following", "VC": "consistency", "VQ": ""}
+"""Dimension of EditReward-Compass → ours; there is no question about visual quality."""
+TIE = 1e-5
+"""Largest difference of two equal scores, as in the released evaluation of EditReward-Compass."""
 NOTE = (
     "Accuracy, macro mean over the {count} task types. Strict: the preferred output scores higher. With ties (≥): it "
     "scores at least as high. The paper does not say which of the two it prints. Each output is resized to its input, "
@@ -46,36 +66,45 @@ NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One row: two outputs, the preferred one first."""
+    """One row: two outputs and the preferred one."""
 
     number: int
     """Index in the table."""
     outputs: tuple[str, str]
+    """Keys, in the order of the row's images."""
     instruction: str
     task: str
     dimension: str
+    preferred: int | None = 0
+    """Index of the preferred output; None for a tie."""
 
 
 Judged = tuple[Choice, float, float]
-"""A row with the scores of its two outputs."""
+"""A row with the scores of its two outputs, the preferred one first."""
 
 
-def read_edit_data(source: Path, *, limit: int | None = None, skip_bad: bool = False) -> Dataset[Choice, Rows]:
-    """Read the texts of the table.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairTable:
+    """Published table of pairs of edits, and the figures that are given for it."""
 
-    Raises:
-        ValueError: unless `skip_bad`, with a list of the faulty rows.
-    """
-    rows = open_rows(source)
-    texts = rows.texts(TEXTS)
-    choices, refused = parse_rows(source, texts, _choice, key=lambda choice: str(choice.number), skip_bad=skip_bad)
-    if not choices:
-        raise ValueError(f"{source} holds no rows")
-    return Dataset(dict(evenly_spread(list(choices.items()), limit)), refused, texts, rows)
+    title: str
+    texts: tuple[str, ...]
+    """Columns other than the images."""
+    choice: Callable[[int, JsonObject], Choice]
+    """Reader of a row; its dimension is empty if there is no question about it. Raises ValueError."""
+    images: Callable[[JsonObject], tuple[Any, Any]]
+    """Cells of a row's input and of the list of its outputs."""
+    columns: Mapping[str, int]
+    """Column → index of its figure in `_accuracies`."""
+    paper: PaperTable | None = None
+    note: str
+
+    @property
+    def schema(self) -> str:
+        return f"a row of {self.title} has {', '.join(self.texts)}, and three images"
 
 
-def _choice(number: int, row: JsonObject) -> Choice:
-    check_filled(row, TEXTS, schema=SCHEMA)
+def _edit_reward_choice(number: int, row: JsonObject) -> Choice:
     key = row["key"]
     dimension = str(row["dimension"])
     if not isinstance(key, list) or len(key) != 2 or key[0] == key[1]:
@@ -85,22 +114,130 @@ def _choice(number: int, row: JsonObject) -> Choice:
     return Choice(number, (str(key[0]), str(key[1])), str(row["instruction"]), str(row["task_type"]), dimension)
 
 
+def _vc_reward_choice(number: int, row: JsonObject) -> Choice:
+    winner = WINNERS.get(row["winner"])
+    if winner is None:
+        raise ValueError(f"winner {row['winner']!r} is none of {', '.join(WINNERS)}")
+    outputs = (f"{row['key']}: A", f"{row['key']}: B")
+    return Choice(number, outputs, str(row["instruction"]), str(row["task"]), "consistency", winner)
+
+
+def _compass_choice(number: int, row: JsonObject) -> Choice:
+    dimension = COMPASS_DIMENSIONS.get(row["dimension"])
+    if dimension is None:
+        raise ValueError(f"dimension {row['dimension']!r} is none of {', '.join(COMPASS_DIMENSIONS)}")
+    if row["label"] not in LABELS:
+        raise ValueError(f"label {row['label']!r} is none of {', '.join(LABELS)}")
+    outputs = (f"{number + 1}: winner", f"{number + 1}: loser")
+    return Choice(number, outputs, str(row["prompt"]), "", dimension, LABELS[row["label"]])
+
+
+TABLES: Mapping[Kind, PairTable] = {
+    "edit-reward-bench": PairTable(
+        title="EditReward-Bench",
+        texts=("key", "instruction", "task_type", "dimension"),
+        choice=_edit_reward_choice,
+        images=lambda row: (row.get("input_image"), row.get("output_images")),
+        columns={
+            f"{title}{ties}": 3 * rule + d for rule, ties in enumerate(("", " (≥)")) for d, title in enumerate(TITLES)
+        },
+        paper=paper_table("edit_reward_bench"),
+        note=NOTE,
+    ),
+    "vc-reward-bench": PairTable(
+        title="VCReward-Bench",
+        texts=("key", "instruction", "winner", "task"),
+        choice=_vc_reward_choice,
+        images=lambda row: (row.get("source_image"), row.get("edited_images")),
+        columns={"Accuracy": 7, "Mean over tasks": 1},
+        note="Accuracy: share of pairs whose preferred edit scores higher in consistency. No published row is shown: "
+        "the paper's figures are not part of pacorl. Intervals are 95 %, bootstrapped over instructions.",
+    ),
+    "edit-reward-compass": PairTable(
+        title="EditReward-Compass",
+        texts=("source_image", "prompt", "winner", "loser", "dimension", "label"),
+        choice=_compass_choice,
+        images=lambda row: (row.get("source_image"), [row.get("winner"), row.get("loser")]),
+        columns={"Instruction awareness": 6, "Visual consistency": 7},
+        paper=paper_table("edit_reward_compass"),
+        note="Accuracy: share of pairs whose preferred edit scores higher. A tie is right if both scores are equal, "
+        "which two P(Yes) hardly are. There is no question about visual quality. Intervals are 95 %, bootstrapped over "
+        "instructions.",
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EditRewardOptions(BenchmarkOptions):
+    """Options of EditReward-Bench: the published table."""
+
+    panel: ClassVar[str] = "Data"
+
+    kind: Kind = option(
+        "edit-reward-bench", "edit-reward-bench, vc-reward-bench, or edit-reward-compass.", parse=one_of(*TABLES)
+    )
+
+
+def read_edit_data(
+    source: Path, kind: Kind = "edit-reward-bench", *, limit: int | None = None, skip_bad: bool = False
+) -> Dataset[Choice, Rows]:
+    """Read the texts of a table.
+
+    Raises:
+        ValueError: unless `skip_bad`, with a list of the faulty rows.
+    """
+    table = TABLES[kind]
+    if source.suffix == ".json":
+        texts = read_json(source)
+        if not isinstance(texts, list) or not all(isinstance(row, dict) for row in texts):
+            raise ValueError(f"{source}: must be a list of objects; {table.schema}")
+        rows: Rows = ListedRows(source.parent, texts)
+    else:
+        rows = open_rows(source)
+        texts = rows.texts(table.texts)
+
+    def parse(number: int, row: JsonObject) -> Choice:
+        check_filled(row, table.texts, schema=table.schema)
+        return table.choice(number, row)
+
+    parsed, refused = parse_rows(source, texts, parse, key=lambda choice: str(choice.number), skip_bad=skip_bad)
+    choices = [(key, choice) for key, choice in parsed.items() if choice.dimension]
+    if not choices:
+        raise ValueError(f"{source} holds no rows")
+    return Dataset(dict(evenly_spread(choices, limit)), refused, texts, rows)
+
+
 @dataclass(eq=False)
 class EditRewardBench:
     """The benchmark over a judge, which should add up the spellings of Yes and of No (`variants`)."""
 
     data: Dataset[Choice, Rows]
     judge: PacoReward
+    kind: Kind = "edit-reward-bench"
 
-    title = "EditReward-Bench"
-    columns = tuple(f"{title}{ties}" for ties in ("", " (≥)") for title in TITLES.values())
-    paper = paper_table("edit_reward_bench")
+    @property
+    def table(self) -> PairTable:
+        return TABLES[self.kind]
+
+    @property
+    def title(self) -> str:
+        return self.table.title
+
+    @property
+    def columns(self) -> Sequence[str]:
+        return tuple(self.table.columns)
+
+    @property
+    def paper(self) -> PaperTable | None:
+        return self.table.paper
 
     @property
     def notes(self) -> Sequence[str]:
         count = len({choice.task for choice in self.data.items.values()})
-        fewer = "" if count == TASK_TYPES else f" The published figures are over {TASK_TYPES} task types."
-        return [NOTE.format(count=count) + fewer]
+        fewer = ""
+        if self.kind == "edit-reward-bench" and count != TASK_TYPES:
+            fewer = f" The published figures are over {TASK_TYPES} task types."
+        return [self.table.note.format(count=count) + fewer]
 
     @cached_property
     def _outputs(self) -> dict[str, tuple[Choice, int]]:
@@ -112,7 +249,7 @@ class EditRewardBench:
         return first
 
     def settings(self) -> JsonObject:
-        return {"benchmark": "edit-reward-bench", "data": self.data.fingerprint, "judge": self.judge.name}
+        return {"benchmark": self.kind, "data": self.data.fingerprint, "judge": self.judge.name}
 
     def texts(self) -> Texts:
         """Return the distinct outputs of the rows, with their instructions."""
@@ -125,37 +262,37 @@ class EditRewardBench:
             choice, index = self._outputs[key]
             before, after = self._images(choice, index, cache)
             pair = (before, after.resize(before.size))  # as the released evaluation does
-            questions[key, "followed"] = Question(pair, wordings.edit_followed_in_a_word(choice.instruction))
-            questions[key, "consistent"] = Question(pair, wordings.edit_consistent_in_a_word(choice.instruction))
-        answers = ask(self.judge.judge, questions)
-        rows: list[Row] = []
-        for key in keys:
-            followed = answers[key, "followed"]
-            consistent = answers[key, "consistent"]
-            if followed.p_yes is None or consistent.p_yes is None:
-                rows.append({"key": key, "error": followed.error or consistent.error})
-            else:
-                rows.append({"key": key, "prompt_following": followed.p_yes, "consistency": consistent.p_yes})
+            # Rows of EditReward-Bench about other dimensions share the output.
+            asked = tuple(QUESTIONS) if self.kind == "edit-reward-bench" else (choice.dimension,)
+            for dimension in asked:
+                questions[key, dimension] = Question(pair, QUESTIONS[dimension](choice.instruction))
+
+        rows: list[Row] = [{"key": key} for key in keys]
+        row_of = {row["key"]: row for row in rows}
+        for (key, dimension), verdict in ask(self.judge.judge, questions).items():
+            row_of[key] |= {"error": verdict.error} if verdict.p_yes is None else {dimension: verdict.p_yes}
         return rows
 
     def _images(self, choice: Choice, index: int, cache: ImageCache) -> tuple[Image, Image]:
-        row = self.data.source.row(choice.number)
+        source, outputs = self.table.images(self.data.source.row(choice.number))
         where = f"row {choice.number + 1}"
-        outputs = row.get("output_images")
         if not isinstance(outputs, list) or len(outputs) != 2:
-            raise BadItemError(f"{where}: 'output_images' must be two images")
-        before = cache.decode(row.get("input_image"), name=f"{where}, input_image")
-        return before, cache.decode(outputs[index], name=f"{where}, output_images[{index}]")
+            raise BadItemError(f"{where}: an input has two edited images")
+        before = cache.decode(source, name=f"{where}, the input")
+        return before, cache.decode(outputs[index], name=f"{where}, output {index + 1}")
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
-        return _accuracies(self._judged(rows))
+        return self._figures(self._judged(rows))
+
+    def _figures(self, judged: Sequence[Judged]) -> list[Interval]:
+        return _accuracies(judged, [*self.table.columns.values()])
 
     def _judged(self, rows: Sequence[Row]) -> list[Judged]:
         """Score the rows whose two outputs are both measured."""
         row_of = {row["key"]: row for row in rows}
         judged = []
         for choice in self.data.items.values():
-            better, worse = choice.outputs
+            better, worse = choice.outputs[:: -1 if choice.preferred == 1 else 1]
             # A limit or a failure may leave one of the two without a judgement.
             if better in row_of and worse in row_of:
                 dimension = choice.dimension
@@ -163,7 +300,8 @@ class EditRewardBench:
         return judged
 
     def breakdowns(self, rows: Sequence[Row]) -> list[Table]:
-        return grouped("By task type", self.columns, self._judged(rows), lambda row: row[0].task, _accuracies)
+        judged = [row for row in self._judged(rows) if row[0].task]
+        return grouped("By task type", self.columns, judged, lambda row: row[0].task, self._figures)
 
 
 def _score(row: Row, dimension: str) -> float:
@@ -172,8 +310,11 @@ def _score(row: Row, dimension: str) -> float:
     return float(row[dimension])
 
 
-def _accuracies(judged: Sequence[Judged]) -> list[Interval]:
-    """Compute macro means over task types, per dimension: strict, then with ties."""
+def _accuracies(judged: Sequence[Judged], columns: Sequence[int]) -> list[Interval]:
+    """Compute accuracies per dimension: macro means over task types, strict and with ties, then over all rows.
+
+    `columns` are indices of these nine figures.
+    """
     # One number per (task type, dimension): an interval counts them 2,000 times.
     # The cell of each row in a table of task types and dimensions.
     tasks = sorted({choice.task for choice, _, _ in judged})
@@ -182,7 +323,10 @@ def _accuracies(judged: Sequence[Judged]) -> list[Interval]:
     right = []
     for choice, better, worse in judged:
         cells.append(tasks.index(choice.task) * shape[1] + DIMENSIONS.index(choice.dimension))
-        right.append([better > worse, better >= worse])
+        if choice.preferred is None:
+            right.append([abs(better - worse) < TIE] * 2)
+        else:
+            right.append([better > worse, better >= worse])
     cell_N = np.array(cells, dtype=np.int64)
     right_N2 = np.array(right, dtype=float).reshape(-1, 2)
 
@@ -193,35 +337,19 @@ def _accuracies(judged: Sequence[Judged]) -> list[Interval]:
         share = np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0).reshape(2, *shape)
         # A draw may lack a task type: the mean is over the others, and NaN (0 / 0) without any.
         with np.errstate(invalid="ignore"):
-            return np.asarray(share.sum(1) / (counts > 0).reshape(shape).sum(0)).reshape(-1)
+            macro = share.sum(1) / (counts > 0).reshape(shape).sum(0)
+            overall = sums[0].reshape(shape).sum(0) / counts.reshape(shape).sum(0)
+        return np.concatenate([macro.reshape(-1), overall])[columns]
 
     # Rows of one instruction share their images, so the bootstrap draws them together.
     return bootstrap([choice.instruction for choice, _, _ in judged], statistic)
 
 
-def _example(folder: Path) -> tuple[Path, BenchmarkOptions]:
-    """Write three inputs, each with an output of its own colour and one of another, in every dimension."""
-    rows = []
-    for number, (source, good, bad) in enumerate(drawn_edits(folder)):
-        row = {
-            "key": [f"{number}_good", f"{number}_bad"],
-            "instruction": "make it a little lighter",
-            "task_type": ("color_alter", "tone_transfer")[number % 2],
-            "input_image": source,
-            "output_images": [good, bad],
-        }
-        rows += [{**row, "dimension": dimension} for dimension in DIMENSIONS]
-    write_jsonl(folder / "rows.jsonl", rows)
-    return folder / "rows.jsonl", BenchmarkOptions(judge="colour")
-
-
 SPEC = BenchmarkSpec(
     summary="Does a judge prefer the edit that people prefer?",
-    data="EditScore/EditReward-Bench: a folder of parquet files, or a JSONL.",
-    options=BenchmarkOptions,
-    benchmark=EditRewardBench,
-    read=lambda data, options: read_edit_data(data, limit=options.limit, skip_bad=options.skip_bad),
-    build=lambda data, options, reward, out: EditRewardBench(data, reward),
-    example=_example,
+    data="EditReward-Bench or VCReward-Bench: a folder of parquet files, or a JSONL. EditReward-Compass: its JSON.",
+    options=EditRewardOptions,
+    read=lambda data, options: read_edit_data(data, options.kind, limit=options.limit, skip_bad=options.skip_bad),
+    build=lambda data, options, reward, out: EditRewardBench(data, reward, options.kind),
     all_spellings=True,
 )

@@ -18,13 +18,13 @@ import numpy as np
 
 from pacorl.bench.benchmarks import Advance, BenchmarkSpec, GeneratorBenchmarkOptions
 from pacorl.bench.image_sources import described, image_source
-from pacorl.bench.items import BadItemError, Dataset, ImageCache, Rows, check_filled, faded, open_rows, parse_rows
+from pacorl.bench.items import BadItemError, Dataset, ImageCache, Rows, check_filled, open_rows, parse_rows
 from pacorl.bench.rating import RUBRIC, Rubric, UnratedError, figures_of, rate, read_rubric
 from pacorl.bench.suite import Row, Table, Texts, grouped, paper_table
 from pacorl.config.options import WORKERS, JudgeOptions, inherited, one_of, option
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.generate.image_queue import ImageJob, Shard, generate_missing
-from pacorl.io.documents import JsonObject, write_jsonl
+from pacorl.io.documents import JsonObject
 from pacorl.io.files import safe_name, write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.records.prompts import evenly_spread
@@ -250,35 +250,13 @@ def _generate(data: Dataset[Edit, Rows], options: GeditOptions, out: Path, shard
     generate_missing(jobs, out, source, shard=shard, progress=advance)
 
 
-def _example(folder: Path) -> tuple[Path, GeditOptions]:
-    """Write three finished edits in two languages, in the colour of their source."""
-    rows = []
-    for number, colour in enumerate(("red", "green", "blue")):
-        row = {
-            "task_type": ("color_alter", "tone_transfer")[number % 2],
-            "key": f"k{number}",
-            "instruction": "make it a little lighter",
-            "instruction_language": LANGUAGES[number % 2],
-            "Intersection_exist": True,
-            "input_image": f"{number}.png",
-        }
-        write_atomic(folder / f"{number}.png", png_bytes(faded(colour, 0.0)))
-        # The finished edit, where the published layout has it.
-        write_atomic(folder / "made" / _edit(number, row).file, png_bytes(faded(colour, 0.1)))
-        rows.append(row)
-    write_jsonl(folder / "rows.jsonl", rows)
-    return folder / "rows.jsonl", GeditOptions(images=folder / "made", judge="colour")
-
-
 SPEC = BenchmarkSpec(
     summary="Generate edits, then have them rated by a rubric.",
     data="GEdit-Bench: a folder of parquet files, or a JSONL.",
     options=GeditOptions,
-    benchmark=GeditBench,
     read=lambda data, options: read_edits(
         data, [options.language] if options.language else LANGUAGES, limit=options.limit, skip_bad=options.skip_bad
     ),
     build=_build,
     generate=_generate,
-    example=_example,
 )

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pacorl.io.documents import JsonObject, read_jsonl
-from pacorl.io.files import inside, text_digest, write_atomic
-from pacorl.io.images import IMAGE_TYPES, ImageError, listed, open_image, png_bytes
+from pacorl.io.files import inside, text_digest
+from pacorl.io.images import IMAGE_TYPES, ImageError, listed, open_image
 from pacorl.io.tables import parquet_file
 
 if TYPE_CHECKING:
@@ -25,27 +25,6 @@ Source = TypeVar("Source")
 
 ROWS_AT_A_TIME = 8
 """Rows of a parquet file in memory; each may hold several images of some megabytes."""
-
-
-def faded(colour: str, share: float) -> Image:
-    """Mix a colour with a share of white: the images of examples."""
-    import PIL.Image
-
-    size = (32, 32)
-    plain = PIL.Image.new("RGB", size, colour)
-    white = PIL.Image.new("RGB", size, "white")
-    return PIL.Image.blend(plain, white, share)
-
-
-def drawn_edits(folder: Path) -> list[list[str]]:
-    """Write three sources, each with an edit in its colour and one in another; return their names."""
-    drawn = []
-    for colour in ("red", "green", "blue"):
-        images = {"in": faded(colour, 0.0), "good": faded(colour, 0.1), "bad": faded("black", 0.5)}
-        for name, image in images.items():
-            write_atomic(folder / f"{colour}_{name}.png", png_bytes(image))
-        drawn.append([f"{colour}_{name}.png" for name in images])
-    return drawn
 
 
 class BadItemError(ValueError):

@@ -6,14 +6,13 @@ SC (semantic consistency) and PQ (perceptual quality) are each the lower of two 
 
 from __future__ import annotations
 
-import ast
 import json
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pacorl.io.documents import JsonObject, blamed_on, object_within, parse_yaml, read_text
+from pacorl.io.documents import JsonObject, object_within, parse_yaml, read_text
 from pacorl.io.files import text_digest
 from pacorl.types import Question
 
@@ -24,17 +23,6 @@ if TYPE_CHECKING:
 
 RUBRIC = Path(__file__).with_name("rubric.yaml")
 INSTRUCTION = "{instruction}"
-EDITSCORE_TEXTS = (
-    "_context_no_delimit_reasoning_first",
-    "_prompts_0shot_two_image_edit_rule",
-    "_prompts_0shot_tie_rule_SC",
-    "_prompts_0shot_rule_PQ",
-)
-"""Constants of EditScore's `vie_prompts.py`: the answer's form, the task, then both criteria."""
-EDITSCORE_SCALE = 25
-UNIFIED_POINTS = ("edit_pointwise_instruction_following.py", "edit_pointwise_quality.py")
-"""UnifiedReward-Edit's scripts of point scores: semantics, then quality."""
-UNIFIED_SCALE = 25
 ATTEMPTS = 3
 """Number of questions before an unusable answer is given up."""
 
@@ -54,24 +42,10 @@ class Rubric:
 
 
 def read_rubric(path: Path = RUBRIC) -> Rubric:
-    """Read `semantics` (with {instruction}), `quality` and `scale`, or a published wording.
-
-    Args:
-        path: a YAML, EditScore's `vie_prompts.py`, or the folder UnifiedReward-Edit of its repository.
-
-    Raises:
-        ValueError: one is not usable.
-    """
-    # A YAML, EditScore's module, or UnifiedReward-Edit's scripts, in one form.
-    document: Any
-    if path.is_dir():
-        semantics, quality = (unified_text(path / name) for name in UNIFIED_POINTS)
-        document = {"semantics": semantics, "quality": quality, "scale": UNIFIED_SCALE}
-        content = f"{semantics}\n{quality}"
-    else:
-        content = read_text(path)
-        document = _of_editscore(content, path) if path.suffix == ".py" else parse_yaml(content, name=str(path))
-    texts = document if isinstance(document, dict) else {}
+    """Read a YAML of `semantics` (with {instruction}), `quality` and `scale`. Raises ValueError if one is unusable."""
+    content = read_text(path)
+    document = parse_yaml(content, name=str(path))
+    texts: Any = document if isinstance(document, dict) else {}
     for name in ("semantics", "quality"):
         if not isinstance(texts.get(name), str) or not texts[name].strip():
             raise ValueError(f"{path}: {name!r} must be a text; see the rubric that comes with pacorl")
@@ -83,64 +57,6 @@ def read_rubric(path: Path = RUBRIC) -> Rubric:
     # A digest of the whole file: two wordings of a rubric are two benchmarks.
     digest = text_digest(content)[:16]
     return Rubric(texts["semantics"], texts["quality"], float(scale), digest)
-
-
-def _of_editscore(content: str, path: Path) -> JsonObject:
-    """Join the texts of EditScore's module as its package does, on the scale that its judges were trained on.
-
-    The module is parsed and never run.
-    """
-    texts: dict[str, str] = {}
-    with blamed_on(path):
-        for node in _parsed(content).body:
-            match node:
-                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(text))):
-                    texts[name] = text
-        missing = [name for name in EDITSCORE_TEXTS if name not in texts]
-        if missing:
-            raise ValueError(f"no text {missing[0]}; give vie_prompts.py of the package editscore")
-    context, rule, semantics, quality = [texts[name] for name in EDITSCORE_TEXTS]
-    # The published texts ask for scores up to 10, and the released judges were trained on a larger scale.
-    scale = str(EDITSCORE_SCALE)
-    return {
-        "semantics": "\n".join([context, rule, semantics.replace("10", scale)]).replace("<instruction>", INSTRUCTION),
-        "quality": "\n".join([context, quality.replace("10", scale)]),
-        "scale": EDITSCORE_SCALE,
-    }
-
-
-def unified_text(path: Path) -> str:
-    """Read the text of one of UnifiedReward-Edit's scripts, its `problem`; empty for another module.
-
-    The module is parsed and never run. Raises ValueError if the text is made of anything but the instruction.
-    """
-    with blamed_on(path):
-        for node in _parsed(read_text(path)).body:
-            match node:
-                case ast.Assign(targets=[ast.Name(id="problem")], value=value):
-                    return _joined(value)
-    return ""
-
-
-def _joined(node: ast.expr) -> str:
-    """Join the constants of a string expression, with INSTRUCTION in place of the variable."""
-    match node:
-        case ast.Constant(value=str(text)):
-            return text
-        case ast.FormattedValue(value=ast.Name(id="instruction")):
-            return INSTRUCTION
-        case ast.JoinedStr(values=values):
-            return "".join(map(_joined, values))
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return _joined(left) + _joined(right)
-    raise ValueError(f"line {node.lineno}: 'problem' must be a text with the instruction alone in it")
-
-
-def _parsed(content: str) -> ast.Module:
-    try:
-        return ast.parse(content)
-    except SyntaxError as error:
-        raise ValueError(f"not a Python module ({error.msg}, line {error.lineno})") from None
 
 
 def rate(judge: Judge, rubric: Rubric, before: Image, after: Image, *, instruction: str) -> JsonObject:

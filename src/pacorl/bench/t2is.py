@@ -24,7 +24,7 @@ import numpy as np
 
 from pacorl.bench.benchmarks import Advance, BenchmarkOptions, BenchmarkSpec, GeneratorBenchmarkOptions
 from pacorl.bench.image_sources import PANEL, described, image_source
-from pacorl.bench.items import Dataset, ImageCache, faded, named_texts, parse_records
+from pacorl.bench.items import Dataset, ImageCache, named_texts, parse_records
 from pacorl.bench.scorers import JudgeTexts, RewardTexts, Score, TextScorer, load_reward
 from pacorl.bench.suite import PaperTable, Row, Table, Texts, grouped, paper_table
 from pacorl.config.options import STRONGEST, check_previous, inherited, option
@@ -32,7 +32,7 @@ from pacorl.core import questions as wordings
 from pacorl.core.grid import split
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.generate.image_queue import ImageJob, Shard, generate_missing
-from pacorl.io.documents import JsonObject, read_jsonl, read_object, write_json
+from pacorl.io.documents import JsonObject, read_jsonl, read_object
 from pacorl.io.files import safe_name, write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.judge.pairwise import Criterion, ask, by_criterion
@@ -439,32 +439,11 @@ def _build(data: Dataset[Case, Path], options: T2isOptions, reward: PacoReward, 
     )
 
 
-def _example(folder: Path) -> tuple[Path, T2isOptions]:
-    """Write three cases of two images in nearly one colour."""
-    cases = {}
-    criteria = {}
-    alignment = {}
-    for number, colour in enumerate(("red", "green", "blue"), start=1):
-        name = f"{number:04d}_0001"
-        captions = [f"{colour} tiles by day", f"{colour} tiles by night"]
-        cases[name] = {"instruction": f"{colour} tiles", "sub_caption": captions, "output_image_count": len(captions)}
-        criteria[name] = {dimension: [{"Colour": f"All tiles are {colour}."}] for dimension in CONSISTENT}
-        alignment[name] = {text: {dimension: [text] for dimension in ALIGNED} for text in captions}
-        for panel in range(len(captions)):
-            file = folder / "made" / f"{name}_{panel + 1:04d}.png"
-            write_atomic(file, png_bytes(faded(colour, 0.1 * panel)))
-    for file_name, content in {CASES: cases, CRITERIA: criteria, ALIGNMENT: alignment}.items():
-        write_json(folder / file_name, content)
-    return folder, T2isOptions(images=folder / "made", judge="colour")
-
-
 SPEC = BenchmarkSpec(
     summary="Generate sets, then measure alignment, consistency and aesthetics.",
     data="The folder of T2IS-Bench: its three JSON files.",
     options=T2isOptions,
-    benchmark=T2isBench,
     read=lambda data, options: read_cases(data, limit=options.limit, skip_bad=options.skip_bad),
     build=_build,
     generate=_generate,
-    example=_example,
 )

@@ -101,7 +101,7 @@ class Prompting:
         return chat_text(self._processor, [{"role": "user", "content": content}])
 
     def chat_prompt(self, chat: Chat) -> ChatPrompt:
-        """Render a system prompt and one user turn of texts and images."""
+        """Render one user turn of texts and images."""
         images: list[DistinctImage] = []
         content: list[dict[str, str]] = []
         for part in chat.content:
@@ -110,10 +110,7 @@ class Prompting:
             else:
                 content.append({"type": "image"})
                 images.append(DistinctImage.of(part, name=f"image {len(images) + 1} of the request"))
-        turns = [{"role": "user", "content": content}]
-        if chat.system:
-            turns.insert(0, {"role": "system", "content": [{"type": "text", "text": chat.system}]})
-        return ChatPrompt(chat_text(self._processor, turns), tuple(images))
+        return ChatPrompt(chat_text(self._processor, [{"role": "user", "content": content}]), tuple(images))
 
     def encode(self, prompts: Sequence[ChatPrompt]) -> list[EncodedPrompt]:
         """Tokenize prompts. Raises ValueError if a text contains the placeholder token of an image."""

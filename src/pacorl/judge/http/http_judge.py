@@ -219,7 +219,7 @@ class HttpJudge:
             else:
                 content.append(await encoded(part, question, len(content) + 1, self.image_format))
         # Greedy: the same request gets the same answer.
-        body = turn_body(self.model, content, max_tokens=max_new_tokens, system=chat.system) | {"temperature": 0}
+        body = turn_body(self.model, content, max_tokens=max_new_tokens) | {"temperature": 0}
         try:
             reason = text_fault(chat.text)
             if reason:

@@ -93,9 +93,7 @@ def question_key(images: Sequence[EncodedImage], text: str) -> str:
     return text_digest("\n".join(lines))
 
 
-def turn_body(
-    model: str, content: Sequence[EncodedImage | str], *, max_tokens: int, system: str = ""
-) -> dict[str, Any]:
+def turn_body(model: str, content: Sequence[EncodedImage | str], *, max_tokens: int) -> dict[str, Any]:
     """Build a request of one user turn of images and texts, without thinking."""
     parts: list[dict[str, Any]] = []
     for part in content:
@@ -103,9 +101,7 @@ def turn_body(
             parts.append({"type": "text", "text": part})
         else:
             parts.append({"type": "image_url", "image_url": {"url": part.url}})
-    messages: list[dict[str, Any]] = [{"role": "user", "content": parts}]
-    if system:
-        messages.insert(0, {"role": "system", "content": system})
+    messages = [{"role": "user", "content": parts}]
     thinking = {"chat_template_kwargs": {"enable_thinking": False}}
     return {"model": model, "messages": messages, "max_tokens": max_tokens} | thinking
 
