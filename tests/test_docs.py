@@ -27,7 +27,6 @@ from pacorl.config.base import Section
 from pacorl.config.one_of import OneOf
 from pacorl.dataset.export import FORMATS
 from pacorl.dataset.importing import SOURCES
-from pacorl.dataset.selections import SELECTIONS
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.judge_training.judge_config import JudgeConfig
 from pacorl.models.policies import POLICIES
@@ -69,11 +68,10 @@ def first_cells(text: str, header: str) -> list[str]:
         ("rewards.md", "`name`", REWARDS, {"path/to/file.py:Name"}),
         ("models.md", "Kind", POLICIES, set()),
         ("benchmarks.md", "Command", [f"pacorl benchmark {name} DATA" for name in BENCHMARKS], set()),
-        ("label.md", "`--method`", SELECTIONS, set()),
         ("label.md", "`--formats`", FORMATS, set()),
         ("label.md", "`--kind`", SOURCES, set()),
     ],
-    ids=["rewards", "models", "benchmarks", "selections", "formats", "imports"],
+    ids=["rewards", "models", "benchmarks", "formats", "imports"],
 )
 def test_a_page_lists_every_entry(page: str, header: str, table: Iterable[str], more: set[str]) -> None:
     text = (ROOT / "docs" / page).read_text("utf-8")

@@ -15,8 +15,6 @@ from pacorl.generate.image_queue import ImageSource
 from pacorl.io.documents import read_jsonl
 from pacorl.studio.annotate.simulate import read_panel, shared_attributes
 
-pytest.importorskip("faiss", reason="faiss is not installed")
-
 
 def run(*arguments: object) -> dict:
     """One command, its result read as a program would."""
@@ -136,14 +134,3 @@ def test_a_dry_run_counts_what_the_page_holds(halfway):
     planned = run("export", folder, "--formats", "jsonl", "--dry-run")
     assert planned["balance"]["rankings"] == 6
     assert run("export", folder, "--formats", "jsonl") == planned
-
-
-def test_compare_diversity_prints_a_table(dataset):
-    path = dataset(prompts=30, grids=1, paired=False) / "prompts.jsonl"
-    rows = run("compare-diversity", path, "--number", 8, "--draws", 5)["rows"]
-    assert len(rows) == 3 * 2 * 3 + 3
-    told = CliRunner().invoke(app, ["compare-diversity", str(path), "--number", "8", "--draws", "5"])
-    assert told.exit_code == 0
-    lines = [line.split()[:3] for line in told.stdout.splitlines()]
-    assert ["independent_set", "tfidf", "letters"] in lines
-    assert ["random", "–", "letters"] in lines

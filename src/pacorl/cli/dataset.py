@@ -6,7 +6,7 @@ Every step works on one folder, has a --dry-run, and may be run again at any tim
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -204,49 +204,14 @@ def prompts(
 def diversify(
     folder: Path = FOLDER,
     *,
-    number: int | None = Option(None, min=1, max=LARGEST, help="Select so many prompts."),
-    distance: float | None = Option(None, min=0, max=2, help="Or select them at least so far apart (1 − cosine)."),
-    method: str = Option("independent_set", help="independent_set, farthest_point or facility_location."),
-    embed: str = Option("tfidf", help="tfidf, letters, words, or transformers:CHECKPOINT."),
-    per_category: bool = Option(False, "--per-category", help="Give every category an equal share."),
+    number: int = Option(..., min=1, max=LARGEST, help="Select so many prompts."),
     seed: int = SEED,
     step: StepOptions,
 ) -> None:
     """Select prompts that differ."""
     from pacorl.dataset.diversify import diversify as select
-    from pacorl.dataset.selections import Goal
 
-    goal = Goal(number=number, distance=distance)
-    choice: dict[str, Any] = {"method": method, "embed": embed, "per_category": per_category}
-    step.perform("selecting", select, folder, goal=goal, **choice, seed=seed)
-
-
-@app.command("compare-diversity")
-def compare_diversity(
-    files: list[Path] = Argument(help="T2IS JSONL files, taken together."),
-    *,
-    number: int = Option(100, min=1, max=LARGEST, help="How many prompts are selected."),
-    embeds: str = Option("tfidf,letters", help="Embeddings; each selects, and each measures."),
-    measures: str = Option("words", help="Embeddings that measure and never select."),
-    draws: int = Option(100, min=1, max=10_000, help="Random choices to compare with."),
-    seed: int = SEED,
-    output: JsonOption,
-) -> None:
-    """Compare every selection with random choices of the same size, also in other embeddings."""
-    from pacorl.dataset.diversify import compare, table
-    from pacorl.dataset.folder import read_prompts
-
-    records = []
-    for path in files:
-        records += read_prompts(path)
-    # An embedding favours its own selections; the measures are independent.
-    embeddings = {"embeds": split_names(embeds), "measures": split_names(measures)}
-    rows = compare(records, number=number, **embeddings, draws=draws, seed=seed)
-    if output.as_json:
-        print_json({"prompts": len(records), "rows": [asdict(row) for row in rows]})
-        return
-    echo(f"{number} of {len(records)} prompts; distances are 1 − cosine; random: mean (best) of {draws} draws\n")
-    echo(table(rows))
+    step.perform("selecting", select, folder, number=number, seed=seed)
 
 
 @app.command()

@@ -1,45 +1,43 @@
-"""The step `pacorl dataset diversify`: texts → vectors → a selection, and a table of selections and of chance.
+"""The step `pacorl dataset diversify`: texts → vectors → prompts that differ.
 
-The embeddings `tfidf`, `letters` and `words` need no weights; `transformers:CHECKPOINT` takes a CLIP text model or any
-sentence encoder.
+The paper reduces 2,000 prompts to 708 by "graph-based diversification" and does not publish the algorithm. Here: a
+greedy maximal independent set of the graph "closer than d", fewest neighbours first. No two selected prompts are closer
+than d, and none can be added (Halldórsson & Radhakrishnan 1997); d is the largest that leaves enough prompts.
+
+Distance is 1 − cosine of TF-IDF vectors. N prompts, C dimensions, K neighbours, M selected.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import product
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pacorl.dataset.folder import PromptRecord, read_prompts
+from pacorl.dataset.folder import read_prompts
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
-from pacorl.dataset.selections import SELECTIONS, Goal, Vectors, select, spread
-from pacorl.io.documents import JsonObject, read_object, write_jsonl
-from pacorl.io.pretrained import pretrained
+from pacorl.io.documents import JsonObject, write_jsonl
+
+Vectors = NDArray[np.float32]
+"""(N, C), each row of length 1."""
+Indices = NDArray[np.int64]
+
+DIMENSIONS = 128
+NEIGHBOURS = 32
+BLOCK = 1024
+"""Rows compared at a time: bounds the memory at BLOCK × N floats."""
 
 
 def diversify(
-    folder: Path,
-    *,
-    goal: Goal,
-    method: str = "independent_set",
-    embed: str = "tfidf",
-    per_category: bool = False,
-    seed: int = 0,
-    dry_run: bool = False,
-    progress: Progress = silent,
+    folder: Path, *, number: int, seed: int = 0, dry_run: bool = False, progress: Progress = silent
 ) -> JsonObject:
     """Select prompts that differ: prompts.jsonl → diverse.jsonl.
 
     Args:
-        method: a key of SELECTIONS.
-        embed: see `embedder`.
-        per_category: gives every category an equal share.
+        number: Number of prompts; all of them if there are fewer.
 
     Returns:
         The spread of the selection, with its nearest pair by idx.
@@ -47,24 +45,20 @@ def diversify(
     # Stop if the step is done.
     source = folder / "prompts.jsonl"
     target = folder / "diverse.jsonl"
-    options = {"number": goal.number, "distance": goal.distance, "method": method, "embed": embed}
-    planned = {**options, "per_category": per_category}
-    step = DatasetStep(folder, "diversify", inputs=[source], options=planned, seed=seed)
+    step = DatasetStep(folder, "diversify", inputs=[source], options={"number": number}, seed=seed)
     counts = step.counts_if_done()
     if counts is not None:
         return counts
     records = read_prompts(source)
-    # A dry run embeds nothing, since an embedding model may be a download.
     if dry_run:
-        return {"prompts": len(records), **options}
+        return {"prompts": len(records), "number": number}
 
     # Embed, select, measure.
-    vectors = embedder(embed, seed=seed)([record.prompt.text for record in records])
+    vectors_NC = embedded([record.prompt.text for record in records], seed=seed)
     progress(1, 3)
-    categories = [record.prompt.category for record in records] if per_category else ()
-    selected = select(vectors, goal, method=method, categories=categories, seed=seed)
+    selected = sorted(independent_set(vectors_NC, number))
     progress(2, 3)
-    measured = spread(vectors, selected)
+    measured = spread(vectors_NC, selected)
     progress(3, 3)
     write_jsonl(target, [records[index].row for index in selected])
     # Rows are written unchanged, but the pair is given by idx.
@@ -72,128 +66,13 @@ def diversify(
     return step.finish(outputs=[target], counts={**asdict(measured), "prompts": len(records), "pair": pair})
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredSelection:
-    """Selection measured in one embedding; for chance, the mean and the extremes over its draws."""
-
-    selection: str
-    selected_by: str
-    measured_by: str
-    nearest: float
-    mean_nearest: float
-    coverage: float
-    best_nearest: float | None = None
-    """Largest value over the draws; only for chance."""
-    best_mean_nearest: float | None = None
-
-
-def compare(
-    records: Sequence[PromptRecord],
-    *,
-    number: int,
-    embeds: Sequence[str] = ("tfidf", "letters"),
-    measures: Sequence[str] = ("words",),
-    draws: int = 100,
-    seed: int = 0,
-) -> list[MeasuredSelection]:
-    """Measure every selection by each of `embeds` in them and in `measures`, and `draws` random selections.
-
-    Fewer draws are the first of more: each draw has its own seed.
-    """
-    # All prompts at once leave no choice to measure.
-    if not 2 <= number < len(records):
-        raise ValueError(f"of {len(records)} prompts, between 2 and {len(records) - 1} can be chosen, not {number}")
-    # One vector per text and embedding, whatever number of selections reads it.
-    texts = [record.prompt.text for record in records]
-    vectors = {}
-    for name in (*embeds, *measures):
-        if name not in vectors:
-            vectors[name] = embedder(name, seed=seed)(texts)
-
-    # Every selection in every embedding.
-    rows = []
-    for method, by in product(SELECTIONS, embeds):
-        selected = select(vectors[by], Goal(number=number), method=method, seed=seed)
-        for name, vectors_NC in vectors.items():
-            measured = spread(vectors_NC, selected)
-            rows.append(MeasuredSelection(method, by, name, measured.nearest, measured.mean_nearest, measured.coverage))
-
-    # Chance.
-    random_selections = []
-    for draw in range(draws):
-        random_selections.append(Random(f"{seed}-{draw}").sample(range(len(records)), number))
-    for name, vectors_NC in vectors.items():
-        spreads = [spread(vectors_NC, selected) for selected in random_selections]
-        nearest = [each.nearest for each in spreads]
-        mean_nearest = [each.mean_nearest for each in spreads]
-        coverage = [each.coverage for each in spreads]
-        means = (float(np.mean(nearest)), float(np.mean(mean_nearest)), float(np.mean(coverage)))
-        # The mean over the draws, and the best draw.
-        rows.append(MeasuredSelection("random", "", name, *means, max(nearest), max(mean_nearest)))
-    return rows
-
-
-def table(rows: Sequence[MeasuredSelection]) -> str:
-    """Format the rows for people: one line each."""
-    # Cells.
-    lines = [("selection", "by", "measured in", "nearest pair", "mean nearest", "coverage")]
-    for row in rows:
-        nearest = f"{row.nearest:.3f}"
-        mean_nearest = f"{row.mean_nearest:.3f}"
-        if row.best_nearest is not None:
-            nearest += f" ({row.best_nearest:.3f})"
-            mean_nearest += f" ({row.best_mean_nearest:.3f})"
-        names = (row.selection, row.selected_by or "–", row.measured_by)
-        lines.append((*names, nearest, mean_nearest, f"{row.coverage:.3f}"))
-
-    # Pad every column to its longest cell.
-    widths = []
-    for column in zip(*lines, strict=True):
-        widths.append(max(len(cell) for cell in column) + 2)
-
-    padded = []
-    for line in lines:
-        padded.append("".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-    return "\n".join(padded)
-
-
-Embedder = Callable[[Sequence[str]], Vectors]
-
-BATCH = 64
-"""Texts per forward of a text model."""
-DIMENSIONS = 128
-WORDS = 2048
-"""Vocabulary of `words`; bounds its vectors at 8 KiB."""
-
-
-def embedder(name: str, *, seed: int = 0) -> Embedder:
-    """Texts → vectors, by name: `tfidf`, `letters`, `words`, or `transformers:CHECKPOINT` (a folder or a hub name)."""
-    kind, _, checkpoint = name.partition(":")
-    if kind == "transformers" and checkpoint:
-        return TransformerEmbedder(checkpoint)
-    if name == "tfidf":
-        return lambda texts: _latent(texts, seed=seed, ngram_range=(1, 2), stop_words="english")
-    if name == "letters":
-        return lambda texts: _latent(texts, seed=seed, analyzer="char_wb", ngram_range=(3, 5))
-    if name == "words":
-        return _occurrence
-    raise ValueError(f"unknown embedder {name!r}; there are tfidf, letters, words and transformers:CHECKPOINT")
-
-
-def _occurrence(texts: Sequence[str]) -> Vectors:
-    """Occurrence of the most frequent words, all alike: the plainest measure, for selections of other embeddings."""
-    from sklearn.feature_extraction.text import CountVectorizer  # type: ignore[import-untyped]
-
-    counts = CountVectorizer(binary=True, max_features=WORDS, dtype=np.float32).fit_transform(texts)
-    return unit(counts.toarray())
-
-
-def _latent(texts: Sequence[str], *, seed: int, **vectorizer: Any) -> Vectors:
-    """TF-IDF, then a truncated SVD (latent semantic analysis)."""
+def embedded(texts: Sequence[str], *, seed: int = 0) -> Vectors:
+    """TF-IDF of words and pairs of words, then a truncated SVD (latent semantic analysis)."""
     from sklearn.decomposition import TruncatedSVD  # type: ignore[import-untyped]
-    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.feature_extraction.text import TfidfVectorizer  # type: ignore[import-untyped]
 
-    counts = TfidfVectorizer(sublinear_tf=True, max_features=200_000, **vectorizer).fit_transform(texts)
+    weigh = TfidfVectorizer(sublinear_tf=True, max_features=200_000, ngram_range=(1, 2), stop_words="english")
+    counts = weigh.fit_transform(texts)
     # An SVD has fewer dimensions than its matrix has rows and columns.
     dimensions = min(DIMENSIONS, counts.shape[0] - 1, counts.shape[1] - 1)
     if dimensions < 1:
@@ -208,45 +87,105 @@ def unit(rows: NDArray[Any]) -> Vectors:
     return np.asarray(rows / np.maximum(lengths, 1e-12), dtype=np.float32)
 
 
-class TransformerEmbedder:
-    """A CLIP text model, or a sentence encoder with the pooling of its own files (else the mean)."""
+# --- selecting ---------------------------------------------------------------------------------------------------
 
-    def __init__(self, checkpoint: str) -> None:
-        from transformers import AutoConfig, AutoModel, AutoTokenizer, CLIPTextModelWithProjection
-        from transformers.utils import cached_file
 
-        self.is_clip = pretrained(AutoConfig, checkpoint).model_type in ("clip", "clip_text_model")
-        kind = CLIPTextModelWithProjection if self.is_clip else AutoModel
-        self.model = pretrained(kind, checkpoint).eval().requires_grad_(False)
-        self.tokenizer = pretrained(AutoTokenizer, checkpoint)
-        positions = getattr(self.model.config, "max_position_embeddings", 512)
-        # RoBERTa counts two positions for padding; tokenizers without a limit report an astronomical one.
-        if self.model.config.model_type == "roberta":
-            positions -= 2
-        self.max_length = int(min(self.tokenizer.model_max_length, positions))
-        # sentence-transformers stores its pooling in an additional file.
-        quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-        pooling = None if self.is_clip else cached_file(checkpoint, "1_Pooling/config.json", **quiet)
-        self.pools_first = bool(pooling and read_object(Path(pooling)).get("pooling_mode_cls_token"))
+def independent_set(vectors_NC: Vectors, number: int) -> list[int]:
+    """Select `number` prompts without two closer than a distance, the largest that leaves enough."""
+    number = min(number, len(vectors_NC))
+    similarity_NK = _nearest_similarities(vectors_NC)
+    low = 0.0
+    high = 2.0
+    best = list(range(len(vectors_NC)))
+    # 24 halvings of [0, 2] give the distance to 1e-7, below the resolution of float32 cosines.
+    for _ in range(24):
+        middle = (low + high) / 2
+        # Fewest neighbours first, then by their own order.
+        order = np.argsort((similarity_NK > 1 - middle).sum(1), kind="stable")
+        selected = _independent(vectors_NC, order, middle, stop_at=number)
+        if len(selected) >= number:
+            low = middle
+            best = selected
+        else:
+            high = middle
+    return best[:number]
 
-    def __call__(self, texts: Sequence[str]) -> Vectors:
-        # Longest first, so that a batch pads little; put back in order at the end.
-        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
-        rows = []
-        for start in range(0, len(order), BATCH):
-            rows.append(self._embed([texts[i] for i in order[start : start + BATCH]]))
-        return unit(np.concatenate(rows)[np.argsort(order)])
 
-    def _embed(self, texts: list[str]) -> NDArray[np.float32]:
-        import torch
+def _nearest_similarities(vectors_NC: Vectors) -> Vectors:
+    """(N, K) similarities of each prompt to its nearest neighbours, in no order."""
+    size = len(vectors_NC)
+    count = min(NEIGHBOURS, size - 1)
+    nearest_NK = np.empty((size, count), np.float32)
+    for start in range(0, size, BLOCK):
+        similarity = vectors_NC[start : start + BLOCK] @ vectors_NC.T
+        rows = np.arange(len(similarity))
+        similarity[rows, rows + start] = -np.inf
+        nearest_NK[start : start + BLOCK] = np.partition(similarity, size - count, axis=1)[:, size - count :]
+    return nearest_NK
 
-        inputs = self.tokenizer(texts, padding=True, truncation=True, max_length=self.max_length, return_tensors="pt")
-        with torch.inference_mode():
-            output = self.model(**inputs)
-        if self.is_clip:
-            return np.asarray(output.text_embeds.float().numpy())
-        hidden_BNC = output.last_hidden_state.float()
-        # The mean leaves out padding, of which a text has more or less by its batch.
-        mask_BN1 = inputs["attention_mask"][..., None]
-        pooled = hidden_BNC[:, 0] if self.pools_first else (hidden_BNC * mask_BN1).sum(1) / mask_BN1.sum(1)
-        return np.asarray(pooled.numpy())
+
+def _independent(vectors_NC: Vectors, order: Indices, distance: float, *, stop_at: int) -> list[int]:
+    """Visit in `order` and select each prompt at least `distance` from the selection."""
+    selected_MC = np.empty((len(order), vectors_NC.shape[1]), np.float32)
+    selected: list[int] = []
+    for start in range(0, len(order), BLOCK):
+        rows = order[start : start + BLOCK]
+        block = vectors_NC[rows]
+        free = np.asarray((block @ selected_MC[: len(selected)].T <= 1 - distance).all(1))  # all of none is True
+        near = np.asarray(block @ block.T > 1 - distance)
+        for row in np.flatnonzero(free):
+            if free[row]:
+                selected_MC[len(selected)] = block[row]
+                selected.append(int(rows[row]))
+                free[row:] &= ~near[row, row:]
+                if len(selected) == stop_at:
+                    return selected
+    return selected
+
+
+# --- measuring ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Distances between selected prompts, and their coverage of all prompts. Distances are 1 − cosine."""
+
+    kept: int
+    nearest: float
+    """Distance of the nearest pair."""
+    mean_nearest: float
+    """Mean over the selection of the distance to the nearest neighbour in it."""
+    coverage: float
+    """Mean over all prompts of the similarity to the most similar selected prompt."""
+    farthest: float
+    """Largest distance from any prompt to its nearest selected prompt."""
+    pair: tuple[int, int]
+    """Indices of the nearest pair."""
+
+
+def spread(vectors_NC: Vectors, selected: Sequence[int]) -> Spread:
+    """Measure a selection, exactly."""
+    if len(selected) < 2:
+        raise ValueError(f"{len(selected)} prompts are selected, and a spread needs two; raise the number")
+    selected_MC = vectors_NC[np.asarray(selected)]
+    similar_N = np.empty(len(vectors_NC), np.float32)
+    for start in range(0, len(vectors_NC), BLOCK):
+        similar_N[start : start + BLOCK] = (vectors_NC[start : start + BLOCK] @ selected_MC.T).max(1)
+
+    # The nearest pair: the prompt with the nearest neighbour, and that neighbour.
+    nearest_M, neighbour_M = np.empty(len(selected_MC), np.float32), np.empty(len(selected_MC), np.int64)
+    for start in range(0, len(selected_MC), BLOCK):
+        similarity = selected_MC[start : start + BLOCK] @ selected_MC.T
+        rows = np.arange(len(similarity))
+        similarity[rows, rows + start] = -np.inf
+        nearest_M[start : start + BLOCK] = 1 - similarity.max(1)
+        neighbour_M[start : start + BLOCK] = similarity.argmax(1)
+    first = int(np.argmin(nearest_M))
+    return Spread(
+        kept=len(selected),
+        nearest=float(nearest_M.min()),
+        mean_nearest=float(nearest_M.mean()),
+        coverage=float(similar_N.mean()),
+        farthest=float(1 - similar_N.min()),
+        pair=(int(selected[first]), int(selected[neighbour_M[first]])),
+    )
