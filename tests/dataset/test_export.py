@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from pacorl.bench.consistency_rank import read_rank_data
 from pacorl.cli.dataset import app
 from pacorl.dataset.export import export, label
-from pacorl.dataset.folder import Answer, read_answers, read_instances, read_pairs, write_records
+from pacorl.dataset.folder import Answer, read_instances, read_pairs, write_records
 from pacorl.dataset.importing import import_folder
 from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.io.files import digest
@@ -129,7 +129,7 @@ def test_sharegpt_round_trip(ranked, tmp_path):
     assert export(other, shares=SHARES, formats=["jsonl"])["balance"]["imported_yes"] == counts["yes"]
 
 
-def test_benchmark_folder_round_trip(ranked, tmp_path):
+def test_the_benchmark_has_images_and_criteria(ranked):
     export(ranked, shares=SHARES, formats=["consistency_rank"])
     bench = ranked / "export/benchmark"
     row = read_jsonl(bench / "consistency_full_rank.jsonl")[0]
@@ -137,11 +137,6 @@ def test_benchmark_folder_round_trip(ranked, tmp_path):
     assert (bench / "images" / row["folder"] / row["ref_image"]).is_file()
     prompts = read_jsonl(bench / "prompt_data.jsonl")
     assert "Identity" in prompts[0]["criteria"]
-    counts = import_folder(tmp_path / "other", bench, kind="consistency_rank", name="bench")
-    answers = read_answers(tmp_path / "other/imported/bench/rankings.jsonl")
-    assert counts["rankings"] == len(answers) == len(read_jsonl(bench / "consistency_full_rank.jsonl"))
-    assert [name.rpartition("/")[2] for name in answers[0].candidates] == row["rank_images"]
-    assert answers[0].theme == next(one["prompt"] for one in prompts if one["idx"] == row["folder"])
 
 
 def test_parquet_opens_in_datasets(ranked):
@@ -295,27 +290,16 @@ def test_bad_sharegpt_records_are_named_and_leave_nothing(tmp_path, row, message
     assert not (tmp_path / "set/imported/bad/pairs.jsonl").exists()
 
 
-def test_an_unranked_candidate_is_named(tmp_path):
-    source = tmp_path / "bench"
-    (source).mkdir()
-    write_jsonl(source / "prompt_data.jsonl", [])
-    row = {"folder": "1", "ref_image": "0_0.png", "comp_images": ["0_1.png", "1_1.png"], "rank_images": ["0_1.png"]}
-    write_jsonl(source / "consistency_full_rank.jsonl", [row])
-    with pytest.raises(ValueError, match="record 1: rank_images are not an order of comp_images"):
-        import_folder(tmp_path / "set", source, kind="consistency_rank")
-
-
-def published(ranked, kind):
+def published(ranked):
     """A folder as others publish it, of one's own rankings."""
-    export(ranked, shares=SHARES, formats=["sharegpt", "consistency_rank"])
-    return ranked / {"sharegpt": "export", "consistency_rank": "export/benchmark"}[kind]
+    export(ranked, shares=SHARES, formats=["sharegpt"])
+    return ranked / "export"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["sharegpt", "consistency_rank"])
-def test_a_dry_import_counts_and_writes_nothing(ranked, tmp_path, kind):
-    source, other = published(ranked, kind), tmp_path / "other"
-    arguments = ["import", str(other), str(source), "--kind", kind, "--name", "theirs", "--json"]
+def test_a_dry_import_counts_and_writes_nothing(ranked, tmp_path):
+    source, other = published(ranked), tmp_path / "other"
+    arguments = ["import", str(other), str(source), "--kind", "sharegpt", "--name", "theirs", "--json"]
     planned = CliRunner().invoke(app, [*arguments, "--dry-run"], catch_exceptions=False)
     assert planned.exit_code == 0
     assert "dry run: nothing was written" in planned.stderr
@@ -323,18 +307,16 @@ def test_a_dry_import_counts_and_writes_nothing(ranked, tmp_path, kind):
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     counts = json.loads(done.stdout)
     assert json.loads(planned.stdout) == counts
-    assert counts.get("pairs", 0) + counts.get("rankings", 0) > 0
+    assert counts["pairs"] > 0
     assert counts["images"] == sum(path.is_file() for path in (other / "imported/theirs/files").rglob("*"))
     plan = json.loads((other / "manifests/import-theirs.json").read_text())["plan"]
-    assert {Path(name).name for name in plan["inputs"]} == {
-        "sharegpt": {"dataset_info.json", "consistency_train.json", "consistency_test.json"},
-        "consistency_rank": {"prompt_data.jsonl", "consistency_full_rank.jsonl"},
-    }[kind]
+    inputs = {Path(name).name for name in plan["inputs"]}
+    assert inputs == {"dataset_info.json", "consistency_train.json", "consistency_test.json"}
 
 
 @pytest.mark.slow
 def test_an_import_again_repairs_it_and_changes_nothing(ranked, tmp_path):
-    source, other = published(ranked, "sharegpt"), tmp_path / "other"
+    source, other = published(ranked), tmp_path / "other"
     counts = import_folder(other, source, kind="sharegpt", name="theirs")
     before = {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
     next((other / "imported/theirs/files").rglob("*.png")).unlink()
@@ -349,7 +331,7 @@ def test_an_import_again_repairs_it_and_changes_nothing(ranked, tmp_path):
 
 @pytest.mark.slow
 def test_two_sources_of_one_name_do_not_replace_each_other(ranked, tmp_path):
-    source, other = published(ranked, "sharegpt"), tmp_path / "other"
+    source, other = published(ranked), tmp_path / "other"
     import_folder(other, source, kind="sharegpt")
     shutil.copytree(source, tmp_path / "copy" / "export")
     import_folder(other, tmp_path / "copy" / "export", kind="sharegpt")  # the same files from elsewhere
@@ -361,7 +343,7 @@ def test_two_sources_of_one_name_do_not_replace_each_other(ranked, tmp_path):
 
 
 def test_a_pair_counts_once_and_one_with_both_labels_not_at_all(ranked, tmp_path):
-    source = published(ranked, "sharegpt")
+    source = published(ranked)
     rows = json.loads((source / "consistency_train.json").read_text())
     same, other = rows[0], json.loads(json.dumps(rows[1]))
     same = {**same, "images": same["images"][::-1]}
@@ -375,32 +357,10 @@ def test_a_pair_counts_once_and_one_with_both_labels_not_at_all(ranked, tmp_path
     assert not any(set(pair.images) == {f"imported/export/files/{name}" for name in other["images"]} for pair in pairs)
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        ("consistency_full_rank.jsonl", {}, "record .*: the same reference and candidates as an earlier record"),
-        ("consistency_full_rank.jsonl", {"ref_image": "../../../secret.png"}, "leads out of"),
-        ("consistency_full_rank.jsonl", {"ref_image": "9_9.png"}, "9_9.png is missing"),
-        ("prompt_data.jsonl", {"prompt": "another"}, "idx '.*' is already taken by another record"),
-        ("prompt_data.jsonl", {"idx": None}, ""),
-    ],
-)
-def test_bad_benchmark_folders_are_named_and_leave_nothing(ranked, tmp_path, name, change, message):
-    source = published(ranked, "consistency_rank")
-    rows = read_jsonl(source / name)
-    added = {**rows[0], **change}
-    if added.get("idx", "") is None:
-        del added["idx"]
-        message = "'idx' is missing"
-    write_jsonl(source / name, [*rows, added])
-    with pytest.raises(ValueError, match=message):
-        import_folder(tmp_path / "other", source, kind="consistency_rank")
-    assert not (tmp_path / "other").exists()
-
-
 def test_another_folder_than_the_kind_says_is_named(tmp_path):
-    for kind, name in (("consistency_rank", "prompt_data"), ("sharegpt_4o_image", "text_and_image_to_image")):
-        with pytest.raises(ValueError, match=rf"{name}\.jsonl? is missing; is this the right folder and kind"):
-            import_folder(tmp_path / "set", tmp_path, kind=kind, name="x")
-    with pytest.raises(ValueError, match="unknown kind 'csv'; there are consistency_rank, sharegpt"):
+    with pytest.raises(
+        ValueError, match=r"text_and_image_to_image\.json is missing; is this the right folder and kind"
+    ):
+        import_folder(tmp_path / "set", tmp_path, kind="sharegpt_4o_image", name="x")
+    with pytest.raises(ValueError, match="unknown kind 'csv'; there are sharegpt"):
         import_folder(tmp_path / "set", tmp_path, kind="csv")

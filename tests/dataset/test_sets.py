@@ -11,7 +11,6 @@ from PIL import Image
 from pacorl.dataset.export import export
 from pacorl.dataset.folder import Answer, Instance, read_instances, write_records
 from pacorl.dataset.grids import pair
-from pacorl.dataset.label_studio import write_tasks
 from pacorl.dataset.own_images import pair_images
 from pacorl.records.comparisons import load_comparisons
 
@@ -41,8 +40,6 @@ def test_the_best_sets_images_belong_together_and_the_worst_ones_do_not(dataset)
         first, second = (path.stem.split("_") for path in comparison.images)
         assert first[0] == second[0] == ("2" if comparison.consistent else "0")
         assert first[1] != second[1]
-    with pytest.raises(ValueError, match="whole sets"):
-        write_tasks(folder, folder / "tasks")
     # Rankings belong to one kind of question. Without them, questions of sets take the place of those about references.
     with pytest.raises(ValueError, match="6 rankings of another kind, of whole sets"):
         pair(folder)

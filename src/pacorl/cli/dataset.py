@@ -407,27 +407,12 @@ def people_sentences(counts: JsonObject) -> Iterator[str]:
         yield f"people agree on {share} of the pairs of images in {questions}; chance gives 50 %"
 
 
-@app.command()
-def tasks(
-    folder: Path = FOLDER,
-    *,
-    out: Path = Option(..., help="A folder, the root of Label Studio's local storage."),
-    output: JsonOption,
-) -> None:
-    """Write the questions, and the rankings so far, as tasks of Label Studio."""
-    from pacorl.dataset.label_studio import write_tasks
-
-    print_counts(write_tasks(folder, out), as_json=output.as_json)
-
-
 @app.command("import")
 def import_(
     folder: Path = FOLDER,
     source: Path = Argument(help="A published folder, unpacked; or your rankings, a .csv or .jsonl."),
     *,
-    kind: str = Option(
-        ..., help="rankings (your own), label_studio, sharegpt (PaCo-Dataset), consistency_rank, sharegpt_4o_image."
-    ),
+    kind: str = Option(..., help="rankings (your own), sharegpt (PaCo-Dataset), or sharegpt_4o_image."),
     name: str = Option("", help="Its name here; the source's name unless given."),
     step: StepOptions,
 ) -> None:

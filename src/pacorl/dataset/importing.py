@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pacorl.core import questions
 from pacorl.dataset.export import link_or_copy
 from pacorl.dataset.folder import Answer, LabelledPair, write_records
-from pacorl.dataset.label_studio import load_label_studio
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.dataset.rules import pair_key
-from pacorl.io.documents import blamed_on, read_json, read_jsonl, read_keyed, read_text
+from pacorl.io.documents import blamed_on, read_json, read_text
 from pacorl.io.files import digest, flush_all, inside, safe_name, text_digest
 from pacorl.io.images import check_readable, listed
 from pacorl.records.comparisons import IMAGE_TAG, INFO, load_sharegpt, sharegpt_files
@@ -55,43 +53,6 @@ class Import:
         inner = path.relative_to(self.root.resolve()).as_posix()
         self.images[inner] = path
         return f"imported/{self.name}/files/{inner}"
-
-
-def import_benchmark(bundle: Import) -> Iterator[Answer]:
-    """Read ConsistencyRank-Bench: images/FOLDER/i_j.png, prompt_data.jsonl, consistency_full_rank.jsonl."""
-    # The records, and the theme of each folder.
-    prompts = read_keyed(bundle.add_input(bundle.source / "prompt_data.jsonl"), key="idx")
-    path = bundle.add_input(bundle.source / "consistency_full_rank.jsonl")
-    seen = set()
-    for number, row in enumerate(read_jsonl(path), 1):
-        with blamed_on(f"{path}, record {number}"):
-            group = str(_required(row, "folder"))
-            order = _required(row, "rank_images")
-            if sorted(order) != sorted(_required(row, "comp_images")):
-                raise ValueError("rank_images are not an order of comp_images")
-            images = []
-            for name in (_required(row, "ref_image"), *order):
-                # The released loader joins images/FOLDER with a bare name; some copies have the folder in the name.
-                prefix = f"images/{group}/"
-                if name.startswith("images/"):
-                    prefix = ""
-                elif name.startswith(f"{group}/"):
-                    prefix = "images/"
-                images.append(bundle.add_image(prefix + name))
-            reference, *candidates = images
-            if (reference, *sorted(candidates)) in seen:
-                raise ValueError("the same reference and candidates as an earlier record")
-        # The order is left out: the same images in another order contradict.
-        seen.add((reference, *sorted(candidates)))
-        # Votes are counted per instance, and each line is one.
-        yield Answer(
-            instance=f"{bundle.name}:{number}",
-            annotator=bundle.name,
-            group=f"{bundle.name}:{group}",
-            reference=reference,
-            candidates=tuple(candidates),
-            theme=str(prompts.get(group, {}).get("prompt", "")),
-        )
 
 
 def import_sharegpt(bundle: Import) -> Iterator[LabelledPair]:
@@ -162,10 +123,8 @@ def _required(row: Any, key: str) -> Any:
     return row[key]
 
 
-def import_rankings(
-    bundle: Import, *, load: Callable[[Path], list[Ranking]] = load_rankings, form: str = ".csv or .jsonl"
-) -> Iterator[Answer]:
-    """Read own rankings: a CSV or JSONL (`records/rankings.py`), or another form that `load` reads.
+def import_rankings(bundle: Import) -> Iterator[Answer]:
+    """Read own rankings: a CSV or JSONL (`records/rankings.py`).
 
     Rankings of one reference are a group, unless the file names its groups. Copies of an image count as that image,
     so that no split can part them.
@@ -173,10 +132,10 @@ def import_rankings(
     # Rankings come with relative paths, so the file names their root.
     if not bundle.source.is_file():
         fault = "is a folder" if bundle.source.is_dir() else "is missing"
-        raise ValueError(f"{bundle.source} {fault}; rankings come from a {form} file above its images: name it")
+        raise ValueError(f"{bundle.source} {fault}; rankings come from a .csv or .jsonl file above its images: name it")
     bundle.inputs.append(bundle.source)
     # Read the file and find its images, each image once.
-    rankings = load(bundle.source)
+    rankings = load_rankings(bundle.source)
     stored = _stored_images(bundle, rankings)
 
     # Number the instances in the order of the file.
@@ -257,11 +216,9 @@ def _folder_name(text: str) -> str:
 
 
 SOURCES: dict[str, Callable[[Import], Iterator[Any]]] = {
-    "consistency_rank": import_benchmark,
     "sharegpt": import_sharegpt,
     "sharegpt_4o_image": import_sharegpt_4o,
     "rankings": import_rankings,
-    "label_studio": partial(import_rankings, load=load_label_studio, form=".json"),
 }
 
 
