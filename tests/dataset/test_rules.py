@@ -118,17 +118,6 @@ def test_mean_ranking_and_its_ties():
     assert dropped == 1
 
 
-def test_a_mean_ranking_of_sets_keeps_the_panels_of_each():
-    panels = {"a": ("a1", "a2"), "b": ("b1", "b2")}
-    answers = [
-        Answer("i", person, "g", "", tuple(order), panels=tuple(panels[name] for name in order))
-        for person, order in (("x", "ab"), ("y", "ba"), ("z", "ba"))
-    ]
-    ((mean,), _) = mean_rankings(answers)
-    assert dict(zip(mean.candidates, mean.panels, strict=True)) == panels
-    assert mean.candidates == ("b", "a")
-
-
 def test_tied_candidates_share_their_fate():
     tied = Answer("i", "x", "g", "r", tuple("abcd"), ranks=(1, 2, 2, 4))
     assert tied.tiers == (("a",), ("b", "c"), ("d",))

@@ -242,9 +242,6 @@ def pair(
     *,
     prompts: str = PROMPTS,
     from_folder: Path | None = Option(None, help="Your own images in place of grids: one folder for each theme."),
-    sets: bool = Option(
-        False, "--sets", help="Whole sets are ranked, without a reference; of your own images, a folder in its theme's."
-    ),
     limit: int | None = Option(None, min=1, max=LARGEST, help="Questions at most, evenly spread; 20 for a pilot."),
     step: StepOptions,
 ) -> None:
@@ -252,11 +249,11 @@ def pair(
     if from_folder:
         from pacorl.dataset.own_images import pair_images
 
-        step.perform("copying", pair_images, folder, from_folder, sets=sets, limit=limit)
+        step.perform("copying", pair_images, folder, from_folder, limit=limit)
     else:
         from pacorl.dataset.grids import pair as cut
 
-        step.perform("cutting", cut, folder, prompts=prompts, sets=sets, limit=limit)
+        step.perform("cutting", cut, folder, prompts=prompts, limit=limit)
 
 
 @app.command()

@@ -23,7 +23,6 @@ from pacorl.dataset.folder import (
     LabelledPair,
     collect_answers,
     count_trail,
-    images_of,
     read_answers,
     read_pairs,
     write_records,
@@ -66,7 +65,7 @@ class Export:
             # A group whose votes are all tied would fill a split with nothing.
             if answer.group not in labelled:
                 continue
-            ties += [(answer.group, image) for image in images_of(answer)]
+            ties += [(answer.group, image) for image in (answer.reference, *answer.candidates)]
             if answer.own_group:
                 own_groups.add(answer.group)
 
@@ -97,13 +96,10 @@ class Export:
             yield name, [pair for pair in self.pairs if self.split_of[pair.group] == name]
 
     def benchmark(self) -> tuple[list[Answer], int]:
-        """One ranking per instance of the test split, by mean rank, and the number left out for ties.
-
-        Rankings of whole sets are left out: the benchmark has references.
-        """
+        """One ranking per instance of the test split, by mean rank, and the number left out for ties."""
         tested = []
         for answer in self.answers:
-            if answer.reference and self.split_of.get(answer.group) == "test":
+            if self.split_of.get(answer.group) == "test":
                 tested.append(answer)
         return mean_rankings(tested)
 

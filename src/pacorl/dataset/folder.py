@@ -52,23 +52,18 @@ class PromptRecord(NamedTuple):
     row: JsonObject
 
 
-OF_A_REFERENCE = "Which of these belong to the same set as the reference?"
-OF_SETS = "Which set belongs together best?"
-"""The page's own questions, with a reference and without."""
+OWN_QUESTION = "Which of these belong to the same set as the reference?"
+"""The page's own question."""
 
 Order = Sequence[int | Sequence[int]]
 """Candidates or slots, best first; a nested sequence is a tie."""
-
-Panels = tuple[tuple[str, ...], ...]
-"""Images of each candidate, if the candidates are whole sets."""
 
 
 @dataclass(frozen=True, slots=True, config=RECORD)
 class Instance:
     """One question to a person: rank `candidates` by their consistency with `reference`.
 
-    Without a reference the candidates are whole sets, and `panels` has the images of each. Paths are relative to the
-    dataset's folder, in POSIX form.
+    Paths are relative to the dataset's folder, in POSIX form.
     """
 
     id: str
@@ -82,11 +77,9 @@ class Instance:
     criteria: Criteria | None = None
     must: tuple[tuple[StrictInt, StrictInt], ...] = ()
     """(better, worse) indices of candidates with a known order; only for control questions."""
-    panels: Panels = ()
 
     def __post_init__(self) -> None:
         count = len(self.candidates)
-        _check_sets(self)
         if count < 2 or len(set(self.candidates)) < count:
             raise ValueError(f"an instance needs at least two different candidates, got {list(self.candidates)}")
         if any(not 0 <= min(pair) <= max(pair) < count for pair in self.must):
@@ -125,12 +118,8 @@ class Answer:
     """Whether it is an adjudicator's decision, which replaces the rankings of its instance."""
     own_group: bool = False
     """Whether the ranking's file names its group; a theme shared with other groups is then no tie."""
-    panels: Panels = ()
     question: str = ""
     """The page's wording when it was ranked; empty if it was not recorded."""
-
-    def __post_init__(self) -> None:
-        _check_sets(self)
 
     @property
     def tiers(self) -> tuple[tuple[str, ...], ...]:
@@ -168,7 +157,6 @@ class Answer:
             ranks_of(tiers),
             criteria=shown.criteria or {},
             adjudicated=adjudicated,
-            panels=tuple(shown.panels[shown.candidates.index(name)] for name in best_first if shown.panels),
             question=question,
         )
 
@@ -187,17 +175,6 @@ class LabelledPair:
     votes: tuple[int, int] = (0, 0)
     """(Yes, No)"""
     reasons: str = ""
-
-
-def _check_sets(record: Instance | Answer) -> None:
-    """Raise ValueError unless a record has a reference, or the images of each set."""
-    if not record.reference and [len(images) > 1 for images in record.panels] != [True] * len(record.candidates):
-        raise ValueError("without a `reference`, `panels` lists two images or more of each candidate")
-
-
-def images_of(record: Instance | Answer) -> tuple[str, ...]:
-    """Images that a person sees: the reference if there is one, and the candidates."""
-    return (record.reference, *record.candidates) if record.reference else record.candidates
 
 
 def read_prompts(path: Path) -> list[PromptRecord]:
@@ -285,16 +262,6 @@ def count_trail(folder: Path) -> dict[str, int]:
     return counts
 
 
-def check_kind(folder: Path, *, sets: bool) -> None:
-    """Raise ValueError if the folder has rankings of the other kind of question: of whole sets, or with a reference."""
-    others = [answer for answer in collect_answers(folder, dry_run=True) if bool(answer.reference) == sets]
-    if others:
-        kind = "with a reference" if sets else "of whole sets"
-        raise ValueError(
-            f"{folder} has {len(others)} rankings of another kind, {kind}; use a folder of its own for these questions"
-        )
-
-
 def connect(
     database: Path, *, read_only: bool = False, setup: str = "SELECT 1 FROM answers", check: bool = True
 ) -> sqlite3.Connection:
@@ -362,14 +329,9 @@ def stored_answers(db: sqlite3.Connection, *, controls: bool = False) -> list[An
         tiers = []
         for tier in stored_ranking(ranking, shown, read=parse_cached):
             tiers.append([shown.candidates[index] for index in tier])
-        question = wording_at(wordings, latest.get((person, shown.id), 0), shown)
+        question = wording_at(wordings, latest.get((person, shown.id), 0))
         answers.append(Answer.to(shown, tiers, annotator=person, adjudicated=role == ADJUDICATOR, question=question))
     return answers
-
-
-def page_question(question: str, shown: Instance) -> str:
-    """The question that the page asks about an instance: the user's, or its own."""
-    return question or (OF_A_REFERENCE if shown.reference else OF_SETS)
 
 
 def stored_wordings(db: sqlite3.Connection) -> list[tuple[int, str]]:
@@ -378,10 +340,10 @@ def stored_wordings(db: sqlite3.Connection) -> list[tuple[int, str]]:
     return typed(parse_json(row[0]) if row else [], list[tuple[int, str]])
 
 
-def wording_at(wordings: Sequence[tuple[int, str]], number: int, shown: Instance) -> str:
+def wording_at(wordings: Sequence[tuple[int, str]], number: int) -> str:
     """The question that the page asked at an event; empty if it was not recorded."""
     asked = [question for before, question in wordings if before < number]
-    return page_question(asked[-1], shown) if asked else ""
+    return (asked[-1] or OWN_QUESTION) if asked else ""
 
 
 def final_answers(answers: Sequence[Answer]) -> list[Answer]:

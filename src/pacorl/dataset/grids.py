@@ -20,7 +20,7 @@ from typing import Any
 
 from pacorl.config.options import check_previous, packed_form
 from pacorl.core.grid import shared_text, split
-from pacorl.dataset.folder import Instance, PromptRecord, check_kind, read_prompts, write_records
+from pacorl.dataset.folder import Instance, PromptRecord, read_prompts, write_records
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.generate.image_queue import (
     GenerateImages,
@@ -206,30 +206,10 @@ def instances_of(record: PromptRecord, *, grids: int) -> Iterator[Instance]:
             )
 
 
-def set_instance(record: PromptRecord, grids: Sequence[str]) -> Instance:
-    """One prompt's question about its whole grids, without a reference."""
-    prompt = record.prompt
-    panels = []
-    for number in range(len(grids)):
-        panels.append(tuple(panel_path(record.idx, number, position) for position in range(prompt.grid.count)))
-    return Instance(
-        id=f"{record.idx}:sets",
-        group=record.idx,
-        reference="",
-        candidates=tuple(grids),
-        theme=shared_text(prompt.text),
-        category=prompt.category,
-        task=prompt.task,
-        criteria=prompt.criteria,
-        panels=tuple(panels),
-    )
-
-
 def pair(
     folder: Path,
     *,
     prompts: str = "diverse.jsonl",
-    sets: bool = False,
     limit: int | None = None,
     dry_run: bool = False,
     progress: Progress = silent,
@@ -238,12 +218,10 @@ def pair(
 
     Args:
         limit: the number of questions at most, evenly spread over the prompts.
-        sets: whether people rank the grids of a prompt as whole sets, without a reference.
 
     Raises:
         ValueError: a prompt has no grids, or a grid is missing, changed, no image, or too small to cut.
     """
-    check_kind(folder, sets=sets)
     # Read the grids of all prompts.
     records = read_prompts(folder / prompts)
     grids = grids_of(folder)
@@ -261,10 +239,9 @@ def pair(
         # Even steps would ask about the same grid and positions of every prompt.
         if limit is not None:
             Random(record.idx).shuffle(questions)
-        of_sets = set_instance(record, grids[record.idx])
-        instances += [of_sets] if sets else questions
-        for images in of_sets.panels:
-            panels += images
+        instances += questions
+        for number in range(len(grids[record.idx])):
+            panels += [panel_path(record.idx, number, position) for position in range(record.prompt.grid.count)]
     instances = evenly_spread(instances, limit)
     counts = {"prompts": len(records), "panels": len(panels), "instances": len(instances)}
 

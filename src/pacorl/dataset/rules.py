@@ -2,7 +2,7 @@
 
 A rule reads the tiers of a ranking, best first; the candidates of one tier are tied. The paper does not publish its
 rule. Its numbers suggest `best_worst`: the best candidate of a ranking is consistent with the reference, the worst is
-not. A ranking of whole sets votes for every two images of a set.
+not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from pacorl.core import questions
 from pacorl.core.ranking import FEWEST_FOR_INTERVAL, Interval, bootstrap
-from pacorl.dataset.folder import OF_A_REFERENCE, OF_SETS, Answer, LabelledPair, final_answers
+from pacorl.dataset.folder import OWN_QUESTION, Answer, LabelledPair, final_answers
 from pacorl.io.files import text_digest
 
 AGREEMENT_DRAWS = 500
@@ -120,7 +120,7 @@ def _by_criteria(answer: Answer) -> str:
 
 def _as_asked(answer: Answer) -> str:
     """Take people's own question as a criterion, as `pacorl score --criterion` asks it."""
-    if answer.question in ("", OF_A_REFERENCE, OF_SETS):
+    if answer.question in ("", OWN_QUESTION):
         return _by_theme(answer)
     return questions.meets_criterion(answer.question)
 
@@ -143,7 +143,7 @@ def other_questions(answers: Sequence[Answer], question: str) -> dict[str, int]:
     """Count rankings by a wording of the user's own that the judge's question does not contain."""
     counts: dict[str, int] = defaultdict(int)
     for answer in answers:
-        own = answer.question not in ("", OF_A_REFERENCE, OF_SETS)
+        own = answer.question not in ("", OWN_QUESTION)
         if own and answer.question.casefold().rstrip(".!?") not in QUESTIONS[question](answer).casefold():
             counts[answer.question] += 1
     return dict(counts)
@@ -205,11 +205,9 @@ def label_pairs(
 
 
 def _voted_pairs(answer: Answer, rule: str) -> Iterator[tuple[tuple[str, str], bool]]:
-    """Yield a ranking's votes: for a candidate with the reference, or for every two images of a set."""
-    panels = dict(zip(answer.candidates, answer.panels, strict=False))  # empty if there is a reference
+    """Yield a ranking's votes, each for a candidate with the reference."""
     for candidate, consistent in RULES[rule](answer.tiers):
-        for pair in combinations(panels[candidate], 2) if panels else [(answer.reference, candidate)]:
-            yield in_either_order(*pair), consistent
+        yield in_either_order(answer.reference, candidate), consistent
 
 
 def pair_key(first: str, second: str, question: str) -> str:
@@ -249,8 +247,7 @@ def mean_rankings(answers: Sequence[Answer]) -> tuple[list[Answer], int]:
             dropped += 1
             continue
         order = tuple(sorted(rank_sum, key=rank_sum.__getitem__))
-        panels = tuple(group[0].panels[group[0].candidates.index(name)] for name in order if group[0].panels)
-        merged.append(replace(group[0], annotator="mean", candidates=order, panels=panels, ranks=()))
+        merged.append(replace(group[0], annotator="mean", candidates=order, ranks=()))
     return merged, dropped
 
 

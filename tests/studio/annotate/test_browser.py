@@ -11,7 +11,6 @@ import pytest
 from browsers import playwright
 from dataset_folder import AnnotationServer, free_port
 
-from pacorl.dataset.grids import pair
 from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.studio.annotate.simulate import Client
 from pacorl.studio.annotate.store import Store, shown_order
@@ -243,35 +242,6 @@ def test_ties_by_the_key_and_by_the_button(dataset, browser):
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     orders = [request.post_data_json["order"] for request in sent]
     assert orders == [[[0, 1], 2, 3], [0, 1, [2, 3]], [[3, 2], [1, 0]]]
-
-
-def test_whole_sets_are_ranked_without_a_reference(dataset, browser):
-    folder = dataset(prompts=2, grids=3, paired=False)
-    pair(folder, sets=True)
-    with AnnotationServer(folder, "--annotators", "ann", "--overlap", "0", port=free_port()) as links:
-        page, faults = browser.new_context(viewport={"width": 1440, "height": 900}).new_page(), []
-        page.on("pageerror", lambda error: faults.append(str(error)))
-        page.on("response", lambda answer: faults.append(answer.url) if answer.status >= 400 else None)
-        page.goto(links["ann"])
-        count(page, 0, 2)
-        playwright.expect(page.locator("#question")).to_have_text("Which set belongs together best?")
-        playwright.expect(page.locator("#reference")).to_be_hidden()
-        shot(page, "sets")
-        page.keyboard.press("z")
-        playwright.expect(page.locator("#closerName")).to_have_text("Candidate A")
-        playwright.expect(page.locator("#closerReference")).to_be_hidden()
-        page.keyboard.press("Escape")
-        for done in (1, 2):
-            for letter in "cab":
-                page.keyboard.press(letter)
-            page.keyboard.press("Enter")
-            count(page, done, 2)
-        assert faults == []
-    with Store(folder / "annotations.db") as store:
-        (first, _) = store.answers()
-        assert {Path(panels[0]).name for panels in first.panels} == {"0_0.png", "1_0.png", "2_0.png"}
-        for grid, panels in zip(first.candidates, first.panels, strict=True):
-            assert [Path(panel).stem.split("_")[0] for panel in panels] == [Path(grid).stem] * 4
 
 
 def test_a_long_theme_is_clamped_and_can_be_read_whole(dataset, browser):

@@ -134,14 +134,11 @@ def describe_change(before: Mapping[str, Collection[str]], after: Mapping[str, C
 def foreign_controls(instances: Sequence[Instance], count: int, *, seed: int = 0) -> list[Instance]:
     """Make control questions from the data: one candidate becomes an image of another prompt, and is the worst.
 
-    There are fewer than `count` if prompts share images: a prompt's own image is never a foreign one. Whole sets have
-    none: a set of another prompt belongs together too.
+    There are fewer than `count` if prompts share images: a prompt's own image is never a foreign one.
 
     Raises:
         ValueError: all prompts have the same images.
     """
-    if instances and not all(instance.reference for instance in instances):
-        return []
     # Instances and images of each prompt.
     groups: dict[str, list[Instance]] = {}
     images: dict[str, set[str]] = {}

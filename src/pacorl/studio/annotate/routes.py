@@ -23,9 +23,8 @@ from pacorl.dataset.folder import (
     ADJUDICATOR,
     ADMINISTRATOR,
     DATABASE,
+    OWN_QUESTION,
     Instance,
-    images_of,
-    page_question,
     read_instances,
 )
 from pacorl.dataset.manifest import DatasetStep
@@ -221,7 +220,7 @@ def instances_to_rank(folder: Path, people: Sequence[str], sharing: Sharing) -> 
     # Images: every file must be there before the first person ranks.
     names: set[str] = set()
     for instance in instances:
-        names.update(images_of(instance))
+        names.update([instance.reference, *instance.candidates])
     missing = []
     for name in sorted(names):
         try:
@@ -340,7 +339,7 @@ def task(state: State, person: Someone) -> dict[str, Any]:
         "person": person.name,
         "adjudicates": person.adjudicates,
         "administers": person.is_admin,
-        "question": page_question(sharing.question, tasks[0].instance) if tasks else sharing.question,
+        "question": sharing.question or (OWN_QUESTION if tasks else ""),
         "custom": bool(sharing.question),
         "progress": progress,
         "task": form,
@@ -359,7 +358,7 @@ def _form(shown: Task) -> dict[str, Any]:
         "theme": subject_text(instance.theme),
         "category": instance.category,
         "criteria": instance.criteria or {},
-        "reference": addresses[0] if instance.reference else None,
+        "reference": addresses[0],
         "candidates": candidates,
         "previous": shown.previous,
     }
@@ -367,8 +366,7 @@ def _form(shown: Task) -> dict[str, Any]:
 
 def _addresses(shown: Task) -> list[str]:
     key = public_key(shown.instance.id)
-    slots = ["reference", *range(len(shown.slots))] if shown.instance.reference else range(len(shown.slots))
-    return [f"/images/{key}/{slot}" for slot in slots]
+    return [f"/images/{key}/{slot}" for slot in ("reference", *range(len(shown.slots)))]
 
 
 class Submission(Form):

@@ -27,11 +27,11 @@ from pacorl.dataset import folder
 from pacorl.dataset.folder import (
     ADJUDICATOR,
     ADMINISTRATOR,
+    OWN_QUESTION,
     Answer,
     Instance,
     Order,
     order_of,
-    page_question,
     stored_answers,
     stored_instance,
     stored_ranking,
@@ -168,8 +168,8 @@ class Store:
 
     def question(self) -> str:
         """Return the question that the page asks: the user's, or its own; empty without instances."""
-        rows = self._all("SELECT content FROM instances ORDER BY rowid LIMIT 1")
-        return page_question(self.sharing().question, stored_instance(rows[0][0])) if rows else ""
+        rows = self._all("SELECT 1 FROM instances LIMIT 1")
+        return self.sharing().question or OWN_QUESTION if rows else ""
 
     def instances(self) -> list[Instance]:
         """List all questions, control questions included, in the order of their arrival."""

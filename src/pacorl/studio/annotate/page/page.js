@@ -141,11 +141,7 @@ const ranking = () => order.reduce((tiers, slot, place) => {
   return tiers;
 }, []);
 
-// Whole sets are ranked without a reference.
 function showReference() {
-  const sets = !task.reference;
-  for (const part of [$("reference"), $("referenceTitle"), $("against"), $("againstAbove"), $("closerReference").parentElement]) part.hidden = sets;
-  if (sets) return;
   const image = $("reference").firstElementChild;
   image.onerror = () => { image.alt = "The reference is missing: skip this one"; task.broken = true; draw(); };
   image.src = task.reference;
@@ -182,7 +178,7 @@ function showOpinions(opinions) {
 
 function showTheme(text) {
   $("theme").textContent = text;
-  $("asked").hidden = !text || !task.reference;
+  $("asked").hidden = !text;
   $("theme").classList.remove("whole");
   $("more").setAttribute("aria-expanded", false);
   $("more").textContent = "Show all of it";
@@ -439,8 +435,7 @@ const toggle = (slot) => (order.includes(slot) ? takeBack(slot) : place(slot));
 let closerSlot = null;
 
 function closer(slot) {
-  if (task.reference) $("closerReference").src = task.reference;
-  else slot ??= 0;
+  $("closerReference").src = task.reference;
   closerSlot = slot;
   $("closerCandidate").parentElement.hidden = slot === null;
   if (slot !== null) {
