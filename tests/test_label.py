@@ -6,12 +6,12 @@ import shlex
 from pathlib import Path
 
 import pytest
+from annotators import simulate
 from dataset_folder import AnnotationServer, free_port
 from page_blocks import ROOT, blocks, run_command
 
 from pacorl.dataset.folder import read_answers
 from pacorl.records.comparisons import load_comparisons
-from pacorl.studio.annotate.simulate import simulate
 
 PAGE = ROOT / "docs" / "label.md"
 

@@ -6,6 +6,7 @@ import json
 from functools import partial
 
 import pytest
+from annotators import read_panel, shared_attributes, simulate
 from app_server import serving_app
 from dataset_folder import draw_unreliably
 from typer.testing import CliRunner
@@ -13,7 +14,6 @@ from typer.testing import CliRunner
 from pacorl.cli.dataset import app
 from pacorl.generate.image_queue import ImageSource
 from pacorl.io.documents import read_jsonl
-from pacorl.studio.annotate.simulate import read_panel, shared_attributes
 
 
 def run(*arguments: object) -> dict:
@@ -32,7 +32,7 @@ def serve_and_simulate(folder, people):
     with Store(folder / "annotations.db") as store:
         links = prepare(store, folder, people, sharing=Sharing(overlap=0.2, judges=2, controls=4))
         with serving_app(make_app(folder, store)) as url:
-            return run("simulate", url, *(f"{name}={url}{links[name]}" for name in people), "--noise", 0.3)
+            return simulate(url, {name: links[name].rpartition("#")[2] for name in people}, noise=0.3)
 
 
 def reasons(messages, number):

@@ -16,7 +16,6 @@ from pacorl.cli.shared import Commands, JsonOption, echo, echo_errors, needing, 
 from pacorl.config.options import (
     LARGEST,
     SEEDS,
-    STRONGEST,
     TEMPLATE,
     WORKERS,
     FrugalJudge,
@@ -298,26 +297,6 @@ def annotate(
         public_url=public_url,
         announce=echo,
     )
-
-
-@app.command()
-def simulate(
-    url: str = Argument(help="Where the page is served."),
-    links: list[str] = Argument(help="NAME=TOKEN or NAME=LINK of each simulated annotator."),
-    *,
-    noise: float = Option(0.5, min=0, max=STRONGEST, help="Standard deviation of their judgement, in attributes."),
-    attend: str = Option("colour,shape,hat,palette", help="The attributes that they look at."),
-    output: JsonOption,
-) -> None:
-    """Rehearse with annotators of the tiny world: the oracle with noise, through the page's own API."""
-    from pacorl.studio.annotate import simulate as module
-
-    # A link ends with # and its token, which holds no #.
-    tokens = {}
-    for text in links:
-        name, _, link = text.partition("=")
-        tokens[name] = link.rpartition("#")[2]
-    print_counts(module.simulate(url, tokens, noise=noise, attend=split_names(attend)), as_json=output.as_json)
 
 
 @app.command()

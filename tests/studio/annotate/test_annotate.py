@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from annotators import Client, simulate
 from app_server import serving_app
 from typer.testing import CliRunner
 
@@ -40,7 +41,6 @@ from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.studio.annotate import routes
 from pacorl.studio.annotate.links import Sharing, agreement, foreign_controls, kendall_w, krippendorff_alpha, share_out
 from pacorl.studio.annotate.routes import make_app, plan, prepare, serve
-from pacorl.studio.annotate.simulate import Client, simulate
 from pacorl.studio.annotate.store import Person, Store, only_server, public_key, shown_order
 from pacorl.studio.annotate.uncertainty import LiveScores, disagrees, fit_scores, log_probability
 from pacorl.web.guard import RefusedError
@@ -615,20 +615,7 @@ def test_people_rank_to_the_end_and_the_export_has_it_all(running):
     assert content.decode() == (running.folder / "rankings.jsonl").read_text()
 
 
-def test_a_rehearsal_is_refused_where_people_have_ranked_and_is_named_at_the_next_start(running, capsys):
-    ann, ben = (Client(running.url, running.tokens[name]) for name in ("ann", "ben"))
-    ben.rehearse()
-    ben.rank(ben.task()["task"]["instance"], [0, 1, 2])
-    assert running.store.simulated() == ["ben"]
-    ann.rehearse()
-    running.store._db.execute("UPDATE meta SET value = '[]' WHERE key = 'simulated'")
-    before = running.store.answers()
-    with pytest.raises(ValueError, match=r"people have answered here \(ben 1\); rehearse in a copy"):
-        simulate(running.url, {"ann": running.tokens["ann"]})
-    assert (running.store.answers(), running.store.simulated()) == (before, [])
-
-
-def test_a_second_start_says_that_links_are_unchanged_and_who_is_simulated(dataset, monkeypatch):
+def test_a_second_start_says_that_links_are_unchanged(dataset, monkeypatch):
     folder = dataset(prompts=2, grids=2)
     monkeypatch.setattr(routes, "run", lambda app, sockets: None)
     said = []
@@ -638,10 +625,6 @@ def test_a_second_start_says_that_links_are_unchanged_and_who_is_simulated(datas
     own = "question: Which of these belong to the same set as the reference?"
     assert [line for line in said if line.startswith("question")] == [own, own]
     assert [line for line in said if "unchanged" in line] == ["links are unchanged; --renew NAME makes a new one"]
-    with Store(folder / "annotations.db") as store:
-        store.rehearse(ANN)
-    serve(folder, ["ann"], port=0, announce=said.append)
-    assert said[-2] == "answers of ann are simulated; let people rank in a folder of its own"
 
 
 @pytest.mark.slow

@@ -8,11 +8,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from annotators import Client
 from browsers import playwright
 from dataset_folder import AnnotationServer, free_port
 
 from pacorl.io.documents import read_jsonl, write_jsonl
-from pacorl.studio.annotate.simulate import Client
 from pacorl.studio.annotate.store import Store, shown_order
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]

@@ -7,11 +7,11 @@ import time
 from collections import Counter
 
 import pytest
+from annotators import Client
 from dataset_folder import AnnotationServer, free_port
 
 from pacorl.dataset.folder import Instance, collect_answers, read_answers, read_instances, write_records
 from pacorl.io.files import write_atomic
-from pacorl.studio.annotate.simulate import Client
 from pacorl.studio.annotate.store import Store, public_key, shown_order
 
 PEOPLE = [f"person{number}" for number in range(8)]

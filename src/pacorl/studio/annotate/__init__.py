@@ -4,5 +4,4 @@ store      SQLite: assignments and rankings
 sharing    sharing instances out, with an overlap and hidden control questions; agreement
 server     starting, the HTTP API and the page
 scoring    scores of the images, from all rankings so far
-simulate   annotators without a browser, and people of the tiny world
 """

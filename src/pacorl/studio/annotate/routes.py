@@ -84,8 +84,6 @@ def serve(
         if not links:
             announce("links are unchanged; --renew NAME makes a new one")
         announce(f"question: {store.question()}")
-        if simulated := store.simulated():
-            announce(f"answers of {', '.join(simulated)} are simulated; let people rank in a folder of its own")
         announce(f"serving {folder} at {url}")
         run(make_app(folder, store), sockets=[listener])
 
@@ -406,17 +404,6 @@ def undo(form: Submission, state: State, person: Someone) -> dict[str, Any]:
     """Undo this person's last ranking or skip, and return its task."""
     state.store.undo(person, request=form.request)
     return task(state, person)
-
-
-class RehearsalForm(Form):
-    """No fields."""
-
-
-@router.post("/api/rehearsal")
-def rehearse(form: RehearsalForm, state: State, person: Someone) -> dict[str, list[str]]:
-    """Mark this person as simulated, unless people have ranked here."""
-    state.store.rehearse(person)
-    return {"simulated": state.store.simulated()}
 
 
 @router.get("/api/admin")

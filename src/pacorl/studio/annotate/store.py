@@ -382,26 +382,6 @@ class Store:
             db.execute("UPDATE assignments SET is_open = 0 WHERE person = ? AND instance = ?", (person, instance))
             _log(db, request, person=person, kind=kind, instance=instance, content=content)
 
-    def rehearse(self, person: Person) -> None:
-        """Mark this person as simulated. Raises RefusedError if people have ranked: the rows would look alike."""
-        with self._transaction() as db:
-            simulated = self.simulated()
-            ranked = []
-            for name, count in db.execute("SELECT person, COUNT(*) FROM answers GROUP BY person ORDER BY person"):
-                if name not in simulated:
-                    ranked.append(f"{name} {count}")
-            if ranked:
-                people = ", ".join(ranked)
-                fault = f"people have answered here ({people}); rehearse in a copy of instances.jsonl and images/"
-                raise RefusedError(fault, status=409)
-            names = json.dumps(sorted({*simulated, person.name}))
-            db.execute("INSERT OR REPLACE INTO meta VALUES ('simulated', ?)", (names,))
-
-    def simulated(self) -> list[str]:
-        """List the people whose answers are simulated."""
-        rows = self._all("SELECT value FROM meta WHERE key = 'simulated'")
-        return list(parse_json(rows[0][0])) if rows else []
-
     def pause(self, name: str, paused: bool) -> None:
         """Pause the work of a person, or let it go on; questions, answers and link stay."""
         with self._transaction() as db:

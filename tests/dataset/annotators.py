@@ -1,4 +1,4 @@
-"""Annotators without a browser, for rehearsals and load tests: the page's HTTP API, and people of the tiny world.
+"""Annotators without a browser: the page's HTTP API, and people of the tiny world.
 
 People of the tiny world rank like the oracle, with noise.
 """
@@ -16,7 +16,7 @@ from typing import Any
 from pacorl.io.documents import parse_json
 from pacorl.io.images import open_image
 from pacorl.io.net import TransientError, blocking, exchange
-from pacorl.tiny.characters import KEPT, VALUES, Oracle, Panel
+from pacorl.tiny.characters import KEPT, Oracle, Panel
 
 Rank = Callable[["Client", Mapping[str, Any]], Sequence[int]]
 """(client, task) → slots, best first."""
@@ -39,10 +39,6 @@ class Client:
     def rank(self, instance: str, order: Sequence[int]) -> dict[str, Any]:
         """Send a ranking, and return the next state once the server has it on its disk."""
         return self._change("/api/rankings", {"instance": instance, "order": list(order)})
-
-    def rehearse(self) -> None:
-        """Mark this annotator as simulated. Raises ValueError if people have ranked."""
-        self._retrying("/api/rehearsal", {})
 
     def skip(self, instance: str, reason: str) -> dict[str, Any]:
         return self._change("/api/skips", {"instance": instance, "reason": reason})
@@ -91,14 +87,7 @@ ORACLE = Oracle()
 def simulate(
     url: str, tokens: Mapping[str, str], *, noise: float = 0.5, attend: Sequence[str] = KEPT
 ) -> dict[str, int]:
-    """Let all people rank at the same time until all tasks are done; returns each person's number of rankings.
-
-    Raises:
-        ValueError: People have ranked there.
-    """
-    # All before the first ranks, so that a refusal leaves no half of a rehearsal.
-    for token in tokens.values():
-        Client(url, token).rehearse()
+    """Let all people rank at the same time until all tasks are done; returns each person's number of rankings."""
 
     def work(name: str) -> int:
         return Client(url, tokens[name]).work(oracle_with_noise(name, noise=noise, attend=attend))
@@ -113,17 +102,10 @@ def oracle_with_noise(name: str, *, noise: float, attend: Sequence[str] = KEPT) 
 
     `noise` is its standard deviation in attributes; 0 ranks like the oracle, ties by chance.
     """
-    unknown = [attribute for attribute in attend if attribute not in VALUES]
-    if unknown or not attend:
-        raise ValueError(
-            f"people of the tiny world can look at {', '.join(VALUES)}, not at {', '.join(unknown) or 'nothing'}"
-        )
     # By name: a person's rankings do not depend on the other people.
     rng = random.Random(name)
 
     def rank(client: Client, task: Mapping[str, Any]) -> Sequence[int]:
-        if not task["reference"]:
-            raise ValueError("people of the tiny world rank against a reference; whole sets are ranked by people alone")
         reference = read_panel(client.image(task["reference"]))
         candidates = []
         for address in task["candidates"]:
