@@ -56,8 +56,7 @@ def test_a_generator_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.campaign
 def test_a_judge_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_page(ROOT / "docs" / "serve.md", tmp_path, monkeypatch)
-    assert (tmp_path / "heroes/export/comparisons_train.jsonl").is_file()
-    assert (tmp_path / "heroes-tasks/tasks.json").is_file()
+    assert "https://rank.example.org/join#" in (tmp_path / "links.txt").read_text()
 
 
 @pytest.fixture(scope="module")
