@@ -39,14 +39,6 @@ def test_case_spaces_and_punctuation_do_not_hide_a_prompt() -> None:
     ]
 
 
-def test_nearly_equal_texts_are_found_on_request() -> None:
-    train = prompts("a dentist in white scrubs explains oral hygiene to a young patient", "a fox in the snow")
-    bench = {"bench": prompts("a dentist in white scrubs explains oral hygiene to an old patient")}
-    assert find_leaks(train, bench) == []
-    assert [(leak.prompt.id, leak.why) for leak in find_leaks(train, bench, near=0.5)] == [(0, "near")]
-    assert find_leaks(train, bench, near=0.95) == []
-
-
 def test_edits_leak_by_their_picture(tmp_path: Path) -> None:
     train = edits(tmp_path, ("red", "Make it blue."), ("green", "Make it blue."))
     (tmp_path / "bench").mkdir()
@@ -62,7 +54,7 @@ def test_sets_of_one_text_differ_by_their_references(tmp_path: Path) -> None:
     ann, bob, copy = (Prompt(0, "A hero waves.", references=(tmp_path / name,)) for name in ("ann", "bob", "copy"))
     assert find_leaks([ann], {"test": [bob, Prompt(1, "A hero waves.")]}) == []
     assert [leak.why for leak in find_leaks([ann], {"test": [copy]})] == ["text"]
-    assert [leak.why for leak in find_leaks([ann], {"test": [bob]}, near=0.9)] == ["near"]
+    assert find_leaks([ann], {"test": [bob]}) == []
     (tmp_path / "bob").write_text("ann")
     os.utime(tmp_path / "bob", ns=(1, 1))
     assert len(find_leaks([ann], {"test": [bob]})) == 1

@@ -27,7 +27,6 @@ config = Commands(
 )
 
 SOURCE = Argument(help="A .jsonl, .txt, .parquet or .json of prompts, or tiny:train|dev|test.")
-NEAR = Option(None, "--near", min=0, max=1, help="Share of word triples from which two texts count as one.")
 
 
 def adapter(
@@ -145,7 +144,6 @@ def init(
 def check_prompts(
     source: str = SOURCE,
     against: list[str] = Option(..., help="Prompts that results are reported on; may be given several times."),
-    near: float = NEAR,
     as_json: bool = Option(False, "--json", help="One JSON object with every leak."),
 ) -> None:
     """List the prompts that are also in other files or benchmarks; exit code 1 if there are any."""
@@ -154,7 +152,7 @@ def check_prompts(
 
     # Compare with every other file or benchmark.
     train = prompts_from(source)
-    leaks = find_leaks(train, {name: prompts_from(name) for name in against}, near=near)
+    leaks = find_leaks(train, {name: prompts_from(name) for name in against})
     if as_json:
         rows = []
         for leak in leaks:
@@ -183,7 +181,6 @@ def split_prompts(
     test: int = Option(128, min=1, max=LARGEST, help="About how many to hold out; related prompts stay together."),
     seed: int = Option(42, min=0, max=SEEDS, help="Of the draw."),
     keep_out: list[str] = Option([], "--keep-out", help="Benchmarks whose prompts go to neither side."),
-    near: float = NEAR,
 ) -> None:
     """Split prompts into training and test, benchmarks kept out of both."""
     from pacorl.io.files import check_new
@@ -195,7 +192,7 @@ def split_prompts(
     check_new(out / "train.jsonl", out / "test.jsonl", fix="name another folder with --out")
     # Benchmarks leave both sides before the draw, so that the test side has the requested size.
     benchmarks = {name: prompts_from(name) for name in keep_out}
-    train, held_out, leaks = split_prompts(prompts_from(source), test=test, seed=seed, keep_out=benchmarks, near=near)
+    train, held_out, leaks = split_prompts(prompts_from(source), test=test, seed=seed, keep_out=benchmarks)
     for name, side in (("train", train), ("test", held_out)):
         # Edits have their own format: a record of a set has no source image.
         save = save_edits if any(prompt.sources for prompt in side) else save_prompts

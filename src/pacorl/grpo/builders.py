@@ -187,7 +187,6 @@ def read_prompts(config: PolicyConfig) -> tuple[list[Prompt], list[Prompt], str]
         evaluation,
         benchmarks={name: prompts_from(name) for name in config.prompts.benchmarks},
         action=config.prompts.leaks,
-        near=config.prompts.near,
     )
     return train, evaluation, leaks or ""
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from pacorl.config.base import Positive, Section, Seed, Share, TrackerName, Word
+from pacorl.config.base import Positive, Section, Seed, TrackerName, Word
 from pacorl.config.one_of import OneOf
 from pacorl.config.options import LARGEST, MEMORY
 from pacorl.config.reward_section import RewardConfig
@@ -40,8 +40,6 @@ class PromptsConfig(Section):
     """Prompts that results will be reported on, named as `train` is: none of them may be trained on."""
     leaks: Annotated[Literal["refuse", "warn", "off"], Word] = "refuse"
     """Action if a training prompt is among the evaluation's or a benchmark's."""
-    near: Share | None = None
-    """The share of word triples from which two texts count as one; None for equal texts only."""
     record_sizes: bool = False
     """For generators of sets: whether records that say a height and width are generated at these, in training and in
     evaluation, and only others at sampling.size and evaluation.size."""

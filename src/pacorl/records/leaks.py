@@ -1,16 +1,16 @@
 """Leaks of evaluation data into training data: finding shared prompts, and splits without them.
 
-Two prompts are equal if their texts differ only in case, spaces and punctuation, or, on request, if they share most of
-their word triples. Two edits are equal if they start from one image, whatever the instruction: GEdit-Bench has each of
-its edits in two languages. The released recipes train on 150 prompts of T2IS-Bench, and on most of GEdit-Bench.
-Therefore a benchmark also reads the training data of a run, and reports figures with and without the shared items.
+Two prompts are equal if their texts differ only in case, spaces and punctuation. Two edits are equal if they start from
+one image, whatever the instruction: GEdit-Bench has each of its edits in two languages. The released recipes train on
+150 prompts of T2IS-Bench, and on most of GEdit-Bench. Therefore a benchmark also reads the training data of a run, and
+reports figures with and without the shared items.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +24,10 @@ from pacorl.records.comparisons import comparisons_from
 from pacorl.records.prompts import prompts_from
 from pacorl.types import Prompt
 
-Why = Literal["text", "near", "image"]
-WORDS = {"text": "the same text", "near": "nearly the same text", "image": "the same image to edit"}
+Why = Literal["text", "image"]
+WORDS = {"text": "the same text", "image": "the same image to edit"}
 SHOWN = 3
 """Examples in a message."""
-SHINGLE = 3
 IDS = ("original_idx", "case_id")
 """Keys of a training record that name the benchmark's item it came from."""
 QUOTED = re.compile(
@@ -51,22 +50,14 @@ class Leak:
     why: Why
 
 
-def find_leaks(
-    train: Sequence[Prompt], against: Mapping[str, Sequence[Prompt]], *, near: float | None = None
-) -> list[Leak]:
-    """Find the training prompts that are also in `against` (name → prompts), each once, with the first reason.
-
-    Args:
-        near: minimum Jaccard index of the word triples of nearly equal texts; None finds equal texts only.
-    """
+def find_leaks(train: Sequence[Prompt], against: Mapping[str, Sequence[Prompt]]) -> list[Leak]:
+    """Find the training prompts that are also in `against` (name → prompts), each once, with the first reason."""
     leaks: dict[int, Leak] = {}
     for name, prompts in against.items():
-        # Exact equality by keys, then nearly equal texts by shared word triples.
         equals: dict[str, Prompt] = {}
         for prompt in prompts:
             for key in _keys(prompt):
                 equals.setdefault(key, prompt)
-        index = None if near is None else _NearestPrompt(prompts, near)
 
         for position, prompt in enumerate(train):
             if position in leaks:
@@ -74,10 +65,6 @@ def find_leaks(
             same = [equals[key] for key in _keys(prompt) if key in equals]
             if same:
                 leaks[position] = Leak(prompt, same[0], name, "image" if prompt.sources else "text")
-            elif index and not prompt.sources:
-                nearest = index.nearest(prompt)
-                if nearest:
-                    leaks[position] = Leak(prompt, nearest, name, "near")
 
     return [leaks[position] for position in sorted(leaks)]
 
@@ -110,7 +97,6 @@ def check_leaks(
     *,
     benchmarks: Mapping[str, Sequence[Prompt]],
     action: Literal["refuse", "warn", "off"],
-    near: float | None = None,
 ) -> str:
     """Return the report of the leaks between a run's prompts; empty if there are none.
 
@@ -120,7 +106,7 @@ def check_leaks(
     if action == "off":
         return ""
     against = {"prompts.evaluation": evaluation, **benchmarks}
-    report = leak_report(find_leaks(train, against, near=near), total=len(train))
+    report = leak_report(find_leaks(train, against), total=len(train))
     if report and action == "refuse":
         raise ValueError(
             f"{report}. Split them with `pacorl prompts split`, or accept with prompts.leaks=warn that the evaluation "
@@ -137,7 +123,6 @@ def split_prompts(
     test: int,
     seed: int = 42,
     keep_out: Mapping[str, Sequence[Prompt]] | None = None,
-    near: float | None = None,
 ) -> tuple[list[Prompt], list[Prompt], list[Leak]]:
     """Split prompts into training and test; prompts of one text or one image stay together.
 
@@ -152,7 +137,7 @@ def split_prompts(
         ValueError: if no prompts are left for training.
     """
     # Keep out what is measured elsewhere, and group what belongs together.
-    leaks = find_leaks(prompts, keep_out or {}, near=near)
+    leaks = find_leaks(prompts, keep_out or {})
     # By identity: an id is a position in a file, and these prompts may come from several.
     dropped = {id(leak.prompt) for leak in leaks}
     families = _families([prompt for prompt in prompts if id(prompt) not in dropped])
@@ -287,36 +272,3 @@ def _families(prompts: Sequence[Prompt]) -> list[list[Prompt]]:
 def plain(text: str) -> str:
     """Normalise a text: case, spaces, punctuation and Unicode forms of a letter make no difference."""
     return " ".join(re.findall(r"\w+", unicodedata.normalize("NFKC", text).casefold()))
-
-
-class _NearestPrompt:
-    """Inverted index of word triples."""
-
-    def __init__(self, prompts: Sequence[Prompt], least: float) -> None:
-        self.prompts = prompts
-        self.least = least
-        self.shingles = [_shingles(prompt.text) for prompt in prompts]
-        self.holders: dict[str, list[int]] = defaultdict(list)
-        for number, shingles in enumerate(self.shingles):
-            for shingle in shingles:
-                self.holders[shingle].append(number)
-
-    def nearest(self, prompt: Prompt) -> Prompt | None:
-        """Return the prompt with the greatest Jaccard index, the first of equals, or None below the minimum."""
-        shingles = _shingles(prompt.text)
-        shared: Counter[int] = Counter()
-        for shingle in shingles:
-            shared.update(self.holders.get(shingle, ()))
-
-        # In the order of the prompts, so that the first of equals wins.
-        best, nearest = 0.0, 0
-        for number in sorted(shared):
-            jaccard = shared[number] / len(shingles | self.shingles[number])
-            if jaccard > best:
-                best, nearest = jaccard, number
-        return self.prompts[nearest] if best >= self.least else None
-
-
-def _shingles(text: str) -> set[str]:
-    words = plain(text).split()
-    return {" ".join(words[start : start + SHINGLE]) for start in range(max(len(words) - SHINGLE + 1, 1))}

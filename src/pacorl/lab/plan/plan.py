@@ -186,7 +186,6 @@ def plan_policy(config: PolicyConfig, *, world: int | None = None) -> Plan:
         evaluation,
         benchmarks={name: _prompts(config, name) for name in config.prompts.benchmarks},
         action=config.prompts.leaks,
-        near=config.prompts.near,
     )
 
     # Checkpoints. A source image without a usable shape is reported here, before an epoch meets it.
