@@ -94,8 +94,7 @@ FLAGS = {
         "--temperature --report --json --keep-going"
     ),
     ("studio",): (
-        "--model --kind --adapter --judge --judge-model --judge-adapter --api-key-env --host --port --history "
-        "--recipe --open"
+        "--model --kind --adapter --judge --judge-model --judge-adapter --api-key-env --host --port --history --open"
     ),
     ("benchmark", "t2is"): (
         "--out --model --kind --adapter --images --prompts --size --panel-size --steps --guidance-scale "
