@@ -309,7 +309,7 @@ class Store:
             moment = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
             shown = stored_instance(stored)
             row = {"number": number, "at": moment, "person": person, "kind": kind, "instance": instance}
-            row["question"] = wording_at(wordings, number, shown)
+            row["question"] = wording_at(wordings, number)
             if kind != "skip" and content:
                 order = []
                 for tier in stored_ranking(content, shown):
