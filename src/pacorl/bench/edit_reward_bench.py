@@ -47,6 +47,8 @@ Kind = Literal["edit-reward-bench", "vc-reward-bench", "edit-reward-compass"]
 
 DIMENSIONS = ("prompt_following", "consistency", "overall")
 TITLES = ("Prompt following", "Consistency", "Overall")
+MACRO, WITH_TIES, ALL_ROWS = 0, 3, 6
+"""Index in `_accuracies` of the first dimension's figure."""
 TASK_TYPES = 13
 WINNERS = {"Image A": 0, "Image B": 1}
 LABELS = {"preference": 0, "tie": None}
@@ -118,7 +120,7 @@ def _vc_reward_choice(number: int, row: JsonObject) -> Choice:
     winner = WINNERS.get(row["winner"])
     if winner is None:
         raise ValueError(f"winner {row['winner']!r} is none of {', '.join(WINNERS)}")
-    outputs = (f"{row['key']}: A", f"{row['key']}: B")
+    outputs = (f"{number + 1}: A", f"{number + 1}: B")
     return Choice(number, outputs, str(row["instruction"]), str(row["task"]), "consistency", winner)
 
 
@@ -138,18 +140,17 @@ TABLES: Mapping[Kind, PairTable] = {
         texts=("key", "instruction", "task_type", "dimension"),
         choice=_edit_reward_choice,
         images=lambda row: (row.get("input_image"), row.get("output_images")),
-        columns={
-            f"{title}{ties}": 3 * rule + d for rule, ties in enumerate(("", " (≥)")) for d, title in enumerate(TITLES)
-        },
+        columns={title: MACRO + d for d, title in enumerate(TITLES)}
+        | {f"{title} (≥)": WITH_TIES + d for d, title in enumerate(TITLES)},
         paper=paper_table("edit_reward_bench"),
         note=NOTE,
     ),
     "vc-reward-bench": PairTable(
         title="VCReward-Bench",
-        texts=("key", "instruction", "winner", "task"),
+        texts=("instruction", "winner", "task"),
         choice=_vc_reward_choice,
         images=lambda row: (row.get("source_image"), row.get("edited_images")),
-        columns={"Accuracy": 7, "Mean over tasks": 1},
+        columns={"Accuracy": ALL_ROWS + 1, "Mean over tasks": MACRO + 1},
         note="Accuracy: share of pairs whose preferred edit scores higher in consistency. No published row is shown: "
         "the paper's figures are not part of pacorl. Intervals are 95 %, bootstrapped over instructions.",
     ),
@@ -158,7 +159,7 @@ TABLES: Mapping[Kind, PairTable] = {
         texts=("source_image", "prompt", "winner", "loser", "dimension", "label"),
         choice=_compass_choice,
         images=lambda row: (row.get("source_image"), [row.get("winner"), row.get("loser")]),
-        columns={"Instruction awareness": 6, "Visual consistency": 7},
+        columns={"Instruction awareness": ALL_ROWS, "Visual consistency": ALL_ROWS + 1},
         paper=paper_table("edit_reward_compass"),
         note="Accuracy: share of pairs whose preferred edit scores higher. A tie is right if both scores are equal, "
         "which two P(Yes) hardly are. There is no question about visual quality. Intervals are 95 %, bootstrapped over "
@@ -215,21 +216,9 @@ class EditRewardBench:
     judge: PacoReward
     kind: Kind = "edit-reward-bench"
 
-    @property
-    def table(self) -> PairTable:
-        return TABLES[self.kind]
-
-    @property
-    def title(self) -> str:
-        return self.table.title
-
-    @property
-    def columns(self) -> Sequence[str]:
-        return tuple(self.table.columns)
-
-    @property
-    def paper(self) -> PaperTable | None:
-        return self.table.paper
+    def __post_init__(self) -> None:
+        self.table = TABLES[self.kind]
+        self.title, self.columns, self.paper = self.table.title, tuple(self.table.columns), self.table.paper
 
     @property
     def notes(self) -> Sequence[str]:
