@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from recorded import recorded_epochs
-from tiny_runs import metrics, weights
+from tiny_runs import JPEG_SIZE, metrics, weights
 from toy_world import ToyPolicy, toy_config, toy_world
 
 from pacorl.config import base as configs
@@ -169,7 +169,7 @@ def test_the_less_local_panels_are_the_less_credit_they_have(own: float, rest: f
     ("rewards", "credit", "reason"),
     [
         ("{name: consistency}, {name: panel_match}", "panel", "every reward has scores of panels"),
-        ("{name: consistency}, {name: jpeg_size}", "set", "jpeg_size has no scores of panels"),
+        (f"{{name: consistency}}, {{name: '{JPEG_SIZE}'}}", "set", "jpeg_size has no scores of panels"),
         ("{name: consistency, args: {statistic: worst}}", "set", "consistency has no scores of panels"),
         ("{name: reds}, {name: consistency}", "panel", "every reward has scores of panels"),
         ("{name: reds}, {name: whole}", "set", "whole has no scores of panels"),
