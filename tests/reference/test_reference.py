@@ -15,10 +15,8 @@ from forms_table import (
     DRAWN_FAST,
     DRAWN_IN_CAMPAIGN,
     DRAWN_ON_TWO_PROCESSES,
-    PAGE,
     RESUMED,
     TWO_PROCESSES,
-    written,
 )
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
@@ -78,10 +76,6 @@ def test_a_wrong_scope_of_the_standard_deviation_is_seen(tmp_path: Path, monkeyp
 def test_a_wrong_share_of_panel_credit_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AggregateOptions, "panel_share", 0.5)
     assert differences(CASES["panel credit"], tmp_path)
-
-
-def test_the_page_lists_every_form() -> None:
-    assert PAGE.read_text(encoding="utf-8") == written(), "the page is older; run python tests/reference/forms_table.py"
 
 
 # --- drawn settings --------------------------------------------------------------------------------------------

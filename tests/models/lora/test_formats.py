@@ -151,7 +151,9 @@ FLUX2_BLOCK = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["lora_unet_", "diffusion_model.", ""])
+@pytest.mark.parametrize(
+    "form", [*(pytest.param(form, marks=pytest.mark.campaign) for form in ("lora_unet_", "diffusion_model.")), ""]
+)
 def test_a_file_of_flux_2_is_told_by_its_shapes(tmp_path: Path, form: str) -> None:
     """Its layers have FLUX.1's names, and a fused MLP of another width."""
     torch.manual_seed(0)
