@@ -8,7 +8,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from pacorl.config.base import ConfigError, dump, load
+from pacorl.config.base import ConfigError, dump, frozen_changes, load
 from pacorl.config.recipes import recipe
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.types import Prompt
@@ -106,6 +106,7 @@ FAULTS = [
     ),
     (["epochs=many"], "epochs: Input should be a valid integer, unable to parse string as an integer (got 'many')"),
     (["epochs=true"], "epochs: a switch is no number; give one (got True)"),
+    (["optimizer.lr=true"], "optimizer.lr: a switch is no number; give one (got True)"),
     (["epochs=0"], "epochs: Input should be greater than 0 (got 0)"),
     (["group_size=1"], "group_size: Input should be greater than or equal to 2 (got 1)"),
     ([f"sampling.steps={10**30}"], f"sampling.steps: Input should be less than or equal to 1000 (got {10**30})"),
@@ -337,3 +338,8 @@ def test_endpoints_on_shared_noise_are_advised_against(overrides: list[str], war
         assert not load(
             PolicyConfig, recipe(), [*overrides, "sampling.tree.seeds=null", "sampling.suffix={}"]
         ).tree_warning
+
+
+def test_a_free_key_frees_itself_and_its_section_alone() -> None:
+    changes = {key: [1, 2] for key in ("out", "output", "judge", "judge.dtype", "judged.model", "optimizer.lr")}
+    assert list(frozen_changes(changes, free=("out", "judge"))) == ["output", "judged.model", "optimizer.lr"]

@@ -98,6 +98,14 @@ def test_contradiction_between_orders_is_a_tie():
     assert frozenset("ra") not in labels([answer("x", "abcd", reference="r"), answer("x", "bcdr", reference="a")])
 
 
+def test_a_decision_outvotes_the_question_that_has_the_pair_from_the_other_side():
+    """Two people put the reference last among the candidates of its best candidate."""
+    decided = replace(answer("judge", "ab", reference="r", instance="one"), adjudicated=True)
+    others = [answer(name, "br", reference="a", instance="two") for name in ("x", "y")]
+    for answers in ([decided, *others], [*others, decided]):
+        assert labels(answers) == {frozenset("ra"): True, frozenset("rb"): False, frozenset("ab"): True}
+
+
 def test_order_of_a_pair_does_not_depend_on_who_is_asked_and_is_balanced():
     names = [f"images/{i:03d}.png" for i in range(400)]
     first = sum(in_either_order(a, b) == (a, b) for a, b in zip(names[::2], names[1::2], strict=True))

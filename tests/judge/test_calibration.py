@@ -69,6 +69,16 @@ def test_cross_validation_never_fits_on_the_group_that_it_measures() -> None:
         cross_validated(answers(8, "hat", temperature=1))
 
 
+def test_a_question_about_any_theme_has_the_curve_of_its_question() -> None:
+    own = Curve(3.0)
+    calibration = Calibration("j", {"": Curve(), without_theme(same_theme("a fox")): own})
+    assert calibration.curve_of(same_theme("an owl at night")) is own
+    assert calibration.curve_of(consistent()) == Curve()
+    question = Question((), same_theme("a cat"))
+    (verdict,) = calibration.calibrated([question], [Verdict(0.9)])
+    assert verdict.p_yes == pytest.approx(own(0.9))
+
+
 def log_loss(p_N: np.ndarray, yes_N: np.ndarray) -> float:
     return float(-np.log(np.where(yes_N, p_N, 1 - p_N)).mean())
 

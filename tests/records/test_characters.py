@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pacorl.records.characters import find_character, read_character
+from pacorl.records.characters import characters_of, find_character, read_character
+from pacorl.types import Character, Grid, Prompt
 
 CARD = """
 description: a red round hero
@@ -73,3 +74,10 @@ def test_a_folder_without_a_card_says_so(tmp_path):
     (tmp_path / "hero" / "card.yaml").unlink()
     with pytest.raises(ValueError, match=r"hero has no card\.yaml"):
         find_character(str(tmp_path / "hero"), tmp_path)
+
+
+def test_a_name_within_another_word_names_nobody():
+    ann, bo = (Character(name, "", (Path(f"{name}.png"),)) for name in ("ann", "bo_x"))
+    texts = ("Joanna plans a channel", "Ann waves", "a box and Bo X's ann")
+    prompt = Prompt(0, "", grid=Grid(1, 3), panels=texts, characters=(ann, bo))
+    assert characters_of(prompt) == [[], [ann], [ann, bo]]

@@ -38,7 +38,7 @@ from pacorl.report.figures import (
 )
 from pacorl.report.folder import Sample, read_run
 from pacorl.report.page import Pair, choose, match, spread, write_report
-from pacorl.report.results import Result, compared
+from pacorl.report.results import Result, alarms, compared
 
 
 class Elements(HTMLParser):
@@ -310,12 +310,43 @@ def test_a_value_that_is_not_finite_breaks_its_line(tmp_path: Path) -> None:
 def test_thinning_keeps_the_ends_and_the_spikes() -> None:
     points: list[tuple[float, float | None]] = [(float(epoch), 0.0) for epoch in range(10_000)]
     points[4321] = (4321.0, 9.0)
+    points[4330] = (4330.0, -9.0)
     points[7777] = (7777.0, None)
     points_left = thinned(points)
     assert len(points_left) <= 2 * BUCKETS + 2
     assert points_left[0] == points[0]
     assert points_left[-1] == points[-1]
-    assert (4321.0, 9.0) in points_left
+    assert {(4321.0, 9.0), (4330.0, -9.0)} <= set(points_left)
+
+
+def test_alarms_are_in_the_order_of_their_first_time(tmp_path: Path) -> None:
+    raised = {2: ["entropy"], 3: ["duplicates", "entropy"], 5: ["blank"]}
+    records = []
+    for epoch in range(1, 7):
+        alarms_of = {f"alarm/{name}": 1.0 for name in raised.get(epoch, [])}
+        records.append({"kind": "epoch", "epoch": epoch, "loss": 1.0, **alarms_of})
+    found = alarms(read_run(write_metrics(tmp_path, *records)))
+    assert [(alarm.first, alarm.last, alarm.times) for alarm in found] == [(2, 3, 2), (3, 3, 1), (5, 5, 1)]
+
+
+def test_more_seeds_of_a_prompt_do_not_narrow_an_interval(tmp_path: Path) -> None:
+    """A prompt's seeds are not independent: copies of each image show nothing new."""
+    gains = [0.1, -0.2, 0.3, 0.05, -0.1, 0.2, 0.0, 0.15, -0.05, 0.25]
+
+    def difference(seeds: int) -> Interval:
+        sides: dict[int, list[Sample]] = {0: [], 1: []}
+        for prompt, gain in enumerate(gains):
+            for seed in range(seeds):
+                sides[0].append(Sample(prompt, seed, tmp_path, scores={"panel_match": 0.5}))
+                sides[1].append(Sample(prompt, seed, tmp_path, scores={"panel_match": 0.5 + gain}))
+        (row,) = compared(sides)
+        assert row.difference
+        return row.difference
+
+    one, many = difference(1), difference(8)
+    assert (one.groups, many.groups) == (10, 10)
+    assert one.low is not None
+    assert (many.low, many.high) == (pytest.approx(one.low), pytest.approx(one.high))
 
 
 # --- gallery ---------------------------------------------------------------------------------------------------
