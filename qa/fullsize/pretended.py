@@ -23,7 +23,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
@@ -237,15 +236,11 @@ class _Books(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if DTensor in types:  # its own share, and what it says to others, come by themselves
-            return NotImplemented
         if _composite(func):  # as under inference mode
             with self:
                 outputs = func.decompose(*args, **kwargs)
             if outputs is not NotImplemented:
                 return outputs
-        if func.namespace in COLLECTIVES:
-            return func(*args, **kwargs)
         with self.card.lock:
             return self._dispatch(func, args, kwargs)
 
@@ -308,8 +303,6 @@ def _composite(func: Any) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), name))
 
 
-COLLECTIVES = {"c10d", "_c10d_functional", "fsdp"}
-"""Namespaces of what passes between cards."""
 COPIES = (aten._to_copy.default, aten.copy_.default)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from typing import Any, Generic, TypeVar
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
-from accelerate.utils import DistributedType
 from fake_server import FakeServer
 from PIL import Image
 from qa.fullsize.pretended import Counts, PretendedCard, pretended
@@ -73,8 +71,6 @@ def card_of_processes() -> Iterator[None]:
             patch.setattr(state, "_shared_state", {})
         PartialState(cpu=True)
         PartialState._shared_state["device"] = META
-        if os.environ.get("ACCELERATE_USE_FSDP") == "true":  # accelerate shards among cards alone
-            PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
         kinds = _foreach_utils._get_foreach_kernels_supported_devices()
         for user in (_foreach_utils, import_module("torch.optim.optimizer")):
             patch.setattr(user, "_get_foreach_kernels_supported_devices", lambda: [*kinds, META.type])
@@ -265,11 +261,6 @@ class Trace:
     config: PolicyConfig
 
     @property
-    def images(self) -> int:
-        """Training samples of the epoch."""
-        return self.config.prompts_per_epoch * self.config.group_size
-
-    @property
     def planned(self) -> dict[str, int]:
         """Bytes on the device by phase, as the plan has them."""
         return {phase: self.plan.phase_bytes(phase) for phase in PHASES}
@@ -333,8 +324,7 @@ def trace(
                 del run
                 gc.collect()  # judge and trainer hold on to each other
                 with card_of_processes():  # which accelerate sets up once a start
-                    # Each rank of a layout has a checkpoint's folder and a judge's address of its own.
-                    again = PolicyTrainer(config, resume=True, allow_changes=True)
+                    again = PolicyTrainer(config, resume=True)
                 assert again.epoch == 1
                 again.close()
     return Trace(dict(card.counts), card.single, card.times, card.steps, plan, config)
@@ -355,7 +345,7 @@ def trace_sets(folder: Path, *, depth: Depth, memory: str) -> dict[str, Counts]:
 class Deep(Generic[Traced]):
     """What runs at the published depth, by those with the fewest blocks and with one more of each kind.
 
-    Every block of a kind asks for the same, so that this is exact; `make nightly` holds it to a run of all blocks.
+    Every block of a kind asks for the same, so that this is exact.
     """
 
     fewest: Depth

@@ -18,8 +18,8 @@ from pacorl.judge_training.judge_config import JudgeConfig
 
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
-OF_THEIR_OWN = {"README.md", "characters.md", "train.md", "serve.md", "python.md", "your-domain.md"}
-"""Pages that a test of their own runs, here or in tests/test_python_page.py and tests/test_your_domain.py."""
+OF_THEIR_OWN = {"README.md", "characters.md", "train.md", "serve.md", "python.md"}
+"""Pages that a test of their own runs, here or in tests/test_python_page.py."""
 SEEN_FIRST = {"judge", "reward"}
 """Pages that `make test` runs, beside README.md, train.md and python.md; `make nightly` runs all."""
 
