@@ -89,10 +89,3 @@ def test_init_writes_a_copy_and_never_overwrites(here: Path) -> None:
     assert JudgeConfig.from_yaml("tiny.yaml") == JudgeConfig.from_yaml("reward/tiny")
     shown = run("init", "character/klein_12gb").stdout
     assert "`pacorl train-character FOLDER --config klein_12gb.yaml --dry-run`" in shown
-
-
-def test_the_doctor_takes_a_recipe(here: Path) -> None:
-    from pacorl.cli.doctor import _is_run
-
-    assert _is_run("flux_t2is_24gb")
-    assert not _is_run("tiny")  # the embedded judge

@@ -170,7 +170,7 @@ def test_a_dry_run_executes_no_file(choice: str, mine: Path, tmp_path: Path) -> 
     config = _written(tmp_path, "out: run\n")
     result = CliRunner().invoke(app, ["train-policy", str(config), f"{choice}={mine}:REINFORCE", "--dry-run"])
     assert isinstance(result.exception, ValueError) or result.exit_code
-    assert "`pacorl doctor CONFIG` executes it" in str(result.exception) + result.output
+    assert "pacorl.plan_training(CONFIG) executes it" in str(result.exception) + result.output
     assert not (tmp_path / "executed").exists()
 
 

@@ -214,7 +214,7 @@ def test_a_judge_that_is_neither_none_nor_a_section_is_refused() -> None:
         tiny_run(["judge=nobody"])
 
 
-# --- the dry run and the doctor --------------------------------------------------------------------------------
+# --- the dry run -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -244,43 +244,8 @@ def test_the_evaluation_s_own_judge_is_planned_beside_the_run_s(tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "named",
-    [
-        pytest.param(UNREACHABLE, marks=pytest.mark.slow),
-        "judge=none",
-        pytest.param("judge={checkpoint: lab/judge}", marks=pytest.mark.slow),
-    ],
-)
-def test_the_doctor_finds_a_run_without_a_judge_fine(
-    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MASTER_PORT", "1")
+@pytest.mark.parametrize("named", [UNREACHABLE, "judge=none", "judge={checkpoint: lab/judge}"])
+def test_a_dry_run_finds_a_run_without_a_judge_fine(named: str, tmp_path: Path) -> None:
     arguments = [str(recipe()), f"out={tmp_path / 'run'}", named, f"rewards=[{JPEG}]"]
-    result = CliRunner().invoke(app, ["doctor", *arguments, "--json"])
-    assert result.exit_code == 0, result.output
-    texts = {one["topic"]: one["text"] for one in json.loads(result.stdout)["findings"]}
-    assert texts["judge"] == "none is needed: no reward or measure asks one"
-    assert texts["rewards"] == "jpeg_size scores a trial image"
-
-
-@pytest.mark.slow
-def test_the_doctor_tries_no_reward_of_one_s_own_without_its_judge(
-    tmp_path: Path, own: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A user's reward that asks a judge is no more tried without it than ours are."""
-    monkeypatch.setenv("MASTER_PORT", "1")
-    arguments = [str(recipe()), f"out={tmp_path / 'run'}", f"rewards=[{{name: '{own}:Asking'}}]"]
-    result = CliRunner().invoke(app, ["doctor", *arguments, "--json"])
-    assert result.exit_code == 0, result.output
-    topics = [one["topic"] for one in json.loads(result.stdout)["findings"]]
-    assert "judge" in topics
-    assert "rewards" not in topics
-
-
-def test_the_doctor_names_the_reward_that_asks_nobody(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["doctor", str(recipe()), f"out={tmp_path / 'run'}", "judge=none", "--json"])
-    assert result.exit_code == 2
-    errors = [one["text"] for one in json.loads(result.stdout)["findings"] if one["severity"] == "error"]
-    assert "judge is none, and rewards.consistency" in errors[0]
-    assert not [one for one in json.loads(result.stdout)["findings"] if one["topic"] == "judge"]
+    result = CliRunner().invoke(app, ["train-policy", *arguments, "--dry-run"])
+    assert (result.exit_code, result.stdout.splitlines()[0]) == (0, "verdict: all that it needs is here"), result.output

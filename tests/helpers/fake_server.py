@@ -92,8 +92,6 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(self.fake.pages[self.path])
         elif self.path == "/v1/models":
             self.answer({"object": "list", "data": [{"id": name, "object": "model"} for name in self.fake.served]})
-        elif self.path == "/version":
-            self.answer({"version": "1.2.3"})
         else:
             self.fail(404)
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import huggingface_hub
 import pytest
 from huggingface_hub import constants
+from huggingface_hub.utils import filter_repo_objects
 
-from pacorl.io.hub import check_checkpoint
+from pacorl.io.hub import OF_MODEL, OF_PIPELINE, check_checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -102,3 +103,20 @@ def test_every_loader_asks_first() -> None:
     for load in (Generator.from_pretrained, LocalJudge.from_pretrained, read_lora, source_of):
         with pytest.raises(ValueError, match="nobody/model is not on this machine"):
             load("nobody/model")
+
+
+def test_a_download_fetches_what_is_read() -> None:
+    """Repositories have weights again in single files, and CLIP's in other formats."""
+
+    def fetched(options: Sequence[str], files: Sequence[str]) -> set[str]:
+        chosen: dict[str, list[str]] = {"--include": [], "--exclude": []}
+        for option, pattern in zip(options[::2], options[1::2], strict=True):
+            chosen[option].append(pattern.strip("'"))
+        return set(filter_repo_objects(files, allow_patterns=chosen["--include"], ignore_patterns=chosen["--exclude"]))
+
+    parts = {"model_index.json", "vae/config.json", "transformer/a-1-of-3.safetensors", "tokenizer_2/spiece.model"}
+    single = ["flux1-dev.safetensors", "ae.safetensors", "text_encoders/clip_g.safetensors"]
+    assert fetched(OF_PIPELINE, [*parts, *single]) == parts
+    model = {"config.json", "merges.txt", "vocab.json", "model.safetensors"}
+    others = ["open_clip_pytorch_model.bin", "open_clip_model.safetensors", "tf_model.h5"]
+    assert fetched(OF_MODEL, [*model, *others]) == model

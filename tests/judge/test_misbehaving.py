@@ -118,8 +118,6 @@ PAGES: dict[str, Any] = {
     "tokens below 0": ("/tokenize", {"tokens": [-1]}),
     "a token of 5,000 digits": ("/tokenize", json.loads('{"tokens": [1' + "0" * 4000 + "]}")),
     "tokens of a number": ("/tokenize", {"tokens": 5}),
-    "a version of a list": ("/version", [1]),
-    "a version of an object": ("/version", {"version": {"a": 1}}),
 }
 
 

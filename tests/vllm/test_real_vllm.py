@@ -12,7 +12,6 @@ from pacorl.core.questions import consistent, same_theme
 from pacorl.judge.http.http_judge import HttpJudge
 from pacorl.judge.judge import JudgeRefusedError
 from pacorl.judge.local import LocalJudge
-from pacorl.serve.readiness import probe
 from pacorl.tiny.characters import all_panels, draw
 from pacorl.types import Question
 
@@ -93,10 +92,3 @@ def test_a_wrong_name_lists_the_served_ones(served: Served) -> None:
 def test_reasons_are_those_of_transformers(served: Served) -> None:
     with HttpJudge.connect(served.url, model="judge") as judge:
         assert judge.explain(QUESTIONS[0], max_new_tokens=8) == served.base.explain(QUESTIONS[0], max_new_tokens=8)
-
-
-def test_the_doctor_reads_it(served: Served) -> None:
-    with HttpJudge.connect(served.url, model="judge") as judge:
-        found = probe(judge, name="judge")
-    assert found.errors == ()
-    assert f"server at {served.url}" in found.versions

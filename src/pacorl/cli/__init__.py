@@ -18,7 +18,6 @@ from pacorl.cli import (
     benchmark,
     check,
     dataset,
-    doctor,
     files,
     generate,
     repair,
@@ -56,7 +55,6 @@ app.command("generate")(generate.generate)
 app.command("adapter")(files.adapter)
 app.command("studio")(serve.studio)
 app.command("serve", context_settings={"allow_extra_args": True})(serve.serve)
-app.command("doctor")(doctor.doctor)
 for group in (dataset.app, files.data, files.prompts, benchmark.app, files.config):
     app.add_typer(group)
 

@@ -459,7 +459,9 @@ def dry_run(
         as_json: Print JSON.
     """
     from pacorl.io.documents import parse_json
+    from pacorl.judge import judge_from
     from pacorl.lab.plan.plan import judge_options, plan_generation, print_plan
+    from pacorl.lab.plan.sources import silent_judge
 
     # The generator.
     spec = _checked_spec(options, prompts)
@@ -475,8 +477,11 @@ def dry_run(
 
     judge = judge_options(source, choice.judge_adapter, weights)
 
-    # Both on the device, together or in turns.
+    # Both on the device, together or in turns; a judge over HTTP needs its server.
     plan = plan_generation(policy, size=options.size, low=choice.in_turns, judge=judge, images=images)
+    if source and judge is None:
+        silent = silent_judge("--judge", source, lambda: judge_from(source, **choice.judge_access)[0])
+        plan = replace(plan, absences=(*plan.absences, silent)) if silent else plan
     # JSON with the panels, or a table.
     if as_json:
         print_json({"panels": list(panels)} | parse_json(plan.to_json()))

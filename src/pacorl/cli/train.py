@@ -104,7 +104,7 @@ def train_policy(
         from pacorl.lab.plan.plan import plan_policy, print_plan
 
         with config_errors(config, run):
-            plan = plan_policy(run)
+            plan = plan_policy(run, ask=True)
         if options.as_json:
             echo_json(plan.to_json())
         else:
@@ -278,8 +278,8 @@ def train_character(
         if options.as_json:
             echo_json(plan.to_json())
         else:
-            echo("\n".join(plan.lines()))
             print_plan(plan)
+            echo("\n".join(plan.lines()))
         raise Exit(plan.exit_code)
 
     if caption:

@@ -79,7 +79,8 @@ def users_value(name: str) -> Any:
     path, attribute = (match["module"], match["name"]) if match else file_and_name(name)
     if not _ALLOWED.get():
         raise ValueError(
-            f"{name!r} is code, which a dry run does not execute; `pacorl doctor CONFIG` executes it and shows the plan"
+            f"{name!r} is code, which a dry run does not execute; in Python, pacorl.plan_training(CONFIG) executes it "
+            "and returns the plan"
         )
     if os.environ.get(NO_USER_FILES):
         raise ValueError(

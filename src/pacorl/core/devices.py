@@ -53,7 +53,7 @@ def check_card_used(dtype: str, device: torch.device) -> None:
     if driver := driver_version():
         raise ValueError(
             f"model.dtype bfloat16 would train on the CPU, and an NVIDIA card (driver {driver}) is here: "
-            "`pacorl doctor` compares the driver with torch, a launch file may say use_cpu, and "
+            "the driver may be too old for this torch, a launch file may say use_cpu, and "
             "model.dtype=float32 trains on the CPU"
         )
 

@@ -53,7 +53,7 @@ class Locality:
             ValueError: if there are none.
         """
         if not changes:
-            raise ValueError("no group has all its scores; see why the rewards give none (`pacorl doctor CONFIG`)")
+            raise ValueError("no group has all its scores; see why the rewards give none")
         # Root mean squares: changes of either sign count alike.
         own, rest = (math.sqrt(fmean(change**2 for change in part)) for part in zip(*changes, strict=True))
         return Locality(own, rest)

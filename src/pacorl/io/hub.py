@@ -22,6 +22,12 @@ CONFIGS = (
 )
 """Files that decide, with the weights, a checkpoint's outputs."""
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+PIPELINE = "model_index.json"
+"""File of a diffusers pipeline, whose parts are in folders."""
+OF_PIPELINE = ("--include", PIPELINE, "--include", "'*/*'", "--exclude", "'text_encoders/*'")
+"""What is read of a pipeline's repository, which may hold its weights a second time, in single files."""
+OF_MODEL = ("--include", "'*.json'", "--include", "'*.txt'", "--include", "model.safetensors")
+"""What is read of a model of one file, whose repository may hold the weights in several formats."""
 SECONDS = 5.0
 """Timeout of the hub's first answer."""
 
@@ -56,11 +62,17 @@ def check_checkpoint(source: str, *files: str) -> None:
     if not fault:
         return
     if not any(local_file(source, file) for file in files):
+        command = download_command(source, *(OF_PIPELINE if PIPELINE in files else ()))
         raise ValueError(
             f"{source} is not on this machine, and the hub cannot be asked for it ({fault}): name a folder, or run "
-            f"`hf download {source}` with a network (HF_ENDPOINT names a mirror)"
+            f"`{command}` with a network (HF_ENDPOINT names a mirror)"
         )
     constants.HF_HUB_OFFLINE = True  # or every cached file would be asked for, in vain
+
+
+def download_command(source: str, *files: str) -> str:
+    """Return the command that fetches a checkpoint from the hub, or those of its files that options choose."""
+    return " ".join(["hf download", source, *files])
 
 
 def local_file(source: str, name: str) -> Path | None:

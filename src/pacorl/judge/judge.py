@@ -77,30 +77,6 @@ class RemoteJudge(Judge, Protocol):
         """Abandon running requests."""
 
 
-@dataclass(frozen=True, slots=True)
-class JudgeFacts:
-    """Properties that a judge reports."""
-
-    yes_ids: tuple[int, ...] = ()
-    """Token ids of Yes; empty if unknown, and answers are read by their text."""
-    no_ids: tuple[int, ...] = ()
-    """Token ids of No, likewise."""
-    served: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Endpoint → model names; empty for a judge in this process."""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    """Versions of libraries or servers, by name."""
-    weight_bytes: int = 0
-    """Bytes of the weights in this process; 0 for a server."""
-
-
-@runtime_checkable
-class Inspectable(Protocol):
-    """A judge with facts."""
-
-    def facts(self) -> JudgeFacts:
-        """Return the facts; raises the judge's own error if it is unreachable."""
-
-
 def counts_of(judge: Judge | None) -> dict[str, int]:
     """Return a remote judge's counts by name; empty for a judge in this process."""
     return asdict(judge.counters) if isinstance(judge, RemoteJudge) else {}

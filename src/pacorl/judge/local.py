@@ -26,7 +26,7 @@ from pacorl.io.hub import check_checkpoint, checkpoint_digest, local_file
 from pacorl.io.net import is_url, shown_url
 from pacorl.judge.calibration import Calibration, read_calibration
 from pacorl.judge.domain import Domain
-from pacorl.judge.judge import VARIANTS, WORDS, InProcessOptions, JudgeFacts, JudgeSpec
+from pacorl.judge.judge import VARIANTS, WORDS, InProcessOptions, JudgeSpec
 from pacorl.judge.pairwise import both_orders
 from pacorl.judge.prompting import ChatPrompt, Prompting
 from pacorl.judge.sharing import SharedForward, can_share, packed, prefix_forest
@@ -218,11 +218,6 @@ class LocalJudge:
     def models(self) -> list[nn.Module]:
         """Return the modules that run on the device."""
         return [self.model]
-
-    def facts(self) -> JudgeFacts:
-        """Return the ids of Yes and No, and the size of the weights."""
-        weight_bytes = sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
-        return JudgeFacts(self.yes_ids, self.no_ids, weight_bytes=weight_bytes)
 
     def log_probs(self, prompts: Sequence[ChatPrompt]) -> list[Tensor]:
         """Return the (V,) log-probabilities of each prompt's first answer token, in fp64 on the CPU."""

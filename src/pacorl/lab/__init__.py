@@ -1,1 +1,1 @@
-"""Tools around a run: plan and doctor."""
+"""Tools around a run."""

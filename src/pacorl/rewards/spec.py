@@ -9,8 +9,8 @@
 `Name` is a function of prompts and images, also with TRL's arguments (`with_completions`), or a class whose instances
 are called with prompts and images. Its keyword arguments are the reward's `args`; a class may ask for `judge` and
 `device`, and have `check(prompts)`, `load()` and `panel_scores(prompts, images)` as ours do.
-The file is run when a run begins, and by `pacorl doctor`: name only trusted files. `--dry-run` reads and does not run
-it, so it checks names and arguments, not their types.
+The file is run when a run begins: name only trusted files. `--dry-run` reads and does not run it, so it checks names
+and arguments, not their types.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def test_a_dry_run_with_everything_here_ends_with_its_verdict(tmp_path: Path) ->
     result = dry_run("tiny.yaml", *tiny(tmp_path))
     assert result.exit_code == 0, result.output
     assert "20 pairs, 10 yes, 10 no, 20 with reasons" in result.stdout
-    assert result.stdout.splitlines()[-1] == "verdict: all that it needs is here"
+    assert result.stdout.splitlines()[0] == "verdict: all that it needs is here"
     document = json.loads(dry_run("tiny.yaml", *tiny(tmp_path), "--json").stdout)
     assert document["optimizer_steps"] == 2
     assert (document["absences"], document["faults"]) == ([], [])
@@ -89,10 +89,10 @@ def test_a_recipe_is_planned_without_data_and_weights(
         "absent model.checkpoint",
     ]
     assert all(FETCH.format("data/PaCo-Dataset") in line for line in absent[:3])
-    assert absent[3].endswith(f"`hf download {base}`")
+    assert f"`hf download {base}`, 1" in absent[3]  # GB
     assert "optimizer steps     unknown until all its data are here" in lines
     assert f"trained parameters  {trained}" in lines
-    assert lines[-1] == "verdict: it would not run: 4 absent (data.train, data.evaluation, model.checkpoint)"
+    assert lines[0] == "verdict: it would not run: 4 absent (data.train, data.evaluation, model.checkpoint)"
 
 
 def test_what_is_here_is_counted_beside_what_is_absent(tmp_path: Path, pairs: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_fault_hides_neither_another_nor_the_plan(tmp_path: Path, pairs: Path)
     assert "broken.jsonl:1: not valid JSON" in faults[0]
     assert "1 image(s) cannot be used" in faults[1]
     assert "train               2 pairs, 1 yes, 1 no, 0 with reasons" in lines
-    assert lines[-1] == "verdict: it would not run: 3 at fault"
+    assert lines[0] == "verdict: it would not run: 3 at fault"
 
 
 def test_answers_that_the_tokenizer_reads_otherwise_are_a_fault(tmp_path: Path, pairs: Path) -> None:

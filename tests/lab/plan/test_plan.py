@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fake_server import FakeServer
 from PIL import Image
 from tiny_runs import JPEG_SIZE
 from torch import Tensor, nn
@@ -23,7 +25,16 @@ from pacorl.grpo.builders import read_prompts
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.console import PlainConsole
 from pacorl.lab.plan import components, memory, sources
-from pacorl.lab.plan.plan import CARD_MARGIN, Plan, decided, plan_generation, plan_policy, plan_training, print_plan
+from pacorl.lab.plan.plan import (
+    CARD_MARGIN,
+    Plan,
+    decided,
+    host_shortage,
+    plan_generation,
+    plan_policy,
+    plan_training,
+    print_plan,
+)
 from pacorl.models.lora.adapters import MovingAverage, adapter_state, add_lora
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.flux import FLUX, FluxPolicy, tiny_flux
@@ -280,8 +291,9 @@ def test_absent_sources_are_listed_with_where_to_get_them(tmp_path: Path) -> Non
     assert set(remedies) == {"prompts.train", "model.checkpoint", "judge.checkpoint", "adapter.start"}
     assert "`pacorl data get t2is`" in remedies["prompts.train"]
     assert "gated" in remedies["model.checkpoint"]
-    assert "`hf download black-forest-labs/FLUX.1-dev`" in remedies["model.checkpoint"]
-    assert remedies["judge.checkpoint"].endswith("`hf download X-GenGroup/PaCo-Reward-7B`")
+    assert "`hf download black-forest-labs/FLUX.1-dev --include model_index.json" in remedies["model.checkpoint"]
+    assert remedies["model.checkpoint"].endswith("`, 34 GB")
+    assert remedies["judge.checkpoint"].endswith("`hf download X-GenGroup/PaCo-Reward-7B`, 17 GB")
     assert "folder runs/one/adapter/" in remedies["adapter.start"]
 
 
@@ -601,11 +613,11 @@ def test_the_printed_table_names_components_totals_and_absences(capsys: pytest.C
     shown = capsys.readouterr().out
     for part in ("1.50 B", "3.0 GiB of 8.0 GiB needed", "judge.checkpoint = lab/judge: `hf download", "mind the gap"):
         assert part in shown
-    assert shown.splitlines()[-1] == "verdict: it would not run: 1 absent (judge.checkpoint)"
+    assert shown.splitlines()[0] == "verdict: it would not run: 1 absent (judge.checkpoint)"
 
 
 @pytest.mark.slow
-def test_a_dry_run_ends_with_one_verdict_line_and_says_by_its_exit_code_what_it_is(tmp_path: Path) -> None:
+def test_a_dry_run_begins_with_one_verdict_line_and_says_by_its_exit_code_what_it_is(tmp_path: Path) -> None:
     """In a narrow terminal too, where the table wraps."""
 
     def dry_run(*overrides: str) -> Result:
@@ -614,22 +626,53 @@ def test_a_dry_run_ends_with_one_verdict_line_and_says_by_its_exit_code_what_it_
 
     ready = dry_run()
     assert ready.exit_code == 0, ready.output
-    assert ready.stdout.splitlines()[-1] == "verdict: all that it needs is here"
+    assert ready.stdout.splitlines()[0] == "verdict: all that it needs is here"
     absent = "a/very/long/name/of/an/adapter/that/does/not/fit/into/sixty/columns"
     lacking = dry_run(f"adapter.start={absent}", "prompts.train=no.jsonl")
     assert lacking.exit_code == 2
     lines = lacking.stdout.splitlines()
-    assert lines[-1] == "verdict: it would not run: 2 absent (prompts.train, adapter.start)"
+    assert lines[0] == "verdict: it would not run: 2 absent (prompts.train, adapter.start)"
     assert f"absent adapter.start = {absent}: a LoRA adapter: put it into the folder {absent}" in lacking.stdout
     document = dry_run("--json", f"adapter.start={absent}")
     assert document.exit_code == 2
     assert json.loads(document.stdout)["verdict"] == "verdict: it would not run: 1 absent (adapter.start)"
 
 
-def test_a_verdict_points_to_the_notes_above() -> None:
+@pytest.mark.slow
+def test_a_dry_run_asks_a_judge_over_http_whether_it_answers(tmp_path: Path) -> None:
+    def dry_run(url: str, *overrides: str) -> list[str]:
+        judge = ["judge.backend=http", f"judge.checkpoint={url}", "judge.model=judge"]
+        arguments = ["train-policy", str(recipe()), "--dry-run", f"out={tmp_path}", *judge, *overrides]
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == (2 if "absent" in result.stdout else 0), result.output
+        return result.stdout.splitlines()
+
+    with FakeServer().running() as server:
+        assert dry_run(server.url)[0].startswith("verdict: all that it needs is here")
+        _, named, *_ = dry_run(server.url, "judge.model=other")
+        assert "serves no model 'other'; it serves judge" in named
+    verdict, silent, *_ = dry_run(server.url)
+    assert verdict.startswith("verdict: it would not run: 1 absent (judge.checkpoint)")
+    assert silent.startswith(f"absent judge.checkpoint = {server.url}: no judge at {server.url}: no connection")
+    assert "nobody listens at" in silent
+    assert "--name judge --port" in silent
+    assert dry_run(server.url, "rewards=[{name: jpeg_size}]")[0] == "verdict: all that it needs is here"  # asks none
+
+
+def test_main_memory_is_held_against_a_machine_with_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = tuple(components.Row("x", 9 * 2**30, place="host", is_file=is_file) for is_file in (False, True))
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 2**12, "SC_PHYS_PAGES": 2**21}.__getitem__)
+    assert host_shortage(Plan(rows, (), (), "a card", 2**30)) == (
+        "the machine has 8.0 GiB of main memory and 9.0 GiB are needed"
+    )
+    assert host_shortage(Plan(rows, (), (), "CPU", None)) == ""
+    assert host_shortage(Plan(rows[1:], (), (), "a card", 2**30)) == ""  # pages of files may be dropped
+
+
+def test_a_verdict_counts_the_notes() -> None:
     assert sources.verdict(()) == "verdict: all that it needs is here"
-    assert sources.verdict((), notes=1) == "verdict: all that it needs is here; mind the note above"
-    assert sources.verdict((), notes=2) == "verdict: all that it needs is here; mind the 2 notes above"
+    assert sources.verdict((), notes=1) == "verdict: all that it needs is here; mind the note"
+    assert sources.verdict((), notes=2) == "verdict: all that it needs is here; mind the 2 notes"
 
 
 @pytest.mark.slow
@@ -672,8 +715,8 @@ def test_a_trainer_s_arguments_have_the_dry_run_of_the_command(tmp_path: Path, m
     assert [absence.key for absence in plan.absences] == ["model.checkpoint"]
     assert plan.warnings == (*of_command.warnings, "the memory of reward 'unlike', a function, is not in the plan")
     lines = str(plan).splitlines()
-    assert "what the run needs" in lines[0]
-    assert lines[-1] == plan.verdict
+    assert lines[0] == plan.verdict
+    assert any("what the run needs" in line for line in lines)
     assert not Path("run").exists()
 
 

@@ -48,7 +48,6 @@ class Endpoint:
     """Token ids of Yes and No; None if unknown or unsupported."""
     refused_fields: set[str] = field(default_factory=set)
     """Refused `OPTIONAL_FIELDS`, left out from then on."""
-    version: str = ""
     note: str = ""
     """Caveat of the server about the judge; empty for most."""
 
@@ -263,7 +262,7 @@ class EndpointPool:
     # --- the handshake -----------------------------------------------------------------------------------------
 
     async def handshake(self, endpoint: Endpoint) -> None:
-        """Query a server's models, token ids and version, once."""
+        """Query a server's models and token ids, once."""
         async with endpoint.handshaking:
             if endpoint.served is not None:
                 return
@@ -277,7 +276,6 @@ class EndpointPool:
                 names = ", ".join(served[:20])[:500]
                 raise JudgeRefusedError(f"{endpoint.url} serves no model {self.model!r}; it serves {names}")
             endpoint.ids = await self._token_ids(endpoint)
-            endpoint.version = await self._optional(endpoint, "/version", None, _version) or ""
             endpoint.served = served  # last: it marks the handshake as complete
 
     async def _token_ids(self, endpoint: Endpoint) -> TokenIds | None:
@@ -329,10 +327,6 @@ def _model_notes(answer: Json) -> dict[str, str]:
         if isinstance(model, dict) and "id" in model:
             notes[str(model["id"])] = " ".join(str(model.get("note") or "").split())[:MOST_NOTE]
     return notes
-
-
-def _version(answer: Json) -> str:
-    return str(answer.get("version", ""))[:60]
 
 
 def _tokens(answer: Json) -> list[int]:

@@ -187,5 +187,5 @@ def is_loopback(host: str) -> bool:
 
 
 def root_url(endpoint: str) -> str:
-    """Return the server's root, with `/health`, `/tokenize` and `/version`."""
+    """Return the server's root, with `/health` and `/tokenize`."""
     return endpoint.removesuffix("/v1")

@@ -34,7 +34,7 @@ from pacorl.judge.http.messages import (
     turn_body,
     verdict_body,
 )
-from pacorl.judge.judge import VARIANTS, WORDS, Counters, JudgeFacts
+from pacorl.judge.judge import VARIANTS, WORDS, Counters
 from pacorl.judge.pairwise import mean_of_orders, with_turned
 from pacorl.types import Chat, Question, Verdict
 
@@ -148,18 +148,6 @@ class HttpJudge:
             if endpoint.note:
                 return f"{endpoint.url}: {endpoint.note}"
         return ""
-
-    def facts(self) -> JudgeFacts:
-        """Return the facts of the endpoints; raises like `check`."""
-        endpoints = self.check()
-        yes_ids, no_ids = next((endpoint.ids for endpoint in endpoints if endpoint.ids), ((), ()))
-        served = {}
-        versions = {}
-        for endpoint in endpoints:
-            served[endpoint.url] = endpoint.served or ()
-            if endpoint.version:
-                versions[f"server at {endpoint.url}"] = endpoint.version
-        return JudgeFacts(yes_ids=yes_ids, no_ids=no_ids, served=served, versions=versions)
 
     def keep_answers(self, answers: Answers) -> None:
         """From now on store and reuse answers, and retry questions during an outage.

@@ -60,7 +60,7 @@ class RewardPlan:
 
     @property
     def verdict(self) -> str:
-        """The last line of the dry run."""
+        """The first line of the dry run."""
         return sources.verdict(self.absences, faults=len(self.faults), notes=len(self.notes))
 
     @property
@@ -75,7 +75,7 @@ class RewardPlan:
         return json.dumps(dataclasses.asdict(self) | {"verdict": self.verdict}, indent=2, ensure_ascii=False)
 
     def lines(self) -> list[str]:
-        """List the lines for a terminal: figures, absences, faults, notes and the verdict."""
+        """List the lines for a terminal: the verdict, absences, faults, notes and figures."""
         # Figures, in one column.
         names = []
         for fact in dataclasses.fields(self):
@@ -83,11 +83,11 @@ class RewardPlan:
                 names.append(fact.name)
 
         width = max(len(name) for name in names)
-        lines = [f"{name.replace('_', ' '):<{width}}  {_shown(getattr(self, name))}" for name in names]
+        lines = [self.verdict]
         lines += [f"absent {absence.key} = {absence.source}: {absence.remedy}" for absence in self.absences]
         lines += [f"fault {fault}" for fault in self.faults]
         lines += [f"note {note}" for note in self.notes]
-        return [*lines, self.verdict]
+        return lines + [f"{name.replace('_', ' '):<{width}}  {_shown(getattr(self, name))}" for name in names]
 
 
 def _shown(fact: object) -> str:

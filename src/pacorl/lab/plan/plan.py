@@ -1,7 +1,7 @@
 """Requirements of a run before it starts: `pacorl train-policy CONFIG --dry-run`.
 
 The config's prompts and sizes are checked, absent data and weights are listed with their source, and a table lists the
-memory of each component. No weights are loaded, and the network is not used.
+memory of each component. No weights are loaded, and of the network only a judge's own server is asked.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Plan:
 
     @property
     def verdict(self) -> str:
-        """The last line of the dry run."""
+        """The first line of the dry run."""
         return sources.verdict(self.absences, notes=len(self.warnings))
 
     @property
@@ -146,12 +146,13 @@ class Plan:
         return json.dumps(dataclasses.asdict(self) | totals, indent=2)
 
 
-def plan_policy(config: PolicyConfig, *, world: int | None = None) -> Plan:
+def plan_policy(config: PolicyConfig, *, world: int | None = None, ask: bool = False) -> Plan:
     """Check a config against its data and this machine, and measure its memory.
 
     Args:
         config: the run. The published architecture replaces absent weights.
         world: number of processes; by default those that torchrun or accelerate started.
+        ask: whether a judge over HTTP that does not answer is listed as absent.
 
     Raises:
         ConfigError: A size or the number of samples does not divide.
@@ -226,9 +227,11 @@ def plan_policy(config: PolicyConfig, *, world: int | None = None) -> Plan:
     # Absent weights, and warnings, most of which are empty.
     checkpoints = (generator, judge, held_out_judge)
     absences = sources.all_absences(config, checkpoints)
+    if ask:
+        absences += tuple(sources.silent_judges(config))
     plan = Plan(rows, absences, (), *device(), work.forwards_per_image, cost, checkpointed)
     warnings = [leaks, *(checkpoint.note for checkpoint in checkpoints), *cost.warnings()]
-    warnings += [card_shortage(plan), disk_shortage(config, plan)]
+    warnings += [card_shortage(plan), host_shortage(plan), disk_shortage(config, plan)]
     return dataclasses.replace(plan, warnings=tuple(warning for warning in warnings if warning))
 
 
@@ -322,28 +325,28 @@ def plan_training(model: Any, **arguments: Any) -> Plan:
     inputs = run_inputs(model, **arguments)
     # Nothing is known of a function but its name.
     planned = [reward for reward in inputs.config.rewards if reward.name not in inputs.functions]
-    plan = plan_policy(inputs.config.model_copy(update={"rewards": tuple(planned)}))
+    plan = plan_policy(inputs.config.model_copy(update={"rewards": tuple(planned)}), ask=True)
     notes = [f"the memory of reward {name!r}, a function, is not in the plan" for name in inputs.functions]
     return dataclasses.replace(plan, warnings=(*plan.warnings, *notes))
 
 
 def print_plan(plan: Plan, console: PlainConsole | None = None) -> None:
-    """Print components, absences, warnings and the verdict."""
+    """Print the verdict, absences, warnings and components."""
     from pacorl.io.console import PlainConsole, labelled
 
     console = console or PlainConsole()
-    print_components(plan, console)
-    lines = []
+    lines = [plan.verdict]
     for absence in plan.absences:
         lines.append(labelled("absent", f"{absence.key} = {absence.source}: {absence.remedy}", style="yellow"))
     for warning in plan.warnings:
         lines.append(labelled("note", warning, style="yellow"))
     # Without wrapping, so that a command can be copied.
-    for line in [*lines, plan.verdict]:
+    for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
+    _print_components(plan, console)
 
 
-def print_components(plan: Plan, console: PlainConsole) -> None:
+def _print_components(plan: Plan, console: PlainConsole) -> None:
     """Print the memory of each component and the totals."""
     from rich.table import Table
 
@@ -483,6 +486,14 @@ def card_shortage(plan: Plan) -> str:
         f"the device has {size_text(plan.device_bytes)} and {size_text(plan.peak_bytes)} are needed: lower "
         "sampling.batch, evaluation.batch or judge.batch_tokens, or turn model.gradient_checkpointing on"
     )
+
+
+def host_shortage(plan: Plan) -> str:
+    """Return a message if a machine with a card has too little main memory for the run, else an empty string."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if not plan.device_bytes or plan.held_bytes <= memory:
+        return ""
+    return f"the machine has {size_text(memory)} of main memory and {size_text(plan.held_bytes)} are needed"
 
 
 def disk_shortage(config: LoraConfig, plan: Plan) -> str:

@@ -1,25 +1,29 @@
 """Checkpoints of a run on this machine, absent files, and the published architectures that replace absent configs.
 
-The network is not used: a hub name is looked up in the local cache only.
+The hub is not asked: its names are looked up in the local cache only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from pacorl.config.base import ConfigError
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.documents import JsonObject, read_object
-from pacorl.io.hub import HUB_NAME
-from pacorl.judge import JUDGE, JUDGES
-from pacorl.judge.judge import BackendOptions, InProcessOptions
+from pacorl.io.hub import HUB_NAME, OF_MODEL, OF_PIPELINE, PIPELINE, download_command
+from pacorl.judge import JUDGE, JUDGES, open_judge
+from pacorl.judge.judge import BackendOptions, InProcessOptions, Judge, close_judge
 from pacorl.models.lora.formats import HUB_PATH, PEFT_CONFIG, adapter_file
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.policy import WITHOUT_WEIGHTS, Parts, PolicyOptions
 from pacorl.models.policies.spec import PolicySpec
+from pacorl.models.twins import model_on_meta
 from pacorl.records.edits import LANGUAGES
 from pacorl.rewards import build_rewards
 from pacorl.rewards.clip import AESTHETIC_SOURCE, CLIP_L, Aesthetic, ClipEncoder
@@ -42,7 +46,7 @@ NOT_READY = 2
 
 @dataclass(frozen=True, slots=True)
 class MissingFile:
-    """A run's file or checkpoint, absent from this machine."""
+    """A run's file or checkpoint that is absent from this machine, or a judge that does not answer."""
 
     key: str
     """The config key that names it."""
@@ -53,7 +57,7 @@ class MissingFile:
 
 
 def verdict(absences: Sequence[MissingFile], *, faults: int = 0, notes: int = 0) -> str:
-    """Write the last line of a dry run."""
+    """Write the first line of a dry run."""
     reasons = []
     if absences:
         keys = dict.fromkeys(absence.key for absence in absences)
@@ -62,7 +66,7 @@ def verdict(absences: Sequence[MissingFile], *, faults: int = 0, notes: int = 0)
         reasons.append(f"{faults} at fault")
     if reasons:
         return f"verdict: it would not run: {' and '.join(reasons)}"
-    mind = {0: "", 1: "; mind the note above"}.get(notes, f"; mind the {notes} notes above")
+    mind = {0: "", 1: "; mind the note"}.get(notes, f"; mind the {notes} notes")
     return f"verdict: all that it needs is here{mind}"
 
 
@@ -90,9 +94,11 @@ def generator_of(model: PolicyOptions, spec: PolicySpec) -> Checkpoint:
     source = model.checkpoint
     key = "model.checkpoint"
     note = _replaced(key, spec.published.split("/")[1])
-    folder = _folder(source, {TINY: spec.tiny.folder} if spec.tiny else {}, marker="model_index.json")
+    folder = _folder(source, {TINY: spec.tiny.folder} if spec.tiny else {}, marker=PIPELINE)
     if folder is None:
-        return Checkpoint(spec.parts, (_absence(key, source, "a diffusers checkpoint"),), note)
+        parts = [config for name, config in spec.parts.items() if name not in WITHOUT_WEIGHTS]
+        absence = _absence(key, source, "a diffusers checkpoint", shapes=parts, files=OF_PIPELINE)
+        return Checkpoint(spec.parts, (absence,), note)
 
     # Configs that are here replace the published ones.
     configs = dict(spec.parts)
@@ -103,7 +109,7 @@ def generator_of(model: PolicyOptions, spec: PolicySpec) -> Checkpoint:
             note = "" if name == "transformer" else note
 
     # FLUX.1 and its Kontext have one architecture: only the pipeline's name differs.
-    pipeline = _json(folder / "model_index.json").get("_class_name", spec.pipeline)
+    pipeline = _json(folder / PIPELINE).get("_class_name", spec.pipeline)
     transformer = str(configs["transformer"].get("_class_name"))
     needed = {transformer: spec.parts["transformer"]["_class_name"], pipeline: spec.pipeline}
     for present, expected in needed.items():
@@ -115,8 +121,11 @@ def generator_of(model: PolicyOptions, spec: PolicySpec) -> Checkpoint:
 
     # Weights, component by component.
     lacking = [name for name in spec.parts if name not in WITHOUT_WEIGHTS and not _has_weights(folder / name)]
-    absences = (_absence(key, source, f"the weights of {', '.join(lacking)}"),) if lacking else ()
-    return Checkpoint(configs, absences, note)
+    if not lacking:
+        return Checkpoint(configs, (), note)
+    shapes = [configs[name] for name in lacking]
+    absence = _absence(key, source, f"the weights of {', '.join(lacking)}", shapes=shapes, files=OF_PIPELINE)
+    return Checkpoint(configs, (absence,), note)
 
 
 def judge(options: BackendOptions | None, *, key: str) -> Checkpoint:
@@ -157,11 +166,11 @@ def vision_language_model(source: str, *, key: str) -> Checkpoint:
     """Read the configs of a judge or its base: `model` and `processor` (image options)."""
     folder = _vision_language_folder(source)
     if folder is None:
-        absence = _absence(key, source, "a transformers checkpoint")
         base, configs = published_judge(source)
+        absence = _absence(key, source, "a transformers checkpoint", shapes=[configs["model"]])
         return Checkpoint(configs, (absence,), _replaced(key.partition(" ")[0], base))
     configs = {"model": _json(folder / "config.json"), "processor": _processor(folder) or JUDGE_PARTS["processor"]}
-    absences = () if _has_weights(folder) else (_absence(key, source, "its weights"),)
+    absences = () if _has_weights(folder) else (_absence(key, source, "its weights", shapes=[configs["model"]]),)
     return Checkpoint(configs, absences, folder=folder)
 
 
@@ -229,7 +238,7 @@ def _reward_absences(config: PolicyConfig) -> Iterator[MissingFile]:
     for key, encoder in clip_encoders(config).items():
         folder = _clip_folder(encoder)
         if folder is None or not (_has_weights(folder) or any(folder.glob("pytorch_model*.bin"))):
-            yield _absence(key, encoder.checkpoint, "a CLIP model")
+            yield _absence(key, encoder.checkpoint, "a CLIP model", files=OF_MODEL)
     for key, reward in rewards_of(config):
         if isinstance(reward, Aesthetic) and not reward.head_path.is_file():
             remedy = f"the published head: get it from {AESTHETIC_SOURCE}"
@@ -304,11 +313,48 @@ def adapter_absence(key: str, source: str) -> MissingFile | None:
     return None
 
 
-def _absence(key: str, source: str, lacking: str) -> MissingFile:
-    return MissingFile(key, source, f"{lacking}: {_remedy(source)}")
+def silent_judge(key: str, source: str, connect: Callable[[], Judge], *, remedy: str = "") -> MissingFile | None:
+    """Describe a judge over HTTP that does not answer; None if it does.
+
+    Args:
+        key: the config's key, or the command's option.
+        source: its value, a server's address.
+        connect: opens the judge, which asks the server for its models.
+        remedy: clause for the end of the message.
+    """
+    try:
+        close_judge(connect())
+    except (ValueError, OSError, RuntimeError) as fault:
+        return MissingFile(key, source, f"{fault}{remedy}")
+    return None
 
 
-def _remedy(source: str) -> str:
+def silent_judges(config: PolicyConfig) -> Iterator[MissingFile]:
+    """List the judges over HTTP of a run that do not answer. No other address is connected to."""
+    for key, options in (("judge", config.judge), ("evaluation.judge", config.evaluation.judge)):
+        if options and not isinstance(options, InProcessOptions):
+            connect = partial(open_judge, options, device="cpu", waits=False)
+            remedy = JUDGES[options.backend].remedy(options)
+            if silent := silent_judge(f"{key}.checkpoint", options.checkpoint, connect, remedy=remedy):
+                yield silent
+
+
+def _absence(
+    key: str, source: str, lacking: str, *, shapes: Sequence[Mapping[str, Any]] = (), files: Sequence[str] = ()
+) -> MissingFile:
+    """Describe an absent checkpoint.
+
+    Args:
+        key: the config's key.
+        source: its value.
+        lacking: what is absent.
+        shapes: configs of the models, if they are known.
+        files: options of the download that choose what is read.
+    """
+    return MissingFile(key, source, f"{lacking}: {_remedy(source, shapes, files)}")
+
+
+def _remedy(source: str, shapes: Sequence[Mapping[str, Any]], files: Sequence[str]) -> str:
     if source == TINY:
         return "`python -m research.tiny all` makes it again"
     # A file within a repository, a folder, or a whole repository.
@@ -317,7 +363,11 @@ def _remedy(source: str) -> str:
         return f"`hf download {in_repo['repo']} --include '{in_repo['path']}*'`"
     if not HUB_NAME.fullmatch(source) or Path(source).expanduser().exists():
         return f"put it into the folder {source}, or name a model of the hub"
-    command = f"`hf download {source}`"
+    command = f"`{download_command(source, *files)}`"
+    if shapes:  # in bf16, as they are published
+        models = [model_on_meta(shape, dtype=torch.bfloat16) for shape in shapes]
+        size = sum(weight.nbytes for model in models for weight in model.parameters())
+        command += f", {size / 10**9:.0f} GB"
     if any(spec.gated and spec.published == source for spec in POLICIES.values()):
         return f"gated; accept the licence at https://huggingface.co/{source}, `hf auth login`, then {command}"
     return command
