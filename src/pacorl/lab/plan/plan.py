@@ -51,6 +51,8 @@ from pacorl.runtime.logbook import check_trackers
 from pacorl.types import TINY, Prompt, Size
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from pacorl.io.console import PlainConsole
 
 AUTO = "auto"
@@ -335,7 +337,7 @@ def print_plan(plan: Plan, console: PlainConsole | None = None) -> None:
     from pacorl.io.console import PlainConsole, labelled
 
     console = console or PlainConsole()
-    lines = [plan.verdict]
+    lines: list[str | Text] = [plan.verdict]
     for absence in plan.absences:
         lines.append(labelled("absent", f"{absence.key} = {absence.source}: {absence.remedy}", style="yellow"))
     for warning in plan.warnings:
