@@ -71,7 +71,7 @@ class AggregateOptions(Section):
     credit: Literal["set", "panel"] | Share | None = None
     """What the tokens of a panel learn from. set: the scores of the whole set. panel: the parts of them that contain
     the panel, such as its pairs and its text. A number is the share of panel in a mix of both; 0 is set and 1 panel.
-    Left out: panel if every reward has such parts and no prompt is an edit, else set."""
+    Left out: panel if every reward has such parts and no prompt is an edit, else set, which is the paper's."""
     floor: Floor = NO_FLOOR
     clip: float = Field(5.0, gt=0)
     """Advantages are clipped to ±clip."""
