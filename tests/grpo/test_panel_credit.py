@@ -18,11 +18,10 @@ from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION
 from pacorl.core.sampler import Sampler, Tree
 from pacorl.grpo.builders import with_credit
 from pacorl.grpo.conditioning import ConditioningCache
-from pacorl.grpo.locality import Locality, panel_changes
 from pacorl.grpo.pending import packed, unpacked
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.rollout import Draw, Trunk, collect
-from pacorl.grpo.rows import Row, epoch_rows
+from pacorl.grpo.rollout import Draw, collect
+from pacorl.grpo.rows import Row
 from pacorl.grpo.scoring import Scorer, reward_table
 from pacorl.grpo.trainer import PolicyTrainer, train_policy
 from pacorl.rewards.reward import PanelScores
@@ -159,13 +158,6 @@ def test_scores_have_parts_with_panel_credit_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "rest", "credit"), [(1.0, 0.0, "panel"), (0.8, 0.4, 0.5), (0.4, 0.8, "set"), (0.0, 0.0, "set")]
-)
-def test_the_less_local_panels_are_the_less_credit_they_have(own: float, rest: float, credit: str | float) -> None:
-    assert Locality(own, rest).credit == credit
-
-
-@pytest.mark.parametrize(
     ("rewards", "credit", "reason"),
     [
         ("{name: consistency}, {name: panel_match}", "panel", "every reward has scores of panels"),
@@ -255,26 +247,6 @@ class One(Quarters):
 def test_a_credit_that_is_none(credit: str, tmp_path: Path) -> None:
     with toy_world(), pytest.raises(ConfigError, match=r"advantages\.credit"):
         toy_config(tmp_path, f"advantages.credit={credit}")
-
-
-@pytest.mark.parametrize(("tree", "shared"), [("{}", False), ("{seeds: 2}", False), ("{seeds: 1}", True)])
-def test_locality_of_objectives_of_the_endpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tree: str, shared: bool
-) -> None:
-    """It redraws the step's noise if all samples of a group share their initial noise, else that."""
-    with toy_world():
-        drawn = []
-        grow = Trunk.grow
-        monkeypatch.setattr(Trunk, "grow", lambda trunk: drawn.append(trunk.draw.sampler.stochastic) or grow(trunk))
-        config = toy_config(tmp_path, "objective.name=diffusion_nft", f"sampling.tree={tree}")
-        trainer = PolicyTrainer(config)
-        row = epoch_rows(trainer.train_prompts, epoch=0, count=1, group_size=1, seed=0)[0]
-        changes = panel_changes(config, trainer.draw(trainer.sampler), trainer.rewards, row.prompt, children=4)
-        assert set(drawn) == {shared}
-        own, rest = zip(*changes, strict=True)
-        assert max(map(abs, own)) > 0
-        assert rest == pytest.approx([0] * len(changes), abs=1e-9)
-        trainer.close()
 
 
 def test_an_editor_without_references_refuses_panel_credit(tmp_path: Path) -> None:
