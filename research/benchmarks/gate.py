@@ -201,7 +201,7 @@ class Drawn:
         pairs = []
         for first, second in product(references, panels) if references else combinations(panels, 2):
             p_yes = p_of(images[first], images[second])
-            pairs.append(PairScore(first, second, (p_yes,), declined=p_yes is None))
+            pairs.append(PairScore(first, second, (p_yes,)))
         names = tuple(map(str, range(len(images))))
         scores = Scores(names, tuple(images), questions_about(), tuple(pairs))
         judged = panel_scores(scores, [references] if references else [])
@@ -223,7 +223,7 @@ def sets_of(
 
 
 class Cached:
-    """A judge's P(Yes) of pairs, each pair asked once; None if it declines."""
+    """A judge's P(Yes) of pairs, each pair asked once."""
 
     def __init__(self, judge: LocalJudge) -> None:
         self.judge = judge
@@ -341,9 +341,9 @@ def curve_of(judge: Cached, drawn: Sequence[Pool], rng: random.Random) -> Calibr
             labels.append(label)
             groups.append(pool.name)
     judge.ask(pairs)
-    p_N = np.array([judge(*pair) for pair in pairs], dtype=float)  # None, of a declined pair, becomes NaN
+    p_N = np.array([judge(*pair) for pair in pairs], dtype=float)
     answers = Answers((consistent(),) * len(pairs), p_N, np.array(labels), tuple(groups))
-    return fit_calibration(answers.where(~np.isnan(p_N)), judge="tiny")
+    return fit_calibration(answers, judge="tiny")
 
 
 def main() -> None:
@@ -353,7 +353,7 @@ def main() -> None:
     quiet_loading()
     torch.set_num_threads(1)
     rng = random.Random(options.seed)
-    judge = LocalJudge.from_pretrained("tiny", decline=True)
+    judge = LocalJudge.from_pretrained("tiny")
 
     cached = Cached(judge)
     thresholds: dict[Mode, dict[int, float]] = {}

@@ -113,18 +113,6 @@ def judge_second(
 
 
 @app.command()
-def domain(out: Path = OUT, share: float = SHARE, seed: int = Option(0, help="Of images and training.")) -> None:
-    """The judge's domain, from `generator` and `kontext`, or from the committed ones (about 30 CPU minutes)."""
-    from pacorl.models.policies.flux import TINY_FLUX
-    from pacorl.models.policies.kontext import TINY_KONTEXT
-    from research.tiny.pretrain_domain import pretrain_domain
-
-    generator = out / "flux" if (out / "flux").is_dir() else TINY_FLUX
-    editor = out / "kontext" if (out / "kontext").is_dir() else TINY_KONTEXT
-    pretrain_domain(out / "judge", generator=generator, editor=editor, share=share, seed=seed)
-
-
-@app.command()
 def clip(out: Path = OUT, share: float = SHARE) -> None:
     """The CLIP of panels and texts, from the autoencoder of `vae` or the committed one (about 2 CPU minutes)."""
     from diffusers import AutoencoderKL

@@ -176,8 +176,6 @@ class Verdict:
     """Why there is no probability; empty if there is one."""
     order_gap: float | None = None
     """Difference of P(Yes) between the two image orders, if `p_yes` is their mean."""
-    declined: bool = False
-    """Whether it is missing because an image is outside the judge's domain (`judge.domain`)."""
 
     @property
     def valid(self) -> bool:

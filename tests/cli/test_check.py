@@ -48,7 +48,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [*map(str, arguments)])
+    named = ["--judge", "tiny"] if arguments[0] in ("check", "score") and "--judge" not in arguments else []
+    return CliRunner().invoke(app, [*map(str, arguments), *named])
 
 
 @pytest.mark.slow
@@ -311,7 +312,7 @@ def test_a_failed_control_has_a_document_and_a_code_of_its_own(folder: Path) -> 
     panels = [str(folder / f"{number}.png") for number in (1, 2)]
     script = "import sys; from pacorl.cli import main; main()"
     # No answer stays below 0, so that the control of another character fails.
-    command = [sys.executable, "-c", script, "check", *panels, "--min", "0", "--json"]
+    command = [sys.executable, "-c", script, "check", *panels, "--min", "0", "--json", "--judge", "tiny"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     document = json.loads(result.stdout)
     assert result.returncode == 5
@@ -320,15 +321,29 @@ def test_a_failed_control_has_a_document_and_a_code_of_its_own(folder: Path) -> 
     assert f"{panels[0]} beside a drawn figure" in result.stderr
 
 
-@pytest.mark.slow
-def test_a_declined_panel_is_named_and_marked(folder: Path, tmp_path: Path) -> None:
-    photograph = tmp_path / "photograph.png"
-    Image.effect_noise((64, 64), 80).convert("RGB").save(photograph)
-    files = [folder / "1.png", folder / "2.png", photograph]
-    result = run("check", *files, "--min", 0.5, "--json")
-    assert result.exit_code == BELOW
-    assert [panel["declined"] for panel in json.loads(result.stdout)["panels"]] == [False, False, True]
-    assert f"{photograph} (declined)" in run("check", *files, "--min", 0.5).stdout
+def test_a_foreign_image_or_reference_asks_for_a_judge(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "sets" / "a").mkdir(parents=True)
+    own = []
+    for number in (1, 2, 3):
+        own.append(str(tmp_path / "sets" / "a" / f"{number}.png"))
+        texts = {"Software": "pacorl 0.1.0", "model": "tiny"}
+        Path(own[-1]).write_bytes(png_bytes(Image.open(folder / f"{number}.png").convert("RGB"), texts))
+    gate = ["--min", "0.5"]
+    for arguments in (own, ["--sets", str(tmp_path / "sets")], [str(tmp_path / "sets" / "a")]):
+        result = CliRunner().invoke(app, ["check", *arguments, *gate])
+        assert result.exit_code == 0, result.output
+    for arguments in ([*own, str(folder / "1.png")], [*own, "--character", str(folder / "hero")]):
+        result = CliRunner().invoke(app, ["check", *arguments, *gate])
+        assert getattr(result.exception, "exit_code", 0) == 2
+        assert "name a judge with --judge" in str(result.exception)
+
+
+def test_the_judge_that_answered_is_named(folder: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    shutil.copytree(TINY_JUDGE, mine)
+    result = run("check", folder / "1.png", folder / "2.png", "--min", 0.5, "--judge", mine)
+    assert f"questions to {mine}, all 3 controls passed" in result.stdout
+    assert "tiny judge" not in result.output
 
 
 def test_an_error_leaves_no_page_of_an_earlier_verdict(folder: Path, tmp_path: Path) -> None:

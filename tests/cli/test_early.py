@@ -24,7 +24,7 @@ RECIPE = Path(__file__).parents[2] / "configs" / "tiny.yaml"
 SET = ["generate", "--prompt", "red round hero, crown, night", "--panel", "waving, flag", "--panel", "jumping, boat"]
 SET += ["--panel", "standing, tree", "--panel", "waving, lamp"]
 EDIT = ["generate", "--image", "a.png", "--instruction", "Give the hero a cap."]
-SCORE, TRAIN = ["score", "a.png", "b.png"], ["train-policy", str(RECIPE), "out=run"]
+SCORE, TRAIN = ["score", "a.png", "b.png", "--judge", "tiny"], ["train-policy", str(RECIPE), "out=run"]
 TEACH = ["train-reward", str(RECIPE.parent / "reward/tiny.yaml"), "out=run"]
 MISTAKES = [
     (["score", "empty"], "empty is a folder without images"),
@@ -69,7 +69,7 @@ MISTAKES = [
     (["quickstart", "model.checkpoint=nothere"], "there is no nothere"),
     (["quickstart", "nokey=3"], "nokey: unknown key"),
     (["adapter", "lora", "--out", "a.png/b"], "a.png: Not a directory"),
-    (["benchmark", "consistency-rank", "empty"], "empty/images is missing"),
+    (["benchmark", "consistency-rank", "empty", "--judge", "tiny"], "empty/images is missing"),
     (["benchmark", "consistency-rank", "rank", "--judge", "nothere"], "there is no nothere"),
     (["benchmark", "t2is", "empty"], "name a generator with --model"),
     (["benchmark", "t2is", "empty", "--images", "nothere"], "--images nothere: there is no such folder"),

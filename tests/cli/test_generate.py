@@ -70,7 +70,7 @@ def records(tmp_path_factory) -> Path:
         ((*SET, "a fox"), "'a fox' and --prompt 'red round hero, crown, night' are two prompts; give one"),
         (("--record", "nowhere.jsonl:1"), "cannot be read"),
         (("--storyboard", "nowhere.yaml"), "nowhere.yaml"),
-        (("--prompt", "a fox", "--model", "some/model", "--best-of", "2"), "needs a judge to choose"),
+        (("--prompt", "a fox", "--model", "some/model", "--best-of", "2"), "name a judge with --judge"),
         (("--storyboard", CASES / "tiny_hero.yaml", "--count", "2"), "give another --seed"),
         (("--storyboard", CASES / "tiny_hero.yaml", "--keep-all"), "do not go together"),
         (("--storyboard", CASES / "dentist.yaml"), "has unknown words"),

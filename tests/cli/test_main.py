@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 
 import pacorl
 from pacorl import cli
+from pacorl.judge import NO_JUDGE
 from pacorl.runtime.stopping import Interrupted
 
 
@@ -72,7 +73,7 @@ def test_a_wrong_word_is_one_line(
 @pytest.mark.parametrize(
     ("words", "code", "line"),
     [
-        (("check", "a.png", "b.png", "--judge", ""), 2, "--judge is empty; is the variable set?"),
+        (("check", "{image}", "{image}", "--min", "0.5", "--judge", ""), 2, NO_JUDGE),
         (("score", "a.png", "b.png", "--criteria", ""), 2, "--criteria is empty; is the variable set?"),
         (("check", "a.png", "--no-such-option"), 2, "No such option: --no-such-option; see pacorl check --help"),
         (("check", "{image}", "{image}"), 2, "no threshold: give --min, or a calibration that has thresholds"),

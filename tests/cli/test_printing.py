@@ -105,7 +105,7 @@ def test_file_names_in_scores(said: Said, images: list[Path]) -> None:
 def test_an_image_that_is_none(said: Said, tmp_path: Path) -> None:
     path = tmp_path / f"{HOSTILE.replace('/', '')}.png"
     path.write_bytes(b"no image")
-    assert r"\x1b]52;c;" in said("score", path, path, code=1)
+    assert r"\x1b]52;c;" in said("score", path, path, "--judge", "tiny", code=1)
 
 
 def test_a_key_of_a_config(said: Said, tmp_path: Path) -> None:

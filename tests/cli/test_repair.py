@@ -33,7 +33,8 @@ def panels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def repair(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["repair", *map(str, arguments)])
+    named = [] if "--judge" in arguments else ["--judge", "tiny"]
+    return CliRunner().invoke(app, ["repair", *map(str, arguments), *named])
 
 
 @pytest.mark.slow
@@ -53,7 +54,9 @@ def test_a_broken_set_is_repaired_by_the_tiny_generator(panels: list[str]) -> No
     assert {name: Path(name).read_bytes() for name in panels} == before
 
     # The repaired folder is a set for the next commands.
-    checked = CliRunner().invoke(app, ["check", *document["panels"], "--character", "hero", "--min", "0.5"])
+    checked = CliRunner().invoke(
+        app, ["check", *document["panels"], "--character", "hero", "--min", "0.5", "--judge", "tiny"]
+    )
     assert checked.exit_code == 0, checked.output
 
     again = repair(*arguments)

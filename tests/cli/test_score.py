@@ -58,7 +58,8 @@ def url(judge: LocalJudge) -> Iterator[str]:
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["score", *map(str, arguments)])
+    named = [] if "--judge" in arguments or not arguments else ["--judge", "tiny"]
+    return CliRunner().invoke(app, ["score", *map(str, arguments), *named])
 
 
 def p_yes(judge: LocalJudge, paths: list[Path], text: str) -> float:
@@ -189,26 +190,20 @@ def photograph(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_what_the_tiny_judge_does_not_know_has_no_score(photograph: Path) -> None:
-    result = run(photograph, photograph, "--reasons")
-    assert result.exit_code == INCOMPLETE, result.output
-    assert "No score: " in result.stdout
-    assert "this judge knows the tiny world of drawn characters only" in result.stdout
-    assert not any(character.isdigit() for character in result.stdout.replace(str(photograph), "").replace("(2)", "")
-                   .replace("image 1", "").replace("image 2", ""))  # fmt: skip
-
-
-def test_the_others_are_scored_all_the_same(images: list[Path], photograph: Path, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    result = run(*images[:2], photograph, "--json", "--report", page)
-    assert result.exit_code == INCOMPLETE, result.output
-    document = json.loads(result.stdout)
-    assert document["note"].startswith("Judged by the embedded tiny judge")
-    assert [pair["p_yes"] is None for pair in document["pairs"]] == [False, True, True]
-    assert [pair.get("declined", False) for pair in document["pairs"]] == [False, True, True]
-    assert document["mean"] == document["pairs"][0]["p_yes"]
-    html = page.read_text()
-    assert html.index("embedded tiny judge") < html.index("Mean consistency of 1 of 3 pairs")
+def test_a_foreign_image_asks_for_a_judge(images: list[Path], photograph: Path, tmp_path: Path) -> None:
+    """The tiny judge is the default for what the tiny generator made alone, and answers for others if it is named."""
+    own = tmp_path / "own.png"
+    own.write_bytes(png_bytes(open_image(images[0]), {"Software": "pacorl 0.1.0", "model": "tiny"}))
+    other = tmp_path / "other.png"
+    other.write_bytes(png_bytes(open_image(images[0]), {"Software": "pacorl 0.1.0", "model": "lab/flux"}))
+    assert CliRunner().invoke(app, ["score", str(own), str(own)]).exit_code == 0
+    for foreign in (photograph, images[1], other):
+        result = CliRunner().invoke(app, ["score", str(own), str(foreign)])
+        assert getattr(result.exception, "exit_code", 0) == 2
+        for name in ("--judge", "X-GenGroup/PaCo-Reward-7B", "URL", "tiny"):
+            assert name in str(result.exception)
+    named = CliRunner().invoke(app, ["score", str(own), str(photograph), "--judge", "tiny", "--json"])
+    assert json.loads(named.stdout)["note"].startswith("Judged by the embedded tiny judge")
 
 
 def test_the_caution_stands_before_the_number(images: list[Path]) -> None:
@@ -249,15 +244,6 @@ def test_images_by_url_are_judged_as_the_files(
     document = json.loads(result.stdout)
     assert document["images"] == urls
     assert document["mean"] == pytest.approx(expected, abs=1e-6)
-
-
-def test_python_says_why_there_is_no_score(photograph: Path, images: list[Path]) -> None:
-    with PacoReward.from_pretrained() as reward:
-        with pytest.raises(RuntimeError, match="tiny gave no verdict: this judge knows the tiny world"):
-            reward.score(photograph, images[0])
-        scores = reward.score_set([*images[:2], photograph])
-        assert [pair.declined for pair in scores.pairs] == [False, True, True]
-        assert reward.score(*images[:2]) == scores.mean
 
 
 def test_a_whole_set_is_told_how_its_panels_are_compared(

@@ -59,14 +59,6 @@ def test_the_built_in_server_gets_judges_and_limits(calls: CALLS, judge_folder: 
 
 
 @pytest.mark.slow
-def test_a_judge_that_declines_is_announced(calls: CALLS, judge_folder: Path) -> None:
-    result = run("serve", "tiny")
-    announced = "tiny declines images of anything but the tiny world of drawn characters"
-    assert f"{announced}; the header `X-Pacorl-Decline: no` turns that off" in result.stderr
-    assert calls["judges"]["tiny"].domain is not None
-    assert "declines" not in run("serve", judge_folder).stderr
-
-
 def test_vllm_gets_what_follows_the_dashes(calls: CALLS, tmp_path: Path) -> None:
     path = tmp_path / "judges.yaml"
     result = run(

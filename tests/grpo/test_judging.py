@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 
 import pytest
@@ -14,12 +11,9 @@ from PIL import Image
 
 from pacorl.core.questions import consistent
 from pacorl.judge import open_judge
-from pacorl.judge.domain import Domain
 from pacorl.judge.http import HttpOptions
-from pacorl.judge.http.http_judge import HttpJudge
-from pacorl.judge.http.messages import encode
 from pacorl.judge.judge import VARIANTS, close_judge
-from pacorl.judge.local import TINY_JUDGE, LocalJudge, LocalOptions
+from pacorl.judge.local import LocalJudge, LocalOptions
 from pacorl.rewards.consistency import Consistency, PanelMatch
 from pacorl.tiny import characters
 from pacorl.tiny.characters import all_panels, draw
@@ -74,71 +68,22 @@ def test_a_judge_over_http_does_both_too() -> None:
 
 
 @pytest.fixture(scope="module")
-def declining_server() -> Iterator[str]:
-    """The built-in server over the tiny judge, as `pacorl serve` starts it: it declines what it does not know."""
-    with serving({"tiny": LocalJudge.from_pretrained("tiny", decline=True)}) as url:
+def tiny_server() -> Iterator[str]:
+    """The built-in server over the tiny judge."""
+    with serving({"tiny": LocalJudge.from_pretrained("tiny")}) as url:
         yield f"{url}/v1"
-
-
-def noise_grids() -> list[Image.Image]:
-    """What nobody would call the tiny world: its judge declines it at every other door."""
-    grids = [Image.effect_noise((64, 64), sigma).convert("RGB") for sigma in (30, 90)]
-    domain = Domain.load(TINY_JUDGE)
-    assert domain is not None
-    assert domain.outside(grids) == [True, True]
-    return grids
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["local", "http"])
-def test_noise_is_never_missing_in_a_reward(backend: str, declining_server: str) -> None:
+def test_noise_is_never_missing_in_a_reward(backend: str, tiny_server: str) -> None:
     options = {
         "local": LocalOptions(checkpoint="tiny", dtype="float32"),
-        "http": HttpOptions(checkpoint=declining_server, model="tiny"),
+        "http": HttpOptions(checkpoint=tiny_server, model="tiny"),
     }
     judge = open_judge(options[backend], device="cpu")
     prompts = characters.character_prompts("train", 2)
-    scores = [reward(prompts, noise_grids()) for reward in (Consistency(judge), PanelMatch(judge))]
+    noise = [Image.effect_noise((64, 64), sigma).convert("RGB") for sigma in (30, 90)]
+    scores = [reward(prompts, noise) for reward in (Consistency(judge), PanelMatch(judge))]
     close_judge(judge)
     assert all(score is not None and 0 < score < 0.2 for several in scores for score in several), scores
-
-
-def test_the_same_server_declines_for_those_who_ask_it_to(declining_server: str) -> None:
-    questions = [Question((one, PANELS[0]), consistent()) for one in noise_grids()] + [PAIR]
-    with HttpJudge.connect(declining_server, model="tiny", decline=True) as judge:
-        *declined, drawn = judge.verdicts(questions)
-        sent = judge.counters.requests
-        with pytest.raises(RuntimeError, match="this judge knows the tiny world"):
-            judge.explain(questions[0])
-    assert [(one.p_yes, one.declined) for one in declined] == [(None, True)] * 2
-    assert "this judge knows the tiny world of drawn characters only, and image 1 shows" in declined[0].error
-    assert sent == 3  # nothing is tried again
-    assert drawn.p_yes == pytest.approx(local().verdicts([PAIR])[0].p_yes, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({}, 422),
-        ({"X-Pacorl-Decline": "yes"}, 422),
-        ({"X-Pacorl-Decline": "no"}, 200),
-        ({"X-Pacorl-Decline": "x"}, 400),
-    ],
-)
-def test_a_request_without_the_header_is_declined(declining_server: str, headers: dict[str, str], status: int) -> None:
-    part = {"type": "image_url", "image_url": {"url": encode(noise_grids()[0]).url}}
-    body = {"model": "tiny", "messages": [{"role": "user", "content": [part]}], "max_tokens": 1}
-    request = urllib.request.Request(
-        f"{declining_server}/chat/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json", **headers},
-    )
-    if status == 200:
-        with urllib.request.urlopen(request) as answer:
-            assert json.load(answer)["choices"]
-        return
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(request)
-    assert refused.value.code == status
-    assert (json.load(refused.value)["error"]["type"] == "declined") == (status == 422)
-    refused.value.close()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from judges import Grey, grey
-from PIL import Image, ImageStat
+from PIL import ImageStat
 
 from pacorl.io.images import open_image
 from pacorl.judge.check import CONTROL_FIGURE, ControlError, check_lines, check_page, check_set, panel_scores
@@ -17,24 +17,8 @@ from pacorl.judge.local import LocalJudge
 from pacorl.judge.score_set import questions_about, score_set
 from pacorl.judge.scores import PairScore, Scores
 from pacorl.tiny.characters import draw, set_of, with_another
-from pacorl.types import Question, Verdict
 
 SUBJECT = ("red", "round", "crown", "night")
-
-
-class Declining:
-    """Declines black images and finds all others alike; the drawn figure is another character."""
-
-    def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
-        return [self._verdict(question) for question in questions]
-
-    def _verdict(self, question: Question) -> Verdict:
-        if any(image.getextrema()[0][1] == 0 for image in question.images):
-            return Verdict(None, "declined", declined=True)
-        return Verdict(float(all(image.getcolors(1) for image in question.images)))
-
-    def explain(self, question: Question) -> str:
-        return ""
 
 
 @pytest.mark.parametrize("count", [4, 8, 16])
@@ -156,13 +140,6 @@ def test_the_gate_of_score_is_the_same_rule() -> None:
     assert list(check_set(Grey(), images, least=0.5, questions=questions).panels) == panel_scores(scores)
 
 
-@pytest.mark.parametrize("characters", [[], [("hero", grey(20))]])
-def test_a_declined_panel_fails_alone(characters: list[tuple[str, list[Image.Image]]]) -> None:
-    result = check_set(Declining(), grey(20, 20, 0, 20), least=0.5, characters=characters, all_pairs=True)
-    assert [panel.score for panel in result.panels] == [1.0, 1.0, 0.0, 1.0]
-    assert [panel.panel for panel in result.failed] == [2 + len(characters)]
-
-
 def test_a_failed_question_leaves_its_panels_without_a_score() -> None:
     pairs = (PairScore(0, 1, (1.0,)), PairScore(0, 2, (None,), error="no answer"), PairScore(1, 2, (1.0,)))
     scores = Scores(("a", "b", "c"), tuple(grey(1, 2, 3)), questions_about(), pairs)
@@ -181,7 +158,7 @@ def test_the_page_is_whole() -> None:
 
 
 def test_the_tiny_judge_passes_its_controls_and_finds_the_wrong_panel() -> None:
-    judge = LocalJudge.from_pretrained("tiny", decline=True)
+    judge = LocalJudge.from_pretrained("tiny")
     panels = set_of(SUBJECT, 6, random.Random(1))
     images = [draw(panel, 64) for panel in panels]
     assert check_set(judge, images[1:], least=0.5, characters=[("hero", images[:1])]).passed

@@ -20,7 +20,6 @@ import yaml
 from typer.testing import CliRunner
 
 from pacorl.cli import app
-from pacorl.judge import domain
 from pacorl.models.lora.formats import DIFFUSERS_WEIGHTS, PEFT_CONFIG, PEFT_WEIGHTS
 from pacorl.models.twins import tiny_judge
 from pacorl.report.publish import published_files, push, write_card
@@ -157,7 +156,7 @@ def test_every_file_that_a_judge_is_saved_as_is_published(tmp_path: Path) -> Non
     torch.manual_seed(0)
     for part in tiny_judge(vocabulary()):
         part.save_pretrained(tmp_path)
-    for name in (domain.SETTINGS_FILE, domain.WEIGHTS_FILE, PEFT_CONFIG, PEFT_WEIGHTS, DIFFUSERS_WEIGHTS):
+    for name in (PEFT_CONFIG, PEFT_WEIGHTS, DIFFUSERS_WEIGHTS):
         (tmp_path / name).touch()
     (tmp_path / "model-00001-of-00002.safetensors").touch()
     saved = sorted(tmp_path.iterdir())

@@ -120,7 +120,7 @@ def test_grid_layout_asks_of_the_whole_sheet() -> None:
 
 @pytest.mark.slow
 def test_twenty_sheets_against_questions_asked_one_by_one() -> None:
-    judge = LocalJudge.from_pretrained()
+    judge = LocalJudge.from_pretrained("tiny")
     prompts = characters.character_prompts("dev", 20)
     sheets = [
         characters.draw_grid([characters.Panel.parse(text) for text in prompt.panels[:3]] * 2, Grid(2, 3), 32)

@@ -37,7 +37,6 @@ from pacorl.core.calibration import Curve
 from pacorl.core.questions import consistent, shows_text
 from pacorl.io.images import ImageError
 from pacorl.judge.calibration import Calibration
-from pacorl.judge.http.client import DECLINE_HEADER
 from pacorl.judge.http.endpoints import Server
 from pacorl.judge.http.http_judge import HttpJudge
 from pacorl.judge.http.messages import encode
@@ -59,9 +58,9 @@ QUESTIONS = [
 TEXT = {"model": "judge", "messages": [{"role": "user", "content": "Yes or No?"}], "temperature": 0}
 
 
-def post(url: str, body: Any, *, key: str = "", decline: str = "yes") -> tuple[int, Any]:
+def post(url: str, body: Any, *, key: str = "") -> tuple[int, Any]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}", DECLINE_HEADER: decline}
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     request = urllib.request.Request(url, data, headers)
     try:
         with urllib.request.urlopen(request) as answer:
@@ -623,23 +622,6 @@ def test_a_set_that_cannot_be_scored_is_told_why(url: str, fields: dict[str, Any
     assert message in answer["error"]["message"]
 
 
-def test_a_set_of_images_that_the_judge_does_not_know_is_declined() -> None:
-    with serving({"tiny": LocalJudge.from_pretrained("tiny", decline=True)}) as url:
-        panels, flat = PANELS[:2], [Image.new("RGB", (64, 64), colour) for colour in ("red", "blue")]
-        urls = [encode(image).url for image in flat]
-        assert post(f"{url}/v1/consistency", {"images": [encode(panel).url for panel in panels]})[0] == 200
-        status, answer = post(f"{url}/v1/consistency", {"images": urls})
-        anyway = post(f"{url}/v1/consistency", {"images": urls}, decline="no")
-        check = {"panels": urls, "least": 0.5}
-        checks = [post(f"{url}/v1/check", check, decline=decline)[1] for decline in ("yes", "no")]
-    assert (status, answer["error"]["type"]) == (422, "declined")
-    assert (anyway[0], anyway[1]["missing"]) == (200, 0)
-    assert "is declined" in checks[0]["error"]["message"]
-    error = checks[0]["error"]
-    assert (error["type"], error["image"], error["control"]["declined"]) == ("declined", "image 1", True)
-    assert "is declined" not in str(checks[1])
-
-
 def test_no_series_of_the_metrics_begins_with_its_first_failure(local_judge: LocalJudge) -> None:
     with serving({"judge": local_judge}) as url:
         counts = metrics(url)
@@ -665,7 +647,7 @@ def test_the_note_of_a_served_judge_reaches_the_command(tiny_url: str, hero: lis
 
 @pytest.fixture(scope="module")
 def tiny_url() -> Iterator[str]:
-    with serving({"tiny": LocalJudge.from_pretrained("tiny", decline=True)}) as url:
+    with serving({"tiny": LocalJudge.from_pretrained("tiny")}) as url:
         yield url
 
 
@@ -712,7 +694,7 @@ def test_a_check_answers_with_the_fields_of_the_command(tiny_url: str, hero: lis
     for number, url in enumerate(hero[1:], 1):
         files.append(tmp_path / f"{number}.png")
         files[-1].write_bytes(data_of(url, name="panel"))
-    result = CliRunner().invoke(app, ["check", *map(str, files), "--min", "0.5", "--json"])
+    result = CliRunner().invoke(app, ["check", *map(str, files), "--min", "0.5", "--json", "--judge", "tiny"])
     of_command = json.loads(result.stdout)
     _, answer = post(f"{tiny_url}/v1/check", {"panels": hero[1:], "least": 0.5})
     assert answer.keys() == of_command.keys()
@@ -782,7 +764,6 @@ def test_errors_have_one_form_and_the_schema_contains_it(local_judge: LocalJudge
     assert all("ErrorAnswer" in str(operation["responses"][status]) for status in statuses)
     assert operation["security"]
     assert "security" not in schema["paths"]["/health"]["get"]
-    assert operation["parameters"][0]["name"] == "X-Pacorl-Decline"
     images = components["schemas"]["ConsistencyRequest"]["properties"]["images"]
     assert (images["minItems"], images["maxItems"]) == (2, Limits().images)
 

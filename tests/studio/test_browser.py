@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 from browsers import PATIENCE, playwright
 from PIL import Image
 
+from pacorl.io.images import png_bytes
 from pacorl.models.lora.adapters import adapter_state, add_lora
 from pacorl.tiny.characters import Panel, draw
 
@@ -96,9 +96,8 @@ def made(page) -> None:
 
 
 def png(panel: Panel, size: int = 64) -> bytes:
-    buffer = io.BytesIO()
-    draw(panel, size).save(buffer, "PNG")
-    return buffer.getvalue()
+    """A picture as the practice model saves it, which alone the practice judge judges."""
+    return png_bytes(draw(panel, size), {"Software": "pacorl 0.1.0", "model": "tiny"})
 
 
 def test_candidates_are_made_ranked_and_compared(page):

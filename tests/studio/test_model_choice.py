@@ -195,6 +195,14 @@ def test_the_memory_check_is_a_job(server, monkeypatch):
     assert (now["result"]["fits"], now["result"]["memory"], now["result"]["disk"]) == (True, "low", 34)
 
 
+def test_a_generator_beyond_the_practice_model_asks_for_a_judge(server, monkeypatch):
+    client, studio = server
+    monkeypatch.setattr(model_choice, "check_cached", lambda name: None)
+    answer = client.post("/api/models", json={"model": FLUX})
+    assert (answer.status_code, f"choose a judge for {FLUX} too" in answer.json()["error"]) == (422, True)
+    assert studio.names == studio.started_with
+
+
 def test_a_licence_is_accepted_before_a_download(server, monkeypatch):
     client, _ = server
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

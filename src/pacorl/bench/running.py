@@ -21,13 +21,13 @@ from pathlib import Path
 from pacorl.bench.benchmarks import BENCHMARKS, Advance, BenchmarkOptions
 from pacorl.bench.items import BadItemError
 from pacorl.bench.suite import Benchmark, Line, Row, Table
-from pacorl.config.options import packed_form
+from pacorl.config.options import UsageError, packed_form
 from pacorl.core.ranking import FEWEST, FEWEST_FOR_INTERVAL, Interval, difference
 from pacorl.generate.image_queue import Shard
 from pacorl.io.documents import Journal, JsonObject, as_read_back, blamed_on, parse_json, read_object, write_json
 from pacorl.io.files import LockedError, check_writable, claim_folder, sole_holder, sweep, write_atomic
 from pacorl.io.quiet import quiet_loading
-from pacorl.judge import check_judge
+from pacorl.judge import NO_JUDGE, check_judge
 from pacorl.judge.paco_reward import PacoReward
 from pacorl.judge.scores import UNCALIBRATED
 from pacorl.records import leaks
@@ -144,6 +144,8 @@ def run_benchmark(
     # A judge's benchmark has no options for generating.
     generate_only = getattr(options, "generate_only", False)
     if options.needs_judge and not generate_only:
+        if not options.judge:
+            raise UsageError(NO_JUDGE)
         check_judge(options.judge, adapter=options.judge_adapter)
     claim_folder(out, "settings.json")
 
@@ -170,13 +172,10 @@ def _shard(options: BenchmarkOptions) -> Shard:
 
 
 def opened_judge(options: BenchmarkOptions, *, all_spellings: bool) -> AbstractContextManager[PacoReward | None]:
-    """Load the judge, if the benchmark needs one.
-
-    It declines no images: a benchmark measures every answer of a judge, and every image of a generator.
-    """
+    """Load the judge, if the benchmark needs one."""
     if not options.needs_judge:
         return nullcontext()
-    return PacoReward.from_pretrained(options.judge, **options.judge_access, variants=all_spellings, decline=False)
+    return PacoReward.from_pretrained(options.judge, **options.judge_access, variants=all_spellings)
 
 
 def _leaked(benchmark: Benchmark, options: BenchmarkOptions, notice: Notice) -> Mapping[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -77,18 +77,26 @@ class CheckOptions:
 
     def casts(self, files: Sequence[str], characters: Sequence[Character]) -> list[list[str]]:
         """Name the characters that each file shows: of several those that the text in its recipe names, else all."""
+        from pacorl.io.images import recipe_of
         from pacorl.records.characters import characters_of
         from pacorl.types import Grid, Prompt
 
         names = [character.name for character in characters]
         if len(names) < 2 or not files:
             return [names] * len(files)
-        texts = tuple(recipe_of(file).get("panel", "") for file in files)
+        texts = tuple(recipe_of(Path(file)).get("panel", "") for file in files)
         prompt = Prompt(0, "", grid=Grid(1, len(texts)), panels=texts, characters=tuple(characters))
         casts = []
         for cast in characters_of(prompt):
             casts.append([character.name for character in cast] or names)
         return casts
+
+    def pictures(self, sources: Iterable[str]) -> list[Path]:
+        """List the files of the images and of the references."""
+        from pacorl.judge.score_set import files_of
+
+        references = chain(*(character.images for character in self.characters()))
+        return [*map(Path, files_of(sources)), *references]
 
     def gate(
         self,
@@ -166,17 +174,18 @@ def check(
 def _check_images(images: Sequence[str], judge: CheckJudge, ask: CheckOptions, output: CheckOutput) -> int:
     """Check one set and return the exit code."""
     from pacorl.io.files import write_atomic
-    from pacorl.judge import check_judge
+    from pacorl.judge import check_judge, default_judge
     from pacorl.judge.check import ControlError, check_lines, check_page
     from pacorl.judge.score_set import open_panels
 
     # Panels, references, questions and threshold, before a judge is loaded.
     names, opened, _, _ = open_panels(images, grid=ask.grid, whole_sets=False)
     gate = ask.gate(names, panels=len(opened), calibration=judge.calibration)
-    check_judge(judge.judge, adapter=judge.judge_adapter)
+    source = judge.judge or default_judge(ask.pictures(images))
+    check_judge(source, adapter=judge.judge_adapter)
 
     # Load the judge and ask it; the images are open already.
-    with _load(judge) as reward:
+    with _load(source, judge) as reward:
         name = reward.name
         note = reward.note
         echo_errors(note)
@@ -201,7 +210,7 @@ def _check_images(images: Sequence[str], judge: CheckJudge, ask: CheckOptions, o
 
 def _check_sets(folder: Path, judge: CheckJudge, ask: CheckOptions, output: CheckOutput) -> list[int]:
     """Check each subfolder with one load of the judge; an error of one set does not end the others."""
-    from pacorl.judge import check_judge
+    from pacorl.judge import check_judge, default_judge
 
     if ask.grid:
         raise UsageError("--grid cuts one image; leave it out with --sets, whose folders hold panels")
@@ -211,11 +220,12 @@ def _check_sets(folder: Path, judge: CheckJudge, ask: CheckOptions, output: Chec
     # Characters, questions and threshold, before a judge is loaded.
     largest = max(sets.values(), key=len)
     ask.gate(largest, panels=max(2, len(largest)), calibration=judge.calibration)
-    check_judge(judge.judge, adapter=judge.judge_adapter)
+    source = judge.judge or default_judge(ask.pictures(chain(*sets.values())))
+    check_judge(source, adapter=judge.judge_adapter)
 
     # One load of the judge; the images of one set are open at a time.
     documents = []
-    with _load(judge) as reward:
+    with _load(source, judge) as reward:
         echo_errors(reward.note)
         for title, files in sets.items():
             code, document, lines = _check_set(files, reward, ask, judge.calibration)
@@ -248,12 +258,12 @@ def _check_set(
     return code_of(checked), checked.to_dict(), [title, *verdict_lines(checked, judge=reward.name)]
 
 
-def _load(judge: CheckJudge) -> PacoReward:
+def _load(source: str, judge: CheckJudge) -> PacoReward:
     """Load the judge. A server that falls silent is asked again for a while, and then ends the check as unreachable."""
     from pacorl.io.outage import WaitsForOutages
     from pacorl.judge.paco_reward import PacoReward
 
-    reward = PacoReward.from_pretrained(judge.judge, **judge.judge_access, calibration=judge.calibration or "")
+    reward = PacoReward.from_pretrained(source, **judge.judge_access, calibration=judge.calibration or "")
     if isinstance(reward.judge, WaitsForOutages):
         reward.judge.wait_for_outages(SILENCE_SECONDS)
     return reward
@@ -261,7 +271,7 @@ def _load(judge: CheckJudge) -> PacoReward:
 
 def code_of(check: Check) -> int:
     """Return the exit code of a verdict."""
-    # A low score outranks a missing score: it is certain. A declined panel has the score 0, since it cannot pass.
+    # A low score outranks a missing score: it is certain.
     if any(panel.score is not None for panel in check.failed):
         return BELOW
     return INCOMPLETE if check.failed else 0
@@ -286,14 +296,6 @@ def sets_in(folder: Path) -> dict[str, list[str]]:
         names = ", ".join(image.name for image in loose)
         echo_errors(f"{folder}: {names} {'is' if len(loose) == 1 else 'are'} in no subfolder and not checked")
     return sets
-
-
-def recipe_of(source: str) -> Mapping[str, str]:
-    """Read the recipe of an image of `pacorl generate`; empty for other images."""
-    from pacorl.io.images import png_texts
-
-    texts = png_texts(Path(source))
-    return texts if texts.get("Software", "").startswith("pacorl ") else {}
 
 
 # --- calibrate ---------------------------------------------------------------------------------------------------
@@ -358,7 +360,7 @@ def calibrate(
         check_folds(pairs)
         check_readable(chain(*(pair.images for pair in [*pairs, *test_pairs])))
         trained = _trained_on(judge, pairs, Path(scratch))
-        with PacoReward.from_pretrained(judge, **access, decline=False) as reward:
+        with PacoReward.from_pretrained(judge, **access) as reward:
             name = reward.name
             answers = ask_comparisons(reward.judge, pairs)
             held_out = ask_comparisons(reward.judge, test_pairs) if test_pairs else None

@@ -19,6 +19,7 @@ from pacorl.config.options import (
     FrugalJudge,
     GeneratorOptions,
     JudgeOptions,
+    UsageError,
     WriterOptions,
     check_previous,
     inherited,
@@ -351,12 +352,12 @@ def _write_storyboard(options: RequestOptions, path: Path) -> None:
 
 def _judge_source(choice: ChoiceOptions, model: str, prompts: Sequence[Prompt]) -> str:
     """Return the judge's name, a tiny judge for the tiny generator's candidates; empty for no judge."""
-    from pacorl.judge import judge_for
+    from pacorl.judge import NO_JUDGE, judge_for
 
     source = choice.judge
     if not source and choice.best_of > 1:
         if model != TINY:
-            raise ValueError(f"--best-of {choice.best_of} needs a judge to choose; name one with --judge")
+            raise UsageError(f"--best-of {choice.best_of}: {NO_JUDGE}")
         source = TINY
     return judge_for(source, choice.judge_adapter, edits=any(prompt.sources for prompt in prompts))
 

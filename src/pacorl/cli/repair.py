@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typer import Argument, Exit
 
-from pacorl.cli.check import CheckJudge, CheckOptions, recipe_of
+from pacorl.cli.check import CheckJudge, CheckOptions
 from pacorl.cli.generate import AdaptedGenerator, check_models, dry_run, load_generator, load_judge
 from pacorl.cli.shared import BELOW, JsonOption, echo, echo_errors, print_json
 from pacorl.config.options import FrugalJudge, GeneratorOptions, inherited, option
@@ -60,6 +60,7 @@ class RepairOptions(CheckOptions):
             ValueError: A panel has no text, or the generator does not take a text or the characters.
         """
         from pacorl.generate.repair import panel_prompt
+        from pacorl.io.images import recipe_of
 
         if self.text and len(self.text) != len(sources):
             raise ValueError(f"{len(self.text)} texts and {len(sources)} panels; give one --text per panel, in order")
@@ -70,7 +71,7 @@ class RepairOptions(CheckOptions):
         for index, source in enumerate(sources):
             shown = [character.images for character in characters if character.name in casts[index]]
             references = [path for images in shown for path in images]
-            recipe = recipe_of(source)
+            recipe = recipe_of(Path(source))
             text = self.text[index] if self.text else recipe.get("panel") or recipe.get("prompt")
             if not text:
                 raise ValueError(f"{source} has no recipe of pacorl generate; give --text for every panel, in order")
@@ -102,6 +103,7 @@ def repair(
     """Redraw the worst panel until the set passes `pacorl check`; exit code 4 if it still fails."""
     from pacorl.io.files import check_new, check_writable
     from pacorl.io.quiet import quiet_loading
+    from pacorl.judge import default_judge
     from pacorl.judge.check import check_lines
     from pacorl.judge.score_set import open_panels
     from pacorl.runtime.cores import use_cores
@@ -110,22 +112,23 @@ def repair(
     names, opened, _, _ = open_panels(images, whole_sets=False)
     gate = ask.gate(names, panels=len(opened), calibration=judge.calibration)
     prompts = ask.prompts(names, generator.model, kind=generator.kind)
+    source = judge.judge or default_judge(ask.pictures(images))
     # New panels have the size of the set's panels.
     generator = generator.sized(opened)
     # A plan of both models ends the command.
     if output.dry_run:
         texts = [prompt.panels[0] for prompt in prompts]
-        dry_run(generator, judge, judge.judge, prompts=prompts, panels=texts, as_json=output.as_json)
+        dry_run(generator, judge, source, prompts=prompts, panels=texts, as_json=output.as_json)
     check_writable(output.out, folder=True)
     check_new(output.out, fix="name a new folder with --out")
-    check_models(generator, judge, judge.judge, prompts)
+    check_models(generator, judge, source, prompts)
 
     # Load.
     quiet_loading()
     use_cores()
     edits = any(prompt.sources for prompt in prompts)
     model = load_generator(generator, memory=judge.memory, edits=edits)
-    with load_judge(model, judge.judge, judge, calibration=judge.calibration or "") as reward:
+    with load_judge(model, source, judge, calibration=judge.calibration or "") as reward:
         echo_errors(model.note, reward.note)
         repaired, document = redraw_panels(
             names,
@@ -164,6 +167,7 @@ def redraw_panels(
 ) -> tuple[Repair, dict[str, Any]]:
     """Repair a set into the folder `out`, and note each try on the error stream; returns also the JSON document."""
     from pacorl.generate.repair import redraw_by, repair_into
+    from pacorl.io.images import recipe_of
 
     # The generator and its options, before the first try.
     model.check(prompts, options.size, lora_scale=options.lora_scale)
@@ -185,7 +189,7 @@ def redraw_panels(
             model,
             prompts,
             # An image without a recipe has no seed.
-            seeds=[int(recipe_of(file).get("seed", 0)) + options.seed for file in files],
+            seeds=[int(recipe_of(Path(file)).get("seed", 0)) + options.seed for file in files],
             size=options.size,
             steps=options.steps,
             lora_scale=options.lora_scale,

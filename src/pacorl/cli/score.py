@@ -100,7 +100,7 @@ def score(
 def _score_images(images: list[str], judge: ScoreJudge, ask: QuestionOptions, output: ReportOptions) -> int:
     """Score images and return the exit code."""
     from pacorl.io.imports import frozen_imports
-    from pacorl.judge import JUDGES, backend_of, check_judge
+    from pacorl.judge import JUDGES, backend_of, check_judge, default_judge
     from pacorl.judge import score_set as scoring
     from pacorl.judge.paco_reward import PacoReward
     from pacorl.judge.scores import table, write_page
@@ -109,13 +109,15 @@ def _score_images(images: list[str], judge: ScoreJudge, ask: QuestionOptions, ou
     questions = scoring.questions_about(ask.theme, scoring.read_criteria(ask.criteria))
     names, opened, refused, advice = scoring.open_panels(images, grid=ask.grid, keep_going=output.keep_going)
     scoring.check_count(len(opened), ranking=ask.rank)
-    check_judge(judge.judge, adapter=judge.judge_adapter)
-    if JUDGES[backend_of(judge.judge)].in_process:
+    files = [Path(file) for file in scoring.files_of(images) if file not in refused]
+    source = judge.judge or default_judge(files)
+    check_judge(source, adapter=judge.judge_adapter)
+    if JUDGES[backend_of(source)].in_process:
         with frozen_imports():
             from pacorl.io import processor  # noqa: F401 - the most that loading it imports
 
     # One load of the judge for all questions.
-    with PacoReward.from_pretrained(judge.judge, **judge.judge_access) as reward:
+    with PacoReward.from_pretrained(source, **judge.judge_access) as reward:
         name = reward.name
         note = reward.note
         # Before any number: the judge's numbers may be meaningless for these images.
@@ -181,8 +183,7 @@ def _below_mean(scores: Scores, least: float | None) -> list[str]:
 
 
 def _check_complete(scores: Scores, *, keep_going: bool) -> None:
-    # A declined pair is an answer; only failed questions are faults.
-    failed = [pair for pair in scores.missing if not pair.declined]
+    failed = scores.missing
     if failed and not keep_going:
         raise RuntimeError(
             f"{len(failed)} of {len(scores.pairs)} pairs have no score, the first because: {failed[0].error}; "

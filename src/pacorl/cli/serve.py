@@ -13,7 +13,8 @@ import typer
 from typer import Argument, Exit, Option
 
 from pacorl.cli.shared import echo, echo_errors, fault_line, needing
-from pacorl.config.options import LARGEST, WORKERS, StudioModels, option
+from pacorl.config.options import LARGEST, WORKERS, StudioModels, UsageError, option
+from pacorl.types import TINY
 
 if TYPE_CHECKING:
     from pacorl.judge.http.endpoints import Endpoints, Server
@@ -182,7 +183,6 @@ def _run_builtin(servers: list[Server], options: ServeOptions, *, keys: list[str
         # Bind and close: a taken port fails now and not after minutes of loading.
         with listening(server.host, server.port):
             pass
-        from pacorl.judge.http.client import DECLINE_HEADER
         from pacorl.serve.builtin import load_judges, run_builtin
         from pacorl.serve.schema import Limits
 
@@ -191,11 +191,6 @@ def _run_builtin(servers: list[Server], options: ServeOptions, *, keys: list[str
     quiet_loading()
     judges = load_judges(server, dtype=options.dtype, calibration=calibration)
     _announce(servers)
-    # Before the server blocks this thread.
-    for name, judge in judges.items():
-        if judge.domain:
-            declined = f"{name} declines images of anything but {judge.domain.name}"
-            echo_errors(f"{declined}; the header `{DECLINE_HEADER}: no` turns that off")
     limits = Limits(body_bytes=options.max_body_mib * 2**20, images=options.max_images, pixels=options.max_pixels)
     run_builtin(
         judges,
@@ -224,7 +219,7 @@ def studio(
 ) -> None:
     """Open a page to make sets, see them ranked, compare an adapter with its base, and judge your own images."""
     from pacorl.io.files import check_writable
-    from pacorl.judge import check_judge
+    from pacorl.judge import NO_JUDGE, check_judge
     from pacorl.models.policies import POLICIES, kind_of
 
     folder = None if history == "none" else Path(history)
@@ -233,6 +228,8 @@ def studio(
     if folder:
         check_writable(folder, folder=True)
     POLICIES.named(models.kind or kind_of(models.model)).check_source(models.model, adapter=models.adapter)
+    if models.model != TINY and models.judge == TINY:
+        raise UsageError(NO_JUDGE)
     check_judge(models.judge, adapter=models.judge_adapter)
     with needing("serve", what="the studio"):
         from pacorl.judge.http.endpoints import is_loopback

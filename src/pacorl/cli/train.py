@@ -315,7 +315,7 @@ def _caption_pictures(name: str, options: JudgeOptions) -> None:
     from pacorl.records.characters import find_character
 
     pictures = uncaptioned(find_character(name, least=LEAST, most=MOST).images)
-    if options.judge == TINY:
+    if options.judge in ("", TINY):
         raise ValueError(
             "--caption: the tiny judge answers Yes or No only; name a vision-language model, such as "
             "--judge Qwen/Qwen2.5-VL-7B-Instruct"

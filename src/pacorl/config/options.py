@@ -128,7 +128,7 @@ class JudgeOptions:
 
     panel: ClassVar[str] = "Judge"
 
-    judge: str = option(TINY, "A model's or LoRA's folder or hub name, a server's URL or an endpoints YAML.")
+    judge: str = option("", "A model's or LoRA's folder or hub name, a server's URL, an endpoints YAML, or tiny.")
     judge_model: str = option("", "The judge's name at a server.")
     judge_adapter: str = option("", "A PEFT adapter on the judge's checkpoint.")
     api_key_env: str = option("", "The environment variable that holds the judge server's key.")
@@ -187,6 +187,7 @@ class WriterOptions:
 class StudioModels(ModelOptions, FrugalJudge, WriterOptions):
     """The generator, the judge and the panel writer of the studio's page."""
 
+    judge: str = inherited(JudgeOptions, "judge", default=TINY)
     adapter: str = inherited(ModelOptions, "adapter", help="A LoRA to compare with its base: folder, file or hub name.")
     editor: str = option("", "A model that changes pictures; with the embedded generator it is the embedded editor.")
     memory: str = inherited(

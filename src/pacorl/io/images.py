@@ -287,10 +287,16 @@ def png_bytes(image: Image.Image, texts: Mapping[str, str] | None = None) -> byt
     return buffer.getvalue()
 
 
-def png_texts(path: Path) -> dict[str, str]:
-    """Read the text chunks of a PNG; empty if the file is missing or broken."""
+def recipe_of(source: Path | bytes) -> dict[str, str]:
+    """Read the recipe of an image that pacorl generated, a file or its content; empty for other images."""
+    texts = png_texts(source)
+    return texts if texts.get("Software", "").startswith("pacorl ") else {}
+
+
+def png_texts(source: Path | bytes) -> dict[str, str]:
+    """Read the text chunks of a PNG, a file or its content; empty if it is missing or broken."""
     try:
-        data = read_bytes(path, limit=MAX_BYTES)
+        data = source if isinstance(source, bytes) else read_bytes(source, limit=MAX_BYTES)
         with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
             image.load()  # Pillow reads the chunks behind the pixels only now
             return {str(key): str(value) for key, value in image.info.items() if isinstance(value, str)}

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator
 
 from pacorl.config.one_of import OneOf
+from pacorl.config.options import UsageError
 from pacorl.config.table import Table
+from pacorl.io.images import recipe_of
 from pacorl.judge.judge import BackendOptions, Judge, JudgeSpec
 from pacorl.types import TINY, TINY_EDITS
 
@@ -20,6 +24,12 @@ JUDGES: Table[JudgeSpec] = Table(
     {"local": "pacorl.judge.local:SPEC", "http": "pacorl.judge.http:SPEC"},
     key="backend",
 )
+
+NO_JUDGE = (
+    "name a judge with --judge: a checkpoint such as X-GenGroup/PaCo-Reward-7B, the URL of a judge's server, or tiny, "
+    "which knows images of the tiny world only"
+)
+"""Error of a command without a judge."""
 
 JUDGE = OneOf(JUDGES, default="local")
 
@@ -54,11 +64,23 @@ def judge_for(source: str, adapter: str = "", *, edits: bool) -> str:
     return TINY_EDITS if edits and source == TINY and not adapter else source
 
 
+def default_judge(images: Iterable[Path | bytes]) -> str:
+    """Return the tiny judge for images that the tiny generator made, by the recipes in their files.
+
+    Raises:
+        UsageError: for any other image, of which that judge can say nothing.
+    """
+    made_by = [recipe_of(image).get("model") for image in images]
+    if not made_by or set(made_by) != {TINY}:
+        raise UsageError(NO_JUDGE)
+    return TINY
+
+
 def judge_from(source: str, **access: Any) -> tuple[Judge, str]:
     """Resolve a source string (folder, hub name, server URL, endpoints YAML, `tiny`) to a judge and its display name.
 
     Args:
-        access: adapter, model, api_key_env, temperature, variants, calibration, decline, quantize,
+        access: adapter, model, api_key_env, temperature, variants, calibration, quantize,
             stream, as in `PacoReward.from_pretrained`.
 
     Returns:

@@ -1,8 +1,7 @@
 """The gate of an image set: least P(same) per panel, after controls with known answers.
 
 A panel's score is the lowest, over the questions and the characters, of its median P(Yes) with a character's reference
-images; without a character, with the other panels. A set passes if no panel's score is below the threshold. Declined
-pairs are left out of the median. A panel whose pairs are all declined has the score 0.
+images; without a character, with the other panels. A set passes if no panel's score is below the threshold.
 """
 
 from __future__ import annotations
@@ -41,12 +40,11 @@ class ControlError(RuntimeError):
     exit_code = 5
 
     def __init__(self, control: Control, least: float) -> None:
-        answer = "is declined" if control.declined else f"has P(Yes) {control.p_yes:.4f}"
         side = "must reach" if control.same else "must stay below"
         super().__init__(
             f"the judge cannot judge these images, controls of each fail: {control.image} beside {control.name} "
-            f"{answer}, and {side} {least:g}; look at that image, take another judge, calibrate it, or ask another "
-            "question"
+            f"has P(Yes) {control.p_yes:.4f}, and {side} {least:g}; look at that image, take another judge, calibrate "
+            "it, or ask another question"
         )
         self.control = control
         """The first wrong answer."""
@@ -70,13 +68,11 @@ class PanelScore:
     panel: int
     """Index among the images of the scores."""
     score: float | None
-    """Lowest median P(Yes); 0 if the judge declines every pair, None if a question failed or no pair was asked."""
+    """Lowest median P(Yes); None if a question failed or no pair was asked."""
     question: str = ""
     """Label of the lowest question."""
     group: int = 0
     """Index of the group of images with the lowest median."""
-    declined: bool = False
-    """Whether the judge declines every pair with that group; fails like a low score: no answer speaks for the panel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +86,7 @@ class Control:
     same: bool
     """Whether the answer is Yes."""
     p_yes: float
-    """Lowest P(Yes) over the questions; 0 if the judge declines the pair."""
-    declined: bool = False
-    """Whether the judge declines the pair."""
+    """Lowest P(Yes) over the questions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +141,6 @@ class Check:
             entry = {
                 "image": names[panel.panel],
                 "passed": panel not in failed,
-                "declined": panel.declined,
                 "score": panel.score,
                 "with_others": self.with_others(panel.panel),
                 "lowest_question": panel.question,
@@ -173,8 +166,6 @@ class Check:
 def panel_score(scores: Scores, panel: int, groups: Sequence[Sequence[int]]) -> PanelScore:
     """Score one panel: the lowest median P(Yes) over the questions and the groups of images.
 
-    A declined pair is left out, because the other image may be the reason; if all are declined, the median is 0.
-
     Args:
         groups: Indices of the images that the panel is compared with, e.g. the references of each character; an empty
             group is left out.
@@ -188,15 +179,13 @@ def panel_score(scores: Scores, panel: int, groups: Sequence[Sequence[int]]) -> 
         for other in group:
             pair = pair_of.get(frozenset((panel, other)))
             answer = pair.by_question[column] if pair else None
-            if answer is not None:
-                p_yes.append(answer)
-            elif pair is None or not pair.declined:
+            if answer is None:
                 return PanelScore(panel, None, question.label, number)
+            p_yes.append(answer)
 
-        # Without answers every pair was declined, and the panel scores 0.
-        middle = median(p_yes or [0.0])
+        middle = median(p_yes)
         if lowest.score is None or middle < lowest.score:
-            lowest = PanelScore(panel, middle, question.label, number, declined=not p_yes)
+            lowest = PanelScore(panel, middle, question.label, number)
     return lowest
 
 
@@ -330,7 +319,7 @@ def ask_controls(
         p_yes = panel_score(scores, pair.second, [[0]]).score
         if p_yes is None:
             raise RuntimeError(f"the judge gave no answer about a control: {pair.error}")
-        controls.append(Control(name, second, second != CONTROLS[-1], p_yes, declined=pair.declined))
+        controls.append(Control(name, second, second != CONTROLS[-1], p_yes))
     return controls
 
 
@@ -418,8 +407,6 @@ def _reason(check: Check, panel: PanelScore) -> str:
     if panel not in check.failed:
         return ""
     reasons = []
-    if panel.declined:
-        reasons.append("declined")
     if len(check.scores.questions) > 1:
         reasons.append(f"lowest for {panel.question}")
     if check.references:

@@ -183,7 +183,7 @@ class JudgeSpec:
     Raises ValueError or OSError with the fault.
     """
     from_source: Callable[..., tuple[Judge, str]]
-    """(source, *, adapter, model, api_key_env, temperature, variants, calibration, decline, quantize, stream)
+    """(source, *, adapter, model, api_key_env, temperature, variants, calibration, quantize, stream)
     → the judge and its display name. Backends ignore arguments that do not apply."""
     check: Callable[[str, str], object] = lambda source, adapter: None
     """(source, adapter) → raises ValueError for faults that are visible before loading; a server's appear later."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +24,6 @@ from pacorl.io.documents import read_object
 from pacorl.io.hub import check_checkpoint, checkpoint_digest, local_file
 from pacorl.io.net import is_url, shown_url
 from pacorl.judge.calibration import Calibration, read_calibration
-from pacorl.judge.domain import Domain
 from pacorl.judge.judge import VARIANTS, WORDS, InProcessOptions, JudgeSpec
 from pacorl.judge.pairwise import both_orders
 from pacorl.judge.prompting import ChatPrompt, Prompting
@@ -104,7 +102,6 @@ class LocalJudge:
         symmetric: bool = False,
         variants: bool = False,
         share: bool | None = None,
-        domain: Domain | None = None,
         calibration: Calibration | None = None,
     ) -> None:
         """
@@ -115,7 +112,6 @@ class LocalJudge:
             symmetric: Ask about every pair in both orders; the verdict is the mean, `order_gap` their distance.
             variants: Add up the spellings `VARIANTS`, EditReward-Bench's rule.
             share: Compute common prefixes once; by default for families with a proof of equality.
-            domain: Verdicts about images outside it are missing.
             calibration: Curves that map the verdicts' P(Yes).
         """
         from pacorl.judge.vision import batch_windows  # the model has imported transformers by now
@@ -135,22 +131,19 @@ class LocalJudge:
         self.share = can_share(model.config) if share is None else share
         """Whether common prefixes of prompts are computed once."""
         self.yes_ids, self.no_ids = answer_ids(processor.tokenizer, variants=variants)
-        self.domain = domain
-        """Classifier of images outside the judge's domain; None accepts all images."""
         self.calibration = calibration
         """Curves of the verdicts; None leaves P(Yes) as the model gives it."""
 
     @classmethod
     def from_pretrained(
         cls,
-        checkpoint: str | Path = "tiny",
+        checkpoint: str | Path,
         *,
         adapter: str = "",
         dtype: str = "float32",
         quantize: str = NONE,
         stream: bool = False,
         device: str | torch.device = "cpu",
-        decline: bool = False,
         **options: Any,
     ) -> LocalJudge:
         """Load a checkpoint folder, a hub name, or the committed tiny judge ("tiny"), with an optional adapter.
@@ -160,8 +153,6 @@ class LocalJudge:
             quantize: `none`, or the form of `pacorl.models.quantize.QUANTIZERS` for the blocks' weights; an adapter is
                 merged before.
             stream: Keep these weights in main memory, and send them to the device layer by layer.
-            decline: Verdicts about images outside the checkpoint's domain, if it has one (`judge.domain`), are missing
-                with that reason. A reward never declines.
             options: Options of `LocalJudge`.
 
         Raises:
@@ -178,17 +169,13 @@ class LocalJudge:
         from pacorl.io.processor import load_processor
 
         model = _load_model(source, merged, dtype=dtype, quantize=quantize, stream=stream, device=device)
-        # An adapter may have learned more than its base, so its own domain counts.
-        domain = Domain.load(merged or source) if decline else None
-        return cls(model, load_processor(source), domain=domain, **options)
+        return cls(model, load_processor(source), **options)
 
     def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
         """Return one verdict per question, in order. Raises ImageError for an unreadable image."""
         if not questions:
             return []
-        # The domain comes first: declined questions are asked in neither order.
-        ask = partial(both_orders, self._verdicts) if self.symmetric else self._verdicts
-        verdicts = self.domain.verdicts(ask, questions) if self.domain else ask(questions)
+        verdicts = both_orders(self._verdicts, questions) if self.symmetric else self._verdicts(questions)
         if self.calibration:
             verdicts = self.calibration.calibrated(questions, verdicts)
         return verdicts
@@ -199,15 +186,13 @@ class LocalJudge:
         Servers apply the same penalty, from generation_config.json. No verdict depends on it: P(Yes) comes from the
         model's own logits.
 
-        Raises RuntimeError if an image is outside the judge's domain, or the text holds a control token.
+        Raises RuntimeError if the text holds a control token.
         """
         return self.reply(Chat((*question.images, question.text)), max_new_tokens=max_new_tokens)
 
     def reply(self, chat: Chat, *, max_new_tokens: int = 512) -> str:
         """Answer a whole turn in words, as `explain` does."""
         reason = text_fault(chat.text)
-        if self.domain and not reason:
-            reason = self.domain.reason(self.domain.outside(chat.images))
         if reason:
             raise RuntimeError(f"no reasons: {reason}")
 

@@ -22,11 +22,10 @@ if TYPE_CHECKING:
 ImageLike = Any
 """A path, an http(s) URL, PIL's image, or an array or tensor of pixels."""
 
-TINY_LIMIT = (
+TINY_NOTE = (
     "Judged by the embedded tiny judge, which knows the tiny world of drawn characters only and can say nothing of "
     "other images."
 )
-TINY_NOTE = f"{TINY_LIMIT} Name a real one with --judge, e.g. X-GenGroup/PaCo-Reward-7B."
 
 
 class PacoReward(AbstractContextManager["PacoReward", None]):
@@ -38,7 +37,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         from pacorl import PacoReward
 
         red, blue = (Image.new("RGB", (32, 32), colour) for colour in ("red", "blue"))
-        with PacoReward.from_pretrained("tiny", decline=False) as reward:  # or a hub name, a folder, a server's URL
+        with PacoReward.from_pretrained("tiny") as reward:  # or a hub name, a folder, a server's URL
             p_yes = reward.score(red, blue, theme="a dentist in blue scrubs")  # paths and URLs are images too
     """
 
@@ -56,7 +55,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
     @classmethod
     def from_pretrained(
         cls,
-        source: str | Path = "tiny",
+        source: str | Path,
         *,
         adapter: str = "",
         model: str = "",
@@ -64,7 +63,6 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         temperature: float = 1.0,
         variants: bool = False,
         calibration: str | Path = "",
-        decline: bool = True,
         quantize: str = NONE,
         stream: bool = False,
     ) -> PacoReward:
@@ -79,7 +77,6 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
             temperature: Divisor of the Yes − No logit.
             variants: Add up the spellings of Yes and of No, as EditReward-Bench does.
             calibration: A file of `pacorl calibrate`, whose curves map P(Yes).
-            decline: Give no score to images outside the judge's domain, if its checkpoint has one.
             quantize: `none`, or the form of the blocks' weights for a judge in this process, such as `int8`.
             stream: Keep these weights in main memory, and send them to the device layer by layer.
 
@@ -94,7 +91,6 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
             temperature=temperature,
             variants=variants,
             calibration=read_calibration(calibration),
-            decline=decline,
             quantize=quantize,
             stream=stream,
         )
@@ -107,14 +103,11 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
     def note(self) -> str:
         """Caveats for readers of the scores; empty for most judges."""
         notes = []
-        domain = getattr(self.judge, "domain", None)
         # Of a judge over HTTP its server has the note.
         if served := getattr(self.judge, "note", ""):
             notes.append(served)
-        elif self.name in (TINY, TINY_EDITS):  # the default judge, so its note also names a real judge
+        elif self.name in (TINY, TINY_EDITS):
             notes.append(TINY_NOTE)
-        elif domain:
-            notes.append(f"Judged by {self.name}, which knows {domain.name} only and declines other images.")
         calibration = getattr(self.judge, "calibration", None)
         if calibration and calibration.judge != self.name:
             notes.append(f"The calibration is of the judge {calibration.judge}, and the judge is {self.name}.")

@@ -212,8 +212,7 @@ def mean_of_orders(questions: Sequence[Question], verdicts: Sequence[Verdict]) -
     for number, turned in zip(asked_twice, verdicts[len(questions) :], strict=True):
         mean = means[number]
         if mean.p_yes is None or turned.p_yes is None:
-            declined = mean.declined or turned.declined
-            means[number] = Verdict(None, errors_of([mean, turned]), declined=declined)
+            means[number] = Verdict(None, errors_of([mean, turned]))
         else:
             gap = abs(mean.p_yes - turned.p_yes)
             means[number] = Verdict((mean.p_yes + turned.p_yes) / 2, order_gap=gap)

@@ -69,31 +69,37 @@ def open_images(
     # All faults are listed at once, so that they can be mended together.
     opened: dict[str, Image] = {}
     refused: dict[str, str] = {}
-    for given in map(str, sources):
-        files = [given]
-        if Path(given).is_dir():
-            files = panels_in(Path(given))
-            if not files:
-                sets = any(path.is_dir() for path in Path(given).iterdir())
-                fix = f"; `pacorl check --sets {given}` checks each of its subfolders" if sets else ""
-                refused[given] = f"{given} is a folder without images{fix}"
-        for source in files:
-            # A source may occur twice, and names must be unique.
-            name = source
-            number = 1
-            while name in opened:
-                number += 1
-                name = f"{source} ({number})"
+    for source in files_of(sources):
+        if Path(source).is_dir():
+            sets = any(path.is_dir() for path in Path(source).iterdir())
+            fix = f"; `pacorl check --sets {source}` checks each of its subfolders" if sets else ""
+            refused[source] = f"{source} is a folder without images{fix}"
+            continue
 
-            # An unopened source takes no name.
-            try:
-                opened[name] = open_source(source)
-            except (ImageError, OSError) as error:
-                strerror = error.strerror if isinstance(error, OSError) else None
-                refused[source] = f"{source}: {strerror}" if strerror else str(error)
+        # A source may occur twice, and names must be unique.
+        name = source
+        number = 1
+        while name in opened:
+            number += 1
+            name = f"{source} ({number})"
+
+        # An unopened source takes no name.
+        try:
+            opened[name] = open_source(source)
+        except (ImageError, OSError) as error:
+            strerror = error.strerror if isinstance(error, OSError) else None
+            refused[source] = f"{source}: {strerror}" if strerror else str(error)
     if refused and not (keep_going and opened):
         raise ImageError("\n".join(refused.values()))
     return tuple(opened), tuple(opened.values()), refused
+
+
+def files_of(sources: Iterable[Path | str]) -> list[str]:
+    """Replace each folder by the images in it; a folder without images stays."""
+    files = []
+    for source in map(str, sources):
+        files += (panels_in(Path(source)) if Path(source).is_dir() else []) or [source]
+    return files
 
 
 def panels_in(folder: Path) -> list[str]:
@@ -220,7 +226,6 @@ def score_set(
             by_question=tuple(verdict.p_yes for verdict in verdicts),
             order_gap=mean_of_present([verdict.order_gap for verdict in verdicts]),
             error=errors_of(verdicts),
-            declined=any(verdict.declined for verdict in verdicts),
         )
         # Words cost a whole answer each, so pairs without a score get none.
         if reasons and score.p_yes is not None:

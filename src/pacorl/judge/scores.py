@@ -47,8 +47,6 @@ class PairScore:
     """Reason for a missing score."""
     reasons: str = ""
     """The judge's answer in words, if requested."""
-    declined: bool = False
-    """Whether the judge declined the pair because an image is outside its domain."""
 
     @property
     def p_yes(self) -> float | None:
@@ -155,7 +153,7 @@ class Scores:
             }
             if pair.order_gap is not None:
                 document["order_gap"] = pair.order_gap
-            for key in ("error", "reasons", "declined"):
+            for key in ("error", "reasons"):
                 if getattr(pair, key):
                     document[key] = getattr(pair, key)
             pairs.append(document)

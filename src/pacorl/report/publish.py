@@ -49,13 +49,13 @@ PUBLISHED = re.compile(
             rf"{re.escape(CARD)}|{re.escape(PICTURE)}",
             r"adapter_config\.json|adapter_model\.safetensors|pytorch_lora_weights\.safetensors",
             r"(?:generation_)?config\.json|model(?:-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json",
-            r"(?:pre|video_pre)?processor_config\.json|chat_template\.(?:jinja|json)|domain\.(?:json|safetensors)",
+            r"(?:pre|video_pre)?processor_config\.json|chat_template\.(?:jinja|json)",
             r"tokenizer(?:_config)?\.json|tokenizer\.model|vocab\.json|merges\.txt",
             r"(?:special_tokens_map|added_tokens)\.json",
         )
     )
 )
-"""Names of the files that are uploaded: card, image, adapter, model, processor, a judge's domain, tokenizer."""
+"""Names of the files that are uploaded: card, image, adapter, model, processor, tokenizer."""
 
 
 class CardRow(BaseModel):

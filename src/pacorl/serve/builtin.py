@@ -17,9 +17,9 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import product
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, Header, Request, Security
+from fastapi import APIRouter, Depends, FastAPI, Request, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi.security import HTTPBearer
@@ -29,7 +29,6 @@ from pacorl import __version__
 from pacorl.io.images import ImageError
 from pacorl.io.net import REQUEST_ID
 from pacorl.judge.calibration import Calibration
-from pacorl.judge.http.client import DECLINE_HEADER
 from pacorl.judge.http.endpoints import Server
 from pacorl.judge.http.messages import FLOOR_LOGPROB
 from pacorl.judge.local import LocalJudge, placement
@@ -137,11 +136,10 @@ def load_judges(
 ) -> dict[str, LocalJudge]:
     """Load the judges of a server by name, each adapter merged into its own copy of the weights.
 
-    Each declines images outside of its domain. `calibration` maps the answers of /v1/consistency and /v1/check;
-    log-probabilities stay the model's own.
+    `calibration` maps the answers of /v1/consistency and /v1/check; log-probabilities stay the model's own.
     """
     adapters = {**dict.fromkeys(server.names, ""), **server.adapters}
-    options = {**placement(server.checkpoint, dtype), "decline": True, "calibration": calibration}
+    options = {**placement(server.checkpoint, dtype), "calibration": calibration}
     judges = {}
     for name, adapter in adapters.items():
         judges[name] = LocalJudge.from_pretrained(server.checkpoint, adapter=adapter, **options)
@@ -174,7 +172,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     404: {"model": ErrorAnswer, "description": "There is no such model or path."},
     413: {"model": ErrorAnswer, "description": "The body is too large."},
     421: {"model": ErrorAnswer, "description": "The server has another name; `PACORL_HOSTS` adds this one."},
-    422: {"model": ErrorAnswer, "description": "The judge declines the images, or fails a control."},
+    422: {"model": ErrorAnswer, "description": "The judge fails its controls."},
     429: {"model": ErrorAnswer, "description": "Too many questions wait; `Retry-After` has the seconds."},
 }
 
@@ -186,13 +184,10 @@ async def _state(request: Request) -> AppState:
 
 
 State = Annotated[AppState, Depends(_state)]
-Decline = Annotated[
-    Literal["yes", "no"], Header(alias=DECLINE_HEADER, description="`no`: judge images outside the judge's domain too.")
-]
 
 
 @router.post("/v1/chat/completions")
-async def chat(request: ChatRequest, state: State, decline: Decline = "yes") -> JSONResponse:
+async def chat(request: ChatRequest, state: State) -> JSONResponse:
     """Continue a conversation."""
     model = state.model(request.model)
     limits = state.limits
@@ -209,30 +204,28 @@ async def chat(request: ChatRequest, state: State, decline: Decline = "yes") -> 
         # Decode and answer.
         images = await state.images.decoded(received, resized=model.judge.prompting.resized)
         prompt = await asyncio.to_thread(model.prompt, text, images)
-        if decline == "yes":
-            await model.check_domain(prompt)
         continuation = await model.answer(request, prompt)
         state.metrics.images += len(images)
         return JSONResponse(completion(request, continuation, model.tokenizer, prompt_tokens=tokens))
 
 
 @router.post("/v1/consistency", response_model=None, responses={200: {"model": ScoresAnswer}})
-async def consistency(request: ConsistencyRequest, state: State, decline: Decline = "yes") -> dict[str, Any]:
+async def consistency(request: ConsistencyRequest, state: State) -> dict[str, Any]:
     """Score a set of images."""
     model = state.model(request.model)
     async with _set_images(model, request, state) as images:
-        scores = await model.score(request, images, decline=decline == "yes")
+        scores = await model.score(request, images)
     return {"model": model.name, **scores.to_dict()}
 
 
 @router.post("/v1/check", response_model=None, responses={200: {"model": CheckAnswer}})
-async def check(request: CheckRequest, state: State, decline: Decline = "yes") -> dict[str, Any]:
+async def check(request: CheckRequest, state: State) -> dict[str, Any]:
     """Check that all panels show the same, after the controls, and name the panel that does not belong."""
     model = state.model(request.model)
     with _callers_faults():
         least = request.threshold(model.judge.calibration)
     async with _set_images(model, request, state) as images:
-        checked = await model.check(request, images, least=least, decline=decline == "yes")
+        checked = await model.check(request, images, least=least)
     reward = PacoReward(model.judge, name=model.name)
     return {"judge": reward.name, "note": reward.note} | checked.to_dict()
 
@@ -438,7 +431,7 @@ def _error(fault: Exception) -> JSONResponse:
     kind = SERVER_ERROR if status == 500 else "invalid_request_error"
     error = {"message": message, "type": kind, "param": None, "code": status}
     if isinstance(fault, UnjudgedError):
-        error |= {"type": fault.kind, **fault.fields}
+        error |= fault.fields
     headers[ERROR_TYPE] = str(error["type"])
     if status == 429:
         headers["Retry-After"] = "1"

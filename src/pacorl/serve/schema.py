@@ -293,7 +293,6 @@ class PairAnswer(BaseModel):
     by_question: dict[str, float | None]
     order_gap: float | None = None
     error: str = ""
-    declined: bool = False
 
 
 class ScoresAnswer(BaseModel):
@@ -316,7 +315,6 @@ class PanelAnswer(BaseModel):
 
     image: str
     passed: bool
-    declined: bool
     score: float | None
     with_others: float | None
     lowest_question: str
@@ -334,7 +332,6 @@ class ControlAnswer(BaseModel):
     """Description of the second image."""
     same: bool
     p_yes: float
-    declined: bool
 
 
 class CheckAnswer(BaseModel):
@@ -356,12 +353,12 @@ class Fault(BaseModel):
     """Error of a request."""
 
     message: str
-    type: Literal["invalid_request_error", "server_error", "declined", "refused"]
+    type: Literal["invalid_request_error", "server_error", "refused"]
     param: None
     code: int
     """HTTP status."""
     control: ControlAnswer | None = None
-    """Control that failed, of types declined and refused."""
+    """Control that failed, of type refused."""
     image: str | None = None
     """Name of the image beside which it failed."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from copy import copy
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,7 +14,6 @@ from torch import Tensor
 
 from pacorl.core.questions import text_fault
 from pacorl.judge.check import Check, ControlError, check_set
-from pacorl.judge.http.client import DECLINED, REFUSED
 from pacorl.judge.local import LocalJudge, log_softmax
 from pacorl.judge.prompting import ChatPrompt, DistinctImage, chat_text
 from pacorl.judge.score_set import score_set
@@ -38,17 +36,12 @@ Waiting = tuple[ChatPrompt, asyncio.Future[Tensor]]
 
 
 class UnjudgedError(RefusedError):
-    """Refusal of images that the judge declines, or about which it fails a control."""
+    """Refusal of images about which the judge fails its controls."""
 
-    def __init__(self, message: str, *, kind: str = DECLINED, **fields: Any) -> None:
-        """
-        Args:
-            kind: The error's type in the answer.
-            fields: Further fields of the error.
-        """
-        super().__init__(message, status=422)
-        self.kind = kind
-        self.fields = fields
+    def __init__(self, error: ControlError) -> None:
+        super().__init__(str(error), status=422)
+        self.fields = {"type": "refused", "control": asdict(error.control), "image": error.control.image}
+        """Further fields of the error in the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +163,6 @@ class ServedModel:
         self.end_ids = {ends} if isinstance(ends, int) else set(ends or ())
         # One thread: a model answers one call at a time.
         self.executor = ThreadPoolExecutor(1, thread_name_prefix=f"judge-{name}")
-        # Shares the model with `judge`.
-        self.any_image = copy(judge)
-        self.any_image.domain = None
         self.batcher = Batcher(judge.log_probs, self.executor, largest=together, most_waiting=waiting)
 
     def check_tokens(self, request: ChatRequest, most_new: int) -> None:
@@ -221,15 +211,6 @@ class ServedModel:
         distinct = tuple(DistinctImage.of(image, name=f"image {number}") for number, image in enumerate(images, 1))
         return ChatPrompt(text, distinct)
 
-    async def check_domain(self, prompt: ChatPrompt) -> None:
-        """Raise UnjudgedError if an image is outside of the judge's domain."""
-        if self.judge.domain and prompt.images:
-            images = [distinct.image for distinct in prompt.images]
-            # On another thread: on the event loop it would hold up the answers to all callers.
-            outside = await asyncio.to_thread(self.judge.domain.outside, images)
-            if any(outside):
-                raise UnjudgedError(self.judge.domain.reason(outside))
-
     async def answer(self, request: ChatRequest, prompt: ChatPrompt) -> Continuation:
         """Continue a conversation. A single token comes from the batcher."""
         if request.new_tokens == 1:
@@ -238,32 +219,24 @@ class ServedModel:
             return Continuation((token,), row[None], stopped=token in self.end_ids)
         return await asyncio.get_running_loop().run_in_executor(self.executor, self._generate, request, prompt)
 
-    async def score(self, request: ConsistencyRequest, images: Sequence[Image], *, decline: bool) -> Scores:
-        """Score every pair of a set.
-
-        Args:
-            decline: Raise UnjudgedError if all images are outside of the judge's domain.
-        """
+    async def score(self, request: ConsistencyRequest, images: Sequence[Image]) -> Scores:
+        """Score every pair of a set."""
         ask = partial(
             score_set,
-            self.judge if decline else self.any_image,
+            self.judge,
             images,
             questions=request.questions,
             ranking=request.ranking,
             symmetric=request.symmetric,
         )
-        scores = await self.batcher.run(ask, questions=request.asked)
-        # A single foreign image leaves scores for the other pairs.
-        if all(pair.declined for pair in scores.pairs):
-            raise UnjudgedError(scores.pairs[0].error)
-        return scores
+        return await self.batcher.run(ask, questions=request.asked)
 
-    async def check(self, request: CheckRequest, images: Sequence[Image], *, least: float, decline: bool) -> Check:
-        """Check panels after the controls. Raises UnjudgedError for a wrong answer about a control."""
+    async def check(self, request: CheckRequest, images: Sequence[Image], *, least: float) -> Check:
+        """Check panels after the controls. Raises UnjudgedError if the judge fails them."""
         panels = len(request.panels)
         ask = partial(
             check_set,
-            self.judge if decline else self.any_image,
+            self.judge,
             images[:panels],
             least=least,
             characters=request.characters(images[panels:]),
@@ -274,10 +247,7 @@ class ServedModel:
         try:
             return await self.batcher.run(ask, questions=request.asked)
         except ControlError as error:
-            kind = DECLINED if error.control.declined else REFUSED
-            raise UnjudgedError(
-                str(error), kind=kind, control=asdict(error.control), image=error.control.image
-            ) from None
+            raise UnjudgedError(error) from None
 
     def _generate(self, request: ChatRequest, prompt: ChatPrompt) -> Continuation:
         # Greedy unless a temperature is given.

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Image, Resampling
 
-from pacorl.config.options import StudioModels
+from pacorl.config.options import StudioModels, UsageError
 from pacorl.core.grid import join, parse_layout, shared_text, split
 from pacorl.generate.compose import layout_for, prompt_from
 from pacorl.generate.storyboard import MENTION, Storyboard, pages, parse_storyboard, spoken
 from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.io.uploads import open_upload, submit_upload
-from pacorl.judge import judge_for
+from pacorl.judge import default_judge, judge_for
 from pacorl.models.policies import POLICIES, kind_of, tiny_spec
 from pacorl.studio.jobs import Job
 from pacorl.studio.model_choice import BUILDING, with_memory
@@ -48,6 +48,7 @@ MAX_IMAGES = 12
 """Maximum number of a browser's uploads, 66 pairs."""
 MAX_ALL_IMAGES = 4 * MAX_IMAGES
 PREVIEW = 512  # pixels of the longer side
+PRACTICE_JUDGE = "the practice judge knows pictures of the practice model alone"
 PAGE = "page"
 """Name of the repaired page among a job's images."""
 
@@ -363,6 +364,14 @@ class ModelHost:
                 write_atomic(paths[-1], png_bytes(upload.open()))
         return tuple(paths)
 
+    def _check_known(self, uploads: Sequence[Upload]) -> None:
+        """Raise ValueError for images of which the practice judge can say nothing: any but the practice model's."""
+        if self.names.judge == TINY:
+            try:
+                default_judge(upload.data for upload in uploads)
+            except UsageError:
+                raise ValueError(f"{PRACTICE_JUDGE}; choose another judge under Models") from None
+
     def judge(
         self,
         job: Job,
@@ -377,6 +386,7 @@ class ModelHost:
         from pacorl.judge import score_set as scoring
 
         # The models of this job, loaded by the first job.
+        self._check_known(uploads)
         generator, reward = self._models(job)
         job.enter("Judging")
 
@@ -403,7 +413,7 @@ class ModelHost:
             "odd": scores.odd_one_out and asdict(scores.odd_one_out),
             "pairs": pairs,
             "judge": reward.name,
-            "note": _note(reward),
+            "note": reward.note,
             "images": len(images),
         }
 
@@ -435,6 +445,7 @@ class ModelHost:
         from pacorl.judge.score_set import questions_about
 
         # Models and images. New panels have the size of the first.
+        self._check_known(uploads)
         generator, reward = self._models(job)
         names, images = _panels(uploads, grid)
         size = None if generator.model == TINY else Size(images[0].height, images[0].width)
@@ -443,7 +454,7 @@ class ModelHost:
         draw = redraw_by(generator, prompts, size=size, on_step=job.advance)
         questions = questions_about(theme, {text: text for text in criteria})
         job.images = {str(index): png_bytes(image) for index, image in enumerate(images)}
-        result: dict[str, Any] = {"judge": reward.name, "note": _note(reward), "images": list(job.images), "tries": []}
+        result: dict[str, Any] = {"judge": reward.name, "note": reward.note, "images": list(job.images), "tries": []}
         panels = list(images)
         strict_check = partial(check_set, symmetric=symmetric)
 
@@ -478,7 +489,8 @@ class ModelHost:
                 result["images"][attempt.panel] = name
                 panels[attempt.panel] = attempt.image
                 # The whole page of now, at the size of the first: a cancelled repair has one too.
-                job.images[PAGE] = png_bytes(page_of(panels, grid))
+                origin = {key: attempt.texts[key] for key in ("Software", "model") if key in attempt.texts}
+                job.images[PAGE] = png_bytes(page_of(panels, grid), origin)
                 publish(attempt.check)
 
         # Check, and redraw.
@@ -550,13 +562,6 @@ def page_of(panels: Sequence[Image], grid: Grid | None) -> Image:
     size = panels[0].size
     same = [panel if panel.size == size else panel.resize(size, Resampling.LANCZOS) for panel in panels]
     return join(same, grid or layout_for(len(panels)))
-
-
-def _note(reward: PacoReward) -> str:
-    """Return the judge's caveat, which names a control of the page."""
-    from pacorl.judge.paco_reward import TINY_LIMIT, TINY_NOTE
-
-    return reward.note.replace(TINY_NOTE, f"{TINY_LIMIT} Choose another judge under Models.")
 
 
 def _verdict(check: Check) -> list[str]:

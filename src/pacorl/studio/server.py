@@ -36,7 +36,7 @@ from pacorl.studio.characters import Characters, offers_for_characters, picture_
 from pacorl.studio.history import MAX_SETS, History
 from pacorl.studio.jobs import CancelledError, Job, JobQueue, Work
 from pacorl.studio.model_choice import Downloads
-from pacorl.studio.models import MAX_BYTES, MAX_IMAGES, MAX_PIXELS, ModelHost, Sampling, Upload, Uploads
+from pacorl.studio.models import MAX_BYTES, MAX_IMAGES, MAX_PIXELS, PRACTICE_JUDGE, ModelHost, Sampling, Upload, Uploads
 from pacorl.studio.trainer_process import TrainerProcess, loras_in, sample_image
 from pacorl.types import TINY, Grid, Size
 from pacorl.web import forms
@@ -596,6 +596,8 @@ def choose_models(form: ModelsForm, state: State, browser: Browser) -> dict[str,
     # A load would download an absent model, whose licence nobody has accepted.
     for name in {names.model, names.editor, names.judge} - _known(state.started_with):
         model_choice.check_cached(name)
+    if names.model != TINY and names.judge == TINY:
+        raise ValueError(f"{PRACTICE_JUDGE}; choose a judge for {names.model} too")
     return state.choose(names).to_dict()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pacorl.core.questions import text_fault
-from pacorl.judge.http.messages import DeclinedError, EncodedImage, ImageFormat, UnansweredError, encode
+from pacorl.judge.http.messages import EncodedImage, ImageFormat, UnansweredError, encode
 from pacorl.judge.judge import Counters
 from pacorl.types import Question, Verdict
 
@@ -84,7 +84,7 @@ class RequestBatch:
             return Verdict(await self._answer(images, text))
         except UnansweredError as fault:
             self._counters.missing += 1
-            return Verdict(None, str(fault), declined=isinstance(fault, DeclinedError))
+            return Verdict(None, str(fault))
 
 
 def sharing_order(questions: Sequence[Question]) -> list[int]:

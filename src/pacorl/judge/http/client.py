@@ -15,21 +15,15 @@ from typing import TypeVar
 from pacorl.io.net import MALFORMED, UNAVAILABLE, Answer, Circuit, TransientError, exchange
 from pacorl.io.outage import Outage, retried
 from pacorl.judge.http.endpoints import api_url, root_url
-from pacorl.judge.http.messages import OPTIONAL_FIELDS, DeclinedError, Json, TokenIds, UnansweredError
+from pacorl.judge.http.messages import OPTIONAL_FIELDS, Json, TokenIds, UnansweredError
 from pacorl.judge.judge import Counters, JudgeRefusedError
 
 T = TypeVar("T")
 
-DECLINE_HEADER = "X-Pacorl-Decline"
-"""Header with value `no`: judge images outside the judge's domain too (`judge.domain`)."""
 MOST_NOTE = 500
 """Most characters of a server's note."""
 HOMES = 10_000
 """Most images whose servers are remembered."""
-DECLINED = "declined"
-"""Error type of the built-in server for a declined request."""
-REFUSED = "refused"
-"""Error type of the built-in server for a failed control."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +63,6 @@ class EndpointPool:
         slots: int,
         timeout: float,
         retries: int,
-        decline: bool,
         counters: Counters,
     ) -> None:
         """
@@ -88,7 +81,6 @@ class EndpointPool:
         self._homes: dict[str, Endpoint] = {}
         """Digest of an image → the server that was last asked about it."""
         self._key = key
-        self._headers = {} if decline else {DECLINE_HEADER: "no"}
         # Each address once: a repeated address would get twice its slots.
         self.endpoints: list[Endpoint] = []
         for url in dict.fromkeys(urls):
@@ -225,7 +217,7 @@ class EndpointPool:
         """Apply `read` to one answer, with faults sorted into transient, unanswerable and refused."""
         url = (root_url(endpoint.url) if root else endpoint.url) + path
         with endpoint.circuit.noting():
-            answer = await exchange(url, body, seconds=self.timeout, key=self._key, headers=self._headers)
+            answer = await exchange(url, body, seconds=self.timeout, key=self._key)
             # Except the root's pages, which a gateway may not forward.
             if answer.status in UNAVAILABLE and not root:
                 raise answer.fault(unreachable=True)
@@ -242,12 +234,9 @@ class EndpointPool:
     def _sorted(self, answer: Answer, endpoint: Endpoint, path: str, body: Json | None) -> Exception:
         """Map an HTTP error status to an exception."""
         fault = answer.fault()
-        error = answer.error()
         if answer.redirect:
             fix = f"redirects are not followed; name that address if it is the judge's: {answer.redirect}"
             return (JudgeRefusedError if path == "/models" else UnansweredError)(f"{endpoint.url}: {fault}; {fix}")
-        if answer.status == 422 and error.get("type") == DECLINED:
-            return DeclinedError(str(error.get("message")))
         if answer.status in (401, 403):
             return JudgeRefusedError(
                 f"{endpoint.url} refuses the key: {fault}; name its variable with --api-key-env or api_key_env"

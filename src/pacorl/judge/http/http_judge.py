@@ -59,7 +59,6 @@ class HttpJudge:
         symmetric: bool = False,
         variants: bool = False,
         image_format: ImageFormat = "png",
-        decline: bool = False,
         calibration: Calibration | None = None,
         outage: float = OUTAGE_SECONDS,
     ) -> None:
@@ -73,7 +72,6 @@ class HttpJudge:
             symmetric: Ask about every pair in both orders (`judge.pairwise`).
             variants: Add up the spellings `VARIANTS`.
             image_format: PNG is exact; JPEG (quality 95) is smaller.
-            decline: Let servers decline images outside their judge's domain (`judge.domain`): a missing verdict.
             calibration: Curves that map the verdicts' P(Yes).
             outage: Seconds of retries while no endpoint answers, after `keep_answers`; 0 disables them.
         """
@@ -102,7 +100,6 @@ class HttpJudge:
             slots=max(1, concurrency // processes),
             timeout=timeout,
             retries=retries,
-            decline=decline,
             counters=self.counters,
         )
         """The endpoints and their state."""

@@ -43,10 +43,6 @@ class UnansweredError(Exception):
     """Permanent lack of an answer to a question."""
 
 
-class DeclinedError(UnansweredError):
-    """The judge declines the question's images."""
-
-
 # --- requests --------------------------------------------------------------------------------------------------
 
 
