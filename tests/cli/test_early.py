@@ -76,7 +76,6 @@ MISTAKES = [
     (["serve", "nothere"], "there is no nothere"),
     (["serve", "tiny", "--adapter", "name=lora"], "it has no layer foo"),
     (["studio", "--judge", "nothere"], "there is no nothere"),
-    (["studio", "--recipe", "nothere.yaml"], "nothere.yaml: cannot be read"),
     (["studio", "--history", "a.png"], "a.png: Not a directory"),
 ]
 RUNS = """
