@@ -36,7 +36,7 @@ THIRD_PARTY = (
     *("yaml", "PIL", "numpy", "torch", "pydantic", "pydantic_core", "typer", "rich", "safetensors", "transformers"),
     *("diffusers", "peft", "accelerate", "fastapi", "starlette", "uvicorn", "h11", "anyio", "httpx2", "einops"),
     *("jinja2", "tensorboard", "tqdm", "regex", "tokenizers", "huggingface_hub", "pyarrow", "sklearn"),
-    *("wandb", "swanlab", "bitsandbytes", "rapidocr", "dreamsim", "pacorl", "sitecustomize", "usercustomize", "a"),
+    *("wandb", "swanlab", "rapidocr", "dreamsim", "pacorl", "sitecustomize", "usercustomize", "a"),
 )
 FOLDERS = ("xml", "email", "json", "http", "numpy", "PIL", "pacorl")
 """Traps that are packages."""

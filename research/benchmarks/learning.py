@@ -40,7 +40,6 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import sample_images
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.io.quiet import quiet_loading
-from pacorl.models.lora.layers import fuse_lora
 from pacorl.tiny.characters import Oracle, evenness, grade, majority
 from pacorl.tiny.characters import Panel as Drawn
 from pacorl.types import Size
@@ -177,7 +176,6 @@ def grades(trainer: PolicyTrainer) -> dict[str, float]:
             cache=trainer.cache,
             seeds=[seed_of(config.seed, "evaluation", prompt.id, 0) for prompt in prompts],
             batch=config.evaluation.batch,
-            fused=fuse_lora(trainer.transformer, enabled=True),
         )
 
     graded, majorities = [], []

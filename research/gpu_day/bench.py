@@ -15,7 +15,7 @@ from pacorl.core.sampler import Sampler, Tree
 from pacorl.grpo import builders
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.rollout import Draw, OdeForm, collect, denoise, sigmas_of
+from pacorl.grpo.rollout import Draw, collect, denoise, sigmas_of
 from pacorl.grpo.rows import Row
 from pacorl.grpo.update import PolicyLoss, update_policy
 from pacorl.lab.plan import sources
@@ -43,28 +43,16 @@ class Form:
     quantize: str = NONE
     stream: bool = False
     compile: str = "none"
-    fuse_lora: bool = False
-    products: str = "exact"
 
     def of(self, config: PolicyConfig) -> PolicyConfig:
         """The same run in this form."""
         model = {"quantize": self.quantize, "stream": self.stream, "compile": self.compile}
-        sampling = {"fuse_lora": self.fuse_lora, "products": self.products}
-        return config.model_copy(
-            update={
-                "model": config.model.model_copy(update=model),
-                "sampling": config.sampling.model_copy(update=sampling),
-            }
-        )
+        return config.model_copy(update={"model": config.model.model_copy(update=model)})
 
 
 FORMS: Mapping[str, Form] = {
     "bf16": Form(),
-    "fused": Form(fuse_lora=True),
     "int8": Form(quantize="int8"),
-    "w8a8": Form(quantize="int8", products="w8a8"),
-    "fp8": Form(quantize="fp8"),
-    "nf4": Form(quantize="nf4"),
     "streamed": Form(quantize="int8", stream=True),
     "compiled": Form(compile="blocks"),
     "compiled-int8": Form(quantize="int8", compile="blocks"),
@@ -95,7 +83,6 @@ def run_of(side: int, options: argparse.Namespace, *, batch: int = 1) -> PolicyC
         "sampling.batch": batch,
         "sampling.steps": options.steps,
         "sampling.sde_steps": f"[{NOISE_STEP}]",
-        "sampling.fuse_lora": "false",
         "evaluation.size": f"[{side},{side}]",
         "evaluation.batch": batch,
         "judge": "{backend: http, checkpoint: 'http://127.0.0.1:1/v1', model: none}",
@@ -197,11 +184,6 @@ class Bench:
         size = self.generator.nearest_size(Size(side, side))
         return Sampler(size=size, steps=self.options.steps, sde_steps=(NOISE_STEP,), tree=Tree(batch, (1,)))
 
-    def ode_form(self) -> OdeForm | None:
-        """The form of ODE steps, if it is another than that of SDE steps."""
-        sampling = self.config.sampling
-        return builders.ode_form(self.policy.transformer, sampling.products, fuse=sampling.fuse_lora)
-
     def collect(self, side: int, batch: int) -> Samples:
         """Draw a batch of training samples."""
         draw = Draw(
@@ -211,13 +193,12 @@ class Bench:
             seed=0,
             epoch=0,
             batch=batch,
-            fused=self.ode_form(),
             as_trained=self.config.model.compile != "none",
         )
         return collect(draw, [Row(PROMPT, number) for number in range(batch)])
 
     @torch.no_grad()
-    def sample(self, side: int, batch: int, fused: OdeForm | None) -> None:
+    def sample(self, side: int, batch: int) -> None:
         """Run all sampling steps, with the moving average in place of the trained adapter."""
         sampler = self.sampler(side, batch)
         prompts = [PROMPT] * batch
@@ -228,7 +209,6 @@ class Bench:
                 size=sampler.size,
                 conditioning=self.cache.batch(prompts, sampler.size),
                 sigmas=sigmas_of(self.policy, sampler, PROMPT),
-                fused=fused,
             )
 
     def decode(self, samples: Samples, side: int) -> None:

@@ -13,12 +13,11 @@ import torch
 
 from pacorl.grpo import builders
 from pacorl.lab.plan.components import Phase
-from pacorl.models.quantize.linear import check_quantization
 from pacorl.types import Samples
 
 from .bench import FORMS, Bench, device_of, planned, run_of
 from .measuring import Work, counted, matmul_peak, measured, release
-from .parts import Record, SkipPart
+from .parts import Record
 
 SIDES, TINY_SIDES = (512, 1024), (32, 64)
 DEPTH, TINY_DEPTH = 8, 2
@@ -38,10 +37,6 @@ def depth(options: argparse.Namespace) -> int:
 def measure_form(name: str, options: argparse.Namespace) -> Iterator[Record]:
     """Sampling and training at two depths and each batch, with and without checkpointing, and the ratio's deviation."""
     form = FORMS[name]
-    try:
-        check_quantization(form.quantize)
-    except ValueError as error:
-        raise SkipPart(str(error)) from None
     device, side = device_of(options), sides(options)[0]
     for blocks in (depth(options) // 2, depth(options)):
         bench = Bench(run_of(side, options), options, device, form=form, blocks=blocks)
@@ -56,8 +51,7 @@ def measure_form(name: str, options: argparse.Namespace) -> Iterator[Record]:
 def phases_of(bench: Bench, side: int, batch: int) -> Iterator[Record]:
     """Records of one form at one depth and batch. Seconds of sampling are those of one forward."""
     repeats, device, steps = bench.options.repeats, bench.device, bench.options.steps
-    fused = bench.ode_form()
-    record = measured(partial(bench.sample, side, batch, fused), device, repeats=repeats)
+    record = measured(partial(bench.sample, side, batch), device, repeats=repeats)
     if "seconds" in record:
         record["seconds"] /= steps
     yield {"phase": "sample", **record}

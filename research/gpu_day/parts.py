@@ -32,7 +32,7 @@ class Part:
     function: str
     """Module of this package and function in it, as `module:function`."""
     seconds: int
-    """Expected on an H200, where all but nf4 and the product at full depth were measured."""
+    """Expected on an H200, where all but the product at full depth were measured."""
     value: int
     """Worth relative to the other parts."""
     arguments: tuple[str, ...] = ()
@@ -58,11 +58,7 @@ ALL = (
     Part("machine", "machine:describe_machine", 25, 1000),
     form_part("bf16", 50, 120),
     form_part("int8", 50, 90),
-    form_part("fused", 50, 80),
-    form_part("w8a8", 55, 70),
     form_part("streamed", 50, 90),
-    form_part("fp8", 60, 50),
-    form_part("nf4", 50, 45),
     Part("full", "forms:measure_full", 100, 110),
     Part("full-recipe", "forms:measure_recipe", 205, 170),
     form_part("compiled", 190, 120),

@@ -58,7 +58,7 @@ EDITS = ("kontext", "qwen_edit", "qwen_edit_plus", "klein")
 OBJECTIVES["flux_packed"] = [
     *CHEAP,
     "model.dtype=bfloat16",
-    "model.quantize=fp8",
+    "model.quantize=int8",
     "sampling.tree={}",
     "optimizer.updates_per_epoch=1",
 ]

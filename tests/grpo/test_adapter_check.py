@@ -11,7 +11,6 @@ from pacorl.grpo import builders
 from pacorl.grpo.builders import check_adapter, freeze_idle_layers
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.models.lora.adapters import add_lora
-from pacorl.models.lora.layers import FusedLora, lora_layers
 from pacorl.models.policies.kontext import KONTEXT
 from pacorl.models.policies.policy import Policy
 from pacorl.models.policies.qwen_image import LORA_TARGETS, QWEN_EDIT
@@ -62,21 +61,6 @@ def test_fsdp2_takes_weights_from_main_memory(small: list[str]) -> None:
     cache, prompt = ConditioningCache(policy), character_prompts("train", 1)[0]
     builders.place_transformer(config, policy, cache, prompt, device=card, sharded=True)
     assert {parameter.device.type for parameter in policy.transformer.parameters()} == {"cpu"}
-
-
-@pytest.mark.slow
-def test_the_fused_adapter_s_stacks_are_built_when_the_transformer_is_placed(small: list[str]) -> None:
-    """Later, a stack beside the weight that it replaces would leave memory on the card that fits nothing."""
-    config, cpu = tiny_run([*small, "model.dtype=bfloat16"]), torch.device("cpu")
-    assert config.sampling.fuse_lora
-    policy = builders.build_adapted_policy(config, device=cpu)
-    cache, prompt = ConditioningCache(policy), character_prompts("train", 1)[0]
-    builders.place_transformer(config, policy, cache, prompt, device=cpu)
-    placed = [layer.base_layer.stack for layer in lora_layers(policy.transformer)]
-    assert placed
-    for _ in range(2):
-        fused = FusedLora(policy.transformer)
-        assert all(layer.stack is stack for layer, stack in zip(fused.layers, placed, strict=True))
 
 
 def test_a_target_that_changes_nothing_is_refused(tmp_path: Path) -> None:

@@ -19,8 +19,7 @@ from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import Draw, collect, sample_images, sigmas_of
 from pacorl.grpo.rows import Row
 from pacorl.grpo.update import PolicyLoss, update_policy
-from pacorl.models.lora.adapters import OldPolicy, adapter_off, adapter_state, add_lora
-from pacorl.models.lora.layers import FusedLora
+from pacorl.models.lora.adapters import OldPolicy, adapter_state, add_lora
 from pacorl.models.policies.flux import FLUX, LORA_TARGETS, FluxPolicy, tiny_flux
 from pacorl.runtime.processes import Runtime
 from pacorl.tiny.characters import character_prompts, vocabulary
@@ -48,9 +47,9 @@ def policy() -> FluxPolicy:
     return policy
 
 
-def drawn(policy, rows, *, sampler=SAMPLER, cache=None, seed=1, epoch=0, fused=None, batch=4):  # type: ignore[no-untyped-def]
+def drawn(policy, rows, *, sampler=SAMPLER, cache=None, seed=1, epoch=0, batch=4):  # type: ignore[no-untyped-def]
     """The samples of some rows."""
-    return collect(Draw(policy, sampler, cache or ConditioningCache(policy), seed, epoch, batch, fused), rows)
+    return collect(Draw(policy, sampler, cache or ConditioningCache(policy), seed, epoch, batch), rows)
 
 
 def finals(samples: Samples) -> torch.Tensor:
@@ -247,21 +246,6 @@ def test_a_suffix_changes_nothing_that_is_trained(policy: FluxPolicy, suffix: Su
     assert metrics["ratio_deviation/0"] == metrics["ratio_deviation/1"] == 0.0
 
 
-def test_the_merged_adapter_paints_the_same_and_leaves_no_trace(policy: FluxPolicy) -> None:
-    before = {name: value.clone() for name, value in policy.transformer.state_dict().items()}
-    cache = ConditioningCache(policy)
-    plain = finals(drawn(policy, rows(), cache=cache))
-    fused = finals(drawn(policy, rows(), cache=cache, fused=FusedLora(policy.transformer)))
-    torch.testing.assert_close(fused, plain, rtol=0, atol=1e-5)
-    assert not torch.equal(fused, plain), "one product rounds otherwise than three"
-    after = policy.transformer.state_dict()
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    with adapter_off(policy.transformer):
-        base = finals(drawn(policy, rows(), cache=cache))
-    assert not torch.allclose(base, plain, atol=1e-3), "the adapter changes nothing here"
-
-
 def test_sigmas_may_be_shifted_for_another_size(policy: FluxPolicy) -> None:
     prompt = PROMPTS[0]
     own = Sampler(size=Size(64, 64), steps=4)
@@ -323,7 +307,6 @@ def test_prompts_are_encoded_once(policy: FluxPolicy, monkeypatch: pytest.Monkey
 def test_before_an_update_the_ratio_is_exactly_one(
     policy: FluxPolicy, checkpointing: bool, kernel: str, tree: Tree
 ) -> None:
-    """Also where the adapter was in the weights at the steps without noise."""
     sampler = Sampler(size=Size(64, 64), steps=4, sde_steps=(0, 2), sde_type=kernel, keeps_means=True, tree=tree)
     toggle = (
         policy.transformer.enable_gradient_checkpointing
@@ -333,8 +316,7 @@ def test_before_an_update_the_ratio_is_exactly_one(
     toggle()
     policy.transformer.train()
     cache = ConditioningCache(policy)
-    merged = FusedLora(policy.transformer)
-    samples, advantages = drawn(policy, rows(), sampler=sampler, cache=cache, fused=merged), values([1.0, -1.0, 0.5, 2])
+    samples, advantages = drawn(policy, rows(), sampler=sampler, cache=cache), values([1.0, -1.0, 0.5, 2])
     for options in (GrpoClip(clip_range=1e-4), GrpoGuard(clip_range=1e-4)):
         policy.transformer.zero_grad()
         learner = PolicyLoss(policy, sampler, cache, options)

@@ -1,6 +1,5 @@
 """Compiled blocks: one form for sampling and training, so that the ratio before an update is exactly 1."""
 
-import importlib.util
 from typing import Any
 
 import pytest
@@ -16,11 +15,9 @@ from pacorl.grpo.rollout import Draw, collect
 from pacorl.grpo.rows import Row
 from pacorl.grpo.update import PolicyLoss, update_policy
 from pacorl.models.lora.adapters import adapter_state, add_lora
-from pacorl.models.lora.layers import fuse_lora
 from pacorl.models.policies.flux import FLUX, FluxPolicy, tiny_flux, tiny_flux_transformer
-from pacorl.models.quantize import NONE, QUANTIZERS
+from pacorl.models.quantize import INT8, NONE
 from pacorl.models.quantize.linear import quantize_model
-from pacorl.models.quantize.w8a8 import Int8Products
 from pacorl.runtime.compiled import GRAPHS, compile_blocks
 from pacorl.runtime.processes import Runtime
 from pacorl.tiny.characters import character_prompts, vocabulary
@@ -28,8 +25,6 @@ from pacorl.types import Advantages, Samples, Size
 
 pytestmark = [pytest.mark.compiles, pytest.mark.campaign]
 
-HAS_NF4 = importlib.util.find_spec("bitsandbytes") is not None
-needs_nf4 = pytest.mark.skipif(not HAS_NF4, reason="bitsandbytes is not installed: pip install 'pacorl[nf4]'")
 SIZE = Size(32, 32)
 SAMPLER = Sampler(size=SIZE, steps=3, sde_steps=(0, 1), tree=Tree(seeds=2, branches=(1, 1)))
 PROMPTS = character_prompts("train", 1)
@@ -95,11 +90,8 @@ def velocities(policy: FluxPolicy, cache: ConditioningCache, *, gradients: bool)
     [
         (NONE, True),
         (NONE, False),
-        *(
-            pytest.param(name, gradients, marks=[needs_nf4] if name == "nf4" else [])
-            for name in QUANTIZERS
-            for gradients in (False, True)
-        ),
+        (INT8, True),
+        (INT8, False),
     ],
 )
 def test_each_kind_of_block_is_one_graph(policy: FluxPolicy, name: str, gradients: bool) -> None:
@@ -109,26 +101,6 @@ def test_each_kind_of_block_is_one_graph(policy: FluxPolicy, name: str, gradient
     compile_blocks(policy.transformer, backend=graphs)
     velocities(policy, ConditioningCache(policy), gradients=gradients)
     assert graphs.frame_count == 2
-
-
-@pytest.mark.parametrize(
-    ("form", "dtype"), [("fused", torch.float32), ("fused", torch.bfloat16), ("w8a8", torch.float32)]
-)
-def test_the_form_of_ode_steps_is_one_more_graph_of_each_kind_of_block(policy: FluxPolicy, form: str) -> None:
-    """Also in the next epoch, which builds the form anew."""
-    quantize_model(policy.transformer, "int8" if form == "w8a8" else NONE, device="cpu")
-    graphs = CompileCounter()
-    torch._dynamo.reset()
-    compile_blocks(policy.transformer, backend=graphs)
-    cache = ConditioningCache(policy)
-    velocities(policy, cache, gradients=False)
-    assert graphs.frame_count == 2
-    for _ in range(2):
-        faster = Int8Products(policy.transformer) if form == "w8a8" else fuse_lora(policy.transformer, enabled=True)
-        assert faster
-        with faster.swapped_in():
-            velocities(policy, cache, gradients=False)
-        assert graphs.frame_count == 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -151,14 +123,13 @@ def test_log_probs_of_compiled_blocks_are_equal_in_sampling_and_training(
     torch.testing.assert_close(samples.rollouts[0].final_BNC, eager.rollouts[0].final_BNC, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", ["int8", "fp8"])
-def test_compiled_layers_keep_their_packed_weights_for_the_backward(name: str) -> None:
+def test_compiled_layers_keep_their_packed_weights_for_the_backward() -> None:
     """Unpacked ones would be the whole model in bf16 once more."""
     torch._dynamo.reset()
     model = nn.Module()
     model.blocks = nn.ModuleList([nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))])
     model.requires_grad_(False).to(torch.bfloat16)
-    quantize_model(model, name, device="cpu")
+    quantize_model(model, INT8, device="cpu")
     compile_blocks(model, packed=True, backend="aot_eager_decomp_partition")
     kept: list[torch.Tensor] = []
 

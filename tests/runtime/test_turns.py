@@ -140,15 +140,10 @@ def test_a_run_in_little_memory_scores_in_turns_and_has_a_ratio_of_exactly_1(tmp
 
 
 def test_low_memory_leaves_what_is_given_and_refuses_what_contradicts_it() -> None:
-    run = load(PolicyConfig, None, ["memory=low", "model.quantize=none", "judge.quantize=fp8"])
-    assert (run.model.quantize, run.judge.quantize, run.sampling.fuse_lora) == ("none", "fp8", False)
+    run = load(PolicyConfig, None, ["memory=low", "model.quantize=none"])
+    assert (run.model.quantize, run.judge.quantize) == ("none", "int8")
     with pytest.raises(ConfigError, match=r"memory low and judge\.overlap true.*leave overlap out"):
         load(PolicyConfig, None, ["memory=low", "judge.overlap=true"])
-    fused = ["memory=low", "sampling.fuse_lora=true"]
-    with pytest.raises(ConfigError, match=r"sampling\.fuse_lora true: the fused weights would stay on the device"):
-        load(PolicyConfig, None, [*fused, "model.quantize=none"])
-    for harmless in ("model.dtype=float32", "model.stream=true"):
-        assert load(PolicyConfig, None, [*fused, "model.quantize=none", harmless]).sampling.fuse_lora
     served = ["judge={backend: http, checkpoint: 'http://127.0.0.1:8000/v1', model: m, overlap: true}"]
     assert load(PolicyConfig, None, ["memory=low", *served]).judge.overlap is True
     assert load(PolicyConfig, None, ["memory=low", "judge=none"]).judge is None

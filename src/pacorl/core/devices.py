@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     import torch
 
 APPLE = "mps"
-UNKNOWN_TO_APPLE = ("float64", "fp8")
-"""Data types and packed formats without Metal kernels."""
-COMPILES_FP8 = (8, 9)
-"""Compute capability of the oldest cards whose compiled code reads fp8, which the compiler of torch 2.11 needs."""
 
 
 def available_device() -> str:
@@ -65,21 +61,17 @@ def best_dtype(checkpoint: str, device: str | torch.device) -> str:
 
 
 def check_dtype(name: str, device: str | torch.device, *, key: str) -> None:
-    """Check that the device supports a data type or packed format.
+    """Check that the device supports a data type.
 
     Raises:
         ValueError: naming `key`, the type and one that the device has.
     """
-    if name in UNKNOWN_TO_APPLE and str(device).startswith(APPLE):
-        raise ValueError(f"{key} {name}: an Apple GPU has no such type; take {'float32' if '64' in name else 'int8'}")
+    if name == "float64" and str(device).startswith(APPLE):  # Metal has no kernels of it
+        raise ValueError(f"{key} {name}: an Apple GPU has no such type; take float32")
 
 
-def check_compiled(quantize: str, device: str | torch.device) -> None:
-    """Check that torch can compile for the device, and that compiled code can read packed weights there.
-
-    Raises:
-        ValueError: Triton or a C compiler is missing, or the format is fp8 and the card older than `COMPILES_FP8`.
-    """
+def check_compiled(device: str | torch.device) -> None:
+    """Raise ValueError if Triton or a C compiler is missing, without which torch cannot compile for a GPU."""
     import torch
 
     if torch.device(device).type != "cuda":
@@ -88,14 +80,6 @@ def check_compiled(quantize: str, device: str | torch.device) -> None:
         raise ValueError("model.compile needs Triton, which is not installed: pip install triton, or take compile none")
     if not (os.environ.get("CC") or which("gcc") or which("clang")):
         raise ValueError("model.compile needs a C compiler: install gcc, or take compile none")
-    if quantize != "fp8":
-        return
-    capability = torch.cuda.get_device_capability(device)
-    if capability < COMPILES_FP8:
-        raise ValueError(
-            f"model.quantize fp8 with model.compile: this card has compute capability {capability[0]}.{capability[1]}, "
-            "and compiled fp8 needs 8.9; take quantize int8, or compile none"
-        )
 
 
 def widest_float(device: torch.device) -> torch.dtype:

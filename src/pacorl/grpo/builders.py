@@ -18,19 +18,16 @@ from pacorl.config.user_files import FAULTS
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.rollout import OdeForm
 from pacorl.grpo.rows import check_mixed_sizes
 from pacorl.grpo.scoring import time_limit
 from pacorl.io.outage import OUTAGE_SECONDS, Answers, KeepsAnswers, UnreachableError
 from pacorl.judge import JUDGES, open_judge
 from pacorl.judge.judge import BackendOptions, Judge, close_judge
 from pacorl.models.lora.adapters import add_lora, start_from
-from pacorl.models.lora.layers import fuse_lora, place_stacks
 from pacorl.models.policies import build_policy
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Policy
 from pacorl.models.quantize import NONE
-from pacorl.models.quantize.w8a8 import Int8Products
 from pacorl.records.leaks import check_leaks
 from pacorl.records.prompts import prompts_from
 from pacorl.rewards import asks_judge, build_rewards, check_rewards, has_parts
@@ -262,13 +259,6 @@ def add_adapter(config: LoraConfig, policy: Policy) -> None:
     freeze_idle_layers(policy, targets=targets)
 
 
-def ode_form(transformer: nn.Module, products: str, *, fuse: bool) -> OdeForm | None:
-    """Create the transformer's form for ODE steps by `sampling.products` and `sampling.fuse_lora`."""
-    if products == "w8a8":
-        return Int8Products(transformer)
-    return fuse_lora(transformer, enabled=fuse)
-
-
 def adapter_targets(config: LoraConfig, policy: Policy) -> tuple[str, ...]:
     """Return the name suffixes of the adapted modules."""
     return tuple(config.adapter.targets or policy.lora_targets)
@@ -319,8 +309,6 @@ def place_transformer(
         return
 
     # 2. Device.
-    if config.sampling.fuse_lora and config.model.quantize == NONE and not config.model.stream:
-        place_stacks(policy.transformer, device)
     policy.place_transformer(device)
     torch.cuda.empty_cache()  # buffers of packing and casting
 

@@ -19,7 +19,6 @@ from pacorl.grpo.rollout import sample_images
 from pacorl.grpo.rows import one_size_batches
 from pacorl.grpo.scoring import time_limit, torch_context
 from pacorl.judge.pairwise import matrix_of
-from pacorl.models.lora.layers import FusedLora, fuse_lora
 from pacorl.rewards.consistency import Consistency
 from pacorl.rewards.reward import Reward, scores_of
 from pacorl.runtime.workers import LimitedCall, Workers
@@ -82,7 +81,7 @@ def measure(run: Run) -> Evaluation:
     jobs = list(product(run.evaluation_prompts, range(run.config.evaluation.samples_per_prompt)))
     total = len(jobs) // run.runtime.world
     with run.average.swapped_in(), run.bars.phase("evaluating", total=total, stage=True) as advance:
-        samples = _sample(run, jobs, _fused(run), advance)
+        samples = _sample(run, jobs, advance)
 
     columns = {}
     for name in run.held_out:
@@ -90,14 +89,7 @@ def measure(run: Run) -> Evaluation:
     return Evaluation(samples, _means(run, samples) | _mean_of_each(columns), run.config.rewards)
 
 
-def _fused(run: Run) -> FusedLora | None:
-    transformer = run.runtime.unwrap(run.policy.transformer)
-    return fuse_lora(transformer, enabled=run.config.sampling.fuse_lora)
-
-
-def _sample(
-    run: Run, jobs: Sequence[Job], fused: FusedLora | None, advance: Callable[[int], None]
-) -> list[EvaluatedSample]:
+def _sample(run: Run, jobs: Sequence[Job], advance: Callable[[int], None]) -> list[EvaluatedSample]:
     """Sample and measure each of `jobs`, spread over the ranks."""
     config = run.config
     runtime = run.runtime
@@ -126,7 +118,6 @@ def _sample(
         cache=run.cache,
         seeds=[noise_seed(config.seed, job) for job in own_jobs],
         batch=config.evaluation.batch,
-        fused=fused,
         progress=count_batch,
     )
     for _ in range(runtime.rounds(len(batches)) - len(numbered)):

@@ -23,7 +23,6 @@ from pacorl.judge.judge import InProcessOptions
 from pacorl.models.policies import DEFAULT_KIND, POLICIES, default_options
 from pacorl.models.policies.policy import PolicyOptions, check_references
 from pacorl.models.policies.spec import PolicySpec
-from pacorl.models.quantize import NONE
 from pacorl.types import TINY, Prompt, Size
 
 
@@ -62,13 +61,6 @@ class SamplingConfig(SamplingSteps):
     """Branching of a group's samples; by default independent noise, as in the paper."""
     batch: Positive = 1
     """Samples per forward."""
-    fuse_lora: bool = True
-    """Whether base and adapter are one product in forwards that are not trained on, evaluation included: faster, and
-    exact up to rounding. In fp32 for one more copy of the adapted weights; not of sharded or quantised weights."""
-    products: Literal["exact", "w8a8"] = "exact"
-    """w8a8: with `model.quantize` int8 the blocks' products at ODE steps are of int8 weights and int8 activations, at
-    twice to four times the rate of bf16. Lossy for the images that are judged; SDE steps, training and evaluation stay
-    exact, so the ratio does too."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> SamplingConfig:
@@ -266,7 +258,6 @@ class PolicyConfig(LoraConfig):
         sections = {
             "model": {**weights, "gradient_checkpointing": True},
             "judge": weights,
-            "sampling": {"fuse_lora": False},
         }
         for section, keys in sections.items():
             content = document.get(section, {})
@@ -281,17 +272,6 @@ class PolicyConfig(LoraConfig):
     def in_turns(self) -> bool:
         """Whether the generator and the models that score are on the device in turn."""
         return self.memory != "normal"
-
-    @model_validator(mode="after")
-    def _leaves_in_turns(self) -> PolicyConfig:
-        model = self.model
-        resident = model.dtype == "bfloat16" and model.quantize == NONE and not model.stream
-        if self.in_turns and self.sampling.fuse_lora and resident:
-            raise ValueError(
-                f"memory {self.memory}, model.quantize none and sampling.fuse_lora true: the fused weights would stay "
-                "on the device while the judge scores; leave fuse_lora out"
-            )
-        return self
 
     @model_validator(mode="after")
     def _makes_sense(self) -> PolicyConfig:
@@ -328,13 +308,7 @@ class PolicyConfig(LoraConfig):
         return POLICIES[self.model.kind]
 
     def _check_steps(self) -> None:
-        # Products of int8 activations need int8 weights.
         sampling = self.sampling
-        if sampling.products == "w8a8" and self.model.quantize != "int8":
-            raise ValueError(
-                f"sampling.products w8a8 multiplies int8 weights, and model.quantize is {self.model.quantize}; set it "
-                "to int8, or take products exact"
-            )
         # Raises if the tree does not fit the group.
         tree = sampling.tree.resolve(self.group_size, steps=sampling.stochastic_steps)
         is_path = OBJECTIVES[self.objective.name].needs == "path"

@@ -6,10 +6,9 @@ Randomness follows from (seed, epoch, global row, step), so that one process and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -36,13 +35,6 @@ def sigmas_of(policy: Policy, sampler: Sampler, prompt: Prompt) -> Tensor:
     return policy.sigmas(sampler.steps, policy.size_of(prompt, sampler.shift_size or sampler.size))
 
 
-class OdeForm(Protocol):
-    """Faster form of the transformer's layers for ODE steps: a fused adapter, or int8 products."""
-
-    def swapped_in(self) -> AbstractContextManager[None]:
-        """Compute in this form during the block."""
-
-
 @dataclass(frozen=True, slots=True)
 class Draw:
     """Parameters shared by all rollouts of an epoch."""
@@ -56,8 +48,6 @@ class Draw:
     """Epoch from 0."""
     batch: int
     """Samples per forward."""
-    fused: OdeForm | None = None
-    """Form of the transformer at ODE steps only, since training must replay SDE steps exactly."""
     by_panel: bool = False
     """Whether log-probabilities are of panels, for panel credit."""
     as_trained: bool = False
@@ -179,7 +169,6 @@ class Trunk:
             sigmas=self.sigmas,
             grid=suffix.grid(steps[-1] + 1 if steps else 0, len(self.sigmas) - 1),
             solver=suffix.solver,
-            fused=draw.fused,
         )
         images = draw.policy.decode(final, self.size)
         return Rollout(prompts, [row.number for row in rows], self.size, self.sigmas, final.cpu(), images)
@@ -205,7 +194,6 @@ class Trunk:
                 size=self.size,
                 sigmas=self.sigmas,
                 grid=grid,
-                fused=draw.fused,
             )
             advanced |= dict(zip(nodes, x_VNC, strict=True))
         return advanced
@@ -292,7 +280,6 @@ def sample_images(
     cache: ConditioningCache,
     seeds: Sequence[int],
     batch: int,
-    fused: OdeForm | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[Image]:
     """Sample one image per (prompt, seed) by the ODE; `progress` is called with each batch's size."""
@@ -307,7 +294,6 @@ def sample_images(
             size=size,
             conditioning=cache.batch(batch_prompts, size),
             sigmas=sigmas_of(policy, sampler, batch_prompts[0]),
-            fused=fused,
         )
         images |= dict(zip(positions, policy.decode(final, size), strict=True))
         progress(len(positions))
@@ -345,20 +331,18 @@ def integrate(
     sigmas: Tensor,
     grid: Sequence[int],
     solver: str = "euler",
-    fused: OdeForm | None = None,
 ) -> Tensor:
     """Integrate the ODE along the sigmas at the indices `grid`, by one of `SOLVERS`."""
     step = SOLVERS[solver]
     past: Past | None = None
     sigma_T = to_device(sigmas, x_BNC.device)
-    with fused.swapped_in() if fused else nullcontext():
-        # Computed and dropped here: the weights do not change in between.
-        conditioning = policy.with_prefix(conditioning, size)
-        for here, following in pairwise(grid):
-            velocity_BNC = velocity_at(policy, x_BNC, sigma_T[here], conditioning, size)
-            length = float(sigmas[following]) - float(sigmas[here])
-            x_BNC = step(x_BNC, velocity_BNC, length, past)
-            past = Past(velocity_BNC, length)
+    # Computed and dropped here: the weights do not change in between.
+    conditioning = policy.with_prefix(conditioning, size)
+    for here, following in pairwise(grid):
+        velocity_BNC = velocity_at(policy, x_BNC, sigma_T[here], conditioning, size)
+        length = float(sigmas[following]) - float(sigmas[here])
+        x_BNC = step(x_BNC, velocity_BNC, length, past)
+        past = Past(velocity_BNC, length)
     return x_BNC
 
 
@@ -369,8 +353,7 @@ def denoise(
     size: Size,
     conditioning: Conditioning,
     sigmas: Tensor,
-    fused: OdeForm | None = None,
 ) -> Tensor:
     """Integrate noise (one seed per row) to endpoints (B, N, C) by Euler's method."""
     noise = policy.noise(seeds, size)
-    return integrate(policy, noise, conditioning, size=size, sigmas=sigmas, grid=range(len(sigmas)), fused=fused)
+    return integrate(policy, noise, conditioning, size=size, sigmas=sigmas, grid=range(len(sigmas)))

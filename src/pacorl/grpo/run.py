@@ -435,8 +435,6 @@ class Run(LoraRun):
     def draw(self, sampler: Sampler) -> Draw:
         """Create the parameters of the next epoch's rollouts."""
         config = self.config
-        with self.clock.timed("rollout"):
-            fused = builders.ode_form(self.transformer, config.sampling.products, fuse=config.sampling.fuse_lora)
         return Draw(
             self.policy,
             sampler,
@@ -444,7 +442,6 @@ class Run(LoraRun):
             seed=config.seed,
             epoch=self.epoch,
             batch=config.sampling.batch,
-            fused=fused,
             as_trained=config.model.compile != "none" and self.objective.needs == "path",
             by_panel=self.by_panel,
         )

@@ -160,8 +160,7 @@ class InProcessOptions(BackendOptions):
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of the weights."""
     quantize: Quantization = NONE
-    """Whether the weights of the model's blocks are kept in 8 or 4 bits: `int8`, `fp8`, or `nf4`, which needs
-    the extra `nf4`."""
+    """int8: the weights of the model's blocks are kept in 8 bits."""
     stream: bool = False
     """Whether the weights of the model's blocks stay in main memory, and are sent to the device layer by layer in each
     forward."""

@@ -28,8 +28,8 @@ from pacorl.judge.judge import VARIANTS, WORDS, InProcessOptions, JudgeSpec
 from pacorl.judge.pairwise import both_orders
 from pacorl.judge.prompting import ChatPrompt, Prompting
 from pacorl.judge.sharing import SharedForward, can_share, packed, prefix_forest
-from pacorl.models.quantize import NONE
-from pacorl.models.quantize.linear import check_quantization, quantize_model
+from pacorl.models.quantize import NONE, check_quantization
+from pacorl.models.quantize.linear import quantize_model
 from pacorl.tiny import CHECKPOINTS
 from pacorl.types import TINY, TINY_EDITS, Chat, Question, Verdict
 
@@ -150,8 +150,7 @@ class LocalJudge:
 
         Args:
             checkpoint: A PEFT LoRA is loaded on the base named in its config.
-            quantize: `none`, or the form of `pacorl.models.quantize.QUANTIZERS` for the blocks' weights; an adapter is
-                merged before.
+            quantize: `none`, or `int8` for the blocks' weights; an adapter is merged before.
             stream: Keep these weights in main memory, and send them to the device layer by layer.
             options: Options of `LocalJudge`.
 
@@ -161,7 +160,6 @@ class LocalJudge:
         # Cheap checks, before transformers is imported.
         check_quantization(quantize)
         check_dtype(dtype, device, key="judge.dtype")
-        check_dtype(quantize, device, key="judge.quantize")
         source, merged = check_local(str(checkpoint), adapter)
         if merged != adapter:
             logger.warning("%s is a LoRA adapter; the judge is its base %s with it merged in", checkpoint, source)

@@ -77,7 +77,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
             temperature: Divisor of the Yes − No logit.
             variants: Add up the spellings of Yes and of No, as EditReward-Bench does.
             calibration: A file of `pacorl calibrate`, whose curves map P(Yes).
-            quantize: `none`, or the form of the blocks' weights for a judge in this process, such as `int8`.
+            quantize: `none`, or `int8` for the blocks' weights of a judge in this process.
             stream: Keep these weights in main memory, and send them to the device layer by layer.
 
         Raises:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 GRAPHS = 64
-"""Largest number of graphs of one block: with and without gradients, fused or not, at each size and number of tokens.
+"""Largest number of graphs of one block: with and without gradients, at each size and number of tokens.
 Beyond it torch runs uncompiled, and training would not replay sampling."""
 
 

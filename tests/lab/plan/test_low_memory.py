@@ -61,7 +61,7 @@ def test_seven_processes_of_flux_share_what_they_load() -> None:
 def test_generator_and_judge_are_on_the_device_in_turn() -> None:
     small = ["model.checkpoint=tiny", "model.dtype=float32", "model.max_sequence_length=48", "judge.checkpoint=tiny"]
     small += ["prompts={train: 'tiny:train:4', evaluation: 'tiny:dev:2'}", "rewards=[{name: consistency}]"]
-    small += ["sampling={size: [64, 64], fuse_lora: false}", "evaluation.size=[64,64]", "adapter={rank: 4, alpha: 8}"]
+    small += ["sampling={size: [64, 64]}", "evaluation.size=[64,64]", "adapter={rank: 4, alpha: 8}"]
     plain, low = (plan_policy(load(PolicyConfig, None, [*small, f"memory={memory}"])) for memory in ("normal", "low"))
     # The blocks' weights of fp32 are a quarter in int8, and the judge's.
     assert of(low, "transformer")[0] < 0.4 * of(plain, "transformer")[0]

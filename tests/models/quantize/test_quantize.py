@@ -1,9 +1,8 @@
-"""Frozen weights in 8 and 4 bits: what a layer computes, what it learns through, and whole runs on them."""
+"""Frozen weights in 8 bits: what a layer computes, what it learns through, and whole runs on them."""
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,35 +21,29 @@ from pacorl.grpo.trainer import train_policy
 from pacorl.judge.local import LocalJudge
 from pacorl.lab.plan.memory import MemoryLedger
 from pacorl.models.lora.adapters import add_lora
-from pacorl.models.lora.layers import fuse_lora
 from pacorl.models.policies.flux import FLUX, tiny_flux
-from pacorl.models.quantize import QUANTIZERS
 from pacorl.models.quantize.linear import QuantizedLinear, parameter_count, quantize_model, weight_bytes
 from pacorl.models.twins import META
 from pacorl.types import Prompt, Question, Size
 
-HAS_NF4 = importlib.util.find_spec("bitsandbytes") is not None
-needs_nf4 = pytest.mark.skipif(not HAS_NF4, reason="bitsandbytes is not installed: pip install 'pacorl[nf4]'")
-EACH = pytest.mark.parametrize("name", [pytest.param(n, marks=[needs_nf4] if n == "nf4" else []) for n in QUANTIZERS])
-LARGEST_ERROR = {"int8": 0.012, "fp8": 0.04, "nf4": 0.12}
-"""Of the weights, relative: half a step of each form over normal weights."""
-BYTES = {"int8": 1.02, "fp8": 1.02, "nf4": 0.57}
+LARGEST_ERROR = 0.012
+"""Of the weights, relative: half a step over normal weights."""
+BYTES = 1.02
 """Of a weight, its share of the scale included."""
 
 
-def layer(name: str, *, dtype: torch.dtype = torch.float32) -> tuple[QuantizedLinear, nn.Linear]:
+def layer(*, dtype: torch.dtype = torch.float32) -> tuple[QuantizedLinear, nn.Linear]:
     """A packed layer, and a plain one that has its unpacked weight."""
     torch.manual_seed(0)
     plain = nn.Linear(192, 128, dtype=dtype).requires_grad_(False)
-    packed = QuantizedLinear(plain.weight, plain.bias, QUANTIZERS[name])
+    packed = QuantizedLinear(plain.weight, plain.bias)
     plain.weight = nn.Parameter(packed.unpack(packed.weight, packed.scale), False)
     return packed, plain
 
 
-@EACH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_products_and_gradients_are_those_of_the_unpacked_weights(name: str, dtype: torch.dtype) -> None:
-    packed, plain = layer(name, dtype=dtype)
+def test_products_and_gradients_are_those_of_the_unpacked_weights(dtype: torch.dtype) -> None:
+    packed, plain = layer(dtype=dtype)
     x = torch.randn(2, 5, 192, dtype=dtype)
     outputs, gradients = [], []
     for module in (packed, plain):
@@ -65,31 +58,28 @@ def test_products_and_gradients_are_those_of_the_unpacked_weights(name: str, dty
         assert torch.equal(packed(x), outputs[0])
 
 
-@EACH
-def test_the_unpacked_weights_are_near_and_the_packed_ones_small(name: str) -> None:
+def test_the_unpacked_weights_are_near_and_the_packed_ones_small() -> None:
     torch.manual_seed(0)
     weight = torch.randn(128, 192)
-    packed = QuantizedLinear(weight, None, QUANTIZERS[name])
+    packed = QuantizedLinear(weight, None)
     error = (packed.unpack(packed.weight, packed.scale) - weight).norm() / weight.norm()
-    assert LARGEST_ERROR[name] / 4 < error < LARGEST_ERROR[name]
+    assert LARGEST_ERROR / 4 < error < LARGEST_ERROR
     # A row's fp32 scale is 4 bytes of 192, in bf16 2 of 3,072.
-    assert weight_bytes(packed) <= (BYTES[name] + 4 / 192) * weight.numel()
+    assert weight_bytes(packed) <= (BYTES + 4 / 192) * weight.numel()
     assert parameter_count(packed) == weight.numel()
 
 
-@EACH
-def test_rows_of_any_size_are_equally_near(name: str) -> None:
+def test_rows_of_any_size_are_equally_near() -> None:
     """Rows of a real weight differ by orders of magnitude: each one's error is relative to its own size."""
     torch.manual_seed(0)
     weight = torch.randn(8, 192) * 10.0 ** torch.arange(-4, 4)[:, None]
-    packed = QuantizedLinear(weight, None, QUANTIZERS[name])
+    packed = QuantizedLinear(weight, None)
     error_O = (packed.unpack(packed.weight, packed.scale) - weight).norm(dim=1) / weight.norm(dim=1)
-    assert error_O.max() < LARGEST_ERROR[name]
+    assert error_O.max() < LARGEST_ERROR
 
 
-@EACH
-def test_the_backward_keeps_the_packed_weight_alone(name: str) -> None:
-    packed, _ = layer(name)
+def test_the_backward_keeps_the_packed_weight_alone() -> None:
+    packed, _ = layer()
     kept: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -101,19 +91,10 @@ def test_the_backward_keeps_the_packed_weight_alone(name: str) -> None:
     assert {tensor.data_ptr() for tensor in kept} == {packed.weight.data_ptr(), packed.scale.data_ptr()}
 
 
-@EACH
-def test_a_meta_layer_takes_as_many_bytes(name: str) -> None:
-    real = QuantizedLinear(torch.randn(96, 160), None, QUANTIZERS[name])
-    meta = QuantizedLinear(torch.empty(96, 160, device=META), None, QUANTIZERS[name])
+def test_a_meta_layer_takes_as_many_bytes() -> None:
+    real = QuantizedLinear(torch.randn(96, 160), None)
+    meta = QuantizedLinear(torch.empty(96, 160, device=META), None)
     assert weight_bytes(meta) == weight_bytes(real)
-    assert F.linear(torch.empty(2, 160, device=META), meta.unpack(meta.weight, meta.scale)).shape == (2, 96)
-
-
-def test_nf4_is_planned_without_its_package() -> None:
-    """Half a byte of a weight, and 4 bytes of a scale for each 64."""
-    meta = QuantizedLinear(torch.empty(96, 160, device=META), None, QUANTIZERS["nf4"])
-    assert weight_bytes(meta) == 96 * 160 // 2 + 96 * 160 // 64 * 4
-    assert parameter_count(meta) == 96 * 160
     assert F.linear(torch.empty(2, 160, device=META), meta.unpack(meta.weight, meta.scale)).shape == (2, 96)
 
 
@@ -135,10 +116,8 @@ def test_no_more_than_a_layer_lies_unpacked_beside_its_like(device: str) -> None
     assert ledger.live < before / 3
 
 
-@EACH
-def test_a_product_unpacks_in_the_fewest_operations(name: str) -> None:
-    """nf4 in bitsandbytes' own one: a table of its values would be copied to the card for each product."""
-    packed, _ = layer(name)
+def test_a_product_unpacks_in_the_fewest_operations() -> None:
+    packed, _ = layer()
     operations: list[str] = []
 
     class Log(TorchDispatchMode):
@@ -151,17 +130,16 @@ def test_a_product_unpacks_in_the_fewest_operations(name: str) -> None:
     kernels = [
         name for name in operations if not name.startswith(("aten.randn", "aten.t.", "aten.detach", "aten.view"))
     ]
-    assert len(kernels) == {"int8": 2, "fp8": 3, "nf4": 2}[name], kernels
+    assert len(kernels) == 2, kernels
 
 
 # --- models ----------------------------------------------------------------------------------------------------
 
 
-@EACH
-def test_adapters_lie_on_a_packed_base_and_are_never_added_to_it(name: str) -> None:
+def test_adapters_lie_on_a_packed_base_and_are_never_added_to_it() -> None:
     transformer = tiny_flux(["a red fox"]).transformer
     plain = parameter_count(transformer)
-    quantize_model(transformer, name, device="cpu")
+    quantize_model(transformer, "int8", device="cpu")
     packed = [module for module in transformer.modules() if isinstance(module, QuantizedLinear)]
     # All linear layers of the blocks, the modulation among them, and none that leads in or out.
     assert all("blocks." in name for name, module in transformer.named_modules() if isinstance(module, QuantizedLinear))
@@ -171,7 +149,6 @@ def test_adapters_lie_on_a_packed_base_and_are_never_added_to_it(name: str) -> N
     assert len(packed) > 40
 
     add_lora(transformer, rank=4, alpha=8, targets=["attn.to_q", "ff.net.2"])
-    assert fuse_lora(transformer, enabled=True) is None
     trained = {name for name, parameter in transformer.named_parameters() if parameter.requires_grad}
     assert trained
     assert all("lora_" in name for name in trained)
@@ -186,23 +163,19 @@ def small(overrides: Sequence[str]) -> list[str]:
 
 
 @pytest.mark.slow
-@EACH
 @pytest.mark.parametrize("checkpointing", [True, False])
-def test_a_run_on_packed_bases_has_a_ratio_of_exactly_1(name: str, checkpointing: bool, tmp_path: Path) -> None:
-    if name != "int8" and checkpointing:
-        pytest.skip("one form shows that checkpointing unpacks the same")
-    overrides = [f"model.quantize={name}", f"judge.quantize={name}", f"out={tmp_path / 'run'}"]
+def test_a_run_on_packed_bases_has_a_ratio_of_exactly_1(checkpointing: bool, tmp_path: Path) -> None:
+    overrides = ["model.quantize=int8", "judge.quantize=int8", f"out={tmp_path / 'run'}"]
     config = tiny_run(small([*overrides, f"model.gradient_checkpointing={checkpointing}"]))
     (line,) = metrics(train_policy(config), "epoch")
     deviations = [value for key, value in line.items() if key.startswith(RATIO_DEVIATION)]
     assert deviations
     assert set(deviations) == {0.0}
     assert line["grad_norm"] > 0
-    assert config.model.quantize == name
+    assert config.model.quantize == "int8"
 
 
-@EACH
-def test_a_packed_generator_makes_nearly_the_same_velocity(name: str) -> None:
+def test_a_packed_generator_makes_nearly_the_same_velocity() -> None:
     def velocity(quantize: str) -> Tensor:
         policy = FLUX.from_pretrained("tiny", max_sequence_length=48, quantize=quantize)
         prompt = Prompt(
@@ -213,15 +186,14 @@ def test_a_packed_generator_makes_nearly_the_same_velocity(name: str) -> None:
             conditioning = policy.collate(policy.encode([prompt], size))
             return policy.velocity(policy.noise([0], size), torch.full((1,), 0.7), conditioning, size)
 
-    plain, packed = velocity("none"), velocity(name)
-    assert 0 < (packed - plain).norm() / plain.norm() < 1.5 * LARGEST_ERROR[name]
+    plain, packed = velocity("none"), velocity("int8")
+    assert 0 < (packed - plain).norm() / plain.norm() < 1.5 * LARGEST_ERROR
 
 
-@EACH
-def test_a_packed_judge_answers_nearly_the_same(name: str) -> None:
+def test_a_packed_judge_answers_nearly_the_same() -> None:
     red, blue = Image.new("RGB", (56, 56), "red"), Image.new("RGB", (56, 56), "blue")
     questions = [Question((red, red), "Is it the same?"), Question((red, blue), "Is it the same?")]
-    plain, packed = (LocalJudge.from_pretrained("tiny", quantize=form).verdicts(questions) for form in ("none", name))
+    plain, packed = (LocalJudge.from_pretrained("tiny", quantize=form).verdicts(questions) for form in ("none", "int8"))
     for first, second in zip(plain, packed, strict=True):
         assert first.p_yes == pytest.approx(second.p_yes, abs=0.1)
         assert first.p_yes != second.p_yes
@@ -232,14 +204,5 @@ def test_a_packed_judge_answers_nearly_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("key", ["model.quantize", "judge.quantize"])
 def test_an_unknown_form_is_refused_by_name(key: str) -> None:
-    with pytest.raises(ConfigError, match=f"{key}.*int7.*int8, fp8, nf4"):
+    with pytest.raises(ConfigError, match=f"{key}.*int7"):
         load(PolicyConfig, None, [f"{key}=int7"])
-
-
-@pytest.mark.skipif(HAS_NF4, reason="bitsandbytes is here")
-@pytest.mark.parametrize(
-    "build", [lambda: FLUX.from_pretrained("tiny", quantize="nf4"), lambda: LocalJudge.from_pretrained(quantize="nf4")]
-)
-def test_without_bitsandbytes_the_message_has_the_line_that_installs_it(build: Callable[[], object]) -> None:
-    with pytest.raises(ValueError, match=r"pip install .*\[nf4\]'"):
-        build()

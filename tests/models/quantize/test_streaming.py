@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from pacorl.grpo.trainer import train_policy
 from pacorl.judge.local import LocalJudge
 from pacorl.lab.plan.memory import MemoryLedger
 from pacorl.models.policies.flux import FLUX
-from pacorl.models.quantize import QUANTIZERS
 from pacorl.models.quantize.linear import StreamedLinear, parameter_count, quantize_model, streamed_bytes, weight_bytes
 from pacorl.models.quantize.streaming import Arena, WeightStream
 from pacorl.models.twins import META
@@ -52,11 +50,9 @@ def run(model: nn.Module, x: Tensor, *, blocks: Sequence[int] = range(BLOCKS)) -
     return x
 
 
-@pytest.mark.parametrize("name", ["none", *QUANTIZERS])
+@pytest.mark.parametrize("name", ["none", "int8"])
 def test_outputs_and_gradients_are_those_of_weights_that_stay(name: str) -> None:
     """A second time too, when the order is known, and in another order than the known one."""
-    if name == "nf4" and importlib.util.find_spec("bitsandbytes") is None:
-        pytest.skip("bitsandbytes is not installed: pip install 'pacorl[nf4]'")
     at_home, streamed = stack(name, stream=False), stack(name, stream=True)
     for blocks in (range(BLOCKS), range(BLOCKS), [3, 1, 1, 7], range(BLOCKS)):
         outputs, gradients = [], []

@@ -25,7 +25,6 @@ from pacorl.lab.plan import memory
 from pacorl.lab.plan.sources import clip_encoders, clip_parts
 from pacorl.lab.plan.work import Work
 from pacorl.models.lora.adapters import adapter_state
-from pacorl.models.lora.layers import merged_bytes, refresh_copies
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Parts, PolicyOptions
 from pacorl.models.quantize import NONE
@@ -385,7 +384,7 @@ def judge_scorer(name: str, options: InProcessOptions, configs: Parts, *, panel:
 
 
 def lora_rows(config: LoraConfig, policy: PipelinePolicy) -> list[Row]:
-    """Add a run's adapter to the policy, and list it with its copies, gradients and optimizer state."""
+    """Add a run's adapter to the policy, and list it with its gradients and optimizer state."""
     try:
         with META:
             add_adapter(config, policy)
@@ -396,30 +395,21 @@ def lora_rows(config: LoraConfig, policy: PipelinePolicy) -> list[Row]:
     size = adapter_bytes(policy)
     trained = trained_bytes(policy)
     since_check: Phases = ("check", *EPOCH)
-    rows = [
+    return [
         Row("adapter", size, size // FP32, phases=since_check, note=f"float32, rank {config.adapter.rank}"),
         Row("adapter's moving average", size, phases=EPOCH),
         Row("adapter's gradients", trained, phases=("check", "train")),
         Row("AdamW's moments", 2 * trained, phases=EPOCH),
         Row("adapter, set aside", size, phases=("score",), note="evaluation of the average"),
     ]
-    # A packed layer multiplies by a copy of the adapter in its own type.
-    copies = refresh_copies(policy.transformer)
-    if copies:
-        note = "that forwards multiply by"
-        rows.append(Row(f"adapter in {config.model.dtype}", copies, phases=since_check, note=note))
-    return rows
 
 
 def adapter_rows(config: PolicyConfig, policy: PipelinePolicy, *, world: int) -> list[Row]:
-    """List `lora_rows`, and the further copies of the adapter or of merged weights by the run's settings."""
+    """List `lora_rows`, and the further copies of the adapter by the run's settings."""
     rows = lora_rows(config, policy)
     if world > 1:
         note = "in which DDP sums them"
         rows.append(Row("gradients' buckets", trained_bytes(policy), phases=EPOCH, note=note))
-    merged = merged_bytes(policy.transformer)
-    if merged and config.sampling.fuse_lora:
-        rows.append(Row("merged weights", merged, phases=("sample", "decode", "score"), note="sampling.fuse_lora"))
     if OBJECTIVES[config.objective.name].needs == "endpoint":
         rows.append(Row("adapter that samples", adapter_bytes(policy), phases=EPOCH, note=config.objective.name))
     return rows

@@ -1,6 +1,6 @@
 """LoRA adapters on a model: adding, loading, and moving copies of the trained adapter.
 
-`models.lora.formats` reads and writes their files; `models.lora.layers` implements an adapted layer's forward.
+`models.lora.formats` reads and writes their files; `models.lora.adapted_linear` has an adapted layer's forward.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from pacorl.io.documents import blamed_on
 from pacorl.io.hub import HUB_NAME
 from pacorl.models.lora.formats import Lora, peft_options, read_lora
-from pacorl.models.lora.layers import ADAPTER, compute_in_model_dtype, lora_layers
 from pacorl.models.lora.sharding import has_sharded, is_sharded
+
+ADAPTER = "default"
+"""PEFT's name of a model's only adapter."""
 
 
 def materialize(module: nn.Module) -> None:
@@ -63,7 +65,7 @@ def _inject(transformer: nn.Module, **options: Any) -> None:
     """Add one adapter and freeze all other weights; `options` belong to PEFT's `LoraConfig`."""
     from peft import LoraConfig, inject_adapter_in_model
 
-    from pacorl.models.lora.adapted_linear import add_in_products
+    from pacorl.models.lora.adapted_linear import AdaptedLinear
 
     config = LoraConfig(lora_dropout=0.0, init_lora_weights="gaussian", **options)
     inject_adapter_in_model(config, transformer)
@@ -72,8 +74,15 @@ def _inject(transformer: nn.Module, **options: Any) -> None:
         if "lora_" in name:
             # Optimizer steps are below bf16's resolution, so a bf16 adapter would hardly change.
             parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
-    compute_in_model_dtype(transformer)
-    add_in_products(transformer)
+    for layer in lora_layers(transformer):
+        layer.__class__ = AdaptedLinear  # with the same weights and names
+
+
+def lora_layers(transformer: nn.Module) -> list[Any]:
+    """Return the layers adapted by PEFT."""
+    from peft.tuners.lora import LoraLayer
+
+    return [module for module in transformer.modules() if isinstance(module, LoraLayer)]
 
 
 def adapter_state(transformer: nn.Module) -> dict[str, Tensor]:
@@ -233,7 +242,7 @@ def adapter_off(transformer: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def lora_scaled(transformer: nn.Module, scale: float) -> Iterator[None]:
-    """Scale all adapters: an adapted layer computes W·x + scale·(α/r)·B·A·x. Not for fused models."""
+    """Scale all adapters: an adapted layer computes W·x + scale·(α/r)·B·A·x."""
     layers = lora_layers(transformer)
     # Saved, since a division by the scale would round, and could not undo 0.
     saved = [dict(layer.scaling) for layer in layers]

@@ -125,8 +125,7 @@ class PolicyOptions(Section):
     """Type of the frozen weights; latents, log-probabilities and adapters are fp32 (fp64 with float64, which is for
     comparing machines to the last digits)."""
     quantize: Quantization = NONE
-    """Whether the frozen weights of the transformer's blocks are kept in 8 or 4 bits, in sampling and in training
-    alike: `int8`, `fp8`, or `nf4`, which needs the extra `nf4`."""
+    """int8: the frozen weights of the transformer's blocks are kept in 8 bits, in sampling and in training alike."""
     stream: bool = False
     """Whether the weights of the blocks of transformer and text encoders stay in main memory: each is sent to the
     device when its layer computes. Two layers' are there at a time, and a forward sends all of them once."""

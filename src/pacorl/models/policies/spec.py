@@ -188,20 +188,17 @@ class PolicySpec:
             pipeline: A loaded pipeline, to take in place of the checkpoint's.
 
         Raises:
-            ValueError: The checkpoint is another pipeline, or a package for `quantize` is not installed.
+            ValueError: The checkpoint is another pipeline.
             OSError: There is no checkpoint.
         """
         # Checks before any weights load.
         import torch
 
         from pacorl.io.pretrained import pretrained
-        from pacorl.models.quantize.linear import check_quantization
 
-        check_quantization(options.quantize)
-        for key in ("dtype", "quantize"):
-            check_dtype(getattr(options, key), device, key=f"model.{key}")
+        check_dtype(options.dtype, device, key="model.dtype")
         if options.compile != "none":
-            check_compiled(options.quantize, device)
+            check_compiled(device)
         if pipeline is None:
             source = self.check_source(options.checkpoint)
             # diffusers would note that our components differ in class from its index.

@@ -1,10 +1,8 @@
-"""int8 with a scale per row: half of bf16, without a package."""
+"""int8 with a scale per row: half of bf16, without a package. Both functions also work on meta tensors."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-
-from pacorl.models.quantize import Quantizer
 
 if TYPE_CHECKING:
     import torch
@@ -20,9 +18,6 @@ def pack(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (weight / scale).round().clamp(-LARGEST, LARGEST).char(), scale
 
 
-def unpack(codes: Tensor, scale: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+def unpack(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """codes · scale: one kernel, which reads a byte and writes the product."""
     return codes * scale.to(dtype)
-
-
-INT8 = Quantizer(pack, unpack)

@@ -1,4 +1,4 @@
-"""Linear layers with a packed frozen weight, and their insertion into a model."""
+"""Frozen linear layers with a packed or streamed weight, and their insertion into a model."""
 
 from __future__ import annotations
 
@@ -10,36 +10,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pacorl.models.quantize import NONE, QUANTIZERS, Quantizer
+from pacorl.models.quantize import INT8, NONE, check_quantization, int8
 from pacorl.models.quantize.streaming import WeightStream
-
-PLAIN = Quantizer(lambda weight: (weight, weight.new_empty(0)), lambda codes, scale, shape, dtype: codes)
-"""Identity, for weights that are only streamed."""
 
 
 class QuantizedLinear(nn.Linear):
     """Frozen linear layer that unpacks its weight for each product, with the interface of a linear layer."""
 
     weight: nn.Parameter
-    """The codes."""
+    """The int8 codes."""
 
-    def __init__(self, weight: Tensor, bias: nn.Parameter | None, quantizer: Quantizer) -> None:
+    def __init__(self, weight: Tensor, bias: nn.Parameter | None) -> None:
         nn.Module.__init__(self)  # nn.Linear's own would make a weight of floats
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
-        self.quantizer = quantizer
-        codes, scale = quantizer.pack(weight)
+        codes, scale = int8.pack(weight)
         self.weight = nn.Parameter(codes, False)
         self.scale = nn.Parameter(scale, False)
         self.register_parameter("bias", bias)
 
-    def packed(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return the codes and scales on the device."""
-        return self.weight, self.scale
-
     def unpack(self, codes: Tensor, scale: Tensor) -> Tensor:
         """Unpack the weight (out, in)."""
-        return self.quantizer.unpack(codes, scale, torch.Size((self.out_features, self.in_features)), self.dtype)
+        return int8.unpack(codes, scale, self.dtype)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - nn.Linear's name for it
         product: Tensor = _FrozenProduct.apply(  # type: ignore[no-untyped-call]
@@ -48,36 +40,36 @@ class QuantizedLinear(nn.Linear):
         return product
 
 
-class StreamedLinear(QuantizedLinear):
+class StreamedLinear(nn.Linear):
     """Frozen linear layer with its weight in main memory, fetched to the device for each product."""
 
-    def __init__(
-        self,
-        weight: Tensor,
-        bias: nn.Parameter | None,
-        quantizer: Quantizer,
-        *,
-        home: torch.device,
-        stream: WeightStream,
-    ) -> None:
-        super().__init__(weight, bias, quantizer)
+    def __init__(self, layer: nn.Linear, *, home: torch.device, stream: WeightStream) -> None:
+        """
+        Args:
+            layer: the layer on the device, packed or not; only its bias stays there.
+            home: previous device of its weight.
+            stream: of all streamed layers of the model.
+        """
+        nn.Module.__init__(self)
+        self.out_features, self.in_features = layer.out_features, layer.in_features
         self.stream = stream
+        self.unpack: Callable[..., Tensor] = lambda weight: weight
+        weights = [layer.weight]
+        if isinstance(layer, QuantizedLinear):
+            self.unpack = layer.unpack
+            weights.append(layer.scale)
         # Neither parameters nor buffers, so that moving the model leaves them in main memory.
-        self.parked = (stream.park(self.weight.data, home), stream.park(self.scale.data, home))
+        self.parked = tuple(stream.park(weight.data, home) for weight in weights)
         # Adapters and text encoders read their device and type from a weight.
-        self.weight = nn.Parameter(self.weight.new_empty(0), False)
-        self.scale = nn.Parameter(self.scale.new_empty(0), False)
+        self.weight = nn.Parameter(layer.weight.new_empty(0), False)
+        self.register_parameter("bias", layer.bias)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - nn.Linear's name for it
         device = input.device
         product: Tensor = _StreamedProduct.apply(  # type: ignore[no-untyped-call]
-            input, self.bias, lambda: self.unpack(*self.packed(device))
+            input, self.bias, lambda: self.unpack(*self.stream.fetch(self.parked, device))
         )
         return product
-
-    def packed(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        codes, scale = self.stream.fetch(self.parked, device)
-        return codes, scale
 
 
 class _FrozenProduct(torch.autograd.Function):
@@ -118,53 +110,44 @@ def quantize_model(model: nn.Module, quantization: str, *, device: str | torch.d
 
     Args:
         model: the model, changed in place; its packed layers are frozen.
-        quantization: `none`, or one of `QUANTIZERS`.
+        quantization: one of `Quantization`.
         device: device of the packed layers.
-        stream: move the packed weights back to their previous device, and fetch them for each product.
-
-    Raises:
-        ValueError: if a required package is not installed.
+        stream: move the weights back to their previous device, and fetch them for each product.
     """
+    check_quantization(quantization)
     if quantization == NONE and not stream:
         return
-    quantizer = PLAIN if quantization == NONE else QUANTIZERS.named(quantization)
     weights = WeightStream() if stream else None
     names = [name for name, layer in model.named_modules() if type(layer) is nn.Linear]
     # By name, without references to packed layers: each weight is freed before the next is packed.
     for name in names:
         if any(part.isdigit() for part in name.split(".")) and "lora_" not in name:
-            _pack_layer(model, name, quantizer, device=device, stream=weights)
+            _pack_layer(model, name, pack=quantization == INT8, device=device, stream=weights)
 
 
 def _pack_layer(
-    model: nn.Module, name: str, quantizer: Quantizer, *, device: str | torch.device, stream: WeightStream | None
+    model: nn.Module, name: str, *, pack: bool, device: str | torch.device, stream: WeightStream | None
 ) -> None:
     """Replace a layer; its variables do not outlive the call, so that the weight is freed."""
     layer: nn.Linear = model.get_submodule(name)  # type: ignore[assignment]
-    bias = layer.bias if layer.bias is None else nn.Parameter(layer.bias.to(device), False)
-    parent, _, child = name.rpartition(".")
-    weight = layer.weight.to(device)
     home = layer.weight.device
-    packed = (
-        StreamedLinear(weight, bias, quantizer, home=home, stream=stream)
-        if stream
-        else QuantizedLinear(weight, bias, quantizer)
-    )
-    setattr(model.get_submodule(parent), child, packed)
-
-
-def check_quantization(quantization: str) -> None:
-    """Raise ValueError with the installation command of a missing package."""
-    if quantization != NONE:
-        QUANTIZERS.named(quantization).check()
+    layer.to(device).requires_grad_(False)
+    if pack:
+        layer = QuantizedLinear(layer.weight, layer.bias)
+    if stream:
+        layer = StreamedLinear(layer, home=home, stream=stream)
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, layer)
 
 
 def parameter_count(module: nn.Module) -> int:
-    """Count the parameters of a module, packed weights by their unpacked number."""
+    """Count the parameters of a module, packed and streamed weights by their unpacked number."""
     count = sum(parameter.numel() for parameter in module.parameters())
     for layer in module.modules():
         if isinstance(layer, QuantizedLinear):
-            count += layer.in_features * layer.out_features - layer.weight.numel() - layer.scale.numel()
+            count -= layer.scale.numel()
+        elif isinstance(layer, StreamedLinear):
+            count += layer.in_features * layer.out_features
     return count
 
 
