@@ -49,7 +49,7 @@ def published_depth(spec: PolicySpec) -> Depth:
 
 def fewest_blocks(spec: PolicySpec) -> Depth:
     """One block of each kind, and two of the last: the very last block is unlike its kind. What it makes of the text is
-    thrown away, so that some of its layers change no image, or are not computed."""
+    thrown away, so that some of its layers change no image."""
     return (*(1 for _ in published_depth(spec)[1:]), 2)
 
 

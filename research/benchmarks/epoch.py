@@ -28,8 +28,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -128,21 +127,9 @@ def bare_epoch(training: PolicyTrainer) -> None:
     """The counted work: sampling, decoding, JPEG, the trained step, AdamW."""
     config = training.config
     prompts, updates = training.train_prompts[: config.prompts_per_epoch], config.optimizer.updates_per_epoch
-    with diffusers_own(training.transformer):
-        groups = [sample(training, [prompt] * config.group_size) for prompt in prompts]
-        for update in range(updates):
-            learn(training, groups[update::updates])
-
-
-@contextmanager
-def diffusers_own(transformer: Any) -> Iterator[None]:
-    """Within the block the last block computes the text's rows too (`models.policies.last_block`)."""
-    block = transformer.single_transformer_blocks[-1]
-    spared = vars(block).pop("forward")
-    try:
-        yield
-    finally:
-        block.forward = spared
+    groups = [sample(training, [prompt] * config.group_size) for prompt in prompts]
+    for update in range(updates):
+        learn(training, groups[update::updates])
 
 
 @torch.no_grad()

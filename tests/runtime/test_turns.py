@@ -15,7 +15,6 @@ from pacorl.core.objectives import RATIO_DEVIATION
 from pacorl.core.transfer import warn_of_pageable
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import check_division
-from pacorl.grpo.scoring import Scorer
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.models.quantize.streaming import Arena
 from pacorl.models.twins import META
@@ -131,7 +130,7 @@ def test_a_run_in_little_memory_scores_in_turns_and_has_a_ratio_of_exactly_1(tmp
     trainer = PolicyTrainer(config)
     assert trainer.turns is not None
     assert trainer.turns.scorers == [trainer.judge.model]
-    with trainer.scorer(Scorer, samples=8) as scorer:
+    with trainer.scorer(samples=8) as scorer:
         assert not scorer.overlap
     assert trainer.policy.pipeline.text_encoder_2 is None
     (line,) = metrics(trainer.train().folder, "epoch")

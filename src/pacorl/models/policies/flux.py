@@ -13,7 +13,7 @@ from torch import Tensor
 from pacorl.core.transfer import to_device
 from pacorl.models import twins
 from pacorl.models.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, guided
-from pacorl.models.policies.policy import PolicyOptions, TrainingShift, TrueGuidance
+from pacorl.models.policies.policy import TrainingShift, TrueGuidance
 from pacorl.models.policies.spec import PolicySpec, TinyCheckpoint
 from pacorl.tiny import CHECKPOINTS
 from pacorl.tiny.words import check_tiny, tiny_prompt
@@ -60,14 +60,6 @@ class FluxPolicy(PipelinePolicy):
     lora_targets: tuple[str, ...] = LORA_TARGETS
     encoders: ClassVar[Mapping[str, str]] = {"text_encoder": "CLIP text encoder", "text_encoder_2": "T5 text encoder"}
     long_encoder: ClassVar[str] = "text_encoder_2"
-
-    def __init__(self, pipeline: Any, options: PolicyOptions, *, record_sizes: bool = False) -> None:
-        from pacorl.models.policies.last_block import (
-            prune_last_block_text,  # imports diffusers, which options do without
-        )
-
-        super().__init__(pipeline, options, record_sizes=record_sizes)
-        prune_last_block_text(pipeline.transformer)
 
     def encode_texts(self, texts: list[str]) -> dict[str, Tensor]:
         """T5's `tokens` (B, L, D) and CLIP's `pooled` (B, D'); CLIP reads 77 tokens and no more."""
