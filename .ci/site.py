@@ -19,7 +19,7 @@ from mkdocs.structure.pages import Page
 
 import pacorl
 from pacorl.cli import app
-from pacorl.lab.config_reference import page as config_page
+from pacorl.config.reference import page as config_page
 
 ROOT = Path(__file__).parents[1]
 START = "README.md"

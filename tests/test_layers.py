@@ -32,14 +32,14 @@ LAYERS = [
     {"character_training", "judge_training", "generate", "serve"},
     {"bench", "dataset"},
     {"quickstart"},
-    {"lab"},
+    {"plan"},
     {"studio"},
     {"cli", "testing"},
     {"__main__"},
 ]
 LAYER_OF = {package: number for number, packages in enumerate(LAYERS) for package in packages}
 METHOD = {"core", "models", "judge", "rewards", "grpo"}
-APPLICATIONS = {"character_training", "generate", "bench", "dataset", "studio", "lab", "cli"}
+APPLICATIONS = {"character_training", "generate", "bench", "dataset", "studio", "plan", "cli"}
 
 
 def modules() -> list[Path]:

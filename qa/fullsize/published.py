@@ -22,10 +22,10 @@ from research import twin
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from pacorl.lab.plan.sources import CLIP_PARTS, JUDGE_PARTS
 from pacorl.models import twins
 from pacorl.models.policies.policy import WITHOUT_WEIGHTS
 from pacorl.models.policies.spec import PolicySpec
+from pacorl.plan.sources import CLIP_PARTS, JUDGE_PARTS
 
 Depth = tuple[int, ...]
 """How many blocks of each kind a transformer has, in the order of `AXES`."""

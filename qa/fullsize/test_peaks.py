@@ -12,9 +12,9 @@ from qa.fullsize.traced import CONFIGS, deep_run, deep_sets
 from pacorl.config.base import load
 from pacorl.config.options import MEMORY
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.lab.plan.components import PROCESS
-from pacorl.lab.plan.plan import plan_generation, plan_policy
 from pacorl.models.policies.flux import FLUX
+from pacorl.plan.components import PROCESS
+from pacorl.plan.plan import plan_generation, plan_policy
 
 pytestmark = pytest.mark.slow
 

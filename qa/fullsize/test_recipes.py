@@ -11,7 +11,7 @@ from qa.fullsize.traced import CONFIGS, Trace, trace
 
 from pacorl.config.base import load
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.lab.plan.components import PROCESS
+from pacorl.plan.components import PROCESS
 
 pytestmark = pytest.mark.slow
 RECIPES = ("flux_t2is_12gb", "kontext_edit_1gpu", "klein_edit_16gb", "qwen_edit")

@@ -41,14 +41,14 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.run import Run
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.judge.judge import InProcessOptions
-from pacorl.lab.plan.components import PHASES, Phase
-from pacorl.lab.plan.plan import Plan, plan_policy
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.flux import FLUX
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.quantize.linear import quantize_model, weight_bytes
 from pacorl.models.quantize.streaming import WeightStream
 from pacorl.models.twins import META, model_on_meta
+from pacorl.plan.components import PHASES, Phase
+from pacorl.plan.plan import Plan, plan_policy
 from pacorl.runtime.processes import Runtime
 from pacorl.runtime.turns import Turns
 from pacorl.runtime.workers import LimitedCall

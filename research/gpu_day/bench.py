@@ -18,15 +18,15 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import Draw, collect, denoise, sigmas_of
 from pacorl.grpo.rows import Row
 from pacorl.grpo.update import PolicyLoss, update_policy
-from pacorl.lab.plan import sources
-from pacorl.lab.plan.components import policy_on_meta, training_rows
-from pacorl.lab.plan.plan import Plan
-from pacorl.lab.plan.work import work_of
 from pacorl.models.lora.adapters import MovingAverage, adapter_state
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Parts, Policy
 from pacorl.models.quantize import NONE
 from pacorl.models.twins import META, random_weight
+from pacorl.plan import sources
+from pacorl.plan.components import policy_on_meta, training_rows
+from pacorl.plan.plan import Plan
+from pacorl.plan.work import work_of
 from pacorl.runtime.compiled import compile_blocks
 from pacorl.runtime.processes import Runtime
 from pacorl.types import Advantages, Conditioning, Prompt, Samples, Size

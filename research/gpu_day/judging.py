@@ -13,8 +13,8 @@ from pacorl.core.questions import same_theme
 from pacorl.grpo.scoring import torch_context
 from pacorl.io.processor import image_text_processor
 from pacorl.judge.local import LocalJudge
-from pacorl.lab.plan.sources import JUDGE_PARTS
 from pacorl.models.twins import CHAT_TEMPLATE, META, model_of, model_on_meta, qwen_tokenizer_of
+from pacorl.plan.sources import JUDGE_PARTS
 from pacorl.tiny.characters import all_panels, draw
 from pacorl.types import Question
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pacorl.judge.paco_reward import PacoReward
     from pacorl.judge_training.judge_config import JudgeConfig
     from pacorl.judge_training.judge_trainer import JudgeTrainer
-    from pacorl.lab.plan.plan import plan_training
+    from pacorl.plan.plan import plan_training
     from pacorl.records.prompts import load_prompts
     from pacorl.types import Grid, Prompt, Question, Size
 
@@ -76,7 +76,7 @@ _HOMES = {
     "TrainerCallback": "pacorl.grpo.callbacks",
     "generate_sets": "pacorl.generate.sets",
     "load_prompts": "pacorl.records.prompts",
-    "plan_training": "pacorl.lab.plan.plan",
+    "plan_training": "pacorl.plan.plan",
     "prompt_from": "pacorl.generate.compose",
 }
 

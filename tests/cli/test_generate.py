@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from pacorl.cli import app
 from pacorl.cli import generate as command
 from pacorl.generate import panels
-from pacorl.lab.plan import plan
+from pacorl.plan import plan
 from pacorl.records.prompts import save_prompts
 from pacorl.tiny.characters import character_prompts
 

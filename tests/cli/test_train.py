@@ -81,7 +81,7 @@ def test_auto_checkpoints_activations_if_the_plan_does_not_fit_the_card(
         trained.append(config)
         raise ValueError("trained")
 
-    monkeypatch.setattr("pacorl.lab.plan.plan.device", lambda: ("a card", card_bytes))
+    monkeypatch.setattr("pacorl.plan.plan.device", lambda: ("a card", card_bytes))
     monkeypatch.setattr("pacorl.grpo.trainer.train_policy", train)
     recipe = RECIPE.parents[1] / "tiny.yaml"
     overrides = [f"out={tmp_path}", "model.gradient_checkpointing=auto"]

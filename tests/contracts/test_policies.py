@@ -25,13 +25,13 @@ from pacorl.generate.generator import Generator
 from pacorl.grpo.builders import check_adapter
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
-from pacorl.lab.plan import memory, sources
-from pacorl.lab.plan.plan import plan_policy
 from pacorl.models.lora.adapters import adapter_state, add_lora, load_lora
 from pacorl.models.lora.formats import read_lora, save_lora
 from pacorl.models.policies import POLICIES, kind_of, qwen_image
 from pacorl.models.policies.pipeline import PipelinePolicy, guided
 from pacorl.models.quantize.linear import parameter_count
+from pacorl.plan import memory, sources
+from pacorl.plan.plan import plan_policy
 from pacorl.testing import check_policy
 from pacorl.tiny.characters import character_prompts, vocabulary
 from pacorl.types import Conditioning, Prompt, Size

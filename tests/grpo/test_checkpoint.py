@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pacorl.config.base import ConfigError, Section, changes_to, frozen_changes
+from pacorl.config.reference import keys
 from pacorl.core.advantages import AGGREGATES
 from pacorl.core.metric_names import SIGN_MEANINGS
 from pacorl.core.objectives import OBJECTIVES
@@ -45,7 +46,6 @@ from pacorl.io.documents import as_read_back
 from pacorl.judge.local import TINY_JUDGE
 from pacorl.judge_training import judge_trainer
 from pacorl.judge_training.judge_config import JudgeConfig
-from pacorl.lab.config_reference import keys
 from pacorl.models.policies import POLICIES
 
 

@@ -21,7 +21,7 @@ from pacorl.grpo.trainer import PolicyTrainer, train_policy
 from pacorl.judge import JUDGES
 from pacorl.judge.judge import BackendOptions, Judge
 from pacorl.judge.local import TINY_JUDGE
-from pacorl.lab.plan.plan import plan_policy
+from pacorl.plan.plan import plan_policy
 from pacorl.report.folder import read_run
 from pacorl.report.page import match
 

@@ -191,8 +191,8 @@ def test_the_list_names_modules_that_are_there() -> None:
     ],
 )
 def test_a_new_call_is_named_with_its_line_and_the_fix(code: str, kind: str) -> None:
-    (fault,) = faults_of("lab/plan/plan.py", f"class Plan:\n    def clear(self):\n        return {code}\n")
-    assert fault == f"lab/plan/plan.py:3: {kind} in Plan.clear(): {MEND}"
+    (fault,) = faults_of("plan/plan.py", f"class Plan:\n    def clear(self):\n        return {code}\n")
+    assert fault == f"plan/plan.py:3: {kind} in Plan.clear(): {MEND}"
 
 
 def test_a_second_call_in_a_listed_function_is_one_too_many() -> None:

@@ -41,7 +41,7 @@ from pacorl.judge_training.loop import (
     training_arguments,
 )
 from pacorl.judge_training.tuning import load_model, processor_of, save_processor, source_of, tune
-from pacorl.lab.plan.judge_plan import plan_reward
+from pacorl.plan.judge_plan import plan_reward
 from pacorl.records.comparisons import comparisons_from, save_comparisons
 from pacorl.runtime.clock import Position
 from pacorl.runtime.stopping import Interrupted

@@ -12,7 +12,7 @@ from pacorl.config.base import load
 from pacorl.config.recipes import recipe
 from pacorl.config.reward_section import RewardConfig
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.lab.plan.plan import plan_policy
+from pacorl.plan.plan import plan_policy
 from pacorl.rewards import build_rewards, check_rewards, reward_spec
 from pacorl.rewards.reward import PanelScores, RewardError, ScoresPanels, panel_scores_of
 from pacorl.rewards.spec import parsed_spec

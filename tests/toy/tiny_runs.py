@@ -13,7 +13,7 @@ from pacorl.config import base as configs
 from pacorl.config.recipes import recipe
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.start import checkpoints
-from pacorl.lab.plan.plan import Plan, plan_policy
+from pacorl.plan.plan import Plan, plan_policy
 
 JPEG_SIZE = f"{Path(__file__).parents[2]}/examples/jpeg_reward.py:jpeg_size"
 """A reward without a model."""

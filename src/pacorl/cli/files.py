@@ -224,7 +224,7 @@ def get_data(
 @config.command("show")
 def show_key(key: str = Argument(help="A key such as `sampling.tree`, or the end of one.")) -> None:
     """Show a key's meaning, its values and its default; for a section, of all its keys."""
-    from pacorl.lab.config_reference import matching
+    from pacorl.config.reference import matching
 
     echo("\n\n".join([str(entry) for entry in matching(key)]))
 
@@ -236,6 +236,6 @@ def schema(
     ),
 ) -> None:
     """Print the JSON schema of a run's config, which editors check YAML with."""
-    from pacorl.lab.config_reference import RUNS
+    from pacorl.config.reference import RUNS
 
     print_json(RUNS[run].model_json_schema())

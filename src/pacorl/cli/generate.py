@@ -461,8 +461,8 @@ def dry_run(
     """
     from pacorl.io.documents import parse_json
     from pacorl.judge import judge_from
-    from pacorl.lab.plan.plan import judge_options, plan_generation, print_plan
-    from pacorl.lab.plan.sources import silent_judge
+    from pacorl.plan.plan import judge_options, plan_generation, print_plan
+    from pacorl.plan.sources import silent_judge
 
     # The generator.
     spec = _checked_spec(options, prompts)

@@ -23,7 +23,7 @@ from pacorl.types import TINY
 if TYPE_CHECKING:
     from pacorl.grpo.policy_config import PolicyConfig
     from pacorl.grpo.start import Resume
-    from pacorl.lab.plan.plan import Plan
+    from pacorl.plan.plan import Plan
 
 RESUME, AUTO = "--resume", "auto"
 QUICKSTART = Path("runs/quickstart")
@@ -101,7 +101,7 @@ def train_policy(
     if options.stop_with_stdin:
         stop_with_stdin()
     if options.dry_run:
-        from pacorl.lab.plan.plan import plan_policy, print_plan
+        from pacorl.plan.plan import plan_policy, print_plan
 
         with config_errors(config, run):
             plan = plan_policy(run, ask=True)
@@ -135,7 +135,7 @@ def _train_policy(run: PolicyConfig, config: Path, options: RunOptions) -> None:
     # Train with the errors of the config's file and keys.
     with config_errors(config, run):
         if run.model.gradient_checkpointing == "auto":
-            from pacorl.lab.plan.plan import decided, device
+            from pacorl.plan.plan import decided, device
 
             run = decided(run, card_bytes=device()[1])
         folder = trainer.train_policy(run, resume=options.resume, allow_changes=options.allow_changes)
@@ -143,7 +143,7 @@ def _train_policy(run: PolicyConfig, config: Path, options: RunOptions) -> None:
     if destroy_process_group():
         # Compare the measured peak with the plan.
         if peaks := card_peaks():
-            from pacorl.lab.plan.plan import plan_policy
+            from pacorl.plan.plan import plan_policy
 
             _echo_peak(peaks, lambda: plan_policy(run))
         echo(f"done: {write_report(folder)}")
@@ -160,7 +160,7 @@ def card_peaks() -> tuple[int, int] | None:
 
 def _echo_peak(peaks: tuple[int, int], planned: Callable[[], Plan]) -> None:
     """Compare the measured peak with the planned one in a line."""
-    from pacorl.lab.plan.plan import peak_line
+    from pacorl.plan.plan import peak_line
 
     allocated, reserved = peaks
     # A finished run must not fail by its plan.
@@ -270,8 +270,8 @@ def train_character(
     if options.stop_with_stdin:
         stop_with_stdin()
     if options.dry_run:
-        from pacorl.lab.plan.character_plan import plan_character
-        from pacorl.lab.plan.plan import print_plan
+        from pacorl.plan.character_plan import plan_character
+        from pacorl.plan.plan import print_plan
 
         with config_errors(config, run):
             plan = plan_character(run)
@@ -301,7 +301,7 @@ def train_character(
 
     # Compare the measured peak with the plan.
     if peaks := card_peaks():
-        from pacorl.lab.plan.character_plan import plan_character
+        from pacorl.plan.character_plan import plan_character
 
         _echo_peak(peaks, lambda: plan_character(run))
     echo(f"done: {result.page}\nLoRA: {result.adapter}")
@@ -371,7 +371,7 @@ def train_reward(
     use_cores()
     disable_progress_bar()  # of loading weights; training has its own
     if options.dry_run:
-        from pacorl.lab.plan.judge_plan import plan_reward
+        from pacorl.plan.judge_plan import plan_reward
 
         with config_errors(config, run):
             plan = plan_reward(run)

@@ -254,9 +254,9 @@ class Characters:
             # The page shows progress by evaluations.
             overrides += [f"steps={steps}", f"evaluate_every={max(1, steps // 8)}"]
         with BUILDING:
-            from pacorl.lab.plan.character_plan import plan_character
-            from pacorl.lab.plan.plan import card_shortage, device
-            from pacorl.lab.plan.sources import generator_of
+            from pacorl.plan.character_plan import plan_character
+            from pacorl.plan.plan import card_shortage, device
+            from pacorl.plan.sources import generator_of
 
             config = training_config(self.names, overrides, card_bytes=device()[1])
             # Files are looked up at once, and a plan takes seconds.

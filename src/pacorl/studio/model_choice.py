@@ -159,7 +159,7 @@ class Fit:
 
 
 MARGIN = 2 * 2**30
-"""As `lab.plan.CARD_MARGIN`."""
+"""As `plan.CARD_MARGIN`."""
 
 BUILDING = threading.RLock()
 """Held while models are loaded or planned. The libraries import their parts at first use and patch torch while they
@@ -188,7 +188,7 @@ def _planned(model: str, kind: str, judge: str, judge_adapter: str, memory: str)
 @cache
 def _plan(model: str, kind: str, judge: str, judge_adapter: str, memory: str) -> Fit:
     # Imported here: torch takes seconds, and the page is there before.
-    from pacorl.lab.plan.plan import judge_options, plan_generation
+    from pacorl.plan.plan import judge_options, plan_generation
 
     spec = POLICIES.named(kind or kind_of(model))
     dtype = "float32" if model == TINY else "bfloat16"

@@ -20,11 +20,11 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import check_division
 from pacorl.grpo.trainer import train_policy
 from pacorl.judge.local import LocalJudge
-from pacorl.lab.plan.memory import MemoryLedger
 from pacorl.models.policies.flux import FLUX
 from pacorl.models.quantize.linear import StreamedLinear, parameter_count, quantize_model, streamed_bytes, weight_bytes
 from pacorl.models.quantize.streaming import Arena, WeightStream
 from pacorl.models.twins import META
+from pacorl.plan.memory import MemoryLedger
 from pacorl.types import Prompt, Question, Size
 
 WIDTH, BLOCKS = 256, 12

@@ -24,8 +24,15 @@ from pacorl.config.recipes import recipe
 from pacorl.grpo.builders import read_prompts
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.console import PlainConsole
-from pacorl.lab.plan import components, memory, sources
-from pacorl.lab.plan.plan import (
+from pacorl.models.lora.adapters import MovingAverage, adapter_state, add_lora
+from pacorl.models.policies import POLICIES
+from pacorl.models.policies.flux import FLUX, FluxPolicy, tiny_flux
+from pacorl.models.policies.pipeline import PipelinePolicy
+from pacorl.models.policies.policy import PolicyOptions
+from pacorl.models.quantize.linear import parameter_count
+from pacorl.models.twins import META, model_on_meta, tiny_judge
+from pacorl.plan import components, memory, sources
+from pacorl.plan.plan import (
     CARD_MARGIN,
     Plan,
     decided,
@@ -35,13 +42,6 @@ from pacorl.lab.plan.plan import (
     plan_training,
     print_plan,
 )
-from pacorl.models.lora.adapters import MovingAverage, adapter_state, add_lora
-from pacorl.models.policies import POLICIES
-from pacorl.models.policies.flux import FLUX, FluxPolicy, tiny_flux
-from pacorl.models.policies.pipeline import PipelinePolicy
-from pacorl.models.policies.policy import PolicyOptions
-from pacorl.models.quantize.linear import parameter_count
-from pacorl.models.twins import META, model_on_meta, tiny_judge
 from pacorl.tiny.characters import character_prompts
 from pacorl.types import Conditioning, Prompt, Size
 

@@ -18,9 +18,9 @@ from pacorl.config.base import load
 from pacorl.config.recipes import recipe
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.console import PlainConsole
-from pacorl.lab.plan.components import Row
-from pacorl.lab.plan.cost import CARDS, Card, Cost, Load, _evaluations, roofline
-from pacorl.lab.plan.plan import Plan, peak_line, print_plan, summary, timed_cards
+from pacorl.plan.components import Row
+from pacorl.plan.cost import CARDS, Card, Cost, Load, _evaluations, roofline
+from pacorl.plan.plan import Plan, peak_line, print_plan, summary, timed_cards
 
 H100 = CARDS[-1]
 LARGE = ("evaluation={size: [128, 128], steps: 6, every: 5}", "epochs=11")

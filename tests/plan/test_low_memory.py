@@ -12,8 +12,8 @@ from pacorl.cli import app
 from pacorl.config.base import load
 from pacorl.generate.generator import Generator
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.lab.plan.plan import Plan, plan_policy
 from pacorl.models.quantize.linear import streamed_bytes
+from pacorl.plan.plan import Plan, plan_policy
 from pacorl.types import Prompt
 
 CONFIGS = Path(__file__).parents[3] / "configs"

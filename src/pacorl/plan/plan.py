@@ -27,8 +27,10 @@ from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.judge import JUDGES, backend_of
 from pacorl.judge.judge import BackendOptions, InProcessOptions
-from pacorl.lab.plan import sources
-from pacorl.lab.plan.components import (
+from pacorl.models.policies import POLICIES
+from pacorl.models.policies.policy import PolicyOptions
+from pacorl.plan import sources
+from pacorl.plan.components import (
     PHASES,
     PLACES,
     Phase,
@@ -39,11 +41,9 @@ from pacorl.lab.plan.components import (
     policy_on_meta,
     training_rows,
 )
-from pacorl.lab.plan.cost import CARDS, Card, Cost, cost_of
-from pacorl.lab.plan.sources import MissingFile
-from pacorl.lab.plan.work import work_of
-from pacorl.models.policies import POLICIES
-from pacorl.models.policies.policy import PolicyOptions
+from pacorl.plan.cost import CARDS, Card, Cost, cost_of
+from pacorl.plan.sources import MissingFile
+from pacorl.plan.work import work_of
 from pacorl.records.leaks import check_leaks
 from pacorl.records.prompts import prompts_from
 from pacorl.rewards import check_rewards
@@ -76,7 +76,7 @@ class Plan:
     device_bytes: int | None
     """Memory of the card; None without CUDA."""
     forwards_per_image: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Forwards by phase, counted by `lab.plan.work`."""
+    """Forwards by phase, counted by `plan.work`."""
     cost: Cost | None = None
     """FLOPs of the run; None for generating."""
     checkpointed: Plan | None = None

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.io.console import PlainConsole
-from pacorl.lab.plan.cost import Cost
-from pacorl.lab.plan.plan import print_plan, summary
+from pacorl.plan.cost import Cost
+from pacorl.plan.plan import print_plan, summary
 
 
 @cache

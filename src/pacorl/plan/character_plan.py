@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pacorl.character_training.character_config import CharacterConfig
 from pacorl.character_training.pictures import PictureSet, read_pictures, small_pictures
 from pacorl.config.base import ConfigError
-from pacorl.lab.plan import sources
-from pacorl.lab.plan.components import character_rows, trained_bytes
-from pacorl.lab.plan.plan import Plan, card_shortage, device, disk_shortage, size_text
+from pacorl.plan import sources
+from pacorl.plan.components import character_rows, trained_bytes
+from pacorl.plan.plan import Plan, card_shortage, device, disk_shortage, size_text
 from pacorl.runtime.logbook import check_trackers
 from pacorl.types import Size
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from pacorl.config.base import ConfigError, load
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.judge.local import TINY_JUDGE
-from pacorl.lab.plan import sources
+from pacorl.plan import sources
 
 NAMES = ("adapter_model.safetensors", "pytorch_lora_weights.safetensors", "night.safetensors")
 

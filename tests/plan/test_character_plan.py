@@ -11,8 +11,8 @@ from tiny_hero import hero_config, make_hero
 from pacorl.character_training.character_config import CharacterConfig
 from pacorl.config.base import ConfigError
 from pacorl.config.recipes import read_header, recipe, recipe_names
-from pacorl.lab.plan.character_plan import plan_character
-from pacorl.lab.plan.plan import CARD_MARGIN
+from pacorl.plan.character_plan import plan_character
+from pacorl.plan.plan import CARD_MARGIN
 
 RECIPES = [name for name in recipe_names() if name.startswith("character/")]
 

@@ -18,16 +18,17 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from pacorl.character_training.character_config import CharacterConfig
 from pacorl.config.one_of import OneOf
-from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.judge_training.judge_config import JudgeConfig
+from pacorl.config.table import Table
 
-RUNS: dict[str, type[BaseModel]] = {
-    "train-policy": PolicyConfig,
-    "train-reward": JudgeConfig,
-    "train-character": CharacterConfig,
-}
+RUNS: Table[type[BaseModel]] = Table(
+    "command",
+    {
+        "train-policy": "pacorl.grpo.policy_config:PolicyConfig",
+        "train-reward": "pacorl.judge_training.judge_config:JudgeConfig",
+        "train-character": "pacorl.character_training.character_config:CharacterConfig",
+    },
+)
 """Command → the config that it reads."""
 
 WORDS = {

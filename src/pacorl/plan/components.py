@@ -21,15 +21,15 @@ from pacorl.grpo.builders import add_adapter
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.judge.judge import InProcessOptions
-from pacorl.lab.plan import memory
-from pacorl.lab.plan.sources import clip_encoders, clip_parts
-from pacorl.lab.plan.work import Work
 from pacorl.models.lora.adapters import adapter_state
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Parts, PolicyOptions
 from pacorl.models.quantize import NONE
 from pacorl.models.quantize.linear import parameter_count, streamed_bytes, weight_bytes
 from pacorl.models.twins import META, model_on_meta
+from pacorl.plan import memory
+from pacorl.plan.sources import clip_encoders, clip_parts
+from pacorl.plan.work import Work
 from pacorl.types import Grid, Prompt, Size
 
 Phase = Literal["encode", "check", "sample", "decode", "score", "train"]

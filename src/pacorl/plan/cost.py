@@ -16,12 +16,12 @@ from pacorl.io.net import is_url
 from pacorl.judge.http import HttpOptions
 from pacorl.judge.http.endpoints import load_endpoints
 from pacorl.judge.judge import InProcessOptions
-from pacorl.lab.plan import memory, sources
-from pacorl.lab.plan.work import Work
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Parts
 from pacorl.models.quantize import NONE
 from pacorl.models.quantize.linear import streamed_bytes
+from pacorl.plan import memory, sources
+from pacorl.plan.work import Work
 from pacorl.rewards.consistency import JudgedReward
 from pacorl.types import Character, Grid, Prompt, Size
 

@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
+from pacorl.config.reference import keys, matching, page
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.lab.config_reference import keys, matching, page
 from pacorl.models.policies import POLICIES
 
 

@@ -15,7 +15,7 @@ from pacorl import cli
 from pacorl.config.base import load
 from pacorl.judge.local import TINY_JUDGE
 from pacorl.judge_training.judge_config import JudgeConfig
-from pacorl.lab.plan.judge_plan import plan_reward
+from pacorl.plan.judge_plan import plan_reward
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "reward"
 FETCH = "`hf download --repo-type dataset X-GenGroup/PaCo-Dataset --local-dir {}`, then unpack it there"
