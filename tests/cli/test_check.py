@@ -336,6 +336,10 @@ def test_a_foreign_image_or_reference_asks_for_a_judge(folder: Path, tmp_path: P
         result = CliRunner().invoke(app, ["check", *arguments, *gate])
         assert getattr(result.exception, "exit_code", 0) == 2
         assert "name a judge with --judge" in str(result.exception)
+    # An image that cannot be read is the first fault to mend.
+    (tmp_path / "sets" / "a" / "4.png").write_bytes(b"damaged")
+    result = CliRunner().invoke(app, ["check", "--sets", str(tmp_path / "sets"), *gate])
+    assert (result.exit_code, "4.png" in str(result.exception)) == (1, True)
 
 
 def test_the_judge_that_answered_is_named(folder: Path, tmp_path: Path) -> None:

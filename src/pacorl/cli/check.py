@@ -210,6 +210,7 @@ def _check_images(images: Sequence[str], judge: CheckJudge, ask: CheckOptions, o
 
 def _check_sets(folder: Path, judge: CheckJudge, ask: CheckOptions, output: CheckOutput) -> list[int]:
     """Check each subfolder with one load of the judge; an error of one set does not end the others."""
+    from pacorl.io.images import check_readable
     from pacorl.judge import check_judge, default_judge
 
     if ask.grid:
@@ -220,21 +221,27 @@ def _check_sets(folder: Path, judge: CheckJudge, ask: CheckOptions, output: Chec
     # Characters, questions and threshold, before a judge is loaded.
     largest = max(sets.values(), key=len)
     ask.gate(largest, panels=max(2, len(largest)), calibration=judge.calibration)
-    source = judge.judge or default_judge(ask.pictures(chain(*sets.values())))
+    source = judge.judge
+    if not source:
+        pictures = ask.pictures(chain(*sets.values()))
+        check_readable(pictures)  # an image that cannot be read has no recipe either, and this is its fault
+        source = default_judge(pictures)
     check_judge(source, adapter=judge.judge_adapter)
 
     # One load of the judge; the images of one set are open at a time.
+    codes = []
     documents = []
     with _load(source, judge) as reward:
         echo_errors(reward.note)
         for title, files in sets.items():
             code, document, lines = _check_set(files, reward, ask, judge.calibration)
+            codes.append(code)
             documents.append({"set": title, "code": code, "judge": reward.name, "note": reward.note} | document)
             if not output.as_json:
                 echo("\n    ".join([f"{title}: {lines[0]}", *lines[1:]]))
     if output.as_json:
         echo_json(json.dumps(documents, indent=2, ensure_ascii=False))
-    return [document["code"] for document in documents]
+    return codes
 
 
 def _check_set(

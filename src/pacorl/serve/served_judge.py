@@ -40,7 +40,11 @@ class UnjudgedError(RefusedError):
 
     def __init__(self, error: ControlError) -> None:
         super().__init__(str(error), status=422)
-        self.fields = {"type": "refused", "control": asdict(error.control), "image": error.control.image}
+        self.fields: dict[str, Any] = {
+            "type": "refused",
+            "control": asdict(error.control),
+            "image": error.control.image,
+        }
         """Further fields of the error in the answer."""
 
 
