@@ -326,6 +326,32 @@ def test_two_runs_on_the_same_items_are_compared_by_paired_differences(tmp_path:
     assert "Compared with old on the same 9 items: no difference shown in Mean, Twice." in same.remarks
 
 
+class Swaying(Numbers):
+    """Measures more of nine items in ten and far less of the others: on average a little more, and nothing sure."""
+
+    def measure(self, keys: Sequence[str]) -> list[Row]:
+        return [{**row, "value": row["value"] + (2 if len(row["key"]) % 10 else -17)} for row in super().measure(keys)]
+
+
+def test_a_mean_change_whose_interval_holds_zero_is_no_difference(tmp_path: Path) -> None:
+    keys = [letter * (1 + number) for number, letter in enumerate("abcdefghijklmnopqrst")]
+    run(Numbers(keys), tmp_path / "old", HERE)
+    outcome = run(Swaying(keys), tmp_path / "new", BenchmarkOptions(name="new", against=tmp_path / "old"))
+    change = {line.name: line.cells for line in outcome.tables[0].lines}["difference: new − old"][0]
+    assert isinstance(change, Interval)
+    assert change.low is not None
+    assert change.low < 0 < change.mean
+    assert "Compared with old on the same 20 items: no difference shown in Mean, Twice." in outcome.remarks
+
+
+def test_a_failed_retry_hides_no_judgement(tmp_path: Path) -> None:
+    for files in (["results.jsonl", "results-1-of-2.jsonl"], ["results-1-of-2.jsonl", "results.jsonl"]):
+        write_jsonl(tmp_path / files[0], [{"key": "a", "value": 1}, {"key": "b", "error": "it fell silent"}])
+        write_jsonl(tmp_path / files[1], [{"key": "a", "error": "it fell silent"}, {"key": "b", "value": 2}])
+        rows = read_results(tmp_path)
+        assert {key: row.get("value") for key, row in rows.items()} == {"a": 1, "b": 2}
+
+
 def test_what_cannot_be_compared_is_refused_or_told(tmp_path: Path) -> None:
     against = BenchmarkOptions(name="new", against=tmp_path / "old")
     with pytest.raises(ValueError, match=r"old has no settings.json, so it is no benchmark's"):

@@ -168,6 +168,19 @@ def test_zero_valued_cases_are_left_out_as_released_and_kept_beside(t2is_folder:
     assert _mean(cells["Average"]) != _mean(cells["Average"])  # no aesthetics, so no average
 
 
+def test_a_case_without_criteria_in_a_dimension_is_no_zero_there(t2is_folder: Path, tmp_path: Path) -> None:
+    path = t2is_folder / "prompt_consistency.json"
+    document = json.loads(path.read_text())
+    for name in document:
+        document[name]["Logic"] = [{"Light": "One light."}]
+    document[next(iter(document))]["Logic"] = [{}]
+    path.write_text(json.dumps(document))
+    bench = bench_over(t2is_folder, finished(t2is_folder, tmp_path / "images"))
+    (line, *_) = run(bench, tmp_path / "run", BenchmarkOptions(name="here")).tables[0].lines
+    cells = dict(zip(bench.columns, line.cells, strict=True))
+    assert (_mean(cells["Logic"]), _mean(cells["Logic, all cases"])) == (0.5, 0.5)
+
+
 def _mean(value: Interval | float | None) -> float:
     assert isinstance(value, Interval)
     return value.mean

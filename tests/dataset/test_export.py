@@ -11,9 +11,10 @@ from typer.testing import CliRunner
 
 from pacorl.bench.consistency_rank import read_rank_data
 from pacorl.cli.dataset import app
-from pacorl.dataset.export import export, label
+from pacorl.dataset.export import Export, export, label
 from pacorl.dataset.folder import Answer, read_instances, read_pairs, write_records
 from pacorl.dataset.importing import import_folder
+from pacorl.dataset.rules import label_pairs
 from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.io.files import digest
 from pacorl.io.images import open_image
@@ -46,6 +47,22 @@ def test_nothing_leaks_between_splits(ranked):
     for key in (lambda row: {row["group"]}, lambda row: set(row["images"]), lambda row: {row["question"]}):
         train, test = (set().union(*(key(row) for row in rows[split])) for split in ("train", "test"))
         assert not train & test
+
+
+def test_candidates_between_best_and_worst_keep_groups_together(tmp_path):
+    """They are in no pair, but in the benchmark's rankings: here each is the reference of the next group."""
+    answers = []
+    for number in range(6):
+        candidates = (f"best{number}.png", f"reference{number + 1 - number % 2 * 2}.png", f"worst{number}.png")
+        answers.append(
+            Answer(f"i{number}", "ann", f"g{number}", f"reference{number}.png", candidates, f"theme {number}")
+        )
+    pairs, _ = label_pairs(answers)
+    bundle = Export(tmp_path, tmp_path / "out", pairs=pairs, answers=answers)
+    for seed in range(8):
+        bundle.assign_splits({"train": 0.5, "test": 0.5}, seed=seed)
+        for number in (0, 2, 4):
+            assert bundle.split_of[f"g{number}"] == bundle.split_of[f"g{number + 1}"]
 
 
 @pytest.mark.slow

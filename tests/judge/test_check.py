@@ -12,7 +12,15 @@ from judges import Grey, grey
 from PIL import ImageStat
 
 from pacorl.io.images import open_image
-from pacorl.judge.check import CONTROL_FIGURE, ControlError, check_lines, check_page, check_set, panel_scores
+from pacorl.judge.check import (
+    CONTROL_FIGURE,
+    ControlError,
+    check_lines,
+    check_page,
+    check_set,
+    failing,
+    panel_scores,
+)
 from pacorl.judge.local import LocalJudge
 from pacorl.judge.score_set import questions_about, score_set
 from pacorl.judge.scores import PairScore, Scores
@@ -143,7 +151,10 @@ def test_the_gate_of_score_is_the_same_rule() -> None:
 def test_a_failed_question_leaves_its_panels_without_a_score() -> None:
     pairs = (PairScore(0, 1, (1.0,)), PairScore(0, 2, (None,), error="no answer"), PairScore(1, 2, (1.0,)))
     scores = Scores(("a", "b", "c"), tuple(grey(1, 2, 3)), questions_about(), pairs)
-    assert [panel.score for panel in panel_scores(scores)] == [None, 1.0, None]
+    panels = panel_scores(scores)
+    assert [panel.score for panel in panels] == [None, 1.0, None]
+    assert [panel.panel for panel in failing(panels, 0.5)] == [0, 2]  # without an answer nothing passes
+    assert [panel.panel for panel in failing(panels, 1.0)] == [0, 2]  # at the threshold a panel passes
 
 
 def test_the_page_is_whole() -> None:
