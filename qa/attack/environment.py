@@ -58,7 +58,6 @@ LIGHT: dict[str, Sequence[str]] = {
 HEAVY: dict[str, Sequence[str]] = {
     "score": ("score", "a.png", "b.png", "--judge", "tiny", "--report", "page.html"),
     "generate": ("generate", "--prompt", "red round hero, crown, night", *SET, *SMALL, "--out", "made"),
-    "adapter": ("adapter", "run/adapter", "--out", "made"),
 }
 COMMANDS = LIGHT | HEAVY
 

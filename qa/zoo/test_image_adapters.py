@@ -1,7 +1,7 @@
 """Adapters of every generator in every form, by every tool: the output is PEFT's own for the adapter as it was made.
 
 Each cell loads a form directly if the tool reads it. If it does not, the cell shows that it does not (DOES_NOT_READ
-says why), and loads what `pacorl adapter SOURCE --out FOLDER` makes of it. The scale α/rank is 2, as the released
+says why), and loads what `write_lora(folder, read_lora(source))` makes of it. The scale α/rank is 2, as the released
 adapters', so that folding it into weights rounds nothing: every difference is 0.0.
 """
 

@@ -68,7 +68,6 @@ MISTAKES = [
     (["quickstart", "--out", "a.png"], "a.png: Not a directory"),
     (["quickstart", "model.checkpoint=nothere"], "there is no nothere"),
     (["quickstart", "nokey=3"], "nokey: unknown key"),
-    (["adapter", "lora", "--out", "a.png/b"], "a.png: Not a directory"),
     (["benchmark", "consistency-rank", "empty", "--judge", "tiny"], "empty/images is missing"),
     (["benchmark", "consistency-rank", "rank", "--judge", "nothere"], "there is no nothere"),
     (["benchmark", "t2is", "empty"], "name a generator with --model"),

@@ -18,7 +18,6 @@ REFUSED = [
     ([*SET, "--model", "tiny", "--out", "new", "--report", "mine/page.html"], "mine/page.html"),
     ([*SET, "--model", "tiny", "--out", "new", "--pdf", "mine/thesis.pdf"], "mine/thesis.pdf"),
     ([*SCORE, "--report", "a.png"], "a.png"),
-    (["adapter", "tiny", "--out", "mine"], "mine"),
     (["report", "run"], "run/report.html"),
     (["report", "other", "run"], "run/compare-other.html"),
     (["benchmark", "consistency-rank", "rank", "--judge", "tiny", "--out", "mine"], "mine"),

@@ -52,7 +52,6 @@ app.command("repair")(repair.repair)
 app.command("calibrate")(check.calibrate)
 app.command("publish")(train.publish)
 app.command("generate")(generate.generate)
-app.command("adapter")(files.adapter)
 app.command("studio")(serve.studio)
 app.command("serve", context_settings={"allow_extra_args": True})(serve.serve)
 for group in (dataset.app, files.data, files.prompts, benchmark.app, files.config):

@@ -1,4 +1,4 @@
-"""Adapters, prompts, configs and recipes: `pacorl adapter`, `prompts`, `data`, `config`, `recipes` and `init`."""
+"""Prompts, configs and recipes: `pacorl prompts`, `data`, `config`, `recipes` and `init`."""
 
 from __future__ import annotations
 
@@ -27,46 +27,6 @@ config = Commands(
 )
 
 SOURCE = Argument(help="A .jsonl, .txt, .parquet or .json of prompts, or tiny:train|dev|test.")
-
-
-def adapter(
-    source: str = Argument(
-        help="A generator's LoRA: a safetensors file, a folder, or ORG/NAME[:FOLDER/FILE] on the hub."
-    ),
-    *,
-    out: Path | None = Option(None, help="A new folder for the adapter in PEFT's and diffusers' form."),
-) -> None:
-    """Describe an adapter; with --out, write it in a form that pacorl, PEFT, diffusers and ComfyUI all read."""
-    from pacorl.io.files import check_writable
-
-    # The folder, before torch is imported.
-    if out:
-        check_writable(out, folder=True)
-        if out.exists() and any(out.iterdir()):
-            raise ValueError(f"--out {out} is not empty; name a new folder")
-    # The formats import torch, which takes seconds.
-    from pacorl.models.lora.formats import DIFFUSERS_WEIGHTS, PEFT_WEIGHTS, read_lora, write_lora
-
-    # What the file holds.
-    lora = read_lora(source)
-    # Ranks and alphas may differ by module; tools multiply by the scale α/r.
-    scales = []
-    for module, rank in lora.ranks.items():
-        scales.append(lora.alphas[module] / rank)
-    facts = [f"{len(lora.alphas)} modules"]
-    # One number per fact if all modules agree, else a range.
-    for name, numbers in (("rank", lora.ranks.values()), ("alpha", lora.alphas.values()), ("scale", scales)):
-        low = min(numbers)
-        high = max(numbers)
-        facts.append(f"{name} {low:g}" if low == high else f"{name} {low:g} to {high:g}")
-    if lora.base:
-        facts.append(f"trained on {lora.base}")
-    echo(f"{source}: {', '.join(facts)}")
-    if out is None:
-        return
-    # Both forms at once: PEFT's keys and diffusers' keys differ.
-    write_lora(out, lora)
-    echo(f"wrote {out / PEFT_WEIGHTS} (pacorl, PEFT) and {out / DIFFUSERS_WEIGHTS} (diffusers, ComfyUI)")
 
 
 def recipes(*, output: JsonOption) -> None:

@@ -508,9 +508,11 @@ def load_generator(options: GeneratorOptions, *, memory: str, edits: bool) -> Ge
 
     # The request selects the tiny checkpoint: one makes sets, the other edits.
     kind = options.kind or kind_of(options.model, edits=edits)
-    return Generator.from_pretrained(
+    model = Generator.from_pretrained(
         options.model, kind=kind, adapter=options.adapter, memory=memory, **options.policy_options
     )
+    echo_errors(*model.loras)
+    return model
 
 
 def _deliver(

@@ -138,6 +138,7 @@ def _train_policy(run: PolicyConfig, config: Path, options: RunOptions) -> None:
             from pacorl.plan.plan import decided, device
 
             run = decided(run, card_bytes=device()[1])
+        _echo_start(run.adapter.start)
         folder = trainer.train_policy(run, resume=options.resume, allow_changes=options.allow_changes)
     # Only the main process prints.
     if destroy_process_group():
@@ -147,6 +148,14 @@ def _train_policy(run: PolicyConfig, config: Path, options: RunOptions) -> None:
 
             _echo_peak(peaks, lambda: plan_policy(run))
         echo(f"done: {write_report(folder)}")
+
+
+def _echo_start(source: str) -> None:
+    """Describe the LoRA that a training begins with, once for all processes."""
+    if source and os.environ.get("RANK", "0") == "0":
+        from pacorl.models.lora.formats import read_lora
+
+        echo(f"LoRA {source}: {read_lora(source).facts}")
 
 
 def card_peaks() -> tuple[int, int] | None:
@@ -296,6 +305,7 @@ def train_character(
     use_cores()
     # Train.
     with exit_on_sigterm(), config_errors(config, run):
+        _echo_start(run.adapter.start)
         trainer = CharacterTrainer(run, resume=options.resume, allow_changes=options.allow_changes)
         result = trainer.train()
 

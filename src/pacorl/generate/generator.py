@@ -85,6 +85,8 @@ class Generator:
         """Denoising steps by default: the tiny checkpoint's, or the published checkpoint's."""
         self.note = ""
         """Caveat for readers of the images; empty for most models."""
+        self.loras: list[str] = []
+        """A line about each loaded LoRA: its form, modules, rank, α and base."""
         if self._tiny:
             self.batch = self._tiny.batch
             self.default_steps = self._tiny.steps
@@ -142,13 +144,15 @@ class Generator:
             policy.place_vae(device)
             policy.place_transformer(device)
         # After the weights are in place: the adapter's layers wrap the placed layers.
+        loras = []
         if sources:
-            load_lora(policy.transformer, sources)
+            loras = load_lora(policy.transformer, sources)
             policy.transformer.to(device)
         if policy.options.warning:
             logger.warning(policy.options.warning)
 
         generator = cls(policy, model=model, kind=spec.kind, adapter=adapter_names(strengths))
+        generator.loras = loras
         if low:
             generator.turns = Turns(policy.transformer, device=torch.device(device))
         return generator

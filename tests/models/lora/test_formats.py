@@ -417,5 +417,19 @@ def test_an_adapter_of_the_last_layer_alone_stays_there(tmp_path: Path) -> None:
         {f"proj_out.lora_{side}.weight": torch.ones(shape) for side, shape in shapes.items()}, {"proj_out": 4.0}
     )
     write_lora(tmp_path, lora)
-    load_lora(transformer, tmp_path)
+    (line,) = load_lora(transformer, tmp_path)
+    assert line == f"LoRA {tmp_path}: PEFT form, 1 modules, rank {RANK}, alpha 4"
     assert sorted(adapter_state(transformer)) == sorted(lora.state)
+
+
+def test_what_an_adapter_is_fits_in_a_line(tmp_path: Path) -> None:
+    """The converter of a kohya file folds α into the weights."""
+    block = "lora_unet_transformer_blocks_0_attn_to_q"
+    tensors = {f"{block}.lora_up.weight": torch.randn(8, 2), f"{block}.lora_down.weight": torch.randn(2, 8)}
+    save_file(tensors | {f"{block}.alpha": torch.tensor(1.0)}, tmp_path / "night.safetensors")
+    assert read_lora(tmp_path / "night.safetensors").facts == "kohya form, 1 modules, rank 2, alpha 2"
+    state = {f"{name}.lora_{side}.weight": torch.zeros(2, 2) for name in "xy" for side in "AB"}
+    write_lora(tmp_path / "peft", Lora(state, {"x": 4.0, "y": 2.0}, "org/base"))
+    facts = "PEFT form, 2 modules, rank 2, alpha 2 to 4, trained on org/base"
+    assert read_lora(tmp_path / "peft").facts == facts
+    assert read_lora(tmp_path / "peft" / "pytorch_lora_weights.safetensors").facts.startswith("diffusers form, 2")

@@ -164,12 +164,15 @@ def start_from(transformer: nn.Module, source: str | Path, *, rank: int, alpha: 
     set_adapter_state(transformer, lora.state)
 
 
-def load_lora(transformer: nn.Module, source: str | Path | Mapping[str, float]) -> None:
+def load_lora(transformer: nn.Module, source: str | Path | Mapping[str, float]) -> list[str]:
     """Add a saved adapter, or several as one, with their own ranks, α and modules.
 
     Args:
         transformer: The model.
         source: An adapter in any form as for `adapter_file`, or adapters with their strengths.
+
+    Returns:
+        A line about each adapter.
 
     Raises:
         ValueError: There is no adapter, it does not fit, or it is not plain LoRA (DoRA, rank-stabilised).
@@ -192,6 +195,7 @@ def load_lora(transformer: nn.Module, source: str | Path | Mapping[str, float]) 
     with blamed_on(adapter_names(strengths)):
         _inject(transformer, **peft_options(lora))
         set_adapter_state(transformer, lora.state)
+    return [f"LoRA {name}: {lora.facts}" for name, (lora, _) in zip(strengths, loras, strict=True)]
 
 
 def stacked(loras: Sequence[tuple[Lora, float]]) -> Lora:

@@ -77,6 +77,17 @@ class Lora:
     """α of each module."""
     base: str = ""
     """Name or folder of the base model; empty if unknown."""
+    form: str = ""
+    """Form of the file that it was read from."""
+
+    @property
+    def facts(self) -> str:
+        """Form, modules, rank, α and base, in a line; a range where modules differ."""
+        facts = [f"{self.form} form", f"{len(self.alphas)} modules"]
+        for name, numbers in (("rank", self.ranks.values()), ("alpha", self.alphas.values())):
+            low, high = min(numbers), max(numbers)
+            facts.append(f"{name} {low:g}" if low == high else f"{name} {low:g} to {high:g}")
+        return ", ".join([*facts, f"trained on {self.base}"] if self.base else facts)
 
     @property
     def ranks(self) -> dict[str, int]:
@@ -241,7 +252,9 @@ def read_lora(source: str | Path) -> Lora:
         if not (WEIGHT.fullmatch(name) or ALPHA.fullmatch(name) or re.search(r"_lora\d?\.(down|up)\.weight$", name)):
             raise ValueError(f"{file}: {name} is no weight of a plain LoRA; merge the adapter into its base instead")
     check_finite(file, tensors)
+    form = "diffusers" if any(".lora_A." in name for name in tensors) else "down and up"
     if _is_foreign(tensors):
+        form = "kohya"
         tensors = _converted(file, tensors)
         metadata = {}  # the converter folds α in, which invalidates the metadata's α
 
@@ -253,6 +266,7 @@ def read_lora(source: str | Path) -> Lora:
                 f"{file} has PEFT's names and no {PEFT_CONFIG} beside it, which says its α; fetch that too"
             )
         config = _checked(read_object(path, fix="fetch the adapter again"), path)
+        form = "PEFT"
     else:
         # diffusers' metadata in the file, if there is any.
         with blamed_on(f"{file}: {METADATA} in its metadata"):
@@ -262,7 +276,7 @@ def read_lora(source: str | Path) -> Lora:
         config = _checked(of_transformer, file)
     state, alphas = _plain(file, tensors)
     base = str(config.get("base_model_name_or_path") or "")
-    lora = Lora(state, _alphas(file, state, alphas, config), base)
+    lora = Lora(state, _alphas(file, state, alphas, config), base, form)
     if FOLDED_ALPHA not in metadata:
         return lora
 
@@ -273,7 +287,7 @@ def read_lora(source: str | Path) -> Lora:
         if alphas.keys() != lora.alphas.keys():
             raise ValueError("it is of other modules; fetch or copy the file again")
     scales = _scales(Lora(state, alphas))
-    return Lora({name: value / scales.get(name, 1.0) for name, value in state.items()}, alphas, base)
+    return Lora({name: value / scales.get(name, 1.0) for name, value in state.items()}, alphas, base, form)
 
 
 def check_finite(file: Path, tensors: Mapping[str, Tensor]) -> None:
