@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from itertools import chain
 
 from qa.attack.harness import FAULTS, Tally, attack
 
@@ -42,13 +43,14 @@ def main(arguments: Sequence[str]) -> int:
     today = int(time.strftime("%Y%m%d"))  # else the same inputs would be tried for years
     parser.add_argument("--seed", type=int, default=today, help="Of the inputs; today's date unless given.")
     parser.add_argument("--share", type=float, default=1.0, help="How many of them.")
-    parser.add_argument("--only", default="", help="A family, FAMILY/TARGET, or FAMILY/TARGET:NUMBER.")
+    parser.add_argument("--only", nargs="+", default=[""], help="Families, FAMILY/TARGET, or FAMILY/TARGET:NUMBER.")
     options = parser.parse_args(arguments)
     all_kinds: Counter[str] = Counter()
-    for tally in tallies(options.only, seed=options.seed, share=options.share):
+    several = (tallies(only, seed=options.seed, share=options.share) for only in options.only)
+    for tally in chain.from_iterable(several):
         all_kinds += tally.kinds
         print(f"{tally.name:<42}{tally.seconds:>8.1f} s  {dict(tally.kinds)}", flush=True)
-        for fault in tally.faults[: None if ":" in options.only else SHOWN_FAULTS]:
+        for fault in tally.faults[: None if ":" in options.only[0] else SHOWN_FAULTS]:
             print(f"    {tally.name}:{fault.number}  {fault.kind}  {fault.detail}", flush=True)
     print(f"seed {options.seed}, {all_kinds.total():,} inputs: {dict(all_kinds)}")
     return int(any(all_kinds[kind] for kind in FAULTS))

@@ -44,7 +44,6 @@ STORIES = {
     "export": [
         ["dataset", "import", "run", "rankings.csv", "--kind", "rankings"],
         ["dataset", "export", "run", "--test-share", "0.5"],
-        ["dataset", "tasks", "run", "--out", "run/tasks"],
     ],
     "generate": [
         ["generate", "--prompt", "red round hero, crown, night", *SET, *SMALL, "--out", "run", "--pdf", "run/set.pdf"]

@@ -198,19 +198,14 @@ def test_a_manifest_of_somebody_else_deletes_nothing_elsewhere(ranked, tmp_path)
     assert secret.read_text() == "mine"
 
 
-@pytest.mark.parametrize("command", ["export", "tasks"])
-def test_a_folder_of_somebody_else_is_refused_and_stays(ranked, tmp_path, command):
+def test_a_folder_of_somebody_else_is_refused_and_stays(ranked, tmp_path):
     """LLaMA-Factory's own folder of data, whose list of datasets an export would replace."""
     theirs = tmp_path / "LLaMA-Factory" / "data"
     theirs.mkdir(parents=True)
-    for name in ("dataset_info.json", "tasks.json"):
-        (theirs / name).write_text("theirs")
-    result = CliRunner().invoke(app, [command, str(ranked), "--out", str(theirs)])
+    (theirs / "dataset_info.json").write_text("theirs")
+    result = CliRunner().invoke(app, ["export", str(ranked), "--out", str(theirs)])
     assert "holds files that this command did not make; name an empty or a new folder" in str(result.exception)
-    assert {path.name: path.read_text() for path in theirs.iterdir()} == {
-        "dataset_info.json": "theirs",
-        "tasks.json": "theirs",
-    }
+    assert {path.name: path.read_text() for path in theirs.iterdir()} == {"dataset_info.json": "theirs"}
 
 
 def test_other_reasons_are_another_export(ranked):
