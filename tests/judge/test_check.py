@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from judges import Grey, grey
-from PIL import ImageStat
+from PIL import Image, ImageDraw, ImageStat
 
 from pacorl.io.images import open_image
 from pacorl.judge.check import (
     CONTROL_FIGURE,
     ControlError,
+    ask_controls,
     check_lines,
     check_page,
     check_set,
@@ -25,6 +26,7 @@ from pacorl.judge.local import LocalJudge
 from pacorl.judge.score_set import questions_about, score_set
 from pacorl.judge.scores import PairScore, Scores
 from pacorl.tiny.characters import draw, set_of, with_another
+from pacorl.types import Question, Verdict
 
 SUBJECT = ("red", "round", "crown", "night")
 
@@ -139,6 +141,28 @@ def test_the_images_whose_controls_fail_are_named() -> None:
     check = check_set(Grey(), grey(20, 25), least=0.5, characters=hero)
     assert [control.image for control in check.controls[::3]] == ["hero, reference 1", "image 1"]
     assert len(check.failed) == 2
+
+
+@pytest.mark.parametrize(("width", "height"), [(16, 16), (200, 20), (20, 200), (320, 256)])
+def test_the_three_controls_of_an_image_of_any_size_are_three_images(width: int, height: int) -> None:
+    """The crop loses columns and rows: every line at the edge of the image is gone from it."""
+    shown = []
+
+    class Looking(Grey):
+        def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
+            shown.extend(question.images[1] for question in questions)
+            return super().verdicts(questions)
+
+    image = Image.new("RGB", (width, height), "white")
+    ImageDraw.Draw(image).rectangle((0, 0, width - 1, height - 1), outline="black")
+    ask_controls(Looking(), image, name="framed", questions=questions_about())
+    same, crop, figure = shown
+    assert same.tobytes() == image.tobytes()
+    assert crop.size == image.size
+    edges = [crop.crop(box) for box in ((0, 0, width, 1), (0, 0, 1, height))]
+    assert all(max(edge.convert("L").tobytes()) > 200 for edge in edges)
+    assert len({control.tobytes() for control in shown}) == 3
+    assert figure.tobytes() == open_image(CONTROL_FIGURE).tobytes()
 
 
 def test_the_gate_of_score_is_the_same_rule() -> None:

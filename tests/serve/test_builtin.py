@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 import jsonschema
 import pytest
+import torch
 from judges import serving
 from PIL import Image
 from torch import Tensor
@@ -46,7 +47,8 @@ from pacorl.judge.paco_reward import PacoReward
 from pacorl.judge.prompting import ChatPrompt
 from pacorl.serve.builtin import load_judges
 from pacorl.serve.request_images import data_of
-from pacorl.serve.schema import MOST_IMAGES, MOST_PARTS, Limits
+from pacorl.serve.schema import MOST_IMAGES, MOST_PARTS, CheckRequest, Limits
+from pacorl.serve.served_judge import pick_token
 from pacorl.tiny.characters import all_panels, draw, set_of, with_another
 from pacorl.types import Question, Size
 
@@ -796,3 +798,18 @@ def test_a_calibration_maps_the_scores_of_a_set_and_no_log_probabilities() -> No
     assert (status, answer["calibrated"]) == (200, True)
     assert plain is not None
     assert answer["mean"] == pytest.approx(curve(plain), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("top_p", "kept"), [(0.05, {2}), (0.55, {2}), (0.65, {2, 0}), (0.95, {2, 0, 3}), (1.0, {2, 0, 3, 1})]
+)
+def test_the_nucleus_holds_the_token_that_completes_its_mass(top_p: float, kept: set[int]) -> None:
+    log_probs = torch.tensor([0.3, 0.02, 0.6, 0.08]).log()
+    assert {pick_token(log_probs, temperature=1.0, top_p=top_p, seed=seed) for seed in range(400)} == kept
+
+
+def test_each_character_of_a_check_has_its_own_images() -> None:
+    url = "data:image/png;base64,AAAA"
+    request = CheckRequest(panels=[url], references={"ann": [url], "bo": [url, url], "cy": [url]})
+    images = [Image.new("RGB", (8, 8), (shade, 0, 0)) for shade in range(4)]
+    assert request.characters(images) == [("ann", images[:1]), ("bo", images[1:3]), ("cy", images[3:])]
