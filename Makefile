@@ -44,8 +44,8 @@ lint: $(READY)  ## format, lint and types
 	$(BIN)/ruff check
 	$(BIN)/mypy
 
-check: lint  ## what must hold before a commit: lint and the fast tests
-	$(PYTEST) -m "not slow and not campaign and not vllm" $(ARGS)
+check: lint  ## what must hold before a commit: lint, and the fast tests that see the most
+	$(PYTEST) -m "not slow and not campaign and not vllm" $$($(BIN)/python .ci/named_tests.py) $(ARGS)
 
 test: $(READY)  ## all tests but the long ones
 	$(PYTEST) --no-loadscope-reorder -m "not campaign and not vllm" $(ARGS)
