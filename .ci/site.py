@@ -69,8 +69,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     command = typer.main.get_command(app)
     context = typer.Context(command, info_name="pacorl")
     commands = get_docs_for_click(obj=command, ctx=context, name="pacorl", title="Commands")
-    names = "\n\n".join(f"::: pacorl.{name}" for name in (*pacorl.__all__, *MODULES))
-    api = f"# Python API\n\n[python.md](python.md) shows these names at work.\n\n{names}\n"
+    api = "# Python API\n\n[python.md](python.md) shows these names at work.\n"
+    for heading, names in {"The package": pacorl.__all__, "Modules": MODULES}.items():
+        api += f"\n## {heading}\n\n" + "".join(f"::: pacorl.{name}\n\n" for name in names)
     for page, content in {"cli.md": commands, "config.md": config_page(), "api.md": api}.items():
         files.append(File.generated(config, page, content=content))
     return files
