@@ -109,6 +109,21 @@ def test_a_seed_means_what_it_means_to_diffusers(painter, prompts):
     assert apart(made.image, image) <= 1
 
 
+def test_no_two_candidates_of_a_call_share_a_seed(painter: Generator, prompts: list[Prompt]) -> None:
+    made = generate_sets(
+        painter,
+        prompts,
+        seed=5,
+        count=2,
+        best_of=2,
+        rank=lambda _, images: [Judged(0.5) for _ in images],
+        keep_all=True,
+        size=SIZE,
+        steps=1,
+    )
+    assert [image.recipe.seed for image in made] == list(range(5, 13))
+
+
 @pytest.mark.slow
 def test_the_best_of_several_is_the_judges(painter, prompts):
     judge = Brightness()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import base64
 import dataclasses
 import io
@@ -45,10 +46,10 @@ from pacorl.judge.judge import JudgeRefusedError
 from pacorl.judge.local import LocalJudge
 from pacorl.judge.paco_reward import PacoReward
 from pacorl.judge.prompting import ChatPrompt
-from pacorl.serve.builtin import load_judges
+from pacorl.serve.builtin import completion, load_judges
 from pacorl.serve.request_images import data_of
-from pacorl.serve.schema import MOST_IMAGES, MOST_PARTS, CheckRequest, Limits
-from pacorl.serve.served_judge import pick_token
+from pacorl.serve.schema import MOST_IMAGES, MOST_PARTS, ChatRequest, CheckRequest, Limits
+from pacorl.serve.served_judge import Batcher, Continuation, pick_token
 from pacorl.tiny.characters import all_panels, draw, set_of, with_another
 from pacorl.types import Question, Size
 
@@ -813,3 +814,42 @@ def test_each_character_of_a_check_has_its_own_images() -> None:
     request = CheckRequest(panels=[url], references={"ann": [url], "bo": [url, url], "cy": [url]})
     images = [Image.new("RGB", (8, 8), (shade, 0, 0)) for shade in range(4)]
     assert request.characters(images) == [("ann", images[:1]), ("bo", images[1:3]), ("cy", images[3:])]
+
+
+def test_a_fault_of_one_question_leaves_its_batch_answered() -> None:
+    sizes = []
+
+    def run(prompts: Sequence[ChatPrompt]) -> list[Tensor]:
+        sizes.append(len(prompts))
+        if any(prompt.text == "faulty" for prompt in prompts):
+            raise RuntimeError("no such question")
+        return [torch.tensor([float(prompt.text)]) for prompt in prompts]
+
+    async def ask() -> list[Any]:
+        with ThreadPoolExecutor(1) as executor:
+            batcher = Batcher(run, executor, largest=8, most_waiting=8)
+            work = asyncio.create_task(batcher.work())
+            asked = [batcher.ask(ChatPrompt(text, ())) for text in ("1", "faulty", "2")]
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            work.cancel()
+            return answers
+
+    first, fault, last = asyncio.run(ask())
+    assert (float(first), float(last)) == (1.0, 2.0)
+    assert isinstance(fault, RuntimeError)
+    assert sizes == [3, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("stopped", "reason"), [(True, "stop"), (False, "length")])
+def test_an_answer_says_why_it_ends_and_is_json(stopped: bool, reason: str) -> None:
+    class Letters:
+        def decode(self, ids: list[int], **options: bool) -> str:
+            return "".join(chr(97 + number) for number in ids)
+
+    request = ChatRequest.model_validate({**TEXT, "logprobs": True, "top_logprobs": 3})
+    log_probs = torch.tensor([[0.0, -math.inf, -1.0]], dtype=torch.float64)
+    answer = completion(request, Continuation((0,), log_probs, stopped=stopped), Letters(), prompt_tokens=4)
+    (choice,) = json.loads(json.dumps(answer, allow_nan=False))["choices"]
+    assert choice["finish_reason"] == reason
+    listed = {entry["token"]: entry["logprob"] for entry in choice["logprobs"]["content"][0]["top_logprobs"]}
+    assert listed == {"a": 0.0, "b": -9999.0, "c": -1.0}
