@@ -429,7 +429,7 @@ def _error(fault: Exception) -> JSONResponse:
 
     # OpenAI's names, which clients tell apart.
     kind = SERVER_ERROR if status == 500 else "invalid_request_error"
-    error = {"message": message, "type": kind, "param": None, "code": status}
+    error: dict[str, Any] = {"message": message, "type": kind, "param": None, "code": status}
     if isinstance(fault, UnjudgedError):
         error |= fault.fields
     headers[ERROR_TYPE] = str(error["type"])

@@ -16,11 +16,9 @@ from torch import Tensor, nn
 
 from pacorl.io.documents import blamed_on
 from pacorl.io.hub import HUB_NAME
+from pacorl.models.lora import ADAPTER
 from pacorl.models.lora.formats import Lora, peft_options, read_lora
 from pacorl.models.lora.sharding import has_sharded, is_sharded
-
-ADAPTER = "default"
-"""PEFT's name of a model's only adapter."""
 
 
 def materialize(module: nn.Module) -> None:

@@ -7,9 +7,9 @@ weight-only layers keep the unpacked one, which for FLUX.1-dev is the whole bf16
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
-NONE = "none"
+NONE: Final = "none"
 INT8 = "int8"
 Quantization = Literal["none", "int8"]
 """Form of a model's frozen weights."""
