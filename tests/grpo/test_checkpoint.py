@@ -24,7 +24,6 @@ from pacorl.core.objectives import OBJECTIVES
 from pacorl.grpo import checkpoint
 from pacorl.grpo.checkpoint import (
     LENGTH_KEYS,
-    Changes,
     changes_since,
     code_identities,
     free_keys,
@@ -231,7 +230,7 @@ def test_another_config_is_refused_unless_it_may_change(tmp_path: Path, monkeypa
     start = starting_point(run_at(tmp_path), "auto")
     assert start
     longer = run_at(tmp_path, epochs=500)
-    assert changes_since(start, longer, code={}, allowed=False) == Changes({"epochs": [100, 500]})
+    assert changes_since(start, longer, code={}, allowed=False) == {"epochs": [100, 500]}
     other = run_at(tmp_path, optimizer={"lr": 1.0}, group_size=8)
     with pytest.raises(
         ConfigError,
@@ -239,7 +238,7 @@ def test_another_config_is_refused_unless_it_may_change(tmp_path: Path, monkeypa
     ):
         changes_since(start, other, code={}, allowed=False)
     changes = {"group_size": [16, 8], "optimizer.lr": [0.0003, 1.0]}
-    assert changes_since(start, other, code={}, allowed=True) == Changes(changes, changes)
+    assert changes_since(start, other, code={}, allowed=True) == changes
 
 
 SERVER = {"backend": "http", "checkpoint": "http://127.0.0.1:1/v1", "model": "m"}
@@ -341,8 +340,7 @@ def test_another_judge_is_refused_and_the_same_one_elsewhere_is_not(
     first.rename(moved)
     (moved / "README.md").write_text("It lay elsewhere.")
     both = {key: ["first", "moved"] for key in ("judge.checkpoint", "evaluation.judge.checkpoint")}
-    assert changes_since(start, judged_by(tmp_path, checkpoint="moved"), code={}, allowed=False) == Changes(both)
-    assert not changes_since(start, judged_by(tmp_path, checkpoint="moved"), code={}, allowed=False).frozen
+    assert changes_since(start, judged_by(tmp_path, checkpoint="moved"), code={}, allowed=False) == both
 
     shutil.copytree(moved, other)
     weights = load_file(other / "model.safetensors")
@@ -354,7 +352,7 @@ def test_another_judge_is_refused_and_the_same_one_elsewhere_is_not(
     other.rename(first)
     with pytest.raises(ConfigError, match=r"was 'first \(sha256 (\w+)\)' and is now 'first \(sha256 (?!\1)\w+\)'"):
         changes_since(start, config, code={}, allowed=False)
-    assert changes_since(start, config, code={}, allowed=True).frozen.keys() == both.keys()
+    assert changes_since(start, config, code={}, allowed=True).keys() == both.keys()
     (moved / "config.json").write_text((moved / "config.json").read_text() + "\n")
     with pytest.raises(ConfigError, match=r"evaluation.judge.checkpoint was 'first"):
         changes_since(start, judged_by(tmp_path, checkpoint="moved"), code={}, allowed=False)
@@ -374,14 +372,14 @@ def test_an_edited_file_that_a_config_names_is_refused(
     saved(config, 1, score=0.5, code=code)
     start = starting_point(config, "auto")
     assert start
-    assert changes_since(start, config, code=code_identities(config, {}), allowed=False) == Changes()
+    assert changes_since(start, config, code=code_identities(config, {}), allowed=False) == {}
 
     mine.write_text("def good(prompts, images):\n    return [2.0] * len(images)\n")
     edited = code_identities(config, {})
     with pytest.raises(ConfigError, match=r"code of \S+mine.py:good was 'sha256 (\w+)' and is now 'sha256 (?!\1)\w+'"):
         changes_since(start, config, code=edited, allowed=False)
     both = {f"code of {name}": [code[name], edited[name]]}
-    assert changes_since(start, config, code=edited, allowed=True) == Changes(both, both)
+    assert changes_since(start, config, code=edited, allowed=True) == both
 
 
 def test_a_server_may_move_and_may_not_serve_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,7 +392,7 @@ def test_a_server_may_move_and_may_not_serve_another_model(tmp_path: Path, monke
     start = starting_point(config, "auto")
     assert start
     for judge in ({"checkpoint": "2.yaml"}, {"checkpoint": "http://127.0.0.1:9/v1", "model": "A", "timeout": 5}):
-        assert not changes_since(start, judged_by(tmp_path, backend="http", **judge), code={}, allowed=False).frozen
+        changes_since(start, judged_by(tmp_path, backend="http", **judge), code={}, allowed=False)
     for judge in ({"checkpoint": "3.yaml"}, {"checkpoint": "http://127.0.0.1:1/v1", "model": "B"}):
         with pytest.raises(
             ConfigError, match=r"judge.checkpoint was '1.yaml \(model A\)' and is now '\S+ \(model B\)'"
@@ -411,7 +409,7 @@ def test_a_checkpoint_without_identities_is_compared_by_what_its_config_names(
     saved(config, 1, score=0.5)
     start = starting_point(config, "auto")
     assert start
-    assert not changes_since(start, judged_by(tmp_path, checkpoint="copy"), code={}, allowed=False).frozen
+    changes_since(start, judged_by(tmp_path, checkpoint="copy"), code={}, allowed=False)
     with pytest.raises(ConfigError, match=r"judge.checkpoint was 'tiny' and is now 'org/not-here'"):
         changes_since(start, judged_by(tmp_path, checkpoint="org/not-here"), code={}, allowed=False)
 

@@ -76,9 +76,9 @@ class Work:
             self.count["questions"] += len(questions)
             return verdicts(questions)
 
-        def back(loss: torch.Tensor, *, last: bool) -> None:
+        def back(loss: torch.Tensor) -> None:
             self.count["backward"] += 1
-            backward(loss, last=last)
+            backward(loss)
 
         patch.setattr(vae, "decode", decoded)
         patch.setattr(judge, "verdicts", asked)

@@ -86,9 +86,8 @@ def outcome(folder: Path) -> list[Any]:
     return [lines, digests(folder / "samples"), weights(folder)]
 
 
-# Calls of the reward: 1 tries it, 2 and 3 evaluate the start at both sizes, and an epoch has 4 batches. In the second
-# evaluation the fourth call is of the trained adapter.
-START, EPOCH = 3, 4
+# Calls of the reward: 1 tries it, 2 evaluates the start, and an epoch has 4 batches.
+START, EPOCH = 2, 4
 WHERE = {
     "first batch": (START + EPOCH + 1, 1, r"batch 1: prompts \d"),
     "later batch": (START + EPOCH + 3, 1, r"batch 3: prompts \d"),

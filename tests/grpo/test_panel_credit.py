@@ -18,7 +18,6 @@ from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION
 from pacorl.core.sampler import Sampler, Tree
 from pacorl.grpo.builders import with_credit
 from pacorl.grpo.conditioning import ConditioningCache
-from pacorl.grpo.pending import packed, unpacked
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import Draw, collect
 from pacorl.grpo.rows import Row
@@ -63,10 +62,6 @@ def test_a_log_probability_of_each_token_s_panel_is_kept_on_disk() -> None:
         assert nodes.log_prob_B.shape == (len(nodes.row_B), 36)
         for row, log_prob_N in zip(nodes.row_B, nodes.log_prob_B, strict=True):
             assert len(log_prob_N.unique()) == rows[row].prompt.grid.count
-
-    again = unpacked(packed(samples), {row.prompt.id: row.prompt for row in rows})
-    for nodes, same in zip(samples.nodes, again.nodes, strict=True):
-        assert torch.equal(nodes.log_prob_B, same.log_prob_B)
 
 
 def test_the_table_of_parts() -> None:

@@ -62,7 +62,7 @@ def train(out: Path) -> None:
         for batch in own:
             last = batch is own[-1]
             with machine.accumulating(model, last=last):
-                machine.backward(model(batch).square().mean() / len(own), last=last)
+                machine.backward(model(batch).square().mean() / len(own))
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         gradients = full_state({str(n): p.grad for n, p in enumerate(parameters) if p.grad is not None})
         norms.append(machine.step(optimizer, parameters, max_norm=0.5))
@@ -87,13 +87,20 @@ def train(out: Path) -> None:
 
 
 def wait(out: Path) -> None:
-    """Writes the seconds that a process of such a patience waits for another."""
+    """Writes the seconds that a process of such a patience waits for another: at first, limited, for scores, after."""
     from pacorl.runtime.processes import Runtime
 
-    Runtime(patience=1234.5)
+    runtime = Runtime(patience=1234.5)
     backend = torch.distributed.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
-    if torch.distributed.get_rank() == 0:
-        torch.save(backend.options._timeout.total_seconds(), out)
+    seconds = [backend.options._timeout.total_seconds()]
+    runtime.limit_waiting(7.0)
+    seconds.append(backend.options._timeout.total_seconds())
+    gather = runtime.gather
+    runtime.gather = lambda value: seconds.append(backend.options._timeout.total_seconds()) or gather(value)  # type: ignore
+    runtime.gather_rows(dict)
+    seconds.append(backend.options._timeout.total_seconds())
+    if runtime.is_main:
+        torch.save(seconds, out)
 
 
 class Worded(Exception):

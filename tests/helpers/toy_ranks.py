@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,33 +20,15 @@ from pacorl.types import Prompt
 EPOCH = ["epochs=1", "rewards=[{name: drawing}]"]
 
 
-def command(words: Sequence[str], errors: Path, shortened: Mapping[str, float] = {}) -> None:
-    """A command line, each rank with its own file for what it says; `shortened` are constants of `runtime.watch`."""
+def command(words: Sequence[str], errors: Path) -> None:
+    """A command line, each rank with its own file for what it says."""
     from pacorl import cli
-    from pacorl.runtime import watch
 
     toy_world.install()
-    decode = toy_world.ToyPolicy.decode
-
-    def decode_or_hang(*args: Any) -> list[Image.Image]:
-        hang_if_told("decode")
-        return decode(*args)
-
-    toy_world.ToyPolicy.decode = decode_or_hang  # type: ignore[method-assign]
-    toy_world.ToyTransformer._no_split_modules = ("Linear",)  # type: ignore[attr-defined]  # FSDP2's blocks
-    for name, seconds in shortened.items():
-        setattr(watch, name, seconds)
     said = os.open(f"{errors}-{os.environ.get('RANK', '0')}", os.O_CREAT | os.O_WRONLY)
     os.dup2(said, 2)
     sys.argv = ["pacorl", *words]
     cli.main()
-
-
-def hang_if_told(place: str) -> None:
-    """In rank 1, and once HANGS_IN_<place> is a pipe: wait as for a file of a mount that does not answer."""
-    pipe = Path(os.environ.get(f"HANGS_IN_{place}", "nowhere"))
-    if pipe.exists() and os.environ["RANK"] == "1":
-        pipe.read_text()
 
 
 def brightness(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[float]:
@@ -65,7 +47,7 @@ def draw_and_resume(out: Path) -> None:
     met: dict[str, Any] = {}
     machine = Runtime()
     machine.check_stop()  # nobody is told
-    with machine.signals():
+    with machine.signals:
         if machine.rank == machine.world - 1:
             signal.raise_signal(signal.SIGTERM)
         try:

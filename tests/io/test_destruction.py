@@ -59,9 +59,6 @@ ALLOWED = {
         "lines of the log, by `write_atomic`",
     ),
     ("grpo/run.py", "Run._build_records"): (["truncate"], "lines of the log, by `write_atomic`"),
-    ("grpo/pending.py", "PendingEpoch._usable_mark"): (["shutil.rmtree"], "a hidden folder of an exact name"),
-    ("grpo/pending.py", "PendingEpoch.keep"): (["shutil.rmtree"], ASIDE),
-    ("grpo/pending.py", "PendingEpoch.keep.write"): (["save_file"], ASIDE),
     ("judge_training/judge_trainer.py", "JudgeTrainer._save"): (
         ["Path.replace", "save_model", "shutil.rmtree"],
         "a hidden folder of an exact name, whose files take their names one by one",

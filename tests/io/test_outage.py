@@ -11,7 +11,7 @@ import pytest
 
 from pacorl.io import outage as outages
 from pacorl.io.net import Circuit, DeadlineError, TransientError
-from pacorl.io.outage import Answers, Outage, UnreachableError, retried
+from pacorl.io.outage import Outage, UnreachableError, retried
 
 
 @pytest.fixture(autouse=True)
@@ -131,21 +131,3 @@ def test_a_short_silence_is_not_announced_and_a_long_one_twice(
     begin, end = caplog.messages
     assert begin == "service does not answer (refused); it is retried for up to 30 s"
     assert end.startswith("service answers again after ")
-
-
-def test_a_known_answer_is_not_asked_for() -> None:
-    async def ask() -> float:
-        return 0.5
-
-    async def no_ask() -> float:
-        raise AssertionError("asked again")
-
-    async def run() -> None:
-        answers = Answers(known={"a": 0.25, "zero": 0.0})
-        assert [await answers.of("a", no_ask), await answers.of("zero", no_ask)] == [0.25, 0.0]
-        assert await answers.of("b", ask) == 0.5
-        assert answers.given == {"b": 0.5}
-        # A question that this process asked before may be asked again: a server may answer otherwise.
-        assert await answers.of("b", ask) == 0.5
-
-    asyncio.run(run())

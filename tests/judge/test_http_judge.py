@@ -17,7 +17,7 @@ from PIL import Image
 from pacorl.io import net, outage
 from pacorl.io.images import ImageError
 from pacorl.io.net import TransientError
-from pacorl.io.outage import Answers, UnreachableError
+from pacorl.io.outage import UnreachableError
 from pacorl.judge.http import HttpOptions, batch, open_http
 from pacorl.judge.http.http_judge import HttpJudge
 from pacorl.judge.http.messages import EncodedImage, UnansweredError, check_model, read_p_yes, turn_body, verdict_body
@@ -397,20 +397,20 @@ def test_a_judge_that_is_still_starting_is_waited_for() -> None:
 
 
 @pytest.mark.slow
-def test_a_judge_whose_answers_are_kept_is_waited_for_and_others_are_not() -> None:
+def test_a_judge_is_waited_for_if_it_is_asked_to_and_else_not() -> None:
     with FakeServer().running() as gone:
         url = gone.url
     port = int(url.rpartition(":")[2].partition("/")[0])
     with HttpJudge("judge", [url], timeout=5, retries=0) as judge:
         assert "no connection" in judge.verdicts(QUESTIONS[:1])[0].error
-        judge.keep_answers(Answers())
+        judge.wait_for_outages()
         waiting = judge.submit(QUESTIONS)
         time.sleep(0.5)
         assert not waiting.done()
         with FakeServer(port=port).running():
             assert {verdict.error for verdict in waiting.result(60)} == {""}
     with HttpJudge("judge", [url], timeout=5, retries=0, outage=0.2) as judge:
-        judge.keep_answers(Answers())
+        judge.wait_for_outages()
         with pytest.raises(UnreachableError, match=rf"judge judge at {url} has not answered for"):
             judge.verdicts(QUESTIONS)
 
@@ -418,10 +418,10 @@ def test_a_judge_whose_answers_are_kept_is_waited_for_and_others_are_not() -> No
 def test_a_server_that_answers_503_is_away_only_if_all_are(server: FakeServer) -> None:
     server.behave = lambda handler, number: handler.fail(503, "loading") is None
     with FakeServer().running() as other, judge_of(server, other, retries=3) as judge:
-        judge.keep_answers(Answers())
+        judge.wait_for_outages()
         assert_all_right(judge)
     with judge_of(server, outage=0.2) as judge:
-        judge.keep_answers(Answers())
+        judge.wait_for_outages()
         with pytest.raises(UnreachableError, match="HTTP 503 loading"):
             judge.verdicts(QUESTIONS)
 
@@ -431,23 +431,11 @@ def test_with_one_of_two_servers_hanging_the_other_answers_all(server: FakeServe
     """The circuit breaker's work: the one that hangs is asked again every ten seconds at most."""
     server.behave = lambda handler, number: time.sleep(5) is None
     with FakeServer().running() as other, judge_of(server, other, timeout=2.0, concurrency=2) as judge:
-        judge.keep_answers(Answers())
+        judge.wait_for_outages()
         judge.check()
         questions = [Question((RED, BLUE), str(number)) for number in range(40)]
         assert all(verdict.valid for verdict in judge.verdicts(questions))
         assert len(server.chats) <= 4
-
-
-def test_known_answers_are_not_asked_for_whatever_the_order(server: FakeServer) -> None:
-    with judge_of(server) as judge:
-        judge.keep_answers(first := Answers())
-        judge.verdicts(QUESTIONS[:4])
-    assert len(first.given) == 4
-    with judge_of(server) as judge:
-        judge.keep_answers(Answers(known=first.given))
-        judge.verdicts(QUESTIONS[::-1])
-        assert_all_right(judge)
-        assert judge.counters.requests == 2 * 2, "two questions, in each of two calls"
 
 
 def test_a_failed_question_does_not_take_the_others_along(server: FakeServer) -> None:

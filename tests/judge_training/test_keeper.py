@@ -9,8 +9,6 @@ import torch
 
 from pacorl.judge_training.judge_trainer import RunKeeper
 from pacorl.judge_training.loop import LossSums, processes
-from pacorl.runtime.clock import Position
-from pacorl.runtime.heartbeat import own_process
 from pacorl.runtime.logbook import Logbook
 from pacorl.runtime.stopping import StopSignals
 
@@ -21,8 +19,7 @@ def test_gradients_that_are_not_finite_move_neither_weights_nor_moments(value: f
     processes()
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
-    signals = StopSignals(0, [own_process()], position=Position(), gather=lambda value: [value])
-    keeper = RunKeeper(None, Logbook(None), LossSums(), signals, evaluates=False)  # type: ignore[arg-type]
+    keeper = RunKeeper(None, Logbook(None), LossSums(), StopSignals(), evaluates=False)  # type: ignore[arg-type]
     for bad in (False, True):
         model(torch.ones(1, 2)).sum().backward()
         if bad:

@@ -43,7 +43,6 @@ from pacorl.judge_training.loop import (
 from pacorl.judge_training.tuning import load_model, processor_of, save_processor, source_of, tune
 from pacorl.plan.judge_plan import plan_reward
 from pacorl.records.comparisons import comparisons_from, save_comparisons
-from pacorl.runtime.clock import Position
 from pacorl.runtime.stopping import Interrupted
 from pacorl.types import Question
 
@@ -209,7 +208,7 @@ class Gradients(TrainerCallback):
 
 def gradients(config: JudgeConfig) -> list[torch.Tensor]:
     arguments, seen = training_arguments(config, evaluates=False), Gradients()
-    trainer = build_trainer(config, load_data(config), arguments, LossSums(), callbacks=[seen], position=Position())
+    trainer = build_trainer(config, load_data(config), arguments, LossSums(), callbacks=[seen])
     trainer.train()
     return seen.steps
 

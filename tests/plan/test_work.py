@@ -103,9 +103,9 @@ def test_the_forwards_of_an_epoch(
         counted.phase = "update"
         return learn(*args)
 
-    def back(loss: torch.Tensor, *, last: bool) -> None:
+    def back(loss: torch.Tensor) -> None:
         counted.count["backwards"] += 1
-        backward(loss, last=last)
+        backward(loss)
 
     monkeypatch.setattr(epoch, "learn", learning)
     monkeypatch.setattr(training.runtime, "backward", back)

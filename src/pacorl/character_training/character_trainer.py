@@ -139,7 +139,7 @@ class CharacterTrainer(LoraRun):
             ValueError: if training cannot go on.
         """
         out = self.config.out
-        with own_folder(out), disk_errors(out), self.runtime.signals():
+        with own_folder(out), disk_errors(out), self.runtime.signals:
             # The checkpoint is chosen under the folder's lock, or another process could add one.
             start = starting_point(self.config, self.resume)
             self.build()
@@ -300,7 +300,7 @@ class CharacterTrainer(LoraRun):
         for name, examples, weight in sources:
             for rows in in_batches(range(first, first + options.batch), options.micro_batch):
                 loss = weight * self.losses_of(name, examples, rows).sum() / options.batch
-                self.runtime.backward(loss, last=True)
+                self.runtime.backward(loss)
                 total += float(loss.detach())
 
         if math.isfinite(self.step_optimizer()):

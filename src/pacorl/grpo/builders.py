@@ -20,7 +20,7 @@ from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import check_mixed_sizes
 from pacorl.grpo.scoring import time_limit
-from pacorl.io.outage import OUTAGE_SECONDS, Answers, KeepsAnswers, UnreachableError
+from pacorl.io.outage import OUTAGE_SECONDS, UnreachableError, WaitsForOutages
 from pacorl.judge import JUDGES, open_judge
 from pacorl.judge.judge import BackendOptions, Judge, close_judge
 from pacorl.models.lora.adapters import add_lora, start_from
@@ -189,7 +189,7 @@ def read_prompts(config: PolicyConfig) -> tuple[list[Prompt], list[Prompt], str]
 
 
 def patience(config: PolicyConfig) -> float:
-    """Compute the collective timeout in seconds: the longest outage, and then the failure budget of a judge."""
+    """Compute the seconds that a rank may wait for its scores: an outage, a judge's failure budget, a time limit."""
     scores = config.prompts_per_epoch * config.group_size * len(config.rewards)
     # Each missing score may take a judge all of its tries.
     missing = math.ceil(config.advantages.max_missing * scores)
@@ -200,7 +200,8 @@ def patience(config: PolicyConfig) -> float:
             services.append(reward)
 
     outages = [float(service.args.get("outage", OUTAGE_SECONDS)) for service in services]
-    return max((judge.patience(missing) for judge in judges if judge), default=0.0) + sum(outages)
+    of_judges = max((judge.patience(missing) for judge in judges if judge), default=0.0)
+    return config.reward_timeout + of_judges + sum(outages)
 
 
 def build_adapted_policy(config: PolicyConfig, *, device: torch.device, pipeline: Any = None) -> PipelinePolicy:
@@ -467,8 +468,8 @@ def build_run_rewards(
     # All prompts, so that a prompt without the fields that a reward reads fails now.
     for reward in rewards.values():
         reward.check(checked)
-        if resumed and isinstance(reward, KeepsAnswers):
-            reward.keep_answers(Answers())
+        if resumed and isinstance(reward, WaitsForOutages):
+            reward.wait_for_outages()
 
     # Judges are left out: connecting or loading has tested them.
     for key, reward in rewards.items():

@@ -15,10 +15,9 @@ import random
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -83,8 +82,6 @@ CHECKPOINT_FILES = (
 """Patterns of a checkpoint's files. Files of other names belong to the user and are never deleted."""
 HALF_DONE = re.compile(r"\.(step-\d{6,})\.(partial|replaced|deleted)")
 """Names of temporary folders that a kill leaves among the checkpoints."""
-WRITING = Lock()
-"""Lock of the thread that writes a checkpoint."""
 
 
 # --- a run -----------------------------------------------------------------------------------------------------
@@ -171,11 +168,9 @@ def write_run(run: RunState, config: LoraConfig, *, targets: Sequence[str]) -> N
             base=config.model.checkpoint,
         )
 
-    # The thread that ends a hung run writes checkpoints too (`grpo.last_state`).
-    with WRITING:
-        state = {**run.state, "config": config.model_dump(mode="json")}
-        write_checkpoint(target, tensors=run.tensors, state=state, generators=run.generators, export=export)
-        settle(target, config)
+    state = {**run.state, "config": config.model_dump(mode="json")}
+    write_checkpoint(target, tensors=run.tensors, state=state, generators=run.generators, export=export)
+    settle(target, config)
 
 
 def settle(checkpoint: Path, config: LoraConfig) -> None:
@@ -287,17 +282,13 @@ def _seal_of(state: Mapping[str, Any]) -> str:
     return text_digest(dump_json(state))
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """Config changes of a resumed run: dotted key → [value before, value now]."""
-
-    all: Mapping[str, list[Any]] = field(default_factory=dict)
-    frozen: Mapping[str, list[Any]] = field(default_factory=dict)
-    """Allowed changes of keys that are not free."""
-
-
-def changes_since(checkpoint: Path, config: PolicyConfig, *, code: Mapping[str, str], allowed: bool) -> Changes:
+def changes_since(
+    checkpoint: Path, config: PolicyConfig, *, code: Mapping[str, str], allowed: bool
+) -> dict[str, list[Any]]:
     """Compare a config and the user's code (`code_identities`) with a checkpoint's.
+
+    Returns:
+        Dotted key → [value before, value now].
 
     Raises:
         ConfigError: if code, or a key that is not free, changes and changes are not `allowed`.
@@ -323,7 +314,7 @@ def changes_since(checkpoint: Path, config: PolicyConfig, *, code: Mapping[str, 
     edited = changed_keys(state.get("code", {}), code, path="code of ")
     frozen |= edited
     check_changes(frozen, allowed=allowed)
-    return Changes(changes | edited, frozen)
+    return changes | edited
 
 
 def free_keys(config: PolicyConfig) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 
 from pacorl.core.advantages import advantages
 from pacorl.core.metric_names import PROMPT_SHARE
@@ -41,7 +40,6 @@ def run_epoch(run: Run) -> dict[str, float]:
         Exception: raised by a reward on any rank; on all ranks, when the state is saved.
     """
     sampler = run.sampler
-    run.runtime.position.epoch = run.epoch + 1
     # Clock and judge count over the whole run.
     seconds_before = dict(run.clock.seconds)
     judged_before = counts_of(run.judge)
@@ -87,7 +85,7 @@ def run_epoch(run: Run) -> dict[str, float]:
 
 
 def sample(run: Run, sampler: Sampler, rows: Sequence[Row], samples: Sequence[Samples]) -> Iterator[Rollout]:
-    """Draw this rank's share of the rows, and yield each batch of images. Samples of a stopped run are reused.
+    """Draw this rank's share of the rows, and yield each batch of images.
 
     Args:
         run: the run, within `Run.sampling_policy`.
@@ -107,23 +105,12 @@ def sample(run: Run, sampler: Sampler, rows: Sequence[Row], samples: Sequence[Sa
         sharded=runtime.sharded,
     )
 
-    # 2. Reuse the samples of a stopped run.
-    recalled = run.pending.recall([list(chain(*units)) for units in units_of_updates])
-    if recalled is not None:
-        for update, earlier in zip(samples, recalled, strict=True):
-            update.nodes += earlier.nodes
-            for rollout in earlier.rollouts:
-                update.rollouts.append(rollout)
-                yield rollout
-        return
-
-    # 3. Sample.
+    # 2. Sample.
     draw = run.draw(sampler)
     for update, units in zip(samples, units_of_updates, strict=True):
         for unit in units:
             with run.clock.timed("rollout"):
                 yield from draw_samples(draw, unit, update)
-    run.pending.hold(samples)
 
 
 def compare(

@@ -64,7 +64,6 @@ def evaluate(run: Run) -> dict[str, float]:
         run.logbook.write("evaluation", epoch=run.epoch, step=run.step, values=metrics)
         run.evaluated = run.epoch
         run.score = score
-        run.pending.clear()
     return metrics
 
 

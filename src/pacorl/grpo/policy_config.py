@@ -202,7 +202,7 @@ class PolicyConfig(LoraConfig):
     """Groups that are sampled in an epoch."""
     group_size: Annotated[int, Field(ge=2, le=LARGEST)] = 16
     """Samples per prompt, which are compared with one another."""
-    save_every: Positive = 10
+    save_every: Positive = 5
     """Epochs between checkpoints."""
     keep_checkpoints: Positive = 3
     """Number of newest checkpoints to keep, besides the best."""

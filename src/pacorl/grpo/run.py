@@ -17,7 +17,6 @@ from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION, ObjectiveSpec
 from pacorl.core.sampler import Sampler
 from pacorl.grpo import builders
 from pacorl.grpo.checkpoint import (
-    Changes,
     changes_since,
     code_identities,
     judge_identities,
@@ -26,10 +25,8 @@ from pacorl.grpo.checkpoint import (
     starting_point,
 )
 from pacorl.grpo.conditioning import ConditioningFiles
-from pacorl.grpo.last_state import LastState
 from pacorl.grpo.lora_run import LoraRun
 from pacorl.grpo.monitor import Alarm, HackingMonitor, Kind, PanelStatistics
-from pacorl.grpo.pending import PendingEpoch
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import Draw
 from pacorl.grpo.rows import check_division, check_image_counts
@@ -37,14 +34,14 @@ from pacorl.grpo.scoring import Parts, Scorer, Scores, scoring_overlaps
 from pacorl.grpo.start import Resume
 from pacorl.io.documents import read_jsonl
 from pacorl.io.files import PRIVATE, disk_errors, own_folder, write_atomic
-from pacorl.io.outage import UnreachableError
+from pacorl.io.outage import UnreachableError, WaitsForOutages
 from pacorl.judge.judge import Judge, counts_of
 from pacorl.models.lora.adapters import OldPolicy
 from pacorl.report.folder import LEAKS
 from pacorl.rewards.reward import RewardFunction, named
 from pacorl.runtime.clock import PhaseClock
 from pacorl.runtime.logbook import Logbook, ProgressBars
-from pacorl.runtime.processes import Runtime, SharedFault, allow_tf32
+from pacorl.runtime.processes import Runtime, SharedFault, allow_tf32, wait_after
 from pacorl.runtime.stopping import Interrupted, lost_ranks
 from pacorl.runtime.turns import Turns
 from pacorl.runtime.workers import CallTimeout
@@ -123,7 +120,7 @@ class Run(LoraRun):
         self.runtime = Runtime(patience=builders.patience(config))
         """Processes of the run."""
         check_card_used(config.model.dtype, self.runtime.device)
-        self.clock = PhaseClock(self.runtime.position)
+        self.clock = PhaseClock()
         """Seconds of each phase since the start of the run."""
         allow_tf32(allowed=config.tf32 and config.model.dtype == "bfloat16")
         self._leaks = leaks
@@ -148,7 +145,7 @@ class Run(LoraRun):
             on_fault.enter_context(self._folder)
             self.runtime.on_main(self._own_folder)
             start = self.runtime.on_main(partial(starting_point, self.config, resume))
-            changes = Changes()
+            changes: Mapping[str, list[Any]] = {}
             if start:
                 # Only the main process reads a local judge's weights for their digest.
                 compare = partial(changes_since, start, self.config, code=self.code, allowed=allow_changes)
@@ -232,7 +229,7 @@ class Run(LoraRun):
             timeout=config.reward_timeout,
         )
 
-    def _build_records(self, start: Path | None, changes: Changes) -> None:
+    def _build_records(self, start: Path | None, changes: Mapping[str, list[Any]]) -> None:
         config = self.config
         is_main = self.runtime.is_main
         folder = config.out if is_main else None
@@ -242,7 +239,7 @@ class Run(LoraRun):
         self.bars = ProgressBars(epochs=config.epochs, shown=is_main)
         self.monitor = HackingMonitor.of(config.monitor, prompts=config.prompts_per_epoch)
         self.logbook.truncate(self._restore(start) if start else 0)
-        self.changes = changes.all
+        self.changes = changes
         """Config keys changed by a resumed run → both values."""
         self.logbook.note_changes(self.changes, epoch=self.epoch, step=self.step)
         if start:
@@ -253,18 +250,13 @@ class Run(LoraRun):
             if self._leaks:
                 write_atomic(config.out / LEAKS, f"{self._leaks}\n")
 
-        # 2. Samples and answers of an unfinished epoch.
-        scorers: dict[str, object] = {"judge": self._judges.rewards, "evaluation.judge": self._judges.held_out}
-        scorers |= {f"rewards.{name}": reward for name, reward in self.rewards.items()}
-        scorers |= {f"evaluation.rewards.{name}": reward for name, reward in self.held_out.items()}
-        self.pending = PendingEpoch(config.out, self.runtime, scorers)
-        self.pending.open(start, same_config=not changes.frozen)
-
-        # 3. The judges' identities, and the copy of the state for emergency stops.
+        # 2. The judges' identities. From now on an outage is waited for.
         self.judge_identities = self.runtime.on_main(partial(judge_identities, config))
         """Identity of each judge by its config key: weights, prompt and version that determine its verdicts."""
-        self.last_state = LastState(config, builders.adapter_targets(config, self.policy))
-        """State to save if the main thread hangs."""
+        services: list[object] = [self._judges.rewards, self._judges.held_out]
+        for service in (*services, *self.rewards.values(), *self.held_out.values()):
+            if isinstance(service, WaitsForOutages):
+                service.wait_for_outages()
 
     # --- state -------------------------------------------------------------------------------------------------
 
@@ -277,15 +269,8 @@ class Run(LoraRun):
         Raises:
             OSError: on all ranks, if the disk is full.
         """
-        # A rank that hangs here is reported with this phase.
-        self.runtime.position.enter("checkpoint")
         targets = builders.adapter_targets(self.config, self.policy)
         return save_run(self, self._state(), targets=targets)
-
-    def keep_state(self) -> None:
-        """Copy the state to host memory, from where it can be saved if this thread hangs. All ranks call it."""
-        self.runtime.position.enter("copy")
-        self.last_state.take(self, self._state())
 
     def _state(self) -> dict[str, Any]:
         """Content of state.json, except the config."""
@@ -340,7 +325,7 @@ class Run(LoraRun):
 
         Raises:
             Interrupted: after a signal or a time limit; the run goes on with --resume auto.
-            UnreachableError: after an outage. The epoch's samples and answers are saved too.
+            UnreachableError: after an outage; the run goes on with --resume auto.
             Exception: raised by a reward on any rank.
         """
         if self._guarded:
@@ -357,16 +342,16 @@ class Run(LoraRun):
                 except SharedFault as error:
                     if isinstance(error.fault, Interrupted):
                         self._save_stopped(error.fault)
-                    checkpoint = self.save()
+                    self.save()
                     if not isinstance(error.fault, UnreachableError):
                         raise error.fault from error.fault.__cause__
-                    saved = f"the run is saved after epoch {self.epoch}, and {self.pending.keep(checkpoint)}"
+                    saved = f"the run is saved after epoch {self.epoch}"
                     raise UnreachableError(f"{error.fault}, and go on with --resume auto: {saved}") from None
         finally:
             self._guarded = False
 
     def _save_stopped(self, stop: Interrupted) -> NoReturn:
-        self.pending.keep(self.save())
+        self.save()
         cause = f"{stop}; " if isinstance(stop, CallTimeout) else ""
         raise Interrupted(f"{cause}stopped after epoch {self.epoch}, and saved; go on with --resume auto") from None
 
@@ -392,13 +377,12 @@ class Run(LoraRun):
 
     @property
     def scorer_options(self) -> dict[str, Any]:
-        """Options of every `Scorer` of the run: time limit, stop check and progress."""
+        """Options of every `Scorer` of the run: time limit and stop check."""
         return {
             "scoring": self.scoring,
             "timeout": self.config.reward_timeout,
             # Not `check_stop`, a collective: each rank waits for its own scores.
             "check_stop": self.runtime.check_signal,
-            "advance": self.runtime.position.advance,
         }
 
     @property
@@ -478,7 +462,7 @@ class Run(LoraRun):
         # 2. Count and record.
         self.epoch += 1
         self.logbook.write("epoch", epoch=self.epoch, step=self.step, values=line)
-        self.pending.clear()
+        self.runtime.limit_waiting(wait_after(self.clock.longest))
         if self.epoch % self.config.save_every == 0 or self.epoch == 1:
             self.logbook.image(f"epoch-{self.epoch:06d}", samples[0].rollouts[0].images[0])
         return line

@@ -47,7 +47,6 @@ class Scorer:
         by_panel: bool = False,
         timeout: float = math.inf,
         check_stop: Callable[[], None] = lambda: None,
-        advance: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Args:
@@ -59,7 +58,6 @@ class Scorer:
             by_panel: whether to collect the parts of the scores.
             timeout: seconds per batch of a reward in this process.
             check_stop: polled during waiting; may raise to stop.
-            advance: called when a batch is scored.
         """
         # Settings.
         self.rewards = rewards
@@ -70,7 +68,6 @@ class Scorer:
         self.by_panel = by_panel
         self.timeout = timeout
         self.check_stop = check_stop
-        self.advance = advance
         # Submitted batches and their results so far.
         self._parts: dict[int, dict[str, Sequence[float | None]]] = {}
         self.abandoned = 0
@@ -137,7 +134,6 @@ class Scorer:
                     self.abandoned += len(rollout)
                 missing += sum(column.count(None) for column in columns)
                 scores_of_row |= {row: list(scores) for row, *scores in zip(rollout.row_B, *columns, strict=True)}
-                self.advance()
         self._submitted.clear()
         return scores_of_row
 

@@ -162,7 +162,7 @@ class PolicyTrainer(Run):
                 logger.warning("resumed with another setting: %s", change)
         try:
             # The guard is inside: a second SIGTERM must not end the process while it saves.
-            with self.runtime.signals(save=self.last_state.save, release=self._release), self.bars, self.guard():
+            with self.runtime.signals, self.bars, self.guard():
                 self._call_back("on_train_begin")
                 self._run_epochs()
         finally:
@@ -210,7 +210,6 @@ class PolicyTrainer(Run):
         if self.credit_note:
             self.bars.say(self.credit_note)
         self.bars.epoch(self.epoch, note="")
-        self.keep_state()
         if self._evaluate_if_due() and (self.epoch or self.finished):
             # The run was stopped in this evaluation, and its checkpoint has no score yet; or a callback ends it before
             # its first epoch, and it has no checkpoint.
@@ -220,7 +219,6 @@ class PolicyTrainer(Run):
         while not self.finished:
             metrics = self.run_epoch()
             self._call_back("on_epoch_end", metrics)
-            self.keep_state()
             # Only the means fit beside the bar.
             means = {name.split("/")[1]: metrics[name] for name in metrics if name.endswith("/mean")}
             self.bars.epoch(self.epoch, note="  ".join(f"{name} {mean:.3f}" for name, mean in means.items()))
@@ -250,7 +248,6 @@ class PolicyTrainer(Run):
             return False
         metrics = self.evaluate()
         self._call_back("on_evaluate", metrics)
-        self.keep_state()
         return True
 
     def _save_if_due(self) -> None:
@@ -258,8 +255,3 @@ class PolicyTrainer(Run):
         if self.finished or self.epoch % self.config.save_every == 0:
             checkpoint = self.save()
             self._call_back("on_save", checkpoint)
-
-    def _release(self) -> None:
-        """Close processes and locks when the main thread hangs; called on another thread."""
-        self.bars.__exit__()
-        self.close()

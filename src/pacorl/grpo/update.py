@@ -102,7 +102,7 @@ def update_policy(
         last = number == len(terms) - 1
         with runtime.accumulating(policy_loss.policy.transformer, last=last):
             loss, metrics = compute()
-            runtime.backward(loss / (total / count), last=last)
+            runtime.backward(loss / (total / count))
         results.append((count, metrics | {"loss": loss.detach()}))
 
     # 3. Metrics of this rank's equal share.

@@ -1,4 +1,4 @@
-"""Outages of a run's services: retries until a deadline, and answers kept for a resumed run.
+"""Outages of a run's services: retries until a deadline.
 
 outage = Outage("judge at http://127.0.0.1:8000/v1", circuits, seconds=900)
 await retried(attempt, tries=7, outage=outage)
@@ -11,7 +11,6 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from pacorl.io.net import MAX_BACKOFF_SECONDS, UNAVAILABLE, Answer, Circuit, SilentError, TransientError, exchange
@@ -160,43 +159,13 @@ async def ask(
     return await retried(attempt, tries=tries, outage=outage)
 
 
-@dataclass(slots=True)
-class Answers:
-    """Answers of a service by a digest of the question."""
-
-    known: dict[str, float | None] = field(default_factory=dict)
-    """Answers to an earlier, stopped process: these questions are not asked again."""
-    given: dict[str, float | None] = field(default_factory=dict)
-    """Answers to this process."""
-
-    async def of(self, key: str, ask: Callable[[], Awaitable[float]]) -> float:
-        """Return the known answer to a question, or the answer of `ask`."""
-        known = self.known.get(key)
-        if known is not None:
-            return known
-        self.given[key] = answer = await ask()
-        return answer
-
-    def clear(self) -> None:
-        """Forget all answers."""
-        self.known.clear()
-        self.given.clear()
-
-
 @runtime_checkable
 class WaitsForOutages(Protocol):
-    """A remote judge that can wait for its servers."""
+    """A remote judge or reward that can wait for its servers."""
 
-    def wait_for_outages(self, seconds: float) -> None:
-        """From now on retry questions that no server answers, for up to `seconds`; then raise UnreachableError."""
+    def wait_for_outages(self, seconds: float | None = None) -> None:
+        """From now on retry questions that no server answers, for up to `seconds`; then raise UnreachableError.
 
-
-@runtime_checkable
-class KeepsAnswers(Protocol):
-    """A remote judge or reward that can keep its answers for a resumed run."""
-
-    answers: Answers | None
-    """None before `keep_answers`."""
-
-    def keep_answers(self, answers: Answers) -> None:
-        """Keep each answer from now on, use the known answers, and wait for the service during an outage."""
+        Args:
+            seconds: None for its own setting; 0 to leave the questions unanswered.
+        """

@@ -57,11 +57,9 @@ from pacorl.judge_training.loop import (
     training_arguments,
 )
 from pacorl.judge_training.tuning import load_model, merge_and_save, save_processor, source_of, tune
-from pacorl.runtime.clock import Position
-from pacorl.runtime.heartbeat import own_process
 from pacorl.runtime.logbook import TIME, Logbook, check_trackers
 from pacorl.runtime.processes import MAX_BAD_STEPS
-from pacorl.runtime.stopping import Interrupted, StopSignals, lost_ranks
+from pacorl.runtime.stopping import Interrupted, StopSignals, lost_ranks, own_process
 
 logger = logging.getLogger(__name__)
 
@@ -134,26 +132,24 @@ class JudgeTrainer:
         """
         rank = processes().process_index
         everyone = gather_object([own_process()])
-        signals = StopSignals(rank, everyone, position=Position(), gather=lambda value: gather_object([value]))
         with (
             lost_ranks(rank, everyone),
             own_folder(self.config.out) if processes().is_main_process else nullcontext(),
             disk_errors(self.config.out),
         ):
-            return self._run(signals)
+            return self._run()
 
-    def _run(self, signals: StopSignals) -> Path:
+    def _run(self) -> Path:
         # Check data and arguments before changing the folder, and load weights last, for early faults.
         data = load_data(self.config)
         evaluates = bool(data.evaluation)
         arguments = training_arguments(self.config, evaluates=evaluates, resumed=self.checkpoint is not None)
         logbook = self._open_folder()
+        signals = StopSignals()
         keeper = RunKeeper(self.config, logbook, self.sums, signals, evaluates=evaluates)
         try:
-            with signals.handled():
-                trainer = build_trainer(
-                    self.config, data, arguments, self.sums, callbacks=[keeper], position=signals.position
-                )
+            with signals:
+                trainer = build_trainer(self.config, data, arguments, self.sums, callbacks=[keeper])
                 trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
             if keeper.failure:
                 raise ValueError(keeper.failure)
@@ -244,7 +240,6 @@ def build_trainer(
     sums: LossSums,
     *,
     callbacks: Sequence[Any],
-    position: Position,
 ) -> WeightedLikelihoodTrainer:
     """Build the transformers `Trainer` with the loaded model, its trainable weights and the data."""
     # The model. With full tuning all weights train in fp32 (under autocast for bfloat16, too coarse for AdamW's steps).
@@ -260,7 +255,6 @@ def build_trainer(
         no=data.collator.no,
         measure=held_out.measure if held_out else lambda p_yes, step: {},
         sums=sums,
-        position=position,
         model=model,
         args=arguments,
         train_dataset=each_once(data.train),
@@ -345,33 +339,16 @@ class RunKeeper(TrainerCallback):  # type: ignore[misc]
         self.logbook = logbook
         self.sums = sums
         self.signals = signals
-        self.position = signals.position
         self.evaluates = evaluates
         self.stopped = False
         self.bad_steps = 0
         self.failure = ""
-
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Note the position for the watch over hung ranks."""
-        self.position.epoch = int(state.epoch or 0) + 1
-        self.position.enter("training")
-        self.position.advance()
-
-    def on_prediction_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Note the position in an evaluation."""
-        self.position.enter("evaluation")
-        self.position.advance()
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
     ) -> None:
         """Skip a step with non-finite gradients, on all processes."""
         # All processes must agree, since a skipped step would part their weights.
-        self.position.meetings += 1
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         bad = float(not all(bool(gradient.isfinite().all()) for gradient in gradients))
         if not reduce(torch.tensor(bad, device=args.device), "sum").item():
@@ -391,7 +368,6 @@ class RunKeeper(TrainerCallback):  # type: ignore[misc]
             control.should_evaluate = self.evaluates
 
         # A signal may reach only one process, and all must stop at the same step, before the next collective.
-        self.position.meetings += 1
         if reduce(torch.tensor(float(self.signals.told), device=args.device), "sum").item():
             self.stopped = state.global_step < state.max_steps
             control.should_save = control.should_training_stop = True

@@ -24,7 +24,6 @@ from pacorl.core.objectives.decision_weighted import decision_weighted
 from pacorl.io.documents import write_json
 from pacorl.io.files import remove_made
 from pacorl.judge_training.judge_config import JudgeConfig
-from pacorl.runtime.clock import Position
 
 Values = NDArray[np.float64]
 Labels = NDArray[np.bool_]
@@ -148,7 +147,6 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
         yes: int,
         no: int,
         sums: LossSums,
-        position: Position,
         measure: Callable[[Mapping[int, float], int], dict[str, float]],
         **trainer: Any,
     ) -> None:
@@ -158,7 +156,6 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
         self.yes = yes
         self.no = no
         self.sums = sums
-        self.position = position
         self.measure = measure
 
     def _measured(self, prediction: EvalPrediction) -> dict[str, float]:
@@ -181,8 +178,6 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
         count = len(inputs["index"])
         self.sums.add(pairs=count, right=outcome.right, means={"loss": outcome.loss.item(), **outcome.metrics})
         share = outcome.loss * count / num_items_in_batch
-        # In its backward the ranks exchange gradients.
-        self.position.meetings += 1
         return (share, outcome) if return_outputs else share
 
     def prediction_step(

@@ -13,17 +13,15 @@ import asyncio
 import base64
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
 from PIL.Image import Image
 
-from pacorl.io.documents import dump_json
-from pacorl.io.files import text_digest
 from pacorl.io.images import png_bytes
 from pacorl.io.net import Answer, Circuit, TransientError, blocking, key_from, service_url
-from pacorl.io.outage import OUTAGE_SECONDS, Answers, Outage, ask
+from pacorl.io.outage import OUTAGE_SECONDS, Outage, ask
 from pacorl.rewards.reward import RewardError, named
 from pacorl.types import Prompt
 
@@ -61,8 +59,6 @@ class HttpScorer:
         self.tries = tries
         # State of the service.
         self.last_error = ""
-        self.answers: Answers | None = None
-        """Scores that are kept; None if none are."""
         self._circuit = Circuit(timeout)
         self._outage: Outage | None = None
 
@@ -71,14 +67,11 @@ class HttpScorer:
         if self.key_env and not os.environ.get(self.key_env):
             raise RewardError(f"reward 'http': the environment variable {self.key_env} is not set")
 
-    def keep_answers(self, answers: Answers) -> None:
-        """Record each score, reuse recorded scores, and retry for up to `outage` seconds.
-
-        A call then raises UnreachableError if the service does not answer for longer.
-        """
-        self.answers = answers
-        if self.outage:
-            self._outage = Outage(f"reward service {self.url}", [self._circuit], seconds=self.outage)
+    def wait_for_outages(self, seconds: float | None = None) -> None:
+        """From now on retry for up to `seconds`, by default `outage`; then a call raises UnreachableError."""
+        seconds = self.outage if seconds is None else seconds
+        if seconds:
+            self._outage = Outage(f"reward service {self.url}", [self._circuit], seconds=seconds)
 
     def check(self, prompts: Sequence[Prompt]) -> None: ...
 
@@ -101,24 +94,6 @@ class HttpScorer:
     async def _scores(self, prompts: Sequence[Prompt], images: Sequence[Image], key: str) -> list[float | None]:
         # On another thread: images are encoded while other answers come in.
         items = await asyncio.to_thread(lambda: list(map(_item, prompts, images)))
-        if self.answers is None:
-            return await self._ask(prompts, items, key)
-
-        # Only what no answer is kept for, by a digest of the request.
-        names = []
-        for item in items:
-            names.append(text_digest(dump_json(item, indent=None)))
-        unknown = [number for number, name in enumerate(names) if name not in self.answers.known]
-        if unknown:
-            scores = await self._ask([prompts[n] for n in unknown], [items[n] for n in unknown], key)
-            # What a fault has cost is asked for again.
-            for number, score in zip(unknown, scores, strict=True):
-                if score is not None:
-                    self.answers.given[names[number]] = score
-        answers = self.answers.known | self.answers.given
-        return [answers.get(name) for name in names]
-
-    async def _ask(self, prompts: Sequence[Prompt], items: Sequence[Mapping[str, Any]], key: str) -> list[float | None]:
         document = {"prompts": [item["prompt"] for item in items], "images": [item["image"] for item in items]}
         for field in ("sources", "references"):
             if any(item.get(field) for item in items):

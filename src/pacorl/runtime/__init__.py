@@ -1,1 +1,1 @@
-"""Processes and devices of a run: ranks, heartbeats, worker threads, logs."""
+"""Processes and devices of a run: ranks, stop signals, worker threads, logs."""

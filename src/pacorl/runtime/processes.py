@@ -17,16 +17,16 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, InitProcessGroupKwargs, broadcast_object_list, gather_object
 from torch import Tensor, nn
+from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from pacorl.models.lora.adapters import full_tensor, materialize
-from pacorl.runtime.clock import Position
-from pacorl.runtime.heartbeat import ProcessId, own_process
-from pacorl.runtime.stopping import Interrupted, StopSignals
-from pacorl.runtime.watch import UNSAVED, savers
+from pacorl.runtime.stopping import Interrupted, ProcessId, StopSignals, own_process
 
-LEAST_PATIENCE = 1800.0
-"""Seconds after which processes that wait for another one give up: torch's own, for gloo."""
+FIRST_WAIT = 1800.0
+"""Seconds that a rank waits for another one before a phase is measured: torch's own, for gloo."""
+LEAST_WAIT = 300.0
+"""Seconds that it waits at least afterwards."""
 MAX_BAD_STEPS = 10
 """Optimizer steps in a row with gradients that are not finite after which a run stops."""
 
@@ -52,12 +52,11 @@ class Runtime:
     def __init__(self, *, patience: float = 0.0) -> None:
         """
         Args:
-            patience: Seconds that a process may wait for another; NCCL's own 10 minutes would end a run whose judge is
-                away for as long as its failure budget allows.
+            patience: Seconds that a rank may wait for its scores, for which the other ranks wait.
         """
         # 1. Process group. Without an accelerator, accelerate needs `cpu` to connect a launcher's processes.
         on_cpus = "RANK" in os.environ and not torch.accelerator.is_available()
-        group = InitProcessGroupKwargs(timeout=timedelta(seconds=LEAST_PATIENCE + patience))
+        group = InitProcessGroupKwargs(timeout=timedelta(seconds=FIRST_WAIT + patience))
         # No autocast: the weights have model.dtype, and sampling and training must round alike.
         self.accelerator = Accelerator(cpu=on_cpus, kwargs_handlers=[group], mixed_precision="no")
         self.device = torch.device(self.accelerator.device)
@@ -71,13 +70,13 @@ class Runtime:
         self.is_main: bool = self.accelerator.is_main_process
         self.sharded: bool = self.accelerator.is_fsdp2
         """Whether a forward needs every process, since each holds a share of the weights."""
-        self.position = Position()
-        """Position of this rank's main thread."""
         self.processes: list[ProcessId] = self.gather(own_process())
         """Processes of all ranks."""
-        self.keeps_state: bool = self.rank in savers(self.processes)
-        """Whether this rank stores the state for an emergency stop."""
-        self._signals = StopSignals(self.rank, self.processes, position=self.position, gather=self.gather)
+        self.patience = patience
+        self._limit = FIRST_WAIT + patience
+        """Time limit of collectives in seconds."""
+        self.signals = StopSignals()
+        """Signals to this rank; a context manager of the main thread."""
 
         # 3. Modes that cannot train adapters.
         kind = self.accelerator.distributed_type
@@ -99,7 +98,10 @@ class Runtime:
             rows = dict(act())
         except Exception as error:  # raised below, on every rank
             fault = error if self.world == 1 else _portable(error)
+        # Scores may take other ranks longer.
+        self._set_limit(self._limit + self.patience)
         outcomes = self.gather((rows, fault))
+        self._set_limit(self._limit)
         gathered: dict[int, Any] = {}
         for rows_of_rank, fault_of_rank in outcomes:
             if fault_of_rank is not None:
@@ -109,7 +111,6 @@ class Runtime:
 
     def gather(self, value: Any) -> list[Any]:
         """Gather each rank's value on every rank."""
-        self.position.meetings += 1
         return list(gather_object([value]))
 
     def on_main(self, act: Callable[[], Outcome]) -> Outcome:
@@ -122,7 +123,6 @@ class Runtime:
                 outcome = (act(), None)
             except Exception as error:  # raised below, on every rank
                 outcome = (None, _portable(error))
-        self.position.meetings += 1  # after the call, for which the other ranks wait
         returned, failure = broadcast_object_list([outcome])[0]
         if failure is not None:
             raise failure
@@ -168,11 +168,8 @@ class Runtime:
         unsynchronised: AbstractContextManager[None] = nullcontext() if last else self.accelerator.no_sync(transformer)
         return unsynchronised
 
-    def backward(self, loss: Tensor, *, last: bool) -> None:
+    def backward(self, loss: Tensor) -> None:
         """Add to the gradients."""
-        # DDP exchanges gradients with the last backward, FSDP2 weights in each.
-        self.position.meetings += last or self.sharded
-        self.position.advance()
         self.accelerator.backward(loss)
 
     def step(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], *, max_norm: float) -> float:
@@ -189,31 +186,32 @@ class Runtime:
 
     # --- stopping ----------------------------------------------------------------------------------------------
 
-    @property
-    def told_to_stop(self) -> bool:
-        """Whether a stop signal of any rank has reached this rank."""
-        return self._signals.told
+    def limit_waiting(self, seconds: float) -> None:
+        """Let a collective fail if another rank keeps this one waiting for `seconds`, from now on."""
+        self._limit = seconds
+        self._set_limit(seconds)
+
+    def _set_limit(self, seconds: float) -> None:
+        if self.world > 1:
+            distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
 
     def check_stop(self) -> None:
         """Raise Interrupted, on all ranks alike, if any of them was told to stop. Call it after each batch."""
-        self.position.advance()
-        self.position.meetings += 1
         # A launcher's signal reaches ranks at different batches; a rank leaving alone would hang the next collective.
-        flag = torch.tensor([self.told_to_stop], device=self.device, dtype=torch.int32)
+        flag = torch.tensor([self.signals.told], device=self.device, dtype=torch.int32)
         if self.accelerator.reduce(flag, "sum").item():
             raise Interrupted("told to stop")
 
     def check_signal(self) -> None:
         """Raise Interrupted if a stop signal has reached this rank, without a collective. Call it within
         `gather_rows`, which raises on all ranks."""
-        if self.told_to_stop:
+        if self.signals.told:
             raise Interrupted("told to stop")
 
-    def signals(
-        self, *, save: Callable[[], str] = lambda: UNSAVED, release: Callable[[], None] = lambda: None
-    ) -> AbstractContextManager[None]:
-        """Handle stop signals and hung ranks during the block (`StopSignals.handled`)."""
-        return self._signals.handled(save=save, release=release)
+
+def wait_after(longest: float) -> float:
+    """Return the seconds after which a rank that others wait for counts as hung, by the longest phase so far."""
+    return max(LEAST_WAIT, 3 * longest + 60)
 
 
 def _portable(error: Exception) -> Exception:

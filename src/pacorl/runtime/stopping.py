@@ -1,29 +1,31 @@
-"""Signals to stop, of any rank, and lost ranks: how a training loop learns that it has to end.
+"""Signals to stop, and lost or hung ranks: how a training loop learns that it has to end.
 
-Every training uses the same `StopSignals`: PaCo-GRPO and a character's LoRA through `Runtime`, the judge's by itself.
+PaCo-GRPO and a character's LoRA use `StopSignals` through `Runtime`, a judge's training by itself.
 """
 
 from __future__ import annotations
 
+import os
+import platform
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from threading import Thread
 from types import FrameType, TracebackType
-from typing import Any
+from typing import NamedTuple, Self
 
-from torch.distributed import DistError
+from torch.distributed import DistError, distributed_c10d
 
 from pacorl.io.files import is_running
-from pacorl.runtime.clock import Position
-from pacorl.runtime.heartbeat import Heartbeats, ProcessId
-from pacorl.runtime.watch import EX_TEMPFAIL, UNSAVED, Watch
 
+EX_TEMPFAIL = 75
+"""Exit code of sysexits.h for a job script or scheduler to start the command again."""
 REPEATED_SIGNAL = 3.0
 """Seconds within which a second signal is a launcher passing on the first, which a terminal sent to everyone."""
 ENDING = 5.0
-"""Seconds that a process may take to end after its connections: it gives its memory back in between."""
+"""Seconds that a process may take to end after its connections, or to report that it has lost another one."""
 
 
 class Interrupted(RuntimeError):
@@ -45,13 +47,62 @@ def exit_when_uncaught() -> None:
     sys.excepthook = hook
 
 
+class StopSignals:
+    """SIGTERM and SIGINT as requests to stop; a second signal, later, kills. A context manager of the main thread."""
+
+    def __init__(self) -> None:
+        self.told = False
+        """Whether a signal has come."""
+        self._told_at = 0.0
+
+    def __enter__(self) -> Self:
+        stops = (signal.SIGTERM, signal.SIGINT)
+        self._before = {number: signal.signal(number, self._handle) for number in stops}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *fault: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if kind and issubclass(kind, Interrupted):
+            exit_when_uncaught()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.told and time.monotonic() - self._told_at > REPEATED_SIGNAL:
+            raise KeyboardInterrupt
+        if not self.told:
+            self.told = True
+            self._told_at = time.monotonic()
+
+
+# --- other ranks -----------------------------------------------------------------------------------------------
+
+
+class ProcessId(NamedTuple):
+    """Process number and machine of a rank."""
+
+    number: int
+    machine: str
+    """Host name; on Linux with the PID namespace, which differs between containers."""
+
+    def __str__(self) -> str:
+        return f"process {self.number} on {self.machine.partition('pid:')[0]}"
+
+
+def own_process() -> ProcessId:
+    """Identify this process for other ranks."""
+    machine = platform.node()
+    with suppress(OSError):
+        machine += os.readlink("/proc/self/ns/pid")
+    return ProcessId(os.getpid(), machine)
+
+
 class LostRankError(RuntimeError):
-    """The connection to another rank is cut."""
+    """The connection to another rank is cut, or it stands still."""
 
 
 @contextmanager
 def lost_ranks(rank: int, processes: Sequence[ProcessId]) -> Iterator[None]:
-    """Replace the backend's error by one line naming the rank that died.
+    """Replace the backend's error by one line naming the rank that died or hangs.
 
     Args:
         rank: this process's.
@@ -73,111 +124,41 @@ def lost_ranks(rank: int, processes: Sequence[ProcessId]) -> Iterator[None]:
 
 
 def _lost(rank: int, processes: Sequence[ProcessId]) -> str:
-    """Describe the ranks that have ended, or the candidates on other machines."""
+    """Describe the ranks that have ended or stand still."""
+    # Until the store answers, which may be rank 0's own: it stands still too.
+    silent = [0] if rank else []
+    report = Thread(target=_report, args=(rank, len(processes), silent), daemon=True)
+    report.start()
+
     # Only processes of this machine can be looked up.
-    here = [other for other, process in enumerate(processes) if process.machine == processes[rank].machine]
-    deadline = time.monotonic() + ENDING
-    while not (ended := [other for other in here if not is_running(processes[other].number)]):
-        if time.monotonic() > deadline:
+    here = {other for other, process in enumerate(processes) if process.machine == processes[rank].machine}
+    deadline = time.monotonic() + 2 * ENDING
+    while not (ended := [other for other in sorted(here) if not is_running(processes[other].number)]):
+        if time.monotonic() > deadline or not (silent or report.is_alive()):
             break
         time.sleep(0.1)
-    elsewhere = [other for other in range(len(processes)) if other not in here]
     if ended:
-        return f"{_ranks(ended)}, which {'has' if len(ended) == 1 else 'have'} ended"
-    if elsewhere:
-        one_of = "one of " if len(elsewhere) > 1 else ""
-        return f"{one_of}{_ranks(elsewhere)}, which has ended or whose machine is out of reach"
-    return "its connection to the other ranks, whose processes all run"
+        return f"{_ranks(ended, processes)}, which {'has' if len(ended) == 1 else 'have'} ended"
+    if not silent:
+        return "its connection to the other ranks, whose processes all run"
+    state = "stands still" if here.issuperset(silent) else "has ended, stands still or is out of reach"
+    return f"{_ranks(silent, processes)}, which {state}"
 
 
-def _ranks(numbers: Sequence[int]) -> str:
-    return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+def _report(rank: int, world: int, silent: list[int]) -> None:
+    """Report to the process group's store, and list in `silent` the ranks that do not.
+
+    Ranks that wait for a hung one lose it within moments of each other, since the first cuts its connections.
+    """
+    with suppress(RuntimeError, ValueError):  # there is no store, or it has ended with its rank
+        store = distributed_c10d._get_default_store()
+        store.set(f"pacorl/lost/{rank}", "")
+        silent[:] = [other for other in range(world) if other != rank]
+        deadline = time.monotonic() + ENDING
+        while silent and time.monotonic() < deadline:
+            time.sleep(0.1)
+            silent[:] = [other for other in silent if not store.check([f"pacorl/lost/{other}"])]
 
 
-class StopSignals:
-    """SIGTERM and SIGINT of all ranks as requests to stop, with heartbeats and the watch over hung ranks."""
-
-    def __init__(
-        self,
-        rank: int,
-        processes: Sequence[ProcessId],
-        *,
-        position: Position,
-        gather: Callable[[Any], Sequence[Any]],
-    ) -> None:
-        """
-        Args:
-            rank: this process's.
-            processes: processes of all ranks.
-            position: of this rank's main thread, which keeps it up to date.
-            gather: collective from a value to all ranks' values.
-        """
-        self.rank = rank
-        self.processes = processes
-        self.position = position
-        self._gather = gather
-        self._told_at: float | None = None
-        self._watch: Watch | None = None
-
-    @property
-    def told(self) -> bool:
-        """Whether a stop signal of any rank has reached this rank."""
-        return self._told_at is not None or (self._watch is not None and self._watch.told)
-
-    @contextmanager
-    def handled(
-        self, *, save: Callable[[], str] = lambda: UNSAVED, release: Callable[[], None] = lambda: None
-    ) -> Iterator[None]:
-        """Handle SIGTERM and SIGINT during the block as a request to stop; a second signal, later, kills.
-
-        A hung rank is reported. If the main thread ignores a signal beyond the watch's grace, the process ends with
-        exit code 75. All ranks enter.
-
-        Args:
-            save: saves the last finished state without the main thread, and returns a message.
-            release: closes child processes and locks.
-        """
-
-        # The second signal ends the process at once, unless a launcher has repeated the first.
-        def handle(number: int, frame: FrameType | None) -> None:
-            if self._told_at is None:
-                self._told_at = time.monotonic()
-            elif time.monotonic() - self._told_at > REPEATED_SIGNAL:
-                raise KeyboardInterrupt
-
-        with ExitStack() as stack:
-            # 1. Heartbeats among several ranks, and the watch over them.
-            heartbeats = None
-            if len(self.processes) > 1:
-                one_machine = len({process.machine for process in self.processes}) == 1
-                stack.enter_context(lost_ranks(self.rank, self.processes))
-                heartbeats = Heartbeats(self.rank, one_machine=one_machine, gather=self._gather)
-                stack.enter_context(closing(heartbeats))
-            self._watch = watch = stack.enter_context(
-                Watch(
-                    rank=self.rank,
-                    processes=self.processes,
-                    position=self.position,
-                    heartbeats=heartbeats,
-                    save=save,
-                    release=release,
-                )
-            )
-
-            # 2. The signals.
-            try:
-                before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-                try:
-                    yield
-                finally:
-                    for number, handler in before.items():
-                        signal.signal(number, handler)
-            except LostRankError as error:
-                if self.told:
-                    watch.end(str(error))
-                raise
-            except Interrupted:
-                exit_when_uncaught()
-                raise
-            finally:
-                self._watch = None
+def _ranks(numbers: Sequence[int], processes: Sequence[ProcessId]) -> str:
+    return ", ".join(f"rank {number} ({processes[number]})" for number in numbers)

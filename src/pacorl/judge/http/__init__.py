@@ -46,8 +46,8 @@ class HttpOptions(BackendOptions):
     """Seconds that a server is waited for which does not answer yet when a run begins: a 7B model loads that long."""
 
     outage: float = Field(OUTAGE_SECONDS, ge=0, le=DAY)
-    """Seconds for which a training retries questions that no server answers; then it saves, keeps the epoch's images
-    and answers, and ends with exit code 75. 0: such verdicts are missing, and count for advantages.max_missing."""
+    """Seconds for which a training retries questions that no server answers; then it saves, and ends with
+    exit code 75. 0: such verdicts are missing, and count for advantages.max_missing."""
 
     def patience(self, missing: int) -> float:
         rounds = 1 + math.ceil(missing / self.concurrency)

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from pacorl.core.questions import text_fault
 from pacorl.io.net import LoopThread, is_url, key_from
-from pacorl.io.outage import OUTAGE_SECONDS, Answers
+from pacorl.io.outage import OUTAGE_SECONDS
 from pacorl.judge.calibration import Calibration
 from pacorl.judge.http.batch import RequestBatch, encoded
 from pacorl.judge.http.client import Endpoint, EndpointPool
@@ -28,7 +28,6 @@ from pacorl.judge.http.messages import (
     Json,
     UnansweredError,
     check_model,
-    question_key,
     read_p_yes,
     read_text,
     turn_body,
@@ -73,7 +72,7 @@ class HttpJudge:
             variants: Add up the spellings `VARIANTS`.
             image_format: PNG is exact; JPEG (quality 95) is smaller.
             calibration: Curves that map the verdicts' P(Yes).
-            outage: Seconds of retries while no endpoint answers, after `keep_answers`; 0 disables them.
+            outage: Seconds of retries while no endpoint answers, after `wait_for_outages`; 0 disables them.
         """
         # Settings of requests.
         if not endpoints:
@@ -85,8 +84,6 @@ class HttpJudge:
         self.calibration = calibration
         self.counters = Counters()
         """Counts so far."""
-        self.answers: Answers | None = None
-        """Stored answers; None if answers are not stored."""
         self._encoded: Mapping[str, EncodedImage] = {}
         """The last call's images by digest: a second reward asks about the same."""
 
@@ -146,21 +143,14 @@ class HttpJudge:
                 return f"{endpoint.url}: {endpoint.note}"
         return ""
 
-    def keep_answers(self, answers: Answers) -> None:
-        """From now on store and reuse answers, and retry questions during an outage.
-
-        `verdicts` then raises UnreachableError if the outage lasts too long.
-        """
-        self.answers = answers
-        if self._outage:
-            self.wait_for_outages(self._outage)
-
-    def wait_for_outages(self, seconds: float) -> None:
-        """From now on retry questions that no server answers, for up to `seconds`.
+    def wait_for_outages(self, seconds: float | None = None) -> None:
+        """From now on retry questions that no server answers, for up to `seconds`, by default the option's.
 
         `verdicts` then raises UnreachableError if the outage lasts longer.
         """
-        self.pool.wait_for_outages(seconds)
+        seconds = self._outage if seconds is None else seconds
+        if seconds:
+            self.pool.wait_for_outages(seconds)
 
     def close(self) -> None:
         """Abandon running requests, and end the judge's thread."""
@@ -187,13 +177,10 @@ class HttpJudge:
         return verdicts
 
     async def _answer(self, images: Sequence[EncodedImage], text: str) -> float:
-        async def ask() -> float:
-            digests = [image.digest for image in images]
-            return await self.pool.ask(
-                lambda server: verdict_body(self.model, images, text, ids=server.ids), self.read, images=digests
-            )
-
-        return await self.answers.of(question_key(images, text), ask) if self.answers else await ask()
+        digests = [image.digest for image in images]
+        return await self.pool.ask(
+            lambda server: verdict_body(self.model, images, text, ids=server.ids), self.read, images=digests
+        )
 
     async def _reply(self, chat: Chat, max_new_tokens: int) -> str:
         question = Question(chat.images, chat.text)

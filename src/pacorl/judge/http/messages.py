@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from pacorl.io.files import text_digest
 from pacorl.io.images import as_rgb
 from pacorl.io.net import TransientError
 from pacorl.judge.judge import WORDS
@@ -81,12 +80,6 @@ def encode(
     rgb.save(buffer, format=image_format, **options)
     url = f"data:image/{image_format};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
     return EncodedImage(url, digest)
-
-
-def question_key(images: Sequence[EncodedImage], text: str) -> str:
-    """Hash a question by SHA-256: its images in order, and its text."""
-    lines = [image.digest for image in images] + [text]
-    return text_digest("\n".join(lines))
 
 
 def turn_body(model: str, content: Sequence[EncodedImage | str], *, max_tokens: int) -> dict[str, Any]:

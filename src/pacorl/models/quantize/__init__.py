@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final, Literal, get_args
 
 NONE: Final = "none"
-INT8 = "int8"
+INT8: Final = "int8"
 Quantization = Literal["none", "int8"]
 """Form of a model's frozen weights."""
 

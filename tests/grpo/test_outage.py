@@ -1,0 +1,210 @@
+"""A judge or reward service that goes away: it is retried, and a run that gives up is saved and draws its epoch again.
+
+Runs are of the toy world, whose judge or reward is asked at a server of this process.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_server import FakeServer, Handler
+from safetensors.torch import load_file
+from tiny_runs import metrics
+from toy_world import toy_config, toy_world
+
+from pacorl.grpo.start import checkpoints
+from pacorl.grpo.trainer import train_policy
+from pacorl.io.files import digests
+from pacorl.io.outage import UnreachableError
+from pacorl.judge.judge import Counters
+
+pytestmark = [pytest.mark.usefixtures("toy"), pytest.mark.slow]
+
+SCORE = "/v1/score"
+JUDGE_COUNTS = {f"judge/{field.name}" for field in fields(Counters)}
+"""Metrics that a retried request changes."""
+
+
+class LeavingServer:
+    """A judge and a reward service that leaves a run in its second epoch, or in its last evaluation."""
+
+    def __init__(self, way: str, *, after: str = "epoch-000001.png", answers: int = 15) -> None:
+        """
+        Args:
+            way: how it is away: `refused`, a status, or `hangs`; `never` if it stays.
+            after: the file of `samples/` that the run has written when its time comes.
+            answers: how many it gives from then on before it goes.
+        """
+        self.way, self.after, self.answers = way, after, answers
+        self.is_away, self.gone = False, threading.Event()
+        self.run = Path()
+        self._fake = FakeServer(behave=self._behave, posts={SCORE: self._score})
+        self._left, self._lock, self._serving = 0, threading.Lock(), ExitStack()
+
+    @contextmanager
+    def serving(self, run: Path) -> Iterator[str]:
+        """The URL that a run is given."""
+        self.run = run
+        self.come_back()
+        with self._serving:
+            yield self._fake.url
+
+    def come_back(self) -> None:
+        if not self._fake.port or self.way == "refused":
+            self._serving.enter_context(self._fake.running())
+        self._fake.port = int(self._fake.url.split(":")[2].split("/")[0])
+        self.is_away = False
+
+    def _leaves(self) -> bool:
+        if self.way != "never" and not self.gone.is_set() and (self.run / "samples" / self.after).exists():
+            self._left += 1
+            if self._left > self.answers:
+                self.is_away = True
+                self.gone.set()
+                if self.way == "refused":
+                    self._serving.close()
+        return self.is_away and self.way != "refused"
+
+    def _behave(self, handler: Handler, number: int) -> bool:
+        with self._lock:
+            if not self._leaves():
+                return False
+        self._is_away_to(handler)
+        return True
+
+    def _score(self, handler: Handler, document: dict[str, Any]) -> None:
+        with self._lock:
+            away = self._leaves()
+        if away:
+            self._is_away_to(handler)
+        else:
+            handler.answer({"scores": [len(image) / 1000 for image in document["images"]]})
+
+    def _is_away_to(self, handler: Handler) -> None:
+        if self.way == "hangs":
+            time.sleep(6)
+            handler.close_connection = True
+        else:
+            handler.fail(int(self.way.replace("refused", "503")), "the model is loading")
+
+
+def settings(url: str, *more: str, **judge: Any) -> list[str]:
+    asked = {"backend": "http", "checkpoint": url, "model": "judge", "retries": 1, "timeout": 5, "concurrency": 4}
+    return [f"judge={json.dumps({**asked, **judge})}", "epochs=2", *more]
+
+
+def http_reward(url: str, *more: str, outage: float = 900) -> list[str]:
+    args = {"url": f"{url.removesuffix('/v1')}{SCORE}", "batch": 1, "concurrency": 1, "tries": 1, "outage": outage}
+    return ["judge=none", f"rewards=[{{name: http, args: {json.dumps(args)}}}]", "epochs=2", *more]
+
+
+def content(run: Path) -> dict[str, Any]:
+    """What a run leaves, without times, counts and addresses."""
+    newest = checkpoints(run / "checkpoints")[-1]
+    lines = [{k: v for k, v in line.items() if k not in JUDGE_COUNTS} for line in metrics(run) if "changes" not in line]
+    weights = {
+        f"{path.parent.name}/{path.stem}/{name}": value
+        for path in [*newest.glob("*.safetensors"), *newest.glob("lora/*.safetensors")]
+        for name, value in load_file(path).items()
+    }
+    return {
+        "lines": lines,
+        "weights": {name: value.tolist() for name, value in weights.items()},
+        "samples": digests(run / "samples"),
+        "files": sorted(path.name for path in run.iterdir()),
+    }
+
+
+def undisturbed(folder: Path, *, make: Any = settings) -> dict[str, Any]:
+    """The content of a run whose server stays."""
+    with LeavingServer("never").serving(folder) as url:
+        train_policy(toy_config(folder, *make(url)))
+    return content(folder)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    with toy_world():
+        return undisturbed(tmp_path_factory.mktemp("whole") / "run")
+
+
+def test_a_judge_that_comes_back_in_time_changes_nothing(
+    tmp_path: Path, whole: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = LeavingServer("refused")
+
+    def back() -> None:
+        server.gone.wait()
+        time.sleep(2.5)
+        server.come_back()
+
+    with server.serving(tmp_path / "run") as url:
+        returning = threading.Thread(target=back, daemon=True)
+        returning.start()
+        train_policy(toy_config(tmp_path / "run", *settings(url)))
+        returning.join()
+    assert content(tmp_path / "run") == whole
+    told = [record.getMessage() for record in caplog.records if record.name == "pacorl.io.outage"]
+    assert len(told) == 2, told
+    assert told[0].startswith(f"judge judge at {url} does not answer (no connection: Connection refused)")
+    assert told[1].startswith(f"judge judge at {url} answers again after ")
+
+
+@pytest.mark.parametrize("way", ["refused", "503", pytest.param("hangs", marks=pytest.mark.campaign)])
+def test_a_run_that_gives_up_is_saved_and_resumed_as_if_undisturbed(
+    tmp_path: Path, whole: dict[str, Any], way: str
+) -> None:
+    server, run = LeavingServer(way), tmp_path / "run"
+    with server.serving(run) as url:
+        with pytest.raises(UnreachableError) as given_up:
+            train_policy(toy_config(run, *settings(url, outage=1)))
+        assert given_up.value.exit_code == 75
+        message = str(given_up.value)
+        assert message.startswith(f"judge judge at {url} has not answered for ")
+        assert "--resume auto" in message
+        assert message.endswith("saved after epoch 1")
+        assert [line["kind"] for line in metrics(run)] == ["evaluation", "epoch"]
+        server.come_back()
+        train_policy(toy_config(run, *settings(url, outage=1)), resume="auto")
+    assert content(run) == whole
+
+
+def test_a_reward_service_is_waited_for_alike(tmp_path: Path) -> None:
+    expected = undisturbed(tmp_path / "whole", make=http_reward)
+    server, run = LeavingServer("refused", after="evaluation-000000.jsonl"), tmp_path / "run"
+    with server.serving(run) as url:
+        with pytest.raises(UnreachableError, match=r"reward service http://\S+ has not answered for .* --resume auto"):
+            train_policy(toy_config(run, *http_reward(url, outage=1)))
+        with pytest.raises(UnreachableError, match="reward service"):
+            train_policy(toy_config(run, *http_reward(url, outage=1)), resume="auto")
+        server.come_back()
+        train_policy(toy_config(run, *http_reward(url, outage=1)), resume="auto")
+    assert content(run) == expected
+
+
+def test_a_judge_that_answers_wrongly_is_no_outage(tmp_path: Path) -> None:
+    server = LeavingServer("500")
+    with server.serving(tmp_path / "run") as url, pytest.raises(ValueError, match=r"advantages.max_missing is 20%"):
+        train_policy(toy_config(tmp_path / "run", *settings(url, retries=0)))
+
+
+def test_only_a_run_that_was_answered_before_is_to_be_started_again(tmp_path: Path) -> None:
+    """A new run with a wrong address ends with exit code 1: it would fail for ever."""
+    server, run = LeavingServer("refused"), tmp_path / "run"
+    with server.serving(run) as url:
+        with pytest.raises(UnreachableError):
+            train_policy(toy_config(run, *settings(url, outage=0.5)))
+        again = settings(url, outage=0.5, startup=0)
+        with pytest.raises(UnreachableError, match=r"no judge at \S+: no connection: .* --resume auto") as resumed:
+            train_policy(toy_config(run, *again), resume="auto")
+        with pytest.raises(ConnectionError, match="no judge at") as new:
+            train_policy(toy_config(tmp_path / "new", *again))
+    assert (resumed.value.exit_code, getattr(new.value, "exit_code", 1)) == (75, 1)
