@@ -16,7 +16,6 @@ import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,20 +93,9 @@ class RunState:
     tensors: Mapping[str, Mapping[str, Tensor]]
     """File stem → weights or moments by name."""
     state: dict[str, Any]
-    """Content of state.json; before it is written, without the config and the hashes."""
+    """Content of state.json."""
     generators: Sequence[Mapping[str, Any]]
     """Random state of each rank."""
-
-
-def gather_state(run: LoraRun, state: Mapping[str, Any]) -> RunState:
-    """Gather the content of a checkpoint. All ranks call it; the main process's `state` is used."""
-    # A collective per tensor: every rank gathers in the same order.
-    tensors = {"adapter": full_state(adapter_state(run.transformer)), "average": full_state(run.average.state)}
-    if run.old:
-        tensors["old"] = full_state(run.old.state)
-    tensors["optimizer"] = optimizer_tensors(run.optimizer, list(stepped_parameters(run)))
-    states, generators = zip(*run.runtime.gather((state, random_state())), strict=True)
-    return RunState(tensors, dict(states[0]), generators)
 
 
 def stepped_parameters(run: LoraRun) -> dict[str, nn.Parameter]:
@@ -125,7 +113,7 @@ def save_run(run: LoraRun, state: Mapping[str, Any], *, targets: Sequence[str]) 
 
     Args:
         run: the run.
-        state: content of state.json.
+        state: content of state.json, without the config and the hashes; the main process's is written.
         targets: name suffixes of the adapted modules.
 
     Returns:
@@ -134,43 +122,33 @@ def save_run(run: LoraRun, state: Mapping[str, Any], *, targets: Sequence[str]) 
     Raises:
         OSError: on all ranks, if the disk is full.
     """
-    content = gather_state(run, state)
-    run.runtime.on_main(partial(write_run, content, run.config, targets=targets))
-    return checkpoint_of(content, run.config)
+    # 1. A collective per tensor: every rank gathers in the same order.
+    config = run.config
+    tensors = {"adapter": full_state(adapter_state(run.transformer)), "average": full_state(run.average.state)}
+    if run.old:
+        tensors["old"] = full_state(run.old.state)
+    tensors["optimizer"] = optimizer_tensors(run.optimizer, list(stepped_parameters(run)))
+    generators = run.runtime.gather(random_state())
+    target = config.out / "checkpoints" / f"step-{run.step:06d}"
 
-
-def checkpoint_of(run: RunState, config: LoraConfig) -> Path:
-    """Return the folder of a state's checkpoint."""
-    return config.out / "checkpoints" / f"step-{run.state['step']:06d}"
-
-
-def write_run(run: RunState, config: LoraConfig, *, targets: Sequence[str]) -> None:
-    """Write a checkpoint, and update the files derived from it. One rank calls it.
-
-    Args:
-        run: content of the checkpoint.
-        config: config of the run.
-        targets: name suffixes of the adapted modules.
-
-    Raises:
-        OSError: if the disk is full.
-    """
-    target = checkpoint_of(run, config)
-    adapter = config.adapter
-
+    # 2. One rank writes, and updates the files derived from the checkpoint.
     def export(folder: Path) -> None:
         save_lora(
             folder / "lora",
-            run.tensors["average"],
-            rank=adapter.rank,
-            alpha=adapter.alpha,
+            tensors["average"],
+            rank=config.adapter.rank,
+            alpha=config.adapter.alpha,
             targets=tuple(targets),
             base=config.model.checkpoint,
         )
 
-    state = {**run.state, "config": config.model_dump(mode="json")}
-    write_checkpoint(target, tensors=run.tensors, state=state, generators=run.generators, export=export)
-    settle(target, config)
+    def write() -> None:
+        content = {**state, "config": config.model_dump(mode="json")}
+        write_checkpoint(target, tensors=tensors, state=content, generators=generators, export=export)
+        settle(target, config)
+
+    run.runtime.on_main(write)
+    return target
 
 
 def settle(checkpoint: Path, config: LoraConfig) -> None:
