@@ -61,7 +61,7 @@ def macro(rows: list[dict[str, Any]], scores: dict[str, dict[str, float]], dimen
 def test_the_table_is_what_naive_loops_give(edit_reward_folder: Path, tmp_path: Path) -> None:
     judge = LocalJudge.from_pretrained("tiny", variants=True)
     done = CliRunner().invoke(
-        app, ["edit-reward-bench", str(edit_reward_folder), "--out", str(tmp_path / "run"), "--json", "--batch", "2"]
+        app, ["edit-reward-bench", str(edit_reward_folder), "--out", str(tmp_path / "run"), "--json", "--judge", "tiny"]
     )
     assert done.exit_code == 0, (done.output, done.exception)
     rows = edit_reward_rows()
@@ -196,7 +196,7 @@ def p_yes(judge: LocalJudge, before: Image.Image, after: Image.Image, instructio
 
 
 def values_of(data: Path, kind: str) -> dict[str, Any]:
-    words = ["edit-reward-bench", str(data), "--kind", kind, "--out", str(data.parent / "run"), "--json"]
+    words = ["edit-reward-bench", str(data), "--kind", kind, "--out", str(data.parent / "run"), "--json", "--judge", "tiny"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, (done.output, done.exception)
     values: dict[str, Any] = json.loads(done.stdout)["tables"][0]["rows"][0]["values"]

@@ -33,7 +33,7 @@ from pacorl.types import Question, Verdict
 
 
 def command(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["t2is", *[str(argument) for argument in arguments]])
+    return CliRunner().invoke(app, ["t2is", "--judge", "tiny", *[str(argument) for argument in arguments]])
 
 
 @pytest.mark.parametrize("name", TAB_3.rows)

@@ -49,6 +49,7 @@ OBJECTIVES = {
         "sampling.steps=5",
         "sampling.suffix={solver: ab2, steps: 2}",
         "objective.clip_range=1",  # the second update is not clipped away
+        "prompts.evaluation=tiny:dev:3",
     ],
     "flux_awm": [*CHEAP, "objective.name=awm", "sampling.tree={}"],
 }

@@ -171,7 +171,6 @@ def test_a_grid_is_split_row_by_row_and_joined_again() -> None:
     [
         ("PacoGridSplit", {"grid": batch(1), "rows": 3, "columns": 2}, "32x32 pixels do not divide into 3x2 panels"),
         ("PacoGridJoin", {"panels": batch(3), "rows": 2, "columns": 2}, "3 panels do not fill grids of 2x2"),
-        ("PacoScoreSet", {"judge": ["judge", 0], "images": torch.zeros(2, 32, 32, 3), "theme": ""}, "no score"),
         (
             "PacoRepairSet",
             {"judge": ["judge", 0], "images": batch(2), "redrawn": batch(3), "theme": "", "least": 0.5},

@@ -48,6 +48,7 @@ ALLOWED = {
     ("io/files.py", "sole_holder"): (["open", "truncate"], "a regular file that contains a lock's note or nothing"),
     ("io/documents.py", "append_jsonl"): (["open"], "appends, by a descriptor of `open_regular`"),
     ("cli/__init__.py", "main"): (["open"], "/dev/null"),
+    ("cli/shared.py", "begin_report"): (["unlink"], "an earlier page of pacorl's own, which `check_made` has read"),
     ("models/lora/formats.py", "_sort_metadata"): (["open"], ASIDE),
     ("grpo/checkpoint.py", "publish"): (["shutil.copy2", "shutil.rmtree"], ASIDE),
     ("grpo/checkpoint.py", "put_in_place"): (["rename", "rename"], "the folder aside takes the name"),

@@ -65,7 +65,7 @@ def test_they_are_small_and_in_fp16() -> None:
     files = [file for folder in FOLDERS for file in folder.rglob("*") if file.is_file()]
     assert sum(file.stat().st_size for file in files) < 19.5e6
     weights = [file for file in files if file.suffix == ".safetensors"]
-    assert len(weights) == 14
+    assert len(weights) == 12
     for file in weights:
         with safetensors.safe_open(file, "pt") as stored:
             names = list(stored.keys())
