@@ -196,7 +196,17 @@ def p_yes(judge: LocalJudge, before: Image.Image, after: Image.Image, instructio
 
 
 def values_of(data: Path, kind: str) -> dict[str, Any]:
-    words = ["edit-reward-bench", str(data), "--kind", kind, "--out", str(data.parent / "run"), "--json", "--judge", "tiny"]
+    words = [
+        "edit-reward-bench",
+        str(data),
+        "--kind",
+        kind,
+        "--out",
+        str(data.parent / "run"),
+        "--json",
+        "--judge",
+        "tiny",
+    ]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, (done.output, done.exception)
     values: dict[str, Any] = json.loads(done.stdout)["tables"][0]["rows"][0]["values"]

@@ -656,7 +656,9 @@ def test_a_dry_run_asks_a_judge_over_http_whether_it_answers(tmp_path: Path) -> 
     assert silent.startswith(f"absent judge.checkpoint = {server.url}: no judge at {server.url}: no connection")
     assert "nobody listens at" in silent
     assert "--name judge --port" in silent
-    assert dry_run(server.url, f"rewards=[{{name: '{JPEG_SIZE}'}}]")[0] == "verdict: all that it needs is here"  # asks none
+    assert (
+        dry_run(server.url, f"rewards=[{{name: '{JPEG_SIZE}'}}]")[0] == "verdict: all that it needs is here"
+    )  # asks none
 
 
 def test_main_memory_is_held_against_a_machine_with_a_card(monkeypatch: pytest.MonkeyPatch) -> None:

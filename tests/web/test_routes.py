@@ -108,7 +108,7 @@ REQUESTS: dict[str, tuple[Asked, ...]] = {
         Asked("POST", "/api/characters/hero/stop"),
         Asked("DELETE", "/api/characters/nobody", status=404),
         Asked("GET", "/characters/hero/01.png", status=404),
-        Asked("GET", "/loras/loras/hero/before-0.png", status=404),
+        Asked("GET", "/loras/hero/before-0.png", status=404),
         Asked("POST", "/api/panels", {"text": "Generate four images of the same dentist: a, b, c and d."}),
         Asked("DELETE", "/api/jobs/1"),
         Asked("POST", "/join", {"token": TOKEN}),
