@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -56,7 +57,8 @@ class StreamedLinear(nn.Linear):
         self.unpack: Callable[..., Tensor] = lambda weight: weight
         weights = [layer.weight]
         if isinstance(layer, QuantizedLinear):
-            self.unpack = layer.unpack
+            # Not the layer's own method, which would keep its codes on the device.
+            self.unpack = partial(int8.unpack, dtype=layer.dtype)
             weights.append(layer.scale)
         # Neither parameters nor buffers, so that moving the model leaves them in main memory.
         self.parked = tuple(stream.park(weight.data, home) for weight in weights)
