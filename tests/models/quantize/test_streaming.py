@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,14 @@ from pacorl.grpo.rows import check_division
 from pacorl.grpo.trainer import train_policy
 from pacorl.judge.local import LocalJudge
 from pacorl.models.policies.flux import FLUX
-from pacorl.models.quantize.linear import StreamedLinear, parameter_count, quantize_model, streamed_bytes, weight_bytes
+from pacorl.models.quantize.linear import (
+    QuantizedLinear,
+    StreamedLinear,
+    parameter_count,
+    quantize_model,
+    streamed_bytes,
+    weight_bytes,
+)
 from pacorl.models.quantize.streaming import Arena, WeightStream
 from pacorl.models.twins import META
 from pacorl.plan.memory import MemoryLedger
@@ -132,6 +140,15 @@ def test_nothing_moves_streamed_weights_and_they_are_counted_apart() -> None:
     assert streamed_bytes(model) == 2 * BLOCKS * WIDTH * (WIDTH + 4)
     assert weight_bytes(stack("int8", stream=True)) == 2 * BLOCKS * WIDTH * 4
     assert parameter_count(model) == parameter_count(plain)
+
+
+def test_a_streamed_layer_does_not_keep_the_packed_one_on_the_device() -> None:
+    packed = QuantizedLinear(torch.randn(8, 8), None)
+    codes = weakref.ref(packed.weight)
+    streamed = StreamedLinear(packed, home=torch.device("cpu"), stream=WeightStream())
+    del packed
+    assert codes() is None
+    assert streamed(torch.randn(2, 8)).shape == (2, 8)
 
 
 def test_an_activation_is_not_kept_for_a_weight_that_travels() -> None:
