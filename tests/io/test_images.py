@@ -335,7 +335,17 @@ def test_a_folder_s_images_of_every_format_are_listed_in_natural_order(tmp_path:
 
 
 def test_what_a_folder_s_images_leave_out_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for name in ("1.png", ".DS_Store", "._1.png", "1.txt", "card.yaml", "2.heic", "notes.xyz"):
+    for name in (
+        "1.png",
+        ".DS_Store",
+        "._1.png",
+        "1.txt",
+        "LIST.TXT",
+        "card.yaml",
+        "2.heic",
+        "IMG_4.HEIC",
+        "notes.xyz",
+    ):
         (tmp_path / name).write_text("BM, GIF89a and other words")
     (tmp_path / "set.png").mkdir()
     os.mkfifo(tmp_path / "3.png")
@@ -343,6 +353,6 @@ def test_what_a_folder_s_images_leave_out_is_named_once(tmp_path: Path, caplog: 
         for _ in range(2):
             assert [path.name for path in images_in(tmp_path)] == ["1.png"]
     (line,) = caplog.messages
-    assert line.endswith("2.heic, notes.xyz")
-    assert [path.name for path in images_in(tmp_path, unread=True)] == ["1.png", "2.heic"]
+    assert line.endswith("here: 2.heic, IMG_4.HEIC, notes.xyz")
+    assert [path.name for path in images_in(tmp_path, unread=True)] == ["1.png", "2.heic", "IMG_4.HEIC"]
     assert images_in(tmp_path / "absent") == ()
