@@ -20,6 +20,8 @@ PEAK_GIB = {"flux_t2is_24gb": 22.0, "klein_t2is_16gb": 14.5}
 """Promised to who has such a card, with buffers of unpacked weights and without CUDA's context; test_peaks.py."""
 WITHIN = 0.05
 """How far plan and ledger may lie apart."""
+UNFILLED = 0.15
+"""How far the plan may lie above the ledger while a judge scores."""
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +54,10 @@ def apart(traced: Trace) -> dict[str, float]:
 def check_plan(traced: Trace) -> None:
     """What the card holds in each phase, and what main memory holds."""
     differences = apart(traced)
-    assert all(abs(difference) <= WITHIN for difference in differences.values()), differences
+    # A plan has a full batch of the judge's tokens, which the few images of a call need not fill.
+    above = {"score": UNFILLED}
+    for phase, difference in differences.items():
+        assert -WITHIN <= difference <= above.get(phase, WITHIN), differences
     # Nor is there more between the phases.
     assert max(counts.peak for counts in traced.phases.values()) <= (1 + WITHIN) * traced.plan.peak_bytes
     host = max(counts.main_peak for counts in traced.phases.values()) + PROCESS
