@@ -64,6 +64,13 @@ def test_a_worse_panel_is_rejected_and_the_tries_end() -> None:
     assert [attempt.to_dict()["score"] for attempt in repair.tries] == [0.0, 0.0]
 
 
+def test_a_panel_that_changes_nothing_is_rejected() -> None:
+    redraw, _ = redraws(110)
+    repair = repair_set(grey(20, 20, 20, 110), gate=GATE, redraw=redraw, tries=1)
+    assert [attempt.accepted for attempt in repair.tries] == [False]
+    assert repair.replaced == {}
+
+
 def test_of_two_equally_low_panels_each_is_repaired() -> None:
     redraw, asked = redraws(20, 20)
     repair = repair_set(grey(20, 20, 200, 210), gate=partial(GATE, characters=HERO), redraw=redraw)
