@@ -1,0 +1,208 @@
+"""Training of the tiny generator: sheets of 4 and 9 panels by flow matching, text encoders included.
+
+First faultless sheets, in much noise, until every unnamed look is shared; then a mild unreliable teacher, so that
+reinforcement learning can raise the agreement. How often the panels of a sheet agree is measured, not assumed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import torch
+from diffusers import AutoencoderKL, FluxPipeline
+from torch import Tensor
+
+from pacorl.models.policies.flux import tiny_flux
+from pacorl.models.policies.pipeline import pack
+from pacorl.types import Grid
+from research.tiny.pretrain import STATE, Stage, flow_matching_loss, publish, seeded
+from research.world.panels import COUNTS, NAMES, compose, tile
+from research.world.world import LOOKS, VALUES, draw_scenes, set_prompts, write_prompt
+
+GUIDANCE = 3.5
+LENGTH = 48
+"""Tokens of a text: nine panels have 43 words at most."""
+FOUR, NINE = Grid(2, 2), Grid(3, 3)
+
+
+class Sheets(NamedTuple):
+    """Sheets of one form: panels, their size, and how many make a step."""
+
+    grid: Grid
+    size: int
+    batch: int
+    share: float
+
+
+class Lesson(NamedTuple):
+    """One phase of the training."""
+
+    steps: int
+    sheets: Sequence[Sheets]
+    redraw: float  # probability that the teacher redraws a look of a panel
+    lr: float
+    ema: float
+    shift: float  # towards noise, at 64 px: sharing is decided in much noise
+
+
+SMALL = (Sheets(FOUR, 16, 48, 0.06), Sheets(FOUR, 32, 32, 0.84), Sheets(NINE, 32, 12, 0.10))
+ALL = (
+    Sheets(FOUR, 16, 48, 0.06),
+    Sheets(FOUR, 32, 32, 0.40),
+    Sheets(FOUR, 48, 16, 0.08),
+    Sheets(FOUR, 64, 10, 0.16),
+    Sheets(FOUR, 96, 4, 0.08),
+    Sheets(NINE, 16, 24, 0.04),
+    Sheets(NINE, 32, 12, 0.12),
+    Sheets(NINE, 64, 4, 0.06),
+)
+LESSONS = (
+    Lesson(2200, SMALL, redraw=0.0, lr=2e-3, ema=0.998, shift=2.0),
+    Lesson(2200, ALL, redraw=0.0, lr=1.5e-3, ema=0.998, shift=3.0),
+)
+UNRELIABLE = Lesson(240, ALL, redraw=0.22, lr=7e-4, ema=0.98, shift=3.0)
+
+
+def draw_sheet(rng: Random, grid: Grid, *, redraw: float) -> tuple[str, list[list[int]]]:
+    """Draw a training prompt and the attributes of its panels, some looks redrawn by the teacher."""
+    place = rng.choice(VALUES["place"])
+    # People name more looks than prompts do; half of the themes name none.
+    names = rng.sample(LOOKS, rng.choice((0, 0, 0, 0, 0, 1, 1, 2, 3, 4)))
+    named = {name: rng.choice(VALUES[name]) for name in LOOKS if name in names}
+    scenes = draw_scenes("train", place, grid.count, rng)
+    looks = {name: named.get(name) or rng.choice(VALUES[name]) for name in LOOKS}
+    panels = []
+    for pose, prop in scenes:
+        drawn = {**looks, "place": place, "pose": pose, "prop": prop}
+        for name in LOOKS:
+            if rng.random() < redraw:
+                drawn[name] = rng.choice(VALUES[name])
+        panels.append([VALUES[name].index(drawn[name]) for name in NAMES])
+    return write_prompt(0, place, scenes, grid, named=named).text, panels
+
+
+class Latents:
+    """Scaled latents of panels, encoded when they are first needed."""
+
+    def __init__(self, vae: AutoencoderKL) -> None:
+        self.vae = vae
+        self.known: dict[int, Tensor] = {}
+        self.have: dict[int, Tensor] = {}
+
+    @torch.no_grad()
+    def of(self, panels: Tensor, size: int) -> Tensor:
+        """Return the latents of panels: (P, 7) → (P, C, size / 4, size / 4)."""
+        if size > 48:
+            return self._encode(panels, size)
+        weights = torch.tensor(COUNTS).flip(0).cumprod(0).roll(1)
+        weights[0] = 1
+        number = (panels * weights.flip(0)).sum(1)
+        if size not in self.known:
+            total = int(torch.tensor(COUNTS).prod())
+            self.known[size] = torch.empty(total, 8, size // 4, size // 4)
+            self.have[size] = torch.zeros(total, dtype=torch.bool)
+        missing = ~self.have[size][number]
+        if missing.any():
+            self.known[size][number[missing]] = self._encode(panels[missing], size)
+            self.have[size][number] = True
+        return self.known[size][number]
+
+    def _encode(self, panels: Tensor, size: int) -> Tensor:
+        config = self.vae.config
+        codes = [self.vae.encode(batch).latent_dist.mode() for batch in compose(panels, size).split(64)]
+        latents: Tensor = (torch.cat(codes) - config.shift_factor) * config.scaling_factor
+        return latents
+
+
+def sheet_loss(pipeline: FluxPipeline, texts: Sequence[str], latents: Tensor, *, shift: float) -> Tensor:
+    """Compute the flow matching loss of whole sheets. The model attends to padding, so LENGTH is part of it."""
+    batch, _, height, width = latents.shape
+    clean_BNC = pack(latents)
+
+    def read(tokenizer: object, max_length: int) -> Tensor:
+        options = {"padding": "max_length", "max_length": max_length, "truncation": True, "return_tensors": "pt"}
+        ids: Tensor = tokenizer(list(texts), **options).input_ids  # type: ignore[operator]
+        return ids
+
+    pooled = pipeline.text_encoder(read(pipeline.tokenizer, 77)).pooler_output
+    tokens = pipeline.text_encoder_2(read(pipeline.tokenizer_2, LENGTH))[0]
+
+    def velocity(noisy_BNC: Tensor, t_B: Tensor) -> Tensor:
+        predicted: Tensor = pipeline.transformer(
+            hidden_states=noisy_BNC,
+            timestep=t_B,
+            guidance=torch.full((batch,), GUIDANCE),
+            pooled_projections=pooled,
+            encoder_hidden_states=tokens,
+            txt_ids=torch.zeros(LENGTH, 3),
+            img_ids=pipeline._prepare_latent_image_ids(batch, height // 2, width // 2, "cpu", torch.float32),
+            return_dict=False,
+        )[0]
+        return predicted
+
+    # The same noise hides less of a larger image (arXiv 2403.03206, section 5.3.2).
+    return flow_matching_loss(velocity, clean_BNC, shift=shift * max(1.0, (height * width) ** 0.5 / 16))
+
+
+def train(pipeline: FluxPipeline, out: Path, *, lessons: Sequence[Lesson], share: float = 1.0) -> None:
+    """Train all but the autoencoder; a stopped training goes on from `out`/state.pt, to the same weights."""
+    out.mkdir(parents=True, exist_ok=True)
+    latents = Latents(pipeline.vae)
+    modules = [pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2]
+    done = 0
+    for lesson in lessons:
+        steps = round(share * lesson.steps)
+        stage = Stage(modules, lr=lesson.lr, steps=steps, log=out / "log.jsonl", ema=lesson.ema)
+        stage.resume(out / STATE, first=done)
+        while stage.step < steps:
+            rng = seeded(done + stage.step)
+            (sheets,) = rng.choices(lesson.sheets, [sheet.share for sheet in lesson.sheets])
+            drawn = [draw_sheet(rng, sheets.grid, redraw=lesson.redraw) for _ in range(sheets.batch)]
+            texts = [text for text, _ in drawn]
+            panels = torch.tensor([panels for _, panels in drawn])
+            clean = latents.of(panels.flatten(0, 1), sheets.size).unflatten(0, panels.shape[:2])
+            loss = sheet_loss(pipeline, texts, tile(clean, sheets.grid), shift=lesson.shift)
+            stage.update(loss, **{f"loss_{sheets.grid}_{sheets.size}": loss.item()})
+            if stage.step % 100 == 0:
+                stage.save(out / STATE, first=done)
+            if stage.step % 400 == 0:
+                stage.save_average(pipeline, out / "average")
+        stage.use_average()
+        done += steps
+    publish(pipeline.to(torch.float16), out)
+
+
+def vocabulary() -> list[str]:
+    """Return the training texts of the tokenizers."""
+    return [prompt.text for grid in (FOUR, NINE) for prompt in set_prompts("train", 288, grid=grid)]
+
+
+def pretrain_generator(out: Path, *, vae: Path, share: float = 1.0) -> None:
+    """Train the generator on faultless sheets."""
+    torch.manual_seed(0)
+    pipeline = tiny_flux(vocabulary(), vae=AutoencoderKL.from_pretrained(vae))
+    train(pipeline, out, lessons=LESSONS, share=share)
+
+
+def make_unreliable(
+    out: Path, *, start: Path, steps: int = UNRELIABLE.steps, redraw: float = UNRELIABLE.redraw
+) -> None:
+    """Train a generator of faultless sheets further by an unreliable teacher."""
+    pipeline = FluxPipeline.from_pretrained(start, dtype=torch.float32)
+    train(pipeline, out, lessons=(UNRELIABLE._replace(steps=steps, redraw=redraw),))
+
+
+if __name__ == "__main__":
+    import sys
+
+    match sys.argv[1:]:
+        case ["faultless", out, vae]:
+            pretrain_generator(Path(out), vae=Path(vae))
+        case ["unreliable", out, start, steps, redraw]:
+            make_unreliable(Path(out), start=Path(start), steps=int(steps), redraw=float(redraw))
+        case _:
+            print(json.dumps({"usage": "faultless OUT VAE | unreliable OUT START STEPS REDRAW"}))
