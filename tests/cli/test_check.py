@@ -16,7 +16,7 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
-from pacorl.cli.check import _labelled, _verdict
+from pacorl.cli.check import CheckOptions, _labelled, _verdict
 from pacorl.cli.repair import RepairOptions
 from pacorl.cli.shared import BELOW
 from pacorl.core.calibration import Curve
@@ -449,3 +449,23 @@ def test_any_image_beside_panels_is_of_the_set_but_their_sheet(folder: Path, tmp
         "set-1-panel-2.png",
     ]
     assert "loose.png is in no subfolder and not checked" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("codes", "worst"), [([0, 3], 3), ([5, 4, 0], 5), ([5, 1, 4], 1), ([2, 5], 2), ([1, 75, 5], 75), ([0, 0], 0)]
+)
+def test_an_error_outranks_a_verdict(
+    codes: list[int], worst: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pacorl.cli.check._check_sets", lambda *_: codes)
+    assert run("check", "--sets", tmp_path).exit_code == worst
+
+
+def test_of_a_character_as_many_images_are_compared_as_are_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "hero").mkdir()
+    (tmp_path / "hero" / "card.yaml").write_text("description: a hero")
+    for number in range(3):
+        Image.new("RGB", (16, 16)).save(tmp_path / "hero" / f"{number}.png")
+    for count, compared in ((1, 1), (2, 2), (14, 3)):
+        (hero,) = CheckOptions(character=[str(tmp_path / "hero")], references=count).characters()
+        assert [path.name for path in hero.images] == [f"{number}.png" for number in range(compared)]

@@ -75,6 +75,7 @@ def test_a_wrong_word_is_one_line(
     [
         (("check", "{image}", "{image}", "--min", "0.5", "--judge", ""), 2, NO_JUDGE),
         (("score", "a.png", "b.png", "--criteria", ""), 2, "--criteria is empty; is the variable set?"),
+        (("score", "a.png", "b.png", "--memory", ""), 2, "--memory is empty; is the variable set?"),
         (("check", "a.png", "--no-such-option"), 2, "No such option: --no-such-option; see pacorl check --help"),
         (("check", "{image}", "{image}"), 2, "no threshold: give --min, or a calibration that has thresholds"),
         (("score", "{image}", "none.png"), 1, "none.png: No such file or directory"),

@@ -121,6 +121,8 @@ def test_keep_going_ends_with_a_code_of_its_own(judge_folder: Path, images: list
     result = run(*images[:2], bad, "--judge", judge_folder, "--keep-going", "--json")
     assert result.exit_code == INCOMPLETE
     assert json.loads(result.stdout)["left_out"] == {str(bad): f"{bad}: empty"}
+    gated = run(*images[:2], bad, "--judge", judge_folder, "--keep-going", "--min", 0, "--json")
+    assert (gated.exit_code, json.loads(gated.stdout)["passed"]) == (INCOMPLETE, None)  # no verdict about the rest
     assert str(run(*images[:2], bad, "--judge", judge_folder).exception) == f"{bad}: empty"
 
 

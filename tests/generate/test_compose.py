@@ -98,6 +98,8 @@ def test_a_record_is_found_by_its_idx_or_its_line(tmp_path):
         find_record(f"{path}:3")
     with pytest.raises(ValueError, match="not of the form FILE:ID"):
         find_record("prompts")
+    path.write_text('{"idx": "2", "prompt": "a fox"}\n{"idx": "1", "prompt": "an owl"}\n')
+    assert [find_record(f"{path}:{name}").text for name in ("2", "1")] == ["a fox", "an owl"]  # names before lines
 
 
 def test_the_tiny_editor_says_what_it_knows(tmp_path):

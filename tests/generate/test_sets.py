@@ -407,7 +407,8 @@ def test_later_pages_are_judged_beside_earlier_ones(painter, tmp_path):
     across = [alike(a, b) for a in first.panels for b in second.panels]
     assert second.judged.score == pytest.approx(fmean([*own, *across]))
     assert dict(second.judged.parts) == pytest.approx({"this page": fmean(own), "with earlier pages": fmean(across)})
-    assert {first.recipe.seed, second.recipe.seed} <= {1, 2, 3, 4}
+    assert first.recipe.seed in (1, 2)
+    assert second.recipe.seed in (3, 4)
     saved = save([first, second], tmp_path, stem="page")
     assert [one.path.name for one in saved] == ["page-1.png", "page-2.png"]
     assert save_pdf([first, second], tmp_path / "walk.pdf", title="A walk").read_bytes().startswith(b"%PDF")

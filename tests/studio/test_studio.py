@@ -121,7 +121,11 @@ def test_cancelling_a_running_and_a_waiting_job(jobs):
     jobs.cancel(first)
     assert ended(first).status == "cancelled"
     assert first.done > 0
-    assert ended(jobs.submit("set", lambda job: {})).status == "done"
+    assert jobs.latest("set") is None
+    done = ended(jobs.submit("set", lambda job: {}))
+    assert done.status == "done"
+    jobs.cancel(jobs.submit("set", work))
+    assert jobs.latest("set") is done
     assert second.seconds == 0
     jobs.cancel(first)
     assert first.status == "cancelled"
