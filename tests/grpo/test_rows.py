@@ -22,6 +22,13 @@ def test_epochs_use_every_prompt_before_one_comes_again() -> None:
     assert [row.number for row in epoch_rows(prompts, epoch=1, count=2, group_size=3, seed=0)] == list(range(6))
 
 
+def test_the_samples_of_a_prompt_are_consecutive_rows() -> None:
+    rows = epoch_rows(PROMPTS, epoch=0, count=4, group_size=3, seed=0)
+    ids = [row.prompt.id for row in rows]
+    assert ids == [group for group in ids[::3] for _ in range(3)]
+    assert len(set(ids)) == 4
+
+
 def test_prompts_are_shuffled_anew_each_time_and_for_each_seed() -> None:
     prompts = character_prompts("train", 12)
     orders = {
