@@ -213,6 +213,7 @@ def test_an_entry_of_a_module_is_imported(mine: Path, monkeypatch: pytest.Monkey
     assert load(PolicyConfig, _written(mine.parent, dump(config))) == config
     with pytest.raises(ValueError, match="module no_such: ModuleNotFoundError when it was imported"):
         OBJECTIVES.named("no_such:X")
+    del sys.modules["mine"]  # a page's example has a module of this name
 
 
 def test_a_reward_of_a_module_is_imported_unless_code_may_not_run() -> None:

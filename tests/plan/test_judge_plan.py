@@ -17,7 +17,7 @@ from pacorl.judge.local import TINY_JUDGE
 from pacorl.judge_training.judge_config import JudgeConfig
 from pacorl.plan.judge_plan import plan_reward
 
-CONFIGS = Path(__file__).parents[3] / "configs" / "reward"
+CONFIGS = Path(__file__).parents[2] / "configs" / "reward"
 FETCH = "`hf download --repo-type dataset X-GenGroup/PaCo-Dataset --local-dir {}`, then unpack it there"
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
 

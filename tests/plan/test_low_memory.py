@@ -16,7 +16,7 @@ from pacorl.models.quantize.linear import streamed_bytes
 from pacorl.plan.plan import Plan, plan_policy
 from pacorl.types import Prompt
 
-CONFIGS = Path(__file__).parents[3] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 PEAK_GIB = {
     "flux_t2is_24gb": 22.0,
     "kontext_edit_24gb": 22.0,

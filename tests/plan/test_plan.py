@@ -45,7 +45,7 @@ from pacorl.plan.plan import (
 from pacorl.tiny.characters import character_prompts
 from pacorl.types import Conditioning, Prompt, Size
 
-RECIPE = Path(__file__).parents[3] / "configs" / "flux_t2is_1gpu.yaml"
+RECIPE = Path(__file__).parents[2] / "configs" / "flux_t2is_1gpu.yaml"
 TEXTS = [prompt.text for prompt in character_prompts("train", 24)]
 
 
