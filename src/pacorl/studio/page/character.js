@@ -26,6 +26,7 @@ async function openCharacters() {
   await listPeople();
   if (!who && people.length && !dropped.length) who = people[0].name;
   drawPeople();
+  drawSaving();
   if (who && !sheet) findSheet();
   if (!watching) watchTraining();
 }
