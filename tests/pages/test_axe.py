@@ -228,7 +228,7 @@ def generated_page(tmp_path_factory: pytest.TempPathFactory) -> str:
 def benchmark_page(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A table of a measured and a published row."""
     from pacorl.bench.suite import Line, Table
-    from pacorl.report.page import render
+    from pacorl.report.html import render
 
     columns = ("Character", "Story", "Object", "Scene", "Mean")
     lines = (

@@ -31,7 +31,7 @@ from pacorl.judge import NO_JUDGE, check_judge
 from pacorl.judge.paco_reward import PacoReward
 from pacorl.judge.scores import UNCALIBRATED
 from pacorl.records import leaks
-from pacorl.report.page import render
+from pacorl.report.html import render
 
 RUN_LEVELS = 3
 """Maximum depth of an adapter below its run's folder: RUN/checkpoints/step-000040/adapter."""

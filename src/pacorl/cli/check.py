@@ -399,7 +399,7 @@ def calibrate(
     echo("\n".join([*lines, f"calibration: {options.out}"]))
     if options.report:
         from pacorl.report.figures import reliability_svg
-        from pacorl.report.page import render
+        from pacorl.report.html import render
 
         # The page shows the reliability before and after, and the curves.
         diagram = reliability_svg(reliability(answers.p_N, answers.yes_N), reliability(after, answers.yes_N))

@@ -16,7 +16,7 @@ from pacorl.io.files import replacing, write_atomic
 from pacorl.io.images import open_image, png_bytes
 from pacorl.judge.pairwise import Matrix
 from pacorl.report.figures import pair_matrix_svg, show
-from pacorl.report.page import notebook_frame, render
+from pacorl.report.html import notebook_frame, render
 from pacorl.types import Prompt, Size
 
 SHOWN_ELSEWHERE = ("Software", "panels", "prompt", "theme", "score", "judge", "layout")

@@ -19,7 +19,7 @@ from pacorl.io.images import as_rgb, open_image
 from pacorl.judge.score_set import questions_about, score_set
 from pacorl.judge.scores import QuestionSpec, Scores, p_yes_text
 from pacorl.report.figures import pair_matrix_svg, show
-from pacorl.report.page import render
+from pacorl.report.html import render
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -15,7 +15,7 @@ from pacorl.core.set_scores import LowestPanel, lowest_panel, panel_medians
 from pacorl.io.files import write_atomic
 from pacorl.judge.pairwise import Matrix, Pair, symmetric_matrix
 from pacorl.report.figures import data_url, pair_matrix_svg, show
-from pacorl.report.page import notebook_frame, render
+from pacorl.report.html import notebook_frame, render
 
 if TYPE_CHECKING:
     from PIL.Image import Image

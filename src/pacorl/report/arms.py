@@ -27,7 +27,8 @@ from pacorl.report.compare import (
 from pacorl.report.curves import Chart, charts
 from pacorl.report.figures import change, interval_text, label, unit_axis
 from pacorl.report.folder import RunFolder, read_run, settings_of
-from pacorl.report.page import drawn, render
+from pacorl.report.html import render
+from pacorl.report.page import drawn
 from pacorl.report.results import Result, alarms
 
 SEED = "seed"

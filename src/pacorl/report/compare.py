@@ -17,7 +17,8 @@ from pacorl.io.files import kept_digest, write_atomic
 from pacorl.report.curves import Chart, charts
 from pacorl.report.figures import changes_svg, label, unit_axis
 from pacorl.report.folder import RunFolder, Sample, read_run, settings_of
-from pacorl.report.page import MEASURES, OPEN_SETS, choose, drawn, links_to, match, measure_of, render, spread
+from pacorl.report.html import render
+from pacorl.report.page import MEASURES, OPEN_SETS, choose, drawn, links_to, match, measure_of, spread
 from pacorl.report.results import Result, alarms, compared, draws_differ, facts, paired_by, results
 
 NOT_COMPARED = {"out"}

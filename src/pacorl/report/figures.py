@@ -19,7 +19,9 @@ from PIL import Image
 from pacorl.core.calibration import Bin
 from pacorl.core.ranking import Interval
 from pacorl.io.documents import JsonObject, read_object
-from pacorl.report.folder import Matrix
+
+Matrix = tuple[tuple[float | None, ...], ...]
+"""P(Yes) of each pair of panels, symmetric; None on the diagonal and for a failed question."""
 
 Rgb = tuple[int, int, int]
 

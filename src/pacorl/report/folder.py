@@ -31,14 +31,13 @@ from pacorl.io.documents import (
     typed,
 )
 from pacorl.io.files import inside
+from pacorl.report.figures import Matrix
 from pacorl.types import Grid
 
 LEAKS = "leaks.txt"
 """A run's warning about training prompts that it evaluates on."""
 
 Record = dict[str, Any]
-Matrix = tuple[tuple[float | None, ...], ...]
-"""P(Yes) of each pair of panels, symmetric; None on the diagonal and for a failed question."""
 
 SINGLE = Grid(1, 1)  # for edits, and for samples whose log names no grid
 

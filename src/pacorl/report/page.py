@@ -8,24 +8,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Literal
 
-import jinja2
 import numpy as np
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from PIL import Image
 
 from pacorl.core.grid import panel_texts
-from pacorl.core.ranking import FEWEST_FOR_INTERVAL
 from pacorl.io.files import write_atomic
 from pacorl.io.images import ImageError, open_image
-from pacorl.report import figures
 from pacorl.report.curves import Chart, charts, folded, line_chart_svg
 from pacorl.report.figures import ShownImage, changes_svg, pair_matrix_svg, shares_svg, show, unit_axis
 from pacorl.report.folder import RunFolder, Sample, read_run, settings_of
+from pacorl.report.html import render
 from pacorl.report.results import alarms, draws_differ, facts, is_monitored, paired_by, provenance, rows_of, seconds
 
 Measure = Literal["consistency", "reward"]
@@ -52,32 +49,6 @@ def write_report(run: Path) -> Path:
     name = run.resolve().name
     write_atomic(path, render("run.html", name=name, **_contents(read_run(run).logged(), name)))
     return path
-
-
-def render(template: str, /, **contents: object) -> str:
-    """Render a template of this package, with the stylesheet and the script inside; all texts are escaped."""
-    return _environment().get_template(template).render(**contents)
-
-
-def notebook_frame(page: str) -> str:
-    """Wrap a page for a notebook in a frame, so that no style leaks out of it."""
-    return f'<iframe srcdoc="{escape(page)}" sandbox="allow-scripts" style="width:100%;height:40rem;border:0"></iframe>'
-
-
-@cache  # a run writes its page after every evaluation, and compiling the templates takes a third of it
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("pacorl.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,  # a misspelt name is a fault, and no empty text
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    for name in ("label", "amount", "score", "change", "duration", "part_colour"):
-        environment.filters[name] = getattr(figures, name)
-    environment.globals |= {"MEANINGS": figures.MEANINGS, "interval_svg": figures.interval_svg, "zip": zip}
-    environment.globals["FEWEST_FOR_INTERVAL"] = FEWEST_FOR_INTERVAL
-    return environment
 
 
 def _contents(run: RunFolder, name: str) -> dict[str, object]:

@@ -1,0 +1,40 @@
+"""HTML of every page: templates of this package, with the stylesheet and the script inside.
+
+Judge, generation and benchmarks write pages too, so this file and `figures` import no report.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import jinja2
+from markupsafe import escape
+
+from pacorl.core.ranking import FEWEST_FOR_INTERVAL
+from pacorl.report import figures
+
+
+def render(template: str, /, **contents: object) -> str:
+    """Render a template of this package, with the stylesheet and the script inside; all texts are escaped."""
+    return _environment().get_template(template).render(**contents)
+
+
+def notebook_frame(page: str) -> str:
+    """Wrap a page for a notebook in a frame, so that no style leaks out of it."""
+    return f'<iframe srcdoc="{escape(page)}" sandbox="allow-scripts" style="width:100%;height:40rem;border:0"></iframe>'
+
+
+@cache  # a run writes its page after every evaluation, and compiling the templates takes a third of it
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("pacorl.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,  # a misspelt name is a fault, and no empty text
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    for name in ("label", "amount", "score", "change", "duration", "part_colour"):
+        environment.filters[name] = getattr(figures, name)
+    environment.globals |= {"MEANINGS": figures.MEANINGS, "interval_svg": figures.interval_svg, "zip": zip}
+    environment.globals["FEWEST_FOR_INTERVAL"] = FEWEST_FOR_INTERVAL
+    return environment
