@@ -303,7 +303,7 @@ class LoadLora(Node):
         import comfy.sd
         import comfy.utils
 
-        from pacorl.models.lora.formats import DIFFUSERS_WEIGHTS, read_lora, write_lora
+        from pacorl.models.lora import DIFFUSERS_WEIGHTS, read_lora, write_lora
 
         with tempfile.TemporaryDirectory() as folder:
             write_lora(Path(folder), read_lora(source))

@@ -29,7 +29,7 @@ def prepare_lora(folder: Path, *, form: str) -> None:
     """An adapter of the tiny generator, in one of the two forms that are written."""
     import torch
 
-    from pacorl.models.lora.formats import save_lora
+    from pacorl.models.lora import save_lora
 
     layers = {name: module for name, module in generator().named_modules() if isinstance(module, torch.nn.Linear)}
     names = [name for name in layers if name.endswith(("attn.to_q", "attn.to_k", "attn.to_v"))][:4]
@@ -50,7 +50,7 @@ def read_generator_lora(folder: Path) -> None:
 
     import torch
 
-    from pacorl.models.lora.adapters import load_lora
+    from pacorl.models.adapters import load_lora
 
     model = copy.deepcopy(generator())
     load_lora(model, folder)

@@ -12,7 +12,7 @@ from qa.zoo.comfy import FLUX, targets_of
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from pacorl.models.lora.formats import save_lora
+from pacorl.models.lora import save_lora
 
 State = dict[str, Tensor]
 

@@ -23,8 +23,8 @@ from qa.zoo.comfy import load_in_comfy
 from qa.zoo.forms import FORMS, Adapter
 from torch import Tensor, nn
 
-from pacorl.models.lora.adapters import load_lora
-from pacorl.models.lora.formats import DIFFUSERS_WEIGHTS, read_lora, write_lora
+from pacorl.models.adapters import load_lora
+from pacorl.models.lora import DIFFUSERS_WEIGHTS, read_lora, write_lora
 from pacorl.models.policies.flux import FLUX, tiny_flux, tiny_flux_transformer
 from pacorl.models.policies.klein import KLEIN, tiny_klein
 from pacorl.models.policies.kontext import KONTEXT, tiny_kontext
@@ -186,7 +186,7 @@ DOES_NOT_READ_OF = {
 }
 SPLIT_AT_FULL_WIDTH = ("kohya", "diffusion_model")
 """FLUX.1's single blocks are one matrix there, which diffusers cuts at 3072 and 12288 rows, whatever the model: such
-files hold the double blocks alone here, and tests/models/lora/test_formats.py reads single blocks at FLUX.1's width."""
+files hold the double blocks alone here, and tests/models/test_lora.py reads single blocks at FLUX.1's width."""
 
 
 @pytest.mark.parametrize(

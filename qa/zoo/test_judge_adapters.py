@@ -27,7 +27,7 @@ from pacorl.judge.local import LocalJudge
 from pacorl.judge.paco_reward import PacoReward
 from pacorl.judge_training.judge_config import RewardTuningConfig
 from pacorl.judge_training.tuning import save_processor, source_of, tune
-from pacorl.models.lora.formats import METADATA
+from pacorl.models.lora import METADATA
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
 

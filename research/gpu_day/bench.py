@@ -18,7 +18,7 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import Draw, collect, denoise, sigmas_of
 from pacorl.grpo.rows import Row
 from pacorl.grpo.update import PolicyLoss, update_policy
-from pacorl.models.lora.adapters import MovingAverage, adapter_state
+from pacorl.models.adapters import MovingAverage, adapter_state
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Parts, Policy
 from pacorl.models.quantize import NONE

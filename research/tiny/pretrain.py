@@ -32,8 +32,8 @@ from torch.nn import functional as F
 from pacorl.io.documents import append_jsonl, read_json, write_json
 from pacorl.io.files import write_atomic
 from pacorl.models import twins
-from pacorl.models.lora.adapters import adapter_state, add_lora
-from pacorl.models.lora.formats import save_lora
+from pacorl.models.adapters import adapter_state, add_lora
+from pacorl.models.lora import save_lora
 from pacorl.models.policies.flux import TRAINED_WITH, tiny_flux
 from pacorl.models.policies.kontext import KONTEXT, tiny_kontext
 from pacorl.models.policies.pipeline import PipelinePolicy, pack, stitch

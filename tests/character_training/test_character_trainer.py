@@ -17,7 +17,7 @@ from tiny_hero import PRIOR, SMALL, hero_config, likeness, make_hero
 from pacorl.character_training.character_trainer import CharacterTrainer
 from pacorl.generate.generator import Generator
 from pacorl.io.images import png_texts
-from pacorl.models.lora.formats import read_lora
+from pacorl.models.lora import read_lora
 from pacorl.report.publish import write_card
 from pacorl.runtime.stopping import Interrupted
 from pacorl.tiny.characters import Oracle

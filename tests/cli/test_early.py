@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from pacorl.models.lora.formats import check_layers
+from pacorl.models.lora import check_layers
 from pacorl.models.policies import tiny_spec
 from pacorl.types import Size
 

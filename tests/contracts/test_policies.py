@@ -25,8 +25,8 @@ from pacorl.generate.generator import Generator
 from pacorl.grpo.builders import check_adapter
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
-from pacorl.models.lora.adapters import adapter_state, add_lora, load_lora
-from pacorl.models.lora.formats import read_lora, save_lora
+from pacorl.models.adapters import adapter_state, add_lora, load_lora
+from pacorl.models.lora import read_lora, save_lora
 from pacorl.models.policies import POLICIES, kind_of, qwen_image
 from pacorl.models.policies.pipeline import PipelinePolicy, guided
 from pacorl.models.quantize.linear import parameter_count

@@ -200,8 +200,8 @@ def test_a_policy_generates(folder):
     """A random FLUX of the tiny kind through the engine's loop, base and with an adapter."""
     import torch
 
-    from pacorl.models.lora.adapters import adapter_state, add_lora
-    from pacorl.models.lora.formats import save_lora
+    from pacorl.models.adapters import adapter_state, add_lora
+    from pacorl.models.lora import save_lora
     from pacorl.models.policies.flux import FLUX, tiny_flux
     from pacorl.tiny.characters import vocabulary
 

@@ -13,7 +13,7 @@ from PIL.Image import Image
 from toy_world import ToyPolicy
 
 from pacorl.generate.generator import Generator
-from pacorl.models.lora.adapters import adapter_off, adapter_state, add_lora
+from pacorl.models.adapters import adapter_off, adapter_state, add_lora
 from pacorl.models.policies import DEFAULT_KIND, POLICIES
 from pacorl.tiny.characters import character_prompts
 from pacorl.types import TINY, Conditioning, Prompt, Size

@@ -19,8 +19,8 @@ from pacorl.generate.sets import best_first, generate_sets, judge_edits
 from pacorl.generate.storyboard import Storyboard, generate_storyboard
 from pacorl.io.images import png_texts
 from pacorl.judge.paco_reward import PacoReward
-from pacorl.models.lora.adapters import adapter_state, add_lora, load_lora
-from pacorl.models.lora.formats import save_lora
+from pacorl.models.adapters import adapter_state, add_lora, load_lora
+from pacorl.models.lora import save_lora
 from pacorl.models.policies import kind_of
 from pacorl.models.policies.flux import FLUX, LORA_TARGETS, tiny_flux
 from pacorl.models.policies.klein import KLEIN, tiny_klein

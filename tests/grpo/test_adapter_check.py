@@ -10,7 +10,7 @@ from tiny_runs import tiny_run
 from pacorl.grpo import builders
 from pacorl.grpo.builders import check_adapter, freeze_idle_layers
 from pacorl.grpo.conditioning import ConditioningCache
-from pacorl.models.lora.adapters import add_lora
+from pacorl.models.adapters import add_lora
 from pacorl.models.policies.kontext import KONTEXT
 from pacorl.models.policies.policy import Policy
 from pacorl.models.policies.qwen_image import LORA_TARGETS, QWEN_EDIT

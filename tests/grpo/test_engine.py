@@ -16,7 +16,7 @@ from pacorl.grpo.epoch import sample
 from pacorl.grpo.rows import epoch_rows
 from pacorl.grpo.scoring import Scorer
 from pacorl.grpo.trainer import PolicyTrainer, train_policy
-from pacorl.models.lora.adapters import OldPolicy, adapter_state
+from pacorl.models.adapters import OldPolicy, adapter_state
 from pacorl.models.policies.flux import FluxPolicy
 from pacorl.types import Prompt, Question, Samples, Size, Verdict
 

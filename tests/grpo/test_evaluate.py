@@ -15,7 +15,7 @@ from toy_world import toy_config, toy_world
 from pacorl.config.reward_section import RewardConfig
 from pacorl.grpo.evaluate import weighted_reward
 from pacorl.grpo.trainer import PolicyTrainer
-from pacorl.models.lora.adapters import adapter_state
+from pacorl.models.adapters import adapter_state
 from pacorl.types import Size
 
 

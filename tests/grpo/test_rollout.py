@@ -19,7 +19,7 @@ from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import Draw, collect, sample_images, sigmas_of
 from pacorl.grpo.rows import Row
 from pacorl.grpo.update import PolicyLoss, update_policy
-from pacorl.models.lora.adapters import OldPolicy, adapter_state, add_lora
+from pacorl.models.adapters import OldPolicy, adapter_state, add_lora
 from pacorl.models.policies.flux import FLUX, LORA_TARGETS, FluxPolicy, tiny_flux
 from pacorl.runtime.processes import Runtime
 from pacorl.tiny.characters import character_prompts, vocabulary

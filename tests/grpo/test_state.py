@@ -15,7 +15,7 @@ from tiny_runs import metrics, tiny_run
 from pacorl.grpo.start import CHECKPOINT, checkpoints
 from pacorl.grpo.trainer import train_policy
 from pacorl.io.files import own_folder
-from pacorl.models.lora.formats import read_lora
+from pacorl.models.lora import read_lora
 
 
 @pytest.mark.slow

@@ -18,8 +18,8 @@ from pacorl import PolicyTrainer
 from pacorl.config.base import ConfigError
 from pacorl.core.objectives.diffusion_nft import lag
 from pacorl.grpo.builders import RunJudges, build_optimizer
-from pacorl.models.lora.adapters import adapter_state
-from pacorl.models.lora.formats import read_lora
+from pacorl.models.adapters import adapter_state
+from pacorl.models.lora import read_lora
 
 if TYPE_CHECKING:
     from PIL.Image import Image

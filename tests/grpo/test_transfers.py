@@ -15,7 +15,7 @@ from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import Draw, collect, draw_samples, integrate, sigmas_of
 from pacorl.grpo.rows import Row
 from pacorl.grpo.update import PolicyLoss, update_policy
-from pacorl.models.lora.adapters import add_lora
+from pacorl.models.adapters import add_lora
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.flux import LORA_TARGETS, FluxPolicy
 from pacorl.runtime.processes import Runtime

@@ -16,7 +16,7 @@ from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import Draw, collect, transition_at
 from pacorl.grpo.rows import Row
 from pacorl.grpo.update import PolicyLoss, _summary, gather_metrics, update_policy
-from pacorl.models.lora.adapters import OldPolicy, adapter_state, add_lora
+from pacorl.models.adapters import OldPolicy, adapter_state, add_lora
 from pacorl.runtime.processes import Runtime
 from pacorl.tiny.characters import character_prompts
 from pacorl.types import Advantages, Conditioning, NodeBatch, Samples, Size

@@ -21,7 +21,7 @@ def sample_and_train(out: Path) -> None:
     from pacorl.grpo.rollout import Draw, collect
     from pacorl.grpo.rows import Row
     from pacorl.grpo.update import PolicyLoss, update_policy
-    from pacorl.models.lora.adapters import adapter_state, add_lora, full_state
+    from pacorl.models.adapters import adapter_state, add_lora, full_state
     from pacorl.models.policies.flux import FLUX, tiny_flux, tiny_flux_transformer
     from pacorl.runtime.compiled import compile_blocks
     from pacorl.runtime.processes import Runtime

@@ -20,7 +20,7 @@ from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import Draw, collect
 from pacorl.grpo.rows import Row, assign_rows
 from pacorl.grpo.update import PolicyLoss, update_policy
-from pacorl.models.lora.adapters import adapter_off, adapter_state, add_lora
+from pacorl.models.adapters import adapter_off, adapter_state, add_lora
 from pacorl.models.policies.klein import KLEIN
 from pacorl.models.policies.kontext import KONTEXT
 from pacorl.models.policies.qwen_image import QWEN_EDIT

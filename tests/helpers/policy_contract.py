@@ -16,7 +16,7 @@ from PIL import Image
 from torch import nn
 
 from pacorl.grpo.builders import check_adapter
-from pacorl.models.lora.adapters import add_lora
+from pacorl.models.adapters import add_lora
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.spec import PolicySpec

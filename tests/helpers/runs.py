@@ -39,7 +39,7 @@ def train_and_keep(config: PolicyConfig) -> None:
     """The run; every rank keeps its samples, the main process the advantages and each update's gradients."""
     from pacorl.grpo import epoch
     from pacorl.grpo.trainer import train_policy
-    from pacorl.models.lora.adapters import full_state
+    from pacorl.models.adapters import full_state
     from pacorl.runtime.processes import Runtime
     from pacorl.types import Samples
 

@@ -45,7 +45,7 @@ class Model(nn.Module):
 def train(out: Path) -> None:
     """Three steps with sampling between them; state is saved, spoilt and put back; one more forward."""
     from pacorl.grpo.checkpoint import optimizer_tensors, set_optimizer_tensors
-    from pacorl.models.lora.adapters import MovingAverage, adapter_state, full_state, set_adapter_state
+    from pacorl.models.adapters import MovingAverage, adapter_state, full_state, set_adapter_state
     from pacorl.runtime.processes import Runtime
 
     torch.manual_seed(0)

@@ -98,7 +98,7 @@ def test_what_is_no_folder_and_no_name_of_the_hub_is_said_to_be_neither(source: 
 def test_every_loader_asks_first() -> None:
     from pacorl import Generator, LocalJudge
     from pacorl.judge_training.tuning import source_of
-    from pacorl.models.lora.formats import read_lora
+    from pacorl.models.lora import read_lora
 
     for load in (Generator.from_pretrained, LocalJudge.from_pretrained, read_lora, source_of):
         with pytest.raises(ValueError, match="nobody/model is not on this machine"):

@@ -82,26 +82,12 @@ def test_both_spellings_are_one_adapter(
     assert all(torch.equal(today[name], before[name]) for name in today)
 
 
-@pytest.mark.parametrize(
-    ("family", "sizes", "message"),
-    [
-        (
-            "qwen2_5_vl",
-            {"width": 128},
-            r"has \d+ where .* of this judge has \d+; it belongs to a base of another size",
-        ),
-        (
-            "qwen2_5_vl",
-            {"layers": 2},
-            r"changes model\.language_model\.layers\.2.*, which this qwen2_5_vl model has not",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("sizes", "named"), [({"width": 128}, "size"), ({"layers": 2}, r"no layer .*layers\.2\.")])
 def test_an_adapter_of_another_size_is_refused(
-    processor: ImageTextProcessor, adapter: Path, family: str, sizes: dict[str, int], message: str
+    processor: ImageTextProcessor, adapter: Path, sizes: dict[str, int], named: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
-        merge_adapter(base(processor, family, **sizes), str(adapter))
+    with pytest.raises(ValueError, match=rf"^adapter {adapter}.*{named}"):
+        merge_adapter(base(processor, **sizes), str(adapter))
 
 
 def test_an_adapter_of_another_family_is_refused(processor: ImageTextProcessor, adapter: Path, tmp_path: Path) -> None:
@@ -113,41 +99,32 @@ def test_an_adapter_of_another_family_is_refused(processor: ImageTextProcessor, 
 
 
 def test_damaged_files_are_named(processor: ImageTextProcessor, adapter: Path, tmp_path: Path) -> None:
-    cut, no_json, flat = (rewritten(adapter, tmp_path / name) for name in ("cut", "no-json", "flat"))
+    cut, no_json = (rewritten(adapter, tmp_path / name) for name in ("cut", "no-json"))
     weights = cut / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     with pytest.raises(ValueError, match=r"cut/adapter_model\.safetensors: its weights are damaged or cut off"):
         merge_adapter(base(processor), str(cut))
-    state = load_file(adapter / "adapter_model.safetensors")
-    key = next(key for key in state if "lora_A" in key)
-    save_file(state | {key: state[key][0]}, flat / "adapter_model.safetensors")
-    with pytest.raises(ValueError, match=r"/flat \(of .*\) has the shape \[\d+\] where .* of this judge has \d+"):
-        merge_adapter(base(processor), str(flat))
     (no_json / "adapter_config.json").write_text("{")
     with pytest.raises(ValueError, match=r"no-json/adapter_config\.json:1: not valid JSON"):
         merge_adapter(base(processor), str(no_json))
 
 
-@pytest.mark.parametrize("config", [{"r": "high"}, {"megatron_config": {"x": 1}}, {"lora_dropout": 5}])
-def test_a_config_that_peft_trips_over_is_named(
-    processor: ImageTextProcessor, adapter: Path, tmp_path: Path, config: dict[str, Any]
+@pytest.mark.parametrize(
+    ("config", "named"), [({"r": 8}, "is 8, and its weights have rank 4"), ({"alora_invocation_tokens": [1]}, "alora")]
+)
+def test_a_config_that_is_not_plain_or_contradicts_the_weights_is_refused(
+    processor: ImageTextProcessor, adapter: Path, tmp_path: Path, config: dict[str, Any], named: str
 ) -> None:
     odd = rewritten(adapter, tmp_path / "odd", **config)
-    with pytest.raises(ValueError, match=r"^adapter [^\n]*/odd: its adapter_config\.json and its weights do not fit"):
+    with pytest.raises(ValueError, match=rf"odd/adapter_.*{named}"):
         merge_adapter(base(processor), str(odd))
 
 
-def test_an_activated_lora_is_refused(processor: ImageTextProcessor, adapter: Path, tmp_path: Path) -> None:
-    activated = rewritten(adapter, tmp_path / "activated", alora_invocation_tokens=[1])
-    with pytest.raises(ValueError, match=r"activated/adapter_config\.json is of an activated LoRA"):
-        merge_adapter(base(processor), str(activated))
-
-
 def test_what_is_no_lora_is_refused(processor: ImageTextProcessor, adapter: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"neither adapter_model\.safetensors nor .* \(it holds nothing\)"):
+    with pytest.raises(ValueError, match="no adapter in"):
         merge_adapter(base(processor), str(tmp_path))
     whole = rewritten(adapter, tmp_path / "whole", keys=(r"lora_A\.weight", "weight"))
-    with pytest.raises(ValueError, match="is no LoRA weight"):
+    with pytest.raises(ValueError, match=r"whole/adapter_model\.safetensors"):
         merge_adapter(base(processor), str(whole))
 
 

@@ -24,7 +24,7 @@ from pacorl.config.recipes import recipe
 from pacorl.grpo.builders import read_prompts
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.console import PlainConsole
-from pacorl.models.lora.adapters import MovingAverage, adapter_state, add_lora
+from pacorl.models.adapters import MovingAverage, adapter_state, add_lora
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.flux import FLUX, FluxPolicy, tiny_flux
 from pacorl.models.policies.pipeline import PipelinePolicy

@@ -21,7 +21,7 @@ from pacorl.grpo.rollout import Draw, collect
 from pacorl.grpo.rows import assign_rows, epoch_rows
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.grpo.update import PolicyLoss, update_policy
-from pacorl.models.lora.adapters import add_lora
+from pacorl.models.adapters import add_lora
 from pacorl.plan.work import work_of
 from pacorl.runtime.processes import Runtime
 from pacorl.types import Advantages, Samples, Size

@@ -26,7 +26,7 @@ from pacorl.grpo import epoch as epoch_module
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import epoch_rows
 from pacorl.grpo.trainer import PolicyTrainer
-from pacorl.models.lora.adapters import adapter_state, full_state
+from pacorl.models.adapters import adapter_state, full_state
 from pacorl.records.prompts import prompts_from
 from pacorl.rewards.reward import PanelScores
 from pacorl.types import Grid, Prompt, Size

@@ -20,7 +20,7 @@ import yaml
 from typer.testing import CliRunner
 
 from pacorl.cli import app
-from pacorl.models.lora.formats import DIFFUSERS_WEIGHTS, PEFT_CONFIG, PEFT_WEIGHTS
+from pacorl.models.lora import DIFFUSERS_WEIGHTS, PEFT_CONFIG, PEFT_WEIGHTS
 from pacorl.models.twins import tiny_judge
 from pacorl.report.publish import published_files, push, write_card
 from pacorl.tiny.characters import vocabulary

@@ -14,7 +14,7 @@ from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import Draw, collect
 from pacorl.grpo.rows import Row
 from pacorl.grpo.update import PolicyLoss, update_policy
-from pacorl.models.lora.adapters import adapter_state, add_lora
+from pacorl.models.adapters import adapter_state, add_lora
 from pacorl.models.policies.flux import FLUX, FluxPolicy, tiny_flux, tiny_flux_transformer
 from pacorl.models.quantize import INT8, NONE
 from pacorl.models.quantize.linear import quantize_model

@@ -15,7 +15,7 @@ from browsers import PATIENCE, playwright
 from PIL import Image
 
 from pacorl.io.images import png_bytes
-from pacorl.models.lora.adapters import adapter_state, add_lora
+from pacorl.models.adapters import adapter_state, add_lora
 from pacorl.tiny.characters import Panel, draw
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
@@ -33,7 +33,7 @@ def adapter(tmp_path_factory) -> Path:
         return Path(ADAPTER)
     import torch
 
-    from pacorl.models.lora.formats import save_lora
+    from pacorl.models.lora import save_lora
     from pacorl.models.policies.flux import FLUX, LORA_TARGETS
 
     transformer = FLUX.from_pretrained("tiny").transformer

@@ -41,7 +41,7 @@ from pacorl.grpo.start import SUMMARY, Resume, named_start, step_of
 from pacorl.io.documents import as_read_back, dump_json, read_jsonl, read_object, write_json
 from pacorl.io.files import PRIVATE, check_writable, disk_errors, own_folder, write_atomic
 from pacorl.io.images import open_image, png_bytes, png_texts
-from pacorl.models.lora.adapters import adapter_off
+from pacorl.models.adapters import adapter_off
 from pacorl.report.folder import numbers
 from pacorl.runtime.logbook import Logbook, ProgressBars, check_trackers
 from pacorl.runtime.processes import Runtime

@@ -153,7 +153,7 @@ def _train_policy(run: PolicyConfig, config: Path, options: RunOptions) -> None:
 def _echo_start(source: str) -> None:
     """Describe the LoRA that a training begins with, once for all processes."""
     if source and os.environ.get("RANK", "0") == "0":
-        from pacorl.models.lora.formats import read_lora
+        from pacorl.models.lora import read_lora
 
         echo(f"LoRA {source}: {read_lora(source).facts}")
 

@@ -138,7 +138,7 @@ def image_source(
         previous: with `separate`, whether each panel has the one before it as a reference.
         options: of the kind by name, such as guidance_scale; None for the checkpoint's default.
     """
-    from pacorl.models.lora.formats import adapter_file
+    from pacorl.models.lora import adapter_file
 
     check_previous(separate=separate, previous=previous)
 

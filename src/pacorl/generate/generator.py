@@ -19,7 +19,7 @@ from pacorl.core.sampler import Sampler
 from pacorl.generate.compose import prompt_from
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import sample_images
-from pacorl.models.lora.adapters import adapter_names, adapter_off, load_lora, lora_scaled
+from pacorl.models.adapters import adapter_names, adapter_off, load_lora, lora_scaled
 from pacorl.models.policies import DEFAULT_KIND, POLICIES, check_sources, kind_of, model_section
 from pacorl.runtime.turns import Turns
 from pacorl.types import TINY, Prompt, Size

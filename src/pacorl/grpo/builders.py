@@ -23,7 +23,7 @@ from pacorl.grpo.scoring import time_limit
 from pacorl.io.outage import OUTAGE_SECONDS, UnreachableError, WaitsForOutages
 from pacorl.judge import JUDGES, open_judge
 from pacorl.judge.judge import BackendOptions, Judge, close_judge
-from pacorl.models.lora.adapters import add_lora, start_from
+from pacorl.models.adapters import add_lora, start_from
 from pacorl.models.policies import build_policy
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Policy

@@ -46,8 +46,8 @@ from pacorl.io.files import (
 )
 from pacorl.judge import JUDGE
 from pacorl.judge.judge import BackendOptions
-from pacorl.models.lora.adapters import adapter_state, full_state, full_tensor, set_adapter_state, shard_like
-from pacorl.models.lora.formats import ADAPTER_FILES, save_lora
+from pacorl.models.adapters import adapter_state, full_state, full_tensor, set_adapter_state, shard_like
+from pacorl.models.lora import ADAPTER_FILES, save_lora
 from pacorl.rewards.reward import RewardFunction
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import torch
 from pacorl.core.schedule import learning_rate
 from pacorl.grpo.builders import build_optimizer
 from pacorl.grpo.lora_config import LoraConfig
-from pacorl.models.lora.adapters import MovingAverage, OldPolicy
+from pacorl.models.adapters import MovingAverage, OldPolicy
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.report.page import write_report
 from pacorl.runtime.processes import MAX_BAD_STEPS, Runtime

@@ -36,7 +36,7 @@ from pacorl.io.documents import read_jsonl
 from pacorl.io.files import PRIVATE, disk_errors, own_folder, write_atomic
 from pacorl.io.outage import UnreachableError, WaitsForOutages
 from pacorl.judge.judge import Judge, counts_of
-from pacorl.models.lora.adapters import OldPolicy
+from pacorl.models.adapters import OldPolicy
 from pacorl.report.folder import LEAKS
 from pacorl.rewards.reward import RewardFunction, named
 from pacorl.runtime.clock import PhaseClock

@@ -19,7 +19,7 @@ from pacorl.core.sde import Transition, kl, log_prob
 from pacorl.core.transfer import to_device
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import panels_of, transition_at, velocity_at
-from pacorl.models.lora.adapters import AdapterCopy, adapter_off
+from pacorl.models.adapters import AdapterCopy, adapter_off
 from pacorl.runtime.processes import Runtime
 from pacorl.types import Advantages, Conditioning, NodeBatch, Rollout, Samples, Size
 

@@ -7,17 +7,13 @@ Adapters trained with transformers before 4.52 name the language model `model.la
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
-
-from pacorl.io.documents import read_object
-from pacorl.io.files import safetensors_errors
+from pacorl.io.documents import blamed_on, read_object
 from pacorl.io.hub import HUB_NAME
-from pacorl.io.net import MALFORMED
-from pacorl.models.lora.formats import HUB_PATH, PEFT_CONFIG, PEFT_PREFIX, adapter_file, check_finite
+from pacorl.models.adapters import check_fits, linear_layers, set_adapter_state
+from pacorl.models.lora import HUB_PATH, PEFT_CONFIG, Lora, adapter_file, peft_options, read_lora
 
 OLD_SPELLINGS = {
     "model.layers.": "model.language_model.layers.",
@@ -82,25 +78,20 @@ def lora_config(checkpoint: str) -> dict[str, Any] | None:
 
 
 def merge_adapter(model: Any, adapter: str) -> Any:
-    """Merge a PEFT LoRA into a model's weights; `adapter` is as for `models.lora.formats.adapter_file`.
+    """Merge a PEFT LoRA into a model's weights; `adapter` is as for `models.lora.adapter_file`.
 
     Raises ValueError if a file is missing, it is no LoRA, or it was trained on another base.
     """
-    from peft import set_peft_model_state_dict
+    from peft import LoraConfig
 
-    config, state = read_adapter(model, adapter)
-    config.inference_mode = True
-    try:
-        adapted = with_lora(model, config)
-        unexpected = set_peft_model_state_dict(adapted, state).unexpected_keys
-    except (*MALFORMED, RuntimeError, ImportError) as error:  # whatever PEFT trips over
-        raise ValueError(f"adapter {adapter}: its {PEFT_CONFIG} and its weights do not fit ({_line(error)})") from None
-    if unexpected:
-        raise ValueError(f"adapter {adapter}: {unexpected[0]} has no place in a {model.config.model_type} model")
+    lora = read_adapter(model, adapter)
+    adapted = with_lora(model, LoraConfig(**peft_options(lora)))
+    with blamed_on(f"adapter {adapter}"):
+        set_adapter_state(adapted.get_base_model(), lora.state)
     try:
         return adapted.merge_and_unload(safe_merge=True)
     except ValueError as error:  # finite weights whose product is not
-        raise ValueError(f"adapter {adapter}: {_line(error)}; fetch it again, or train it at a lower rate") from None
+        raise ValueError(f"adapter {adapter}: {error}; fetch it again, or train it at a lower rate") from None
 
 
 def with_lora(model: Any, config: Any) -> Any:
@@ -113,57 +104,25 @@ def with_lora(model: Any, config: Any) -> Any:
         return get_peft_model(model, config)
 
 
-def read_adapter(model: Any, adapter: str) -> tuple[Any, dict[str, Tensor]]:
-    """Read the PEFT config of a LoRA for `model`, and its weights by PEFT's current names.
+def read_adapter(model: Any, adapter: str) -> Lora:
+    """Read a LoRA for `model` by its current names.
 
     Raises ValueError if a file is missing, it is no LoRA, or it was trained on another base.
     """
-    from peft import PeftConfig
-    from safetensors.torch import load_file
-
     file = adapter_file(adapter)
-    with safetensors_errors(file):
-        weights = load_file(file)
-    check_finite(file, weights)
-
-    # The config.
-    path = file.parent / PEFT_CONFIG
-    if not path.is_file():
+    config = file.parent / PEFT_CONFIG
+    if not config.is_file():
         raise ValueError(f"adapter {adapter} has no {PEFT_CONFIG} beside {file.name}; a judge takes PEFT's form alone")
-    # Strictly, and with the file's name in its messages; peft merges no activated LoRA, and names no file.
-    if read_object(path).get("alora_invocation_tokens") is not None:
-        raise ValueError(f"{path} is of an activated LoRA (aLoRA), which cannot be merged; a judge takes plain LoRA")
-    try:
-        config = PeftConfig.from_pretrained(str(path.parent))
-    except MALFORMED as error:
-        raise ValueError(f"{path} is no config of a PEFT adapter ({_line(error)})") from None
-    if config.peft_type != "LORA":
-        raise ValueError(f"adapter {adapter} is a {config.peft_type} adapter; a judge takes LoRA, or merged weights")
+    layers = linear_layers(model)
+    lora = read_lora(file, config=config, layers=layers, rename=today)
 
-    # The base's family.
-    base = str(config.base_model_name_or_path or "")
-    config.base_model_name_or_path = None  # peft would warn
+    # A base of another name, such as a folder, is recognized by its layers and their shapes alone.
+    families = [family for family, spelling in FAMILY_NAMES.items() if spelling in lora.base.lower()]
     kind = model.config.model_type
-    families = []
-    for family, spelling in FAMILY_NAMES.items():
-        if spelling in base.lower():
-            families.append(family)
-
-    # A base of another name, such as a folder, is recognized by its shapes alone.
     if families and kind in FAMILY_NAMES and kind not in families:
-        raise ValueError(f"adapter {adapter} was trained on {base}, and this judge is a {kind} model")
-
-    state = {}
-    for key, tensor in weights.items():
-        state[PEFT_PREFIX + today(key.removeprefix(PEFT_PREFIX))] = tensor
-
-    # The modules in the file, instead of its config's suffixes, which could match more.
-    config.target_modules = _targets(model, state, f"adapter {adapter}", base=base)
-    return config, state
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
+        raise ValueError(f"adapter {adapter} was trained on {lora.base}, and this judge is a {kind} model")
+    check_fits(lora, layers, f"adapter {adapter} (of {lora.base})")
+    return lora
 
 
 def today(key: str) -> str:
@@ -172,27 +131,3 @@ def today(key: str) -> str:
         if key.startswith(old):
             return new + key[len(old) :]
     return key
-
-
-def _targets(model: Any, state: Mapping[str, Tensor], adapter: str, *, base: str) -> list[str]:
-    """Return the adapted modules, after checking that the model has them in the same shapes."""
-    # By name and shape: bases of one family and another size have equal names.
-    modules = dict(model.named_modules())
-    targets = {}
-    for key, tensor in state.items():
-        name, dot, factor = key.removeprefix(PEFT_PREFIX).partition(".lora_")
-        if not dot:
-            raise ValueError(f"{adapter}: {key} is no LoRA weight; merge the adapter into its base instead")
-        module = modules.get(name)
-        if not isinstance(module, nn.Linear):
-            kind = model.config.model_type
-            raise ValueError(f"{adapter} (of {base}) changes {name}, which this {kind} model has not")
-        width, side = (module.in_features, 1) if factor.startswith("A.") else (module.out_features, 0)
-        size = tensor.shape[side] if tensor.ndim > side else f"the shape {list(tensor.shape)}"
-        if factor.startswith(("A.", "B.")) and size != width:
-            raise ValueError(
-                f"{adapter} (of {base}) has {size} where {name} of this judge has {width}; "
-                "it belongs to a base of another size"
-            )
-        targets[name] = True  # a dict and no set, for the order of the file
-    return list(targets)

@@ -296,14 +296,14 @@ def check_local(checkpoint: str, adapter: str = "") -> tuple[str, str]:
         ValueError: There is no such checkpoint or adapter, or the adapter has layers missing in the checkpoint.
     """
     from pacorl.judge.adapter import base_and_adapter, today
-    from pacorl.models.lora.formats import PEFT_CONFIG, check_layers
+    from pacorl.models.lora import PEFT_CONFIG, check_layers
 
     source = str(EMBEDDED.get(checkpoint, checkpoint))
     check_checkpoint(source, "config.json", PEFT_CONFIG)
     base, adapter = base_and_adapter(source, adapter)
     check_checkpoint(base, "config.json")
     if adapter:
-        check_layers(adapter, base, name_of=today)
+        check_layers(adapter, base, rename=today)
     return base, adapter
 
 

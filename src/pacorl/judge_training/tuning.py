@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
 from transformers.utils import cached_file
 
@@ -21,7 +21,8 @@ from pacorl.io.processor import load_processor
 from pacorl.judge.adapter import lora_config, merge_adapter, read_adapter, with_lora
 from pacorl.judge.local import EMBEDDED
 from pacorl.judge_training.judge_config import RewardTuningConfig
-from pacorl.models.lora.formats import PEFT_CONFIG
+from pacorl.models.adapters import copy_start
+from pacorl.models.lora import PEFT_CONFIG
 
 VISION = "visual"
 """The vision tower's name in every model of the family."""
@@ -94,29 +95,13 @@ def tune(model: Any, options: RewardTuningConfig) -> Any:
         exclude_modules=None if options.vision else rf".*\b{VISION}\b.*",
         task_type="CAUSAL_LM",
     )
-    # Before PEFT renames the model's modules.
-    saved = read_adapter(model, options.start) if options.start else None
+    # Before PEFT wraps the model's layers.
+    start = read_adapter(model, options.start) if options.start else None
     adapted = with_lora(model, config)
-    if saved:
-        _start_from(adapted, *saved, options)
+    if start:
+        shape = {"rank": options.rank, "alpha": options.alpha}
+        copy_start(adapted.get_base_model(), start, **shape, key="tuning.start", source=options.start)
     return adapted
-
-
-@torch.no_grad()
-def _start_from(adapted: Any, config: Any, state: Mapping[str, Tensor], options: RewardTuningConfig) -> None:
-    """Copy the weights of `options.start` into a new adapter of the same shape."""
-    if (config.r, config.lora_alpha) != (options.rank, options.alpha):
-        raise ValueError(
-            f"tuning.start {options.start} has rank {config.r} and alpha {config.lora_alpha}; "
-            f"set tuning.rank={config.r} tuning.alpha={config.lora_alpha}"
-        )
-    # PEFT's names in memory have the adapter's name in them, names in files do not.
-    initial = {name.replace(".default.", "."): weight for name, weight in adapted.named_parameters() if "lora_" in name}
-    for name in sorted(initial.keys() ^ state.keys()):
-        whose = f"is in {options.start} and not" if name in state else f"is not in {options.start} and is"
-        raise ValueError(f"{name} {whose} trained here; set tuning.targets and tuning.vision as it was trained")
-    for name, weight in initial.items():
-        weight.copy_(state[name])
 
 
 def lora_targets(model: Any, names: Sequence[str] = (), *, vision: bool = False) -> list[str]:

@@ -21,7 +21,7 @@ from pacorl.grpo.builders import add_adapter
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.judge.judge import InProcessOptions
-from pacorl.models.lora.adapters import adapter_state
+from pacorl.models.adapters import adapter_state
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Parts, PolicyOptions
 from pacorl.models.quantize import NONE

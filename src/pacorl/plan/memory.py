@@ -25,7 +25,7 @@ from pacorl.core.sde import log_prob
 from pacorl.grpo.rollout import transition_at
 from pacorl.io.processor import image_tokens
 from pacorl.judge.judge import InProcessOptions
-from pacorl.models.lora.adapters import adapter_off
+from pacorl.models.adapters import adapter_off
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Parts
 from pacorl.models.quantize.linear import parameter_count, quantize_model, streamed_bytes, weight_bytes

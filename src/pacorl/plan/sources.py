@@ -19,7 +19,7 @@ from pacorl.io.documents import JsonObject, read_object
 from pacorl.io.hub import HUB_NAME, OF_MODEL, OF_PIPELINE, PIPELINE, download_command
 from pacorl.judge import JUDGE, JUDGES, open_judge
 from pacorl.judge.judge import BackendOptions, InProcessOptions, Judge, close_judge
-from pacorl.models.lora.formats import HUB_PATH, PEFT_CONFIG, adapter_file
+from pacorl.models.lora import HUB_PATH, PEFT_CONFIG, adapter_file
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.policy import WITHOUT_WEIGHTS, Parts, PolicyOptions
 from pacorl.models.policies.spec import PolicySpec

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
-from pacorl.models.lora.adapters import full_tensor, materialize
+from pacorl.models.adapters import full_tensor, materialize
 from pacorl.runtime.stopping import Interrupted, ProcessId, StopSignals, own_process
 
 FIRST_WAIT = 1800.0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pacorl.grpo.rollout import denoise
-from pacorl.models.lora.adapters import adapter_state, add_lora
+from pacorl.models.adapters import adapter_state, add_lora
 from pacorl.models.policies import kind_of
 from pacorl.models.policies.klein import KLEIN, KleinPolicy, tiny_klein
 from pacorl.models.policies.pipeline import pack

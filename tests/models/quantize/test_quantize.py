@@ -19,7 +19,7 @@ from pacorl.core.objectives import RATIO_DEVIATION
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import train_policy
 from pacorl.judge.local import LocalJudge
-from pacorl.models.lora.adapters import add_lora
+from pacorl.models.adapters import add_lora
 from pacorl.models.policies.flux import FLUX, tiny_flux
 from pacorl.models.quantize.linear import QuantizedLinear, parameter_count, quantize_model, weight_bytes
 from pacorl.models.twins import META

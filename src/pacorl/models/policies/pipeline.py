@@ -23,7 +23,7 @@ from pacorl.core.batches import in_batches
 from pacorl.core.transfer import to_device
 from pacorl.io.images import MAX_PIXELS
 from pacorl.io.quiet import quiet
-from pacorl.models.lora.sharding import has_sharded
+from pacorl.models.adapters import has_sharded
 from pacorl.models.policies.policy import check_references
 from pacorl.models.quantize import NONE
 from pacorl.models.quantize.linear import quantize_model

@@ -248,7 +248,7 @@ class PolicySpec:
 
         # The adapter's layers and the size.
         if adapter:
-            from pacorl.models.lora.formats import check_layers
+            from pacorl.models.lora import check_layers
 
             check_layers(self.adapter_source(checkpoint, adapter), source, component="transformer")
         if size:

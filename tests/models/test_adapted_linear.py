@@ -18,7 +18,7 @@ from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import Draw, collect
 from pacorl.grpo.rows import Row
 from pacorl.grpo.update import PolicyLoss, update_policy
-from pacorl.models.lora.adapters import AdapterCopy, adapter_state, add_lora, lora_layers, set_adapter_state
+from pacorl.models.adapters import AdapterCopy, adapter_state, add_lora, lora_layers, set_adapter_state
 from pacorl.models.policies.flux import LORA_TARGETS, FluxPolicy, tiny_flux_transformer
 from pacorl.runtime.processes import Runtime
 from pacorl.tiny.characters import character_prompts

@@ -1,24 +1,45 @@
 """LoRA adapters on a model: adding, loading, and moving copies of the trained adapter.
 
-`models.lora.formats` reads and writes their files; `models.lora.adapted_linear` has an adapted layer's forward.
+`models.lora` reads and writes their files; `models.adapted_linear` has an adapted layer's forward.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from pacorl.io.documents import blamed_on
 from pacorl.io.hub import HUB_NAME
-from pacorl.models.lora import ADAPTER
-from pacorl.models.lora.formats import Lora, peft_options, read_lora
-from pacorl.models.lora.sharding import has_sharded, is_sharded
+from pacorl.models.lora import Lora, peft_options, read_lora
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+    from typing_extensions import TypeIs
+
+ADAPTER = "default"
+"""PEFT's name of a model's only adapter."""
+
+
+# FSDP2's modules and tensors are recognised without importing them: that takes a second, and only a launcher's
+# accelerate, which imports them, shards weights.
+
+
+def has_sharded(module: nn.Module) -> TypeGuard[FSDPModule]:
+    """Return whether FSDP2 shards a module's weights."""
+    return isinstance(module, getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ()))
+
+
+def is_sharded(tensor: Tensor) -> TypeIs[DTensor]:
+    """Return whether a tensor is one process's shard."""
+    return isinstance(tensor, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ()))
 
 
 def materialize(module: nn.Module) -> None:
@@ -51,7 +72,7 @@ def add_lora(transformer: nn.Module, *, rank: int, alpha: int, targets: Sequence
     Raises:
         ValueError: A target matches no module; otherwise an adapter without effect could go unnoticed.
     """
-    names = [name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)]
+    names = linear_layers(transformer)
     # PEFT itself complains only if none of the targets matches.
     for target in targets:
         if not any(name == target or name.endswith(f".{target}") for name in names):
@@ -63,7 +84,7 @@ def _inject(transformer: nn.Module, **options: Any) -> None:
     """Add one adapter and freeze all other weights; `options` belong to PEFT's `LoraConfig`."""
     from peft import LoraConfig, inject_adapter_in_model
 
-    from pacorl.models.lora.adapted_linear import AdaptedLinear
+    from pacorl.models.adapted_linear import AdaptedLinear
 
     config = LoraConfig(lora_dropout=0.0, init_lora_weights="gaussian", **options)
     inject_adapter_in_model(config, transformer)
@@ -106,8 +127,8 @@ def set_adapter_state(transformer: nn.Module, state: Mapping[str, Tensor]) -> No
     for name, value in state.items():
         if current[name].shape != value.shape:
             raise ValueError(
-                f"adapter weight {name} is {tuple(value.shape)} and the model's is {tuple(current[name].shape)}; "
-                "set adapter.rank and targets as it was trained, or start from another"
+                f"adapter weight {name} is {tuple(value.shape)} and the model's is {tuple(current[name].shape)}; it "
+                "belongs to a base of another size, or was trained with another rank"
             )
         current[name].copy_(shard_like(current[name], value))
 
@@ -123,43 +144,55 @@ def start_from(transformer: nn.Module, source: str | Path, *, rank: int, alpha: 
     Args:
         transformer: The model, with an adapter of `rank` and `alpha` from `add_lora`.
         source: An adapter in any form, as for `adapter_file`.
+        rank: Of the trained adapter, as is `alpha`.
+        alpha: See `rank`.
         base: The trained model, by name or folder.
 
     Raises:
         ValueError: It has another base, rank, α or other modules; the message names the fitting settings.
     """
-    # 1. Its base. Two models may have equal shapes (FLUX.1-dev and Kontext), so hub names are compared.
-    lora = read_lora(source)
+    lora = read_lora(source, layers=linear_layers(transformer))
+    # Two models may have equal shapes (FLUX.1-dev and Kontext), so hub names are compared.
     if HUB_NAME.fullmatch(lora.base) and HUB_NAME.fullmatch(base) and lora.base != base:
         raise ValueError(f"the adapter in {source} was trained on {lora.base}, and model.checkpoint is {base}")
+    copy_start(transformer, lora, rank=rank, alpha=alpha, key="adapter.start", source=source)
 
-    # 2. Its shape: training has one rank and one α for all modules.
-    for key, values in (("ranks", lora.ranks), ("alphas", lora.alphas)):
+
+def copy_start(model: nn.Module, lora: Lora, *, rank: int, alpha: float, key: str, source: str | Path) -> None:
+    """Copy a read adapter into the trained adapter, of `rank` and `alpha`; `key`: the setting that names `source`."""
+    # Training has one rank and one α for all modules.
+    section = key.rpartition(".")[0]
+    for name, values in (("ranks", lora.ranks), ("alphas", lora.alphas)):
         distinct = sorted(set(values.values()))
         if len(distinct) > 1:
             raise ValueError(
-                f"adapter.start {source} has modules of {key} {', '.join(f'{value:g}' for value in distinct)}, and "
-                "training takes one for all; merge it into model.checkpoint"
+                f"{key} {source} has modules of {name} {', '.join(f'{value:g}' for value in distinct)}, and training "
+                "takes one for all; merge it into model.checkpoint"
             )
     saved = {"rank": next(iter(lora.ranks.values())), "alpha": next(iter(lora.alphas.values()))}
-    wrong = [key for key, value in (("rank", rank), ("alpha", alpha)) if saved[key] != value]
+    wrong = [name for name, value in (("rank", rank), ("alpha", alpha)) if saved[name] != value]
     if wrong:
-        fix = " ".join(f"adapter.{key}={saved[key]:g}" for key in wrong)
-        raise ValueError(f"adapter.start {source} has rank {saved['rank']:g} and alpha {saved['alpha']:g}; set {fix}")
+        fix = " ".join(f"{section}.{name}={saved[name]:g}" for name in wrong)
+        raise ValueError(f"{key} {source} has rank {saved['rank']:g} and alpha {saved['alpha']:g}; set {fix}")
 
-    # 3. Its weights.
-    current = adapter_state(transformer)
+    current = adapter_state(model)
     absent = set(current) - set(lora.state)
-    unknown = set(lora.state) - set(current)
-    if absent and not unknown:
+    if absent and not set(lora.state) - set(current):
         # Targets that would match: the module's name after the block's number.
-        modules = {name.rpartition(".lora_")[0] for name in lora.state}
-        targets = ", ".join(sorted({re.sub(r"^.*?_blocks\.\d+\.", "", module) for module in modules}))
+        targets = ", ".join(sorted({re.sub(r"^.*?(blocks|layers)\.\d+\.", "", module) for module in lora.alphas}))
         raise ValueError(
-            f"adapter.start {source} has no weights for {len(absent)} of the {len(current)} that would be trained "
-            f"(e.g. {min(absent)}); set adapter.targets=[{targets}]"
+            f"{key} {source} has no weights for {len(absent)} of the {len(current)} that would be trained "
+            f"(e.g. {min(absent)}); set {section}.targets=[{targets}]"
         )
-    set_adapter_state(transformer, lora.state)
+    with blamed_on(f"{key} {source}"):
+        set_adapter_state(model, lora.state)
+
+
+def linear_layers(model: nn.Module) -> set[str]:
+    """Return the names of the linear layers, adapted or not."""
+    # An adapted layer is PEFT's, which holds the linear one.
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    return {re.sub(r"\.base_layer$", "", name) for name in names if ".lora_" not in name}
 
 
 def load_lora(transformer: nn.Module, source: str | Path | Mapping[str, float]) -> list[str]:
@@ -173,17 +206,15 @@ def load_lora(transformer: nn.Module, source: str | Path | Mapping[str, float]) 
         A line about each adapter.
 
     Raises:
-        ValueError: There is no adapter, it does not fit, or it is not plain LoRA (DoRA, rank-stabilised).
+        ValueError: There is no adapter, it does not fit, or it is not plain LoRA.
     """
     strengths: Mapping[Any, float] = source if isinstance(source, Mapping) else {source: 1.0}
-    layers = {name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)}
+    layers = linear_layers(transformer)
     # All of them before the first layer is wrapped: a refused adapter leaves the model as it was.
     loras = []
     for name, strength in strengths.items():
-        lora = read_lora(name)
-        unknown = [module for module in sorted(lora.alphas) if module not in layers]
-        if unknown:
-            raise ValueError(f"{name} does not fit this model: it has no layer {unknown[0]} ({len(unknown)} unknown)")
+        lora = read_lora(name, layers=layers)
+        check_fits(lora, layers, name)
         loras.append((lora, strength))
 
     # A single adapter at full strength keeps its own rank and α, and every bit of its weights.
@@ -194,6 +225,13 @@ def load_lora(transformer: nn.Module, source: str | Path | Mapping[str, float]) 
         _inject(transformer, **peft_options(lora))
         set_adapter_state(transformer, lora.state)
     return [f"LoRA {name}: {lora.facts}" for name, (lora, _) in zip(strengths, loras, strict=True)]
+
+
+def check_fits(lora: Lora, layers: Collection[str], source: str | Path) -> None:
+    """Raise ValueError if an adapter has modules that a model has not."""
+    unknown = sorted(set(lora.alphas) - set(layers))
+    if unknown:
+        raise ValueError(f"{source} does not fit this model: it has no layer {unknown[0]} ({len(unknown)} unknown)")
 
 
 def stacked(loras: Sequence[tuple[Lora, float]]) -> Lora:

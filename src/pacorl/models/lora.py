@@ -1,0 +1,481 @@
+"""LoRA files: every common form is read into one, and written files load in PEFT, diffusers and ComfyUI.
+
+| Form | Names of a module X's weights | Source of α |
+|---|---|---|
+| PEFT | `base_model.model.X.lora_A.weight` | adapter_config.json in the same folder |
+| diffusers | `transformer.X.lora_A.weight` | `X.alpha` tensors, or the file's metadata, else the rank |
+| down and up | `X.lora_down.weight`, `X.lora.down.weight` | `X.alpha` tensors, else the rank |
+| kohya, ComfyUI, XLabs | `lora_unet_…`, FLUX's own names of its blocks | `….alpha` tensors |
+
+Names of the last row pass diffusers' converters. A module's change is α/rank · B·A.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import FiniteFloat
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from pacorl.io.documents import blamed_on, parse_object, read_object, typed, write_json
+from pacorl.io.files import replacing, safetensors_errors
+from pacorl.io.hub import HUB_NAME, check_checkpoint, local_file
+
+PEFT_PREFIX = "base_model.model."
+PEFT_CONFIG = "adapter_config.json"
+PEFT_WEIGHTS = "adapter_model.safetensors"
+DIFFUSERS_WEIGHTS = "pytorch_lora_weights.safetensors"
+ADAPTER_FILES = (PEFT_CONFIG, PEFT_WEIGHTS, DIFFUSERS_WEIGHTS)
+"""Files of `write_lora`."""
+HUB_PATH = re.compile(rf"(?P<repo>{HUB_NAME.pattern}):(?P<path>[^:]+)")
+METADATA = "lora_adapter_metadata"
+"""diffusers' own key for the adapter's config in a file's metadata, its entries prefixed with `transformer.`."""
+
+WRAPPERS = (PEFT_PREFIX, "module.", "transformer.", "model.diffusion_model.", "diffusion_model.")
+"""Prefixes that PEFT, DDP, pipelines and ComfyUI put before a module's name."""
+SIDES = {"lora_A": "A", "lora_B": "B", "lora_down": "A", "lora_up": "B", "lora.down": "A", "lora.up": "B"}
+WEIGHT = re.compile(
+    r"(?P<module>.+?)\.(?P<side>lora_A|lora_B|lora_down|lora_up|lora\.down|lora\.up)(\.default)?\.weight"
+)
+ALPHA = re.compile(r"(?P<module>.+)\.alpha")
+XLABS = re.compile(r"\.processor\..+_lora\d?\.(down|up)\.weight$")
+FOREIGN = re.compile(r"^(lora_unet_|lora_transformer_|(double|single)_blocks\.)")
+"""Modules in names that only diffusers' converters read."""
+FLUX2_SHAPES = {"linear1": (9, 1), "linear2": (1, 4), "mlp_0": (6, 1), "mlp_2": (1, 3)}
+"""Rows to columns of FLUX.2's layers whose names occur in FLUX.1 too (7:1, 1:5, 4:1 and 1:4 there)."""
+TEXT_ENCODER = re.compile(r"^(lora_te\d?_|text_encoders?\b)")
+NOT_PLAIN = ("use_dora", "alora_invocation_tokens", "layer_replication")
+"""Keys of PEFT's config that make an adapter more than a sum with the base's weights."""
+CHANGED_BASES = ("pissa", "olora", "corda", "loftq")
+"""Prefixes of PEFT's `init_lora_weights` that rewrite the base: such an adapter does not fit the published weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """An adapter, independent of its file's form: a module's weight W becomes W + α/rank · B·A."""
+
+    state: dict[str, Tensor]
+    """`X.lora_A.weight` (rank, in) and `X.lora_B.weight` (out, rank) by the module's name X, fp32 or fp64."""
+    alphas: dict[str, float]
+    """α of each module."""
+    base: str = ""
+    """Name or folder of the base model; empty if unknown."""
+
+    @property
+    def facts(self) -> str:
+        """Modules, rank, α and base, in a line; a range where modules differ."""
+        facts = [f"{len(self.alphas)} modules"]
+        for name, numbers in (("rank", self.ranks.values()), ("alpha", self.alphas.values())):
+            low, high = min(numbers), max(numbers)
+            facts.append(f"{name} {low:g}" if low == high else f"{name} {low:g} to {high:g}")
+        return ", ".join([*facts, f"trained on {self.base}"] if self.base else facts)
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        """Rank of each module."""
+        return {module: self.state[f"{module}.lora_A.weight"].shape[0] for module in self.alphas}
+
+
+# --- finding -------------------------------------------------------------------------------------------------------
+
+
+def adapter_file(source: str | Path, *, fetch: bool = True) -> Path:
+    """Locate the weights file of an adapter.
+
+    Args:
+        source: A safetensors file; a folder saved by PEFT, diffusers or this project (or a checkpoint with a folder
+            `lora`); ORG/NAME on the hub, or ORG/NAME:PATH for a file or folder in it.
+        fetch: Allow downloads for a hub name; otherwise only the local cache is searched.
+
+    Raises:
+        ValueError: There is no adapter, or several.
+    """
+    path = Path(source) if Path(source).exists() else _from_hub(str(source), fetch=fetch)
+    if path.is_file():
+        return path
+    if (path / "lora").is_dir():
+        path /= "lora"
+
+    # The standard names first.
+    for name in (PEFT_WEIGHTS, DIFFUSERS_WEIGHTS):
+        if (path / name).is_file():
+            return path / name
+    # Regular files only: safetensors would block on a pipe.
+    files = sorted(file for file in path.glob("*.safetensors") if file.is_file())
+    if len(files) == 1:
+        return files[0]
+    if files:
+        raise ValueError(f"{source} holds {', '.join(file.name for file in files)}; name the one that is meant")
+    entries = ", ".join(sorted(entry.name for entry in path.iterdir())[:6]) if path.is_dir() else ""
+    raise ValueError(
+        f"no adapter in {source}: neither {PEFT_WEIGHTS} nor {DIFFUSERS_WEIGHTS} is there (it holds "
+        f"{entries or 'nothing'}); name the file, one in a hub's repository as ORG/NAME:FOLDER/FILE"
+    )
+
+
+def _from_hub(source: str, *, fetch: bool) -> Path:
+    """Return the local copy of a hub's file or folder."""
+    in_repo = HUB_PATH.fullmatch(source)
+    if not in_repo and not HUB_NAME.fullmatch(source):
+        raise ValueError(f"no adapter in {source}: there is no such file or folder")
+    from huggingface_hub import snapshot_download
+
+    if in_repo:
+        repo = in_repo["repo"]
+        path = Path(in_repo["path"])
+        files = [str(path), f"{path}/*", str(path.parent / PEFT_CONFIG)]
+    else:
+        # By name: a repository may contain a whole checkpoint too.
+        repo = source
+        path = Path()
+        files = [*ADAPTER_FILES, *(f"lora/{name}" for name in ADAPTER_FILES)]
+    if fetch:
+        check_checkpoint(repo, *files, f"{path}/{PEFT_WEIGHTS}", f"{path}/{DIFFUSERS_WEIGHTS}")
+    return Path(snapshot_download(repo, allow_patterns=files, local_files_only=not fetch)) / path
+
+
+def check_layers(source: str, checkpoint: str, *, component: str = "", rename: Callable[[str], str] = str) -> None:
+    """Check, by names and shapes in the files' headers, that an adapter belongs to a checkpoint.
+
+    It does not if the checkpoint lacks all of its layers, or has a layer of another shape. The loaded model, whose
+    names may differ from its files', is checked for completeness later. Incomplete local files are not checked, nor
+    adapters in foreign names, which must be converted first.
+
+    Args:
+        source: An adapter, as for `adapter_file`.
+        checkpoint: A folder or hub name.
+        component: The subfolder with the weights.
+        rename: Name of a layer in either file → its name in today's code.
+
+    Raises:
+        ValueError: There is no adapter, or it belongs to another checkpoint.
+    """
+    weights = _shapes(adapter_file(source))
+    layers = {}
+    for name, shape in _checkpoint_shapes(checkpoint, component).items():
+        if len(shape) == 2:
+            layers[rename(name.removesuffix(".weight"))] = shape
+    if not layers:
+        return
+
+    # Compare each layer that both have.
+    fits = False
+    unknown = ""
+    for name, shape in weights.items():
+        weight = WEIGHT.fullmatch(name)
+        if weight is None or len(shape) != 2:
+            continue
+        module = rename(_unwrapped(weight["module"], layers))
+        if FOREIGN.search(module):
+            return
+        if module not in layers:
+            unknown = unknown or module
+            continue
+        fits = True
+        side = 1 if SIDES[weight["side"]] == "A" else 0
+        if shape[side] != layers[module][side]:
+            raise ValueError(
+                f"{source} does not fit {checkpoint}: it has {shape[side]} where {module} has {layers[module][side]}; "
+                "it belongs to a base of another size"
+            )
+    # Some unknown layers are allowed: a later check against the loaded model names them.
+    if unknown and not fits:
+        raise ValueError(f"{source} does not fit {checkpoint}: it has no layer {unknown}")
+
+
+def _checkpoint_shapes(checkpoint: str, component: str) -> dict[str, list[int]]:
+    """Read name → shape of a checkpoint's weights; empty unless all of its files are on this machine."""
+    config = local_file(checkpoint, f"{component}/config.json".lstrip("/"))
+    if config is None:
+        return {}
+    folder = config.parent
+    for index in folder.glob("*.safetensors.index.json"):
+        # Of an incomplete download, absent layers would look like those of another checkpoint.
+        shards = set(read_object(index).get("weight_map", {}).values())
+        if not all((folder / str(shard)).is_file() for shard in shards):
+            return {}
+
+    shapes: dict[str, list[int]] = {}
+    for path in folder.glob("*.safetensors"):
+        shapes |= _shapes(path)
+    return shapes
+
+
+def _shapes(file: Path) -> dict[str, list[int]]:
+    with safetensors_errors(file), safe_open(file, framework="pt") as opened:
+        return {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
+
+
+# --- reading -------------------------------------------------------------------------------------------------------
+
+
+def read_lora(
+    source: str | Path, *, config: Path | None = None, layers: Collection[str] = (), rename: Callable[[str], str] = str
+) -> Lora:
+    """Read an adapter in any of the forms above.
+
+    Args:
+        source: As for `adapter_file`.
+        config: PEFT's config of it; by default the one that belongs to its form.
+        layers: Names of the model's layers: prefixes of wrappers are stripped until one fits. Without layers, all are.
+        rename: Name of a module in the file → its name in today's code.
+
+    Raises:
+        ValueError: It is damaged, not plain LoRA (DoRA and its kin), or its config contradicts its weights.
+    """
+    file = adapter_file(source)
+    with safetensors_errors(file), safe_open(file, framework="pt") as opened:
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        metadata = opened.metadata() or {}
+    _check_plain(file, tensors)
+    options = _config(file, config, tensors, metadata)
+    base = str(options.get("base_model_name_or_path") or "")
+    if any(XLABS.search(name) for name in tensors):  # without α
+        tensors = _converted(file, "Flux", tensors)
+
+    # Weights and α by module.
+    pairs: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    names: dict[str, str] = {}
+    for name, value in tensors.items():
+        match = WEIGHT.fullmatch(name) or ALPHA.fullmatch(name)
+        assert match, "checked above"
+        module = rename(_unwrapped(match["module"], layers))
+        names[module] = match["module"].removeprefix(PEFT_PREFIX)
+        pairs[module][SIDES[match["side"]] if match.re is WEIGHT else "alpha"] = value.to(
+            torch.promote_types(value.dtype, torch.float32)
+        )
+    state: dict[str, Tensor] = {}
+    for module, pair in pairs.items():
+        for side in "AB":
+            if side not in pair:
+                raise ValueError(f"{file}: {module} has no lora_{side}; fetch or copy the file again")
+            state[f"{module}.lora_{side}.weight"] = pair[side]
+    with blamed_on(f"{file}: its config"):
+        alphas = {module: _alpha(pair, options, (module, names[module])) for module, pair in pairs.items()}
+    lora = Lora(state, alphas, base)
+    if not any(FOREIGN.search(module) for module in alphas):
+        return lora
+    return _translated(file, lora)
+
+
+def _check_plain(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Raise ValueError for weights that are not those of a LoRA of a transformer, which would be ignored."""
+    if not any("lora" in name for name in tensors):
+        raise ValueError(f"{file} holds no LoRA weights (no names with 'lora')")
+    for name, value in tensors.items():
+        if TEXT_ENCODER.search(name):
+            raise ValueError(f"{file} changes the text encoder as well ({name}), which stays as it is here")
+        if not (WEIGHT.fullmatch(name) or ALPHA.fullmatch(name) or XLABS.search(name)):
+            raise ValueError(f"{file}: {name} is no weight of a plain LoRA; merge the adapter into its base instead")
+        if value.numel() != 1 and (ALPHA.fullmatch(name) or not value.numel()):
+            raise ValueError(f"{file}: {name} has the shape {list(value.shape)}; fetch or copy the file again")
+        if not value.float().isfinite().all():  # all images would be black, or noise
+            raise ValueError(f"{file}: {name} holds NaN or an infinity; its training diverged, or the file is damaged")
+
+
+def _config(file: Path, path: Path | None, tensors: Iterable[str], metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Read PEFT's config of a file: at `path`, beside the file, or in diffusers' metadata; empty without one."""
+    if file.name == PEFT_WEIGHTS or any(name.startswith(PEFT_PREFIX) for name in tensors):
+        path = path or file.parent / PEFT_CONFIG
+    if path is None:
+        with blamed_on(f"{file}: {METADATA} in its metadata"):
+            entries = parse_object(metadata.get(METADATA, "{}"), kind="config")
+        prefix = "transformer."
+        config = {key.removeprefix(prefix): entries[key] for key in entries if key.startswith(prefix)}
+    elif path.is_file():
+        config = read_object(path, fix="fetch the adapter again")
+    else:
+        raise ValueError(f"{file} has PEFT's names and no {PEFT_CONFIG} beside it, which says its α; fetch that too")
+
+    odd = [f"{key} is set" for key in NOT_PLAIN if config.get(key)]
+    if config.get("peft_type", "LORA") != "LORA":
+        odd.append(f"its kind is {config['peft_type']}")
+    if str(config.get("init_lora_weights")).startswith(CHANGED_BASES):
+        odd.append(f"init_lora_weights={config['init_lora_weights']} is set")
+    if odd:
+        raise ValueError(f"{path or file}: {odd[0]}, and plain LoRA is all that can be loaded; merge it first")
+    return config
+
+
+def _unwrapped(name: str, layers: Collection[str]) -> str:
+    """Strip the prefixes of wrappers until a layer fits."""
+    name = name.replace("_orig_mod.", "")  # torch.compile's, which may stand anywhere
+    while name not in layers:
+        prefix = next((prefix for prefix in WRAPPERS if name.startswith(prefix)), "")
+        if not prefix:
+            break
+        name = name.removeprefix(prefix)
+    return name
+
+
+def _alpha(pair: Mapping[str, Tensor], config: Mapping[str, Any], names: Iterable[str]) -> float:
+    """Determine a module's α: from its tensor, else from PEFT's config, else the rank.
+
+    Args:
+        pair: Its matrices "A" and "B", and "alpha" if there is a tensor.
+        config: PEFT's, may be empty.
+        names: The module's names, which the config's patterns may have.
+
+    Raises:
+        ValueError: The config contradicts the weights or the tensor.
+    """
+    from peft.utils.other import get_pattern_key
+
+    def configured(key: str, pattern: Mapping[str, Any]) -> Any:
+        # PEFT's own matching: a pattern may be a regular expression, or the end of a module's name.
+        keys = [get_pattern_key(list(pattern), name) for name in names]
+        return next((pattern[key] for key in keys if key in pattern), config.get(key))
+
+    module = next(iter(names))
+    rank = len(pair["A"])
+    alpha = float(pair.get("alpha", rank))
+    if not config:
+        return alpha
+    expected = configured("r", config.get("rank_pattern") or {})
+    if expected not in (None, rank):
+        raise ValueError(f"r of {module} is {expected}, and its weights have rank {rank}; fetch both files again")
+    stated = typed(configured("lora_alpha", config.get("alpha_pattern") or {}), FiniteFloat)
+    if "alpha" in pair and alpha != stated:
+        raise ValueError(f"α of {module} is {alpha:g} in a tensor and {stated:g} in the config")
+    # Rank-stabilised: the scale is α/√rank.
+    return stated * math.sqrt(rank) if config.get("use_rslora") else stated
+
+
+def _translated(file: Path, lora: Lora) -> Lora:
+    """Translate kohya's names and those of FLUX's authors by diffusers' converters, which fold α in."""
+    # kohya's spelling of all of them, where the converters read α.
+    tensors: dict[str, Tensor] = {}
+    for module, alpha in lora.alphas.items():
+        name = module.replace(".", "_")
+        if not name.startswith("lora_"):
+            name = f"lora_unet_{name}"
+        tensors[f"{name}.lora_down.weight"] = lora.state[f"{module}.lora_A.weight"]
+        tensors[f"{name}.lora_up.weight"] = lora.state[f"{module}.lora_B.weight"]
+        tensors[f"{name}.alpha"] = torch.tensor(alpha)
+
+    kind = "Flux2" if _is_flux2(lora) else "Flux"
+    if any(name.startswith("lora_unet_transformer_blocks_") for name in tensors):
+        kind = "QwenImage"
+    converted = _converted(file, kind, tensors)
+    state = {name.removeprefix("transformer."): value for name, value in converted.items()}
+    ranks = {name.removesuffix(".lora_A.weight"): len(value) for name, value in state.items() if ".lora_A." in name}
+    # The converter of `lora_transformer_` gives several modules one name.
+    if len(ranks) < len(lora.alphas):
+        raise ValueError(f"{file}: diffusers' converter keeps {len(ranks)} of its {len(lora.alphas)} modules")
+    return Lora(state, {module: float(rank) for module, rank in ranks.items()}, lora.base)
+
+
+def _converted(file: Path, kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Call a pipeline's converter. Raises ValueError naming what it does not know."""
+    from diffusers.loaders import lora_pipeline
+
+    remaining = dict(tensors)
+    try:
+        state: dict[str, Tensor] = getattr(lora_pipeline, f"{kind}LoraLoaderMixin").lora_state_dict(remaining)
+    # diffusers reports an unknown form by any of these errors.
+    except (ValueError, KeyError, AssertionError, AttributeError, RuntimeError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{file}: diffusers' converter of {kind} cannot read it: {reason}") from None
+    if kind == "Flux2" and remaining:  # it takes what it knows, and would ignore the rest with a warning
+        raise ValueError(
+            f"{file}: diffusers' converter of {kind} does not know {min(remaining)}; merge it into its base"
+        )
+    # The converter cuts kohya's names at underscores, also in this layer of Qwen-Image 2.1, which it does not know.
+    return {name.replace(".img_mlp.gate.layer.", ".img_mlp.gate_layer."): value for name, value in state.items()}
+
+
+def _is_flux2(lora: Lora) -> bool:
+    """Return whether layers have FLUX.2's shapes; attention has equal names and shapes in both, and converts alike."""
+    for module in lora.alphas:
+        rows, columns = len(lora.state[f"{module}.lora_B.weight"]), lora.state[f"{module}.lora_A.weight"].shape[1]
+        for layer, ratio in FLUX2_SHAPES.items():
+            if module.replace(".", "_").endswith(layer) and rows * ratio[1] == columns * ratio[0]:
+                return True
+    return False
+
+
+# --- writing -------------------------------------------------------------------------------------------------------
+
+
+def save_lora(
+    folder: Path, state: Mapping[str, Tensor], *, rank: int, alpha: int, targets: Sequence[str], base: str = ""
+) -> None:
+    """Write an adapter of one rank and one α, from weights by plain names."""
+    modules = [name.removesuffix(".lora_A.weight") for name in state if ".lora_A." in name]
+    assert all(len(state[f"{module}.lora_A.weight"]) == rank for module in modules)
+    write_lora(folder, Lora(dict(state), dict.fromkeys(modules, float(alpha)), base), targets=targets)
+
+
+def write_lora(folder: Path, lora: Lora, *, targets: Sequence[str] = ()) -> None:
+    """Write an adapter in PEFT's form and, in a second file, in the form of diffusers and ComfyUI.
+
+    `targets` are PEFT's `target_modules`, the ends of names; by default the modules' own names.
+    """
+    # PEFT's file and config.
+    tensors = {name: value.contiguous().cpu() for name, value in lora.state.items()}
+    with replacing(folder / PEFT_WEIGHTS) as temporary:  # safetensors' own files are private
+        save_file({PEFT_PREFIX + name: value for name, value in tensors.items()}, temporary)
+    config = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": lora.base or None,
+        **peft_options(lora),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "init_lora_weights": "gaussian",
+        "inference_mode": True,
+    }
+    if targets:
+        config["target_modules"] = list(targets)
+    write_json(folder / PEFT_CONFIG, config)
+
+    # diffusers' file. The scale is folded into B, so that α is the rank, every tool's default: ComfyUI reads α from
+    # tensors alone, and diffusers refuses tensors beside metadata.
+    folded = {}
+    for module, rank in lora.ranks.items():
+        up = f"{module}.lora_B.weight"
+        folded[up] = tensors[up] * (lora.alphas[module] / rank)
+    whole = Lora(tensors | folded, {module: float(rank) for module, rank in lora.ranks.items()})
+    entries = {f"transformer.{key}": value for key, value in peft_options(whole).items()}
+    # One entry alone: safetensors orders several by a hash that every process draws anew.
+    metadata = {METADATA: json.dumps(entries, indent=2, sort_keys=True)}
+    with replacing(folder / DIFFUSERS_WEIGHTS) as temporary:
+        save_file({f"transformer.{name}": value for name, value in whole.state.items()}, temporary, metadata=metadata)
+
+
+def peft_options(lora: Lora) -> dict[str, Any]:
+    """Return options of PEFT's `LoraConfig`: the most common rank and α, and patterns for modules that differ."""
+    rank = Counter(lora.ranks.values()).most_common(1)[0][0]
+    alpha = Counter(lora.alphas.values()).most_common(1)[0][0]
+    # `^`: PEFT matches a pattern, and each name of a list, against the ends of modules' names too.
+    modules: list[str] | str = sorted(lora.alphas)
+    if not all("." in module for module in modules):
+        modules = "|".join(map(re.escape, modules))
+    # Modules that differ from the rest.
+    ranks = {}
+    alphas = {}
+    for name, own_rank in lora.ranks.items():
+        if own_rank != rank:
+            ranks[f"^{re.escape(name)}"] = own_rank
+        if lora.alphas[name] != alpha:
+            alphas[f"^{re.escape(name)}"] = _number(lora.alphas[name])
+    return {
+        "r": rank,
+        "lora_alpha": _number(alpha),
+        "rank_pattern": ranks,
+        "alpha_pattern": alphas,
+        "target_modules": modules,
+    }
+
+
+def _number(value: float) -> int | float:
+    return int(value) if float(value).is_integer() else float(value)
