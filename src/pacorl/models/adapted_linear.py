@@ -9,7 +9,7 @@ from peft.tuners import lora
 from torch import Tensor
 from torch.nn import functional as F
 
-from pacorl.models.adapters import ADAPTER
+from pacorl.models.lora import ADAPTER
 
 
 class AdaptedLinear(lora.Linear):  # type: ignore[misc] # PEFT is untyped

@@ -17,16 +17,12 @@ from torch import Tensor, nn
 
 from pacorl.io.documents import blamed_on
 from pacorl.io.hub import HUB_NAME
-from pacorl.models.lora import Lora, peft_options, read_lora
+from pacorl.models.lora import ADAPTER, Lora, peft_options, read_lora
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
     from typing_extensions import TypeIs
-
-ADAPTER = "default"
-"""PEFT's name of a model's only adapter."""
-
 
 # FSDP2's modules and tensors are recognised without importing them: that takes a second, and only a launcher's
 # accelerate, which imports them, shards weights.

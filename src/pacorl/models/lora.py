@@ -31,6 +31,8 @@ from pacorl.io.documents import blamed_on, parse_object, read_object, typed, wri
 from pacorl.io.files import replacing, safetensors_errors
 from pacorl.io.hub import HUB_NAME, check_checkpoint, local_file
 
+ADAPTER = "default"
+"""PEFT's name of a model's only adapter."""
 PEFT_PREFIX = "base_model.model."
 PEFT_CONFIG = "adapter_config.json"
 PEFT_WEIGHTS = "adapter_model.safetensors"
@@ -285,7 +287,8 @@ def _check_plain(file: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def _config(file: Path, path: Path | None, tensors: Iterable[str], metadata: Mapping[str, str]) -> dict[str, Any]:
     """Read PEFT's config of a file: at `path`, beside the file, or in diffusers' metadata; empty without one."""
-    if file.name == PEFT_WEIGHTS or any(name.startswith(PEFT_PREFIX) for name in tensors):
+    plain = [name.removeprefix(PEFT_PREFIX) for name in tensors if name.startswith(PEFT_PREFIX)]
+    if plain or file.name == PEFT_WEIGHTS:
         path = path or file.parent / PEFT_CONFIG
     if path is None:
         with blamed_on(f"{file}: {METADATA} in its metadata"):
@@ -294,6 +297,8 @@ def _config(file: Path, path: Path | None, tensors: Iterable[str], metadata: Map
         config = {key.removeprefix(prefix): entries[key] for key in entries if key.startswith(prefix)}
     elif path.is_file():
         config = read_object(path, fix="fetch the adapter again")
+    elif any(FOREIGN.search(name) for name in plain):
+        config = {}  # fal's trainers publish such files alone, and diffusers takes the rank for α
     else:
         raise ValueError(f"{file} has PEFT's names and no {PEFT_CONFIG} beside it, which says its α; fetch that too")
 
