@@ -24,7 +24,8 @@ from pacorl.judge import JUDGES
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.policy import WITHOUT_WEIGHTS, Parts
 from pacorl.models.policies.spec import PolicySpec
-from pacorl.models.twins import QWEN_SPECIAL_TOKENS, model_on_meta, random_weight, tiny_judge
+from pacorl.models.twins import QWEN_SPECIAL_TOKENS, random_weight, tiny_judge
+from pacorl.plan.generators import model_on_meta
 from pacorl.tiny.characters import vocabulary
 
 if TYPE_CHECKING:

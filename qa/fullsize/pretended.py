@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from pacorl.models.twins import META
+from pacorl.plan.generators import META
 from pacorl.plan.memory import OPERATIONS, fused_attention, launches, tensors_in, traffic
 
 aten = torch.ops.aten

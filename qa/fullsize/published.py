@@ -25,6 +25,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from pacorl.models import twins
 from pacorl.models.policies.policy import WITHOUT_WEIGHTS
 from pacorl.models.policies.spec import PolicySpec
+from pacorl.plan.generators import model_on_meta
 from pacorl.plan.sources import CLIP_PARTS, JUDGE_PARTS
 
 Depth = tuple[int, ...]
@@ -110,7 +111,7 @@ def weightless() -> Iterator[None]:
 
     def model(source: str | Path, *, dtype: torch.dtype, **_: Any) -> Any:
         with _disable_current_modes():  # building it is nothing that a card sees
-            return mapped(twins.model_on_meta(json.loads((Path(source) / "config.json").read_text()), dtype=dtype))
+            return mapped(model_on_meta(json.loads((Path(source) / "config.json").read_text()), dtype=dtype))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(diffusers.DiffusionPipeline, "from_pretrained", classmethod(pipeline))

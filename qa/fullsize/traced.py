@@ -46,8 +46,8 @@ from pacorl.models.policies.flux import FLUX
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.quantize.linear import quantize_model, weight_bytes
 from pacorl.models.quantize.streaming import WeightStream
-from pacorl.models.twins import META, model_on_meta
 from pacorl.plan.components import PHASES, Phase
+from pacorl.plan.generators import META, model_on_meta
 from pacorl.plan.plan import Plan, plan_policy
 from pacorl.runtime.processes import Runtime
 from pacorl.runtime.turns import Turns

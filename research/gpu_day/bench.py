@@ -22,9 +22,10 @@ from pacorl.models.adapters import MovingAverage, adapter_state
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Parts, Policy
 from pacorl.models.quantize import NONE
-from pacorl.models.twins import META, random_weight
+from pacorl.models.twins import random_weight
 from pacorl.plan import sources
-from pacorl.plan.components import policy_on_meta, training_rows
+from pacorl.plan.components import inputs_on_meta, training_rows
+from pacorl.plan.generators import META, Inputs
 from pacorl.plan.plan import Plan
 from pacorl.plan.work import work_of
 from pacorl.runtime.compiled import compile_blocks
@@ -118,7 +119,7 @@ class RandomConditioning:
         """The same tensors for the same number of prompts and size: training must replay sampling."""
         key = (len(prompts), size)
         if key not in self._batches:
-            shapes = self._policy.conditioning_on_meta(size, batch=len(prompts)).tensors
+            shapes = Inputs.of(self._policy).conditioning(size, batch=len(prompts)).tensors
             tensors = {
                 name: torch.randn(shape.shape, dtype=shape.dtype, device=self._device) for name, shape in shapes.items()
             }
@@ -140,8 +141,8 @@ class Bench:
     ) -> None:
         torch.manual_seed(0)
         self.device, self.options, self.runtime = device, options, Runtime()
-        self.generator = policy_on_meta(config, parts_at(config, blocks))
-        # Set once the weights are there: `policy_on_meta` would pack them without values.
+        self.generator = inputs_on_meta(config, parts_at(config, blocks)).policy
+        # Set once the weights are there: `inputs_on_meta` would pack them without values.
         self.config = config = form.of(config)
         self.generator.options = config.model
         self.policy = cast(Policy, self.generator)
@@ -239,8 +240,8 @@ class Bench:
 
 def planned(config: PolicyConfig) -> Plan:
     """The plan of the same run, as `--dry-run` makes it."""
-    policy = policy_on_meta(config, sources.generator_of(config.model, config.generator).configs)
+    inputs = inputs_on_meta(config, sources.generator_of(config.model, config.generator).configs)
     components = training_rows(
-        config, work=work_of(config, world=1), policy=policy, judge={}, held_out_judge={}, prompts=()
+        config, work=work_of(config, world=1), inputs=inputs, judge={}, held_out_judge={}, prompts=()
     )
     return Plan(components, (), (), "", None)

@@ -11,9 +11,11 @@ import torch
 
 from pacorl.core.questions import same_theme
 from pacorl.grpo.scoring import torch_context
+from pacorl.io.pretrained import model_of
 from pacorl.io.processor import image_text_processor
 from pacorl.judge.local import LocalJudge
-from pacorl.models.twins import CHAT_TEMPLATE, META, model_of, model_on_meta, qwen_tokenizer_of
+from pacorl.models.twins import CHAT_TEMPLATE, qwen_tokenizer_of
+from pacorl.plan.generators import META, model_on_meta
 from pacorl.plan.sources import JUDGE_PARTS
 from pacorl.tiny.characters import all_panels, draw
 from pacorl.types import Question

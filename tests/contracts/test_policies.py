@@ -31,6 +31,7 @@ from pacorl.models.policies import POLICIES, kind_of, qwen_image
 from pacorl.models.policies.pipeline import PipelinePolicy, guided
 from pacorl.models.quantize.linear import parameter_count
 from pacorl.plan import memory, sources
+from pacorl.plan.generators import Inputs, policy_on_meta
 from pacorl.plan.plan import plan_policy
 from pacorl.testing import check_policy
 from pacorl.tiny.characters import character_prompts, vocabulary
@@ -99,7 +100,6 @@ def job(kind: str, edits: bool, tmp_path: Path) -> Job:
     policy.transformer = copy.deepcopy(policy.transformer)
     source = source_image(tmp_path / "source.png", height=90, width=140)
     prompt = edit(source) if edits else character_prompts("dev", 1)[0]
-    policy.planned_images = len(prompt.sources)
     size = policy.size_of(prompt, AREA)
     return Job(policy, prompt, size, policy.collate(policy.encode([prompt], size)))
 
@@ -351,7 +351,7 @@ def _save_drawn_adapter(policy: PipelinePolicy, folder: Path) -> None:
 )
 def test_the_published_model_passes_on_the_meta_device(kind: str) -> None:
     spec = POLICIES[kind]
-    policy = spec.on_meta(spec.options())
+    policy = policy_on_meta(spec, spec.options())
     assert spec.token_pixels(spec.parts["vae"]) == policy.token_pixels
     size = policy.nearest_size(Size(256, 256))
     assert policy.transformer.device.type == "meta"
@@ -360,13 +360,13 @@ def test_the_published_model_passes_on_the_meta_device(kind: str) -> None:
     for blocks in policy.transformer.children():
         if isinstance(blocks, torch.nn.ModuleList):
             del blocks[1:-1]  # they are alike, and up to sixty of them take seconds even without numbers
-    assert memory.sampling_pass(policy, size=size, batch=1).peak > 2**20
+    assert memory.sampling_pass(Inputs.of(policy), size=size, batch=1).peak > 2**20
 
 
 @ROLES
 def test_what_is_planned_for_a_prompt_is_what_it_is_encoded_to(kind: str, job: Job) -> None:
     """Names and shapes; texts are planned at their longest."""
-    planned = job.policy.conditioning_on_meta(job.size, batch=1).tensors
+    planned = Inputs(job.policy, images=len(job.prompt.sources)).conditioning(job.size, batch=1).tensors
     assert planned.keys() == job.conditioning.tensors.keys()
     for name, tensor in job.conditioning.tensors.items():
         assert planned[name].shape[2:] == tensor.shape[2:], name

@@ -18,6 +18,7 @@ from pacorl.grpo.update import PolicyLoss, update_policy
 from pacorl.models.adapters import add_lora
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.flux import LORA_TARGETS, FluxPolicy
+from pacorl.plan.generators import Inputs
 from pacorl.runtime.processes import Runtime
 from pacorl.tiny.characters import character_prompts, vocabulary
 from pacorl.types import Advantages, Samples, Size
@@ -111,7 +112,7 @@ def test_no_kind_waits_in_a_denoising_step(kind: str) -> None:
     policy.transformer.to("meta")
     for steps in (1, 3):  # Qwen-Image sends its tables of positions in the first forward
         with Waits() as waits:
-            conditioning, noise = policy.conditioning_on_meta(SIZE, batch=2), policy.noise([0, 1], SIZE)
+            conditioning, noise = Inputs.of(policy).conditioning(SIZE, batch=2), policy.noise([0, 1], SIZE)
             integrate(policy, noise, conditioning, size=SIZE, sigmas=sigmas, grid=range(steps + 1))
     assert not +waits.counted
 

@@ -21,6 +21,7 @@ from pacorl.models.policies import POLICIES
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.models.quantize.linear import parameter_count
+from pacorl.plan.generators import policy_on_meta
 from pacorl.testing import assert_close, check_policy, endpoints, run_pipeline
 from pacorl.types import Prompt, Size
 
@@ -41,7 +42,7 @@ def check_spec(spec: PolicySpec) -> None:
     """
     check_hub_name(spec)
     options = spec.options_for(spec.published, dtype="bfloat16")
-    count = parameter_count(spec.on_meta(options).transformer)
+    count = parameter_count(policy_on_meta(spec, options).transformer)
     assert count == spec.parameters, (
         f"{spec.architecture} has {count:,} parameters, and {spec.parameters:,} are declared"
     )

@@ -30,8 +30,9 @@ from pacorl.models.policies.flux import FLUX, FluxPolicy, tiny_flux
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import PolicyOptions
 from pacorl.models.quantize.linear import parameter_count
-from pacorl.models.twins import META, model_on_meta, tiny_judge
+from pacorl.models.twins import tiny_judge
 from pacorl.plan import components, memory, sources
+from pacorl.plan.generators import META, Inputs, model_on_meta, policy_on_meta
 from pacorl.plan.plan import (
     CARD_MARGIN,
     Plan,
@@ -181,7 +182,7 @@ def test_without_a_card_both_of_auto_s_choices_are_planned(checkpoints: Path) ->
 def test_a_sampling_forward_is_within_a_fifth_of_the_measured_peak(checkpoints: Path, policy: FluxPolicy) -> None:
     config, size = tiny_run(checkpoints), Size(128, 128)
     planned = memory.sampling_pass(
-        components.policy_on_meta(config, generator(config).configs),
+        components.inputs_on_meta(config, generator(config).configs),
         size=size,
         batch=8,
     ).peak
@@ -197,7 +198,7 @@ def test_a_sampling_forward_is_within_a_fifth_of_the_measured_peak(checkpoints: 
 def test_decoding_takes_what_is_planned_and_scratch_space(checkpoints: Path, policy: FluxPolicy) -> None:
     config = tiny_run(checkpoints)
     planned = memory.decoding_pass(
-        components.policy_on_meta(config, generator(config).configs),
+        components.inputs_on_meta(config, generator(config).configs),
         size=Size(128, 128),
         batch=4,
     ).peak
@@ -240,7 +241,7 @@ def test_fused_attention_touches_meta_tensors_alone() -> None:
 @pytest.mark.slow
 def test_the_published_architectures_have_the_published_sizes() -> None:
     config = PolicyConfig()
-    policy = components.policy_on_meta(config, config.generator.parts)
+    policy = components.inputs_on_meta(config, config.generator.parts).policy
     names = ("PaCo-Reward-7B", "Qwen/Qwen3.5-9B")
     judges = [model_on_meta(sources.published_judge(name)[1]["model"], dtype=torch.bfloat16) for name in names]
     pipeline = policy.pipeline
@@ -332,15 +333,15 @@ def test_a_kind_that_does_both_is_planned_for_its_prompts(tmp_path: Path) -> Non
     prompt = Prompt(0, "Join them.", sources=(tmp_path / "a.png", tmp_path / "b.png"))
     assert [sources.planned_images(config) for config in (sets, edits)] == [0, 1]
     assert [sources.planned_images(sets, prompts) for prompts in ([Prompt(0, "a cat")], [prompt])] == [0, 2]
-    policy = POLICIES["klein"].on_meta(sets.model)
+    policy = policy_on_meta(POLICIES["klein"], sets.model)
     peaks = []
     for count in (0, 1, 2):
-        policy.planned_images = count
-        planned = policy.conditioning_on_meta(Size(64, 64), batch=1).tensors
+        inputs = Inputs(policy, images=count)
+        planned = inputs.conditioning(Size(64, 64), batch=1).tensors
         assert [planned[name].shape[1] for name in ("source", "source_ids") if name in planned] == [16 * count] * 2 * (
             count > 0
         )
-        peaks.append(memory.sampling_pass(policy, size=Size(512, 512), batch=1).peak)
+        peaks.append(memory.sampling_pass(inputs, size=Size(512, 512), batch=1).peak)
     assert peaks[0] < peaks[1] < peaks[2]
 
 
@@ -419,7 +420,7 @@ def test_flux_weights_are_not_planned_as_kontext(checkpoints: Path) -> None:
 def test_qwen_image_has_its_published_size() -> None:
     config = load(PolicyConfig, None, ["model.kind=qwen_edit"])
     assert config.model.checkpoint == "Qwen/Qwen-Image-Edit"
-    policy = components.policy_on_meta(config, config.generator.parts)
+    policy = components.inputs_on_meta(config, config.generator.parts).policy
     pipeline = policy.pipeline
     parts = (pipeline.transformer, pipeline.vae, pipeline.text_encoder)
     assert [parameter_count(part) for part in parts] == [
@@ -436,9 +437,9 @@ def test_what_an_edit_reads_is_planned_as_it_is_encoded(kind: str, tmp_path: Pat
     image = tmp_path / "source.png"
     Image.new("RGB", (96, 96), "red").save(image)
     size, prompt = Size(64, 64), Prompt(0, "Give the hero a crown.", sources=(image,))
-    real, planned = edit_twin(kind), edit_twin_on_meta(kind)
+    real, planned = edit_twin(kind), Inputs.of(edit_twin_on_meta(kind))
     encoded = real.collate(real.encode([prompt], size)).tensors
-    expected = planned.conditioning_on_meta(size, batch=1).tensors
+    expected = planned.conditioning(size, batch=1).tensors
     assert encoded.keys() == expected.keys()
     for name in encoded:
         if "tokens" not in name:
@@ -464,7 +465,7 @@ def edit_twin_on_meta(kind: str) -> PipelinePolicy:
     parts |= {name: getattr(pipeline, name).config.to_dict() for name in POLICIES[kind].policy.encoders}
     if kind != "kontext":
         parts["processor"] = sources.image_options(pipeline.processor.image_processor.to_dict())
-    return POLICIES[kind].on_meta(edit_options(kind), parts)
+    return policy_on_meta(POLICIES[kind], edit_options(kind), parts)
 
 
 @pytest.mark.parametrize(("kind", "tokens"), [("qwen_edit_plus", 3 * 16), ("kontext", 64)])
@@ -477,15 +478,15 @@ def test_references_are_planned_as_they_are_encoded(kind: str, tokens: int, tmp_
     count = sources.planned_images(load(PolicyConfig, None, [f"model.kind={kind}"]), prompts)
     assert count == 3
 
-    policy = edit_twin_on_meta(kind)
-    one = memory.sampling_pass(policy, size=size, batch=1)
-    policy.planned_images = count
+    inputs = Inputs.of(edit_twin_on_meta(kind))
+    one = memory.sampling_pass(inputs, size=size, batch=1)
+    inputs.images = count
     encoded = edit_twin(kind).encode(prompts[1:], size)[0].tensors
-    planned = policy.conditioning_on_meta(size, batch=1).tensors
+    planned = inputs.conditioning(size, batch=1).tensors
     assert planned["source"].shape == encoded["source"].shape
     assert encoded["source"].shape[1] == tokens
     assert encoded["tokens"].shape[1] <= planned["tokens"].shape[1] < encoded["tokens"].shape[1] + 128
-    three = memory.sampling_pass(policy, size=size, batch=1)
+    three = memory.sampling_pass(inputs, size=size, batch=1)
     assert (three.flops > one.flops, three.peak > one.peak) == ((True, True) if kind != "kontext" else (False, False))
 
 

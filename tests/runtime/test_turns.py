@@ -17,7 +17,7 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import check_division
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.models.quantize.streaming import Arena
-from pacorl.models.twins import META
+from pacorl.plan.generators import META
 from pacorl.runtime.turns import Turns
 
 

@@ -10,6 +10,7 @@ aesthetic head (`rewards.clip`) and the package dreamsim (`rewards.dream`).
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +79,16 @@ def _refusal(message: str) -> str:
     if NO_SAFETENSORS.search(message):
         return f"has no weights as safetensors, and pickled ones (.bin, .pt) are not read: they could run code; {FIX}"
     return ""
+
+
+def model_of(config: Mapping[str, Any], **overrides: Any) -> Any:
+    """Build a model with random weights from its config.json, which names the class of diffusers or transformers."""
+    import diffusers
+    import transformers
+
+    # diffusers names the class in the config, transformers the architecture.
+    options = {**config, **overrides}
+    if "_class_name" in options:
+        return getattr(diffusers, options["_class_name"]).from_config(options)
+    (architecture,) = options.pop("architectures")
+    return getattr(transformers, architecture)(transformers.AutoConfig.for_model(options.pop("model_type"), **options))

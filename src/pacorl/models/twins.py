@@ -1,4 +1,4 @@
-"""Models built from configs: tiny twins of the released models, and models without weights on the meta device.
+"""Tiny twins of the released models, built from configs.
 
 Tokenizers are trained on texts; weights are random until `python -m research.tiny` trains them. A generator's twin is
 in its policy's file; the judge's is here. Sizes are in `docs/tiny.md`.
@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pacorl.io.documents import parse_json, read_object, read_text
+from pacorl.io.pretrained import model_of
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL
@@ -33,40 +34,10 @@ CHAT_TEMPLATE = read_text(Path(__file__).with_name("chat_template.jinja")).rstri
 """Qwen2.5-VL's own, without its tools and videos."""
 THINKING_TEMPLATE = read_text(Path(__file__).with_name("chat_template_thinking.jinja")).rstrip("\n")
 """Qwen3.5's, likewise: with `enable_thinking` off, its answer begins after an empty thought."""
-META = torch.device("meta")
 QWEN_SPECIAL_TOKENS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
     "<|image_pad|>", "<|video_pad|>",
 )  # fmt: skip
-
-
-def model_of(config: Mapping[str, Any], **overrides: Any) -> Any:
-    """Build a model with random weights from its config.json, which names the class of diffusers or transformers."""
-    import diffusers
-    import transformers
-
-    # diffusers names the class in the config, transformers the architecture.
-    options = {**config, **overrides}
-    if "_class_name" in options:
-        return getattr(diffusers, options["_class_name"]).from_config(options)
-    (architecture,) = options.pop("architectures")
-    return getattr(transformers, architecture)(transformers.AutoConfig.for_model(options.pop("model_type"), **options))
-
-
-def model_on_meta(config: Mapping[str, Any], *, dtype: torch.dtype) -> nn.Module:
-    """Build a frozen model without weights, from a config as for `model_of`; `dtype` is the type of saved tensors."""
-    import diffusers.models.modeling_utils  # noqa: F401 - keeps torch's functions that it finds, and restores these
-    from transformers.initialization import no_init_weights
-
-    with META, no_init_weights():  # drawing weights that hold no values would take as long as the rest
-        model: nn.Module = model_of(config)
-    tie_weights = getattr(model, "tie_weights", None)
-    if tie_weights:  # left out together with the drawing
-        tie_weights()
-    # Buffers among them: the positions of Stable Diffusion 3.5 are a table of 432 MiB in bf16.
-    for tensor in model.state_dict(keep_vars=True).values():
-        tensor.data = tensor.data.to(dtype if tensor.is_floating_point() else tensor.dtype)
-    return model.requires_grad_(False).eval()
 
 
 NOISE = 2**20 - 1

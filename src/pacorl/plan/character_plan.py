@@ -15,6 +15,7 @@ from pacorl.character_training.pictures import PictureSet, read_pictures, small_
 from pacorl.config.base import ConfigError
 from pacorl.plan import sources
 from pacorl.plan.components import character_rows, trained_bytes
+from pacorl.plan.generators import Inputs, policy_on_meta
 from pacorl.plan.plan import Plan, card_shortage, device, disk_shortage, size_text
 from pacorl.runtime.logbook import check_trackers
 from pacorl.types import Size
@@ -66,14 +67,14 @@ def plan_character(config: CharacterConfig) -> CharacterPlan:
 
     # Memory.
     generator = sources.generator_of(config.model, config.generator)
-    policy = config.generator.on_meta(config.model, generator.configs)
+    policy = policy_on_meta(config.generator, config.model, generator.configs)
     try:
         policy.check_size(Size(*config.size))
     except ValueError as error:
         raise ConfigError(f"size: {error}") from None
     class_images = config.prior.images if config.prior.weight else 0
     count = len(pictures.train) + len(pictures.held_out) + class_images
-    rows = character_rows(config, policy, images=count)
+    rows = character_rows(config, Inputs.of(policy), images=count)
 
     # Counts, and warnings that depend on the whole plan.
     trained = trained_bytes(policy)

@@ -26,8 +26,8 @@ from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Parts, PolicyOptions
 from pacorl.models.quantize import NONE
 from pacorl.models.quantize.linear import parameter_count, streamed_bytes, weight_bytes
-from pacorl.models.twins import META, model_on_meta
-from pacorl.plan import memory
+from pacorl.plan import generators, memory
+from pacorl.plan.generators import META, Inputs, model_on_meta
 from pacorl.plan.sources import clip_encoders, clip_parts
 from pacorl.plan.work import Work
 from pacorl.types import Grid, Prompt, Size
@@ -111,7 +111,7 @@ class Batch:
     note: str = ""
 
 
-def policy_on_meta(config: PolicyConfig, configs: Parts) -> PipelinePolicy:
+def inputs_on_meta(config: PolicyConfig, configs: Parts) -> Inputs:
     """Build the run's generator from the configs of its parts, without weights.
 
     Args:
@@ -121,14 +121,15 @@ def policy_on_meta(config: PolicyConfig, configs: Parts) -> PipelinePolicy:
     Raises:
         ConfigError: VAE and patches do not divide a size of the config; the message names the nearest.
     """
-    policy = config.generator.on_meta(config.model, configs, record_sizes=config.prompts.record_sizes)
+    spec = config.generator
+    policy = generators.policy_on_meta(spec, config.model, configs, record_sizes=config.prompts.record_sizes)
     # Both sizes, since an evaluation may have its own.
     for key, size in (("sampling.size", config.sampling.size), ("evaluation.size", config.evaluation.size)):
         try:
             policy.check_size(Size(*size))
         except ValueError as error:
             raise ConfigError(f"{key}: {error}") from None
-    return policy
+    return Inputs.of(policy)
 
 
 # --- the lists -------------------------------------------------------------------------------------------------
@@ -138,7 +139,7 @@ def training_rows(
     config: PolicyConfig,
     *,
     work: Work,
-    policy: PipelinePolicy,
+    inputs: Inputs,
     judge: Parts,
     held_out_judge: Parts,
     prompts: Sequence[Prompt],
@@ -149,7 +150,7 @@ def training_rows(
     Args:
         config: the run.
         work: its forwards and latents.
-        policy: on the meta device; it receives the run's adapter.
+        inputs: of the policy on the meta device, which receives the run's adapter.
         judge: parts of the run's judge, ignored unless it runs in this process.
         held_out_judge: parts of the evaluation's judge, likewise.
         prompts: prompts of training and evaluation.
@@ -158,6 +159,7 @@ def training_rows(
     Raises:
         ConfigError: The adapter's targets match no module.
     """
+    policy = inputs.policy
     # With little memory, generator and scorers take turns on the device.
     scorers = _scorers(config, judge, held_out_judge, prompts)
     in_turns = config.in_turns and bool(scorers)
@@ -174,18 +176,19 @@ def training_rows(
         # Models before the adapter, which changes the transformer, and the adapter before its forwards.
         *_model_rows(config.model, policy, schedule, scorers, in_turns=in_turns, world=world),
         *adapter_rows(config, policy, world=world),
-        *_training_buffers(config, policy, work, concurrent=concurrent),
-        *_record_rows(config, policy, work, prompts=len(prompts), world=world),
+        *_training_buffers(config, inputs, work, concurrent=concurrent),
+        *_record_rows(config, inputs, work, prompts=len(prompts), world=world),
     )
 
 
 def generation_rows(
-    options: PolicyOptions, policy: PipelinePolicy, *, size: Size, low: bool, judge: Scorer | None = None
+    options: PolicyOptions, inputs: Inputs, *, size: Size, low: bool, judge: Scorer | None = None
 ) -> tuple[Row, ...]:
     """List the components of generating one image at a time, and of the judge of candidates.
 
     With `low` encoders, transformer and judge share the device.
     """
+    policy = inputs.policy
     phases: Phases = ("encode", "sample", "decode", "score") if judge else ("encode", "sample", "decode")
     schedule = Schedule(
         encoders=("encode",) if low else phases,
@@ -196,17 +199,18 @@ def generation_rows(
     )
     # Models, then the passes of one image.
     rows = _model_rows(options, policy, schedule, [judge] if judge else [], in_turns=low)
-    rows += _buffers(policy, [Batch(size, 1)], prompts=1)
+    rows += _buffers(inputs, [Batch(size, 1)], prompts=1)
     # Generating checks no adapter: this phase is the moment after loading, when all models are in main memory.
     return in_phases(rows, ("check", *phases))
 
 
-def character_rows(config: CharacterConfig, policy: PipelinePolicy, *, images: int) -> tuple[Row, ...]:
+def character_rows(config: CharacterConfig, inputs: Inputs, *, images: int) -> tuple[Row, ...]:
     """List the components of a character's training on `images` images.
 
     Raises:
         ConfigError: The adapter's targets match no module.
     """
+    policy = inputs.policy
     size = Size(*config.size)
     batch = config.optimizer.micro_batch
     phases: Phases = ("encode", "check", "sample", "decode", "train")
@@ -215,13 +219,13 @@ def character_rows(config: CharacterConfig, policy: PipelinePolicy, *, images: i
     # Models before the adapter, which changes the transformer, and the adapter before its forwards.
     rows = _model_rows(config.model, policy, schedule, [], in_turns=False)
     rows += lora_rows(config, policy)
-    rows += _buffers(policy, [Batch(size, batch, adapter_bytes(policy))], prompts=policy.encode_batch)
+    rows += _buffers(inputs, [Batch(size, batch, adapter_bytes(policy))], prompts=policy.encode_batch)
 
     # Training and the check of the adapter; the loss is of the unguided velocity.
     policy.options = config.model.unguided
     sampler = Sampler(size=size, steps=config.gallery.steps)
-    single = memory.training_pass(policy, sampler=sampler, batch=1, with_base=False).peak
-    trained = memory.training_pass(policy, sampler=sampler, batch=batch, with_base=False).peak
+    single = memory.training_pass(inputs, sampler=sampler, batch=1, with_base=False).peak
+    trained = memory.training_pass(inputs, sampler=sampler, batch=batch, with_base=False).peak
     policy.options = config.model
     checkpointing = "with" if config.model.gradient_checkpointing else "without"
     note = f"{batch} at {size}, {checkpointing} gradient checkpointing"
@@ -229,7 +233,7 @@ def character_rows(config: CharacterConfig, policy: PipelinePolicy, *, images: i
     rows.append(Row("training a batch", max(trained, trained_bytes(policy)), phases=("train",), note=note))
 
     # Images and files.
-    encoded = memory.image_encoding_pass(policy, size=size).peak
+    encoded = memory.image_encoding_pass(inputs, size=size).peak
     rows.append(Row("encoding an image", encoded, phases=("encode",), note=f"1 at {size}"))
     latents = images * policy.noise([0], size).numel() * FP32
     rows.append(_host("latents of the images", latents, phases, note=f"{images} images"))
@@ -428,8 +432,9 @@ def trained_bytes(policy: PipelinePolicy) -> int:
 # --- passing buffers -------------------------------------------------------------------------------------------
 
 
-def _training_buffers(config: PolicyConfig, policy: PipelinePolicy, work: Work, *, concurrent: int) -> list[Row]:
+def _training_buffers(config: PolicyConfig, inputs: Inputs, work: Work, *, concurrent: int) -> list[Row]:
     """Measure the peak of one batch per phase; `concurrent`: bytes that scorers use during sampling."""
+    policy = inputs.policy
     size = policy.nearest_size(Size(*config.sampling.size))
     evaluation_size = policy.nearest_size(Size(*config.evaluation.size))
 
@@ -437,10 +442,10 @@ def _training_buffers(config: PolicyConfig, policy: PipelinePolicy, work: Work, 
     sampler = work.sampler.model_copy(update={"size": size})
     nodes = work.node_batch or config.sampling.batch
     with_base = config.objective.kl_weight > 0
-    single = memory.training_pass(policy, sampler=sampler, batch=1, with_base=False).peak
+    single = memory.training_pass(inputs, sampler=sampler, batch=1, with_base=False).peak
     trained = single
     if nodes > 1 or with_base:
-        trained = memory.training_pass(policy, sampler=sampler, batch=nodes, with_base=with_base).peak
+        trained = memory.training_pass(inputs, sampler=sampler, batch=nodes, with_base=with_base).peak
 
     # Compiled SDE steps are sampled as they are trained. The average replaces the adapter during an evaluation.
     least = trained if config.model.compile != "none" and work.node_batch else 0
@@ -455,26 +460,26 @@ def _training_buffers(config: PolicyConfig, policy: PipelinePolicy, work: Work, 
     checkpointing = "with" if config.model.gradient_checkpointing else "without"
     note = f"{nodes} at {size}, {checkpointing} gradient checkpointing"
     return [
-        *_buffers(policy, batches, prompts=policy.encode_batch),
+        *_buffers(inputs, batches, prompts=policy.encode_batch),
         Row("a forward and backward", single, phases=("check",), note=f"1 at {size}"),
         Row("training a batch", max(trained, step), phases=("train",), note=note),
     ]
 
 
-def _buffers(policy: PipelinePolicy, batches: Sequence[Batch], *, prompts: int) -> list[Row]:
+def _buffers(inputs: Inputs, batches: Sequence[Batch], *, prompts: int) -> list[Row]:
     """Measure encoding, sampling and decoding, each for the batch with the highest peak."""
     size = max((batch.size for batch in batches), key=lambda size: size.height * size.width)
-    encoded = memory.encoding_pass(policy, size=size, prompts=prompts).peak
+    encoded = memory.encoding_pass(inputs, size=size, prompts=prompts).peak
 
     # The batch with the highest peak may differ between sampling and decoding.
     sampled = []
     decoded = []
     for batch in batches:
         note = f"{batch.count} at {batch.size}{batch.note}"
-        peak = max(batch.least, memory.sampling_pass(policy, size=batch.size, batch=batch.count).peak)
+        peak = max(batch.least, memory.sampling_pass(inputs, size=batch.size, batch=batch.count).peak)
         sampled.append(Row("sampling a batch", peak + batch.concurrent, phases=("sample",), note=note))
         # An accelerator decodes the images of a batch one by one.
-        peak = memory.decoding_pass(policy, size=batch.size, batch=1).peak
+        peak = memory.decoding_pass(inputs, size=batch.size, batch=1).peak
         note = f"1 at {batch.size}{batch.note}"
         decoded.append(Row("decoding an image", peak + batch.concurrent, phases=("decode",), note=note))
     return [
@@ -487,8 +492,9 @@ def _buffers(policy: PipelinePolicy, batches: Sequence[Batch], *, prompts: int) 
 # --- samples, prompts and checkpoints --------------------------------------------------------------------------
 
 
-def _record_rows(config: PolicyConfig, policy: PipelinePolicy, work: Work, *, prompts: int, world: int) -> list[Row]:
+def _record_rows(config: PolicyConfig, inputs: Inputs, work: Work, *, prompts: int, world: int) -> list[Row]:
     """List samples, prompts and adapters in main memory, and checkpoints on disk."""
+    policy = inputs.policy
     size = policy.nearest_size(Size(*config.sampling.size))
     adapter = adapter_bytes(policy)
 
@@ -500,7 +506,7 @@ def _record_rows(config: PolicyConfig, policy: PipelinePolicy, work: Work, *, pr
     rollout_note = f"{work.samples} samples: latents of the trained steps, images"
 
     # Encoded prompts, in one file for all processes.
-    conditioning = policy.conditioning_on_meta(size, batch=1).tensors.values()
+    conditioning = inputs.conditioning(size, batch=1).tensors.values()
     encoded = prompts or config.prompts_per_epoch + config.prompts.evaluation_limit
     encoded_bytes = encoded * sum(tensor.nbytes for tensor in conditioning)
 

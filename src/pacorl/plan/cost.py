@@ -16,11 +16,11 @@ from pacorl.io.net import is_url
 from pacorl.judge.http import HttpOptions
 from pacorl.judge.http.endpoints import load_endpoints
 from pacorl.judge.judge import InProcessOptions
-from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Parts
 from pacorl.models.quantize import NONE
 from pacorl.models.quantize.linear import streamed_bytes
 from pacorl.plan import memory, sources
+from pacorl.plan.generators import Inputs
 from pacorl.plan.work import Work
 from pacorl.rewards.consistency import JudgedReward
 from pacorl.types import Character, Grid, Prompt, Size
@@ -210,7 +210,7 @@ def cost_of(
     config: PolicyConfig,
     *,
     work: Work,
-    policy: PipelinePolicy,
+    inputs: Inputs,
     judge: Parts,
     prompts: Sequence[Prompt],
     evaluated: int,
@@ -221,12 +221,13 @@ def cost_of(
     Args:
         config: the run.
         work: its forwards.
-        policy: on the meta device, with the run's adapter.
+        inputs: of the policy on the meta device, with the run's adapter.
         judge: parts of the judge; empty for a judge behind HTTP, for which the published one is assumed.
         prompts: training prompts; without them a grid of 2 × 2 with one reference is assumed.
         evaluated: number of prompts of an evaluation; 0 if they are absent, for which the limit is assumed.
         world: number of processes.
     """
+    policy = inputs.policy
     # Questions of the judge per training image.
     shown = (Character("", "", (Path(),)),)
     prompt = prompts[0] if prompts else Prompt(0, "", grid=Grid(2, 2), characters=shown)
@@ -238,11 +239,11 @@ def cost_of(
 
     # A training image: `forwards_per_image` counts a guided velocity as two forwards, and a measured pass has both.
     sent = work.passes * streamed_bytes(policy.transformer)
-    forward = _velocity(policy, size, config.sampling.batch, sent=sent)
+    forward = _velocity(inputs, size, config.sampling.batch, sent=sent)
     # Weights are sent for the forwards of a trained step and for its backward.
     nodes = work.node_batch or config.sampling.batch
     sampler = work.sampler.model_copy(update={"size": size})
-    step = memory.training_pass(policy, sampler=sampler, batch=nodes, with_base=False)
+    step = memory.training_pass(inputs, sampler=sampler, batch=nodes, with_base=False)
     trained = _per_image(step, nodes, sent=sent * (3 if config.model.gradient_checkpointing else 2))
     velocities = {}
     for phase, count in work.forwards_per_image.items():
@@ -250,13 +251,13 @@ def cost_of(
     phases = {
         "sampling": forward * velocities["sampling"],
         "training": trained * velocities["training"] + forward * velocities["other_policies"],
-        "decoding": _decoding(policy, size),
+        "decoding": _decoding(inputs, size),
     }
     judged = _judged(config, judge, prompt, questions, size)
 
     # An image of an evaluation.
-    evaluation = _velocity(policy, full, config.evaluation.batch, sent=sent) * config.evaluation.steps
-    evaluation += _decoding(policy, full)
+    evaluation = _velocity(inputs, full, config.evaluation.batch, sent=sent) * config.evaluation.steps
+    evaluation += _decoding(inputs, full)
     # Judges in other processes cost this machine no FLOPs.
     if here:
         evaluation += _judged(config, judge, prompt, questions, full)
@@ -274,14 +275,14 @@ def cost_of(
     )
 
 
-def _velocity(policy: PipelinePolicy, size: Size, batch: int, *, sent: int) -> Load:
+def _velocity(inputs: Inputs, size: Size, batch: int, *, sent: int) -> Load:
     """Measure an image's share of a velocity, for which so many bytes of weights are sent."""
-    return _per_image(memory.sampling_pass(policy, size=size, batch=batch), batch, sent=sent)
+    return _per_image(memory.sampling_pass(inputs, size=size, batch=batch), batch, sent=sent)
 
 
-def _decoding(policy: PipelinePolicy, size: Size) -> Load:
+def _decoding(inputs: Inputs, size: Size) -> Load:
     """Measure the decoding of an image."""
-    return _per_image(memory.decoding_pass(policy, size=size, batch=1), 1)
+    return _per_image(memory.decoding_pass(inputs, size=size, batch=1), 1)
 
 
 def _per_image(measured: memory.MemoryLedger | memory.JudgeCost, count: int, *, sent: int = 0) -> Load:

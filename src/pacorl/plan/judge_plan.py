@@ -21,8 +21,8 @@ from pacorl.judge_training.examples import Collator, check_answers
 from pacorl.judge_training.judge_config import ComparisonsConfig, JudgeConfig
 from pacorl.judge_training.loop import micro_batches, processes, training_arguments
 from pacorl.judge_training.tuning import parameter_counts, processor_of, source_of, tune
-from pacorl.models.twins import META, model_on_meta
 from pacorl.plan import sources
+from pacorl.plan.generators import META, model_on_meta
 from pacorl.plan.sources import Checkpoint, MissingFile
 from pacorl.records.comparisons import SOURCES, MissingImagesError, comparisons_from, missing_file
 from pacorl.runtime.logbook import check_trackers

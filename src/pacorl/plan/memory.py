@@ -26,10 +26,9 @@ from pacorl.grpo.rollout import transition_at
 from pacorl.io.processor import image_tokens
 from pacorl.judge.judge import InProcessOptions
 from pacorl.models.adapters import adapter_off
-from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Parts
 from pacorl.models.quantize.linear import parameter_count, quantize_model, streamed_bytes, weight_bytes
-from pacorl.models.twins import META, model_on_meta
+from pacorl.plan.generators import META, Inputs, model_on_meta
 from pacorl.types import Size
 
 aten = torch.ops.aten
@@ -284,13 +283,14 @@ def forward_pass(run: Callable[[], object]) -> MemoryLedger:
 # --- passes of a run; peaks are bytes above the resident weights -------------------------------------------------
 
 
-def training_pass(policy: PipelinePolicy, *, sampler: Sampler, batch: int, with_base: bool) -> MemoryLedger:
+def training_pass(inputs: Inputs, *, sampler: Sampler, batch: int, with_base: bool) -> MemoryLedger:
     """Measure one trained step of one micro-batch, forward and backward, without its gradients.
 
     `with_base` adds the base's forward that a KL term needs.
     """
+    policy = inputs.policy
     size = sampler.size
-    conditioning = policy.conditioning_on_meta(size, batch=batch)
+    conditioning = inputs.conditioning(size, batch=batch)
     sigmas = policy.sigmas(sampler.steps, size)
     before = policy.noise(range(batch), size)
     after = policy.noise(range(batch), size)
@@ -312,32 +312,36 @@ def training_pass(policy: PipelinePolicy, *, sampler: Sampler, batch: int, with_
     return ledger
 
 
-def sampling_pass(policy: PipelinePolicy, *, size: Size, batch: int) -> MemoryLedger:
+def sampling_pass(inputs: Inputs, *, size: Size, batch: int) -> MemoryLedger:
     """Measure one forward without gradients, or two if the generator is guided, with the prefix that steps share."""
+    policy = inputs.policy
     x_BNC = policy.noise(range(batch), size)
-    conditioning = policy.conditioning_on_meta(size, batch=batch)
+    conditioning = inputs.conditioning(size, batch=batch)
     sigma_B = torch.empty(batch, device=META)
     return forward_pass(lambda: policy.velocity(x_BNC, sigma_B, policy.with_prefix(conditioning, size), size))
 
 
-def decoding_pass(policy: PipelinePolicy, *, size: Size, batch: int) -> MemoryLedger:
+def decoding_pass(inputs: Inputs, *, size: Size, batch: int) -> MemoryLedger:
     """Measure the VAE's decoder, without tiling."""
+    policy = inputs.policy
     factor = policy.pipeline.vae_scale_factor
     shape = (batch, policy.latent_channels, size.height // factor, size.width // factor)
     codes = torch.empty(shape, device=META, dtype=policy.pipeline.vae.dtype)
     return forward_pass(lambda: policy.decode_codes(codes))
 
 
-def encoding_pass(policy: PipelinePolicy, *, size: Size, prompts: int) -> MemoryLedger:
+def encoding_pass(inputs: Inputs, *, size: Size, prompts: int) -> MemoryLedger:
     """Measure some prompts in the largest encoder, or for edits a source in the VAE's if that has a higher peak."""
-    text = forward_pass(policy.text_pass(size, prompts=prompts))
+    policy = inputs.policy
+    text = forward_pass(inputs.text_pass(size, prompts=prompts))
     if not policy.max_sources:
         return text
-    return max(text, image_encoding_pass(policy, size=size), key=attrgetter("peak"))
+    return max(text, image_encoding_pass(inputs, size=size), key=attrgetter("peak"))
 
 
-def image_encoding_pass(policy: PipelinePolicy, *, size: Size) -> MemoryLedger:
+def image_encoding_pass(inputs: Inputs, *, size: Size) -> MemoryLedger:
     """Measure one image in the VAE's encoder."""
+    policy = inputs.policy
     pixels = torch.empty(1, 3, size.height, size.width, device=META, dtype=policy.pipeline.vae.dtype)
     return forward_pass(lambda: policy.encode_pixels(pixels))
 

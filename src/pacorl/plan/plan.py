@@ -37,11 +37,12 @@ from pacorl.plan.components import (
     Place,
     Row,
     generation_rows,
+    inputs_on_meta,
     judge_scorer,
-    policy_on_meta,
     training_rows,
 )
 from pacorl.plan.cost import CARDS, Card, Cost, cost_of
+from pacorl.plan.generators import Inputs, policy_on_meta
 from pacorl.plan.sources import MissingFile
 from pacorl.plan.work import work_of
 from pacorl.records.leaks import check_leaks
@@ -196,10 +197,10 @@ def plan_policy(config: PolicyConfig, *, world: int | None = None, ask: bool = F
     generator = sources.generator_of(config.model, config.generator)
     judge = sources.judge(config.judge, key="judge")
     held_out_judge = sources.judge(config.evaluation.judge, key="evaluation.judge")
-    policy = policy_on_meta(config, generator.configs)
-    policy.planned_images = sources.planned_images(config, prompts)
+    inputs = inputs_on_meta(config, generator.configs)
+    inputs.images = sources.planned_images(config, prompts)
     for prompt in prompts:
-        policy.size_of(prompt, Size(*config.sampling.size))
+        inputs.policy.size_of(prompt, Size(*config.sampling.size))
 
     # Memory and work, at the largest of the records' sizes if records decide.
     largest = config
@@ -210,7 +211,7 @@ def plan_policy(config: PolicyConfig, *, world: int | None = None, ask: bool = F
     rows = training_rows(
         largest,
         work=work,
-        policy=policy,
+        inputs=inputs,
         judge=judge.configs,
         held_out_judge=held_out_judge.configs,
         prompts=prompts,
@@ -219,7 +220,7 @@ def plan_policy(config: PolicyConfig, *, world: int | None = None, ask: bool = F
     cost = cost_of(
         config,
         work=work,
-        policy=policy,
+        inputs=inputs,
         judge=judge.configs,
         prompts=train,
         evaluated=len(evaluation),
@@ -278,11 +279,11 @@ def plan_generation(
     # The generator, in the shapes of its own or the published configs.
     spec = POLICIES[options.kind]
     generator = sources.generator_of(options, spec)
-    policy = spec.on_meta(options, generator.configs)
-    policy.planned_images = max(policy.planned_images, images)
+    inputs = Inputs.of(policy_on_meta(spec, options, generator.configs))
+    inputs.images = max(inputs.images, images)
     if size is None:
         size = spec.committed.size if options.checkpoint == TINY else SIZE
-    policy.check_size(size)
+    inputs.policy.check_size(size)
 
     judge_files = sources.judge(judge, key="judge")
     scorer = None
@@ -292,7 +293,7 @@ def plan_generation(
         scorer = judge_scorer("judge", judge, judge_files.configs, panel=panel)
 
     # Memory.
-    rows = generation_rows(options, policy, size=policy.nearest_size(size), low=low, judge=scorer)
+    rows = generation_rows(options, inputs, size=inputs.policy.nearest_size(size), low=low, judge=scorer)
     notes = tuple(checkpoint.note for checkpoint in (generator, judge_files) if checkpoint.note)
     return Plan(rows, (*generator.absences, *judge_files.absences), notes, *device())
 

@@ -23,7 +23,7 @@ from pacorl.models.lora import HUB_PATH, PEFT_CONFIG, adapter_file
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.policy import WITHOUT_WEIGHTS, Parts, PolicyOptions
 from pacorl.models.policies.spec import PolicySpec
-from pacorl.models.twins import model_on_meta
+from pacorl.plan.generators import model_on_meta
 from pacorl.records.edits import LANGUAGES
 from pacorl.rewards import build_rewards
 from pacorl.rewards.clip import AESTHETIC_SOURCE, CLIP_L, Aesthetic, ClipEncoder

@@ -19,7 +19,7 @@ from pacorl.models.policies import kind_of
 from pacorl.models.policies.klein import KLEIN, KleinPolicy, tiny_klein
 from pacorl.models.policies.pipeline import pack
 from pacorl.models.quantize.linear import parameter_count
-from pacorl.models.twins import META, model_on_meta
+from pacorl.plan.generators import META, model_on_meta, policy_on_meta
 from pacorl.tiny.characters import character_prompts, vocabulary
 from pacorl.types import Prompt, Size
 
@@ -225,7 +225,7 @@ def test_the_published_architecture_has_the_published_number_of_parameters() -> 
         "vae": 84_046_115,
         "text_encoder": 4_022_468_096,
     }
-    policy = KLEIN.on_meta(KLEIN.options())
+    policy = policy_on_meta(KLEIN, KLEIN.options())
     with META:
         add_lora(policy.transformer, rank=4, alpha=8, targets=policy.lora_targets)
     assert len(adapter_state(policy.transformer)) == 2 * (5 * 12 + 20 * 2)

@@ -11,7 +11,7 @@ from pacorl.grpo.rollout import denoise
 from pacorl.models.policies import kind_of
 from pacorl.models.policies.pipeline import PipelinePolicy, pack
 from pacorl.models.policies.sd3 import SD3, tiny_sd3
-from pacorl.models.twins import model_on_meta
+from pacorl.plan.generators import model_on_meta
 from pacorl.tiny.characters import character_prompts, vocabulary
 from pacorl.types import Size
 

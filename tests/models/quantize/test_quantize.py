@@ -22,7 +22,7 @@ from pacorl.judge.local import LocalJudge
 from pacorl.models.adapters import add_lora
 from pacorl.models.policies.flux import FLUX, tiny_flux
 from pacorl.models.quantize.linear import QuantizedLinear, parameter_count, quantize_model, weight_bytes
-from pacorl.models.twins import META
+from pacorl.plan.generators import META
 from pacorl.plan.memory import MemoryLedger
 from pacorl.types import Prompt, Question, Size
 

@@ -31,7 +31,7 @@ from pacorl.models.quantize.linear import (
     weight_bytes,
 )
 from pacorl.models.quantize.streaming import Arena, WeightStream
-from pacorl.models.twins import META
+from pacorl.plan.generators import META
 from pacorl.plan.memory import MemoryLedger
 from pacorl.types import Prompt, Question, Size
 

@@ -9,8 +9,7 @@ pipeline does it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -194,21 +193,6 @@ class KleinPolicy(PipelinePolicy):
             return predicted[:, : x_BNC.shape[1]]
 
         return guided(read, scale=self.options.guidance_scale)
-
-    def text_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
-        return {"tokens": (self.options.max_sequence_length, self.pipeline.transformer.config.joint_attention_dim)}
-
-    def text_pass(self, size: Size, *, prompts: int) -> Callable[[], Any]:
-        length = self.options.max_sequence_length
-        ids = torch.zeros(prompts, length, device=self.device, dtype=torch.long)
-        # The full mask: building it from a row would read values of meta tensors.
-        mask = torch.ones(prompts, 1, length, length, device=self.device, dtype=torch.bool)
-        encoder = self.pipeline.text_encoder
-        return partial(encoder, ids, attention_mask=mask, output_hidden_states=True, use_cache=False)
-
-    def source_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
-        count = self.planned_images * math.prod(self.token_grid(size))
-        return {"source": (count, 4 * self.latent_channels), "source_ids": (count, 4)}
 
 
 def position_ids(

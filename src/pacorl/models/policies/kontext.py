@@ -84,9 +84,6 @@ class KontextPolicy(FluxPolicy):
         image = stitch(images, size) if prompt.references else images[0]
         return {"source": self.encode_image(image, size)}
 
-    def source_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
-        return {"source": (math.prod(self.token_grid(size)), 4 * self.latent_channels)}
-
 
 def tiny_kontext(flux: Any) -> FluxKontextPipeline:
     """FLUX.1-Kontext-dev in small: a FLUX pipeline's components, which it then shares."""

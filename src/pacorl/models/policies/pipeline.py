@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -32,7 +32,7 @@ from pacorl.types import Conditioning, Prompt, Size
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pacorl.models.policies.policy import Parts, PolicyOptions, TrainingShift
+    from pacorl.models.policies.policy import PolicyOptions, TrainingShift
 
 JOINT_ATTENTION = (
     "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
@@ -128,8 +128,6 @@ class PipelinePolicy:
         self.record_sizes = record_sizes
         self.transformer: nn.Module = pipeline.transformer
         self.token_pixels: int = self.patch * pipeline.vae_scale_factor
-        self.planned_images = 0 if self.source_optional else min(1, self.max_sources)
-        """Number of sources and references per prompt in the memory plan."""
         for component in pipeline.components.values():
             if isinstance(component, nn.Module):
                 component.requires_grad_(False).eval()
@@ -137,11 +135,6 @@ class PipelinePolicy:
     @classmethod
     def components_from(cls, source: str) -> dict[str, Any]:
         """Load the components of a checkpoint in forms unknown to diffusers."""
-        return {}
-
-    @classmethod
-    def components_on_meta(cls, configs: Parts) -> dict[str, Any]:
-        """Build components without weights that the policy also needs on the meta device."""
         return {}
 
     @property
@@ -424,35 +417,6 @@ class PipelinePolicy:
         codes = codes_BCHW.to(vae.dtype) / vae.config.scaling_factor + vae.config.shift_factor
         pixels: Tensor = vae.decode(codes, return_dict=False)[0]
         return pixels
-
-    def text_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of `encode_texts` for one text; `size` matters if the text encoder sees the source."""
-        # CLIP's tokens precede T5's in one sequence.
-        config: Any = self.pipeline.transformer.config
-        length = self.clip_tokens + self.options.max_sequence_length
-        return {"tokens": (length, config.joint_attention_dim), "pooled": (config.pooled_projection_dim,)}
-
-    def source_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of `encode_sources` for `planned_images` images of the generated size."""
-        tokens = self.planned_images * math.prod(self.token_grid(size))
-        return {"source": (tokens, self.patch**2 * self.latent_channels)}
-
-    def text_pass(self, size: Size, *, prompts: int) -> Callable[[], Any]:
-        """Prepare a pass of the largest text encoder over this number of prompts."""
-        ids = torch.zeros(prompts, self.options.max_sequence_length, device=self.device, dtype=torch.long)
-        return partial(getattr(self.pipeline, self.long_encoder), ids)
-
-    def conditioning_on_meta(self, size: Size, *, batch: int) -> Conditioning:
-        """Build the batch of `encode` and `collate` for `batch` prompts, as empty tensors."""
-        shapes = self.text_shapes(size)
-        if self.options.negative_text is not None:
-            shapes |= {f"negative_{name}": shape for name, shape in shapes.items()}
-        if self.planned_images:
-            shapes |= self.source_shapes(size)
-        dtype = self.pipeline.vae.dtype
-        return Conditioning(
-            {name: torch.empty(batch, *shape, device=self.device, dtype=dtype) for name, shape in shapes.items()}
-        )
 
 
 @dataclass(frozen=True, slots=True)

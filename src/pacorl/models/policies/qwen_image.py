@@ -12,7 +12,7 @@ image has the config's size.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from pacorl.io.images import open_image, upright_size
 from pacorl.models import twins
 from pacorl.models.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, by_layout, check_area, guided, pack
-from pacorl.models.policies.policy import Parts, TrainingShift, TrueGuidance
+from pacorl.models.policies.policy import TrainingShift, TrueGuidance
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import Conditioning, Prompt, Size
 
@@ -37,9 +37,6 @@ SIDE = 32
 """Divisor of an image's sides in pixels, by the pipelines' rule."""
 CONDITION_AREA = 384 * 384
 """Area of a source for the text encoder of Plus; less if the generated image is smaller."""
-INSTRUCTION_TOKENS = 128
-"""Tokens of an edit's text in the memory plan: an instruction of a few sentences, and the template's rest."""
-
 LORA_TARGETS = (
     *JOINT_ATTENTION,
     "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2",
@@ -166,24 +163,6 @@ class QwenImagePolicy(PipelinePolicy):
         pixels: Tensor = self.pipeline.vae.decode(codes * std + mean, return_dict=False)[0][:, :, 0]
         return pixels
 
-    def text_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
-        # A source's tokens are among the text's.
-        return {"tokens": (self._text_length(size), self.pipeline.transformer.config.joint_attention_dim)}
-
-    def _text_length(self, size: Size) -> int:
-        """Tokens of a prompt when memory is planned."""
-        return int(self.options.max_sequence_length)
-
-    def text_pass(self, size: Size, *, prompts: int) -> Callable[[], Any]:
-        encoder = self.pipeline.text_encoder
-        # Without the vision tower: it reads the values of its images' grids, which meta tensors do not have.
-        language, tokens = encoder.model.language_model, self._text_length(size)
-        embedded = torch.empty(prompts, tokens, language.config.hidden_size, device=self.device, dtype=encoder.dtype)
-        positions = torch.zeros(3, prompts, tokens, device=self.device, dtype=torch.long)  # of time, row and column
-        return partial(
-            language, inputs_embeds=embedded, position_ids=positions, use_cache=False, output_hidden_states=True
-        )
-
 
 class QwenEditPolicy(QwenImagePolicy):
     """A `QwenImageEditPipeline` behind the policy seam."""
@@ -200,13 +179,6 @@ class QwenEditPolicy(QwenImagePolicy):
         from pacorl.io.processor import load_processor
 
         return {"processor": load_processor(source, subfolder="processor")}
-
-    @classmethod
-    def components_on_meta(cls, configs: Parts) -> dict[str, Any]:
-        """Build the image processor, which determines the number of tokens of a source."""
-        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-        return {"processor": Qwen2VLImageProcessorPil(**configs["processor"])}
 
     @classmethod
     def check_sides(cls, size: Size, *, step: int) -> None:
@@ -270,15 +242,6 @@ class QwenEditPolicy(QwenImagePolicy):
         mean, std = self._code_scale(codes)
         tokens: Tensor = pack(((codes - mean) / std)[:, :, 0], patch=self.patch)
         return tokens
-
-    def _text_length(self, size: Size) -> int:
-        from pacorl.io.processor import image_tokens
-
-        # A square source: other shapes of the area have nearly as many tokens.
-        side = max(1, round(min(self.condition_area, size.height * size.width) ** 0.5))
-        options = self.pipeline.processor.to_dict()
-        tokens = image_tokens(Size(side, side), options.get("image_processor", options))
-        return self.planned_images * tokens + INSTRUCTION_TOKENS
 
 
 class QwenEditPlusPolicy(QwenEditPolicy):

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from pacorl.io.images import as_rgb
 from pacorl.models import twins
 from pacorl.models.policies.pipeline import MixedConditioning, by_layout, check_multiple, guided, nearest_multiple
-from pacorl.models.policies.policy import Parts, PolicyOptions, TrueGuidance
+from pacorl.models.policies.policy import PolicyOptions, TrueGuidance
 from pacorl.models.policies.qwen_image import QwenEditPolicy, processor_of
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import Conditioning, Prompt, Size
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 
 SLOT = 2
 """Side in tokens of the part of an image that takes one token of the text encoder."""
-TEXT_TOKENS = 512
-"""Tokens of a text in the memory plan: texts are read whole."""
-
 LORA_TARGETS = (
     "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "img_mlp.proj", "img_mlp.gate_layer", "img_mlp.out",
 )  # fmt: skip
@@ -88,11 +85,6 @@ class QwenImage21Policy(QwenEditPolicy):
             )
         super().__init__(pipeline, options, record_sizes=record_sizes)
         share_prefix(pipeline.transformer)
-
-    @classmethod
-    def components_on_meta(cls, configs: Parts) -> dict[str, Any]:
-        """Build the processor with a tokenizer of the template alone, which the pipeline reads at once."""
-        return {"processor": processor_of([], configs["processor"])}
 
     @classmethod
     def check_sides(cls, size: Size, *, step: int) -> None:
@@ -189,31 +181,6 @@ class QwenImage21Policy(QwenEditPolicy):
             )
 
         return guided(read, scale=self.options.true_cfg_scale)
-
-    def text_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
-        return {"tokens": (self._text_length(size), self.pipeline.transformer.config.context_in_dim)}
-
-    def source_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
-        return super().source_shapes(size) | {"source_grid": (self.planned_images, 3)}
-
-    def _text_length(self, size: Size) -> int:
-        return self.planned_images * self._slots(size) + TEXT_TOKENS
-
-    def _slots(self, size: Size) -> int:
-        """Count the text encoder's tokens of an image."""
-        rows, cols = self.token_grid(size)
-        return rows * cols // SLOT**2
-
-    def conditioning_on_meta(self, size: Size, *, batch: int) -> Conditioning:
-        """Build the conditioning of one prompt, for all rows."""
-        planned = super().conditioning_on_meta(size, batch=1)
-        if not self.planned_images:
-            return planned
-        grid = self.token_grid(size)
-        source_grid = []
-        for image in range(self.planned_images):
-            source_grid.append((image * self._slots(size), *grid))
-        return Conditioning({**planned.tensors, "source_grid": torch.tensor([source_grid])})
 
 
 def prompt_tokens(conditioning: Conditioning, name: str) -> PromptTokens:

@@ -5,7 +5,6 @@ To add a generator, write one file with its options, its policy and its spec, an
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +15,7 @@ from pacorl.config.base import validated
 from pacorl.core.devices import check_compiled, check_dtype
 from pacorl.io.documents import read_object
 from pacorl.io.quiet import quiet
-from pacorl.models.policies.policy import CLASS_KEYS, WITHOUT_WEIGHTS, Parts, PolicyOptions
+from pacorl.models.policies.policy import Parts, PolicyOptions
 from pacorl.models.quantize import NONE
 from pacorl.types import TINY, Grid, Prompt, Size
 
@@ -313,32 +312,3 @@ class PolicySpec:
     def over(self, pipeline: Any, *, record_sizes: bool = False, **options: Any) -> PipelinePolicy:
         """Wrap a loaded pipeline as a policy."""
         return self.policy(pipeline, self.options.model_validate(options), record_sizes=record_sizes)
-
-    def on_meta(
-        self, options: PolicyOptions, configs: Parts | None = None, *, record_sizes: bool = False
-    ) -> PipelinePolicy:
-        """Build the policy without weights or tokenizers, on the meta device; by default from the published configs."""
-        import torch
-
-        from pacorl.models.twins import META, model_of, model_on_meta
-
-        # Components without weights.
-        configs = configs or self.parts
-        components: dict[str, Any] = {"scheduler": model_of(self.parts["scheduler"])}
-        for name in configs.keys() - WITHOUT_WEIGHTS:
-            # The published class: a checkpoint's config.json may lack it.
-            classes = {}
-            for key in CLASS_KEYS:
-                if key in self.parts[name]:
-                    classes[key] = self.parts[name][key]
-
-            components[name] = model_on_meta({**configs[name], **classes}, dtype=getattr(torch, options.dtype))
-        components |= self.policy.components_on_meta(configs)
-
-        # The pipeline; absent components are None.
-        pipeline = self.pipeline_type
-        absent = [name for name in inspect.signature(pipeline).parameters if name not in components]
-        policy = self.policy(pipeline(**components, **dict.fromkeys(absent)), options, record_sizes=record_sizes)
-        policy.place_encoders(META)
-        policy.place_transformer(META)
-        return policy
