@@ -12,7 +12,7 @@ SHELL := /bin/bash
 
 VENV := .venv
 VERSIONS := .venv-versions
-VERSION_TESTS := tests/core tests/config tests/io tests/models/test_lora.py tests/models/test_adapters.py tests/models/quantize tests/runtime tests/report/test_page.py \
+VERSION_TESTS := tests/core tests/config tests/io tests/models/test_lora.py tests/models/test_adapters.py tests/models/test_int8.py tests/models/test_streaming.py tests/runtime tests/report/test_page.py \
 	tests/judge tests/grpo/test_trainer.py
 BIN := $(VENV)/bin
 RUN := $(VENV)/.pacorl-run

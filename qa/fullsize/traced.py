@@ -41,11 +41,10 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.run import Run
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.judge.judge import InProcessOptions
+from pacorl.models.int8 import WeightStream, quantize_model, weight_bytes
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.flux import FLUX
 from pacorl.models.policies.pipeline import PipelinePolicy
-from pacorl.models.quantize.linear import quantize_model, weight_bytes
-from pacorl.models.quantize.streaming import WeightStream
 from pacorl.plan.components import PHASES, Phase
 from pacorl.plan.generators import META, model_on_meta
 from pacorl.plan.plan import Plan, plan_policy

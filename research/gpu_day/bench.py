@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 
 from pacorl.config import base as configs
+from pacorl.core.devices import NONE
 from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION
 from pacorl.core.sampler import Sampler, Tree
 from pacorl.grpo import builders
@@ -21,7 +22,6 @@ from pacorl.grpo.update import PolicyLoss, update_policy
 from pacorl.models.adapters import MovingAverage, adapter_state
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Parts, Policy
-from pacorl.models.quantize import NONE
 from pacorl.models.twins import random_weight
 from pacorl.plan import sources
 from pacorl.plan.components import inputs_on_meta, training_rows

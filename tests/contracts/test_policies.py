@@ -26,10 +26,10 @@ from pacorl.grpo.builders import check_adapter
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.models.adapters import adapter_state, add_lora, load_lora
+from pacorl.models.int8 import parameter_count
 from pacorl.models.lora import read_lora, save_lora
 from pacorl.models.policies import POLICIES, kind_of, qwen_image
 from pacorl.models.policies.pipeline import PipelinePolicy, guided
-from pacorl.models.quantize.linear import parameter_count
 from pacorl.plan import memory, sources
 from pacorl.plan.generators import Inputs, policy_on_meta
 from pacorl.plan.plan import plan_policy

@@ -29,7 +29,7 @@ from pacorl.core.objectives import RATIO_DEVIATION
 from pacorl.grpo.scoring import torch_context
 from pacorl.grpo.start import checkpoints
 from pacorl.judge.local import LocalJudge
-from pacorl.models.quantize.linear import quantize_model
+from pacorl.models.int8 import quantize_model
 
 ROOT = Path(__file__).parents[2]
 SIDE = 64

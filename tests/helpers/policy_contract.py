@@ -17,10 +17,10 @@ from torch import nn
 
 from pacorl.grpo.builders import check_adapter
 from pacorl.models.adapters import add_lora
+from pacorl.models.int8 import parameter_count
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.spec import PolicySpec
-from pacorl.models.quantize.linear import parameter_count
 from pacorl.plan.generators import policy_on_meta
 from pacorl.testing import assert_close, check_policy, endpoints, run_pipeline
 from pacorl.types import Prompt, Size

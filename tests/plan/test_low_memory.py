@@ -12,7 +12,7 @@ from pacorl.cli import app
 from pacorl.config.base import load
 from pacorl.generate.generator import Generator
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.models.quantize.linear import streamed_bytes
+from pacorl.models.int8 import streamed_bytes
 from pacorl.plan.plan import Plan, plan_policy
 from pacorl.types import Prompt
 

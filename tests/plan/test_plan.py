@@ -25,11 +25,11 @@ from pacorl.grpo.builders import read_prompts
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.console import PlainConsole
 from pacorl.models.adapters import MovingAverage, adapter_state, add_lora
+from pacorl.models.int8 import parameter_count
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.flux import FLUX, FluxPolicy, tiny_flux
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import PolicyOptions
-from pacorl.models.quantize.linear import parameter_count
 from pacorl.models.twins import tiny_judge
 from pacorl.plan import components, memory, sources
 from pacorl.plan.generators import META, Inputs, model_on_meta, policy_on_meta

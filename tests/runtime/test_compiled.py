@@ -8,6 +8,7 @@ from edit_twins import drawn
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
+from pacorl.core.devices import INT8, NONE
 from pacorl.core.objectives.grpo_clip import GrpoClip
 from pacorl.core.sampler import Sampler, Tree
 from pacorl.grpo.conditioning import ConditioningCache
@@ -15,9 +16,8 @@ from pacorl.grpo.rollout import Draw, collect
 from pacorl.grpo.rows import Row
 from pacorl.grpo.update import PolicyLoss, update_policy
 from pacorl.models.adapters import adapter_state, add_lora
+from pacorl.models.int8 import quantize_model
 from pacorl.models.policies.flux import FLUX, FluxPolicy, tiny_flux, tiny_flux_transformer
-from pacorl.models.quantize import INT8, NONE
-from pacorl.models.quantize.linear import quantize_model
 from pacorl.runtime.compiled import GRAPHS, compile_blocks
 from pacorl.runtime.processes import Runtime
 from pacorl.tiny.characters import character_prompts, vocabulary

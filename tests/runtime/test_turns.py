@@ -16,7 +16,7 @@ from pacorl.core.transfer import warn_of_pageable
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import check_division
 from pacorl.grpo.trainer import PolicyTrainer
-from pacorl.models.quantize.streaming import Arena
+from pacorl.models.int8 import Arena
 from pacorl.plan.generators import META
 from pacorl.runtime.turns import Turns
 

@@ -9,7 +9,7 @@ import os
 import subprocess
 from importlib.util import find_spec
 from shutil import which
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from pacorl.types import TINY, TINY_EDITS
 
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     import torch
 
 APPLE = "mps"
+NONE: Final = "none"
+INT8: Final = "int8"
+Quantization = Literal["none", "int8"]
+"""Form of a model's frozen weights."""
 
 
 def available_device() -> str:
@@ -87,3 +91,9 @@ def widest_float(device: torch.device) -> torch.dtype:
     import torch
 
     return torch.float32 if device.type == APPLE else torch.float64
+
+
+def check_quantization(name: str) -> None:
+    """Raise ValueError for an unknown form of frozen weights."""
+    if name not in get_args(Quantization):
+        raise ValueError(f"there is no quantisation {name!r}, only {' and '.join(get_args(Quantization))}")

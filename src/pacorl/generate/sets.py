@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from PIL.Image import Image
 
 from pacorl import __version__
+from pacorl.core.devices import NONE
 from pacorl.core.grid import split
 from pacorl.core.set_scores import Statistic, set_score, tied_groups
 from pacorl.generate.generated_images import GeneratedImage, Judged, Recipe
@@ -32,7 +33,6 @@ from pacorl.judge.pairwise import (
     mean_over_dimensions,
     texts_about,
 )
-from pacorl.models.quantize import NONE
 from pacorl.rewards.consistency import Consistency
 from pacorl.types import Prompt, Verdict
 

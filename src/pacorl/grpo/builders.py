@@ -15,6 +15,7 @@ from torch import nn
 from pacorl.config.base import ConfigError
 from pacorl.config.reward_section import RewardConfig
 from pacorl.config.user_files import FAULTS
+from pacorl.core.devices import NONE
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
@@ -27,7 +28,6 @@ from pacorl.models.adapters import add_lora, start_from
 from pacorl.models.policies import build_policy
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Policy
-from pacorl.models.quantize import NONE
 from pacorl.records.leaks import check_leaks
 from pacorl.records.prompts import prompts_from
 from pacorl.rewards import asks_judge, build_rewards, check_rewards, has_parts

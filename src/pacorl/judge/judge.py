@@ -15,8 +15,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from pydantic import model_validator
 
 from pacorl.config.base import Positive, Section
+from pacorl.core.devices import NONE, Quantization
 from pacorl.io.files import digest
-from pacorl.models.quantize import NONE, Quantization
 from pacorl.types import Chat, Question, Verdict
 
 WORDS = (("Yes",), ("No",))

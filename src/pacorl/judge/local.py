@@ -18,7 +18,7 @@ import torch
 from pydantic import model_validator
 from torch import Tensor, nn
 
-from pacorl.core.devices import available_device, best_dtype, check_dtype
+from pacorl.core.devices import NONE, available_device, best_dtype, check_dtype, check_quantization
 from pacorl.core.questions import text_fault
 from pacorl.io.documents import read_object
 from pacorl.io.hub import check_checkpoint, checkpoint_digest, local_file
@@ -28,8 +28,7 @@ from pacorl.judge.judge import VARIANTS, WORDS, InProcessOptions, JudgeSpec
 from pacorl.judge.pairwise import both_orders
 from pacorl.judge.prompting import ChatPrompt, Prompting
 from pacorl.judge.sharing import SharedForward, can_share, packed, prefix_forest
-from pacorl.models.quantize import NONE, check_quantization
-from pacorl.models.quantize.linear import quantize_model
+from pacorl.models.int8 import quantize_model
 from pacorl.tiny import CHECKPOINTS
 from pacorl.types import TINY, TINY_EDITS, Chat, Question, Verdict
 

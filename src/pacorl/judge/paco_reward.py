@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pacorl.core.devices import NONE
 from pacorl.io.images import as_rgb
 from pacorl.io.remote import open_source
 from pacorl.judge import judge_from
 from pacorl.judge.calibration import read_calibration
 from pacorl.judge.score_set import questions_about, score_set
 from pacorl.judge.scores import Scores
-from pacorl.models.quantize import NONE
 from pacorl.types import TINY, TINY_EDITS, Question
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ import torch
 
 from pacorl.character_training.character_config import CharacterConfig
 from pacorl.config.base import ConfigError
+from pacorl.core.devices import NONE
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.sampler import Sampler
 from pacorl.grpo.builders import add_adapter
@@ -22,10 +23,9 @@ from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.judge.judge import InProcessOptions
 from pacorl.models.adapters import adapter_state
+from pacorl.models.int8 import parameter_count, streamed_bytes, weight_bytes
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Parts, PolicyOptions
-from pacorl.models.quantize import NONE
-from pacorl.models.quantize.linear import parameter_count, streamed_bytes, weight_bytes
 from pacorl.plan import generators, memory
 from pacorl.plan.generators import META, Inputs, model_on_meta
 from pacorl.plan.sources import clip_encoders, clip_parts

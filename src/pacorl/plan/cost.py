@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pacorl.core.devices import NONE
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.net import is_url
 from pacorl.judge.http import HttpOptions
 from pacorl.judge.http.endpoints import load_endpoints
 from pacorl.judge.judge import InProcessOptions
+from pacorl.models.int8 import streamed_bytes
 from pacorl.models.policies.policy import Parts
-from pacorl.models.quantize import NONE
-from pacorl.models.quantize.linear import streamed_bytes
 from pacorl.plan import memory, sources
 from pacorl.plan.generators import Inputs
 from pacorl.plan.work import Work

@@ -26,8 +26,8 @@ from pacorl.grpo.rollout import transition_at
 from pacorl.io.processor import image_tokens
 from pacorl.judge.judge import InProcessOptions
 from pacorl.models.adapters import adapter_off
+from pacorl.models.int8 import parameter_count, quantize_model, streamed_bytes, weight_bytes
 from pacorl.models.policies.policy import Parts
-from pacorl.models.quantize.linear import parameter_count, quantize_model, streamed_bytes, weight_bytes
 from pacorl.plan.generators import META, Inputs, model_on_meta
 from pacorl.types import Size
 

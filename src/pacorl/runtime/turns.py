@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from pacorl.models.quantize.streaming import Arena
+from pacorl.models.int8 import Arena
 
 
 @runtime_checkable

@@ -15,10 +15,10 @@ from PIL import Image
 
 from pacorl.grpo.rollout import denoise
 from pacorl.models.adapters import adapter_state, add_lora
+from pacorl.models.int8 import parameter_count
 from pacorl.models.policies import kind_of
 from pacorl.models.policies.klein import KLEIN, KleinPolicy, tiny_klein
 from pacorl.models.policies.pipeline import pack
-from pacorl.models.quantize.linear import parameter_count
 from pacorl.plan.generators import META, model_on_meta, policy_on_meta
 from pacorl.tiny.characters import character_prompts, vocabulary
 from pacorl.types import Prompt, Size

@@ -20,13 +20,13 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from pacorl.core.batches import in_batches
+from pacorl.core.devices import NONE
 from pacorl.core.transfer import to_device
 from pacorl.io.images import MAX_PIXELS
 from pacorl.io.quiet import quiet
 from pacorl.models.adapters import has_sharded
+from pacorl.models.int8 import quantize_model
 from pacorl.models.policies.policy import check_references
-from pacorl.models.quantize import NONE
-from pacorl.models.quantize.linear import quantize_model
 from pacorl.types import Conditioning, Prompt, Size
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 from pydantic import Field, model_validator
 
 from pacorl.config.base import Section
-from pacorl.models.quantize import NONE, Quantization
+from pacorl.core.devices import NONE, Quantization
 from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pacorl.config.base import validated
-from pacorl.core.devices import check_compiled, check_dtype
+from pacorl.core.devices import NONE, check_compiled, check_dtype
 from pacorl.io.documents import read_object
 from pacorl.io.quiet import quiet
 from pacorl.models.policies.policy import Parts, PolicyOptions
-from pacorl.models.quantize import NONE
 from pacorl.types import TINY, Grid, Prompt, Size
 
 if TYPE_CHECKING:

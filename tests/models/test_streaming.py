@@ -21,16 +21,17 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import check_division
 from pacorl.grpo.trainer import train_policy
 from pacorl.judge.local import LocalJudge
-from pacorl.models.policies.flux import FLUX
-from pacorl.models.quantize.linear import (
+from pacorl.models.int8 import (
+    Arena,
     QuantizedLinear,
     StreamedLinear,
+    WeightStream,
     parameter_count,
     quantize_model,
     streamed_bytes,
     weight_bytes,
 )
-from pacorl.models.quantize.streaming import Arena, WeightStream
+from pacorl.models.policies.flux import FLUX
 from pacorl.plan.generators import META
 from pacorl.plan.memory import MemoryLedger
 from pacorl.types import Prompt, Question, Size

@@ -20,8 +20,8 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import train_policy
 from pacorl.judge.local import LocalJudge
 from pacorl.models.adapters import add_lora
+from pacorl.models.int8 import QuantizedLinear, parameter_count, quantize_model, weight_bytes
 from pacorl.models.policies.flux import FLUX, tiny_flux
-from pacorl.models.quantize.linear import QuantizedLinear, parameter_count, quantize_model, weight_bytes
 from pacorl.plan.generators import META
 from pacorl.plan.memory import MemoryLedger
 from pacorl.types import Prompt, Question, Size
