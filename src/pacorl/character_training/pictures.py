@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from PIL import Image, ImageOps
 
 from pacorl.character_training.character_config import CharacterConfig
-from pacorl.io.documents import read_text
+from pacorl.io.documents import read_jsonl, read_text
 from pacorl.io.files import digest
 from pacorl.io.images import open_image
 from pacorl.judge.judge import ChatJudge, Judge
@@ -20,12 +24,23 @@ from pacorl.types import Chat, Prompt, Size
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
+logger = logging.getLogger(__name__)
+
 LEAST = 3
 """Fewest images to train on."""
 MOST = 200
 """Most images to train on: all are in memory as latents."""
 HELD_OUT_FROM = 5
 """Fewest images of which one is held out."""
+COPY = 0.75
+"""Largest mean difference, of 255, between the thumbnails of a picture and a copy. JPEG at quality 75 makes 0.4,
+another pose of a drawn character 1.8."""
+METADATA = "metadata.jsonl"
+"""Table of captions by `file_name`, as Hugging Face's image folders have it."""
+PLACEHOLDER = re.compile(r"\[(trigger|name)\]|\{trigger\}|<trigger>", re.IGNORECASE)
+"""The trigger word in captions of other tools."""
 QUESTION = (
     "Caption this picture in at most 25 words: the pose and action, the place, the light and the framing. "
     "Neither name nor describe the character itself. Answer with the caption alone."
@@ -84,13 +99,17 @@ def read_pictures(config: CharacterConfig) -> PictureSet:
     trigger = config.trigger or character.name
     subject = f"{trigger}, {character.text}"
     pictures = [Picture(path, caption_of(path, subject, trigger=trigger)) for path in character.images]
+    named = ", ".join(path.name for path in uncaptioned(character.images))
+    if named:
+        logger.warning("without a caption, so trained on as %r: %s", subject, named)
 
-    # The last images in equal distances, so that a series of one scene is not held out whole.
-    held_out = []
-    if len(pictures) >= HELD_OUT_FROM and config.held_out:
-        count = min(max(1, round(config.held_out * len(pictures))), len(pictures) - LEAST)
-        stride = len(pictures) // count
-        held_out = pictures[stride - 1 :: stride][:count]
+    # The last scenes in equal distances, so that a series of one scene is not held out whole.
+    held_out: list[Picture] = []
+    scenes = together(pictures)
+    if len(scenes) >= HELD_OUT_FROM and config.held_out:
+        count = min(max(1, round(config.held_out * len(scenes))), len(scenes) - LEAST)
+        stride = len(scenes) // count
+        held_out = list(chain.from_iterable(scenes[stride - 1 :: stride][:count]))
 
     train = [picture for picture in pictures if picture not in held_out]
     if config.flip:
@@ -98,26 +117,56 @@ def read_pictures(config: CharacterConfig) -> PictureSet:
     return PictureSet(subject, tuple(train), tuple(held_out))
 
 
-def caption_of(path: Path, subject: str, *, trigger: str) -> str:
-    """Read the caption from the image's .txt file; without one it is the subject.
+def together(pictures: Sequence[Picture]) -> list[list[Picture]]:
+    """Group the copies of a picture, also saved again in another form or size: a split keeps them on one side."""
+    groups: list[tuple[NDArray[np.int16], list[Picture]]] = []
+    for picture in pictures:
+        # In grey, since JPEG keeps half of the colours' resolution.
+        small = open_image(picture.path).convert("L").resize((16, 16), Image.Resampling.BOX)
+        thumbnail = np.asarray(small, dtype=np.int16)
+        for known, group in groups:
+            if np.abs(thumbnail - known).mean() <= COPY:
+                group.append(picture)
+                break
+        else:
+            groups.append((thumbnail, [picture]))
+    return [group for _, group in groups]
 
-    The subject goes before a caption without the trigger word, which would teach the character no name.
+
+def caption_of(path: Path, subject: str, *, trigger: str) -> str:
+    """Read a picture's caption; without one it is the subject.
+
+    A placeholder of other tools (`[trigger]`) is replaced by the trigger word. The subject goes before a caption
+    without that word, which would teach the character no name.
 
     Raises:
-        ValueError: if the file is empty.
+        ValueError: if its file is empty.
     """
-    file = path.with_suffix(".txt")
-    if not file.is_file():
+    file, text = _caption(path)
+    if file is None:
         return subject
-    caption = " ".join(read_text(file).split())
+    caption = PLACEHOLDER.sub(lambda match: trigger, " ".join(text.split()))
     if not caption:
         raise ValueError(f"{file} is empty; write the caption of {path.name} into it, or delete it")
-    return caption if trigger.casefold() in caption.casefold() else f"{subject}, {caption}"
+    is_named = re.search(rf"(?<!\w){re.escape(trigger)}(?!\w)", caption, re.IGNORECASE)
+    return caption if is_named else f"{subject}, {caption}"
+
+
+def _caption(path: Path) -> tuple[Path | None, str]:
+    """Read a picture's caption where trainers write it: the file and the text; no file without one."""
+    for file in (path.with_suffix(".txt"), path.with_suffix(".caption"), path.with_name(f"{path.name}.txt")):
+        if file.is_file():
+            return file, read_text(file)
+    table = path.with_name(METADATA)
+    for row in read_jsonl(table) if table.is_file() else ():
+        if row.get("file_name") == path.name:
+            return table, next((str(row[key]) for key in ("text", "caption", "prompt") if row.get(key)), "")
+    return None, ""
 
 
 def uncaptioned(images: Sequence[Path]) -> list[Path]:
     """List the images without a caption."""
-    return [path for path in images if not path.with_suffix(".txt").is_file()]
+    return [path for path in images if _caption(path)[0] is None]
 
 
 def describe_picture(path: Path, judge: Judge) -> str:
