@@ -238,7 +238,8 @@ def run_pipeline(
     image_size = policy.size_of(prompt, size)
     # Its own transformer of the same weights, without the policy's changes.
     pipeline = copy.copy(policy.pipeline)
-    transformer = type(pipeline.transformer).from_config(pipeline.transformer.config).eval()
+    transformer = type(pipeline.transformer).from_config(pipeline.transformer.config)
+    transformer.to(pipeline.transformer.dtype).eval()
     transformer.load_state_dict(pipeline.transformer.state_dict())
     pipeline.transformer = transformer
     settings: dict[str, Any] = {

@@ -33,7 +33,7 @@ from pacorl.models.policies.pipeline import PipelinePolicy, guided
 from pacorl.plan import memory, sources
 from pacorl.plan.generators import Inputs, policy_on_meta
 from pacorl.plan.plan import plan_policy
-from pacorl.testing import check_policy
+from pacorl.testing import check_policy, endpoints, run_pipeline
 from pacorl.tiny.characters import character_prompts, vocabulary
 from pacorl.types import Conditioning, Prompt, Size
 
@@ -159,6 +159,31 @@ def test_without_noise_the_loop_is_the_pipeline(kind: str, job: Job, dynamic: bo
     scheduler = type(policy.pipeline.scheduler).from_config(config)
     policy.pipeline = type(policy.pipeline)(**{**policy.pipeline.components, "scheduler": scheduler})
     check_policy(policy, [job.prompt], AREA)
+
+
+@ROLES
+def test_in_bf16_timesteps_round_as_the_pipeline_s(kind: str, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = copy.deepcopy(job.policy.pipeline)
+    pipeline.transformer = copy.deepcopy(job.policy.transformer)
+    pipeline.to(torch.bfloat16)
+    policy: Any = POLICIES[kind].over(pipeline, dtype="bfloat16", **settings_of(POLICIES[kind]))
+    monkeypatch.setattr("pacorl.testing.STEPS", 12)
+    ours: list[Tensor] = []
+    theirs: list[Tensor] = []
+
+    def recorded(function: Callable[..., Any], seen: list[Tensor]) -> Callable[..., Any]:
+        def call(*args: Any, **inputs: Any) -> Any:
+            seen.append(inputs["timestep"][:1].clone())
+            return function(*args, **inputs)
+
+        return call
+
+    monkeypatch.setattr(policy, "predict", recorded(policy.predict, ours))
+    endpoints(policy, [job.prompt], AREA)
+    transformer = type(pipeline.transformer)
+    monkeypatch.setattr(transformer, "forward", recorded(transformer.forward, theirs))
+    run_pipeline(policy, job.prompt, AREA, output_type="latent")
+    assert torch.equal(torch.cat(ours).unique(), torch.cat(theirs).unique())
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pacorl.core.transfer import to_device
 from pacorl.models import twins
-from pacorl.models.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, guided
+from pacorl.models.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, guided, timestep_for
 from pacorl.models.policies.policy import TrainingShift, TrueGuidance
 from pacorl.models.policies.spec import PolicySpec, TinyCheckpoint
 from pacorl.tiny import CHECKPOINTS
@@ -84,7 +84,7 @@ class FluxPolicy(PipelinePolicy):
         def read(prefix: str) -> Tensor:
             return self.predict(
                 hidden_states=hidden_BMC.to(tokens.dtype),
-                timestep=sigma_B.to(tokens.dtype),  # σ itself: the model multiplies by 1000
+                timestep=timestep_for(sigma_B, tokens.dtype),
                 guidance=guidance_B,
                 pooled_projections=tensors[f"{prefix}pooled"],
                 encoder_hidden_states=tensors[f"{prefix}tokens"],

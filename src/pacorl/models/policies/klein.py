@@ -22,7 +22,15 @@ from pacorl.core.transfer import to_device
 from pacorl.io.images import open_image, upright_size
 from pacorl.models import twins
 from pacorl.models.policies.flux import BFL_TRAINING_SHIFT
-from pacorl.models.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, by_layout, guided, pack, unpack
+from pacorl.models.policies.pipeline import (
+    JOINT_ATTENTION,
+    PipelinePolicy,
+    by_layout,
+    guided,
+    pack,
+    timestep_for,
+    unpack,
+)
 from pacorl.models.policies.policy import PolicyOptions
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import Conditioning, Prompt, Size
@@ -185,7 +193,7 @@ class KleinPolicy(PipelinePolicy):
             tokens = tensors[f"{prefix}tokens"]
             predicted = self.predict(
                 hidden_states=hidden_BMC.to(tokens.dtype),
-                timestep=sigma_B.to(tokens.dtype),  # σ itself: the model multiplies by 1000
+                timestep=timestep_for(sigma_B, tokens.dtype),
                 encoder_hidden_states=tokens,
                 txt_ids=position_ids(1, 1, tokens=tokens.shape[1], device=x_BNC.device),
                 img_ids=ids_M4,

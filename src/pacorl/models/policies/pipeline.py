@@ -65,6 +65,17 @@ def at_least_fp32(velocity: Tensor) -> Tensor:
     return velocity.to(torch.promote_types(velocity.dtype, torch.float32))
 
 
+def timestep_for(sigma_B: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert noise levels to the timesteps of a transformer that multiplies them by 1000.
+
+    The pipelines cast t = 1000σ to the latents' type and divide again, which in bf16 rounds otherwise than σ does.
+    Wider types keep σ.
+    """
+    if torch.finfo(dtype).bits >= torch.finfo(sigma_B.dtype).bits:
+        return sigma_B.to(dtype)
+    return (1000 * sigma_B).to(dtype) / 1000
+
+
 def nearest_multiple(size: Size, *, step: int) -> Size:
     """Round both sides to multiples of `step` pixels."""
     return Size(*(max(step, round(side / step) * step) for side in (size.height, size.width)))

@@ -25,7 +25,15 @@ from torch.nn import functional as F
 
 from pacorl.io.images import open_image, upright_size
 from pacorl.models import twins
-from pacorl.models.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, by_layout, check_area, guided, pack
+from pacorl.models.policies.pipeline import (
+    JOINT_ATTENTION,
+    PipelinePolicy,
+    by_layout,
+    check_area,
+    guided,
+    pack,
+    timestep_for,
+)
 from pacorl.models.policies.policy import TrainingShift, TrueGuidance
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import Conditioning, Prompt, Size
@@ -147,7 +155,7 @@ class QwenImagePolicy(PipelinePolicy):
         def read(prefix: str) -> Tensor:
             predicted = self.predict(
                 hidden_states=torch.cat(images, 1),
-                timestep=sigma_B.to(dtype),
+                timestep=timestep_for(sigma_B, dtype),
                 guidance=None,
                 encoder_hidden_states=tensors[f"{prefix}tokens"],
                 encoder_hidden_states_mask=tensors.get(f"{prefix}tokens_mask"),

@@ -20,7 +20,14 @@ from torch.nn import functional as F
 
 from pacorl.io.images import as_rgb
 from pacorl.models import twins
-from pacorl.models.policies.pipeline import MixedConditioning, by_layout, check_multiple, guided, nearest_multiple
+from pacorl.models.policies.pipeline import (
+    MixedConditioning,
+    by_layout,
+    check_multiple,
+    guided,
+    nearest_multiple,
+    timestep_for,
+)
 from pacorl.models.policies.policy import PolicyOptions, TrueGuidance
 from pacorl.models.policies.qwen_image import QwenEditPolicy, processor_of
 from pacorl.models.policies.spec import PolicySpec
@@ -175,7 +182,7 @@ class QwenImage21Policy(QwenEditPolicy):
             return self.predict(
                 prompt=prompt,
                 hidden_states=x_BNC.to(prompt.text.dtype),
-                timestep=sigma_B.to(prompt.text.dtype),
+                timestep=timestep_for(sigma_B, prompt.text.dtype),
                 grid=self.token_grid(size),
                 prefix=prefixes.get(name, ()),
             )
