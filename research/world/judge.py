@@ -1,5 +1,7 @@
 """Training of the tiny judge of pairs on drawn panels: `python -m research.world.judge OUT VAE`.
 
+The judge of edits goes on from it: `python -m research.world.judge OUT VAE START`.
+
 It learns the questions of `core.questions` about two panels (with a theme, without, one criterion, one pose), and about
 one panel and a text. Two panels belong together if all looks are equal, named by the theme or not. An answer is Yes or
 No and then reasons, which name the equal or different attributes: they direct the attention of a judge that is trained
@@ -22,13 +24,16 @@ from diffusers import AutoencoderKL
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
+from transformers import Qwen2_5_VLForConditionalGeneration
 
 from pacorl.core import questions
+from pacorl.io.processor import load_processor
 from pacorl.judge.prompting import chat_text
 from pacorl.models import twins
 from pacorl.types import Grid
 from research.tiny.pretrain import STATE, Stage, publish
 from research.world.damage import DEFECTS, junk, mixed, random_panel, worn
+from research.world.edits import INSTRUCTIONS, draw_edit
 from research.world.world import CRITERIA, LOOKS, SCENE, SCENES, VALUES, Panel, draw, theme_text, with_another
 
 CAPTION_REQUEST = "What does this image show?"
@@ -69,8 +74,13 @@ class Teacher:
         self.rng = rng
         self.failures = tuple(junk_images)
 
-    def examples(self, *, captions: float) -> Iterator[Example]:
-        """Yield examples without end; about half of the decisions are Yes."""
+    def examples(self, *, captions: float, edits: float = 0.0) -> Iterator[Example]:
+        """Yield examples without end; about half of the decisions are Yes.
+
+        Args:
+            captions: share of plain descriptions.
+            edits: share of questions about edits among the rest.
+        """
         kinds = (self._pair, self._criterion, self._text, self._pose)
         while True:
             panel = random_panel(self.rng)
@@ -80,7 +90,8 @@ class Teacher:
                 else:
                     yield Example((self._image(panel),), CAPTION_REQUEST, f"It shows {caption(panel)}.")
                 continue
-            yield self.rng.choices(kinds, weights=(4, 2.5, 4, 0.8))[0](panel)
+            kind = self._edit if self.rng.random() < edits else self.rng.choices(kinds, weights=(4, 2.5, 4, 0.8))[0]
+            yield kind(panel)
 
     # --- images ------------------------------------------------------------------------------------------------
 
@@ -207,6 +218,34 @@ class Teacher:
                 second = with_another(second, name, rng)
             answer = f"No. {differences(first, second, SCENE)}"
         return self._either(first, second, questions.same_pose(), answer)
+
+    # --- edits -------------------------------------------------------------------------------------------------
+
+    def _edit(self, before: Panel) -> Example:
+        """Ask of a source and its edit whether the rest was kept, or the instruction followed."""
+        rng = self.rng
+        edit = draw_edit(before, rng.choice(tuple(INSTRUCTIONS)), rng)
+        ask = rng.choice((questions.edit_kept, questions.edit_followed))
+        question = ask(edit.instruction)
+        if rng.random() < 0.08:
+            images = (self._image(before), self._junk())
+            return Example(images, question, "No. The second shows nothing.")
+
+        # Followed or not, and the rest kept or not, as often as not.
+        seen = edit.after
+        if rng.random() < 0.5:
+            seen = before if rng.random() < 0.5 else with_another(edit.after, edit.attribute, rng)
+        if rng.random() < 0.5:
+            seen = self._changed(seen, edit.others, rng.choices((1, 2, 3), weights=(6, 3, 1))[0])
+
+        if ask is questions.edit_followed:
+            shown = getattr(seen, edit.attribute)
+            answer = f"{'Yes' if shown == edit.value else 'No'}. The {edit.attribute} is {shown}."
+        else:
+            reasons = differences(before, seen, edit.others)
+            kept = ", ".join(getattr(before, name) for name in edit.others)
+            answer = f"No. {reasons}" if reasons else f"Yes. Both show {kept}."
+        return Example((self._image(before), self._image(seen)), question, answer)
 
     # --- texts -------------------------------------------------------------------------------------------------
 
@@ -410,16 +449,26 @@ def _chat(example: Example, processor: Any) -> tuple[list[int], list[int]]:
     return list(tokens.input_ids), word_ends
 
 
-def pretrain_judge(out: Path, *, vae: Path, steps: int = 6500, lr: float = 1.5e-3) -> None:
-    """Train the judge from scratch; a stopped training goes on from `out`/state.pt."""
+def pretrain_judge(
+    out: Path, *, vae: Path, start: Path | None = None, steps: int = 6500, lr: float = 1.5e-3, edits: float = 0.0
+) -> None:
+    """Train the judge from scratch, or from `start`; a stopped training goes on from `out`/state.pt.
+
+    Args:
+        edits: share of questions about edits.
+    """
     torch.manual_seed(0)
     out.mkdir(parents=True, exist_ok=True)
     autoencoder = AutoencoderKL.from_pretrained(vae)
-    texts = []
-    for example in islice(Teacher(autoencoder, Random(0)).examples(captions=0.2), 4000):
-        texts.append(f"{example.question}\n{example.answer}")
-    # Twice, with the words of the template: frequent words become one token or two.
-    model, processor = twins.tiny_judge([*texts, "You are a helpful assistant.\nuser\nassistant\n"] * 2)
+    if start:
+        model = Qwen2_5_VLForConditionalGeneration.from_pretrained(start, dtype=torch.float32)
+        processor = load_processor(start)
+    else:
+        texts = []
+        for example in islice(Teacher(autoencoder, Random(0)).examples(captions=0.2, edits=0.1), 4000):
+            texts.append(f"{example.question}\n{example.answer}")
+        # Twice, with the words of the template: frequent words become one token or two.
+        model, processor = twins.tiny_judge([*texts, "You are a helpful assistant.\nuser\nassistant\n"] * 2)
 
     stage = Stage([model], lr=lr, steps=steps, log=out / "log.jsonl", ema=0.997)
     stage.resume(out / STATE)
@@ -428,7 +477,8 @@ def pretrain_judge(out: Path, *, vae: Path, steps: int = 6500, lr: float = 1.5e-
         # Seeded by the step, so that a resumed training draws what it would have drawn.
         rng = Random(stage.step)
         torch.manual_seed(stage.step)
-        teacher = Teacher(autoencoder, rng).examples(captions=0.8 if stage.step < steps / 6 else 0.05)
+        captions = 0.8 if start is None and stage.step < steps / 6 else 0.05
+        teacher = Teacher(autoencoder, rng).examples(captions=captions, edits=edits)
         examples = list(islice(teacher, BATCH))
         pixels = Pixels(processor, autoencoder, rng)
         loss = torch.zeros(())
@@ -457,4 +507,10 @@ def pretrain_judge(out: Path, *, vae: Path, steps: int = 6500, lr: float = 1.5e-
 if __name__ == "__main__":
     import sys
 
-    pretrain_judge(Path(sys.argv[1]), vae=Path(sys.argv[2]))
+    match sys.argv[1:]:
+        case [out, vae]:
+            pretrain_judge(Path(out), vae=Path(vae))
+        case [out, vae, start]:
+            pretrain_judge(Path(out), vae=Path(vae), start=Path(start), steps=1500, lr=8e-4, edits=0.75)
+        case _:
+            sys.exit(__doc__)
