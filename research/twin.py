@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
+from tests.twins import TWINS
+from tests.twins.parts import QWEN_SPECIAL_TOKENS, random_weight, tiny_judge
 from torch import Tensor, nn
 
 from pacorl.io.documents import JsonObject, read_object, write_json
@@ -24,7 +26,6 @@ from pacorl.judge import JUDGES
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.policy import WITHOUT_WEIGHTS, Parts
 from pacorl.models.policies.spec import PolicySpec
-from pacorl.models.twins import QWEN_SPECIAL_TOKENS, random_weight, tiny_judge
 from pacorl.plan.generators import model_on_meta
 from pacorl.tiny.characters import vocabulary
 
@@ -54,7 +55,7 @@ def main(words: Sequence[str] | None = None) -> None:
         spec = POLICIES.named(options.kind)
         parts = dict(spec.parts)
         if options.width == "tiny":
-            components = spec.twin(vocabulary()).components
+            components = TWINS[spec.kind](vocabulary()).components
             parts = {name: own_config(part) for name, part in components.items() if isinstance(part, nn.Module)}
         # Text encoders keep their depth: a generator may read hidden layers by their numbers.
         parts["transformer"] = at_depth(parts["transformer"], options.depth)
@@ -76,7 +77,7 @@ def write_generator(
         weights: whether to draw them.
     """
     folder.mkdir(parents=True)
-    pipeline = spec.twin(texts or vocabulary())
+    pipeline = TWINS[spec.kind](texts or vocabulary())
     pipeline.save_config(folder)
     tokenizer = pipeline.tokenizer if "tokenizer" in pipeline.components else pipeline.processor.tokenizer
     for name, component in pipeline.components.items():

@@ -19,10 +19,10 @@ import transformers
 from diffusers import DiffusionPipeline
 from qa.fullsize.pretended import mapped
 from research import twin
+from tests.twins import parts as twins
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from pacorl.models import twins
 from pacorl.models.policies.policy import WITHOUT_WEIGHTS
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.plan.generators import model_on_meta

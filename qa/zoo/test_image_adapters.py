@@ -21,15 +21,16 @@ from edit_twins import drawn, edit, qwen_image_21_pipeline, qwen_pipeline, sourc
 from peft import LoraConfig, PeftModel, get_peft_model
 from qa.zoo.comfy import load_in_comfy
 from qa.zoo.forms import FORMS, Adapter
+from tests.twins import tiny_flux, tiny_flux_transformer, tiny_klein, tiny_kontext, tiny_qwen_image
 from torch import Tensor, nn
 
 from pacorl.models.adapters import load_lora
 from pacorl.models.lora import DIFFUSERS_WEIGHTS, read_lora, write_lora
-from pacorl.models.policies.flux import FLUX, tiny_flux, tiny_flux_transformer
-from pacorl.models.policies.klein import KLEIN, tiny_klein
-from pacorl.models.policies.kontext import KONTEXT, tiny_kontext
+from pacorl.models.policies.flux import FLUX
+from pacorl.models.policies.klein import KLEIN
+from pacorl.models.policies.kontext import KONTEXT
 from pacorl.models.policies.policy import Policy
-from pacorl.models.policies.qwen_image import QWEN_EDIT, QWEN_EDIT_PLUS, QWEN_IMAGE, tiny_qwen_image
+from pacorl.models.policies.qwen_image import QWEN_EDIT, QWEN_EDIT_PLUS, QWEN_IMAGE
 from pacorl.models.policies.qwen_image_21 import QWEN_IMAGE_21
 from pacorl.tiny.characters import character_prompts, vocabulary
 from pacorl.types import Size

@@ -20,12 +20,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from tests.twins.parts import CHAT_TEMPLATE, QWEN_SPECIAL_TOKENS, THINKING_TEMPLATE, qwen_tokenizer_of
 from torch.utils.flop_counter import FlopCounterMode
 
 from pacorl.core.questions import same_theme
 from pacorl.io.processor import ImageTextProcessor, image_text_processor
 from pacorl.judge.local import LocalJudge
-from pacorl.models.twins import CHAT_TEMPLATE, QWEN_SPECIAL_TOKENS, THINKING_TEMPLATE, qwen_tokenizer_of
 from pacorl.plan.sources import published_judge
 from pacorl.runtime.cores import use_cores
 from pacorl.tiny.characters import all_panels, draw, vocabulary

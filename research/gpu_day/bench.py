@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from tests.twins.parts import random_weight
 
 from pacorl.config import base as configs
 from pacorl.core.devices import NONE
@@ -22,7 +23,6 @@ from pacorl.grpo.update import PolicyLoss, update_policy
 from pacorl.models.adapters import MovingAverage, adapter_state
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Parts, Policy
-from pacorl.models.twins import random_weight
 from pacorl.plan import sources
 from pacorl.plan.components import inputs_on_meta, training_rows
 from pacorl.plan.generators import META, Inputs

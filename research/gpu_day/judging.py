@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 
 import torch
+from tests.twins.parts import CHAT_TEMPLATE, qwen_tokenizer_of
 
 from pacorl.core.questions import same_theme
 from pacorl.grpo.scoring import torch_context
 from pacorl.io.pretrained import model_of
 from pacorl.io.processor import image_text_processor
 from pacorl.judge.local import LocalJudge
-from pacorl.models.twins import CHAT_TEMPLATE, qwen_tokenizer_of
 from pacorl.plan.generators import META, model_on_meta
 from pacorl.plan.sources import JUDGE_PARTS
 from pacorl.tiny.characters import all_panels, draw

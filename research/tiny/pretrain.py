@@ -26,16 +26,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from diffusers import AutoencoderKL, FluxPipeline
+from tests.twins import parts as twins
+from tests.twins import tiny_flux, tiny_kontext
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pacorl.io.documents import append_jsonl, read_json, write_json
 from pacorl.io.files import write_atomic
-from pacorl.models import twins
 from pacorl.models.adapters import adapter_state, add_lora
 from pacorl.models.lora import save_lora
-from pacorl.models.policies.flux import TRAINED_WITH, tiny_flux
-from pacorl.models.policies.kontext import KONTEXT, tiny_kontext
+from pacorl.models.policies.flux import TRAINED_WITH
+from pacorl.models.policies.kontext import KONTEXT
 from pacorl.models.policies.pipeline import PipelinePolicy, pack, stitch
 from pacorl.records.prompts import save_prompts
 from pacorl.tiny import characters

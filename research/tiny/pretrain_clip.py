@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 from diffusers import AutoencoderKL
+from tests.twins.parts import clip_tokenizer_of
 from torch import Tensor
 
-from pacorl.models.twins import clip_tokenizer_of
 from pacorl.tiny import characters
 from pacorl.tiny.characters import VALUES, Panel, split_of
 from research.tiny.defects import reconstructed

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from diffusers import AutoencoderKL
 from PIL import Image
+from tests.twins import parts as twins
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import Qwen2_5_VLForConditionalGeneration
@@ -26,7 +27,6 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 from pacorl.core import questions
 from pacorl.io.processor import load_processor
 from pacorl.judge.prompting import chat_text
-from pacorl.models import twins
 from pacorl.tiny import characters
 from pacorl.tiny.character_edits import Edit, draw_edit
 from pacorl.tiny.characters import EDITS, KEPT, VALUES, Panel, Split, with_another

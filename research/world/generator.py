@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import torch
 from diffusers import AutoencoderKL, FluxPipeline
+from tests.twins import tiny_flux
 from torch import Tensor
 
-from pacorl.models.policies.flux import tiny_flux
 from pacorl.models.policies.pipeline import pack
 from pacorl.types import Grid
 from research.tiny.pretrain import STATE, Stage, flow_matching_loss, publish, seeded

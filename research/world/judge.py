@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from diffusers import AutoencoderKL
 from PIL import Image
+from tests.twins import parts as twins
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import Qwen2_5_VLForConditionalGeneration
@@ -29,7 +30,6 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 from pacorl.core import questions
 from pacorl.io.processor import load_processor
 from pacorl.judge.prompting import chat_text
-from pacorl.models import twins
 from pacorl.types import Grid
 from research.tiny.pretrain import STATE, Stage, publish
 from research.world.damage import DEFECTS, junk, mixed, random_panel, worn

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from tests.twins import parts as twins
 from torch.nn import functional as F
 
-from pacorl.models import twins
 from pacorl.types import Grid
 from research.tiny.pretrain import STATE, Stage, encode_panels
 from research.world.panels import compose, random_panels, tile

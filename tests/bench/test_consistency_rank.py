@@ -140,10 +140,10 @@ def test_any_reward_may_score_the_pairs(rank_folder: Path, tmp_path: Path) -> No
 
 def test_clip_i_is_the_cosine_of_two_images(rank_folder: Path, tmp_path: Path) -> None:
     import torch
+    from tests.twins.parts import clip_tokenizer_of
     from transformers import CLIPConfig, CLIPModel
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-    from pacorl.models.twins import clip_tokenizer_of
     from pacorl.tiny.characters import vocabulary
 
     torch.manual_seed(0)

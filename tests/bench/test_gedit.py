@@ -184,8 +184,8 @@ def test_one_language_and_missing_edits(gedit_folder: Path, edits: Path, tmp_pat
 
 @pytest.mark.slow
 def test_generated_by_kontext_and_rated(gedit_folder: Path, tmp_path: Path) -> None:
-    from pacorl.models.policies.flux import tiny_flux
-    from pacorl.models.policies.kontext import tiny_kontext
+    from tests.twins import tiny_flux, tiny_kontext
+
     from pacorl.tiny.characters import vocabulary
 
     torch.manual_seed(0)

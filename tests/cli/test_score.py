@@ -12,6 +12,7 @@ import pytest
 import torch
 from judges import serving
 from PIL import Image
+from tests.twins.parts import tiny_judge
 from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
@@ -20,7 +21,6 @@ from pacorl.core.questions import consistent, meets_criterion, same_theme
 from pacorl.io.images import open_image, png_bytes
 from pacorl.judge.local import LocalJudge
 from pacorl.judge.paco_reward import PacoReward
-from pacorl.models.twins import tiny_judge
 from pacorl.tiny.characters import all_panels, draw, draw_grid, panels_of, set_of, vocabulary, with_another
 from pacorl.types import Grid, Question
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.twins.parts import tiny_judge
 from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
 from pacorl.io.versions import install_command
 from pacorl.judge.http.endpoints import load_endpoints
-from pacorl.models.twins import tiny_judge
 from pacorl.serve import builtin, vllm
 from pacorl.tiny.characters import vocabulary
 

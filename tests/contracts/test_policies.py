@@ -17,6 +17,7 @@ import torch
 from edit_twins import drawn, edit, settings_of, source_image
 from PIL import Image
 from policy_contract import check_generator, check_spec
+from tests.twins import TWINS
 from torch import Tensor
 from toy_world import toy_config
 
@@ -72,7 +73,7 @@ STEPS = 3
 @cache
 def twin(kind: str) -> PipelinePolicy:
     torch.manual_seed(0)
-    pipeline = drawn(POLICIES[kind].twin(vocabulary()))
+    pipeline = drawn(TWINS[kind](vocabulary()))
     if "scaling_factor" in pipeline.vae.config:  # the tiny world's own VAE is not scaled, as the published ones are
         pipeline.vae.register_to_config(scaling_factor=0.36, shift_factor=0.12)
     return POLICIES[kind].over(pipeline, dtype="float32", **settings_of(POLICIES[kind]))

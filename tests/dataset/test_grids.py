@@ -199,10 +199,11 @@ def test_the_tiny_generator_makes_what_the_oracle_reads(folder):
 def test_a_policy_generates(folder):
     """A random FLUX of the tiny kind through the engine's loop, base and with an adapter."""
     import torch
+    from tests.twins import tiny_flux
 
     from pacorl.models.adapters import adapter_state, add_lora
     from pacorl.models.lora import save_lora
-    from pacorl.models.policies.flux import FLUX, tiny_flux
+    from pacorl.models.policies.flux import FLUX
     from pacorl.tiny.characters import vocabulary
 
     torch.manual_seed(0)

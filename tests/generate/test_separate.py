@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from tests.twins import tiny_klein
 from typer.testing import CliRunner
 
 from pacorl.cli import app
@@ -19,7 +20,7 @@ from pacorl.generate.separate import panel_prompts, panel_seeds
 from pacorl.generate.sets import generate_sets
 from pacorl.generate.storyboard import Storyboard, generate_storyboard
 from pacorl.io.images import open_image, png_texts
-from pacorl.models.policies.klein import KLEIN, tiny_klein
+from pacorl.models.policies.klein import KLEIN
 from pacorl.models.policies.kontext import KONTEXT
 from pacorl.tiny.characters import Oracle, Panel, draw, vocabulary
 from pacorl.types import Character, Grid, Prompt, Size

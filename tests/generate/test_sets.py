@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageChops
+from tests.twins import tiny_flux, tiny_klein, tiny_kontext
 
 from pacorl.core.grid import split
 from pacorl.core.set_scores import TIE
@@ -22,9 +23,9 @@ from pacorl.judge.paco_reward import PacoReward
 from pacorl.models.adapters import adapter_state, add_lora, load_lora
 from pacorl.models.lora import save_lora
 from pacorl.models.policies import kind_of
-from pacorl.models.policies.flux import FLUX, LORA_TARGETS, tiny_flux
-from pacorl.models.policies.klein import KLEIN, tiny_klein
-from pacorl.models.policies.kontext import KONTEXT, tiny_kontext
+from pacorl.models.policies.flux import FLUX, LORA_TARGETS
+from pacorl.models.policies.klein import KLEIN
+from pacorl.models.policies.kontext import KONTEXT
 from pacorl.records.prompts import prompts_from
 from pacorl.tiny.character_edits import character_edits, write_edits
 from pacorl.tiny.characters import Oracle, character_prompts, vocabulary

@@ -180,10 +180,9 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def save_clip(folder: Path) -> None:
+    from tests.twins.parts import clip_tokenizer_of
     from transformers import CLIPConfig, CLIPModel
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
-
-    from pacorl.models.twins import clip_tokenizer_of
 
     tokenizer = clip_tokenizer_of(vocabulary())
     ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}

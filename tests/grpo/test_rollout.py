@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 import torch
+from tests.twins import tiny_flux
 from toy_world import ToyPolicy
 
 from pacorl.core.objectives.diffusion_nft import DiffusionNft, lag
@@ -20,7 +21,7 @@ from pacorl.grpo.rollout import Draw, collect, sample_images, sigmas_of
 from pacorl.grpo.rows import Row
 from pacorl.grpo.update import PolicyLoss, update_policy
 from pacorl.models.adapters import OldPolicy, adapter_state, add_lora
-from pacorl.models.policies.flux import FLUX, LORA_TARGETS, FluxPolicy, tiny_flux
+from pacorl.models.policies.flux import FLUX, LORA_TARGETS, FluxPolicy
 from pacorl.runtime.processes import Runtime
 from pacorl.tiny.characters import character_prompts, vocabulary
 from pacorl.types import Advantages, Conditioning, Prompt, Samples, Size

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from edit_twins import flux_policy
+from tests.twins import TWINS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pacorl.core.objectives.grpo_clip import GrpoClip
@@ -107,7 +108,7 @@ def test_a_denoising_step_waits_for_nothing(policy: FluxPolicy, cache: Condition
     "kind", [pytest.param(kind, marks=[] if kind == "qwen_edit" else pytest.mark.slow) for kind in POLICIES]
 )
 def test_no_kind_waits_in_a_denoising_step(kind: str) -> None:
-    policy: Any = POLICIES.named(kind).over(POLICIES.named(kind).twin(vocabulary()))
+    policy: Any = POLICIES.named(kind).over(TWINS[kind](vocabulary()))
     sigmas = policy.sigmas(3, SIZE)
     policy.transformer.to("meta")
     for steps in (1, 3):  # Qwen-Image sends its tables of positions in the first forward

@@ -14,6 +14,7 @@ SIZE = Size(32, 32)
 def sample_and_train(out: Path) -> None:
     """Samples one image per process and takes its gradients; saves every rank's metrics and compiled frames."""
     from edit_twins import drawn
+    from tests.twins import tiny_flux, tiny_flux_transformer
 
     from pacorl.core.objectives.grpo_clip import GrpoClip
     from pacorl.core.sampler import Sampler, Tree
@@ -22,7 +23,7 @@ def sample_and_train(out: Path) -> None:
     from pacorl.grpo.rows import Row
     from pacorl.grpo.update import PolicyLoss, update_policy
     from pacorl.models.adapters import adapter_state, add_lora, full_state
-    from pacorl.models.policies.flux import FLUX, tiny_flux, tiny_flux_transformer
+    from pacorl.models.policies.flux import FLUX
     from pacorl.runtime.compiled import compile_blocks
     from pacorl.runtime.processes import Runtime
     from pacorl.tiny.characters import character_prompts, vocabulary

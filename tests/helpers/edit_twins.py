@@ -8,14 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from tests.twins import tiny_flux, tiny_klein, tiny_kontext, tiny_qwen_edit, tiny_qwen_image_21
 
 from pacorl.grpo.rollout import denoise
-from pacorl.models.policies.flux import FLUX, FluxPolicy, tiny_flux
-from pacorl.models.policies.klein import tiny_klein
-from pacorl.models.policies.kontext import tiny_kontext
+from pacorl.models.policies.flux import FLUX, FluxPolicy
 from pacorl.models.policies.policy import Policy
-from pacorl.models.policies.qwen_image import tiny_qwen_edit
-from pacorl.models.policies.qwen_image_21 import tiny_qwen_image_21
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.tiny.characters import vocabulary
 from pacorl.types import Character, Grid, Prompt, Size

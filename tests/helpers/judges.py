@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from app_server import serving_app
 from PIL import Image
+from tests.twins.parts import CHAT_TEMPLATE, QWEN_SPECIAL_TOKENS, qwen_tokenizer_of
 from torch import Tensor
 from transformers import (
     AutoModelForImageTextToText,
@@ -23,7 +24,6 @@ from transformers import (
 from pacorl.core import questions
 from pacorl.io.processor import ImageTextProcessor, image_text_processor
 from pacorl.judge.local import LocalJudge
-from pacorl.models.twins import CHAT_TEMPLATE, QWEN_SPECIAL_TOKENS, qwen_tokenizer_of
 from pacorl.serve.builtin import create_app
 from pacorl.tiny.characters import all_panels, draw, vocabulary
 from pacorl.types import Question, Verdict

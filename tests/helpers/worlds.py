@@ -20,7 +20,7 @@ SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
     [
         "pacorl.grpo.trainer",
-        "pacorl.models.twins",
+        "tests.twins",
         "accelerate",
         "peft",
         "diffusers.pipelines.flux.pipeline_flux",

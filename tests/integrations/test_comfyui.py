@@ -19,12 +19,12 @@ from comfy_graph import execute, load_custom_node
 from peft import LoraConfig, get_peft_model
 from qa.zoo import comfy
 from safetensors.torch import load_file
+from tests.twins import tiny_flux_transformer
 from torch import Tensor
 
 import pacorl
 from pacorl import PacoReward
 from pacorl.judge.check import ControlError, check_set
-from pacorl.models.policies.flux import tiny_flux_transformer
 from pacorl.tiny.characters import Panel, all_panels, draw
 
 FOLDER = Path(__file__).parents[2] / "integrations" / "comfyui"

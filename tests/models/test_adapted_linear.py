@@ -9,6 +9,7 @@ import torch
 from edit_twins import flux_policy
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners import lora
+from tests.twins import tiny_flux_transformer
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -19,7 +20,7 @@ from pacorl.grpo.rollout import Draw, collect
 from pacorl.grpo.rows import Row
 from pacorl.grpo.update import PolicyLoss, update_policy
 from pacorl.models.adapters import AdapterCopy, adapter_state, add_lora, lora_layers, set_adapter_state
-from pacorl.models.policies.flux import LORA_TARGETS, FluxPolicy, tiny_flux_transformer
+from pacorl.models.policies.flux import LORA_TARGETS, FluxPolicy
 from pacorl.runtime.processes import Runtime
 from pacorl.tiny.characters import character_prompts
 from pacorl.types import Advantages, Size

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.twins import tiny_flux_transformer
 from torch import nn
 
 from pacorl.core.sampler import Sampler
@@ -26,7 +27,7 @@ from pacorl.models.adapters import (
     start_from,
 )
 from pacorl.models.lora import Lora, save_lora, write_lora
-from pacorl.models.policies.flux import LORA_TARGETS, FluxPolicy, tiny_flux_transformer
+from pacorl.models.policies.flux import LORA_TARGETS, FluxPolicy
 from pacorl.tiny.characters import character_prompts
 from pacorl.types import Size
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from tests.twins import tiny_flux
 from tiny_runs import metrics, tiny_run
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,7 +22,7 @@ from pacorl.grpo.trainer import train_policy
 from pacorl.judge.local import LocalJudge
 from pacorl.models.adapters import add_lora
 from pacorl.models.int8 import QuantizedLinear, parameter_count, quantize_model, weight_bytes
-from pacorl.models.policies.flux import FLUX, tiny_flux
+from pacorl.models.policies.flux import FLUX
 from pacorl.plan.generators import META
 from pacorl.plan.memory import MemoryLedger
 from pacorl.types import Prompt, Question, Size

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 import torch
+from tests.twins.parts import TINY, clip_tokenizer_of, qwen_tokenizer_of, random_weight, tiny_clip, tiny_judge
 
 from pacorl.judge.prompting import chat_text
 from pacorl.models.policies.flux import TINY_FLUX
-from pacorl.models.twins import TINY, clip_tokenizer_of, qwen_tokenizer_of, random_weight, tiny_clip, tiny_judge
 from pacorl.plan.generators import model_on_meta
 from pacorl.tiny.characters import vocabulary
 
@@ -42,7 +42,7 @@ def test_a_model_without_weights_draws_none(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_model_on_meta_leaves_torch_s_initialisation_whole() -> None:
     """In a new process: diffusers keeps the functions that it finds when it is imported, and restores them later."""
     code = (
-        "import torch; from pacorl.models.twins import TINY; from pacorl.plan.generators import model_on_meta; "
+        "import torch; from tests.twins.parts import TINY; from pacorl.plan.generators import model_on_meta; "
         "model_on_meta(TINY['qwen_image_vae'], dtype=torch.float32); "
         "from diffusers.models.modeling_utils import no_init_weights\n"
         "with no_init_weights(): pass\n"

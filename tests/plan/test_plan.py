@@ -13,6 +13,8 @@ import pytest
 import torch
 from fake_server import FakeServer
 from PIL import Image
+from tests.twins import TWINS, tiny_flux
+from tests.twins.parts import tiny_judge
 from tiny_runs import JPEG_SIZE
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
@@ -27,10 +29,9 @@ from pacorl.io.console import PlainConsole
 from pacorl.models.adapters import MovingAverage, adapter_state, add_lora
 from pacorl.models.int8 import parameter_count
 from pacorl.models.policies import POLICIES
-from pacorl.models.policies.flux import FLUX, FluxPolicy, tiny_flux
+from pacorl.models.policies.flux import FLUX, FluxPolicy
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import PolicyOptions
-from pacorl.models.twins import tiny_judge
 from pacorl.plan import components, memory, sources
 from pacorl.plan.generators import META, Inputs, model_on_meta, policy_on_meta
 from pacorl.plan.plan import (
@@ -456,11 +457,11 @@ def edit_options(kind: str) -> PolicyOptions:
 
 
 def edit_twin(kind: str) -> PipelinePolicy:
-    return POLICIES[kind].policy(POLICIES[kind].twin(TEXTS), edit_options(kind))
+    return POLICIES[kind].policy(TWINS[kind](TEXTS), edit_options(kind))
 
 
 def edit_twin_on_meta(kind: str) -> PipelinePolicy:
-    pipeline = POLICIES[kind].twin(TEXTS)
+    pipeline = TWINS[kind](TEXTS)
     parts = {name: dict(getattr(pipeline, name).config) for name in ("transformer", "vae")}
     parts |= {name: getattr(pipeline, name).config.to_dict() for name in POLICIES[kind].policy.encoders}
     if kind != "kontext":

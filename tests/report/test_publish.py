@@ -17,11 +17,11 @@ import pytest
 import torch
 import typer
 import yaml
+from tests.twins.parts import tiny_judge
 from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.models.lora import DIFFUSERS_WEIGHTS, PEFT_CONFIG, PEFT_WEIGHTS
-from pacorl.models.twins import tiny_judge
 from pacorl.report.publish import published_files, push, write_card
 from pacorl.tiny.characters import vocabulary
 

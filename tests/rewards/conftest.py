@@ -33,10 +33,9 @@ def prompts() -> list[Prompt]:
 @pytest.fixture(scope="session")
 def tiny_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random `CLIPModel` with tokenizer and processor, as the published checkpoints are laid out."""
+    from tests.twins.parts import clip_tokenizer_of
     from transformers import CLIPConfig, CLIPModel
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
-
-    from pacorl.models.twins import clip_tokenizer_of
 
     folder = tmp_path_factory.mktemp("clip")
     tokenizer = clip_tokenizer_of([" ".join(WORDS)])

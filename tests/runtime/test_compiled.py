@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from edit_twins import drawn
+from tests.twins import tiny_flux, tiny_flux_transformer
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
@@ -17,7 +18,7 @@ from pacorl.grpo.rows import Row
 from pacorl.grpo.update import PolicyLoss, update_policy
 from pacorl.models.adapters import adapter_state, add_lora
 from pacorl.models.int8 import quantize_model
-from pacorl.models.policies.flux import FLUX, FluxPolicy, tiny_flux, tiny_flux_transformer
+from pacorl.models.policies.flux import FLUX, FluxPolicy
 from pacorl.runtime.compiled import GRAPHS, compile_blocks
 from pacorl.runtime.processes import Runtime
 from pacorl.tiny.characters import character_prompts, vocabulary

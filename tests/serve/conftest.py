@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 from judges import serving
+from tests.twins.parts import tiny_judge
 
 from pacorl.judge.local import LocalJudge
-from pacorl.models.twins import tiny_judge
 from pacorl.tiny.characters import vocabulary
 
 

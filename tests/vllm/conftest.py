@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.twins.parts import tiny_judge
 
 from pacorl.judge.http.endpoints import Server
 from pacorl.judge.local import LocalJudge
 from pacorl.judge_training.judge_config import RewardTuningConfig
 from pacorl.judge_training.tuning import save_processor, tune
-from pacorl.models.twins import tiny_judge
 from pacorl.serve import vllm
 from pacorl.serve.vllm import VllmOptions, is_healthy, vllm_command
 from pacorl.tiny.characters import vocabulary

@@ -12,12 +12,13 @@ from edit_twins import drawn, edit, klein_pipeline, loop, source_image
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from tests.twins import tiny_klein
 
 from pacorl.grpo.rollout import denoise
 from pacorl.models.adapters import adapter_state, add_lora
 from pacorl.models.int8 import parameter_count
 from pacorl.models.policies import kind_of
-from pacorl.models.policies.klein import KLEIN, KleinPolicy, tiny_klein
+from pacorl.models.policies.klein import KLEIN, KleinPolicy
 from pacorl.models.policies.pipeline import pack
 from pacorl.plan.generators import META, model_on_meta, policy_on_meta
 from pacorl.tiny.characters import character_prompts, vocabulary

@@ -8,10 +8,10 @@ import torch
 from diffusers_own import diffusers_own
 from edit_twins import INSTRUCTIONS, edit, kontext_pipeline, loop, source_image
 from PIL import Image
+from tests.twins import parts as tiny
+from tests.twins import tiny_flux, tiny_flux_transformer, tiny_kontext
 
-from pacorl.models import twins as tiny
-from pacorl.models.policies.flux import tiny_flux, tiny_flux_transformer
-from pacorl.models.policies.kontext import KONTEXT, KontextPolicy, tiny_kontext
+from pacorl.models.policies.kontext import KONTEXT, KontextPolicy
 from pacorl.tiny.characters import vocabulary
 from pacorl.types import Prompt, Size
 

@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 import torch
 from diffusers_own import diffusers_own
+from tests.twins import tiny_sd3
 
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import denoise
 from pacorl.models.policies import kind_of
 from pacorl.models.policies.pipeline import PipelinePolicy, pack
-from pacorl.models.policies.sd3 import SD3, tiny_sd3
+from pacorl.models.policies.sd3 import SD3
 from pacorl.plan.generators import model_on_meta
 from pacorl.tiny.characters import character_prompts, vocabulary
 from pacorl.types import Size

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.twins import parts as twins
 from torch import Tensor, nn
 
-from pacorl.models import twins
 from pacorl.models.policies.flux import FluxPolicy
 from pacorl.models.policies.pipeline import use_channels_last
 from pacorl.types import Size

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from pacorl.core.transfer import to_device
-from pacorl.models import twins
 from pacorl.models.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, guided, timestep_for
 from pacorl.models.policies.policy import TrainingShift, TrueGuidance
 from pacorl.models.policies.spec import PolicySpec, TinyCheckpoint
 from pacorl.tiny import CHECKPOINTS
 from pacorl.tiny.words import check_tiny, tiny_prompt
 from pacorl.types import Conditioning, Size
-
-if TYPE_CHECKING:
-    from diffusers import AutoencoderKL, FluxPipeline, FluxTransformer2DModel
 
 TINY_FLUX = CHECKPOINTS / "flux"
 
@@ -106,52 +102,6 @@ def _ids_on(device: torch.device, rows: int, cols: int, *, images: int) -> Tenso
     return to_device(torch.cat(ids), device)
 
 
-def tiny_flux_transformer(
-    *, width: int = 128, heads: int = 4, double_blocks: int = 2, single_blocks: int = 4
-) -> FluxTransformer2DModel:
-    """A FLUX.1-dev transformer in small (guidance-distilled, as the real one)."""
-    head = width // heads
-    transformer: FluxTransformer2DModel = twins.model_of(
-        twins.TINY["flux_transformer"],
-        num_layers=double_blocks,
-        num_single_layers=single_blocks,
-        attention_head_dim=head,
-        num_attention_heads=heads,
-        # The real model's shares of 128: 16 for the number of the image, 56 each for row and column.
-        axes_dims_rope=(head // 8, head * 7 // 16, head * 7 // 16),
-    )
-    for name, module in transformer.named_modules():
-        # adaLN-zero (arXiv 2212.09748): every block starts as the identity, which a short training repays.
-        if name == "proj_out" or (name.endswith(".linear") and ".norm" in f".{name}"):
-            torch.nn.init.zeros_(module.weight)
-            torch.nn.init.zeros_(module.bias)
-    return transformer
-
-
-def tiny_flux(texts: Sequence[str], *, vae: AutoencoderKL | None = None) -> FluxPipeline:
-    """Build a small FLUX.1-dev pipeline, its tokenizers trained on `texts`."""
-    from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
-
-    clip_tokenizer, t5_tokenizer = twins.clip_tokenizer_of(texts), twins.t5_tokenizer_of(texts)
-    return FluxPipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(
-            use_dynamic_shifting=True,
-            shift=3.0,
-            base_shift=0.5,
-            max_shift=1.15,
-            # 64 px and 128 px correspond to 256 px and 1024 px of the real model.
-            base_image_seq_len=64,
-            max_image_seq_len=256,
-        ),
-        vae=vae or twins.tiny_vae(),
-        text_encoder=twins.tiny_clip(clip_tokenizer),
-        tokenizer=clip_tokenizer,
-        text_encoder_2=twins.tiny_t5(t5_tokenizer),
-        tokenizer_2=t5_tokenizer,
-        transformer=tiny_flux_transformer(),
-    )
-
-
 TRAINED_WITH: dict[str, Any] = {"guidance_scale": 3.5, "max_sequence_length": 48}
 """Sequence length of the committed checkpoints. Attention reads padding, so another length degrades them."""
 
@@ -164,7 +114,6 @@ FLUX = PolicySpec(
     pipeline="FluxPipeline",
     hub_name="flux",
     architecture="flux.json",
-    twin=tiny_flux,
     steps=28,
     parameters=11_901_408_320,
     licence=DEV_LICENCE,

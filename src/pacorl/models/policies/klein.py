@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from einops import rearrange
@@ -20,7 +20,6 @@ from torch import Tensor
 
 from pacorl.core.transfer import to_device
 from pacorl.io.images import open_image, upright_size
-from pacorl.models import twins
 from pacorl.models.policies.flux import BFL_TRAINING_SHIFT
 from pacorl.models.policies.pipeline import (
     JOINT_ATTENTION,
@@ -35,9 +34,6 @@ from pacorl.models.policies.policy import PolicyOptions
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import Conditioning, Prompt, Size
 
-if TYPE_CHECKING:
-    from diffusers import Flux2KleinPipeline
-
 SOURCE_AREA = 1024 * 1024
 """Largest area of a source in the pipeline."""
 MAX_ASPECT = 8
@@ -50,13 +46,6 @@ LORA_TARGETS = (
     "ff.linear_in", "ff.linear_out", "ff_context.linear_in", "ff_context.linear_out", "attn.to_qkv_mlp_proj",
 )  # fmt: skip
 """FLUX's targets by the names of FLUX.2's blocks, and the fused layers of its single-stream blocks."""
-
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n"
-    "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
-)
-"""Qwen3's template, reduced to a single message without thinking."""
 
 
 class KleinOptions(PolicyOptions):
@@ -212,38 +201,12 @@ def position_ids(
     return ids + ids.new_tensor([image, 0, 0, 0]) if image else ids
 
 
-def tiny_klein(texts: Sequence[str]) -> Flux2KleinPipeline:
-    """Build a small FLUX.2-klein pipeline, its tokenizer trained on `texts`."""
-    from diffusers import FlowMatchEulerDiscreteScheduler, Flux2KleinPipeline
-
-    tokenizer = twins.qwen_tokenizer_of(texts)
-    tokenizer.chat_template = CHAT_TEMPLATE
-    vae = twins.model_of(twins.TINY["flux2_vae"])
-    # Like trained statistics, a twin's must differ from zero, one and each other.
-    torch.nn.init.normal_(vae.bn.running_mean, std=0.2)
-    torch.nn.init.uniform_(vae.bn.running_var, 0.5, 2.0)
-    return Flux2KleinPipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler.from_config(KLEIN.parts["scheduler"]),
-        vae=vae,
-        text_encoder=twins.model_of(
-            twins.TINY["qwen3"],
-            vocab_size=len(tokenizer),
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        ),
-        tokenizer=tokenizer,
-        transformer=twins.model_of(twins.TINY["flux2_transformer"]),
-    )
-
-
 KLEIN = PolicySpec(
     options=KleinOptions,
     policy=KleinPolicy,
     pipeline="Flux2KleinPipeline",
     hub_name="flux.?2.*klein",
     architecture="flux2_klein.json",
-    twin=tiny_klein,
     steps=50,
     parameters=3_875_544_576,
     licence=("apache-2.0", ""),

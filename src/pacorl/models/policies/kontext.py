@@ -10,7 +10,7 @@ stitched into one image of the generated size.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -21,16 +21,12 @@ from pacorl.models.policies.flux import (
     TRAINED_WITH,
     DistilledOptions,
     FluxPolicy,
-    tiny_flux,
 )
 from pacorl.models.policies.pipeline import stitch
 from pacorl.models.policies.spec import PolicySpec, TinyCheckpoint
 from pacorl.tiny import CHECKPOINTS
 from pacorl.tiny.words import check_tiny_edit
 from pacorl.types import Prompt, Size
-
-if TYPE_CHECKING:
-    from diffusers import FluxKontextPipeline
 
 TINY_KONTEXT = CHECKPOINTS / "kontext"
 STEADY = "steady"
@@ -85,20 +81,12 @@ class KontextPolicy(FluxPolicy):
         return {"source": self.encode_image(image, size)}
 
 
-def tiny_kontext(flux: Any) -> FluxKontextPipeline:
-    """FLUX.1-Kontext-dev in small: a FLUX pipeline's components, which it then shares."""
-    from diffusers import FluxKontextPipeline
-
-    return FluxKontextPipeline(**{name: model for name, model in flux.components.items() if model is not None})
-
-
 KONTEXT = PolicySpec(
     options=KontextOptions,
     policy=KontextPolicy,
     pipeline="FluxKontextPipeline",
     hub_name="(flux.*)?kontext",
     architecture="flux.json",  # the same components as FLUX.1-dev's
-    twin=lambda texts: tiny_kontext(tiny_flux(texts)),
     steps=28,
     parameters=11_901_408_320,
     licence=DEV_LICENCE,

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -24,7 +23,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pacorl.io.images import open_image, upright_size
-from pacorl.models import twins
 from pacorl.models.policies.pipeline import (
     JOINT_ATTENTION,
     PipelinePolicy,
@@ -280,62 +278,6 @@ def sides_for(area: int, path: Path) -> Size:
     return size
 
 
-# The pipelines cut off the first tokens of their template, 34 of Qwen-Image's and 64 of the editors', counted with
-# Qwen's own tokenizer, in which each of these words is one token. They stand here often enough to become one in a tiny
-# tokenizer too.
-TEMPLATE_WORDS = 8 * (
-    "user\nassistant",
-    "system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial relationships of "
-    "the objects and background:",
-)
-EDIT_TEMPLATE_WORDS = 8 * (
-    "user\nPicture",
-    "system\nDescribe the key features of the input image (color, shape, size, texture, objects, background), then "
-    "explain how the user's text instruction should alter or modify the image. Generate a new image that meets the "
-    "user's requirements while maintaining consistency with the original input where appropriate.",
-)
-
-
-def tiny_qwen_image(texts: Sequence[str]) -> Any:
-    """A whole Qwen-Image pipeline in small; the tokenizer knows the words of `texts`."""
-    import diffusers
-
-    tokenizer = twins.qwen_tokenizer_of([*texts, *TEMPLATE_WORDS])
-    return diffusers.QwenImagePipeline(
-        scheduler=diffusers.FlowMatchEulerDiscreteScheduler.from_config(QWEN_IMAGE.parts["scheduler"]),
-        vae=twins.model_of(twins.TINY["qwen_image_vae"]),
-        text_encoder=twins.tiny_qwen_vl(tokenizer),
-        tokenizer=tokenizer,
-        transformer=twins.model_of(twins.TINY["qwen_image_transformer"]),
-    )
-
-
-def processor_of(texts: Sequence[str], image_options: Mapping[str, Any]) -> Any:
-    """Build a processor whose tokenizer is trained on `texts`."""
-    from pacorl.io.processor import image_text_processor  # which imports transformers, for seconds
-
-    return image_text_processor(
-        tokenizer=twins.qwen_tokenizer_of(texts), image_options=image_options, chat_template=twins.CHAT_TEMPLATE
-    )
-
-
-def tiny_qwen_edit(texts: Sequence[str], *, plus: bool = False) -> Any:
-    """Build a small Qwen-Image-Edit pipeline, or its Plus variant, its tokenizer trained on `texts`."""
-    import diffusers
-
-    image_options = {"patch_size": 8, "merge_size": 2, "min_pixels": 32 * 32, "max_pixels": 128 * 128}
-    processor = processor_of([*texts, *EDIT_TEMPLATE_WORDS], image_options)
-    pipeline = diffusers.QwenImageEditPlusPipeline if plus else diffusers.QwenImageEditPipeline
-    return pipeline(
-        scheduler=diffusers.FlowMatchEulerDiscreteScheduler.from_config(QWEN_IMAGE.parts["scheduler"]),
-        vae=twins.model_of(twins.TINY["qwen_image_vae"]),
-        text_encoder=twins.tiny_qwen_vl(processor.tokenizer),
-        tokenizer=processor.tokenizer,
-        processor=processor,
-        transformer=twins.model_of(twins.TINY["qwen_image_transformer"]),
-    )
-
-
 QWEN_IMAGE = PolicySpec(
     options=QwenImageOptions,
     policy=QwenImagePolicy,
@@ -343,7 +285,6 @@ QWEN_IMAGE = PolicySpec(
     hub_name="qwen-image",
     architecture="qwen_image.json",
     licence=("apache-2.0", ""),
-    twin=tiny_qwen_image,
     steps=50,
     parameters=20_430_401_088,
     vae_levels="dim_mult",
@@ -354,7 +295,6 @@ QWEN_EDIT = replace(
     policy=QwenEditPolicy,
     pipeline="QwenImageEditPipeline",
     hub_name="qwen-image-edit",
-    twin=tiny_qwen_edit,
 )
 QWEN_EDIT_PLUS = replace(
     QWEN_EDIT,
@@ -362,7 +302,6 @@ QWEN_EDIT_PLUS = replace(
     policy=QwenEditPlusPolicy,
     pipeline="QwenImageEditPlusPipeline",
     hub_name="qwen-image-edit.*(plus|2509|2511)",
-    twin=partial(tiny_qwen_edit, plus=True),
     steps=40,
     steps_source="the example on the model card of Qwen-Image-Edit-2509",
 )

@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pacorl.io.images import as_rgb
-from pacorl.models import twins
 from pacorl.models.policies.pipeline import (
     MixedConditioning,
     by_layout,
@@ -29,7 +28,7 @@ from pacorl.models.policies.pipeline import (
     timestep_for,
 )
 from pacorl.models.policies.policy import PolicyOptions, TrueGuidance
-from pacorl.models.policies.qwen_image import QwenEditPolicy, processor_of
+from pacorl.models.policies.qwen_image import QwenEditPolicy
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import Conditioning, Prompt, Size
 
@@ -201,21 +200,6 @@ def prompt_tokens(conditioning: Conditioning, name: str) -> PromptTokens:
     return PromptTokens(text, tensors["source"].to(text.dtype), tensors["source_grid"][0].tolist())
 
 
-def tiny_qwen_image_21(texts: Sequence[str]) -> Any:
-    """Build a small Qwen-Image 2.1 pipeline, its tokenizer trained on `texts`."""
-    import diffusers
-
-    options = {"patch_size": 16, "merge_size": 2, "min_pixels": 32 * 32, "max_pixels": 256 * 256}
-    processor = processor_of(texts, options)
-    return diffusers.QwenImage21Pipeline(
-        scheduler=diffusers.FlowMatchEulerDiscreteScheduler.from_config(QWEN_IMAGE_21.parts["scheduler"]),
-        vae=twins.model_of(twins.TINY["qwen_image_21_vae"]),
-        text_encoder=twins.tiny_qwen_vl(processor.tokenizer, "qwen3_vl"),
-        processor=processor,
-        transformer=twins.model_of(twins.TINY["qwen_image_21_transformer"]),
-    )
-
-
 QWEN_IMAGE_21 = PolicySpec(
     options=QwenImage21Options,
     policy=QwenImage21Policy,
@@ -223,7 +207,6 @@ QWEN_IMAGE_21 = PolicySpec(
     hub_name=r"qwen-image-2\.1",
     architecture="qwen_image_21.json",
     licence=("other", "qwen-research"),
-    twin=tiny_qwen_image_21,
     steps=40,
     parameters=7_115_124_736,
     vae_levels="dim_mult",

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
 
-from pacorl.models import twins
 from pacorl.models.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, guided, pack, unpack
 from pacorl.models.policies.policy import PolicyOptions, TrainingShift
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import Conditioning, Size
-
-if TYPE_CHECKING:
-    from diffusers import StableDiffusion3Pipeline
 
 LORA_TARGETS = JOINT_ATTENTION
 """Flow-GRPO's targets for Stable Diffusion 3.5 (arXiv 2505.05470): joint attention, without the second attention."""
@@ -91,35 +86,12 @@ class SD3Policy(PipelinePolicy):
         return guided(read, scale=self.options.guidance_scale)
 
 
-def tiny_sd3(texts: Sequence[str]) -> StableDiffusion3Pipeline:
-    """Build a small Stable Diffusion 3.5 pipeline, its tokenizers trained on `texts`."""
-    from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
-
-    clip_tokenizer, t5_tokenizer = twins.clip_tokenizer_of(texts), twins.t5_tokenizer_of(texts)
-    # Half the width each: the pipeline concatenates the CLIPs and pads them to T5's width.
-    half_clip = partial(
-        twins.tiny_clip, clip_tokenizer, width=twins.TEXT_WIDTH // 2, architectures=["CLIPTextModelWithProjection"]
-    )
-    return StableDiffusion3Pipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),  # as published
-        vae=twins.tiny_vae(),
-        text_encoder=half_clip(),
-        tokenizer=clip_tokenizer,
-        text_encoder_2=half_clip(),
-        tokenizer_2=clip_tokenizer,
-        text_encoder_3=twins.tiny_t5(t5_tokenizer),
-        tokenizer_3=t5_tokenizer,
-        transformer=twins.model_of(twins.TINY["sd3_transformer"]),
-    )
-
-
 SD3 = PolicySpec(
     options=SD3Options,
     policy=SD3Policy,
     pipeline="StableDiffusion3Pipeline",
     hub_name="stable-diffusion-3|sd-?3",
     architecture="sd3.json",
-    twin=tiny_sd3,
     steps=28,
     parameters=2_243_171_520,
     licence=("other", "stabilityai-ai-community"),

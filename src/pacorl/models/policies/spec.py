@@ -65,8 +65,6 @@ class PolicySpec:
     """Pattern in the lower-case name of its checkpoints; the longest match of all kinds decides."""
     architecture: str
     """JSON file in `policies/architectures`: the config of each component as published, by the pipeline's names."""
-    twin: Callable[[Sequence[str]], Any]
-    """Texts → a small pipeline with random weights, whose tokenizers are trained on the texts."""
     steps: int
     """Default denoising steps, from the published checkpoint's example."""
     parameters: int

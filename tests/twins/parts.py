@@ -1,8 +1,4 @@
-"""Tiny twins of the released models, built from configs.
-
-Tokenizers are trained on texts; weights are random until `python -m research.tiny` trains them. A generator's twin is
-in its policy's file; the judge's is here. Sizes are in `docs/tiny.md`.
-"""
+"""Parts of twins: tokenizers, encoders, the autoencoder and the judge."""
 
 from __future__ import annotations
 
