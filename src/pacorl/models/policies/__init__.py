@@ -117,9 +117,7 @@ def model_section(pipeline: Any) -> dict[str, str]:
 
 def _kind_of_class(name: str, source: str) -> str:
     """Find the kind of a pipeline's class; `source` is its name in messages."""
-    kinds = {}
-    for kind, spec in POLICIES.items():
-        kinds[spec.pipeline] = kind
+    kinds = {str(spec.pipeline): kind for kind, spec in POLICIES.items()}
     if name not in kinds:
         raise ValueError(f"{source} is a {name or 'pipeline without a name'}; there are {', '.join(kinds)}")
     return kinds[name]

@@ -59,15 +59,17 @@ class PolicySpec:
     """The section `model:` of this kind. The default of `checkpoint` is the published checkpoint."""
     policy: type[PipelinePolicy]
     """The policy class."""
-    pipeline: str
-    """The diffusers class, as a checkpoint's model_index.json names it."""
-    hub_name: str
-    """Pattern in the lower-case name of its checkpoints; the longest match of all kinds decides."""
-    architecture: str
-    """JSON file in `policies/architectures`: the config of each component as published, by the pipeline's names."""
+    pipeline: str | Callable[..., Any]
+    """The diffusers class by its name, as a checkpoint's model_index.json has it. From outside also a class of its own,
+    or a function (checkpoint, *, dtype) that returns an object with a pipeline's parts."""
     steps: int
     """Default denoising steps, from the published checkpoint's example."""
-    parameters: int
+    hub_name: str = "(?!)"
+    """Pattern in the lower-case name of its checkpoints; the longest match of all kinds decides. By default none."""
+    architecture: str = ""
+    """JSON file in `policies/architectures`: the config of each component as published, by the pipeline's names.
+    Empty if its memory is not planned."""
+    parameters: int = 0
     """Parameters of the published transformer, as counted in its checkpoint, to verify the architecture."""
     steps_source: str = ""
     """Source of `steps` if they are not the pipeline's default."""
@@ -96,7 +98,9 @@ class PolicySpec:
 
     @property
     def pipeline_type(self) -> Any:
-        """The diffusers class, whose first mention imports thousands of modules."""
+        """The class or function; the first mention of a diffusers class imports thousands of modules."""
+        if not isinstance(self.pipeline, str):
+            return self.pipeline
         import diffusers
 
         with quiet("transformers.utils.import_utils"):  # torchvision is not missed
@@ -119,7 +123,9 @@ class PolicySpec:
 
     @cached_property
     def parts(self) -> Parts:
-        """The published architecture."""
+        """The published architecture; empty if it is not declared."""
+        if not self.architecture:
+            return {}
         return read_object(Path(__file__).parent / "architectures" / self.architecture)
 
     def options_for(
@@ -197,10 +203,14 @@ class PolicySpec:
             check_compiled(device)
         if pipeline is None:
             source = self.check_source(options.checkpoint)
+            dtype = getattr(torch, options.dtype)
             # diffusers would note that our components differ in class from its index.
             components = self.policy.components_from(source)
             with quiet(*(["diffusers.pipelines.pipeline_utils"] if components else [])):
-                pipeline = pretrained(self.pipeline_type, source, dtype=getattr(torch, options.dtype), **components)
+                if isinstance(self.pipeline_type, type):
+                    pipeline = pretrained(self.pipeline_type, source, dtype=dtype, **components)
+                else:
+                    pipeline = self.pipeline_type(source, dtype=dtype, **components)
 
         # Text encoders first: the transformer is placed after they have left.
         policy = self.take(pipeline, options, record_sizes=record_sizes)
@@ -223,36 +233,41 @@ class PolicySpec:
         Raises:
             ValueError: There is none, it is another pipeline, or the adapter or the size does not fit.
         """
-        from pacorl.io.hub import check_checkpoint, local_file
+        from pacorl.io.hub import local_file
 
-        # The pipeline's class. FLUX.1-Kontext and FLUX.1-dev have one architecture, so wrong weights would load
-        # silently.
         source = str(self.committed.folder) if checkpoint == TINY else checkpoint
-        check_checkpoint(source, "model_index.json")
-        index = local_file(source, "model_index.json")
-        if index:
-            pipeline_class = read_object(index).get("_class_name")
-        else:
-            import diffusers
-
-            pipeline_class = diffusers.DiffusionPipeline.load_config(source).get("_class_name")
-        if pipeline_class != self.pipeline:
-            raise ValueError(
-                f"model.checkpoint {source} is a {pipeline_class}, and this model.kind needs a {self.pipeline} such as "
-                f"{self.published}"
-            )
+        if isinstance(self.pipeline, str | type):
+            self._check_class(source)
 
         # The adapter's layers and the size.
         if adapter:
             from pacorl.models.lora import check_layers
 
             check_layers(self.adapter_source(checkpoint, adapter), source, component="transformer")
-        if size:
+        if size and self.parts:
             # A local VAE may have another scale than the published one, which decides the step of the sides.
             config = local_file(source, "vae/config.json")
             vae = {**self.parts["vae"], **(read_object(config) if config else {})}
             self.policy.check_sides(size, step=self.token_pixels(vae))
         return source
+
+    def _check_class(self, source: str) -> None:
+        """Check a checkpoint's pipeline: FLUX.1-Kontext's weights would load silently into FLUX.1-dev's."""
+        from pacorl.io.hub import check_checkpoint, local_file
+
+        check_checkpoint(source, "model_index.json")
+        index = local_file(source, "model_index.json")
+        if index:
+            found = read_object(index).get("_class_name")
+        else:
+            import diffusers
+
+            found = diffusers.DiffusionPipeline.load_config(source).get("_class_name")
+        needed = self.pipeline if isinstance(self.pipeline, str) else self.pipeline.__name__
+        if found != needed:
+            raise ValueError(
+                f"model.checkpoint {source} is a {found}, and this model.kind needs a {needed} such as {self.published}"
+            )
 
     def adapter_source(self, checkpoint: str, adapter: str) -> str:
         """Return the folder of a committed LoRA of the checkpoint `tiny`; any other adapter is its own source."""
