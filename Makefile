@@ -56,7 +56,7 @@ docs: $(READY)  ## the documentation site, in build/site; dead links and undocum
 wheel: $(READY)  ## wheel and sdist, in dist
 	$(BIN)/python -m hatchling build -d dist
 
-nightly: $(READY)  ## hours: the long tests, hostile inputs, a real vLLM, the lowest and the newest versions
+nightly: $(READY)  ## hours: the long tests, a real vLLM, the lowest and the newest versions
 	PYTHON=$(BIN)/python tests/vllm/install.sh
 	$(PYTEST) -m "campaign or vllm" $(ARGS)
 	rm -rf $(VERSIONS) && mkdir -p build

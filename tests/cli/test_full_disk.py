@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from qa.campaign.stories import STORIES, draw_images
+from stories import STORIES, draw_images
 from toy_world import toy_world
 
 from pacorl import cli

@@ -253,9 +253,8 @@ def read_lora(
         assert match, "checked above"
         module = rename(_unwrapped(match["module"], layers))
         names[module] = match["module"].removeprefix(PEFT_PREFIX)
-        pairs[module][SIDES[match["side"]] if match.re is WEIGHT else "alpha"] = value.to(
-            torch.promote_types(value.dtype, torch.float32)
-        )
+        wide = value if value.dtype == torch.float64 else value.float()
+        pairs[module][SIDES[match["side"]] if match.re is WEIGHT else "alpha"] = wide
     state: dict[str, Tensor] = {}
     for module, pair in pairs.items():
         for side in "AB":
@@ -346,10 +345,11 @@ def _alpha(pair: Mapping[str, Tensor], config: Mapping[str, Any], names: Iterabl
     alpha = float(pair.get("alpha", rank))
     if not config:
         return alpha
-    expected = configured("r", config.get("rank_pattern") or {})
+    patterns = {key: typed(config.get(key) or {}, dict[str, Any]) for key in ("rank_pattern", "alpha_pattern")}
+    expected = configured("r", patterns["rank_pattern"])
     if expected not in (None, rank):
         raise ValueError(f"r of {module} is {expected}, and its weights have rank {rank}; fetch both files again")
-    stated = typed(configured("lora_alpha", config.get("alpha_pattern") or {}), FiniteFloat)
+    stated = typed(configured("lora_alpha", patterns["alpha_pattern"]), FiniteFloat)
     if "alpha" in pair and alpha != stated:
         raise ValueError(f"α of {module} is {alpha:g} in a tensor and {stated:g} in the config")
     # Rank-stabilised: the scale is α/√rank.

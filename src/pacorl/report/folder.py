@@ -6,7 +6,7 @@ an error with file and line.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -166,9 +166,9 @@ def _masked(text: str, name: str) -> str:
 
 def number(value: object) -> float | None:
     """The finite float that `value` is, None for anything else (a bool is no number)."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    return float(value) if abs(value) <= sys.float_info.max else None
 
 
 def numbers(record: Mapping[str, Any]) -> dict[str, float]:

@@ -1,28 +1,24 @@
-"""What is stopped: command lines that do the same however often they are begun again in their folder."""
+"""Command lines that write a folder `run`, and do the same however often they begin again in it."""
 
 from __future__ import annotations
 
-import contextlib
-import sys
-import tempfile
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-import pytest
 import toy_world
-from PIL.Image import Image
 
-from pacorl import cli
-from pacorl.generate import generator
-from pacorl.grpo.rollout import sample_images
 from pacorl.tiny.characters import all_panels, draw
-from pacorl.types import Prompt
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 # Two epochs of the toy world, each with an evaluation, a page and a checkpoint; by this seed the second is the better
 # one, so that the first is deleted.
-POLICY = ["epochs=2", "keep_checkpoints=1", "evaluation.every=1", "prompts.evaluation=tiny:dev:1", "seed=3"]
+POLICY = [
+    "epochs=2",
+    "save_every=1",
+    "keep_checkpoints=1",
+    "evaluation.every=1",
+    "prompts.evaluation=tiny:dev:1",
+    "seed=3",
+]
 # Two steps of the tiny judge on pairs that it draws, each with a checkpoint, of which one is kept.
 JUDGE = [
     *("data.train=[tiny:train:4]", "data.evaluation=[tiny:dev:2]", "optimizer.batch=2", "max_steps=2", "trackers=[]"),
@@ -53,42 +49,7 @@ STORIES = {
 
 
 def draw_images() -> None:
-    """What `score` and `dataset import` look at, in the working folder."""
+    """Draw what `score` and `dataset import` read into the working folder."""
     for panel, name in zip(all_panels()[:6], "abcdef", strict=True):
         draw(panel, 32).save(f"{name}.png")
     Path("rankings.csv").write_text("reference,candidates\na.png,b.png > c.png\nd.png,e.png > f.png\n")
-
-
-@contextlib.contextmanager
-def bits_by_batch() -> Iterator[None]:
-    """Let a pixel of each image depend on its position in the batch and on its other seeds, as last bits may."""
-
-    def sampled(policy: Any, prompts: Sequence[Prompt], *, seeds: Sequence[int], **options: Any) -> list[Image]:
-        images = sample_images(policy, prompts, seeds=seeds, **options)
-        for position, image in enumerate(images):
-            image.putpixel((0, 0), (sum(seeds) % 256, position, len(seeds)))
-        return images
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generator, "sample_images", sampled)
-        yield
-
-
-def run(story: str) -> None:
-    """Run the commands of a story in the working folder, up to one that fails."""
-    draw_images()
-    with toy_world.toy_world() if story == "train-policy" else bits_by_batch():
-        for words in STORIES[story]:
-            sys.argv = ["pacorl", *words]
-            try:
-                cli.main()
-            except SystemExit as ended:
-                if ended.code:
-                    raise
-
-
-def warm() -> None:
-    """Do once what every fork then has behind it: imports, compiled templates."""
-    for story in STORIES:
-        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-            run(story)
