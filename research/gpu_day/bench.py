@@ -164,7 +164,7 @@ class Bench:
         self._fill_adapter()
         self.trained = [parameter for parameter in transformer.parameters() if parameter.requires_grad]
         self.optimizer = builders.build_optimizer(config, self.policy, device=device)
-        self.average = MovingAverage(transformer, decay=0.9, interval=1)
+        self.average = MovingAverage(transformer, decay=0.9)
 
     @torch.no_grad()
     def _fill_adapter(self) -> None:

@@ -32,7 +32,6 @@ SETTINGS = [
     "evaluation.size=[64,64]",
     "evaluation.steps=1",
     "evaluation.batch=1",  # three batches for two processes: an uneven last round
-    "optimizer.ema_interval=1",
     "advantages.credit=set",  # the paper's, and its clip range
     "objective={}",
 ]

@@ -54,7 +54,7 @@ def on_devices(case: str, *, elsewhere: str) -> list[Any]:
 SMALL = [
     "epochs=3", "prompts_per_epoch=2", "group_size=2", "save_every=1", "trackers=[]", "prompts.train=tiny:train:3",
     "prompts.evaluation=tiny:dev:1", "sampling.steps=2", "sampling.suffix={}", "sampling.batch=2",
-    "evaluation.size=[64,64]", "evaluation.steps=1", "optimizer.updates_per_epoch=1", "optimizer.ema_interval=1",
+    "evaluation.size=[64,64]", "evaluation.steps=1", "optimizer.updates_per_epoch=1",
 ]  # fmt: skip
 
 

@@ -20,7 +20,6 @@ SMALL = [
     "evaluation.size=[64,64]",
     "evaluation.steps=2",
     "optimizer.updates_per_epoch=2",
-    "optimizer.ema_interval=1",
 ]
 
 

@@ -19,7 +19,6 @@ from safetensors.torch import load_file, save_file
 from pacorl.config.base import ConfigError, Section, changes_to, frozen_changes
 from pacorl.config.reference import keys
 from pacorl.core.advantages import AGGREGATES
-from pacorl.core.metric_names import SIGN_MEANINGS
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.grpo import checkpoint
 from pacorl.grpo.checkpoint import (
@@ -254,12 +253,10 @@ CONFIGS: list[dict[str, Any]] = [
     *({"advantages": {"aggregate": name}} for name in AGGREGATES),
 ]
 """Every section that a config may have, in at least one of them."""
-SIGNS = (*SIGN_MEANINGS, "held_out")
 ALWAYS_FREE = {
     *("out", "save_every", "keep_checkpoints", "trackers", "evaluation.every", "prompts.leaks"),
     *("advantages.max_missing", "model.gradient_checkpointing", "reward_timeout"),
-    *(f"monitor.{sign}.at" for sign in SIGNS),
-    *(f"monitor.{sign}.action" for sign in SIGNS),
+    "monitor",
     *("judge.api_key_env", "judge.concurrency", "judge.timeout", "judge.retries", "judge.startup", "judge.outage"),
     *("evaluation.judge.api_key_env", "evaluation.judge.concurrency", "evaluation.judge.timeout"),
     *("evaluation.judge.retries", "evaluation.judge.startup", "evaluation.judge.outage"),

@@ -63,7 +63,7 @@ def recipe(tmp_path: Path, checkpoints: Path, request: pytest.FixtureRequest) ->
         "judge": {"checkpoint": "tiny", "dtype": "float32"},
         # A judge of sets says the same of whatever random weights generate; the size of the file tells them apart.
         "rewards": [{"name": "edit_consistency", "args": {"temperature": 8}}, {"name": JPEG_SIZE}],
-        "optimizer": {"updates_per_epoch": 1, "lr": 1.0e-3, "ema_interval": 1},
+        "optimizer": {"updates_per_epoch": 1, "lr": 1.0e-3},
     }
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(config))

@@ -204,13 +204,12 @@ def test_an_endpoint_objective_resumes_with_its_sampling_weights(
 
 
 @pytest.mark.usefixtures("toy")
-def test_a_sliding_window_and_the_evaluations_sigmas(small: list[str]) -> None:
+def test_a_sliding_window(small: list[str]) -> None:
     config = tiny_run(
         [
             *small,
             "epochs=2",
             "sampling.size=[32,32]",
-            "sampling.shift=evaluation",
             "sampling.window={kind: sliding, size: 1}",
             "sampling.sde_steps=[0,1]",
             "objective.name=grpo_guard",

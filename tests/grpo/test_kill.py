@@ -32,7 +32,6 @@ SETTINGS = [
     "evaluation.size=[64,64]",
     "evaluation.steps=1",
     "evaluation.every=2",
-    "optimizer.ema_interval=1",
     "optimizer.schedule=cosine",
     "optimizer.warmup_steps=2",
 ]

@@ -14,7 +14,9 @@ import pytest
 from PIL import Image, ImageFilter
 
 from pacorl.core.grid import join, split
+from pacorl.core.metric_names import SIGN_MEANINGS
 from pacorl.grpo.monitor import (
+    LIMITS,
     SAME_DISTANCE,
     SIDE,
     HackingMonitor,
@@ -25,7 +27,6 @@ from pacorl.grpo.monitor import (
     panel_statistics,
     signs_of,
 )
-from pacorl.grpo.policy_config import LimitConfig, MonitorConfig
 from pacorl.tiny import characters
 from pacorl.tiny.characters import VALUES, Panel, all_panels, draw
 from pacorl.types import Grid, Prompt
@@ -101,7 +102,7 @@ def test_a_fine_pattern_is_a_lattice(size: int, period: int) -> None:
     found = np.mean(
         [panel_statistics(prompt(), image).grid_artifact for image in map(sheet, (covered[:4], covered[4:]))]
     )
-    assert found > plain + MonitorConfig().grid_artifact.at, (plain, found)
+    assert found > plain + LIMITS["grid_artifact"], (plain, found)
 
 
 def test_edges_textures_and_noise_are_no_lattice() -> None:
@@ -120,10 +121,9 @@ def test_dark_images_without_detail_lose_edges_and_colours() -> None:
     drawn = [draw(panel, 64) for panel in PANELS[:4]]
     lost = [panel.filter(ImageFilter.GaussianBlur(6)).point(lambda value: value // 8) for panel in drawn]
     before, after = (panel_statistics(prompt(), sheet(panels)) for panels in (drawn, lost))
-    limits = MonitorConfig()
-    assert after.dark > before.dark + limits.dark.at
-    assert after.edges < (1 - limits.edges.at) * before.edges
-    assert after.entropy < (1 - limits.entropy.at) * before.entropy
+    assert after.dark > before.dark + LIMITS["dark"]
+    assert after.edges < (1 - LIMITS["edges"]) * before.edges
+    assert after.entropy < (1 - LIMITS["entropy"]) * before.entropy
 
 
 def test_edges_entropy_and_dark_pixels_are_those_of_plain_loops() -> None:
@@ -204,7 +204,7 @@ def test_a_healthy_world_has_low_signs_of() -> None:
 
 
 def test_a_rise_beyond_the_limit_is_an_alarm() -> None:
-    watch = HackingMonitor({"duplicates": LimitConfig(at=0.2)}, average=2)
+    watch = HackingMonitor({"duplicates": 0.2}, average=2)
     raised = [watch.update("epoch", {"monitor/duplicates": value}) for value in (0.0, 0.1, 0.2, 0.25, 0.3, 0.4)]
     assert [len(alarms) for alarms in raised] == [0, 0, 0, 0, 1, 1]
     alarm = raised[4][0]
@@ -213,16 +213,16 @@ def test_a_rise_beyond_the_limit_is_an_alarm() -> None:
 
 
 def test_a_fall_is_a_share_of_the_best() -> None:
-    watch = HackingMonitor({"diversity": LimitConfig(at=0.4, action="stop"), "held_out": LimitConfig(at=0.2)})
+    watch = HackingMonitor({"diversity": 0.4, "held_out": 0.2}, action="stop")
     first = {"monitor/diversity": 0.5, "held_out/clip": 0.30, "held_out/gemma": None}
     assert watch.update("evaluation", first) == []
     assert watch.update("evaluation", {"monitor/diversity": 0.31, "held_out/clip": 0.25}) == []
     alarms = watch.update("evaluation", {"monitor/diversity": 0.29, "held_out/clip": 0.23})
-    assert [(alarm.sign, alarm.action) for alarm in alarms] == [("diversity", "stop"), ("held_out/clip", "warn")]
+    assert [(alarm.sign, alarm.action) for alarm in alarms] == [("diversity", "stop"), ("held_out/clip", "stop")]
 
 
 def test_a_fall_of_edges_or_entropy_and_a_rise_of_dark_pixels_are_alarms() -> None:
-    watch = HackingMonitor.of(MonitorConfig(), prompts=42)
+    watch = HackingMonitor.of("warn", prompts=42)
     start = {"monitor/edges": 0.2, "monitor/entropy": 3.0, "monitor/dark": 0.4}
     assert watch.update("evaluation", start) == []
     assert watch.update("evaluation", {"monitor/edges": 0.3, "monitor/entropy": 4.0, "monitor/dark": 0.1}) == []
@@ -236,7 +236,7 @@ def test_a_fall_of_edges_or_entropy_and_a_rise_of_dark_pixels_are_alarms() -> No
 @pytest.mark.parametrize(("prompts", "average"), [(42, 3), (8, 3), (6, 4), (4, 6)])
 def test_the_draws_of_few_prompts_raise_no_alarm(prompts: int, average: int) -> None:
     """Of 300 healthy epochs; the diversity of four prompts of the tiny world was 0.284 ± 0.048."""
-    watch = HackingMonitor.of(MonitorConfig(), prompts=prompts)
+    watch = HackingMonitor.of("warn", prompts=prompts)
     assert watch.diversity_average == average
     rng = np.random.default_rng(0)
     drawn = (0.284 + 0.048 * math.sqrt(4 / prompts) * rng.normal(size=300)).tolist()
@@ -251,7 +251,7 @@ def test_the_draws_of_few_prompts_raise_no_alarm(prompts: int, average: int) -> 
 
 
 def test_what_was_gained_and_is_lost_again_is_an_alarm() -> None:
-    watch = HackingMonitor({"held_out": LimitConfig(at=0.2), "blank": LimitConfig(at=0.1)}, average=2)
+    watch = HackingMonitor({"held_out": 0.2, "blank": 0.1}, average=2)
     raised = [watch.update("evaluation", {"held_out/clip": value}) for value in (0.3, 0.5, 0.41, 0.39, 0.45)]
     assert [len(alarms) for alarms in raised] == [0, 0, 0, 1, 0]
     assert "held_out/clip went from 0.500 to 0.390" in str(raised[3][0])
@@ -262,21 +262,21 @@ def test_what_was_gained_and_is_lost_again_is_an_alarm() -> None:
 
 
 def test_training_and_evaluation_have_starts_of_their_own() -> None:
-    watch = HackingMonitor({"grid_artifact": LimitConfig(at=0.1)}, average=1)
+    watch = HackingMonitor({"grid_artifact": 0.1}, average=1)
     assert watch.update("evaluation", {"monitor/grid_artifact": 0.0}) == []
     assert watch.update("epoch", {"monitor/grid_artifact": 0.3}) == []
     assert watch.update("epoch", {"monitor/grid_artifact": 0.35}) == []
     assert len(watch.update("evaluation", {"monitor/grid_artifact": 0.35})) == 1
 
 
-def test_a_limit_that_is_off_raises_nothing() -> None:
-    watch = HackingMonitor({"blank": LimitConfig(at=0.1, action="off")}, average=1)
+def test_a_monitor_that_is_off_raises_nothing() -> None:
+    watch = HackingMonitor({"blank": 0.1}, action="off", average=1)
     assert [watch.update("epoch", {"monitor/blank": value}) for value in (0.0, 1.0)] == [[], []]
 
 
 def test_a_resumed_watch_goes_on() -> None:
     lines = [{"kind": "epoch", "epoch": n, "monitor/blank": v} for n, v in enumerate((0.0, 0.0, 0.1, 0.3, 0.3))]
-    whole, resumed = (HackingMonitor({"blank": LimitConfig(at=0.1)}, average=2) for _ in range(2))
+    whole, resumed = (HackingMonitor({"blank": 0.1}, average=2) for _ in range(2))
     for line in lines:
         expected = whole.update("epoch", line)
     resumed.restore(lines[:-1])
@@ -284,22 +284,13 @@ def test_a_resumed_watch_goes_on() -> None:
     assert expected
 
 
-def test_the_config_s_watch_knows_every_sign() -> None:
-    assert set(HackingMonitor.of(MonitorConfig(), prompts=42).limits) == {
-        "duplicates",
-        "blank",
-        "grid_artifact",
-        "diversity",
-        "edges",
-        "entropy",
-        "dark",
-        "held_out",
-    }
+def test_every_sign_has_a_limit() -> None:
+    assert set(LIMITS) == {*SIGN_MEANINGS, "held_out"}
 
 
 def test_what_the_log_holds_of_images() -> None:
     blank = Image.new("RGB", (64, 64))
-    monitor = HackingMonitor({"blank": LimitConfig(at=0.1), "grid_artifact": LimitConfig(at=0.1)})
+    monitor = HackingMonitor({"blank": 0.1, "grid_artifact": 0.1})
     monitor.restore([{"kind": "evaluation", "monitor/blank": 0.0, "monitor/grid_artifact": 0.0}])
     signs, raised = monitor.observe("evaluation", [panel_statistics(prompt(), blank)], {"loss": 1.0})
     assert signs == {

@@ -13,7 +13,7 @@ from toy_world import ToyPolicy
 
 from pacorl.core.metric_names import SIGN_MEANINGS
 from pacorl.grpo import checkpoint
-from pacorl.grpo.monitor import HackingSuspectedError
+from pacorl.grpo.monitor import LIMITS, HackingSuspectedError
 from pacorl.grpo.trainer import train_policy
 from pacorl.models.policies.flux import FluxPolicy
 
@@ -94,9 +94,9 @@ def test_a_hacked_run_warns(small: list[str], caplog: pytest.LogCaptureFixture) 
 @pytest.mark.slow
 @pytest.mark.usefixtures("toy", "dark_from_epoch_two")
 def test_a_hacked_run_can_be_stopped_and_is_saved(small: list[str]) -> None:
-    config = tiny_run([*small, "epochs=5", "monitor.blank.action=stop", "save_every=100"])
+    config = tiny_run([*small, "epochs=5", "monitor=stop", "save_every=100"])
     with pytest.raises(
-        HackingSuspectedError, match=r"stopped after epoch 4, and saved: blank went from 0\.667 to 1\.0"
+        HackingSuspectedError, match=r"stopped after epoch 4, and saved: .*blank went from 0\.667 to 1\.0"
     ):
         train_policy(config)
     assert [path.name for path in checkpoint.checkpoints(config.out / "checkpoints")] == ["step-000008"]
@@ -104,11 +104,14 @@ def test_a_hacked_run_can_be_stopped_and_is_saved(small: list[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("toy")
-def test_a_resumed_run_remembers_where_the_signs_stood(small: list[str], tmp_path: Path) -> None:
+def test_a_resumed_run_remembers_where_the_signs_stood(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     several = ["prompts.train=tiny:train:12", "prompts_per_epoch=4", "group_size=2"]
     # The least change of any sign raises an alarm.
-    limits = [f"monitor.{sign}.at=1e-9" for sign in SIGN_MEANINGS]
-    settings = [*small, *several, *limits]
+    for sign in SIGN_MEANINGS:
+        monkeypatch.setitem(LIMITS, sign, 1e-9)
+    settings = [*small, *several]
     whole = train_policy(tiny_run([*settings, f"out={tmp_path / 'whole'}", "epochs=9"]))
     part = train_policy(tiny_run([*settings, f"out={tmp_path / 'part'}", "epochs=4", "evaluation.every=0"]))
     train_policy(tiny_run([*settings, f"out={part}", "epochs=9", "evaluation.every=0"]), resume=True)

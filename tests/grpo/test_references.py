@@ -58,7 +58,7 @@ def recipe(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
         "evaluation": {"size": [64, 64], "steps": 2, "batch": 2, "every": 1},
         "judge": None,
         "rewards": [{"name": JPEG_SIZE}],
-        "optimizer": {"updates_per_epoch": 1, "lr": 1.0e-3, "ema_interval": 1},
+        "optimizer": {"updates_per_epoch": 1, "lr": 1.0e-3},
     }
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(config))

@@ -17,7 +17,7 @@ from pacorl.core.schedule import seed_of
 from pacorl.core.sde import Transition, flow_sde, log_prob
 from pacorl.core.solvers import Past, ab2
 from pacorl.grpo.conditioning import ConditioningCache
-from pacorl.grpo.rollout import Draw, collect, sample_images, sigmas_of
+from pacorl.grpo.rollout import Draw, collect, sample_images
 from pacorl.grpo.rows import Row
 from pacorl.grpo.update import PolicyLoss, update_policy
 from pacorl.models.adapters import OldPolicy, adapter_state, add_lora
@@ -245,14 +245,6 @@ def test_a_suffix_changes_nothing_that_is_trained(policy: FluxPolicy, suffix: Su
     loss = PolicyLoss(policy, cheap, cache, GrpoClip())
     metrics = update_policy(loss, samples, values([1.0, -1.0, 0.5, 2.0]), runtime=Runtime(), draw=(1, 0, 0))
     assert metrics["ratio_deviation/0"] == metrics["ratio_deviation/1"] == 0.0
-
-
-def test_sigmas_may_be_shifted_for_another_size(policy: FluxPolicy) -> None:
-    prompt = PROMPTS[0]
-    own = Sampler(size=Size(64, 64), steps=4)
-    shifted = Sampler(size=Size(64, 64), steps=4, shift_size=Size(128, 128))
-    assert torch.equal(sigmas_of(policy, shifted, prompt), policy.sigmas(4, Size(128, 128)))
-    assert (sigmas_of(policy, shifted, prompt)[1:-1] > sigmas_of(policy, own, prompt)[1:-1]).all()
 
 
 @pytest.mark.slow

@@ -24,7 +24,6 @@ SETTINGS = [
     "evaluation.size=[64,64]",
     "evaluation.steps=1",
     "optimizer.updates_per_epoch=1",
-    "optimizer.ema_interval=1",
 ]
 
 

@@ -53,7 +53,7 @@ def train(out: Path) -> None:
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(learning, lr=1e-2)
     model, optimizer = machine.prepare(model, optimizer)
-    average = MovingAverage(machine.unwrap(model), decay=0.5, interval=1)
+    average = MovingAverage(machine.unwrap(model), decay=0.5)
     batches, norms = [torch.randn(2, WIDTH) for _ in range(4)], []
     for step in range(3):
         own = [batch for _, batch in machine.shard(batches)]

@@ -236,26 +236,23 @@ def test_a_start_for_fewer_modules_names_them(flux: FluxPolicy, tmp_path: Path) 
     start_from(other, tmp_path, rank=RANK, alpha=ALPHA, base="tiny")
 
 
-def test_the_average_follows_at_its_interval(flux: FluxPolicy) -> None:
+def test_the_average_follows_each_step(flux: FluxPolicy) -> None:
     transformer = trained(fresh(flux))
-    average = MovingAverage(transformer, decay=0.15, interval=2)
+    average = MovingAverage(transformer, decay=0.15)
     name, start = next((name, value.clone()) for name, value in average.state.items())
     with torch.no_grad():
         adapter_state(transformer)[name].add_(4.0)
-    average.follow(1)
-    assert torch.equal(average.state[name], start)
-    average.follow(2)  # the first update's decay is 1/10
+    average.follow(1)  # the first update's decay is 1/10
     torch.testing.assert_close(average.state[name], start + 3.6)
     with average.swapped_in():
         torch.testing.assert_close(adapter_state(transformer)[name], start + 3.6)
     torch.testing.assert_close(adapter_state(transformer)[name], start + 4.0)
-    average.follow(3)
-    average.follow(4)  # 2/11 is beyond the decay of .15
+    average.follow(2)  # 2/11 is beyond the decay of .15
     torch.testing.assert_close(average.state[name], start + 4.0 - 0.4 * 0.15)
 
 
 def test_the_averages_decay_warms_up_by_its_own_updates(flux: FluxPolicy) -> None:
-    average = MovingAverage(fresh(flux), decay=0.85, interval=3)
+    average = MovingAverage(fresh(flux), decay=0.85)
     decays = [average.decay_at(update) for update in (0, 1, 8, 49, 50, 51, 1000)]
     assert decays == pytest.approx([1 / 10, 2 / 11, 9 / 18, 50 / 59, 0.85, 0.85, 0.85])
 

@@ -116,7 +116,7 @@ def train_for_real(config: PolicyConfig) -> None:
     add_lora(policy.transformer, rank=config.adapter.rank, alpha=config.adapter.alpha, targets=policy.lora_targets)
     if config.model.gradient_checkpointing:
         pipeline.transformer.enable_gradient_checkpointing()
-    average = MovingAverage(policy.transformer, decay=0.9, interval=1)
+    average = MovingAverage(policy.transformer, decay=0.9)
     trained = [parameter for parameter in policy.transformer.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained)
     batch, size = config.sampling.batch, Size(*config.sampling.size)

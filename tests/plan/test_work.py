@@ -24,7 +24,7 @@ from pacorl.grpo.update import PolicyLoss, update_policy
 from pacorl.models.adapters import add_lora
 from pacorl.plan.work import work_of
 from pacorl.runtime.processes import Runtime
-from pacorl.types import Advantages, Samples, Size
+from pacorl.types import Advantages, Samples
 
 PAPER = ["group_size=16", "sampling.steps=10", "sampling.suffix={}", "sampling.batch=16"]
 QUICKSTART = ["group_size=12", "sampling.steps=6", "sampling.suffix={}", "sampling.batch=12"]
@@ -165,9 +165,7 @@ def saved_bytes(group: int) -> int:
     policy = ToyPolicy()
     add_lora(policy.transformer, rank=2, alpha=4, targets=policy.lora_targets)
     config = toy_config(Path("unused"), f"group_size={group}", f"sampling.batch={group}", ONE_START)
-    sampler = config.sampling.sampler(
-        0, group_size=group, seed=1, spec=OBJECTIVES["grpo_clip"], evaluation_size=Size(16, 16)
-    )
+    sampler = config.sampling.sampler(0, group_size=group, seed=1, spec=OBJECTIVES["grpo_clip"])
     cache = ConditioningCache(policy)
     rows = epoch_rows(toy_prompts(), epoch=0, count=1, group_size=group, seed=1)
     samples = collect(Draw(policy, sampler, cache, 1, 0, group), rows)

@@ -191,7 +191,7 @@ def _expected(sample: paco.Sample, settings: paco.Settings) -> dict[str, Tensor]
 def settings_of(config: PolicyConfig, policy: ToyPolicy) -> paco.Settings:
     """A config under the reference's names."""
     sampling, options = config.sampling, config.optimizer
-    size = Size(*(config.evaluation.size if sampling.shift == "evaluation" else sampling.size))
+    size = Size(*sampling.size)
     tree = sampling.tree.resolve(config.group_size, steps=sampling.stochastic_steps)
     is_path = OBJECTIVES[config.objective.name].needs == "path"
     shares_starts = tree.seeds < config.group_size

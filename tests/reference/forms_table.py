@@ -19,17 +19,16 @@ CASES = {
     "few Euler steps": ["sampling.steps=5", "sampling.suffix={steps: 2}"],
     "tree": [*TREE, "advantages={aggregate: log_tamed, clip: 0.6}"],
     "log-tamed by the mean": ["advantages={aggregate: log_tamed, threshold: mean, std: global}"],
-    "weighted sum with a floor": ["advantages={aggregate: weighted_sum, floor: {form: add, value: 0.1}}"],
+    "weighted sum with a floor": ["advantages={aggregate: weighted_sum, floor: add}"],
     "gdpo": ["advantages.aggregate=gdpo", "optimizer.updates_per_epoch=1"],
     "groups of six": ["group_size=6", "sampling.batch=3"],
     "GRPO-Guard with KL": ["objective={name: grpo_guard, kl_weight: 0.5}", "sampling.sde_steps=[0,1]"],
     "DiffusionNFT": ["objective={name: diffusion_nft, kl_weight: 0.1}", "advantages.clip=0.7"],
     "DiffusionNFT with gdpo": [
         "objective={name: diffusion_nft, kl_weight: 0.2}",
-        "advantages={aggregate: gdpo, floor: {form: max, value: 0.05}}",
+        "advantages={aggregate: gdpo, floor: max}",
         "sampling.steps=6",
         "sampling.sde_steps=[2]",
-        "sampling.shift=evaluation",
         "optimizer.updates_per_epoch=1",
         "optimizer.warmup_steps=2",
         "optimizer.max_grad_norm=0.01",
@@ -38,8 +37,8 @@ CASES = {
         "prompts_per_epoch=4",
         "seed=360",
     ],
-    "AWM": ["objective={name: awm, weighting: elbo}", "sampling.sde_steps=[1,2]"],
-    "AWM with a power": ["objective={name: awm, weighting: sigma, power: 0.25, kl_weight: 0.1}"],
+    "AWM": ["objective={name: awm}", "sampling.sde_steps=[1,2]"],
+    "AWM with KL": ["objective={name: awm, kl_weight: 0.1}"],
     "DiffusionNFT in a tree with panel credit": [
         *TREE,
         "advantages.credit=panel",
@@ -48,7 +47,7 @@ CASES = {
     "AWM in a tree with AB2": [
         *TREE,
         "sampling.suffix={solver: ab2, steps: 3}",
-        "objective={name: awm, weighting: elbo}",
+        "objective={name: awm}",
     ],
     "panel credit": ["advantages.credit=panel"],
     "half panel credit": [*TREE, "advantages={aggregate: log_tamed, credit: 0.5, std: global}"],
@@ -59,7 +58,7 @@ CASES = {
     "panel credit with DiffusionNFT": ["advantages.credit=panel", "objective.name=diffusion_nft"],
     "panel credit with AWM": [
         "advantages={aggregate: weighted_sum, credit: 0.7}",
-        "objective={name: awm, weighting: elbo}",
+        "objective={name: awm}",
     ],
     "tree of three levels": [
         "sampling.sde_steps=[0,1,2]",
@@ -69,7 +68,7 @@ CASES = {
     ],
     "random window": ["sampling.sde_steps=[0,1,2]", "sampling.window={kind: random, size: 1}"],
     "cosine with warm-up": [
-        "optimizer={schedule: cosine, warmup_steps: 1, ema_interval: 2, updates_per_epoch: 2, lr: 0.05}",
+        "optimizer={schedule: cosine, warmup_steps: 1, updates_per_epoch: 2, lr: 0.05}",
     ],
     "small gradient norm": ["optimizer.max_grad_norm=0.001", "optimizer.weight_decay=0.1"],
 }

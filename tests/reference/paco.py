@@ -268,10 +268,10 @@ def normalise(values: list[float], of_set: list[float], groups: list[int], std_o
 def divisor(scores: list[float], floor: Any) -> float:
     """The standard deviation with its floor."""
     std, size = pstdev(scores), math.sqrt(fmean([r**2 for r in scores]))
-    if floor.form == "max":
-        return float(max(std, floor.value))
-    if floor.form == "add":
-        return float(std + floor.value)
+    if floor == "max":
+        return max(std, 1e-6)
+    if floor == "add":
+        return std + 1e-4
     # Differences that are rounding alone say nothing.
     return math.inf if std <= 1e-6 * max(size, 1e-6) else std
 
@@ -316,10 +316,8 @@ def endpoint_loss(s: Settings, world: World, theta: Theta, old: Theta, sample: S
     for p, panel in enumerate(sample.panels):
         advantage, share = sample.advantage[p], len(panel) / len(x0)
         if options.name == "awm":
-            weight = {"uniform": 1.0, "sigma": t, "sigma_squared": t**2, "elbo": (1 - t) / t}[options.weighting]
-            distance, distance_old = (torch.mean((w - (noise - x0))[panel] ** 2) + 1e-10 for w in (v, v_old))
-            log_ratio = -weight * (distance**options.power - distance_old**options.power) / options.power
-            loss = loss + share * clipped(torch.exp(log_ratio), advantage, options)
+            distance, distance_old = (torch.mean((w - (noise - x0))[panel] ** 2) for w in (v, v_old))
+            loss = loss + share * clipped(torch.exp(distance_old - distance), advantage, options)
             continue
 
         r = 0.5 + 0.5 * advantage / s.advantages.clip
@@ -395,8 +393,6 @@ def take_step(s: Settings, state: State, loss: Any) -> None:
     torch.nn.utils.clip_grad_norm_(list(state.theta.values()), options.max_grad_norm)
     state.optimizer.step()
     state.step += 1
-    if state.step % options.ema_interval == 0:
-        update = state.step // options.ema_interval - 1
-        decay = min((1 + update) / (10 + update), options.ema_decay)
-        for name, weight in state.theta.items():
-            state.average[name] = decay * state.average[name] + (1 - decay) * weight.detach()
+    decay = min(state.step / (9 + state.step), options.ema_decay)
+    for name, weight in state.theta.items():
+        state.average[name] = decay * state.average[name] + (1 - decay) * weight.detach()

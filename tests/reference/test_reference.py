@@ -96,7 +96,6 @@ def sampled(draw: st.DrawFn, *, is_path: bool) -> list[str]:
     overrides.append(f"sampling.window={{kind: {kind}, size: {count}}}")
     levels = len(chosen) if kind == "fixed" else count
     overrides.append(f"sampling.noise_level={draw(st.sampled_from([0.3, 0.7, 1.0]))}")
-    overrides.append(f"sampling.shift={draw(st.sampled_from(['training', 'evaluation']))}")
 
     left = steps - chosen[-1] - 1 if branching else steps
     if left >= 2 and draw(st.booleans()):
@@ -124,16 +123,13 @@ def objectives(draw: st.DrawFn, name: str) -> list[str]:
     if name == "diffusion_nft":
         return [*overrides, f"objective.beta={draw(st.sampled_from([0.1, 1.0]))}"]
     overrides.append(f"objective.clip_range={draw(st.sampled_from([1e-4, 1e-2, 1.0]))}")
-    if name == "awm":
-        weighting = draw(st.sampled_from(["uniform", "sigma", "sigma_squared", "elbo"]))
-        return [*overrides, f"objective.weighting={weighting}", f"objective.power={draw(st.sampled_from([0.25, 1.0]))}"]
     return overrides
 
 
 @st.composite
 def compared(draw: st.DrawFn) -> list[str]:
     aggregate = draw(st.sampled_from(["log_tamed", "weighted_sum", "gdpo"]))
-    floor = draw(st.sampled_from(["{form: none}", "{form: max, value: 0.05}", "{form: add, value: 0.05}"]))
+    floor = draw(st.sampled_from(["none", "max", "add"]))
     overrides = [f"advantages.aggregate={aggregate}", f"advantages.floor={floor}"]
     overrides.append(f"advantages.clip={draw(st.sampled_from([0.5, 5.0]))}")
     overrides.append(f"advantages.credit={draw(st.sampled_from(['set', 'panel', 0.5]))}")
@@ -152,7 +148,6 @@ def optimised(draw: st.DrawFn) -> list[str]:
         f"optimizer.updates_per_epoch={draw(st.integers(1, 2))}",
         f"optimizer.max_grad_norm={draw(st.sampled_from([0.01, 1.0]))}",
         f"optimizer.weight_decay={draw(st.sampled_from([0.0, 0.1]))}",
-        f"optimizer.ema_interval={draw(st.integers(1, 2))}",
         f"sampling.batch={draw(st.sampled_from([1, 2, 3]))}",
         f"prompts_per_epoch={draw(st.sampled_from([2, 4]))}",
         f"seed={draw(st.integers(0, 1000))}",

@@ -74,7 +74,6 @@ SETTINGS = [
     "advantages.credit=set",
     "optimizer.lr=0.01",
     "optimizer.updates_per_epoch=2",
-    "optimizer.ema_interval=1",
 ]
 """Sizes and numbers of steps differ between training and evaluation, batches are not groups, and an epoch has several
 updates, so that a test sees which of them the code took."""

@@ -169,8 +169,6 @@ class Sampler(SamplingSteps):
     """Whether the SDE steps add noise; otherwise sampling is the plain ODE, for objectives of the endpoint."""
     keeps_means: bool = False
     """Whether the means of the stochastic steps are kept."""
-    shift_size: Size | None = None
-    """The size that the sigmas are shifted for, if it is not the sampled one."""
 
     @property
     def stochastic_steps(self) -> Sequence[int]:

@@ -47,8 +47,6 @@ class AdamWConfig(Section):
     ema_decay: Share = 0.85
     """Decay of the evaluated and exported moving average, after its warm-up min((1+s)/(10+s), ema_decay) over its
     updates s. The adapter of 20 steps ago, an evaluation earlier, has a weight of 0.04 at most."""
-    ema_interval: Positive = 1
-    """Optimizer steps between updates of the average."""
 
 
 class LoraConfig(Section):

@@ -99,7 +99,7 @@ class LoraRun(ABC):
     def begin_average(self) -> None:
         """Copy the adapter, whose weights may be sharded, as the first average."""
         options = self.config.optimizer
-        self.average = MovingAverage(self.transformer, decay=options.ema_decay, interval=options.ema_interval)
+        self.average = MovingAverage(self.transformer, decay=options.ema_decay)
 
     def write_page(self, *, moment: str) -> None:
         """Build report.html on the main process; `moment` is the finished epoch or step in the message of a failure."""

@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pacorl.core.grid import split
-from pacorl.core.metric_names import HELD_OUT, MONITOR, SIGN_MEANINGS, sign_meaning
-from pacorl.grpo.policy_config import LimitConfig, MonitorConfig
+from pacorl.core.metric_names import HELD_OUT, MONITOR, sign_meaning
+from pacorl.grpo.policy_config import MonitorAction
 from pacorl.types import Prompt
 
 Pixels = NDArray[np.float64]
@@ -62,6 +62,18 @@ FINE_PERIOD = 16
 PEAK_FACTOR = 8.0
 # Signs that should not fall. The rest should not rise.
 FALLING = ("diversity", "edges", "entropy")
+LIMITS = {
+    "duplicates": 0.2,
+    "blank": 0.1,
+    "grid_artifact": 0.1,
+    "diversity": 0.4,
+    "edges": 0.4,
+    "entropy": 0.4,
+    "dark": 0.3,
+    "held_out": 0.15,
+}
+"""Sign → its largest rise since the start, or its largest fall as a share of the best so far. They are far above the
+changes of healthy runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +115,7 @@ class HackingSuspectedError(ValueError):
     def __init__(self, stops: Sequence[Alarm], *, epoch: int) -> None:
         super().__init__(
             f"stopped after epoch {epoch}, and saved: {'; '.join(map(str, stops))}. Look at the samples; reward what "
-            "is lost as well, or lower optimizer.lr, or go on with monitor.<sign>.action=warn"
+            "is lost as well, or lower optimizer.lr, or go on with monitor=warn"
         )
 
 
@@ -244,18 +256,23 @@ class HackingMonitor:
     """
 
     def __init__(
-        self, limits: Mapping[str, LimitConfig], *, average: int = EPOCHS, diversity_average: int = EPOCHS
+        self,
+        limits: Mapping[str, float] = LIMITS,
+        *,
+        action: MonitorAction = "warn",
+        average: int = EPOCHS,
+        diversity_average: int = EPOCHS,
     ) -> None:
         self.limits = limits
+        self.action = action
         self.average = average
         self.diversity_average = diversity_average
         self._history: dict[tuple[Kind, str], list[float]] = defaultdict(list)
 
     @classmethod
-    def of(cls, config: MonitorConfig, *, prompts: int) -> HackingMonitor:
-        """Create the monitor of a config, for epochs of so many prompts."""
-        limits = {name: getattr(config, name) for name in (*SIGN_MEANINGS, HELD_OUT.rstrip("/"))}
-        return cls(limits, diversity_average=max(EPOCHS, math.ceil(DIVERSITY_PROMPTS / prompts)))
+    def of(cls, action: MonitorAction, *, prompts: int) -> HackingMonitor:
+        """Create the monitor of a run, for epochs of so many prompts."""
+        return cls(action=action, diversity_average=max(EPOCHS, math.ceil(DIVERSITY_PROMPTS / prompts)))
 
     def observe(
         self, kind: Kind, statistics: Sequence[PanelStatistics], metrics: Mapping[str, float]
@@ -304,7 +321,7 @@ class HackingMonitor:
         average = 1
         if kind == "epoch":
             average = self.diversity_average if sign == "diversity" else self.average
-        if limit.action == "off" or len(history) <= average:
+        if self.action == "off" or len(history) <= average:
             return []
         *before, now = (fmean(history[end - average : end]) for end in range(average, len(history) + 1))
         if sign in FALLING or sign.startswith(HELD_OUT):
@@ -314,4 +331,4 @@ class HackingMonitor:
         else:
             reference = before[0]
             change = now - reference
-        return [Alarm(sign, reference, now, limit.at, limit.action)] if change > limit.at else []
+        return [Alarm(sign, reference, now, limit, self.action)] if change > limit else []

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from pacorl.config.base import Positive, Section, Seed, TrackerName, Word
 from pacorl.config.one_of import OneOf
@@ -24,6 +24,8 @@ from pacorl.models.policies import DEFAULT_KIND, POLICIES, default_options
 from pacorl.models.policies.policy import PolicyOptions, check_references
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import TINY, Prompt, Size
+
+MonitorAction = Annotated[Literal["off", "warn", "stop"], Word]
 
 
 class PromptsConfig(Section):
@@ -49,8 +51,6 @@ class SamplingConfig(SamplingSteps):
 
     size: tuple[Positive, Positive] = (512, 512)
     """Height and width."""
-    shift: Literal["training", "evaluation"] = "training"
-    """Whose size the sigmas are shifted for: at the evaluation's, training sees the noise levels of evaluation."""
     steps: Steps = 10
     sde_steps: tuple[Annotated[int, Field(ge=0)], ...] = (1,)
     """Indices of the sampling steps that are stochastic, and trained. An objective of the endpoint noises endpoints to
@@ -81,7 +81,7 @@ class SamplingConfig(SamplingSteps):
         """Number of stochastic steps in an epoch."""
         return len(self.sde_steps) if self.window.kind == "fixed" else self.window.size
 
-    def sampler(self, epoch: int, *, group_size: int, seed: int, spec: ObjectiveSpec, evaluation_size: Size) -> Sampler:
+    def sampler(self, epoch: int, *, group_size: int, seed: int, spec: ObjectiveSpec) -> Sampler:
         """Create the sampler of an epoch.
 
         Args:
@@ -89,7 +89,6 @@ class SamplingConfig(SamplingSteps):
             group_size: samples per prompt.
             seed: of the run, which random windows follow.
             spec: of the objective that is trained.
-            evaluation_size: whose sigmas are taken with `shift: evaluation`.
         """
         # The config is validated already. An objective of the endpoint needs no noise, except to branch a tree.
         tree = self.tree.resolve(group_size, steps=self.stochastic_steps)
@@ -103,7 +102,6 @@ class SamplingConfig(SamplingSteps):
             tree=tree,
             stochastic=spec.needs == "path" or tree.is_shared,
             keeps_means=spec.keeps_means,
-            shift_size=evaluation_size if self.shift == "evaluation" else None,
         )
 
 
@@ -131,43 +129,6 @@ class EvaluationConfig(Section):
         if self.judge and not self.rewards:
             raise ValueError("evaluation.judge is given and evaluation.rewards is empty, so it would not be asked")
         return self
-
-
-class LimitConfig(Section):
-    """Limit of a sign's change since the start, and the action beyond it."""
-
-    at: float = Field(gt=0)
-    """Largest change."""
-    action: Annotated[Literal["off", "warn", "stop"], Word] = "warn"
-    """Action beyond the limit: none, a warning, or the end of the run, saved."""
-
-
-class MonitorConfig(Section):
-    """Monitor of reward hacking (docs/rewards.md); its limits are far above the changes of healthy runs."""
-
-    duplicates: LimitConfig = LimitConfig(at=0.2)
-    """Rise of the share of pairs of panels that are copies."""
-    blank: LimitConfig = LimitConfig(at=0.1)
-    """Rise of the share of blank panels."""
-    grid_artifact: LimitConfig = LimitConfig(at=0.1)
-    """Rise of the share of fine detail that is a regular pattern."""
-    diversity: LimitConfig = LimitConfig(at=0.4)
-    """Fall, as a share of the best so far, of the root mean squared distance between prompts' images."""
-    edges: LimitConfig = LimitConfig(at=0.4)
-    """Fall, as a share of the best so far, of the density of edges."""
-    entropy: LimitConfig = LimitConfig(at=0.4)
-    """Fall, as a share of the best so far, of the entropy of colours."""
-    dark: LimitConfig = LimitConfig(at=0.3)
-    """Rise of the share of dark pixels."""
-    held_out: LimitConfig = LimitConfig(at=0.15)
-    """Fall, as a share of the best so far, of each measure of evaluation.rewards."""
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _rest_of_a_limit(cls, limit: Any, info: ValidationInfo) -> Any:
-        """Fill in the default of `at` or `action`."""
-        default = cls.model_fields[str(info.field_name)].default
-        return {**default.model_dump(), **limit} if isinstance(limit, Mapping) else limit
 
 
 OBJECTIVE = OneOf(OBJECTIVES, default="grpo_clip")
@@ -212,6 +173,8 @@ class PolicyConfig(LoraConfig):
     tf32: bool = True
     """Whether a card multiplies what is left in fp32, such as a reward's CLIP, by TF32: of 10 bits, at about eight
     times the rate. It acts with `model.dtype: bfloat16` alone, where it changes no log-probability."""
+    monitor: MonitorAction = "warn"
+    """Action if a sign of reward hacking goes beyond its limit: none, a warning, or the end of the run, saved."""
     trackers: tuple[TrackerName, ...] = ("tensorboard",)
     """Where curves are watched beside report.html; the services need the extra `trackers`."""
 
@@ -227,7 +190,6 @@ class PolicyConfig(LoraConfig):
     prompts: PromptsConfig = PromptsConfig()
     sampling: SamplingConfig = SamplingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
-    monitor: MonitorConfig = MonitorConfig()
     judge: JudgeSection = Field(default_factory=JUDGE.default_options)
     """Who answers the rewards' questions, or `none`. It is neither reached nor loaded unless a reward, a measure of the
     evaluation or best_by asks it."""

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 
 def sigmas_of(policy: Policy, sampler: Sampler, prompt: Prompt) -> Tensor:
-    """Compute the (T+1,) sigmas, shifted for `sampler.shift_size` or else the prompt's size."""
-    return policy.sigmas(sampler.steps, policy.size_of(prompt, sampler.shift_size or sampler.size))
+    """Compute the (T+1,) sigmas, shifted for the prompt's size."""
+    return policy.sigmas(sampler.steps, policy.size_of(prompt, sampler.size))
 
 
 @dataclass(frozen=True, slots=True)

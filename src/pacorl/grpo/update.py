@@ -244,8 +244,8 @@ def _endpoint_loss(
     options = policy_loss.options
     conditioning = policy_loss.cache.batch(rollout.prompts, rollout.size)
     sampler = policy_loss.sampler
-    shift_size = policy_loss.policy.size_of(rollout.prompts[0], sampler.shift_size or sampler.size)
-    training_sigma = policy_loss.policy.training_sigmas(sampler.steps, shift_size)[step]
+    size = policy_loss.policy.size_of(rollout.prompts[0], sampler.size)
+    training_sigma = policy_loss.policy.training_sigmas(sampler.steps, size)[step]
     sigma = float(training_sigma)
     clean = to_device(rollout.final_BNC, device)
     noise = policy_loss.policy.noise([seed_of(*draw, "noised", step, row) for row in rollout.row_B], rollout.size)

@@ -324,21 +324,19 @@ class AdapterCopy:
 
 
 class MovingAverage(AdapterCopy):
-    """The exponential moving average of an adapter, updated once per `interval` optimizer steps.
+    """The exponential moving average of an adapter, updated at every optimizer step.
 
     The decay warms up: update number s (from 0) uses min((1 + s)/(10 + s), decay), so that a young average follows the
     last few updates instead of the start. s follows from the optimizer step, so a resumed run needs only the average.
     """
 
-    def __init__(self, transformer: nn.Module, *, decay: float, interval: int) -> None:
+    def __init__(self, transformer: nn.Module, *, decay: float) -> None:
         super().__init__(transformer)
         self.decay = decay
-        self.interval = interval
 
     def follow(self, optimizer_step: int) -> None:
         """Update the average after optimizer step `optimizer_step` (from 1)."""
-        if optimizer_step % self.interval == 0:
-            self._approach(1 - self.decay_at(optimizer_step // self.interval - 1))
+        self._approach(1 - self.decay_at(optimizer_step - 1))
 
     def decay_at(self, update: int) -> float:
         """Return the decay of update number `update` (from 0)."""

@@ -10,7 +10,7 @@ from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.sampler import Sampler, Tree
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import Row, assign_rows
-from pacorl.types import Prompt, Size
+from pacorl.types import Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,6 @@ def work_of(config: PolicyConfig, *, world: int) -> Work:
         group_size=config.group_size,
         seed=config.seed,
         spec=spec,
-        evaluation_size=Size(*config.evaluation.size),
     )
     # Without noise each sample passes all steps independently.
     tree = sampler.tree if sampler.stochastic else Tree(config.group_size)

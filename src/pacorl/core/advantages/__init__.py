@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from pacorl.config.base import Section, Share
 from pacorl.config.table import Table
@@ -32,36 +32,10 @@ ZERO_STD = 1e-4
 ROUNDING = 1e-6
 # Least mean that a standard deviation is divided by.
 MEAN_FLOOR = 1e-12
-FLOOR_VALUES = {"none": 0.0, "max": 1e-6, "add": 1e-4}
-
-
-class Floor(Section):
-    """Lower bound of the standard deviation in the normalisation, against magnified noise."""
-
-    form: Literal["none", "max", "add"] = "none"
-    """none: (r̂ − mean)/std, the paper's Eq. 2, and 0 for a group of equal rewards. max: …/max(std, value), as the
-    released code. add: …/(std + value), as flow_grpo; nearly equal rewards then have little effect."""
-    value: float = Field(0.0, ge=0)
-    """max: 1e-6 unless it is given; add: 1e-4."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _value_of_the_form(cls, section: Any) -> Any:
-        # As a text: a file may have a list there, which no table can be asked for.
-        form = str(section.get("form")) if isinstance(section, dict) else ""
-        if form in FLOOR_VALUES:
-            return {"value": FLOOR_VALUES[form], **section}
-        return section
-
-    @model_validator(mode="after")
-    def _none_has_no_value(self) -> Floor:
-        if (self.form == "none") != (self.value == 0):
-            fix = "leave value out, or take form max or add" if self.value else "set value above 0, or take form none"
-            raise ValueError(f"form {self.form} with value {self.value:g} is no floor; {fix}")
-        return self
-
-
-NO_FLOOR = Floor()
+FLOORS = {"max": 1e-6, "add": 1e-4}
+"""Values of `Floor`."""
+Floor = Literal["none", "max", "add"]
+"""Lower bound of the standard deviation in the normalisation, against magnified noise."""
 
 
 class AggregateOptions(Section):
@@ -72,7 +46,10 @@ class AggregateOptions(Section):
     """What the tokens of a panel learn from. set: the scores of the whole set. panel: the parts of them that contain
     the panel, such as its pairs and its text. A number is the share of panel in a mix of both; 0 is set and 1 panel.
     Left out: panel if every reward has such parts and no prompt is an edit, else set, which is the paper's."""
-    floor: Floor = NO_FLOOR
+    floor: Floor = "none"
+    """Lower bound of the standard deviation. none: (r̂ − mean)/std, the paper's Eq. 2, and 0 for a group of equal
+    rewards. max: …/max(std, 1e-6), as the released code. add: …/(std + 1e-4), as flow_grpo; nearly equal rewards then
+    have little effect."""
     clip: float = Field(5.0, gt=0)
     """Advantages are clipped to ±clip."""
     max_missing: Share = 0.2
@@ -236,7 +213,7 @@ def normalize_groups(
     group_B: Tensor,
     *,
     std: Literal["group", "global"] = "group",
-    floor: Floor = NO_FLOOR,
+    floor: Floor = "none",
 ) -> Tensor:
     """Compute (r̂ − group mean) / std with its floor over valid samples; 0 for invalid samples (Eq. 2, right)."""
     divisor_B = group_divisor(score_B, valid_B, group_B, std=std, floor=floor)
@@ -262,10 +239,10 @@ def group_divisor(
         std_B = score_B.new_zeros(1) if not valid_B.any() else score_B[valid_B].std(correction=0)
         size_B = ((score_B**2 * weight_B).sum() / weight_B.sum().clamp(min=1)).sqrt()
 
-    if floor.form == "max":
-        return std_B.clamp(min=floor.value)
-    if floor.form == "add":
-        return std_B + floor.value
+    if floor == "max":
+        return std_B.clamp(min=FLOORS["max"])
+    if floor == "add":
+        return std_B + FLOORS["add"]
     # Infinity if the std is rounding error: Eq. 2 would scale it to advantages of ±1.
     return std_B.masked_fill(std_B <= ROUNDING * size_B.clamp(min=ROUNDING), math.inf)
 
