@@ -43,7 +43,7 @@ MISTAKES = [
     ([*SET, "--out", "a.png"], "a.png: Not a directory"),
     ([*SET, "--report", "empty"], "empty: Is a directory"),
     ([*SET, "--pdf", "a.png/set.pdf"], "a.png: Not a directory"),
-    ([*EDIT, "--image", "b.png"], "2 images are given, and tiny edits at most 1"),
+    ([*EDIT, "--image", "b.png"], "has 2 sources, and tiny takes 1"),
     ([*EDIT, "--kind", "flux"], "tiny generates sets and edits no images"),
     ([*TRAIN, "out=a.png/run"], "a.png: Not a directory"),
     ([*TRAIN, "model.checkpoint=nothere"], "there is no nothere"),

@@ -256,7 +256,7 @@ def test_a_dry_run_refuses_what_the_run_refuses(hero, checkpoint, tmp_path, no_w
     (tmp_path / "sets.jsonl").write_text(json.dumps(record) + "\n")
     plain = ("--record", "sets.jsonl:1", "--model", "stabilityai/stable-diffusion-3.5-medium")
     many = (*["--image", image] * 5, "--instruction", "a hat", "--model", checkpoint)
-    for words, fault in ((plain, "takes no reference images of characters"), (many, "5 images are given")):
+    for words, fault in ((plain, "takes no reference images of characters"), (many, "has 5 sources")):
         assert fault in refused(*words)
         assert fault in refused(*words, "--dry-run")
     assert "give one of" in refused("a", "--record", "sets.jsonl:1", "--dry-run")

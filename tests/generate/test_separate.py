@@ -175,7 +175,7 @@ def test_refusals(generator: Generator, prompt: Prompt) -> None:
         (["--separate"], "the tiny generator draws whole sets; leave out separate, or take the kind kontext"),
         (
             ["--separate", "--kind=kontext"],
-            "tiny edits images, and there is none; give one with --image, or characters",
+            "tiny edits images, and",
         ),
     ],
 )

@@ -519,7 +519,7 @@ def test_an_adapter_may_be_the_start(tmp_path: Path, old: bool) -> None:
     assert found.keys() == trained.keys()
     assert all(torch.equal(found[name], value) for name, value in trained.items())
     for wrong, message in (
-        ({"rank": 8}, "has rank 4 and alpha 8; set tuning.rank=4"),
+        ({"rank": 8}, "of rank 4 and alpha 8; set tuning.rank=4"),
         ({"vision": True}, r"no weights for \d+ of the \d+ that would be trained .*; set tuning.targets="),
         ({"targets": ("q_proj",)}, "tuning.start .*unknown weights"),
     ):

@@ -185,17 +185,6 @@ def test_a_file_of_flux_2_is_told_by_its_shapes(tmp_path: Path, form: str) -> No
     assert all(torch.equal(added[module], true[module]) for module in true)
 
 
-def test_xlabs_names_are_read(tmp_path: Path) -> None:
-    """`double_blocks.0.processor.qkv_lora1.down.weight`, α the rank."""
-    torch.manual_seed(0)
-    key = "double_blocks.0.processor.qkv_lora1"
-    up, down = torch.randn(48, 4), torch.randn(4, WIDTH)
-    tensors = {f"{key}.up.weight": up, f"{key}.down.weight": down}
-    added = changes(read_lora(saved(tmp_path / "xlabs.safetensors", tensors)))
-    for letter, rows in zip("qkv", up.split(16), strict=True):
-        assert torch.equal(added[f"transformer_blocks.0.attn.to_{letter}"], rows @ down)
-
-
 # --- writing ---------------------------------------------------------------------------------------------------
 
 

@@ -410,11 +410,12 @@ def _check_separate(request: RequestOptions, spec: PolicySpec, model: str, promp
 
 def _checked_spec(options: GeneratorOptions, prompts: Sequence[Prompt]) -> PolicySpec:
     """Return the generator's kind. Raises ValueError if it does not take the prompts' images."""
-    from pacorl.models.policies import POLICIES, check_sources, kind_of
+    from pacorl.models.policies import POLICIES, kind_of
+    from pacorl.models.policies.policy import check_images
 
     spec = POLICIES.named(options.kind or kind_of(options.model, edits=any(prompt.sources for prompt in prompts)))
     for prompt in prompts:
-        check_sources(spec, prompt, options.model)
+        check_images(spec.policy, prompt, options.model)
     return spec
 
 

@@ -20,7 +20,8 @@ from pacorl.generate.compose import prompt_from
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import sample_images
 from pacorl.models.adapters import adapter_names, adapter_off, load_lora, lora_scaled
-from pacorl.models.policies import DEFAULT_KIND, POLICIES, check_sources, kind_of, model_section
+from pacorl.models.policies import DEFAULT_KIND, POLICIES, kind_of, model_section
+from pacorl.models.policies.policy import check_images
 from pacorl.runtime.turns import Turns
 from pacorl.types import TINY, Prompt, Size
 
@@ -261,7 +262,7 @@ class Generator:
         if lora_scale != 1 and not self.adapter:
             raise ValueError(f"LoRA strength {lora_scale:g} has no LoRA to act on; name one with --adapter")
         for prompt in prompts:
-            check_sources(POLICIES[self.kind], prompt, self.model)
+            check_images(POLICIES[self.kind].policy, prompt, self.model)
             self.size_of(prompt, size)
 
     def sample(

@@ -21,7 +21,7 @@ from pacorl.grpo.lora_config import AdamWConfig, AdapterConfig, LoraConfig
 from pacorl.judge import JUDGE, JudgeSection
 from pacorl.judge.judge import InProcessOptions
 from pacorl.models.policies import DEFAULT_KIND, POLICIES, default_options
-from pacorl.models.policies.policy import PolicyOptions, check_references
+from pacorl.models.policies.policy import PolicyOptions, check_images
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import TINY, Prompt, Size
 
@@ -300,9 +300,8 @@ class PolicyConfig(LoraConfig):
         Raises:
             ValueError: naming the prompt or the setting.
         """
-        limit = self.generator.policy.max_references
         for prompt in prompts:
-            check_references(prompt, f"model.kind {self.model.kind}", limit=limit)
+            check_images(self.generator.policy, prompt, f"model.kind {self.model.kind}")
         # One edit is enough to need an editor.
         edit = next((prompt for prompt in prompts if prompt.sources), None)
         if edit and not self.generator.edits:

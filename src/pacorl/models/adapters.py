@@ -113,13 +113,9 @@ def adapter_state(transformer: nn.Module) -> dict[str, Tensor]:
 def set_adapter_state(transformer: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Copy weights into the adapter in place. Raises ValueError naming weights that do not fit."""
     current = adapter_state(transformer)
-    unknown = sorted(set(state) - set(current))
-    missing = sorted(set(current) - set(state))
-    if unknown or missing:
-        raise ValueError(
-            f"the adapter does not fit this model: {len(unknown)} unknown weights (e.g. {unknown[:1]}), "
-            f"{len(missing)} absent ones (e.g. {missing[:1]})"
-        )
+    for names, kind in ((state.keys() - current.keys(), "unknown"), (current.keys() - state.keys(), "absent")):
+        if names:
+            raise ValueError(f"the adapter does not fit this model: {len(names)} {kind} weights (e.g. {min(names)})")
     for name, value in state.items():
         if current[name].shape != value.shape:
             raise ValueError(
@@ -158,22 +154,17 @@ def copy_start(model: nn.Module, lora: Lora, *, rank: int, alpha: float, key: st
     """Copy a read adapter into the trained adapter, of `rank` and `alpha`; `key`: the setting that names `source`."""
     # Training has one rank and one α for all modules.
     section = key.rpartition(".")[0]
-    for name, values in (("ranks", lora.ranks), ("alphas", lora.alphas)):
-        distinct = sorted(set(values.values()))
-        if len(distinct) > 1:
-            raise ValueError(
-                f"{key} {source} has modules of {name} {', '.join(f'{value:g}' for value in distinct)}, and training "
-                "takes one for all; merge it into model.checkpoint"
-            )
-    saved = {"rank": next(iter(lora.ranks.values())), "alpha": next(iter(lora.alphas.values()))}
-    wrong = [name for name, value in (("rank", rank), ("alpha", alpha)) if saved[name] != value]
-    if wrong:
-        fix = " ".join(f"{section}.{name}={saved[name]:g}" for name in wrong)
-        raise ValueError(f"{key} {source} has rank {saved['rank']:g} and alpha {saved['alpha']:g}; set {fix}")
+    found = sorted({(rank_of, lora.alphas[module]) for module, rank_of in lora.ranks.items()})
+    if found != [(rank, alpha)]:
+        shapes = ", ".join(f"rank {rank_of} and alpha {alpha_of:g}" for rank_of, alpha_of in found)
+        fix = f"set {section}.rank={found[0][0]} {section}.alpha={found[0][1]:g}"
+        if len(found) > 1:
+            fix = "training takes one of each, so merge it into model.checkpoint"
+        raise ValueError(f"{key} {source} has modules of {shapes}; {fix}")
 
     current = adapter_state(model)
-    absent = set(current) - set(lora.state)
-    if absent and not set(lora.state) - set(current):
+    absent = current.keys() - lora.state.keys()
+    if absent and not lora.state.keys() - current.keys():
         # Targets that would match: the module's name after the block's number.
         targets = ", ".join(sorted({re.sub(r"^.*?(blocks|layers)\.\d+\.", "", module) for module in lora.alphas}))
         raise ValueError(

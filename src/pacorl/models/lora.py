@@ -5,7 +5,7 @@
 | PEFT | `base_model.model.X.lora_A.weight` | adapter_config.json in the same folder |
 | diffusers | `transformer.X.lora_A.weight` | `X.alpha` tensors, or the file's metadata, else the rank |
 | down and up | `X.lora_down.weight`, `X.lora.down.weight` | `X.alpha` tensors, else the rank |
-| kohya, ComfyUI, XLabs | `lora_unet_…`, FLUX's own names of its blocks | `….alpha` tensors |
+| kohya, ComfyUI | `lora_unet_…`, FLUX's own names of its blocks | `….alpha` tensors |
 
 Names of the last row pass diffusers' converters. A module's change is α/rank · B·A.
 """
@@ -50,7 +50,6 @@ WEIGHT = re.compile(
     r"(?P<module>.+?)\.(?P<side>lora_A|lora_B|lora_down|lora_up|lora\.down|lora\.up)(\.default)?\.weight"
 )
 ALPHA = re.compile(r"(?P<module>.+)\.alpha")
-XLABS = re.compile(r"\.processor\..+_lora\d?\.(down|up)\.weight$")
 FOREIGN = re.compile(r"^(lora_unet_|lora_transformer_|(double|single)_blocks\.)")
 """Modules in names that only diffusers' converters read."""
 FLUX2_SHAPES = {"linear1": (9, 1), "linear2": (1, 4), "mlp_0": (6, 1), "mlp_2": (1, 3)}
@@ -75,12 +74,11 @@ class Lora:
 
     @property
     def facts(self) -> str:
-        """Modules, rank, α and base, in a line; a range where modules differ."""
-        facts = [f"{len(self.alphas)} modules"]
-        for name, numbers in (("rank", self.ranks.values()), ("alpha", self.alphas.values())):
-            low, high = min(numbers), max(numbers)
-            facts.append(f"{name} {low:g}" if low == high else f"{name} {low:g} to {high:g}")
-        return ", ".join([*facts, f"trained on {self.base}"] if self.base else facts)
+        """Modules, ranks, α and base, in a line."""
+        ranks = "/".join(f"{rank}" for rank in sorted(set(self.ranks.values())))
+        alphas = "/".join(f"{alpha:g}" for alpha in sorted(set(self.alphas.values())))
+        origin = f", trained on {self.base}" if self.base else ""
+        return f"{len(self.alphas)} modules, rank {ranks}, alpha {alphas}{origin}"
 
     @property
     def ranks(self) -> dict[str, int]:
@@ -127,23 +125,18 @@ def adapter_file(source: str | Path, *, fetch: bool = True) -> Path:
 
 def _from_hub(source: str, *, fetch: bool) -> Path:
     """Return the local copy of a hub's file or folder."""
-    in_repo = HUB_PATH.fullmatch(source)
-    if not in_repo and not HUB_NAME.fullmatch(source):
+    repo, _, path = source.partition(":")
+    if not HUB_NAME.fullmatch(repo):
         raise ValueError(f"no adapter in {source}: there is no such file or folder")
     from huggingface_hub import snapshot_download
 
-    if in_repo:
-        repo = in_repo["repo"]
-        path = Path(in_repo["path"])
-        files = [str(path), f"{path}/*", str(path.parent / PEFT_CONFIG)]
-    else:
-        # By name: a repository may contain a whole checkpoint too.
-        repo = source
-        path = Path()
-        files = [*ADAPTER_FILES, *(f"lora/{name}" for name in ADAPTER_FILES)]
+    # By name: a repository may contain a whole checkpoint too.
+    files = [*ADAPTER_FILES, *(f"lora/{name}" for name in ADAPTER_FILES)]
+    if path:
+        files = [path, f"{path}/*", str(Path(path).parent / PEFT_CONFIG)]
     if fetch:
-        check_checkpoint(repo, *files, f"{path}/{PEFT_WEIGHTS}", f"{path}/{DIFFUSERS_WEIGHTS}")
-    return Path(snapshot_download(repo, allow_patterns=files, local_files_only=not fetch)) / path
+        check_checkpoint(repo, *files, *(f"{path}/{name}" for name in ADAPTER_FILES))
+    return Path(snapshot_download(repo, allow_patterns=files, local_files_only=not fetch), path)
 
 
 def check_layers(source: str, checkpoint: str, *, component: str = "", rename: Callable[[str], str] = str) -> None:
@@ -163,39 +156,29 @@ def check_layers(source: str, checkpoint: str, *, component: str = "", rename: C
         ValueError: There is no adapter, or it belongs to another checkpoint.
     """
     weights = _shapes(adapter_file(source))
-    layers = {}
-    for name, shape in _checkpoint_shapes(checkpoint, component).items():
-        if len(shape) == 2:
-            layers[rename(name.removesuffix(".weight"))] = shape
-    if not layers:
-        return
-
-    # Compare each layer that both have.
-    fits = False
-    unknown = ""
-    for name, shape in weights.items():
+    layers = {rename(name.removesuffix(".weight")): shape for name, shape in _layers(checkpoint, component).items()}
+    module = ""
+    fits = not layers
+    for name, shape in weights.items() if layers else ():
         weight = WEIGHT.fullmatch(name)
-        if weight is None or len(shape) != 2:
-            continue
-        module = rename(_unwrapped(weight["module"], layers))
-        if FOREIGN.search(module):
-            return
-        if module not in layers:
-            unknown = unknown or module
-            continue
-        fits = True
-        side = 1 if SIDES[weight["side"]] == "A" else 0
-        if shape[side] != layers[module][side]:
-            raise ValueError(
-                f"{source} does not fit {checkpoint}: it has {shape[side]} where {module} has {layers[module][side]}; "
-                "it belongs to a base of another size"
-            )
+        module = rename(_unwrapped(weight["module"] if weight else name, layers))
+        layer = layers.get(module)
+        # The converter is needed to compare other trainers' names.
+        fits = fits or bool(FOREIGN.search(module))
+        if weight and layer and len(layer) == len(shape) == 2:
+            fits = True
+            side = 1 if SIDES[weight["side"]] == "A" else 0
+            if shape[side] != layer[side]:
+                raise ValueError(
+                    f"{source} does not fit {checkpoint}: it has {shape[side]} where {module} has {layer[side]}; "
+                    "it belongs to a base of another size"
+                )
     # Some unknown layers are allowed: a later check against the loaded model names them.
-    if unknown and not fits:
-        raise ValueError(f"{source} does not fit {checkpoint}: it has no layer {unknown}")
+    if not fits:
+        raise ValueError(f"{source} does not fit {checkpoint}: it has no layer {module}")
 
 
-def _checkpoint_shapes(checkpoint: str, component: str) -> dict[str, list[int]]:
+def _layers(checkpoint: str, component: str) -> dict[str, list[int]]:
     """Read name → shape of a checkpoint's weights; empty unless all of its files are on this machine."""
     config = local_file(checkpoint, f"{component}/config.json".lstrip("/"))
     if config is None:
@@ -242,8 +225,6 @@ def read_lora(
     _check_plain(file, tensors)
     options = _config(file, config, tensors, metadata)
     base = str(options.get("base_model_name_or_path") or "")
-    if any(XLABS.search(name) for name in tensors):  # without α
-        tensors = _converted(file, "Flux", tensors)
 
     # Weights and α by module.
     pairs: dict[str, dict[str, Tensor]] = defaultdict(dict)
@@ -276,7 +257,7 @@ def _check_plain(file: Path, tensors: Mapping[str, Tensor]) -> None:
     for name, value in tensors.items():
         if TEXT_ENCODER.search(name):
             raise ValueError(f"{file} changes the text encoder as well ({name}), which stays as it is here")
-        if not (WEIGHT.fullmatch(name) or ALPHA.fullmatch(name) or XLABS.search(name)):
+        if not (WEIGHT.fullmatch(name) or ALPHA.fullmatch(name)):
             raise ValueError(f"{file}: {name} is no weight of a plain LoRA; merge the adapter into its base instead")
         if value.numel() != 1 and (ALPHA.fullmatch(name) or not value.numel()):
             raise ValueError(f"{file}: {name} has the shape {list(value.shape)}; fetch or copy the file again")
@@ -301,13 +282,13 @@ def _config(file: Path, path: Path | None, tensors: Iterable[str], metadata: Map
     else:
         raise ValueError(f"{file} has PEFT's names and no {PEFT_CONFIG} beside it, which says its α; fetch that too")
 
-    odd = [f"{key} is set" for key in NOT_PLAIN if config.get(key)]
+    fault = next((f"{key} is set" for key in NOT_PLAIN if config.get(key)), "")
     if config.get("peft_type", "LORA") != "LORA":
-        odd.append(f"its kind is {config['peft_type']}")
+        fault = f"its kind is {config['peft_type']}"
     if str(config.get("init_lora_weights")).startswith(CHANGED_BASES):
-        odd.append(f"init_lora_weights={config['init_lora_weights']} is set")
-    if odd:
-        raise ValueError(f"{path or file}: {odd[0]}, and plain LoRA is all that can be loaded; merge it first")
+        fault = f"init_lora_weights={config['init_lora_weights']} is set"
+    if fault:
+        raise ValueError(f"{path or file}: {fault}, and plain LoRA is all that can be loaded; merge it first")
     return config
 
 
@@ -418,7 +399,7 @@ def save_lora(
     """Write an adapter of one rank and one α, from weights by plain names."""
     modules = [name.removesuffix(".lora_A.weight") for name in state if ".lora_A." in name]
     assert all(len(state[f"{module}.lora_A.weight"]) == rank for module in modules)
-    write_lora(folder, Lora(dict(state), dict.fromkeys(modules, float(alpha)), base), targets=targets)
+    write_lora(folder, Lora(dict(state), dict.fromkeys(modules, alpha), base), targets=targets)
 
 
 def write_lora(folder: Path, lora: Lora, *, targets: Sequence[str] = ()) -> None:
@@ -459,28 +440,17 @@ def write_lora(folder: Path, lora: Lora, *, targets: Sequence[str] = ()) -> None
 
 def peft_options(lora: Lora) -> dict[str, Any]:
     """Return options of PEFT's `LoraConfig`: the most common rank and α, and patterns for modules that differ."""
-    rank = Counter(lora.ranks.values()).most_common(1)[0][0]
+    ranks = lora.ranks
+    rank = Counter(ranks.values()).most_common(1)[0][0]
     alpha = Counter(lora.alphas.values()).most_common(1)[0][0]
     # `^`: PEFT matches a pattern, and each name of a list, against the ends of modules' names too.
-    modules: list[str] | str = sorted(lora.alphas)
+    modules: list[str] | str = sorted(ranks)
     if not all("." in module for module in modules):
         modules = "|".join(map(re.escape, modules))
-    # Modules that differ from the rest.
-    ranks = {}
-    alphas = {}
-    for name, own_rank in lora.ranks.items():
-        if own_rank != rank:
-            ranks[f"^{re.escape(name)}"] = own_rank
-        if lora.alphas[name] != alpha:
-            alphas[f"^{re.escape(name)}"] = _number(lora.alphas[name])
     return {
         "r": rank,
-        "lora_alpha": _number(alpha),
-        "rank_pattern": ranks,
-        "alpha_pattern": alphas,
+        "lora_alpha": alpha,
+        "rank_pattern": {f"^{re.escape(name)}": ranks[name] for name in ranks if ranks[name] != rank},
+        "alpha_pattern": {f"^{re.escape(name)}": lora.alphas[name] for name in ranks if lora.alphas[name] != alpha},
         "target_modules": modules,
     }
-
-
-def _number(value: float) -> int | float:
-    return int(value) if float(value).is_integer() else float(value)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers_own import diffusers_own
-from edit_twins import edit, loop, qwen_image_21_pipeline, source_image
+from edit_twins import loop, qwen_image_21_pipeline, source_image
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -50,18 +50,7 @@ def with_images(name: str, images: tuple[Path, ...]) -> Prompt:
         "set": character_prompts("dev", 1)[0],
         "reference": replace(prompt, references=images[:1]),
         "references": replace(prompt, references=images[:3]),
-        "edit": edit(images[1]),
-        "edit with references": replace(prompt, sources=images[1:3], references=images[:1]),
     }[name]
-
-
-EACH = pytest.mark.parametrize("name", ["set", "reference", "references", "edit", "edit with references"])
-
-
-@pytest.mark.slow
-@EACH
-def test_the_loop_is_the_pipeline(name: str, images: tuple[Path, ...]) -> None:
-    check_policy(policy(), [with_images(name, images)], SIZE)
 
 
 # --- one prefix for all images --------------------------------------------------------------------------------------
@@ -249,7 +238,3 @@ def test_text_that_depends_on_the_step_is_refused() -> None:
         ValueError, match=r"has causal_condition false, .*; name a checkpoint with causal_condition true$"
     ):
         QWEN_IMAGE_21.over(pipeline)
-
-
-def test_the_licence_is_in_the_options_warning() -> None:
-    assert "Qwen Research licence, for research" in QWEN_IMAGE_21.options().warning

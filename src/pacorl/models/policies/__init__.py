@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pacorl.models.policies.pipeline import PipelinePolicy
     from pacorl.models.policies.policy import PolicyOptions
     from pacorl.models.policies.spec import PolicySpec
-    from pacorl.types import Prompt
 
 POLICIES: Table[PolicySpec] = Table(
     "kind of generator",
@@ -58,27 +57,6 @@ def default_options() -> PolicyOptions:
 def tiny_spec(*, edits: bool) -> PolicySpec:
     """Return the kind of the committed checkpoint `tiny`: one for sets, one for edits."""
     return next(spec for spec in POLICIES.values() if spec.tiny and spec.edits == edits)
-
-
-def check_sources(spec: PolicySpec, prompt: Prompt, model: str) -> None:
-    """Check the number of a prompt's images; `model` is the user's name for the generator.
-
-    Raises:
-        ValueError: An edit for a generator of sets, or the reverse, an image too many, or references to a kind without.
-    """
-    from pacorl.models.policies.policy import check_references
-
-    check_references(prompt, f"{model} (kind {spec.kind})", limit=spec.policy.max_references)
-    if not prompt.sources and not prompt.references and not spec.sets:
-        characters = ", or characters with --character" if spec.policy.max_references else ""
-        raise ValueError(f"{model} edits images, and there is none; give one with --image{characters}")
-    if prompt.sources and not spec.edits:
-        editor = next(other for other in POLICIES.values() if other.edits).published
-        raise ValueError(f"{model} generates sets and edits no images; name an editor with --model, e.g. {editor}")
-    if len(prompt.sources) > spec.policy.max_sources:
-        raise ValueError(
-            f"{len(prompt.sources)} images are given, and {model} edits at most {spec.policy.max_sources} at once"
-        )
 
 
 def kind_of(checkpoint: str, *, edits: bool = False) -> str:

@@ -71,7 +71,6 @@ class KleinPolicy(PipelinePolicy):
     max_sources: ClassVar[int] = 4  # docs.bfl.ai/guides/prompting_editing_overview
     max_references: ClassVar[int] = 4
     source_optional: ClassVar[bool] = True
-    model_name: ClassVar[str] = "FLUX.2-klein"
     encoders: ClassVar[Mapping[str, str]] = {"text_encoder": "Qwen3 text encoder"}
     long_encoder: ClassVar[str] = "text_encoder"
 
@@ -88,7 +87,8 @@ class KleinPolicy(PipelinePolicy):
 
     def size_of(self, prompt: Prompt, size: Size) -> Size:
         """Return `size` for a set, and for an edit its area in the first source's aspect, in whole tokens."""
-        paths = self.source_paths(prompt)
+        self.image_paths(prompt)  # raises
+        paths = prompt.sources
         return self._fit(paths[0], size.height * size.width) if paths else super().size_of(prompt, size)
 
     def _fit(self, path: Path, area: int) -> Size:

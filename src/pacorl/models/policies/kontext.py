@@ -51,13 +51,13 @@ class KontextPolicy(FluxPolicy):
     max_sources: ClassVar[int] = 1
     max_references: ClassVar[int] = 4  # in a 2×2 grid; smaller cells of 1024² show no face
     stitched: ClassVar[bool] = True
-    model_name: ClassVar[str] = "FLUX.1-Kontext"
 
     def size_of(self, prompt: Prompt, size: Size) -> Size:
         """The area of `size` in the training shape that is nearest to the source's; whole tokens for a set."""
         from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
 
-        paths = self.source_paths(prompt)
+        self.image_paths(prompt)  # raises
+        paths = prompt.sources
         if not paths:
             return self.nearest_size(super().size_of(prompt, size))
         (path,) = paths

@@ -26,7 +26,7 @@ from pacorl.io.images import MAX_PIXELS
 from pacorl.io.quiet import quiet
 from pacorl.models.adapters import has_sharded
 from pacorl.models.int8 import quantize_model
-from pacorl.models.policies.policy import check_references
+from pacorl.models.policies.policy import check_images
 from pacorl.types import Conditioning, Prompt, Size
 
 if TYPE_CHECKING:
@@ -117,8 +117,6 @@ class PipelinePolicy:
     """Whether the images of a prompt with references are stitched into one (`stitch`)."""
     source_optional: ClassVar[bool] = False
     """Whether an editor also generates sets, from prompts without a source."""
-    model_name: ClassVar[str] = ""
-    """An editor's name in messages about its sources."""
     encoders: ClassVar[Mapping[str, str]]
     """The pipeline's text encoders, unused after `encode`: attribute → display name."""
     long_encoder: ClassVar[str] = ""
@@ -221,21 +219,8 @@ class PipelinePolicy:
 
     def image_paths(self, prompt: Prompt) -> tuple[Path, ...]:
         """Return the sources of an edit, then the references. Raises ValueError if one is missing or one too many."""
-        check_references(prompt, f"model.kind {self.options.kind}", limit=self.max_references)
-        return (*self.source_paths(prompt), *prompt.references)
-
-    def source_paths(self, prompt: Prompt) -> tuple[Path, ...]:
-        """Return the sources of an edit. Raises ValueError if there is no image at all, or a source too many."""
-        count = len(prompt.sources)
-        name = f"prompt {prompt.id} ({prompt.text[:60]!r})"
-        if not count and not prompt.references and self.max_sources and not self.source_optional:
-            raise ValueError(
-                f"{name} has no source, and {self.model_name} edits images; give records of {{image, instruction}}"
-            )
-        if count > self.max_sources:
-            model = self.model_name or self.options.kind
-            raise ValueError(f"{name} has {count} sources, and {model} takes {self.max_sources}")
-        return prompt.sources
+        check_images(type(self), prompt, f"model.kind {self.options.kind}")
+        return (*prompt.sources, *prompt.references)
 
     def encoded_texts(self, texts: Sequence[str]) -> list[dict[str, Tensor]]:
         """Apply `encode_texts` to each text, on the CPU; with a negative prompt also `negative_…`, equal for all."""

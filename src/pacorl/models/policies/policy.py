@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor, nn
 
+    from pacorl.models.policies.pipeline import PipelinePolicy
     from pacorl.types import Conditioning
 
 Parts = Mapping[str, Mapping[str, Any]]
@@ -185,26 +186,33 @@ class TrainingShift:
     """Reference of the rule; if none is published, a note, and inference's shift applies."""
 
 
-def check_references(prompt: Prompt, model: str, *, limit: int) -> None:
-    """Check that a generator takes a prompt's references.
+def check_images(policy: type[PipelinePolicy], prompt: Prompt, model: str) -> None:
+    """Check the numbers of a prompt's sources and references.
 
     Args:
+        policy: The class of the generator.
         prompt: The prompt.
-        model: Name of the generator in the message.
-        limit: Its `max_references`.
+        model: Name of the generator in messages.
 
     Raises:
-        ValueError: It takes none, or not so many.
+        ValueError: An edit for a generator of sets, or the reverse, an image too many, or references to a kind without.
     """
-    count = len(prompt.references)
-    total = len(prompt.sources) + count
-    if count and not limit:
+    name = f"prompt {prompt.id} ({prompt.text[:60]!r})"
+    sources, references = len(prompt.sources), len(prompt.references)
+    if references and not policy.max_references:
         raise ValueError(
-            f"{model} takes no reference images of characters, and prompt {prompt.id} has {count}; take a model that "
-            "does (docs/models.md), or leave them out: the descriptions in the prompt then act alone"
+            f"{model} takes no reference images of characters, and {name} has {references}; take a model that does "
+            "(docs/models.md), or leave them out: the descriptions in the prompt then act alone"
         )
-    if count and total > limit:
+    if references and sources + references > policy.max_references:
         raise ValueError(
-            f"prompt {prompt.id} has {total} images ({count} of them references), and {model} takes at most {limit}; "
-            "leave some out"
+            f"{name} has {sources + references} images ({references} of them references), and {model} takes at most "
+            f"{policy.max_references}; leave some out"
         )
+    if sources and not policy.max_sources:
+        raise ValueError(f"{model} generates sets and edits no images, and {name} has one; name an editor")
+    if sources > policy.max_sources:
+        raise ValueError(f"{name} has {sources} sources, and {model} takes {policy.max_sources}; leave some out")
+    if not sources and not references and policy.max_sources and not policy.source_optional:
+        characters = ", or characters with --character" if policy.max_references else ""
+        raise ValueError(f"{model} edits images, and {name} has none; give one with --image{characters}")

@@ -174,7 +174,6 @@ class QwenEditPolicy(QwenImagePolicy):
     """A `QwenImageEditPipeline` behind the policy seam."""
 
     max_sources: ClassVar[int] = 1
-    model_name: ClassVar[str] = "Qwen-Image-Edit"
     long_encoder: ClassVar[str] = ""
     condition_area: ClassVar[float] = math.inf
     """Largest area of a source for the text encoder, if below the generated image's."""
@@ -192,7 +191,8 @@ class QwenEditPolicy(QwenImagePolicy):
 
     def size_of(self, prompt: Prompt, size: Size) -> Size:
         """Return the area of `size` in the aspect of the (last) source, by 32 pixels; whole tokens for a set."""
-        paths = self.source_paths(prompt)
+        self.image_paths(prompt)  # raises
+        paths = prompt.sources
         if not paths:
             return self.nearest_size(super().size_of(prompt, size))
         return sides_for(size.height * size.width, paths[-1])
@@ -256,7 +256,6 @@ class QwenEditPlusPolicy(QwenEditPolicy):
     forward_per: ClassVar[Literal["batch", "layout", "prompt"]] = "layout"
     max_sources: ClassVar[int] = 3  # the number in its training
     max_references: ClassVar[int] = 3
-    model_name: ClassVar[str] = "Qwen-Image-Edit-Plus"
     condition_area: ClassVar[float] = CONDITION_AREA
 
     def _shown_size(self, path: Path, size: Size) -> Size:

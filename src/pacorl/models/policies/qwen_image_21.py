@@ -78,7 +78,6 @@ class QwenImage21Policy(QwenEditPolicy):
     max_sources: ClassVar[int] = 10
     max_references: ClassVar[int] = 10
     source_optional: ClassVar[bool] = True
-    model_name: ClassVar[str] = "Qwen-Image 2.1"
     encoders: ClassVar[Mapping[str, str]] = {"text_encoder": "Qwen3-VL text encoder"}
 
     def __init__(self, pipeline: Any, options: PolicyOptions, *, record_sizes: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The VAE on an accelerator: its layout, and one image at a time."""
+"""The VAE on an accelerator: its layout, and one image at a time; sigmas and sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.twins import parts as twins
 from torch import Tensor, nn
 
 from pacorl.models.policies.flux import FluxPolicy
-from pacorl.models.policies.pipeline import use_channels_last
+from pacorl.models.policies.pipeline import check_area, use_channels_last
 from pacorl.types import Size
 
 SIZE = Size(32, 32)
@@ -64,3 +64,18 @@ def test_an_accelerator_decodes_one_image_at_a_time(
     images = flux.decode(flux.noise(range(3), SIZE).to(device), SIZE)
     assert batches == sizes
     assert [image.size for image in images] == [(32, 32)] * 3
+
+
+def test_sigmas_shift_with_size(flux: FluxPolicy) -> None:
+    small, large = flux.sigmas(8, Size(64, 64)), flux.sigmas(8, Size(128, 128))
+    assert small[0] == large[0] == 1
+    assert small[-1] == large[-1] == 0
+    assert (large[1:-1] > small[1:-1]).all()
+
+
+def test_an_image_that_could_not_be_read_again_is_refused(flux: FluxPolicy) -> None:
+    flux.check_size(Size(8000, 8000))
+    with pytest.raises(ValueError, match=r"size 8000x8008 has more than 64,000,000 pixels"):
+        flux.check_size(Size(8000, 8008))
+    with pytest.raises(ValueError, match=r"size 1000000x1000000 has more than 64,000,000 pixels"):
+        check_area(Size(10**6, 10**6), step=16)
