@@ -277,9 +277,9 @@ class GenerateSet(Node):
             ValueError: if the text asks for no set, with a hint.
         """
         from pacorl.core.grid import split
-        from pacorl.generate.panels import write_panels
         from pacorl.generate.storyboard import board_prompt, storyboard_of
         from pacorl.records.characters import find_character
+        from pacorl.records.panels import write_panels
 
         board = storyboard_of(write_panels(text), [find_character(character)] if character else [])
         prompt = board_prompt(board, generator.model, max_references=generator.policy.max_references)

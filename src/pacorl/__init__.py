@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pacorl.character_training.character_config import CharacterConfig
     from pacorl.character_training.character_trainer import CharacterTrainer
-    from pacorl.generate.compose import prompt_from
     from pacorl.generate.generator import Generator
     from pacorl.generate.sets import generate_sets
     from pacorl.grpo.callbacks import TrainerCallback
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from pacorl.judge_training.judge_config import JudgeConfig
     from pacorl.judge_training.judge_trainer import JudgeTrainer
     from pacorl.plan.plan import plan_training
+    from pacorl.records.compose import prompt_from
     from pacorl.records.prompts import load_prompts
     from pacorl.types import Grid, Prompt, Question, Size
 
@@ -77,7 +77,7 @@ _HOMES = {
     "generate_sets": "pacorl.generate.sets",
     "load_prompts": "pacorl.records.prompts",
     "plan_training": "pacorl.plan.plan",
-    "prompt_from": "pacorl.generate.compose",
+    "prompt_from": "pacorl.records.compose",
 }
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")

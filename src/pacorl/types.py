@@ -136,6 +136,13 @@ class Prompt:
     """Category in the record, for results by category."""
     task: str = ""
     """Task in the record, like `category`."""
+    origin: str = field(default="", compare=False, repr=False)
+    """File and line that it was read from, for messages; empty for others."""
+
+    @property
+    def place(self) -> str:
+        """Its file and line, or its id, for messages."""
+        return self.origin or f"prompt {self.id}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.cli import generate as command
-from pacorl.generate import panels
 from pacorl.plan import plan
+from pacorl.records import panels
 from pacorl.records.prompts import save_prompts
 from pacorl.tiny.characters import character_prompts
 
@@ -175,7 +175,7 @@ def test_a_layout_decides_how_many_panels_a_sentence_has(no_weights):
         (("twenty-one cats", "--character", "nobody"), "there is no character 'nobody'"),
         (("Generate 20 images of a fox",), "a set has 2 to 16 panels"),
         (("Generate two images of a fox", "--writer", "http://127.0.0.1:9/v1"), "give one with --writer-model"),
-        (("a fox", "--writer", "nowhere"), "there is no nowhere"),
+        (("a fox", "--writer", "nowhere"), "'nowhere' is neither template nor a URL"),
         (("a fox", "--write", "board.yaml"), "goes with a --prompt that asks for several images"),
         (("--record", "x.jsonl:1", "--character", "x"), "--character goes with --prompt"),
         (("four images of {ann}: a, b, c, d",), "names 'ann', who is none of no characters"),

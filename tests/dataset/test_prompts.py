@@ -1,3 +1,5 @@
+"""Records of a taxonomy and of sentences, by a language model, the tiny world or the template."""
+
 from __future__ import annotations
 
 import json
@@ -9,22 +11,8 @@ from typer.testing import CliRunner
 
 from pacorl.cli.dataset import app
 from pacorl.dataset.folder import read_prompts
-from pacorl.dataset.prompts import (
-    PAPER,
-    TINY,
-    Draft,
-    PromptOrder,
-    Subject,
-    compose,
-    llm_writer,
-    make_writer,
-    orders,
-    read_taxonomy,
-    tiny_writer,
-    write_all,
-    write_sentences,
-)
-from pacorl.io.documents import object_within, read_jsonl, typed
+from pacorl.dataset.prompts import PAPER, TINY, llm_writer, orders, read_taxonomy, tiny_writer, write_all
+from pacorl.io.documents import read_jsonl
 from pacorl.judge.http.chat import ChatRefusedError
 from pacorl.records.prompts import load_prompts
 from pacorl.types import Grid
@@ -33,7 +21,11 @@ SQUARE = Grid(2, 2)
 SUBJECTS = read_taxonomy(PAPER)
 
 
-def draft(count=4, dimensions=("Identity",), theme="A fox who travels by train."):
+def reply(messages, theme):
+    """An answer to a request: as many panels, and its dimensions."""
+    text = messages[0]["content"]
+    count = int(re.search(r"set of (\d+) images", text)[1])
+    dimensions = re.search(r"must keep: ([\w, ]+)\.", text)[1].split(", ")
     return {
         "theme": theme,
         "shared": "The same small red fox in a watercolour style",
@@ -42,24 +34,16 @@ def draft(count=4, dimensions=("Identity",), theme="A fox who travels by train."
     }
 
 
-def wanted(messages):
-    """What a request asks for: panels and dimensions."""
-    text = messages[0]["content"]
-    return int(re.search(r"set of (\d+) images", text)[1]), re.search(r"must keep: ([\w, ]+)\.", text)[1].split(", ")
-
-
 def obedient(messages, number):
-    count, dimensions = wanted(messages)
-    return "Here you are:\n```json\n" + json.dumps(draft(count, dimensions, f"Theme number {number}.")) + "\n```"
+    return "Here you are:\n```json\n" + json.dumps(reply(messages, f"Theme number {number}.")) + "\n```"
 
 
-def order(dimensions=("Identity",), grid=SQUARE):
-    return PromptOrder("k", Subject("Character", "Multi-pose", dimensions), grid, 0)
+def run(folder, writer, count=12, subjects=SUBJECTS, grids=(SQUARE,), **options):
+    return write_all(folder, writer, orders(subjects, count=count, grids=grids), options={}, **options)
 
 
-def run(folder, writer, count=12, **options):
-    options = {"subjects": SUBJECTS, "grids": [SQUARE], "options": {}} | options
-    return write_all(folder, writer, count=count, **options)
+def command(*words):
+    return json.loads(CliRunner().invoke(app, ["prompts", *words, "--json"], catch_exceptions=False).stdout)
 
 
 def test_the_papers_taxonomy():
@@ -77,69 +61,49 @@ def test_orders_are_balanced():
         by_name = Counter(one.subject.name for one in found if one.subject.category == category)
         assert max(by_name.values()) - min(by_name.values()) <= 1
     assert len({one.key for one in found}) == 2000
-    layouts = Counter(one.grid for one in found)
-    assert min(layouts.values()) > 600
-
-
-@pytest.mark.parametrize("grid", [SQUARE, Grid(1, 2), Grid(1, 7), Grid(2, 4), Grid(3, 4)])
-def test_a_composed_record_reads_back(tmp_path, grid):
-    record = compose(Draft(**draft(grid.count)), order(grid=grid))
-    (tmp_path / "p.jsonl").write_text(json.dumps({"idx": "1", **record}) + "\n")
-    prompt = read_prompts(tmp_path / "p.jsonl")[0].prompt
-    assert prompt.grid == grid
-    assert list(prompt.panels) == [f"The fox waits at station number {n}." for n in range(grid.count)]
-    assert prompt.theme == "A fox who travels by train."
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"panels": ["Only one panel here"]}, "needs 4 panels, got 1"),
-        ({"criteria": {"Style": {"a": "Must hold in all images."}}}, "exactly Identity"),
-        ({"panels": ["It says. NOTE: this is no tag"] * 4}, "would be read as a panel's tag"),
-    ],
-)
-def test_drafts_that_do_not_fit(change, message):
-    with pytest.raises(ValueError, match=message):
-        compose(Draft(**draft() | change), order())
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("Sorry, no.", "no JSON object"),
-        ('{"theme": "x', "no JSON object"),
-        ('{"theme": }', "malformed"),
-        ("{}", "theme"),
-    ],
-)
-def test_answers_that_are_no_drafts(text, message):
-    with pytest.raises(ValueError, match=message):
-        typed(object_within(text), Draft)
+    assert min(Counter(one.grid for one in found).values()) > 600
 
 
 def test_llm_writes_everything_and_a_second_call_asks_nothing(tmp_path, llm):
     server, model = llm(obedient)
-    counts = run(tmp_path, llm_writer(model), workers=4)
+    layouts = [SQUARE, Grid(1, 7), Grid(3, 4)]
+    counts = run(tmp_path, llm_writer(model), workers=4, grids=layouts)
     assert counts["records"] == 12
     assert set(counts["by_category"].values()) == {2}
     records = read_prompts(tmp_path / "prompts.jsonl")
     assert [record.idx for record in records] == [f"{n:04d}" for n in range(12)]
-    assert run(tmp_path, llm_writer(model)) == counts
+    for record in records:
+        prompt = record.prompt
+        assert prompt.grid in layouts
+        assert list(prompt.panels) == [f"The fox waits at station number {n}" for n in range(prompt.grid.count)]
+        assert "layout. The same small red fox in a watercolour style. [" in prompt.text
+        assert prompt.theme.startswith("Theme number")
+        assert prompt.criteria
+    assert run(tmp_path, llm_writer(model), grids=layouts) == counts
     assert len(server.requests) == 12
     assert model.usage.prompt_tokens == 1200
 
 
-def test_malformed_answers_are_asked_for_again_with_their_fault(tmp_path, llm):
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ("I would love to! But what about?", "no JSON object"),
+        ({"panels": ["Only one panel here"]}, "exactly 4 panels are needed, got 1"),
+        ({"criteria": {}}, "criteria must be given for exactly"),
+        ({"panels": ["It says. NOTE: this is no tag"] * 4}, "panel tag"),
+        ({"theme": ""}, "used: theme"),
+    ],
+)
+def test_unusable_answers_are_asked_for_again_with_their_fault(tmp_path, llm, change, fault):
     def clumsy(messages, number):
-        return obedient(messages, number) if len(messages) > 1 else "I would love to! But what about?"
+        if len(messages) > 1:
+            return obedient(messages, number)
+        return change if isinstance(change, str) else json.dumps(reply(messages, "A fox.") | change)
 
     server, model = llm(clumsy)
     assert run(tmp_path, llm_writer(model), count=3)["records"] == 3
     assert model.usage.malformed == 3
-    assert (
-        "no JSON object" in server.requests[1][-1]["content"] or "no JSON object" in server.requests[2][-1]["content"]
-    )
+    assert sum(fault in messages[-1]["content"] for messages in server.requests) == 3
 
 
 def test_what_stays_malformed_is_reported_and_tried_again(tmp_path, llm):
@@ -152,7 +116,6 @@ def test_what_stays_malformed_is_reported_and_tried_again(tmp_path, llm):
     counts = run(tmp_path, llm_writer(model, attempts=2), count=32)
     assert counts["records"] == 31
     assert list(counts["failed"]) == ["Progression/Cooking/0"]
-    assert "no JSON object" in counts["failed"]["Progression/Cooking/0"]
     broken["now"] = False
     assert run(tmp_path, llm_writer(model), count=32)["records"] == 32
 
@@ -177,84 +140,48 @@ def test_a_server_in_trouble_fails_records_and_no_more(tmp_path, llm, trouble):
     assert len(counts["failed"]) == 2
 
 
-def test_a_theme_that_exists_is_asked_for_again(tmp_path, llm):
+@pytest.mark.parametrize("workers", [1, 4])
+def test_themes_are_told_and_not_repeated(tmp_path, llm, workers):
     def dull(messages, number):
-        count, dimensions = wanted(messages)
-        return json.dumps(
-            draft(count, dimensions, "Always the same." if len(messages) == 1 else f"New {number} themes.")
-        )
-
-    _, model = llm(dull)
-    subjects = [Subject("Character", "Multi-pose", ("Identity",))]
-    run(tmp_path, llm_writer(model), count=1, subjects=subjects)
-    run(tmp_path, llm_writer(model), count=2, subjects=subjects)
-    themes = [row["theme"] for row in read_jsonl(tmp_path / "prompts.jsonl")]
-    assert themes[0] == "Always the same."
-    assert themes[1].startswith("New")
-
-
-def test_themes_of_the_same_run_are_told_and_not_repeated(tmp_path, llm):
-    def dull(messages, number):
-        count, dimensions = wanted(messages)
-        return json.dumps(draft(count, dimensions, f"Theme {number // 2} of all."))  # every one of them twice
+        return json.dumps(reply(messages, f"Theme {number // 2} of all."))  # every one of them twice
 
     server, model = llm(dull)
-    subjects = [Subject("Character", "Multi-pose", ("Identity",))]
-    assert run(tmp_path, llm_writer(model), count=6, subjects=subjects, workers=1)["records"] == 6
+    counts = run(tmp_path, llm_writer(model, attempts=24), count=6, subjects=SUBJECTS[:1], workers=workers)
+    assert counts["records"] == 6
     themes = [row["theme"] for row in read_jsonl(tmp_path / "prompts.jsonl")]
     assert len(set(themes)) == 6
-    assert model.usage.malformed == 5
-    told = server.requests[-1][0]["content"]
-    assert all(theme in told for theme in sorted(themes)[:5])
-
-
-def test_threads_do_not_take_the_same_theme(tmp_path, llm):
-    def dull(messages, number):
-        count, dimensions = wanted(messages)
-        return json.dumps(draft(count, dimensions, f"Theme {number // 2} of all."))
-
-    _, model = llm(dull)
-    assert run(tmp_path, llm_writer(model, attempts=24), workers=4)["records"] == 12
-    assert len({row["theme"] for row in read_jsonl(tmp_path / "prompts.jsonl")}) == 12
+    if workers == 1:
+        told = server.requests[-1][0]["content"]
+        assert all(theme in told for theme in sorted(themes)[:5])
 
 
 def test_the_command_says_what_it_would_cost_and_what_it_took(tmp_path, llm):
     server, _ = llm(obedient)
-    words = ["prompts", str(tmp_path), "--count", "12", "--price", "2/8", "--json"]
-    asked = ["--model", "stub", "--endpoint", server.url]
-    planned = json.loads(CliRunner().invoke(app, [*words, *asked, "--dry-run"], catch_exceptions=False).stdout)
-    assert planned["estimate"]["cost"] == pytest.approx(12 * (600 * 2 + 900 * 8) / 1e6)
+    words = [str(tmp_path), "--count", "12", "--price", "2/8", "--model", "stub", "--endpoint", server.url]
+    planned = command(*words, "--dry-run")
+    assert (planned["to_write"], planned["estimate"]["cost"]) == (12, pytest.approx(12 * (600 * 2 + 900 * 8) / 1e6))
     assert server.requests == []
-    done = json.loads(CliRunner().invoke(app, [*words, *asked], catch_exceptions=False).stdout)
+    assert list(tmp_path.iterdir()) == []
+    done = command(*words)
     assert done["usage"]["calls"] == len(server.requests) == 12
     assert done["usage"]["cost"] == pytest.approx(12 * (100 * 2 + 10 * 8) / 1e6)
-    free = CliRunner().invoke(app, ["prompts", str(tmp_path / "b"), "--writer", "tiny", "--dry-run", "--json"])
-    assert json.loads(free.stdout)["estimate"] == {"prompt_tokens": 0, "completion_tokens": 0, "cost": 0}
+    free = command(str(tmp_path / "b"), "--writer", "tiny", "--dry-run")
+    assert free["estimate"] == {"prompt_tokens": 0, "completion_tokens": 0, "cost": 0}
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["prompts", "x", "--price", "2"], "--price '2' is not two numbers with a slash between them"),
+        (["prompts", "x", "--price", "2"], "--price '2' is not two numbers"),
         (["explain", "x", "--price", "a/b"], "--price 'a/b' is not two numbers"),
-        (
-            ["generate", "x", "--checkpoint", "tiny", "--dry-run", "--shard", "1"],
-            "shard '1' is not of the form INDEX/COUNT",
-        ),
+        (["generate", "x", "--model", "tiny", "--dry-run", "--shard", "1"], "shard '1' is not of the form INDEX/COUNT"),
+        (["prompts", "x", "--writer", "template"], "--writer template"),
+        (["prompts", "x", "--writer", "tiny", "--sentences", "y"], "--writer tiny"),
+        (["prompts", "x"], "give --model"),
     ],
 )
 def test_malformed_options_are_named(words, message):
     assert message in str(CliRunner().invoke(app, words).exception)
-
-
-def test_dry_run_asks_nothing_and_estimates(tmp_path, llm):
-    server, model = llm(obedient)
-    counts = run(tmp_path, llm_writer(model), dry_run=True, price=(1, 2))
-    assert counts["to_write"] == 12
-    assert counts["estimate"]["completion_tokens"] == 12 * 900
-    assert counts["estimate"]["cost"] == pytest.approx(12 * (600 + 2 * 900) / 1e6)
-    assert server.requests == []
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_tiny_writer_needs_no_network_and_the_oracle_reads_it(tmp_path):
@@ -267,82 +194,47 @@ def test_the_tiny_writer_needs_no_network_and_the_oracle_reads_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("Story: [Comic]", "expected a mapping"),
-        ("Story:\n  Comic: [Colour]", r"name some of Style, Identity, Logic, got \['Colour'\]"),
-        ("Story: {", "not valid YAML"),
-        ("{}", "names no subcategories"),
-    ],
+    ("content", "named"),
+    [("Story: [Comic]", "Story"), ("Story:\n  Comic: [Colour]", "Colour"), ("Story: {", "YAML"), ("{}", "no subcat")],
 )
-def test_bad_taxonomies_are_named(tmp_path, content, message):
+def test_bad_taxonomies_are_named(tmp_path, content, named):
     (tmp_path / "t.yaml").write_text(content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=named):
         read_taxonomy(tmp_path / "t.yaml")
-
-
-def test_unknown_writers_and_no_model(llm):
-    with pytest.raises(ValueError, match="there are llm and tiny"):
-        make_writer("gpt", count=1, seed=0, chat=None)
-    _, model = llm(obedient)
-    model.model = ""
-    with pytest.raises(ValueError, match="give --model"):
-        make_writer("llm", count=1, seed=0, chat=model)
 
 
 def test_sentences_become_records(tmp_path):
     source = tmp_path / "sentences.txt"
     source.write_text("Two images of one fox: it runs, it sleeps\n\nA 3-step recipe: boil, steep, pour\n")
-    folder = tmp_path / "set"
-    assert write_sentences(folder, source, dry_run=True) == {"records": 2}
-    assert not (folder / "prompts.jsonl").exists()
-    assert write_sentences(folder, source) == {"records": 2}
-    fox, recipe = load_prompts(folder / "prompts.jsonl")
+    words = [str(tmp_path / "set"), "--sentences", str(source)]
+    assert command(*words)["records"] == command(*words)["records"] == 2
+    fox, recipe = load_prompts(tmp_path / "set" / "prompts.jsonl")
     assert (str(fox.grid), str(recipe.grid)) == ("1x2", "1x3")
     assert fox.theme == "one fox"
     assert recipe.criteria["Logic"]
-    assert write_sentences(folder, source) == {"records": 2}
-    source.write_text("Two images of a fox\nAll 99 images of a fox\n\n40 images of a fox\n")
-    with pytest.raises(ValueError, match=r"sentences\.txt:4: '40 images of a fox' asks for 40"):
-        write_sentences(folder, source)
-
-
-def panels_reply(messages, number):
-    text = messages[0]["content"]
-    count = int(re.search(r"set of (\d+) images", text)[1])
-    panels = [f"a fox, scene {position}" for position in range(count)]
-    return json.dumps({"theme": f"fox of request {number}", "panels": panels, "criteria": {"Logic": {"Order": "..."}}})
+    source.write_text("Two images of a fox\n\n40 images of a fox\n")
+    assert "sentences.txt:3: '40 images of a fox'" in str(CliRunner().invoke(app, ["prompts", *words]).exception)
 
 
 def test_a_language_model_writes_the_panels_of_sentences(tmp_path, llm):
     """A fault is one line's, and the next call asks about that line alone."""
+
+    def panels(messages, number):
+        count = int(re.search(r"set of (\d+) images", messages[0]["content"])[1])
+        scenes = [f"a fox, scene {position}" for position in range(count)]
+        return json.dumps({"theme": "one fox", "panels": scenes, "criteria": {"Logic": {"Order": "..."}}})
+
     source = tmp_path / "sentences.txt"
     source.write_text("Two images of one fox\n\nThree images of a bear\n")
-    folder = tmp_path / "set"
-    server, model = llm(lambda messages, number: "No." if "bear" in str(messages) else panels_reply(messages, number))
-    dry = write_sentences(folder, source, writer="llm", chat=model, dry_run=True)
-    assert (dry["to_write"], server.requests) == (2, [])
-    counts = write_sentences(folder, source, writer="llm", chat=model, workers=2)
-    assert counts["records"] == 1
-    assert "answers in a row could not be used" in counts["failed"]["3: Three images of a bear"]
-    assert model.usage.malformed == 3
+    server, _ = llm(lambda messages, number: "No." if "bear" in str(messages) else panels(messages, number))
+    words = [str(tmp_path / "set"), "--sentences", str(source), "--writer", "llm", "--model", "stub", "--endpoint"]
+    assert (command(*words, server.url, "--dry-run")["to_write"], server.requests) == (2, [])
+    failed = CliRunner().invoke(app, ["prompts", *words, server.url, "--json"])
+    assert "1 records could not be written" in str(failed.exception)
 
-    server, model = llm(panels_reply)
-    assert write_sentences(folder, source, writer="llm", chat=model) == {"records": 2}
+    server, _ = llm(panels)
+    assert command(*words, server.url)["records"] == 2
     assert len(server.requests) == 1
-    fox, bear = load_prompts(folder / "prompts.jsonl")
+    fox, bear = load_prompts(tmp_path / "set" / "prompts.jsonl")
     assert (fox.panels, str(bear.grid)) == (("a fox, scene 0", "a fox, scene 1"), "1x3")
     assert fox.criteria == {"Logic": {"Order": "..."}}
-    assert write_sentences(folder, source, writer="llm", chat=model) == {"records": 2}
-    assert len(server.requests) == 1
-
-
-def test_the_command_takes_a_url_as_the_writer_of_sentences(tmp_path, llm):
-    source = tmp_path / "sentences.txt"
-    source.write_text("Two images of one fox\n")
-    server, _ = llm(panels_reply)
-    words = ["prompts", str(tmp_path / "set"), "--sentences", str(source), "--writer", server.url, "--json"]
-    assert "no language model is named" in str(CliRunner().invoke(app, words).exception)
-    done = json.loads(CliRunner().invoke(app, [*words, "--model", "stub"], catch_exceptions=False).stdout)
-    assert (done["records"], done["usage"]["calls"]) == (1, 1)
-    assert "there is no nowhere" in str(CliRunner().invoke(app, [*words[:5], "nowhere"]).exception)

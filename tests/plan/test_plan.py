@@ -302,18 +302,16 @@ def test_absent_sources_are_listed_with_where_to_get_them(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("kind", "split"),
     [
-        ("kontext", "`pacorl prompts split GEdit-Bench/data:en --test 128 --out data/edits`"),
-        ("qwen_edit", "`pacorl prompts split GEdit-Bench/data --test 128 --out data/edits`"),
-        ("klein", "`pacorl prompts split GEdit-Bench/data:en --test 128 --out data/edits`"),
+        ("kontext", "`pacorl prompts split GEdit-Bench/en.jsonl --test 128 --out data/edits`"),
+        ("qwen_edit", "`pacorl prompts split GEdit-Bench/edits.jsonl --test 128 --out data/edits`"),
+        ("klein", "`pacorl prompts split GEdit-Bench/en.jsonl --test 128 --out data/edits`"),
     ],
 )
 def test_an_edit_recipe_is_told_of_edits_and_not_of_sets(
     kind: str, split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    prompts = (
-        "prompts={train: data/edits/train.jsonl, evaluation: data/edits/test.jsonl, benchmarks: [GEdit-Bench/data]}"
-    )
+    prompts = "prompts={train: data/edits/train.jsonl, evaluation: data/edits/test.jsonl, benchmarks: [GEdit.jsonl]}"
     config = load(PolicyConfig, None, [f"model.kind={kind}", prompts, "rewards=[{name: edit_consistency}]"])
     absences = [absence for absence in sources.all_absences(config, ()) if absence.key.startswith("prompts.")]
     assert [absence.key for absence in absences] == ["prompts.train", "prompts.evaluation", "prompts.benchmarks"]

@@ -23,9 +23,7 @@ from pacorl.bench.items import (
     Dataset,
     ImageCache,
     ListedRows,
-    Rows,
     check_filled,
-    open_rows,
     parse_rows,
 )
 from pacorl.bench.suite import PaperTable, Row, Table, Texts, grouped, paper_table
@@ -35,6 +33,7 @@ from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.io.documents import JsonObject, read_json
 from pacorl.judge.pairwise import ask
 from pacorl.records.prompts import evenly_spread
+from pacorl.records.tables import Rows, open_rows
 from pacorl.types import Question
 
 if TYPE_CHECKING:

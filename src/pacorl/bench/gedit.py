@@ -18,7 +18,7 @@ import numpy as np
 
 from pacorl.bench.benchmarks import Advance, BenchmarkSpec, GeneratorBenchmarkOptions
 from pacorl.bench.image_sources import described, image_source
-from pacorl.bench.items import BadItemError, Dataset, ImageCache, Rows, check_filled, open_rows, parse_rows
+from pacorl.bench.items import BadItemError, Dataset, ImageCache, check_filled, parse_rows
 from pacorl.bench.rating import RUBRIC, Rubric, UnratedError, figures_of, rate, read_rubric
 from pacorl.bench.suite import Row, Table, Texts, grouped, paper_table
 from pacorl.config.options import WORKERS, JudgeOptions, inherited, one_of, option
@@ -28,6 +28,7 @@ from pacorl.io.documents import JsonObject
 from pacorl.io.files import safe_name, write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.records.prompts import evenly_spread
+from pacorl.records.tables import Rows, open_rows
 from pacorl.types import Prompt
 
 if TYPE_CHECKING:

@@ -7,24 +7,21 @@ the memory of a few rows.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from pacorl.io.documents import JsonObject, read_jsonl
+from pacorl.io.documents import JsonObject
 from pacorl.io.files import inside, text_digest
 from pacorl.io.images import IMAGE_TYPES, ImageError, listed, open_image
-from pacorl.io.tables import parquet_file
+from pacorl.records.tables import Rows
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 Item = TypeVar("Item")
 Source = TypeVar("Source")
-
-ROWS_AT_A_TIME = 8
-"""Rows of a parquet file in memory; each may hold several images of some megabytes."""
 
 
 class BadItemError(ValueError):
@@ -121,71 +118,6 @@ def check_filled(row: JsonObject, columns: Sequence[str], *, schema: str) -> Non
 
     if missing:
         raise ValueError(f"no {', '.join(missing)}; {schema}")
-
-
-def open_rows(source: Path) -> Rows:
-    """Open a folder of parquet files, one such file, or a JSONL. Raises ValueError if there is none."""
-    if source.is_file() and source.suffix in (".jsonl", ".parquet"):
-        return Rows(source.parent, [source])
-    # By name, the order of the hub's shards (train-00000-of-00002.parquet): row numbers depend on it.
-    files = sorted(source.rglob("*.parquet"))
-    lists = sorted(source.glob("*.jsonl"))
-    if not files and len(lists) != 1:
-        raise ValueError(
-            f"{source}: holds no parquet files and not one JSONL; download the data set, e.g. `hf download`"
-        )
-    return Rows(source, files or lists)
-
-
-class Rows:
-    """Rows of some files; images are inside them, or paths in `folder`."""
-
-    def __init__(self, folder: Path, files: Sequence[Path]) -> None:
-        self.folder = folder
-        self.files = files
-        self._batches: Iterator[tuple[int, list[JsonObject]]] = iter(())
-        self._start = 0
-        self._batch = list[JsonObject]()
-
-    def texts(self, columns: Sequence[str]) -> list[JsonObject]:
-        """Read all rows, only `columns`."""
-        rows: list[JsonObject] = []
-        for file in self.files:
-            if file.suffix == ".jsonl":
-                for row in read_jsonl(file):
-                    rows.append({name: row.get(name) for name in columns})
-                continue
-            with parquet_file(file) as table:
-                # A mirror may lack a column, or have it in some files only; `check_filled` reports it by row.
-                present = [name for name in columns if name in table.schema_arrow.names]
-                for row in table.read(columns=present).to_pylist():
-                    rows.append(dict.fromkeys(columns) | row)
-        return rows
-
-    def row(self, number: int) -> JsonObject:
-        """Read one whole row; a number below the last one may read from the first file again."""
-        # Forward only: a number below the current batch starts over.
-        if number < self._start or not self._batch:
-            self._batches = self._read()
-            self._start = 0
-            self._batch = []
-        while number >= self._start + len(self._batch):
-            self._start, self._batch = next(self._batches)
-        return self._batch[number - self._start]
-
-    def _read(self) -> Iterator[tuple[int, list[JsonObject]]]:
-        """Yield (number of its first row, rows) of every batch; a JSONL holds paths, and is one batch."""
-        start = 0
-        for file in self.files:
-            if file.suffix == ".jsonl":
-                batch = read_jsonl(file)
-                yield start, batch
-                start += len(batch)
-                continue
-            with parquet_file(file) as table:
-                for part in table.iter_batches(batch_size=ROWS_AT_A_TIME):
-                    yield start, part.to_pylist()
-                    start += len(part)
 
 
 class ListedRows(Rows):

@@ -216,7 +216,7 @@ def prompts_by_case(path: Path) -> dict[str, Prompt]:
 
 def _job(case: Case, options: T2isOptions, records: Mapping[str, Prompt]) -> ImageJob:
     """Make the job of a case's grid image, from its T2IS record if there are records, else from its captions."""
-    from pacorl.generate.compose import prompt_from
+    from pacorl.records.compose import prompt_from
 
     if records:
         if case.id not in records:

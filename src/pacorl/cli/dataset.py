@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from typer import Argument, Option
 
@@ -28,6 +28,8 @@ from pacorl.config.options import (
 if TYPE_CHECKING:
     from pacorl.io.documents import JsonObject
     from pacorl.judge.http.chat import ChatModel
+
+Writer = Literal["llm", "tiny", "template"]
 
 app = Commands(name="dataset", help="Make a dataset of consistency judgements.", no_args_is_help=True)
 
@@ -136,10 +138,10 @@ def prompts(
     folder: Path = FOLDER,
     *,
     count: int = Option(2000, min=1, max=LARGEST, help="How many records."),
-    writer: str = Option(
-        "",
-        help="llm (default), or tiny for the tiny world (no network); of --sentences template (default), llm, the URL "
-        "of its API, or a language model's folder or hub name.",
+    by: Writer | None = Option(
+        None,
+        "--writer",
+        help="llm (default), or tiny for the tiny world; of --sentences template (default) or llm.",
     ),
     taxonomy: Path | None = Option(None, help="A YAML of your own; see dataset/taxonomy.yaml."),
     sentences: Path | None = Option(
@@ -152,42 +154,50 @@ def prompts(
 ) -> None:
     """Write prompts, balanced over a taxonomy."""
     from pacorl.core.grid import parse_layout
-    from pacorl.dataset.prompts import (
-        PAPER,
-        TINY,
-        TOKENS_PER_RECORD,
-        make_writer,
-        read_taxonomy,
-        write_all,
-        write_sentences,
-    )
+    from pacorl.dataset import prompts as written
+    from pacorl.generate.language_writers import chat_writer
     from pacorl.io.documents import read_text
 
-    # The tiny world has a vocabulary of its own, and thus a taxonomy.
-    path = taxonomy or (TINY if writer == "tiny" else PAPER)
-    # A dry run needs neither key nor server: the cost is estimated from the usual length of a record.
-    model = None if step.dry_run else chat.connect()
+    writer: str = by or (TEMPLATE if sentences else "llm")
+    writers = (TEMPLATE, "llm") if sentences else ("llm", "tiny")
+    if writer not in writers:
+        kind = "sentences" if sentences else "a taxonomy"
+        raise ValueError(f"--writer {writer} does not write prompts of {kind}; there are {', '.join(writers)}")
+
+    # The writer and its orders. A dry run needs neither key nor server: the cost follows from the usual length.
+    model = None if step.dry_run or writer in ("tiny", TEMPLATE) else chat.connect()
     price = chat.price or (0.0, 0.0)
-    shared: dict[str, Any] = {"workers": chat.workers, "price": price, "dry_run": step.dry_run}
-    # Write records until the count is reached, or one for each of the user's sentences.
+    tokens = written.TOKENS_PER_RECORD if writer == "llm" else (0, 0)
+    options: JsonObject = {"writer": writer, "model": chat.model}
+    if writer == "llm" and not chat.model:
+        raise ValueError("no language model is named; give --model, and --endpoint unless it is the client's default")
+    if sentences:
+        panels = chat_writer(model) if model else None
+        write = written.sentence_writer(sentences, panels)
+        planned = written.sentence_orders(sentences, writer=f"{writer} {chat.model}")
+    else:
+        # The tiny world has a vocabulary of its own, and thus a taxonomy.
+        path = taxonomy or (written.TINY if writer == "tiny" else written.PAPER)
+        write = written.tiny_writer(count=count, seed=seed)
+        if writer == "llm":
+            write = written.llm_writer(model or chat.connect())
+        grids = [parse_layout(layout) for layout in split_names(layouts)]
+        planned = written.orders(written.read_taxonomy(path), count=count, grids=grids)
+        options["taxonomy"] = read_text(path)
     with progress("writing") as advance:
-        if sentences:
-            shared |= {"writer": writer or TEMPLATE, "chat": model or chat.connect()}
-            counts = write_sentences(folder, sentences, **shared, progress=advance)
-        else:
-            writer = writer or "llm"
-            counts = write_all(
-                folder,
-                make_writer(writer, count=count, seed=seed, chat=model),
-                subjects=read_taxonomy(path),
-                count=count,
-                grids=[parse_layout(layout) for layout in split_names(layouts)],
-                options={"writer": writer, "model": chat.model, "taxonomy": read_text(path)},
-                seed=seed,
-                tokens=(0, 0) if writer == "tiny" else TOKENS_PER_RECORD,
-                **shared,
-                progress=advance,
-            )
+        counts = written.write_all(
+            folder,
+            write,
+            planned,
+            options=options,
+            inputs=[sentences] if sentences else [],
+            seed=seed,
+            workers=chat.workers if writer == "llm" else 1,
+            tokens=tokens,
+            price=price,
+            dry_run=step.dry_run,
+            progress=advance,
+        )
     # The costs of this call, which the manifest does not have.
     if model and model.usage.calls:
         counts |= {"usage": model.usage.with_cost(price)}

@@ -26,7 +26,7 @@ config = Commands(
     name="config", cls=ConfigCommands, no_args_is_help=True, help="Configs of runs: `pacorl config KEY` explains a key."
 )
 
-SOURCE = Argument(help="A .jsonl, .txt, .parquet or .json of prompts, or tiny:train|dev|test.")
+SOURCE = Argument(help="A .jsonl or .txt of prompts or edits, or tiny:train|dev|test.")
 
 
 def recipes(*, output: JsonOption) -> None:
@@ -179,6 +179,19 @@ def get_data(
     check_writable(folder, folder=True)
     published.download(folder)
     echo(f"wrote {folder}")
+    if name == "gedit":
+        convert_data(folder)
+
+
+@data.command("convert")
+def convert_data(
+    source: Path = Argument(help="The parquet files of GEdit-Bench, or a JSON of ShareGPT-4o-Image, unpacked."),
+) -> None:
+    """Convert a published collection of edits to the JSONL that prompts are read from, beside it."""
+    from pacorl.dataset.convert import convert
+
+    for path in convert(source):
+        echo(f"wrote {path}")
 
 
 @config.command("show")

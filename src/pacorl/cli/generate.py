@@ -275,9 +275,10 @@ def _max_references(board: Storyboard, model: str, kind: str) -> int:
 def _prompt(options: RequestOptions, model: str, kind: str, board: Storyboard | None) -> Prompt:
     """Compose the prompt of a request; `board` has the panels that were written for it."""
     from pacorl.core.grid import parse_layout
-    from pacorl.generate.compose import check_for, find_record, prompt_from
     from pacorl.generate.storyboard import board_prompt
     from pacorl.io.images import open_image
+    from pacorl.records.compose import check_for, prompt_from
+    from pacorl.records.prompts import find_record
     from pacorl.types import Prompt
 
     if options.prompt:
@@ -302,9 +303,10 @@ def written_storyboard(options: RequestOptions) -> Storyboard | None:
     The writer's panels are shown on the error stream.
     """
     from pacorl.core.grid import parse_layout
-    from pacorl.generate.panels import PanelDraft, read_request, write_panels
+    from pacorl.generate.language_writers import open_writer
     from pacorl.generate.storyboard import storyboard_of
     from pacorl.records.characters import find_character
+    from pacorl.records.panels import PanelDraft, read_request, write_panels
 
     # The panels: the user's own, a writer's for a request of several images, or the prompt itself.
     layout = parse_layout(options.layout) if options.layout else None
@@ -314,7 +316,8 @@ def written_storyboard(options: RequestOptions) -> Storyboard | None:
         draft = PanelDraft(options.prompt, tuple(options.panels))
     elif asks_for_set and (layout is None or layout.count > 1):
         count = layout.count if layout else None
-        draft = write_panels(options.prompt, count=count, writer=options.writer, model=options.writer_model)
+        writer = open_writer(options.writer, options.writer_model)
+        draft = write_panels(options.prompt, count=count, writer=writer)
         lines = []
         for number, text in enumerate(draft.panels, 1):
             lines.append(f"  {number}. {text}")

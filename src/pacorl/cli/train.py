@@ -244,7 +244,7 @@ def check_run(run: PolicyConfig, *, resume: Resume | None = None) -> None:
     for source in (run.prompts.train, run.prompts.evaluation):
         # Only for the error message: an existing file may be long, and the trainer reads it.
         if source.startswith(f"{TINY}:") or not Path(source.partition(":")[0]).exists():
-            load_prompts(source)
+            load_prompts(source, model=run.model.checkpoint)
     # An unused judge is never loaded, so it may be absent.
     if run.judge and any(asks_judge(reward, run=False) for reward in run.rewards):
         JUDGES[run.judge.backend].check(run.judge.checkpoint, getattr(run.judge, "adapter", ""))

@@ -173,13 +173,11 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class WriterOptions:
-    """The writer of a set's panels from one sentence (`generate.panels`)."""
+    """The writer of a set's panels from one sentence (`records.panels`)."""
 
     panel: ClassVar[str] = "Panel writer"
 
-    writer: str = option(
-        TEMPLATE, "template, or a language model: an OpenAI-compatible URL (key: OPENAI_API_KEY), a folder or hub name."
-    )
+    writer: str = option(TEMPLATE, "template, or the OpenAI-compatible URL of a language model (key: OPENAI_API_KEY).")
     writer_model: str = option("", "The language model's name at its server.")
 
 

@@ -1,39 +1,39 @@
-"""Write T2IS records, balanced over a taxonomy (`pacorl dataset prompts`).
+"""Write T2IS records (`pacorl dataset prompts`): balanced over a taxonomy, or one for each sentence of a file.
 
-A taxonomy (a YAML of categories, subcategories and the dimensions that a set must keep) yields orders. A writer turns
-an order (subcategory, layout, number) into a record. `llm_writer` asks a language model. `tiny_writer` writes the
-prompts of the tiny world and needs no network.
+A taxonomy (a YAML of categories, subcategories and the dimensions that a set must keep) yields orders, and so does a
+file of sentences. A writer turns an order into a record. `llm_writer` asks a language model. `tiny_writer` writes the
+prompts of the tiny world and needs no network. `sentence_writer` writes the panels of a sentence.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from threading import Lock
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from pacorl.config.options import TEMPLATE
-from pacorl.core.grid import panel_tags, panel_texts, parse_layout
 from pacorl.dataset.llm import estimate, fill_journal
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
-from pacorl.generate.compose import prompt_from
-from pacorl.generate.language_writers import open_writer
-from pacorl.generate.panels import PanelWriter, write_panels
-from pacorl.io.documents import Journal, JsonObject, blamed_on, read_journal, read_yaml, text_lines, write_jsonl
-from pacorl.io.net import is_url
+from pacorl.generate.language_writers import SetReply, answer_form, ask_for_set
+from pacorl.io.documents import Journal, JsonObject, read_journal, read_yaml, text_lines, write_jsonl
 from pacorl.judge.http.chat import ChatError, ChatModel
-from pacorl.records.prompts import save_prompts
+from pacorl.records.compose import compose, prompt_from
+from pacorl.records.panels import PanelWriter, write_panels
+from pacorl.records.prompts import record_of
 from pacorl.tiny.characters import character_prompts
-from pacorl.types import Grid, Prompt
+from pacorl.types import Grid, Size
 
 DIMENSIONS = ("Style", "Identity", "Logic")
 PAPER = Path(__file__).with_name("taxonomy.yaml")
 TINY = Path(__file__).with_name("taxonomy_tiny.yaml")
+REMEMBERED_THEMES = 12
+"""Number of a subcategory's latest themes in the request, which the model must not repeat."""
+TOKENS_PER_RECORD = (600, 900)
+"""Prompt and completion tokens of one record, for the estimate of a dry run."""
+SIZE = Size(1024, 1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,20 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class PromptOrder:
-    """Order of one prompt."""
+    """Order of one prompt, of a subject or of a sentence."""
 
     key: str
-    subject: Subject
-    grid: Grid
     number: int
-    """Its position among all orders."""
+    """Its position among all orders, or its line; names the record."""
+    subject: Subject = Subject("", "", ())
+    grid: Grid | None = None
+    """None if the sentence decides."""
+    sentence: str = ""
+    """A person's request; empty for a subject of the taxonomy."""
+
+
+Writer = Callable[[PromptOrder, Sequence[str]], JsonObject]
+"""(order, existing themes of its subject) → a T2IS record without its idx. Raises ChatError without a usable answer."""
 
 
 def read_taxonomy(path: Path = PAPER) -> list[Subject]:
@@ -91,99 +98,61 @@ def orders(subjects: Sequence[Subject], *, count: int, grids: Sequence[Grid]) ->
         subject = categories[category][position]
         # Shifted by the turn: with as many layouts as categories, each category would keep to one layout.
         grid = grids[(turn + number) % len(grids)]
-        planned.append(PromptOrder(f"{subject.category}/{subject.name}/{turn}", subject, grid, number))
+        planned.append(PromptOrder(f"{subject.category}/{subject.name}/{turn}", number, subject, grid))
+    return planned
+
+
+def sentence_orders(source: Path, *, writer: str) -> list[PromptOrder]:
+    """Order one prompt for each line of a file of sentences; `writer` identifies the panels' writer."""
+    planned = []
+    for number, text in text_lines(source, fix="name a file of sentences, one a line"):
+        planned.append(PromptOrder(f"{number} {text} ({writer})", number, sentence=text))
     return planned
 
 
 # --- writers -----------------------------------------------------------------------------------------------------
 
-Record = dict[str, Any]
-Writer = Callable[[PromptOrder, Sequence[str]], Record]
-"""(order, existing themes) → a T2IS record without its idx. Raises ChatError if there is no usable answer."""
 
-COUNT_WORDS = ("ZERO", "ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "SEVEN", "EIGHT", "NINE")
-REMEMBERED_THEMES = 12
-"""Number of a subcategory's latest themes in the request, which the model must not repeat."""
-TOKENS_PER_RECORD = (600, 900)
-"""Prompt and completion tokens of one record, for the estimate of a dry run."""
+def sentence_writer(source: Path, writer: PanelWriter | None) -> Writer:
+    """Writer of a sentence's record, by a panel writer or the template."""
 
-Text = Annotated[str, Field(min_length=8, max_length=2000)]
+    def write(order: PromptOrder, themes: Sequence[str]) -> JsonObject:
+        try:
+            draft = write_panels(order.sentence, writer=writer)
+        except ChatError:  # of one line; the others may fare better
+            raise
+        except ValueError as error:
+            raise ValueError(f"{source}:{order.number}: {error}") from None
+        return record_of(prompt_from("", theme=draft.theme, panels=draft.panels, criteria=draft.criteria))
 
-
-class Draft(BaseModel):
-    """The answer of a language model."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    theme: Text
-    """The instruction, in a person's words."""
-    shared: Text
-    """The content that all panels share."""
-    panels: list[Text]
-    criteria: dict[str, dict[str, Text]]
-    """dimension → name → the requirement over all panels."""
-
-
-def compose(draft: Draft, order: PromptOrder) -> Record:
-    """Turn a draft into a T2IS record. Raises ValueError if it does not fit its order or cannot be parsed back."""
-    # Check the draft against its order.
-    grid = order.grid
-    dimensions = order.subject.dimensions
-    if len(draft.panels) != grid.count:
-        raise ValueError(f"a {grid} layout needs {grid.count} panels, got {len(draft.panels)}")
-    if set(draft.criteria) != set(dimensions) or not all(draft.criteria.values()):
-        raise ValueError(f"criteria must be given for exactly {', '.join(dimensions)}, got {sorted(draft.criteria)}")
-
-    # Write the text in the form of the published prompts.
-    panels = [sentence(panel) for panel in draft.panels]
-    word = str(grid.count)
-    if grid.count < len(COUNT_WORDS):
-        word = COUNT_WORDS[grid.count]
-    text = f"{word}-PANEL Images with a {grid} grid layout. {sentence(draft.shared)}"
-    for tag, panel in zip(panel_tags(grid), panels, strict=True):
-        text += f" {tag}:{panel}"
-
-    # Readers find panels by their tags, and capitals before a colon look like a tag.
-    if list(panel_texts(text)) != panels or parse_layout(text) != grid:
-        raise ValueError("a text holds capitals before a colon after a sentence, which would be read as a panel's tag")
-    return {
-        "prompt": text,
-        "height": 1024,
-        "width": 1024,
-        "layout": str(grid),
-        "theme": draft.theme,
-        "category": order.subject.category,
-        "task_name": order.subject.name,
-        "criteria": draft.criteria,
-        "from": "Generated",
-    }
-
-
-def sentence(text: str) -> str:
-    """Put a text on one line that ends as a sentence does."""
-    line = " ".join(text.split())
-    if not line.endswith((".", '"', "!", "?")):
-        line += "."
-    return line
+    return write
 
 
 def llm_writer(model: ChatModel, *, attempts: int = 3) -> Writer:
-    """Writer that asks a language model for one record at a time."""
+    """Writer that asks a language model for one record of a subject at a time."""
     used_themes = set[str]()
     lock = Lock()
 
-    def write(order: PromptOrder, themes: Sequence[str]) -> Record:
+    def write(order: PromptOrder, themes: Sequence[str]) -> JsonObject:
+        grid = order.grid
+        assert grid is not None, "an order of a subject has a layout"
+
         # Another thread's answer may have the same theme, so the check and its note share a lock.
-        def check(draft: Draft) -> None:
-            compose(draft, order)
-            theme = draft.theme.casefold()
+        def check(reply: SetReply) -> None:
+            dimensions = order.subject.dimensions
+            if set(reply.criteria) != set(dimensions) or not all(reply.criteria.values()):
+                raise ValueError(f"criteria must be given for exactly {', '.join(dimensions)}")
+            compose(reply.theme, reply.panels, grid, shared=reply.shared)
+            theme = reply.theme.casefold()
             with lock:
                 if theme in used_themes | {theme.casefold() for theme in themes}:
                     raise ValueError("this theme exists already")
                 used_themes.add(theme)
 
-        messages = [{"role": "user", "content": request_text(order, themes)}]
-        return compose(model.ask_json(messages, Draft, check=check, attempts=attempts), order)
+        text = request_text(order, themes)
+        reply = ask_for_set(model, text, count=grid.count, check=check, attempts=attempts)
+        prompt = compose(reply.theme, reply.panels, grid, shared=reply.shared)
+        return record_of(replace(prompt, size=SIZE, criteria=reply.criteria)) | _kind(order, source="Generated")
 
     return write
 
@@ -191,17 +160,15 @@ def llm_writer(model: ChatModel, *, attempts: int = 3) -> Writer:
 def request_text(order: PromptOrder, themes: Sequence[str]) -> str:
     """Request for one record."""
     subject = order.subject
+    assert order.grid is not None, "an order of a subject has a layout"
     count = order.grid.count
-    dimensions = ", ".join(subject.dimensions)
-    example = ", ".join(f'"{dimension}": {{"<short name>": "<what must hold>"}}' for dimension in subject.dimensions)
+    shared = '"shared": "<what all images have in common>", '
+    form = answer_form(count, subject.dimensions, theme="the request in one or two sentences", further=shared)
     request = (
         f"Write one request for a set of {count} images that belong together.\n"
-        f"Kind: {subject.category}, {subject.name}. What the set must keep: {dimensions}.\n"
+        f"Kind: {subject.category}, {subject.name}. What the set must keep: {', '.join(subject.dimensions)}.\n"
         "Be concrete and visual: name the subject, its looks, the style, the light. The panels must differ in what "
-        "they show and agree in what they keep.\n"
-        f"Answer with one JSON object and nothing else:\n"
-        f'{{"theme": "<the request in one or two sentences>", "shared": "<what all images have in common>", '
-        f'"panels": [<exactly {count} texts, one per image>], "criteria": {{{example}}}}}\n'
+        f"they show and agree in what they keep.\n{form}\n"
         "Two or three criteria per dimension, each a full sentence."
     )
     if themes:
@@ -217,40 +184,26 @@ def tiny_writer(*, count: int, seed: int = 0) -> Writer:
     # Draw all prompts of a layout at once: characters take turns over the list.
     prompts_of = cache(lambda grid: character_prompts("train", count, seed=seed, grid=grid))
 
-    def write(order: PromptOrder, themes: Sequence[str]) -> Record:
-        prompt = prompts_of(order.grid)[order.number]
-        return {
-            "prompt": prompt.text,
-            "layout": str(order.grid),
-            "theme": prompt.theme,
-            "criteria": {dimension: dict(texts) for dimension, texts in prompt.criteria.items()},
-            "from": "Tiny",
-            "category": order.subject.category,
-            "task_name": order.subject.name,
-        }
+    def write(order: PromptOrder, themes: Sequence[str]) -> JsonObject:
+        return record_of(prompts_of(order.grid)[order.number]) | _kind(order, source="Tiny")
 
     return write
 
 
-def make_writer(name: str, *, count: int, seed: int, chat: ChatModel | None) -> Writer:
-    """Writer by name: `llm`, which needs `chat`, or `tiny`."""
-    if name == "tiny":
-        return tiny_writer(count=count, seed=seed)
-    if name != "llm":
-        raise ValueError(f"unknown writer {name!r}; there are llm and tiny")
-    if chat is not None and not chat.model:
-        raise ValueError("no language model is named; give --model, and --endpoint unless it is the client's default")
-    return llm_writer(chat or ChatModel(""))
+def _kind(order: PromptOrder, *, source: str) -> JsonObject:
+    return {"category": order.subject.category, "task_name": order.subject.name, "from": source}
+
+
+# --- the step ----------------------------------------------------------------------------------------------------
 
 
 def write_all(
     folder: Path,
     writer: Writer,
+    planned: Sequence[PromptOrder],
     *,
-    subjects: Sequence[Subject],
-    count: int,
-    grids: Sequence[Grid],
     options: JsonObject,
+    inputs: Sequence[Path] = (),
     seed: int = 0,
     workers: int = 1,
     tokens: tuple[int, int] = TOKENS_PER_RECORD,
@@ -258,10 +211,11 @@ def write_all(
     dry_run: bool = False,
     progress: Progress = silent,
 ) -> JsonObject:
-    """Fill prompts.jsonl with `count` records; a later call continues an interrupted one.
+    """Fill prompts.jsonl with a record per order; a later call continues an interrupted one.
 
     Args:
         options: the writer's name and settings, for the manifest.
+        inputs: files that the orders come from.
         tokens: prompt and completion tokens per record, for the estimate of a dry run.
         price: per million tokens, prompt and completion.
 
@@ -270,9 +224,9 @@ def write_all(
         tries again.
     """
     # Stop if the step is done, or if only an estimate is asked for.
-    planned = orders(subjects, count=count, grids=grids)
-    plan = {"count": count, "grids": [str(grid) for grid in grids], **options}
-    step = DatasetStep(folder, "prompts", options=plan, seed=seed)
+    grids = list(dict.fromkeys(str(order.grid or "") for order in planned))
+    plan = {"count": len(planned), "grids": grids, **options}
+    step = DatasetStep(folder, "prompts", inputs=inputs, options=plan, seed=seed)
     finished = step.counts_if_done()
     if finished is not None:
         return finished
@@ -280,7 +234,7 @@ def write_all(
     if dry_run:
         done = read_journal(path)
         missing = sum(order.key not in done for order in planned)
-        return {"records": count, "to_write": missing, "estimate": estimate(missing, tokens, price)}
+        return {"records": len(planned), "to_write": missing, "estimate": estimate(missing, tokens, price)}
 
     # Write the missing records into the journal.
     journal = Journal(path)
@@ -292,7 +246,7 @@ def write_all(
     for order in planned:
         if order.key in journal:
             record = journal.items[order.key]["record"]
-            written.append({"idx": f"{order.number:04d}", **record})
+            written.append(record | {"idx": f"{order.number:04d}"})
             by_category[record["category"]] += 1
     write_jsonl(folder / "prompts.jsonl", written)
 
@@ -301,94 +255,6 @@ def write_all(
     if failed:
         return counts
     return step.finish(outputs=[folder / "prompts.jsonl"], counts=counts)
-
-
-def write_sentences(
-    folder: Path,
-    source: Path,
-    *,
-    writer: str = TEMPLATE,
-    chat: ChatModel | None = None,
-    workers: int = 1,
-    price: tuple[float, float] = (0.0, 0.0),
-    dry_run: bool = False,
-    progress: Progress = silent,
-) -> JsonObject:
-    """Fill prompts.jsonl with one record per line of `source`, each the request of a set of images.
-
-    Args:
-        writer: writer of the panels, see `language_writers.open_writer`.
-        chat: the language model of the writer `llm`.
-        workers: requests to it at a time.
-        price: per million tokens, prompt and completion.
-
-    Returns:
-        The number of records, and, of a language model, line → fault of the `failed` ones, which the next call tries
-        again.
-    """
-    # A finished step is not repeated.
-    chat = chat or ChatModel("")
-    step = DatasetStep(folder, "prompts", inputs=[source], options={"writer": writer, "model": chat.model})
-    finished = step.counts_if_done()
-    if finished is not None:
-        return finished
-    lines = []
-    for number, text in text_lines(source, fix="name a file of sentences, one a line"):
-        lines.append({"key": f"{number} {text} ({writer} {chat.model})", "number": number, "text": text})
-
-    failed: dict[str, str] = {}
-    rows: dict[Any, JsonObject] = {}
-    write = partial(_write_sentence, source=source, model=chat.model, failed=failed)
-    # The template asks nobody: it needs no journal, and a dry run checks every line.
-    if writer == TEMPLATE:
-        for line in lines:
-            row = write(line, writer)
-            assert row, "only a language model fails"
-            rows[line["key"]] = row
-        if dry_run:
-            return {"records": len(rows)}
-    else:
-        path = folder / "manifests" / "sentences.journal.jsonl"
-        done = read_journal(path)
-        missing = [line for line in lines if line["key"] not in done]
-        if dry_run:
-            estimated = estimate(len(missing), TOKENS_PER_RECORD, price)
-            return {"records": len(lines), "to_write": len(missing), "estimate": estimated}
-        journal = Journal(path)
-        ask = partial(write, writer=open_writer(writer, chat))
-        # A model of this process answers one request at a time.
-        asked = workers if writer == "llm" or is_url(writer) else 1
-        fill_journal(journal, missing, ask, workers=asked, progress=progress)
-        rows = journal.items
-
-    save_prompts(
-        [_sentence_prompt(rows[line["key"]]) for line in lines if line["key"] in rows], folder / "prompts.jsonl"
-    )
-    counts: JsonObject = {"records": len(lines) - len(failed)}
-    # With failed lines the step is not finished, so that the next call tries again.
-    if failed:
-        return counts | {"failed": failed}
-    return step.finish(outputs=[folder / "prompts.jsonl"], counts=counts)
-
-
-def _write_sentence(
-    line: JsonObject, writer: str | PanelWriter, *, source: Path, model: str, failed: dict[str, str]
-) -> JsonObject | None:
-    """Write the panels of a line; None, with its fault in `failed`, if a language model has no usable answer."""
-    with blamed_on(f"{source}:{line['number']}"):
-        try:
-            draft = write_panels(line["text"], writer=writer, model=model)
-        except ChatError as error:
-            failed[f"{line['number']}: {line['text']}"] = str(error)
-            return None
-        row = line | {"theme": draft.theme, "panels": list(draft.panels), "criteria": draft.criteria}
-        _sentence_prompt(row)
-        return row
-
-
-def _sentence_prompt(row: JsonObject) -> Prompt:
-    parts = {"theme": row["theme"], "panels": row["panels"], "criteria": row["criteria"]}
-    return prompt_from("", **parts, number=row["number"])
 
 
 def _write_missing(

@@ -1,7 +1,7 @@
 """Making images: sets and edits, the best of several by a judge, storyboards.
 
     from pacorl import Generator
-    from pacorl.generate.compose import prompt_from
+    from pacorl.records.compose import prompt_from
     from pacorl.generate.sets import generate_sets
     generator = Generator.from_pretrained("tiny")
     images = generate_sets(generator, [prompt_from(generator.model, theme="red round hero, crown, night", panels=[…])])

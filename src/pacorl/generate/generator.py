@@ -16,12 +16,12 @@ import torch
 from pacorl.config.options import MEMORY, one_of
 from pacorl.core.devices import available_device, best_dtype
 from pacorl.core.sampler import Sampler
-from pacorl.generate.compose import prompt_from
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import sample_images
 from pacorl.models.adapters import adapter_names, adapter_off, load_lora, lora_scaled
 from pacorl.models.policies import DEFAULT_KIND, POLICIES, kind_of, model_section
 from pacorl.models.policies.policy import check_images
+from pacorl.records.compose import prompt_from
 from pacorl.runtime.turns import Turns
 from pacorl.types import TINY, Prompt, Size
 

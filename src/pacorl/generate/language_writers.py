@@ -1,119 +1,103 @@
-"""Panel writers that ask a language model: behind an OpenAI-compatible URL, or a checkpoint in this process."""
+"""Sets written by a language model behind an OpenAI-compatible URL: the panels of a sentence, or of a whole request."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pacorl.generate.compose import prompt_from
-from pacorl.generate.panels import WRITERS, PanelDraft, PanelWriter, SetRequest
-from pacorl.io.hub import check_checkpoint
+from pacorl.config.options import TEMPLATE
 from pacorl.io.net import is_url, service_url
-from pacorl.judge.http.chat import ChatModel, Message, ask_json
+from pacorl.judge.http.chat import ChatModel
+from pacorl.records.compose import prompt_from
+from pacorl.records.panels import PanelDraft, PanelWriter, SetRequest
 
 Text = Annotated[str, Field(min_length=3, max_length=2000)]
-MAX_NEW_TOKENS = 4096
 
 
-class PanelReply(BaseModel):
+class SetReply(BaseModel):
     """A language model's answer."""
 
     model_config = ConfigDict(extra="forbid")
 
     theme: Text
+    """The request in a person's words, or what all panels share."""
+    shared: str = ""
+    """What all panels show, if the theme is a request."""
     panels: list[Text]
     criteria: dict[str, dict[str, Text]] = {}
+    """dimension → name → the requirement over all panels."""
 
 
-def write_by_server(request: SetRequest, count: int, source: str, model: str) -> PanelDraft:
-    """Write panels by a language model behind the URL `source`."""
+def open_writer(source: str, model: str) -> PanelWriter | None:
+    """Choose the panel writer: None for `template`, or a language model behind a URL.
+
+    Raises:
+        ValueError: it is neither, or the server's model has no name.
+    """
+    if source == TEMPLATE:
+        return None
+    if not is_url(source):
+        raise ValueError(
+            f"the panel writer {source!r} is neither {TEMPLATE} nor a URL; serve a language model, e.g. with `vllm "
+            f"serve {source}`, and name http://127.0.0.1:8000/v1"
+        )
     if not model:
         raise ValueError(f"{service_url(source, name='writer')} needs a model's name; give one with --writer-model")
-    return _draft(ChatModel(model, base_url=source).ask_json, request, count)
+    return chat_writer(ChatModel(model, base_url=source))
 
 
-def write_by_checkpoint(request: SetRequest, count: int, source: str, model: str) -> PanelDraft:
-    """Write panels by a causal or Qwen-VL language model in this process, a folder or hub name."""
-    return _draft(partial(ask_json, load_writer(source)), request, count)
+def chat_writer(chat: ChatModel) -> PanelWriter:
+    """Writer of the panels of a sentence."""
+
+    def write(request: SetRequest, count: int) -> PanelDraft:
+        reply = ask_for_set(chat, sentence_text(request.text, count), count=count)
+        return PanelDraft(reply.theme, tuple(reply.panels), reply.criteria)
+
+    return write
 
 
-def open_writer(source: str, chat: ChatModel) -> str | PanelWriter:
-    """Load a writer once, for many requests.
+def ask_for_set(
+    chat: ChatModel,
+    request: str,
+    *,
+    count: int,
+    check: Callable[[SetReply], None] = lambda reply: None,
+    attempts: int = 3,
+) -> SetReply:
+    """Ask for a set of `count` panels that can be composed to a prompt and passes `check`.
 
-    Args:
-        source: `llm` or a URL for `chat`, a language model's folder or hub name, or a name in `WRITERS`, which stays.
-        chat: the language model behind an API, whose address a URL replaces.
+    Raises:
+        ChatError: no attempt gives a usable answer.
+        ChatRefusedError: the server refuses all questions.
     """
-    ask: Callable[..., PanelReply]
-    if source == "llm" or is_url(source):
-        if not chat.model:
-            raise ValueError(
-                "no language model is named; give --model, and --endpoint unless it is the client's default"
-            )
-        # A copy shares the counts of its original.
-        if is_url(source):
-            chat = replace(chat, base_url=source)
-        ask = chat.ask_json
-    elif source in WRITERS:
-        return source
-    else:
-        ask = partial(ask_json, load_writer(source))
-    return lambda request, count, *_: _draft(ask, request, count)
 
-
-def load_writer(source: str) -> Callable[[Sequence[Message]], str]:
-    """Load a language model: messages → its likeliest answer."""
-    # Before the imports, which take seconds.
-    check_checkpoint(source, "config.json")
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
-    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-
-    from pacorl.core.devices import available_device, best_dtype
-    from pacorl.io.pretrained import pretrained
-    from pacorl.io.quiet import quiet_loading
-
-    quiet_loading()
-    device = available_device()
-    sees_images = type(pretrained(AutoConfig, source)) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    kind = AutoModelForImageTextToText if sees_images else AutoModelForCausalLM
-    model = pretrained(kind, source, dtype=getattr(torch, best_dtype(source, device))).to(device).eval()
-    tokenizer = pretrained(AutoTokenizer, source)
-
-    def ask(messages: Sequence[Message]) -> str:
-        # Models that think by default would spend the tokens of the answer on it; other templates ignore the option.
-        options: dict[str, Any] = {"add_generation_prompt": True, "enable_thinking": False}
-        inputs = tokenizer.apply_chat_template(list(messages), return_dict=True, return_tensors="pt", **options)
-        tokens = model.generate(**inputs.to(device), do_sample=False, max_new_tokens=MAX_NEW_TOKENS)
-        return str(tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
-
-    return ask
-
-
-def _draft(ask: Callable[..., PanelReply], request: SetRequest, count: int) -> PanelDraft:
-    """Ask by `ChatModel.ask_json`, or the function of that name with its model."""
-
-    def check(reply: PanelReply) -> None:
+    def check_reply(reply: SetReply) -> None:
         if len(reply.panels) != count:
             raise ValueError(f"exactly {count} panels are needed, got {len(reply.panels)}")
         prompt_from("", theme=reply.theme, panels=reply.panels)  # refuses empty texts and panel tags
+        check(reply)
 
-    messages = [{"role": "user", "content": request_text(request, count)}]
-    reply = ask(messages, PanelReply, check=check)
-    return PanelDraft(reply.theme, tuple(reply.panels), reply.criteria)
+    messages = [{"role": "user", "content": request}]
+    return chat.ask_json(messages, SetReply, check=check_reply, attempts=attempts)
 
 
-def request_text(request: SetRequest, count: int) -> str:
-    """The question to the language model."""
+def sentence_text(sentence: str, count: int) -> str:
+    """Request for the panels of a person's sentence."""
     return (
-        f"A person asks an image generator for a set of {count} images that belong together:\n{request.text}\n"
-        f"Describe the set. Each panel's text is read alone, so describe the subject in the same words in every one; "
+        f"A person asks an image generator for a set of {count} images that belong together:\n{sentence}\n"
+        "Describe the set. Each panel's text is read alone, so describe the subject in the same words in every one; "
         "panels differ in what they show and agree in what the set keeps. Be concrete and visual.\n"
+        + answer_form(count, ("Style", "Identity", "Logic"), theme="what all images share")
+    )
+
+
+def answer_form(count: int, dimensions: Sequence[str], *, theme: str, further: str = "") -> str:
+    """Describe the JSON of the answer; `further` are further keys."""
+    criteria = ", ".join(f'"{name}": {{"<short name>": "<what must hold in all images>"}}' for name in dimensions)
+    return (
         "Answer with one JSON object and nothing else:\n"
-        f'{{"theme": "<what all images share>", "panels": [<exactly {count} texts, one per image>], '
-        '"criteria": {"Style": {"<name>": "<what must hold in all images>"}, "Identity": {…}, "Logic": {…}}}'
+        f'{{"theme": "<{theme}>", {further}"panels": [<exactly {count} texts, one per image>], '
+        f'"criteria": {{{criteria}}}}}'
     )

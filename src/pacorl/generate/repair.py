@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pacorl.core.grid import join
-from pacorl.generate.compose import check_for, layout_for, prompt_from
 from pacorl.generate.generated_images import recipe_texts
 from pacorl.generate.sets import generate_sets
 from pacorl.io.documents import write_json
@@ -22,6 +21,7 @@ from pacorl.io.images import png_bytes, png_texts
 from pacorl.judge.check import Check, ControlError, check_page
 from pacorl.judge.scores import p_yes_text
 from pacorl.models.policies import POLICIES, kind_of
+from pacorl.records.compose import check_for, layout_for, prompt_from
 from pacorl.tiny.characters import INSTRUCTIONS
 from pacorl.tiny.words import GRID, tiny_scene
 from pacorl.types import TINY, Prompt

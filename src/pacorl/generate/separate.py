@@ -100,7 +100,7 @@ def panel_prompts(prompt: Prompt, model: str, max_references: int, *, previous: 
         return [prompt]
     if len(prompt.panels) != prompt.grid.count:
         raise ValueError(
-            f"separate panels need a text each, and prompt {prompt.id} has {len(prompt.panels)} for a {prompt.grid} "
+            f"separate panels need a text each, and {prompt.place} has {len(prompt.panels)} for a {prompt.grid} "
             "grid; describe every panel"
         )
     if model == TINY and not max_references:

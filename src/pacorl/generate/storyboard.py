@@ -11,7 +11,7 @@
       Identity: {Face: The dentist has the same face in all images.}
 
 `characters` may also be a list of character folders (`records.characters`), and `scenes` one sentence that asks for
-several images (`generate.panels`). A character's first mention in a scene becomes its description, later ones `the
+several images (`records.panels`). A character's first mention in a scene becomes its description, later ones `the
 dentist`. The images in the folders of a page's characters are its references, if the generator takes references.
 Scenes beyond a page go on the next; the candidates of a later page are also judged beside the panels of the pages
 before it.
@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pacorl.core.grid import parse_layout
-from pacorl.generate.compose import layout_for, prompt_from
-from pacorl.generate.panels import MAX_COUNT, PanelDraft, write_panels
 from pacorl.io.documents import blamed_on, dump_yaml, read_yaml
 from pacorl.io.files import write_atomic
 from pacorl.records.characters import find_character, in_turn
+from pacorl.records.compose import layout_for, prompt_from
+from pacorl.records.panels import MAX_COUNT, PanelDraft, write_panels
 from pacorl.types import TINY, Character, Grid, Prompt, Size
 
 if TYPE_CHECKING:

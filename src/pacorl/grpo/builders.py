@@ -176,8 +176,11 @@ def read_prompts(config: PolicyConfig) -> tuple[list[Prompt], list[Prompt], str]
         ValueError: if they overlap and `prompts.leaks` is refuse, or if a setting excludes edits.
     """
     # All training prompts: an epoch draws from them in turn.
-    train = prompts_from(config.prompts.train, limit=None)
-    evaluation = prompts_from(config.prompts.evaluation, limit=config.prompts.evaluation_limit)
+    model = config.model.checkpoint
+    beside = config.out / "prompts"
+    train = prompts_from(config.prompts.train, model=model, beside=beside)
+    limit = config.prompts.evaluation_limit
+    evaluation = prompts_from(config.prompts.evaluation, limit=limit, model=model, beside=beside)
     config.check_prompts([*train, *evaluation])
     leaks = check_leaks(
         train,

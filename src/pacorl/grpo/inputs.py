@@ -22,7 +22,7 @@ from pacorl.io.documents import blamed_on
 from pacorl.io.files import text_digest
 from pacorl.models.policies import POLICIES, kind_of, model_section
 from pacorl.records.edits import edit_prompt, is_edit, save_edits
-from pacorl.records.prompts import record_prompt, save_prompts, text_prompt
+from pacorl.records.prompts import record_prompt, save_prompts, sentence_prompt
 from pacorl.rewards.reward import RewardFunction
 from pacorl.rewards.spec import Columns, with_completions
 from pacorl.types import Prompt
@@ -219,7 +219,8 @@ def _with_prompts(
         if isinstance(source, str | Path):
             section[key] = str(source)
         elif source is not None:
-            prompts = _read(source, key="prompts" if key == "train" else "evaluation_prompts", columns=columns)
+            given = "prompts" if key == "train" else "evaluation_prompts"
+            prompts = _read(source, key=given, model=config.model.checkpoint, columns=columns)
             section[key] = _written(prompts, config.out / "prompts", name=key)
             if key == "train":
                 # Whole updates; a list is often shorter than an epoch of the paper.
@@ -232,7 +233,7 @@ def _with_prompts(
     return {**changes, "prompts": config.prompts.model_copy(update=section)}
 
 
-def _read(source: Any, *, key: str, columns: Columns) -> list[Prompt]:
+def _read(source: Any, *, key: str, model: str, columns: Columns) -> list[Prompt]:
     """Convert texts, prompts and records to prompts; add records to `columns`."""
     # Ids are positions, also of prompts that bring an id of their own.
     prompts = []
@@ -241,13 +242,16 @@ def _read(source: Any, *, key: str, columns: Columns) -> list[Prompt]:
             if isinstance(item, Prompt):
                 prompts.append(replace(item, id=number))
             elif isinstance(item, str):
-                prompts.append(text_prompt(item, number))
+                prompts.append(sentence_prompt(item, number, model=model))
             elif isinstance(item, Mapping):
                 edit = is_edit(item)
-                prompts.append(edit_prompt(item, number, folder=Path()) if edit else record_prompt(item, number))
+                prompts.append(
+                    edit_prompt(item, number, folder=Path()) if edit else record_prompt(item, number, model=model)
+                )
                 columns.setdefault((prompts[-1].text, number), item)
             else:
-                raise ValueError(f"a {type(item).__name__}; give a text, a Prompt, or a record with 'prompt'")
+                fix = "give a text, a Prompt, or a record with 'prompt', or with 'theme' and 'panels'"
+                raise ValueError(f"a {type(item).__name__}; {fix}")
     if not prompts:
         raise ConfigError(f"{key} is empty; give at least one text")
     if len({bool(prompt.sources) for prompt in prompts}) > 1:

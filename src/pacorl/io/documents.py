@@ -25,7 +25,16 @@ from typing import Any, TypeVar, cast
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from pacorl.io.files import PRIVATE, SHARED, disk_errors, flush_to_disk, open_regular, read_bytes, write_atomic
+from pacorl.io.files import (
+    PRIVATE,
+    SHARED,
+    disk_errors,
+    flush_to_disk,
+    open_regular,
+    read_bytes,
+    twin_hint,
+    write_atomic,
+)
 
 Item = TypeVar("Item")
 JsonObject = dict[str, Any]
@@ -46,7 +55,8 @@ def read_text(path: Path, *, fix: str = "", limit: int = MAX_BYTES) -> str:
     try:
         content = read_bytes(path, limit=limit)
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror}){_ending(fix)}") from None
+        hint = twin_hint(path.parent, path.name) if isinstance(error, FileNotFoundError) else ""
+        raise ValueError(f"{path}: cannot be read ({error.strerror}){hint}{_ending(fix)}") from None
     # Accept the line breaks of all systems, as Python's text files do.
     return _decoded(content, str(path)).replace("\r\n", "\n").replace("\r", "\n")
 

@@ -14,6 +14,7 @@ import re
 import secrets
 import shutil
 import stat
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
@@ -473,13 +474,54 @@ def safe_name(name: str) -> str:
 
 
 def inside(folder: Path, relative: str) -> Path:
-    """Resolve `folder/relative` and its links. Raises ValueError if it is outside of `folder`."""
+    """Resolve `folder/relative` and its links. Raises ValueError if it is outside of `folder`.
+
+    In a snapshot of the hub's cache, whose files are links into the `blobs` beside it, the path is not resolved.
+    """
     root = folder.resolve()
     # Linux raises for longer names at any later access, when the origin of the name is lost.
     longest = max((len(name.encode(errors="replace")) for name in Path(relative).parts), default=0)
     if "\0" in relative or longest > LONGEST_NAME or len(relative) > LONGEST_PATH:
         raise ValueError(f"{relative[:60]!r} is not a path of a file")
     path = (root / relative).resolve()
-    if not path.is_relative_to(root) or Path(relative).is_absolute():
-        raise ValueError(f"{relative!r} leads out of {folder}; paths must stay inside the folder")
+    if not Path(relative).is_absolute():
+        if path.is_relative_to(root):
+            return path
+        named = Path(os.path.normpath(root / relative))
+        if named.is_relative_to(root) and any(path.is_relative_to(blobs) for blobs in _blobs_of(root)):
+            return named
+    raise ValueError(f"{relative!r} leads out of {folder}; paths must stay inside the folder")
+
+
+def _blobs_of(folder: Path) -> list[Path]:
+    """Return the folder of the contents of a snapshot in the hub's cache, REPOSITORY/snapshots/COMMIT."""
+    folders = [folder, *folder.parents]
+    return [path.parent.parent / "blobs" for path in folders if path.parent.name == "snapshots"]
+
+
+def existing(folder: Path, relative: str) -> Path:
+    """Return `folder/relative`. Raises ValueError if it is outside of `folder` or missing; the message names a twin."""
+    inside(folder, relative)
+    path = folder / relative
+    if not path.exists():
+        raise ValueError(f"{path} does not exist{twin_hint(folder, relative)}")
     return path
+
+
+def twin_hint(folder: Path, relative: str) -> str:
+    """Name an existing file that a missing `folder/relative` may mean, as the end of a message; empty without one."""
+    forward = relative.replace("\\", "/")
+    twins = [forward]
+    for form in ("NFC", "NFD"):
+        twins.append(unicodedata.normalize(form, forward))
+    # A folder too many, as in records that were written above their folder.
+    parts = Path(forward).parts
+    twins += ["/".join(parts[start:]) for start in range(1, len(parts))]
+    for twin in twins:
+        if twin != relative and (folder / twin).is_file():
+            if twin == forward:
+                return f"; there is {twin!r}: write folders with /"
+            if unicodedata.normalize("NFC", twin) == unicodedata.normalize("NFC", forward):
+                return f"; there is {twin!r}, whose letters are composed otherwise (Unicode's NFC and NFD): rename it"
+            return f"; there is {twin!r}: paths are relative to {folder}"
+    return ""

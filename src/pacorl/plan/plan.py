@@ -464,7 +464,7 @@ def _largest_size(prompts: Sequence[Prompt], size: tuple[int, int]) -> tuple[int
 def _prompts(config: PolicyConfig, source: str, *, limit: int | None = None) -> Sequence[Prompt]:
     """Read prompts; none if their source is absent."""
     absence = sources.prompts_absence("prompts", source, spec=config.generator, edits=config.generator.edits)
-    return () if absence else prompts_from(source, limit=limit)
+    return () if absence else prompts_from(source, limit=limit, model=config.model.checkpoint)
 
 
 # --- this machine ----------------------------------------------------------------------------------------------

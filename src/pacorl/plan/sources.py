@@ -24,7 +24,6 @@ from pacorl.models.policies import POLICIES
 from pacorl.models.policies.policy import WITHOUT_WEIGHTS, Parts, PolicyOptions
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.plan.generators import model_on_meta
-from pacorl.records.edits import LANGUAGES
 from pacorl.rewards import build_rewards
 from pacorl.rewards.clip import AESTHETIC_SOURCE, CLIP_L, Aesthetic, ClipEncoder
 from pacorl.rewards.consistency import EditConsistency
@@ -287,9 +286,7 @@ def prompts_absence(key: str, source: str, *, spec: PolicySpec, edits: bool) -> 
         spec: the generator's.
         edits: whether the run trains edits and no sets.
     """
-    name, _, language = source.rpartition(":")
-    path = Path(name if language in LANGUAGES else source)
-    if source.startswith("tiny:") or path.exists():
+    if source.startswith("tiny:") or Path(source).exists():
         return None
     if not edits:
         return MissingFile(key, source, f"T2IS records: `{T2IS_COMMAND}`; or name a JSONL or text file of your own")
@@ -297,8 +294,7 @@ def prompts_absence(key: str, source: str, *, spec: PolicySpec, edits: bool) -> 
         key,
         source,
         f"edits: `{GEDIT_COMMAND}`, then `pacorl prompts split {spec.edit_data} --test 128 --out "
-        f"{Path(source).parent}`; or name ShareGPT-4o-Image's JSON, or a JSONL of your own edits "
-        "({image, instruction})",
+        f"{Path(source).parent}`; or name a JSONL of your own edits ({{image, instruction}})",
     )
 
 

@@ -1,114 +1,158 @@
-"""Files of prompts: T2IS records as JSONL, or plain text with one prompt per line.
+"""Files of prompts: records as JSONL, or plain text with one prompt or sentence per line.
 
     prompts = load_prompts("examples/prompts.jsonl")
     prompts[0].grid.rows, prompts[0].panels
 
 A T2IS record has `prompt`, and may have `layout`, `theme`, `criteria`, `category`, `task_name`, `height` and `width`;
-its other keys (`idx`, `from`, …) do not affect the images and are ignored. Two keys are ours:
+its other keys (`idx`, `from`, …) do not affect the images and are ignored. Without `prompt`, a record of `theme` and
+`panels` is composed to one. Two keys are ours:
 
     "characters": {"fox": {"description": "a red fox with a green scarf", "images": ["fox/1.png", "fox/2.png"]}}
     "references": ["fox/1.png"]
 
 `characters` maps names to descriptions and images, both optional, or is a list of names. `references` are the images
 for generators that take reference images; by default the first image of each character, then the second of each. Paths
-are relative to the file. A record of `image` and `instruction` is an edit (`records.edits`). A fault names file and
-line.
+are relative to the file. A record of `image` and `instruction` is an edit (`records.edits`).
+
+A line of text that asks for several images is a set (`records.panels`). A fault names file and line.
 """
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, PositiveInt
 
 from pacorl.core.grid import LAYOUT, panel_texts, parse_layout
-from pacorl.io.documents import JsonObject, blamed_on, check_keys, parse_object, text_field, text_lines, write_jsonl
+from pacorl.io.documents import JsonObject, blamed_on, parse_object, read_jsonl, text_lines, write_jsonl
 from pacorl.io.files import SHARED
+from pacorl.records.compose import check_panel_count, prompt_from, text_prompt
 from pacorl.records.edits import (
-    LANGUAGES,
+    CastRecord,
+    NonBlank,
     character_fields,
     edit_prompt,
     is_edit,
-    load_gedit,
-    load_sharegpt_4o,
     shown_characters,
+    validated,
 )
+from pacorl.records.panels import read_request
 from pacorl.tiny.characters import Split, character_prompts
 from pacorl.types import Grid, Prompt, Size
 
 Item = TypeVar("Item")
-Record = Mapping[str, Any]
+logger = logging.getLogger(__name__)
 
-KEYS = (
-    "prompt", "layout", "theme", "criteria", "category", "task_name", "height", "width", "panels", "characters",
-    "references",
-)  # fmt: skip
-"""Keys of a T2IS record."""
 SOURCES = (
-    "a .jsonl of T2IS records or of {image, instruction}, a .txt of one prompt a line, GEdit-Bench's .parquet, "
-    "ShareGPT-4o-Image's .json, or tiny:train|dev|test"
+    "a .jsonl of T2IS records, {theme, panels} or {image, instruction}, a .txt of one prompt a line, or "
+    "tiny:train|dev|test"
 )
+CONVERT = "convert a published collection with `pacorl data convert`"
 TINY = "tiny:"
 TINY_COUNTS: Mapping[Split, int] = {"train": 288, "dev": 48, "test": 48}
+FOREIGN = re.compile(r"^(?:#|//).*|(?:^|(?<=\s))--[A-Za-z][\w-]*")
+"""Syntax of other tools' files of prompts: a comment, or an option such as `--w 768`."""
 
 
-def prompts_from(source: str, *, limit: int | None = None) -> list[Prompt]:
+class SetRecord(CastRecord):
+    """A T2IS record, or a theme with its panels."""
+
+    prompt: str | None = None
+    """The text for the generator."""
+    layout: str | None = None
+    theme: str | None = None
+    panels: list[NonBlank] | None = None
+    criteria: dict[str, dict[str, str | None] | None] | None = None
+    height: Annotated[PositiveInt | None, Field(strict=True)] = None
+    width: Annotated[PositiveInt | None, Field(strict=True)] = None
+
+
+def prompts_from(source: str, *, limit: int | None = None, model: str = "", beside: Path | None = None) -> list[Prompt]:
     """Read the prompts of a source: a file, or `tiny:train|dev|test`, with a count as in `tiny:dev:12`.
-
-    GEdit-Bench may be a folder of parquet files, limited to one language by a suffix: `GEdit-Bench/data:en`.
 
     Args:
         limit: maximum number of prompts, evenly spread.
+        model: the generator, whose form sentences and {theme, panels} are composed in; "tiny" has one of its own.
+        beside: a run's folder of prompts, for the sets that are written from a file of sentences, to be edited.
 
     Raises:
         ValueError: as `load_prompts` does, and for an unknown split.
     """
-    folder, _, language = source.rpartition(":")
-    if source.startswith(TINY):
-        prompts = character_prompts(*tiny_source(source, counts=TINY_COUNTS))
-    elif folder and language in LANGUAGES:
-        prompts = load_gedit(Path(folder), language=language)
-    else:
-        prompts = load_prompts(source)
+    prompts = load_prompts(source, model=model)
+    sets = sum(prompt.grid.count > 1 for prompt in prompts)
+    if beside and sets and source.lower().endswith(".txt"):
+        written = beside / f"{Path(source).stem}.jsonl"
+        save_prompts(prompts, written)
+        logger.warning("%s: %d sentences became sets; %s has them: edit it, and name it instead", source, sets, written)
     return evenly_spread(prompts, limit, source=source)
 
 
-def load_prompts(path: str | Path) -> list[Prompt]:
+def load_prompts(path: str | Path, *, model: str = "") -> list[Prompt]:
     """Read every prompt of a file, or of `tiny:dev`. Its `id` is the position; blank lines are skipped.
 
     The layout is the record's `layout`, else the first one in its text, else 1x1; a line of plain text is 1x1 unless
-    it has panel tags. Criteria whose text is null (the published files have a few) are dropped.
+    it has panel tags or asks for several images. Criteria whose text is null (the published files have a few) are
+    dropped.
+
+    Args:
+        model: see `prompts_from`.
 
     Raises:
         ValueError: naming file, line, fault and fix.
     """
     # The tiny world's prompts are generated and have no file.
     if str(path).startswith(TINY):
-        return prompts_from(str(path))
-
-    # Published collections.
+        return character_prompts(*tiny_source(str(path), counts=TINY_COUNTS))
     path = Path(path)
     suffix = path.suffix.lower()
-    if suffix == ".parquet" or (path.is_dir() and any(path.glob("*.parquet"))):
-        return load_gedit(path)
-    if suffix == ".json":
-        return load_sharegpt_4o(path)
     if suffix not in (".jsonl", ".txt"):
-        raise ValueError(f"{path}: prompts are read from {SOURCES}; this name has another ending")
+        raise ValueError(f"{path}: prompts are read from {SOURCES}; this name has another ending ({CONVERT})")
 
     # One prompt per line.
     prompts: list[Prompt] = []
     for number, line in text_lines(path, fix=f"give {SOURCES}"):
         with blamed_on(f"{path}:{number}"):
             if suffix == ".txt":
-                prompts.append(text_prompt(line, len(prompts)))
-                continue
-            record = parse_object(line)
-            parse = edit_prompt if is_edit(record) else record_prompt
-            prompts.append(parse(record, len(prompts), folder=path.parent))
+                prompt = sentence_prompt(line, len(prompts), model=model)
+            else:
+                record = parse_object(line)
+                if is_edit(record):
+                    prompt = edit_prompt(record, len(prompts), folder=path.parent)
+                else:
+                    prompt = record_prompt(record, len(prompts), folder=path.parent, model=model)
+        prompts.append(replace(prompt, origin=f"{path}:{number}"))
     if not prompts:
         raise ValueError(f"{path}: holds no prompts; give {SOURCES}")
     return prompts
+
+
+def find_record(address: str) -> Prompt:
+    """Load the record of an address `FILE:ID`; the ID is its `idx`, else its line number, from 1.
+
+    Raises:
+        ValueError: if there is no such record; the message lists existing ids.
+    """
+    file, _, name = address.rpartition(":")
+    if not file or not name:
+        raise ValueError(f"{address!r} is not of the form FILE:ID, e.g. prompts.jsonl:0001")
+    prompts = load_prompts(file)
+    names: list[str] = []
+    if Path(file).suffix.lower() == ".jsonl":  # other forms have no names
+        names = [str(record.get("idx", "")) for record in read_jsonl(Path(file))]
+    # Names first: an idx such as 0003 is also a line number, often of another record.
+    if name in names:
+        return prompts[names.index(name)]
+    if name.isascii() and name.isdigit() and 1 <= int(name) <= len(prompts):
+        return prompts[int(name) - 1]
+    first = ", ".join(filter(None, names[:5])) or "none"
+    raise ValueError(
+        f"{file} has no record {name!r}; the first of its {len(prompts)} are {first} (or give a line, from 1)"
+    )
 
 
 def save_prompts(prompts: Sequence[Prompt], path: str | Path, *, mode: int = SHARED) -> None:
@@ -122,109 +166,93 @@ def save_prompts(prompts: Sequence[Prompt], path: str | Path, *, mode: int = SHA
     if edits:
         raise ValueError(f"{path}: prompt {edits[0]} edits an image, and a T2IS record holds none")
     path = Path(path)
-    rows = []
-    for prompt in prompts:
-        row: JsonObject = {"idx": f"{prompt.id:04d}", "prompt": prompt.text}
-        if prompt.size:
-            row |= {"height": prompt.size.height, "width": prompt.size.width}
-        row |= {"layout": str(prompt.grid), "theme": prompt.theme, "category": prompt.category}
-        row["task_name"] = prompt.task
-        row["criteria"] = {dimension: dict(texts) for dimension, texts in prompt.criteria.items()}
-        # Panels in the text are parsed from it again; a second copy could differ.
-        if prompt.panels != panel_texts(prompt.text):
-            row["panels"] = list(prompt.panels)
-        rows.append(row | character_fields(prompt, path))
-    write_jsonl(path, rows, mode=mode)
+    write_jsonl(path, [record_of(prompt) | character_fields(prompt, path) for prompt in prompts], mode=mode)
+
+
+def record_of(prompt: Prompt) -> JsonObject:
+    """Convert a prompt to a T2IS record, without its characters and references."""
+    row: JsonObject = {"idx": f"{prompt.id:04d}", "prompt": prompt.text}
+    if prompt.size:
+        row |= {"height": prompt.size.height, "width": prompt.size.width}
+    row |= {"layout": str(prompt.grid), "theme": prompt.theme, "category": prompt.category, "task_name": prompt.task}
+    row["criteria"] = {dimension: dict(texts) for dimension, texts in prompt.criteria.items()}
+    # Panels in the text are parsed from it again; a second copy could differ.
+    if prompt.panels != panel_texts(prompt.text):
+        row["panels"] = list(prompt.panels)
+    return row
 
 
 # --- one record ------------------------------------------------------------------------------------------------
 
 
-def text_prompt(text: str, number: int = 0, *, grid: Grid | None = None) -> Prompt:
-    """Parse a plain text; `grid` defaults to the layout of its text, or 1x1 if it describes no panels.
+def sentence_prompt(text: str, number: int = 0, *, model: str = "") -> Prompt:
+    """Read a line of text: a whole prompt, a sentence that asks for a set, or one image.
 
     Raises:
-        ValueError: layout and panels do not fit.
+        ValueError: it has a comment or options of another tool, or its panels do not fit.
     """
-    # A line of prose may hold "3 x 4 cm", so its layout counts only if panels are described.
-    panels = panel_texts(text)
-    if grid is None:
-        grid = parse_layout(text) if panels else Grid(1, 1)
-    _check_fit(grid, panels)
-    return Prompt(id=number, text=text, grid=grid, panels=panels)
+    foreign = FOREIGN.search(text)
+    if foreign:
+        raise ValueError(
+            f"{foreign[0][:40]!r} is a comment or an option of another tool, and would be drawn; delete it, or write "
+            "JSONL with its own keys, e.g. height and width"
+        )
+    if panel_texts(text):
+        return text_prompt(text, number)
+    # The words of one image are checked by the generator that draws it.
+    return prompt_from(model if read_request(text) else "", theme=text, number=number)
 
 
-def record_prompt(record: Record, number: int = 0, *, folder: Path = Path()) -> Prompt:
-    """Convert a T2IS record to a prompt, with the position `number` as its id; its images are in `folder`.
+def record_prompt(record: Mapping[str, Any], number: int = 0, *, folder: Path = Path(), model: str = "") -> Prompt:
+    """Convert a record to a prompt, with the position `number` as its id; its images are in `folder`.
 
     Raises:
         ValueError: a field is missing or of another type; the message names it.
     """
-    check_keys(record, KEYS, foreign=True)
-    text = text_field(record, "prompt")
-    layout = text_field(record, "layout")
-    if not text.strip():
-        raise ValueError("'prompt' is missing or empty; give the text for the generator")
-    # Panels: listed under their key, or behind tags in the text.
-    panels = record.get("panels", list(panel_texts(text)))
-    if not isinstance(panels, list) or not all(isinstance(panel, str) and panel.strip() for panel in panels):
-        raise ValueError(f"'panels' must be a list of texts, got {panels!r}")
-
-    # The layout, if there is one or if there are panels to lay out.
+    given = validated(record, SetRecord)
+    text = given.prompt or ""
+    theme = given.theme or ""
+    panels = tuple(given.panels or panel_texts(text))
+    criteria = _criteria(given)
     grid = Grid(1, 1)
-    if layout or panels or LAYOUT.search(text):
-        grid = parse_layout(layout or text)
-    _check_fit(grid, panels)
-    return Prompt(
-        id=number,
-        text=text,
-        theme=text_field(record, "theme"),
-        grid=grid,
-        panels=tuple(panels),
-        criteria=_criteria(record),
-        size=_size(record),
-        category=text_field(record, "category"),
-        task=text_field(record, "task_name"),
-        **shown_characters(record, folder),
+    if given.layout or LAYOUT.search(text) or (panels and text):
+        grid = parse_layout(given.layout or text)
+
+    # A theme and its panels, or a whole prompt.
+    if not text.strip():
+        if not theme or not panels:
+            raise ValueError("'prompt' is missing or empty; give the text for the generator, or 'theme' and 'panels'")
+        layout = grid if given.layout else None
+        prompt = prompt_from(model, theme=theme, panels=panels, grid=layout, criteria=criteria, number=number)
+    else:
+        check_panel_count(grid, panels)
+        prompt = Prompt(number, text, theme, grid, panels, criteria)
+    return replace(
+        prompt,
+        size=_size(given),
+        category=given.category or "",
+        task=given.task_name or "",
+        **shown_characters(given, folder),
     )
 
 
-def _check_fit(grid: Grid, panels: Sequence[str]) -> None:
-    if panels and len(panels) != grid.count:
-        raise ValueError(
-            f"the layout {grid} has {grid.count} panels and the prompt describes {len(panels)}; "
-            "correct the layout, or the tags (each follows the end of a sentence: '… lamp. [TOP]-[LEFT]: A …')"
-        )
-
-
-def _criteria(record: Record) -> dict[str, dict[str, str]]:
-    dimensions = record.get("criteria") or {}
-    if not isinstance(dimensions, dict):
-        raise ValueError(f"'criteria' must map dimensions to named texts, got {dimensions!r}")
-    # Dimension → name → text.
-    criteria: dict[str, dict[str, str]] = {}
-    for dimension, named_texts in dimensions.items():
-        texts = named_texts or {}
-        if not isinstance(texts, dict):
-            raise ValueError(f"'criteria.{dimension}' must map names to texts, got {texts!r}")
-        for name, text in texts.items():
-            if not isinstance(text, str | None):
-                raise ValueError(f"'criteria.{dimension}.{name}' must be a text or null, got {text!r}")
-            if text is not None:  # three of the published 5,858 are null
-                criteria.setdefault(dimension, {})[name] = text
+def _criteria(record: SetRecord) -> dict[str, dict[str, str]]:
+    """Dimension → name → text, without the few texts that are null."""
+    criteria = {}
+    for dimension, texts in (record.criteria or {}).items():
+        given = {name: text for name, text in (texts or {}).items() if text is not None}
+        if given:
+            criteria[dimension] = given
     return criteria
 
 
-def _size(record: Record) -> Size | None:
-    height = record.get("height")
-    width = record.get("width")
-    if height is None and width is None:
+def _size(record: SetRecord) -> Size | None:
+    if record.height is None and record.width is None:
         return None
-    for side, pixels in (("height", height), ("width", width)):
-        # By type and not isinstance: True is an int, and no size.
-        if type(pixels) is not int or pixels < 1:
-            raise ValueError(f"{side!r} must be a whole number of pixels, got {pixels!r}; give both sides, or neither")
-    return Size(height=int(str(height)), width=int(str(width)))
+    if record.height is None or record.width is None:
+        missing = "width" if record.width is None else "height"
+        raise ValueError(f"{missing!r} is missing; give both sides, or neither")
+    return Size(record.height, record.width)
 
 
 # --- shared with sources of comparisons --------------------------------------------------------------------------

@@ -84,7 +84,7 @@ class Consistency(JudgedReward):
         for prompt in prompts:
             if self.ask == "criteria" and not any(prompt.criteria.values()):
                 raise ValueError(
-                    f"prompt {prompt.id} has no criteria, and consistency is to ask for them; "
+                    f"{prompt.place} has no criteria, and consistency is to ask for them; "
                     "give the record 'criteria', or take ask: theme"
                 )
 

@@ -46,7 +46,7 @@ class Ocr:
         for prompt in prompts:
             if not any(map(quoted, _descriptions(prompt))):
                 raise ValueError(
-                    f"prompt {prompt.id} quotes no text that an image should bear, and ocr needs one, "
+                    f"{prompt.place} quotes no text that an image should bear, and ocr needs one, "
                     f'as in: a sign that says "Open" ({prompt.text[:60]!r})'
                 )
 

@@ -278,7 +278,10 @@ def check_pairs(name: str, prompts: Sequence[Prompt]) -> None:
     """Raise ValueError if a prompt has fewer than two panels."""
     for prompt in prompts:
         if prompt.grid.count < 2:
-            raise ValueError(f"prompt {prompt.id} is a {prompt.grid} grid, and {name} needs two panels")
+            raise ValueError(
+                f"{prompt.place}: {prompt.text[:60]!r} is one image, and {name} needs two panels; ask for several "
+                "(four images of a fox: it runs, it sleeps, …), or give a record of 'theme' and 'panels'"
+            )
 
 
 def check_panels(name: str, prompts: Sequence[Prompt]) -> None:
@@ -286,15 +289,15 @@ def check_panels(name: str, prompts: Sequence[Prompt]) -> None:
     for prompt in prompts:
         if len(prompt.panels) != prompt.grid.count:
             raise ValueError(
-                f"prompt {prompt.id} has {len(prompt.panels)} panel texts for a {prompt.grid} grid; "
-                f"{name} needs one per panel"
+                f"{prompt.place} has {len(prompt.panels)} panel texts for a {prompt.grid} grid, and {name} needs one "
+                "per panel; describe each behind its tag, or under 'panels'"
             )
 
 
 def named(prompts: Sequence[Prompt]) -> str:
     """Name records for a message: one with its text, several by ids."""
     if len(prompts) == 1:
-        return f"prompt {prompts[0].id}, {prompts[0].text[:60]!r}"
+        return f"{prompts[0].place}, {prompts[0].text[:60]!r}"
     return f"prompts {', '.join(str(prompt.id) for prompt in prompts[:8])}" + (" …" if len(prompts) > 8 else "")
 
 

@@ -20,13 +20,13 @@ from PIL.Image import Image, Resampling
 
 from pacorl.config.options import StudioModels, UsageError
 from pacorl.core.grid import join, parse_layout, shared_text, split
-from pacorl.generate.compose import layout_for, prompt_from
 from pacorl.generate.storyboard import MENTION, Storyboard, pages, parse_storyboard, spoken
 from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.io.uploads import open_upload, submit_upload
 from pacorl.judge import default_judge, judge_for
 from pacorl.models.policies import POLICIES, kind_of, tiny_spec
+from pacorl.records.compose import layout_for, prompt_from
 from pacorl.studio.jobs import Job
 from pacorl.studio.model_choice import BUILDING, with_memory
 from pacorl.tiny.characters import EDITS, KEPT, VALUES, character_prompts

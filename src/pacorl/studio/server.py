@@ -24,13 +24,14 @@ from pydantic import Field
 
 from pacorl.config.options import TEMPLATE, StudioModels
 from pacorl.core.grid import parse_layout, split
-from pacorl.generate.compose import layout_for
-from pacorl.generate.panels import write_panels
+from pacorl.generate.language_writers import open_writer
 from pacorl.io.documents import parse_json
 from pacorl.io.files import safe_name
 from pacorl.io.images import MAX_PIXELS as MAX_JUDGED_PIXELS
 from pacorl.io.images import open_image, png_bytes
 from pacorl.judge.calibration import read_calibration, threshold
+from pacorl.records.compose import layout_for
+from pacorl.records.panels import write_panels
 from pacorl.studio import model_choice, models
 from pacorl.studio.characters import Characters, offers_for_characters, picture_bytes
 from pacorl.studio.history import MAX_SETS, History
@@ -292,7 +293,7 @@ class SentenceForm(Form):
 @router.post("/api/panels")
 def write_set(form: SentenceForm, state: State) -> dict[str, Any]:
     """Write the theme and panels of a sentence, which a person may edit before they are generated."""
-    draft = asdict(write_panels(form.text, writer=state.names.writer, model=state.names.writer_model))
+    draft = asdict(write_panels(form.text, writer=open_writer(state.names.writer, state.names.writer_model)))
     cast = {}
     for character in state.characters.summaries():
         for name in (character["name"], character["name"].replace("_", " ")):

@@ -215,5 +215,5 @@ KLEIN = PolicySpec(
         "FLUX.2-klein-9B": "black-forest-labs/FLUX.2-klein-base-9B",
         "FLUX.2-klein-9B-KV": "black-forest-labs/FLUX.2-klein-base-9B",
     },
-    edit_data="GEdit-Bench/data:en",  # its authors' examples are English
+    edit_data="GEdit-Bench/en.jsonl",  # its authors' examples are English
 )

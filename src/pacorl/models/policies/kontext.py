@@ -98,5 +98,5 @@ KONTEXT = PolicySpec(
         options=TRAINED_WITH,
         adapters={STEADY: CHECKPOINTS / STEADY},
     ),
-    edit_data="GEdit-Bench/data:en",  # its text encoders read English
+    edit_data="GEdit-Bench/en.jsonl",  # its text encoders read English
 )

@@ -187,7 +187,7 @@ class PipelinePolicy:
         try:
             self.check_size(prompt.size)
         except ValueError as error:
-            raise ValueError(f"prompt {prompt.id}, its own {error}; or leave prompts.record_sizes out") from None
+            raise ValueError(f"{prompt.place}, its own {error}; or leave prompts.record_sizes out") from None
         return prompt.size
 
     def nearest_size(self, size: Size) -> Size:

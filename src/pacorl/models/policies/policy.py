@@ -197,7 +197,7 @@ def check_images(policy: type[PipelinePolicy], prompt: Prompt, model: str) -> No
     Raises:
         ValueError: An edit for a generator of sets, or the reverse, an image too many, or references to a kind without.
     """
-    name = f"prompt {prompt.id} ({prompt.text[:60]!r})"
+    name = f"{prompt.place} ({prompt.text[:60]!r})"
     sources, references = len(prompt.sources), len(prompt.references)
     if references and not policy.max_references:
         raise ValueError(

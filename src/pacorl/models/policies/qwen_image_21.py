@@ -132,7 +132,7 @@ class QwenImage21Policy(QwenEditPolicy):
         needed = sum(rows * cols for rows, cols in grids) // SLOT**2
         if counted != needed:
             raise ValueError(
-                f"the images of prompt {prompt.id} at the area of {size} take {counted} tokens of the text encoder, "
+                f"the images of {prompt.place} at the area of {size} take {counted} tokens of the text encoder, "
                 f"and {needed} are needed: its processor resizes images of this area; take another size, such as "
                 "1024x1024"
             )

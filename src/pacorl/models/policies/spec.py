@@ -81,7 +81,7 @@ class PolicySpec:
     """Its committed checkpoint, if it has one."""
     distilled: Mapping[str, str] = field(default_factory=dict)
     """Published checkpoints that are distilled to few steps, by their last name, and the base to train instead."""
-    edit_data: str = "GEdit-Bench/data"
+    edit_data: str = "GEdit-Bench/edits.jsonl"
     """Training records of its recipe, for edits."""
     vae_levels: str = "block_out_channels"
     """The list in the VAE's config.json with an entry for each of its levels."""
@@ -165,7 +165,7 @@ class PolicySpec:
             try:
                 self.committed.check(prompt)
             except ValueError as error:
-                where = f"prompt {prompt.id} ({prompt.text[:60]!r})"
+                where = f"{prompt.place} ({prompt.text[:60]!r})"
                 return f"{where} is not of the tiny world, so its images mean nothing: {error}"
         return ""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pacorl.core.grid import panel_texts, shared_text
-from pacorl.generate.compose import check_for, compose, find_record, layout_for, prompt_from
+from pacorl.records.compose import check_for, compose, layout_for, prompt_from
+from pacorl.records.prompts import find_record
 from pacorl.tiny.characters import character_prompts
 from pacorl.tiny.words import tiny_prompt
 from pacorl.types import Grid, Prompt

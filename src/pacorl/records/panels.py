@@ -1,11 +1,9 @@
-"""Panel writers: one sentence that asks for several images → the texts of a set's panels.
+"""The panel writer: one sentence that asks for several images → the texts of a set's panels.
 
     draft = write_panels("Generate four images of the same dentist: reading an X-ray, cleaning teeth, …")
     draft.theme, draft.panels, draft.note
 
-template     reads counts, lists and quotations from the sentence; needs no model
-server       asks a language model behind an OpenAI-compatible URL
-local        asks a language model in this process, a checkpoint's folder or hub name
+It reads counts, lists and quotations from the sentence. `generate.language_writers` asks a language model instead.
 """
 
 from __future__ import annotations
@@ -14,10 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from pacorl.config.options import TEMPLATE
-from pacorl.config.table import Table
 from pacorl.core.grid import QUOTED, panel_texts
-from pacorl.io.net import is_url
 
 DEFAULT_COUNT = 4
 """Panels of a request without a number, such as "several images"."""
@@ -58,30 +53,17 @@ class PanelDraft:
     """Missing information in the sentence, and the remedy; empty if complete."""
 
 
-PanelWriter = Callable[[SetRequest, int, str, str], PanelDraft]
-"""(request, number of panels, source, the model's name at a server) → the draft."""
-
-WRITERS: Table[PanelWriter] = Table(
-    "panel writer",
-    {
-        TEMPLATE: "pacorl.generate.panels:write_by_template",
-        "server": "pacorl.generate.language_writers:write_by_server",
-        "local": "pacorl.generate.language_writers:write_by_checkpoint",
-    },
-)
+PanelWriter = Callable[[SetRequest, int], PanelDraft]
+"""(request, number of panels) → the draft."""
 
 
-def write_panels(
-    text: str, *, count: int | None = None, writer: str | PanelWriter = TEMPLATE, model: str = ""
-) -> PanelDraft:
+def write_panels(text: str, *, count: int | None = None, writer: PanelWriter | None = None) -> PanelDraft:
     """Write the panels of a request.
 
     Args:
         text: the sentence.
         count: number of panels; the sentence's own, else `DEFAULT_COUNT`.
-        writer: `template`, the URL of an OpenAI-compatible server, a language model's folder or hub name, or a
-            function.
-        model: its name at the server.
+        writer: the writer; by default `write_by_template`.
 
     Raises:
         ValueError: if the number of panels is not 2 to 16, the sentence contradicts it, or the writer has no answer.
@@ -92,11 +74,7 @@ def write_panels(
     count = count or request.count or DEFAULT_COUNT
     if not 2 <= count <= MAX_COUNT:
         raise ValueError(f"{text[:60]!r} asks for {count} images; a set has 2 to {MAX_COUNT} panels")
-    if not isinstance(writer, str):
-        return writer(request, count, "", model)
-    if writer in WRITERS:
-        return WRITERS[writer](request, count, writer, model)
-    return WRITERS["server" if is_url(writer) else "local"](request, count, writer, model)
+    return (writer or write_by_template)(request, count)
 
 
 # --- reading a request -----------------------------------------------------------------------------------------
@@ -120,6 +98,10 @@ LEADING = re.compile(
     rf"\s{{0,9}}{VERB}(?:{COLLECTION})?(?:the\s+)?(?:{COUNT}|{SEVERAL}|{AMOUNT})\s+{GAP}{UNIT}(?:e?s)\b", re.I
 )
 """`Generate four café menu displays`, `a series of 3 photos`, `several images`, `a pair of sketches`."""
+COUNTED = re.compile(
+    rf"\s{{0,9}}{VERB}(?:{COLLECTION})?(?:the\s+)?{COUNT}\s+{GAP}(?P<unit>[a-z]\w{{1,30}}?)(?:e?s)\b", re.I
+)
+"""`Three chalkboards …`: any plural, which asks for a set if the text lists as many."""
 PLURAL = re.compile(rf"\s{{0,9}}{VERB}(?:{COLLECTION})?(?P<unit>image|picture|panel|photo)s\b", re.I)
 """`Images of …`, a plural without a number."""
 WITHIN = re.compile(
@@ -150,9 +132,17 @@ def read_request(text: str) -> SetRequest | None:
         return None
     leading = LEADING.match(text) or PLURAL.match(text)
     match = leading or HYPHENED.search(text) or WITHIN.search(text)
-    if match is None:
-        return None
+    if match is not None:
+        return _request_of(text, match, leading=match is leading)
+    # Any plural, if the text lists as many: "three chalkboards … featuring: 'Fresh Brew', …".
+    match = COUNTED.match(text)
+    request = match and _request_of(text, match, leading=True)
+    if request and len(_items(request.content, request.count or 0, marks=FIRM_MARK)[1]) == request.count:
+        return request
+    return None
 
+
+def _request_of(text: str, match: re.Match[str], *, leading: bool) -> SetRequest | None:
     groups = match.groupdict()
     count = (groups.get("count") or groups.get("amount") or "").lower()
     if count in ("one", "1"):
@@ -198,27 +188,43 @@ OPENING = re.compile(
 """Words before the subject."""
 LIST_MARK = re.compile(r"[:(—]|\b(?:showing|depicting|featuring|including|such as|namely)\b", re.I)
 """Opens a list."""
+FIRM_MARK = re.compile(r"[:—]|\b(?:featuring|namely)\b", re.I)
+"""Opens a list, and never a description."""
 LABEL = re.compile(r"reading|saying|labelled|labeled|titled", re.I)
 LIST_WORD = re.compile(rf"\b(?:{LABEL.pattern}|featuring|showing|including|with|such as|namely)$", re.I)
 """The last word before quotations."""
 COMMA = re.compile(r"[,;]\s*(?:and\s)?")
 COMMA_OR_AND = re.compile(r"[,;]\s*(?:and\s)?|\sand\s")
-VAGUE = re.compile(rf",?\s(?:(?:in|with|from|at|for)\s+(?:{SEVERAL}|(?!one\b){COUNT})\s|each\s).{{1,80}}$", re.I)
+VAGUE = re.compile(
+    rf",?\s(?:(?P<where>in|with|from|at|for)\s+(?:{SEVERAL}|(?!one\b){COUNT})\s(?P<various>[^,;.]{{1,60}})|"
+    r"each\s.{1,80})[.!?]?$",
+    re.I,
+)
 """`in various medical scenarios`, `each image …`: said of the set, and not of one panel."""
 PROGRESS = re.compile(r"\b(?:progress\w*|stages?|steps?|phases?|growth|evolution)\b", re.I)
 ACTION = re.compile(r"\s(?=\w+ing\b)")
 VIEWS = ("seen from the front", "seen from the side", "in a close-up", "in a wide view")
 MOMENTS = ("", ", a moment later", ", in other surroundings", ", at another time of day")
+VARIETIES = {
+    "scenario scene situation activity task moment event": (
+        "preparing for it", "in the midst of it", "explaining it to somebody", "when it is done",
+    ),
+    "setting place environment location surrounding landscape": (
+        "indoors", "outdoors", "in a crowded place", "in a quiet corner",
+    ),
+    "pose posture": ("standing", "sitting", "walking", "looking back over a shoulder"),
+    "expression emotion mood": ("smiling", "surprised", "thoughtful", "laughing"),
+    "season": ("in spring", "in summer", "in autumn", "in winter"),
+    "time hour": ("in the morning", "at noon", "at sunset", "at night"),
+}  # fmt: skip
+"""Nouns of what varies → how panels differ in it: `in various medical scenarios`, `in different poses`."""
 EDGES = " ,;:.?!(—"
 
 
-def write_by_template(request: SetRequest, count: int, source: str, model: str) -> PanelDraft:
-    """Write panels from the sentence alone; without a list they differ by stage or view."""
+def write_by_template(request: SetRequest, count: int) -> PanelDraft:
+    """Write panels from the sentence alone; without a list they differ by stage, by what varies, or by view."""
     # The subject and the listed items.
-    content = OPENING.sub("", request.content, count=1)
-    subject, items = _quotations(content)
-    if not items:
-        subject, items = _listed(content, request.count or count)
+    subject, items = _items(request.content, request.count or count)
     if items and request.count is None:
         count = len(items)
     if items and len(items) != count:
@@ -228,14 +234,15 @@ def write_by_template(request: SetRequest, count: int, source: str, model: str) 
 
     # Panels by stage or view if the sentence lists none.
     theme = subject.strip(EDGES)
+    vague = VAGUE.search(theme)
     shown = VAGUE.sub("", theme)
     progress = PROGRESS.search(request.text) is not None
     note = ""
     if not items:
-        difference = "view"
+        difference, ways = _variety(vague)
         items = []
         for number in range(count):
-            items.append(VIEWS[number % len(VIEWS)] + MOMENTS[number // len(VIEWS)])
+            items.append(ways[number % len(ways)] + MOMENTS[number // len(ways)])
         if progress:
             difference = "stage"
             noun = request.unit if request.unit in {"step", "phase"} else "stage"
@@ -259,6 +266,33 @@ def write_by_template(request: SetRequest, count: int, source: str, model: str) 
     return PanelDraft(theme or ", ".join(items), panels, criteria, note)
 
 
+def _variety(vague: re.Match[str] | None) -> tuple[str, tuple[str, ...]]:
+    """Choose how panels without a list differ: by the noun that the sentence varies, else by view."""
+    various = (vague["various"] or "").strip() if vague else ""
+    # "medical scenarios" → "scenario", of which "medical" stays.
+    *adjectives, plural = various.split() or [""]
+    for nouns, ways in VARIETIES.items():
+        for noun in nouns.split():
+            if plural.lower() in (f"{noun}s", f"{noun[:-1]}ies"):
+                if not adjectives:
+                    return noun, ways
+                kind = " ".join([*adjectives, noun])
+                article = "an" if kind[0] in "aeiou" else "a"
+                return noun, tuple(f"in {article} {kind}, {way}" for way in ways)
+    return "view", VIEWS
+
+
+def _items(content: str, count: int, *, marks: re.Pattern[str] | None = None) -> tuple[str, list[str]]:
+    """Split a request's content into its subject and the listed or quoted panels; none without a list.
+
+    Args:
+        marks: marks that open a list; by default LIST_MARK, and a list of `count` items needs none.
+    """
+    content = OPENING.sub("", content, count=1)
+    subject, items = _quotations(content)
+    return (subject, items) if items else _listed(content, count, marks)
+
+
 def _quotations(content: str) -> tuple[str, list[str]]:
     """Split off the quoted texts, if there are two or more, from the subject."""
     quotations = list(QUOTED.finditer(content))
@@ -275,16 +309,18 @@ def _quotations(content: str) -> tuple[str, list[str]]:
     return subject, texts
 
 
-def _listed(content: str, count: int) -> tuple[str, list[str]]:
+def _listed(content: str, count: int, marks: re.Pattern[str] | None) -> tuple[str, list[str]]:
     """Split off a list of `count` items from the subject; no items if there is no such list."""
     # A list behind a mark. Only the last five marks: each covers the rest of the text, so colons would cost minutes.
-    for mark in reversed(list(LIST_MARK.finditer(content))[-5:]):
+    for mark in reversed(list((marks or LIST_MARK).finditer(content))[-5:]):
         listed = content[mark.end() :]
         items = _split(COMMA, listed)
         if len(items) != count:
             items = _split(COMMA_OR_AND, listed)
         if len(items) == count or (mark[0] == ":" and len(items) > 1):
             return content[: mark.start()], items
+    if marks:
+        return content, []
 
     # A list without a mark.
     items = _split(COMMA_OR_AND, content)

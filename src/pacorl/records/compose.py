@@ -1,4 +1,4 @@
-"""Prompts for generation: from a theme and one text per panel, or from a T2IS record by its address."""
+"""Prompts from a theme and one text per panel, from a sentence, or from a record by its address."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isqrt
-from pathlib import Path
 
-from pacorl.core.grid import PANEL_TAG, panel_tags, panel_texts
-from pacorl.generate.panels import read_request, single_image_note, write_panels
-from pacorl.io.documents import read_jsonl
-from pacorl.models.policies import tiny_spec
-from pacorl.records.prompts import load_prompts, text_prompt
+from pacorl.core.grid import PANEL_TAG, panel_tags, panel_texts, parse_layout
+from pacorl.records.panels import read_request, single_image_note, write_panels
+from pacorl.tiny.words import check_tiny, check_tiny_edit, tiny_prompt
 from pacorl.types import TINY, Grid, Prompt
 
 logger = logging.getLogger(__name__)
 
-_NUMBERS = ("ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "SEVEN", "EIGHT", "NINE", "TEN")
+NUMBERS = ("ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "SEVEN", "EIGHT", "NINE", "TEN")
 
 
 def prompt_from(
@@ -33,7 +30,7 @@ def prompt_from(
 
     Args:
         theme: the panels' common theme. A text with panel tags is used unchanged. Without `panels`, the template writer
-            (`generate.panels`) writes the panels of a sentence that requests several images. A text that only mentions
+            (`records.panels`) writes the panels of a sentence that requests several images. A text that only mentions
             several makes one image, with a warning.
         grid: the layout; by default the squarest that fits.
         number: the prompt's id.
@@ -54,9 +51,8 @@ def prompt_from(
     if panels:
         _check_fit(theme, panels, grid)
         layout = grid or layout_for(len(panels))
-        write = tiny_spec(edits=False).committed.compose if model == TINY else None
-        # The tiny model has a vocabulary of its own for panels.
-        prompt = write(theme, panels, layout, number) if write else compose(theme, panels, layout)
+        # The tiny generator has a vocabulary of its own.
+        prompt = tiny_prompt(theme, panels, layout) if model == TINY else compose(theme, panels, layout)
     else:
         if not theme.strip():
             raise ValueError("the prompt is empty; say what to generate")
@@ -69,6 +65,29 @@ def prompt_from(
     return replace(prompt, id=number, criteria=criteria or prompt.criteria)
 
 
+def text_prompt(text: str, number: int = 0, *, grid: Grid | None = None) -> Prompt:
+    """Parse the text of a generator; `grid` defaults to the layout of its text, or 1x1 if it describes no panels.
+
+    Raises:
+        ValueError: layout and panels do not fit.
+    """
+    # A line of prose may hold "3 x 4 cm", so its layout counts only if panels are described.
+    panels = panel_texts(text)
+    if grid is None:
+        grid = parse_layout(text) if panels else Grid(1, 1)
+    check_panel_count(grid, panels)
+    return Prompt(id=number, text=text, grid=grid, panels=panels)
+
+
+def check_panel_count(grid: Grid, panels: Sequence[str]) -> None:
+    """Raise ValueError if described panels do not fill the layout."""
+    if panels and len(panels) != grid.count:
+        raise ValueError(
+            f"the layout {grid} has {grid.count} panels and the prompt describes {len(panels)}; "
+            "correct the layout, or the tags (each follows the end of a sentence: '… lamp. [TOP]-[LEFT]: A …')"
+        )
+
+
 def check_for(model: str, prompt: Prompt) -> None:
     """Check the words of a prompt; only the tiny model has a vocabulary.
 
@@ -76,23 +95,32 @@ def check_for(model: str, prompt: Prompt) -> None:
         ValueError: naming an unknown word.
     """
     if model == TINY:
-        tiny_spec(edits=bool(prompt.sources)).committed.check(prompt)
+        (check_tiny_edit if prompt.sources else check_tiny)(prompt)
 
 
-def compose(theme: str, panels: Sequence[str], grid: Grid) -> Prompt:
-    """Compose a prompt in the T2IS form: the common theme, then each panel behind its tag."""
+def compose(theme: str, panels: Sequence[str], grid: Grid, *, shared: str = "") -> Prompt:
+    """Compose a prompt in the T2IS form: what the panels share, then each panel behind its tag.
 
-    def sentence(text: str) -> str:
-        # With one full stop: a panel's tag is recognized by the end of the sentence before it.
-        return text.strip().rstrip(".") + "."
+    Args:
+        theme: the request, for the judge.
+        shared: what all panels show, for the generator; the theme by default.
 
-    count = _NUMBERS[grid.count - 1] if grid.count <= len(_NUMBERS) else str(grid.count)
-    opening = f"{count}-PANEL Images with a {grid} grid layout portraying {sentence(theme)}"
-    scenes = [f"{tag}: {sentence(text)}" for tag, text in zip(panel_tags(grid), panels, strict=True)]
-    prompt = Prompt(id=0, text=" ".join([opening, *scenes]), theme=theme, grid=grid, panels=tuple(panels))
-    # Texts with their own tags were refused, so that exactly these panels are read back.
-    assert len(panel_texts(prompt.text)) == grid.count
-    return prompt
+    Raises:
+        ValueError: a text would be read as a panel's tag.
+    """
+    count = NUMBERS[grid.count - 1] if grid.count <= len(NUMBERS) else str(grid.count)
+    subject = f" portraying {sentence(theme)}" if not shared else f". {sentence(shared)}"
+    text = f"{count}-PANEL Images with a {grid} grid layout{subject}"
+    for tag, panel in zip(panel_tags(grid), panels, strict=True):
+        text += f" {tag}: {sentence(panel)}"
+    if len(panel_texts(text)) != grid.count or parse_layout(text) != grid:
+        raise ValueError("a text holds capitals before a colon after a sentence, which would be read as a panel's tag")
+    return Prompt(id=0, text=text, theme=theme, grid=grid, panels=tuple(panels))
+
+
+def sentence(text: str) -> str:
+    """Put a text on one line that ends as a sentence does, by which the tag after it is recognized."""
+    return " ".join(text.split()).rstrip(".") + "."
 
 
 def layout_for(count: int) -> Grid:
@@ -114,27 +142,3 @@ def _check_fit(theme: str, panels: Sequence[str], grid: Grid | None) -> None:
             f"the layout {grid} has {grid.count} panels and {len(panels)} are described; "
             f"{layout_for(len(panels))} would fit"
         )
-
-
-def find_record(address: str) -> Prompt:
-    """Load the record of an address `FILE:ID`; the ID is its `idx`, else its line number, from 1.
-
-    Raises:
-        ValueError: if there is no such record; the message lists existing ids.
-    """
-    file, _, name = address.rpartition(":")
-    if not file or not name:
-        raise ValueError(f"{address!r} is not of the form FILE:ID, e.g. prompts.jsonl:0001")
-    prompts = load_prompts(file)
-    names: list[str] = []
-    if Path(file).suffix.lower() == ".jsonl":  # other forms have no names
-        names = [str(record.get("idx", "")) for record in read_jsonl(Path(file))]
-    # Names first: an idx such as 0003 is also a line number, often of another record.
-    if name in names:
-        return prompts[names.index(name)]
-    if name.isascii() and name.isdigit() and 1 <= int(name) <= len(prompts):
-        return prompts[int(name) - 1]
-    first = ", ".join(filter(None, names[:5])) or "none"
-    raise ValueError(
-        f"{file} has no record {name!r}; the first of its {len(prompts)} are {first} (or give a line, from 1)"
-    )

@@ -9,7 +9,7 @@ import yaml
 
 from pacorl import prompt_from
 from pacorl.core.grid import panel_texts
-from pacorl.generate.panels import read_request, single_image_note, write_panels
+from pacorl.records.panels import read_request, single_image_note, write_panels
 from pacorl.types import Grid
 
 EXAMPLES = yaml.safe_load((Path(__file__).parents[2] / "examples" / "sentences.yaml").read_text("utf-8"))
@@ -28,6 +28,8 @@ def test_every_example_becomes_a_set_of_its_number(kind):
 
 def test_the_articles_dentist_is_in_every_panel_and_the_note_names_what_is_missing():
     draft = write_panels(THE_DENTIST)
+    assert all("in a medical scenario" in panel for panel in draft.panels)
+    assert not any("seen from" in panel for panel in draft.panels)
     assert draft.theme == "the same dentist in scrubs in various medical scenarios"
     assert all(panel.startswith("the same dentist in scrubs, ") for panel in draft.panels)
     assert "does not list what each panel shows" in draft.note
@@ -46,6 +48,9 @@ def test_the_articles_dentist_is_in_every_panel_and_the_note_names_what_is_missi
         ("Two signs in one font reading 'open' and 'closed'", ["reading 'open'", "reading 'closed'"]),
         ("Two signs in one font: 'Open' and 'Closed'", ["with 'Open'", "with 'Closed'"]),
         ("A 3-step recipe: boil, steep, pour", ["boil", "steep", "pour"]),
+        ("Two menus of a café reading ‘Brew', and ‘Dad’s Treats'", ["reading 'Brew'", "reading 'Dad’s Treats'"]),
+        ("Three chalkboards of one café: brew, specials, treats", ["brew", "specials", "treats"]),
+        ("Two walls of one café, featuring: 'Brew' and \"Treats”", ["featuring 'Brew'", "featuring 'Treats'"]),
     ],
 )  # fmt: skip
 def test_lists_are_read(text, panels):
@@ -140,6 +145,8 @@ def test_other_texts_have_no_such_note(text):
     "text",
     [
         "two cats on a sofa",
+        "Five apples, three red and two green",
+        "Three friends including Ann, Bob and Cid",
         "a red round hero",
         "Generate one image of a fox",
         "TWO-PANEL Images with a 1x2 grid layout of a fox. [1]-[1]: It runs. [1]-[2]: It sleeps.",

@@ -1,0 +1,125 @@
+"""Published collections of edits become JSONL of edits, which prompts are read from."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from pacorl.dataset.convert import convert
+from pacorl.io.images import open_image
+from pacorl.records.prompts import load_prompts
+
+
+def image_bytes(colour: str, kind: str = "PNG") -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (12, 10), colour).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def rows() -> list[dict[str, Any]]:
+    """Two edits in two languages each, as the hub's parquet holds them; the second column of images is not read."""
+    made = []
+    for number, (colour, task) in enumerate([("red", "color_alter"), ("blue", "subject-add")]):
+        image = {"bytes": image_bytes(colour, "PNG" if number else "JPEG"), "path": f"{number}.png"}
+        for language, text in (("en", f"Make it {colour}."), ("cn", f"把它变成{colour}")):
+            row = {"key": f"k{number}", "task_type": task, "instruction": text, "instruction_language": language}
+            made.append(row | {"input_image": image, "input_image_raw": image, "Intersection_exist": bool(number)})
+    return made
+
+
+def table(path: Path, records: list[dict[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(records), path)
+    return path
+
+
+def test_gedit_of_two_shards_becomes_edits_of_each_language(tmp_path: Path) -> None:
+    table(tmp_path / "data" / "a.parquet", rows()[:3])
+    table(tmp_path / "data" / "b.parquet", rows()[3:])
+    assert [path.name for path in convert(tmp_path)] == ["edits.jsonl", "en.jsonl", "cn.jsonl"]
+    prompts = load_prompts(tmp_path / "edits.jsonl")
+    assert [(p.id, p.text, p.category, p.task) for p in prompts] == [
+        (0, "Make it red.", "color_alter", "en"),
+        (1, "把它变成red", "color_alter", "cn"),
+        (2, "Make it blue.", "subject-add", "en"),
+        (3, "把它变成blue", "subject-add", "cn"),
+    ]
+    assert prompts[0].sources == prompts[1].sources
+    assert prompts[0].sources[0].suffix == ".jpg"
+    assert open_image(prompts[2].sources[0]).getpixel((0, 0)) == (0, 0, 255)
+    assert [p.text for p in load_prompts(tmp_path / "cn.jsonl")] == ["把它变成red", "把它变成blue"]
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "images").iterdir()}
+    convert(tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "images").iterdir()} == before
+
+
+def test_the_released_preprocessing_s_columns(tmp_path: Path) -> None:
+    records = [{"prompt": row["instruction"], "image": row["input_image"]} for row in rows()]
+    (path,) = convert(table(tmp_path / "train.parquet", records))
+    assert load_prompts(path)[2].text == "Make it blue."
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"instruction": "  "},
+        {"input_image": {"bytes": None, "path": "x"}},
+        {"input_image": {"bytes": b"junk", "path": "x"}},
+    ],
+)
+def test_a_bad_row_is_named(tmp_path: Path, change: dict[str, Any]) -> None:
+    records = rows()
+    records[1] |= change
+    with pytest.raises(ValueError, match=r"gedit\.parquet, row 2: "):
+        convert(table(tmp_path / "gedit.parquet", records))
+
+
+def test_files_of_something_else_are_named(tmp_path: Path) -> None:
+    (tmp_path / "torn.parquet").write_bytes(b"PAR1 torn")
+    (tmp_path / "torn.json").write_text("[{")
+    (tmp_path / "object.json").write_text("{}")
+    for name in ("torn.parquet", "torn.json", "object.json", "nothing"):
+        with pytest.raises(ValueError, match=name):
+            convert(tmp_path / name)
+
+
+def collection(folder: Path, records: Any) -> Path:
+    for path in ("in/1.png", "in/2.png"):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(image_bytes("red"))
+    (folder / "edits.json").write_text(json.dumps(records), encoding="utf-8")
+    return folder / "edits.json"
+
+
+def test_sharegpt_4o_becomes_edits_and_prompts(tmp_path: Path) -> None:
+    records = [
+        {"input_prompt": "Add a hat.", "input_image": "in/1.png", "output_image": "out/1.png"},
+        {"input_prompt": "Join them.", "input_image": ["in/1.png", "in/2.png"], "output_image": "out/1.png"},
+        {"input_prompt": "A hat.", "output_image": "out/1.png"},
+    ]
+    (path,) = convert(collection(tmp_path, records))
+    assert [(p.id, p.text, [s.name for s in p.sources]) for p in load_prompts(path)] == [
+        (0, "Add a hat.", ["1.png"]),
+        (1, "Join them.", ["1.png", "2.png"]),
+        (2, "A hat.", []),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("record", "named"),
+    [
+        ({"input_image": ["in/1.png"]}, "input_prompt"),
+        ({"input_prompt": "a", "input_image": ["in/9.png"]}, r"9\.png"),
+        ({"input_prompt": "a", "input_image": ["../../x.png"]}, r"x\.png"),
+        ({"input_prompt": "a", "input_image": 3}, "input_image"),
+        ("a", ""),
+    ],
+)
+def test_a_bad_record_is_named(tmp_path: Path, record: Any, named: str) -> None:
+    with pytest.raises(ValueError, match=f"record 1: .*{named}"):
+        convert(collection(tmp_path, [record]))
