@@ -37,7 +37,7 @@ ADDED = (
 MODULES = (
     "generate.sets",
     "generate.repair",
-    "generate.compose",
+    "records.compose",
     "core.grid",
     "judge.scores",
     "judge.score_set",

@@ -31,6 +31,7 @@ from tests.contracts.damage import change_tensors, damage, put_in_place
 from pacorl.cli import exit_code
 from pacorl.config.base import load
 from pacorl.config.recipes import recipe
+from pacorl.dataset.convert import convert
 from pacorl.dataset.folder import read_answers, read_instances, read_pairs, read_prompts
 from pacorl.dataset.manifest import DatasetStep
 from pacorl.dataset.prompts import PAPER, read_taxonomy
@@ -47,7 +48,6 @@ from pacorl.models.adapters import load_lora
 from pacorl.models.lora import save_lora
 from pacorl.records.characters import read_character
 from pacorl.records.comparisons import comparisons_from, missing_file, sharegpt_files
-from pacorl.records.edits import load_sharegpt_4o
 from pacorl.records.prompts import load_prompts
 from pacorl.records.rankings import load_rankings
 from pacorl.report.folder import read_run
@@ -153,7 +153,7 @@ JSONL: dict[str, tuple[Any, Callable[[Path], Any]]] = {
 }
 DOCUMENTS: dict[str, tuple[Any, Callable[[Path], Any]]] = {
     "rankings.csv": (CSV, load_rankings),
-    "sharegpt_4o.json": ([{"input_prompt": "x", "input_image": ["a.png"]}], load_sharegpt_4o),
+    "sharegpt_4o.json": ([{"input_prompt": "x", "input_image": ["a.png"]}], convert),
     "journal/j.jsonl": ({"key": "k", "score": 1.5}, Journal),
     "manifests/s.json": (
         {"plan": {}, "outputs": {"a.png": "0"}, "counts": {"n": 1}},
