@@ -57,6 +57,8 @@ GENERATE = "pacorl generate --judge tiny --json"
 
 STATE = {"weights": "adapter", "average": "average", "optimizer": "optimizer"}
 """Row of the table → file of a checkpoint."""
+WHOLE = "state.safetensors"
+"""File of a checkpoint that holds all of its parts."""
 VOLATILE = re.compile("seconds|version|sha256|digest|path|time|per_second|created|host|pid|inputs|outputs|monitor")
 """Keys of durations, paths and digests of files with paths."""
 
@@ -201,21 +203,38 @@ def free_port() -> int:
 
 def compare(before: Path, after: Path, pattern: str) -> str:
     """Compare the files of a pattern; return `equal`, or the first difference."""
-    first = {path.relative_to(before): path for path in sorted(before.glob(pattern))}
-    second = {path.relative_to(after): path for path in sorted(after.glob(pattern))}
+    first, second = found(before, pattern), found(after, pattern)
     if not first:
         return f"no file {pattern} at the base"
     if first.keys() - second.keys():
         return f"{sorted(first.keys() - second.keys())[0]} is missing"
     findings = [differences(first[name], second[name]) for name in first]
-    found = [f"{name}: {finding}" for name, finding in zip(first, findings, strict=True) if finding]
-    return "; ".join(found[:2]) or "equal"
+    unequal = [f"{name}: {finding}" for name, finding in zip(first, findings, strict=True) if finding]
+    return "; ".join(unequal[:2]) or "equal"
+
+
+def found(folder: Path, pattern: str) -> dict[Path, Path]:
+    """List the files of a pattern. Parts of a checkpoint's one file have the names of the files that they were."""
+    paths = sorted(folder.glob(pattern))
+    whole = (folder / pattern).with_name(WHOLE)
+    if not paths and whole.exists() and tensors_of(folder / pattern):
+        paths = [folder / pattern]
+    return {path.relative_to(folder): path for path in paths}
+
+
+def tensors_of(path: Path) -> dict[str, torch.Tensor]:
+    """Read a file of tensors, or the part of its name in a checkpoint's one file."""
+    if path.exists():
+        return load_file(path)
+    part = f"{path.stem}/"
+    tensors = load_file(path.with_name(WHOLE))
+    return {name.removeprefix(part): value for name, value in tensors.items() if name.startswith(part)}
 
 
 def differences(first: Path, second: Path) -> str:
     """Compare two files; return an empty string if they are equal."""
     if first.suffix == ".safetensors":
-        return tensors_differ(load_file(first), load_file(second))
+        return tensors_differ(tensors_of(first), tensors_of(second))
     if first.suffix == ".png":
         one, two = (np.asarray(Image.open(path), dtype=int) for path in (first, second))
         if one.shape != two.shape:

@@ -177,7 +177,7 @@ def test_a_stopped_run_names_the_command_that_goes_on(tmp_path: Path, monkeypatc
         raise Interrupted("stopped after epoch 3, and saved; go on with --resume auto")
 
     monkeypatch.setattr(quickstart, "judge_accuracy", lambda judge: {})
-    monkeypatch.setattr(quickstart, "train_policy", stopped)
+    monkeypatch.setattr(quickstart, "PolicyTrainer", stopped)
     config = configs.load(PolicyConfig, recipe("quickstart"), [f"out={tmp_path / 'run'}", *SMALL_QUICKSTART])
     with pytest.raises(Interrupted, match=rf"go on with pacorl quickstart --out {tmp_path / 'run'}"):
         run_quickstart(config)

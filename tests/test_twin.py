@@ -10,12 +10,11 @@ import torch
 from research import twin
 from research.gpu_day import product
 from safetensors.torch import load_file
-from tiny_runs import metrics
+from tiny_runs import metrics, train_policy
 
 from pacorl.config.base import load
 from pacorl.core.objectives import RATIO_DEVIATION
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.trainer import train_policy
 from pacorl.judge import JUDGES
 from pacorl.judge.local import LocalJudge
 from pacorl.models.policies import POLICIES

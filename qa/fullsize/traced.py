@@ -38,7 +38,6 @@ from pacorl.generate.sets import generate_sets
 from pacorl.grpo import builders, epoch, evaluate, rollout, scoring
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.run import Run
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.judge.judge import InProcessOptions
 from pacorl.models.int8 import WeightStream, quantize_model, weight_bytes
@@ -172,10 +171,10 @@ def phases(card: PretendedCard) -> Iterator[None]:
             ("load", builders, "build_adapted_policy"),
             ("encode", ConditioningCache, "prepare"),
             ("place", builders, "place_transformer"),
-            ("sample", Run, "draw"),
+            ("sample", PolicyTrainer, "draw"),
             ("sample", rollout.Trunk, "grow"),
             ("sample", rollout.Trunk, "finish"),
-            ("score", Run, "gather_scores"),
+            ("score", epoch, "collect_scores"),
             ("train", epoch, "update_policy"),
             ("optimizer", Runtime, "step"),
             ("sample", evaluate, "sample_images"),

@@ -166,8 +166,8 @@ def learn(training: PolicyTrainer, groups: list[tuple[Any, ...]]) -> None:
         loss = -torch.minimum(ratio * advantage, ratio.clamp(1 - 1e-4, 1 + 1e-4) * advantage).mean()
         (loss / len(groups)).backward()
     torch.nn.utils.clip_grad_norm_(training.parameters, 1.0)
-    training.optimizer.step()
-    training.optimizer.zero_grad(set_to_none=True)
+    training.lora.optimizer.step()
+    training.lora.optimizer.zero_grad(set_to_none=True)
 
 
 def step(velocity: Tensor, x: Tensor, sigma: float, following: float) -> tuple[Tensor, float]:

@@ -168,7 +168,7 @@ def config_of(overrides: Sequence[str], seed: int, folder: Path, options: argpar
 def grades(trainer: PolicyTrainer) -> dict[str, float]:
     """Let the oracle grade the averaged adapter's images at full size."""
     config, prompts, oracle = trainer.config, trainer.evaluation_prompts, Oracle()
-    with trainer.average.swapped_in():
+    with trainer.lora.average.swapped_in():
         images = sample_images(
             trainer.policy,
             prompts,

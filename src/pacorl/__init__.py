@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pacorl.character_training.character_trainer import CharacterTrainer
     from pacorl.generate.generator import Generator
     from pacorl.generate.sets import generate_sets
-    from pacorl.grpo.callbacks import TrainerCallback
     from pacorl.grpo.policy_config import PolicyConfig
     from pacorl.grpo.trainer import PolicyTrainer
     from pacorl.judge.http.http_judge import HttpJudge
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from pacorl.plan.plan import plan_training
     from pacorl.records.compose import prompt_from
     from pacorl.records.prompts import load_prompts
+    from pacorl.report.page import keep_page, write_report
     from pacorl.types import Grid, Prompt, Question, Size
 
 __version__ = "0.1.0"
@@ -50,12 +50,13 @@ __all__ = [
     "Prompt",
     "Question",
     "Size",
-    "TrainerCallback",
     "__version__",
     "generate_sets",
+    "keep_page",
     "load_prompts",
     "plan_training",
     "prompt_from",
+    "write_report",
 ]
 
 _HOMES = {
@@ -73,11 +74,12 @@ _HOMES = {
     "Prompt": "pacorl.types",
     "Question": "pacorl.types",
     "Size": "pacorl.types",
-    "TrainerCallback": "pacorl.grpo.callbacks",
     "generate_sets": "pacorl.generate.sets",
+    "keep_page": "pacorl.report.page",
     "load_prompts": "pacorl.records.prompts",
     "plan_training": "pacorl.plan.plan",
     "prompt_from": "pacorl.records.compose",
+    "write_report": "pacorl.report.page",
 }
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")

@@ -22,7 +22,7 @@ from pacorl.core import questions
 from pacorl.core.grid import parse_layout, split
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.start import SUMMARY, check_unfinished
-from pacorl.grpo.trainer import train_policy
+from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.io.documents import JsonObject, read_jsonl, write_json
 from pacorl.io.files import text_digest, write_atomic
 from pacorl.io.images import images_in, open_image, png_bytes
@@ -30,7 +30,7 @@ from pacorl.io.quiet import quiet_loading
 from pacorl.io.versions import versions
 from pacorl.judge import open_judge
 from pacorl.judge.judge import Judge, close_judge
-from pacorl.report.page import write_report
+from pacorl.report.page import keep_page, write_report
 from pacorl.runtime.stopping import Interrupted
 from pacorl.tiny import characters
 from pacorl.tiny.characters import GRADES, Majority, Oracle, Panel
@@ -88,7 +88,7 @@ def run_quickstart(config: PolicyConfig, *, say: Callable[[str], None] | None = 
 
     say(f"2 of 3: the generator is trained for {config.epochs} epochs, and evaluated before and after")
     try:
-        train_policy(config, resume=True, extra_metrics=grade)
+        PolicyTrainer(config, resume=True, extra_metrics=grade, listeners=[keep_page]).train()
     except Interrupted:
         raise Interrupted(f"stopped, and saved; go on with pacorl quickstart --out {out}") from None
 

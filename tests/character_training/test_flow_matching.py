@@ -25,7 +25,7 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CharacterTrain
     folder = tmp_path_factory.mktemp("flow")
     trainer = CharacterTrainer(hero_config(make_hero(folder / "zorp"), folder / "run"))
     trainer.build()
-    for name, weight in trainer.transformer.named_parameters():
+    for name, weight in trainer.lora.transformer.named_parameters():
         if ".lora_B." in name:
             torch.nn.init.normal_(weight, std=0.02, generator=torch.Generator().manual_seed(len(name)))
     return trainer
@@ -63,14 +63,16 @@ def test_the_loss_is_that_of_a_plain_computation(trainer: CharacterTrainer) -> N
 
 def test_the_held_out_loss_is_the_average_s_in_a_plain_loop(trainer: CharacterTrainer) -> None:
     """In float64, a picture and a noise level at a time; the trained weights, three times as strong, have another."""
-    trained = {name: weight for name, weight in trainer.transformer.named_parameters() if ".lora_B." in name}
+    trained = {name: weight for name, weight in trainer.lora.transformer.named_parameters() if ".lora_B." in name}
     before = {name: weight.detach().clone() for name, weight in trained.items()}
     trainer.begin_average()
     for weight in trained.values():
         weight.data *= 3
-    trainer.average.follow(trainer.average.interval)  # the first update: 0.1 of the copy, 0.9 of the trained weights
+    trainer.lora.average.follow(
+        trainer.lora.average.interval
+    )  # the first update: 0.1 of the copy, 0.9 of the trained weights
     measured = trainer.measure_held_out()
-    doubled = copy.deepcopy(trainer.transformer).double()
+    doubled = copy.deepcopy(trainer.lora.transformer).double()
     for name, weight in trained.items():
         assert torch.equal(weight, 3 * before[name])  # put back
         weight.data = before[name]
@@ -136,7 +138,7 @@ def test_the_class_is_weighted(trainer: CharacterTrainer, monkeypatch: pytest.Mo
     monkeypatch.setattr(trainer, "losses", [])
     trainer.train_step()
     taken = [weight.grad.clone() for weight in trainer.parameters if weight.grad is not None]
-    trainer.optimizer.zero_grad()
+    trainer.lora.optimizer.zero_grad()
 
     images = trainer.losses_of("image", trainer.train_examples, [0, 1]).mean()
     of_class = trainer.losses_of("class", trainer.held_out, [0, 1]).mean()
@@ -146,7 +148,7 @@ def test_the_class_is_weighted(trainer: CharacterTrainer, monkeypatch: pytest.Mo
     for gradient, weight in zip(taken, trainer.parameters, strict=True):
         assert weight.grad is not None
         torch.testing.assert_close(gradient, weight.grad, rtol=1e-3, atol=1e-6)
-    trainer.optimizer.zero_grad()
+    trainer.lora.optimizer.zero_grad()
 
 
 def test_steps_take_rows_one_after_the_other(trainer: CharacterTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +166,7 @@ def test_steps_take_rows_one_after_the_other(trainer: CharacterTrainer, monkeypa
     for step in range(3):
         monkeypatch.setattr(trainer, "step", step)
         trainer.train_step()
-    trainer.optimizer.zero_grad()
+    trainer.lora.optimizer.zero_grad()
     assert taken == [*range(12)]
 
 
@@ -173,7 +175,7 @@ def test_the_lowest_held_out_loss_has_the_highest_score(
 ) -> None:
     monkeypatch.setattr(trainer, "logbook", SimpleNamespace(count_lines=lambda: 0), raising=False)
     monkeypatch.setattr(trainer, "average", None)
-    monkeypatch.setattr(trainer, "evaluated", trainer.step)
+    monkeypatch.setattr(trainer, "evaluated", trainer.lora.step)
     monkeypatch.setattr(character_trainer, "best_checkpoint", lambda folder: None)
     states: list[dict[str, Any]] = []
 

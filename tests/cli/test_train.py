@@ -77,12 +77,12 @@ def test_auto_checkpoints_activations_if_the_plan_does_not_fit_the_card(
 ) -> None:
     trained: list[PolicyConfig] = []
 
-    def train(config: PolicyConfig, **options: object) -> Path:
+    def train(config: PolicyConfig, **options: object) -> None:
         trained.append(config)
         raise ValueError("trained")
 
     monkeypatch.setattr("pacorl.plan.plan.device", lambda: ("a card", card_bytes))
-    monkeypatch.setattr("pacorl.grpo.trainer.train_policy", train)
+    monkeypatch.setattr("pacorl.grpo.trainer.PolicyTrainer", train)
     recipe = RECIPE.parents[1] / "tiny.yaml"
     overrides = [f"out={tmp_path}", "model.gradient_checkpointing=auto"]
     CliRunner().invoke(cli.app, ["train-policy", str(recipe), *overrides])

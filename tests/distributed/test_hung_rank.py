@@ -7,15 +7,16 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import toy_world
 import worlds
 
+from pacorl import PolicyTrainer
 from pacorl.config.recipes import recipe
-from pacorl.grpo.callbacks import TrainerCallback
-from pacorl.grpo.run import Run
 from pacorl.grpo.start import checkpoints
 
 pytestmark = pytest.mark.slow
@@ -23,22 +24,16 @@ pytestmark = pytest.mark.slow
 LIMIT = 6.0
 
 
-class Freeze(TrainerCallback):
-    """Gives collectives a short limit after the second epoch, and stops one rank's process."""
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-
-    def on_epoch_end(self, trainer: Run, metrics: Mapping[str, float]) -> None:
-        if trainer.epoch == 2:
-            trainer.runtime.limit_waiting(LIMIT)
-            if trainer.runtime.rank == self.rank:
-                os.kill(os.getpid(), signal.SIGSTOP)
+def freeze(frozen: int, trainer: PolicyTrainer, line: Mapping[str, Any]) -> None:
+    """Give collectives a short limit after the second epoch, and stop one rank's process."""
+    if line["epoch"] == 2:
+        trainer.runtime.limit_waiting(LIMIT)
+        if trainer.runtime.rank == frozen:
+            os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def train(settings: Sequence[str], errors: Path, frozen: int | None, resume: bool) -> None:
     """A run as a script makes it, each rank with its own file for what it says."""
-    from pacorl import PolicyTrainer
     from pacorl.cli import exit_code
     from pacorl.config import base as configs
     from pacorl.grpo.policy_config import PolicyConfig
@@ -48,9 +43,9 @@ def train(settings: Sequence[str], errors: Path, frozen: int | None, resume: boo
     said = os.open(f"{errors}-{os.environ.get('RANK', '0')}", os.O_CREAT | os.O_WRONLY)
     os.dup2(said, 2)
     config = configs.load(PolicyConfig, recipe(), [*toy_world.SETTINGS, *settings])
-    callbacks = [] if frozen is None else [Freeze(frozen)]
-    trainer = PolicyTrainer(config, callbacks=callbacks, resume=resume)
-    sys.exit(exit_code(lambda: trainer.train_to_end() and 0))
+    listeners = [] if frozen is None else [partial(freeze, frozen)]
+    trainer = PolicyTrainer(config, listeners=listeners, resume=resume)
+    sys.exit(exit_code(lambda: trainer.train() and 0))
 
 
 @pytest.mark.parametrize(

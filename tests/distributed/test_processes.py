@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from tiny_runs import JPEG_SIZE
 
 from pacorl.config.recipes import recipe
+from pacorl.grpo.checkpoint import TENSORS, part_of
 from pacorl.grpo.start import checkpoints
 
 pytestmark = pytest.mark.slow
@@ -142,7 +143,7 @@ def kept(run: Path, pattern: str) -> dict[str, torch.Tensor]:
 
 def weights(run: Path, part: str) -> torch.Tensor:
     """All weights of a checkpoint's part in one row."""
-    found = load_file(checkpoints(run / "checkpoints")[-1] / f"{part}.safetensors")
+    found = part_of(load_file(checkpoints(run / "checkpoints")[-1] / TENSORS), part)
     return torch.cat([found[name].flatten().double() for name in sorted(found)])
 
 
@@ -219,9 +220,7 @@ def test_weights_in_double_precision(tmp_path: Path) -> None:
     worlds.run(train, [*double, f"out={tmp_path / 'one'}"])
     worlds.run(train, [*double, f"out={tmp_path / 'two'}"], world=2)
     one, two = (weights(tmp_path / name, "adapter") for name in ("one", "two"))
-    assert load_file(checkpoints(tmp_path / "one" / "checkpoints")[-1] / "adapter.safetensors").popitem()[1].dtype == (
-        torch.float64
-    )
+    assert load_file(checkpoints(tmp_path / "one" / "checkpoints")[-1] / TENSORS).popitem()[1].dtype == torch.float64
     torch.testing.assert_close(two, one, rtol=1e-9, atol=1e-9)
 
 
@@ -232,7 +231,7 @@ def test_a_run_goes_on_with_other_processes(run_of: Callable[[str, str], Path], 
     longer = ["epochs=2", f"out={tmp_path / 'on'}", "evaluation.every=0"]
     worlds.run(train, [*SETTINGS, *longer], str(start), world=2, extra=worlds.fsdp2())
     state = json.loads((checkpoints(tmp_path / "on" / "checkpoints")[-1] / "state.json").read_text())
-    assert (state["epoch"], state["step"], state["processes"]) == (2, 4, 2)
+    assert (state["epoch"], state["step"]) == (2, 4)
     assert difference(weights(tmp_path / "on", "adapter"), weights(run_of("one", "flux"), "adapter")) > 1e-4
 
 

@@ -71,7 +71,7 @@ def test_a_loaded_pipeline_is_trained(pipeline: Any, tmp_path: Path) -> None:
         epochs=1,
         trackers=[],
     )
-    assert trainer.transformer is transformer
+    assert trainer.lora.transformer is transformer
     assert trainer.config.model.checkpoint == str(FOLDER)
     result = trainer.train()
     assert Generator.from_pretrained(str(FOLDER), adapter=str(result.adapter)).adapter == str(result.adapter)

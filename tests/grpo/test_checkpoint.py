@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import shutil
 from collections.abc import Iterator, Sequence
@@ -11,7 +10,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -22,18 +20,15 @@ from pacorl.core.advantages import AGGREGATES
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.grpo import checkpoint
 from pacorl.grpo.checkpoint import (
+    FREE_KEYS,
     LENGTH_KEYS,
+    TENSORS,
     changes_since,
-    code_identities,
-    free_keys,
-    judge_identities,
-    load_checkpoint,
+    identities_of,
     optimizer_tensors,
     prune,
-    random_state,
     recover,
     set_optimizer_tensors,
-    set_random_state,
     settle,
     starting_point,
     write_checkpoint,
@@ -50,9 +45,14 @@ from pacorl.models.policies import POLICIES
 def write(folder: Path, step: int, *, mark: int = 0) -> Path:
     """A small checkpoint whose every part says which it is."""
     target = folder / f"step-{step:06d}"
-    tensors = {name: {"weight": torch.full((3,), float(step + mark))} for name in ("adapter", "average")}
-    write_checkpoint(target, tensors=tensors, state={"step": step, "mark": mark}, generators=[{}])
+    tensors = {f"{name}/weight": torch.full((3,), float(step + mark)) for name in ("adapter", "average")}
+    write_checkpoint(target, tensors=tensors, state={"step": step, "mark": mark})
     return target
+
+
+def state_of(checkpoint: Path) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
+    return state
 
 
 class KilledError(BaseException):
@@ -105,29 +105,30 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(
             except KilledError:
                 died += 1
         recover(folder)
-        newest = load_checkpoint(checkpoints(folder)[-1])
-        step, mark = newest.state["step"], newest.state["mark"]
+        newest = checkpoints(folder)[-1]
+        step, mark = state_of(newest)["step"], state_of(newest)["mark"]
         assert (step, mark) in {(10, 0), (second, 1)}
-        assert newest.tensors.keys() == {"adapter", "average"}
-        assert all(part["weight"].eq(step + mark).all() for part in newest.tensors.values())
+        tensors = load_file(newest / TENSORS)
+        assert tensors.keys() == {"adapter/weight", "average/weight"}
+        assert all(tensor.eq(step + mark).all() for tensor in tensors.values())
         assert not list(folder.glob(".*")), "what was left half done is cleared"
     assert 10 < died < 39, "not every moment was tried"
 
 
-STATE = {"epoch": 1, "seed": 42, "evaluated": 1, "best_by": "reward", "bad_steps": 0, "log_lines": 2, "processes": 1}
+STATE = {"epoch": 1, "seed": 42, "evaluated": 1, "best_by": "reward", "bad_steps": 0, "log_lines": 2, "identities": {}}
 
 
 def saved(config: PolicyConfig, step: int, score: float, **more: Any) -> None:
     """One save of a run, without the run."""
     target = config.out / "checkpoints" / f"step-{step:06d}"
-    tensors = {name: {"weight": torch.full((3,), float(step))} for name in ("adapter", "average", "optimizer")}
+    tensors = {f"{name}/weight": torch.full((3,), float(step)) for name in ("adapter", "average", "optimizer")}
     state = {**STATE, "step": step, "score": score, "config": config.model_dump(mode="json"), **more}
 
     def export(folder: Path) -> None:
         (folder / "lora").mkdir()
         (folder / "lora" / "adapter_config.json").write_text(str(step))
 
-    write_checkpoint(target, tensors=tensors, state=state, generators=[{}], export=export)
+    write_checkpoint(target, tensors=tensors, state=state, export=export)
     settle(target, config)
 
 
@@ -177,11 +178,10 @@ def test_a_kill_before_any_change_of_a_save_changes_nothing_of_the_resumed_run(
 @pytest.mark.parametrize(
     ("file", "fault"),
     [
-        ("adapter.safetensors", "adapter.safetensors is damaged"),
+        ("state.safetensors", "state.safetensors is damaged"),
         ("state.json", r"state.json:\d+: not valid JSON"),
-        ("generators.json", "generators.json is damaged"),
         ("lora/adapter_config.json", "lora/adapter_config.json is damaged"),
-        ("average.safetensors", "average.safetensors is missing"),
+        ("lora/adapter_config.json", "lora/adapter_config.json is missing"),
     ],
 )
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_taken(
@@ -207,37 +207,21 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_taken(
         starting_point(config, "auto")
 
 
-@pytest.mark.parametrize(("old", "new"), [('"epoch": 1', '"epoch": 0'), ('"score": 0.3', '"score": 9.3')])
-def test_a_number_of_the_state_that_changed_is_not_taken_for_the_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, old: str, new: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    config = run_at(tmp_path, keep_checkpoints=3)
-    for step in (2, 3):
-        saved(config, step, score=step / 10)
-    newest = config.out / "checkpoints" / "step-000003"
-    text = (newest / "state.json").read_text()
-    assert old in text
-    (newest / "state.json").write_text(text.replace(old, new))
-    assert starting_point(config, "auto") == newest.with_name("step-000002")
-    assert "state.json is damaged: its content does not match its hash" in caplog.text
-
-
 def test_another_config_is_refused_unless_it_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     saved(run_at(tmp_path), 1, score=0.5)
     start = starting_point(run_at(tmp_path), "auto")
     assert start
     longer = run_at(tmp_path, epochs=500)
-    assert changes_since(start, longer, code={}, allowed=False) == {"epochs": [100, 500]}
+    assert changes_since(start, longer, identities={}, allowed=False) == {"epochs": [100, 500]}
     other = run_at(tmp_path, optimizer={"lr": 1.0}, group_size=8)
     with pytest.raises(
         ConfigError,
         match=r"keeps its settings, and group_size was 16 and is now 8; optimizer.lr was 0.0003 and is now 1.0: ",
     ):
-        changes_since(start, other, code={}, allowed=False)
+        changes_since(start, other, identities={}, allowed=False)
     changes = {"group_size": [16, 8], "optimizer.lr": [0.0003, 1.0]}
-    assert changes_since(start, other, code={}, allowed=True) == changes
+    assert changes_since(start, other, identities={}, allowed=True) == changes
 
 
 SERVER = {"backend": "http", "checkpoint": "http://127.0.0.1:1/v1", "model": "m"}
@@ -283,6 +267,7 @@ def test_every_key_of_a_policys_config_is_free_or_refused() -> None:
     for document in CONFIGS:
         config = PolicyConfig.model_validate(document)
         free = ALWAYS_FREE | (set() if document.get("optimizer") else {"epochs", "max_steps"})
+        free_keys = FREE_KEYS if document.get("optimizer") else FREE_KEYS + LENGTH_KEYS
         before = as_read_back(config.model_dump(mode="json"))
         assert not refused(before, config, ())
         for section, name, key in leaves(before):
@@ -290,7 +275,7 @@ def test_every_key_of_a_policys_config_is_free_or_refused() -> None:
                 continue
             walked.add(key)
             kept, section[name] = section[name], "another value"
-            assert refused(before, config, free_keys(config)) == (key not in free), key
+            assert refused(before, config, free_keys) == (key not in free), key
             section[name] = kept
     assert walked >= keys_of("train-policy")
 
@@ -324,6 +309,10 @@ def judged_by(folder: Path, **judge: Any) -> PolicyConfig:
     return run_at(folder, judge=judge, evaluation={"judge": judge, "rewards": HELD_OUT})
 
 
+def changed(start: Path, config: PolicyConfig, *, allowed: bool = False) -> dict[str, list[Any]]:
+    return changes_since(start, config, identities=identities_of(config, {}), allowed=allowed)
+
+
 def test_another_judge_is_refused_and_the_same_one_elsewhere_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,13 +320,13 @@ def test_another_judge_is_refused_and_the_same_one_elsewhere_is_not(
     first, moved, other = (Path(name) for name in ("first", "moved", "other"))
     shutil.copytree(TINY_JUDGE, first)
     config = judged_by(tmp_path, checkpoint="first")
-    saved(config, 1, score=0.5, judges=judge_identities(config))
+    saved(config, 1, score=0.5, identities=identities_of(config, {}))
     start = starting_point(config, "auto")
     assert start
     first.rename(moved)
     (moved / "README.md").write_text("It lay elsewhere.")
     both = {key: ["first", "moved"] for key in ("judge.checkpoint", "evaluation.judge.checkpoint")}
-    assert changes_since(start, judged_by(tmp_path, checkpoint="moved"), code={}, allowed=False) == both
+    assert changed(start, judged_by(tmp_path, checkpoint="moved")) == both
 
     shutil.copytree(moved, other)
     weights = load_file(other / "model.safetensors")
@@ -345,14 +334,14 @@ def test_another_judge_is_refused_and_the_same_one_elsewhere_is_not(
     with pytest.raises(
         ConfigError, match=r"judge.checkpoint was 'first \(sha256 \w+\)' and is now 'other \(sha256 \w+\)'"
     ):
-        changes_since(start, judged_by(tmp_path, checkpoint="other"), code={}, allowed=False)
+        changed(start, judged_by(tmp_path, checkpoint="other"))
     other.rename(first)
     with pytest.raises(ConfigError, match=r"was 'first \(sha256 (\w+)\)' and is now 'first \(sha256 (?!\1)\w+\)'"):
-        changes_since(start, config, code={}, allowed=False)
-    assert changes_since(start, config, code={}, allowed=True).keys() == both.keys()
+        changed(start, config)
+    assert changed(start, config, allowed=True).keys() == both.keys()
     (moved / "config.json").write_text((moved / "config.json").read_text() + "\n")
     with pytest.raises(ConfigError, match=r"evaluation.judge.checkpoint was 'first"):
-        changes_since(start, judged_by(tmp_path, checkpoint="moved"), code={}, allowed=False)
+        changed(start, judged_by(tmp_path, checkpoint="moved"))
 
 
 @pytest.mark.parametrize("of", ["rewards", "evaluation"])
@@ -365,18 +354,18 @@ def test_an_edited_file_that_a_config_names_is_refused(
     name = f"{mine}:good"
     sections = {"rewards": {"rewards": [{"name": name}]}, "evaluation": {"evaluation": {"rewards": [{"name": name}]}}}
     config = run_at(tmp_path, **sections[of])
-    code = code_identities(config, {})
-    saved(config, 1, score=0.5, code=code)
+    code = identities_of(config, {})
+    saved(config, 1, score=0.5, identities=code)
     start = starting_point(config, "auto")
     assert start
-    assert changes_since(start, config, code=code_identities(config, {}), allowed=False) == {}
+    assert changed(start, config) == {}
 
     mine.write_text("def good(prompts, images):\n    return [2.0] * len(images)\n")
-    edited = code_identities(config, {})
+    edited = identities_of(config, {})
     with pytest.raises(ConfigError, match=r"code of \S+mine.py:good was 'sha256 (\w+)' and is now 'sha256 (?!\1)\w+'"):
-        changes_since(start, config, code=edited, allowed=False)
-    both = {f"code of {name}": [code[name], edited[name]]}
-    assert changes_since(start, config, code=edited, allowed=True) == both
+        changed(start, config)
+    key = f"code of {name}"
+    assert changed(start, config, allowed=True) == {key: [code[key], edited[key]]}
 
 
 def test_a_server_may_move_and_may_not_serve_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,30 +374,16 @@ def test_a_server_may_move_and_may_not_serve_another_model(tmp_path: Path, monke
         text = f"judges: [{{name: {name}, endpoints: ['http://127.0.0.1:{port}/v1']}}]"
         Path(f"{port}.yaml").write_text(text)
     config = judged_by(tmp_path, backend="http", checkpoint="1.yaml")
-    saved(config, 1, score=0.5, judges=judge_identities(config))
+    saved(config, 1, score=0.5, identities=identities_of(config, {}))
     start = starting_point(config, "auto")
     assert start
     for judge in ({"checkpoint": "2.yaml"}, {"checkpoint": "http://127.0.0.1:9/v1", "model": "A", "timeout": 5}):
-        changes_since(start, judged_by(tmp_path, backend="http", **judge), code={}, allowed=False)
+        changed(start, judged_by(tmp_path, backend="http", **judge))
     for judge in ({"checkpoint": "3.yaml"}, {"checkpoint": "http://127.0.0.1:1/v1", "model": "B"}):
         with pytest.raises(
             ConfigError, match=r"judge.checkpoint was '1.yaml \(model A\)' and is now '\S+ \(model B\)'"
         ):
-            changes_since(start, judged_by(tmp_path, backend="http", **judge), code={}, allowed=False)
-
-
-def test_a_checkpoint_without_identities_is_compared_by_what_its_config_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(TINY_JUDGE, "copy")
-    config = judged_by(tmp_path, checkpoint="tiny")
-    saved(config, 1, score=0.5)
-    start = starting_point(config, "auto")
-    assert start
-    changes_since(start, judged_by(tmp_path, checkpoint="copy"), code={}, allowed=False)
-    with pytest.raises(ConfigError, match=r"judge.checkpoint was 'tiny' and is now 'org/not-here'"):
-        changes_since(start, judged_by(tmp_path, checkpoint="org/not-here"), code={}, allowed=False)
+            changed(start, judged_by(tmp_path, backend="http", **judge))
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
@@ -420,9 +395,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     assert checkpoints(tmp_path) == [paths[1], paths[3]]
 
 
-def test_what_a_user_put_beside_a_checkpoints_files_outlives_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_user_put_beside_a_checkpoints_files_outlives_it(tmp_path: Path) -> None:
     first, second = write(tmp_path, 1), write(tmp_path, 2)
     for name in ("notes.txt", "lora/mine.txt"):
         (first / name).parent.mkdir(exist_ok=True)
@@ -430,16 +403,14 @@ def test_what_a_user_put_beside_a_checkpoints_files_outlives_it(
     (first / "lora" / "adapter_config.json").write_text("{}")
     prune(tmp_path, keep=1, newest=2)
     assert checkpoints(tmp_path) == [second]
-    kept = tmp_path / "step-000001.kept"
-    assert content(kept) == {"notes.txt": b"notes.txt", "lora/mine.txt": b"lora/mine.txt"}
-    assert f"{first} is deleted except files of other origin: lora/mine.txt is in {kept}" in caplog.text
+    assert content(first) == {"notes.txt": b"notes.txt", "lora/mine.txt": b"lora/mine.txt"}
 
 
 def test_a_checkpoint_that_is_made_again_keeps_what_a_user_put_there(tmp_path: Path) -> None:
     target = write(tmp_path, 1)
     (target / "notes.txt").write_text("x")
     write(tmp_path, 1, mark=1)
-    assert load_checkpoint(target).state["mark"] == 1
+    assert state_of(target)["mark"] == 1
     assert (target / "notes.txt").read_text() == "x"
     assert [path.name for path in tmp_path.iterdir()] == [target.name]
 
@@ -457,13 +428,13 @@ def test_an_adapter_that_is_replaced_keeps_what_a_user_put_there(
 
 def test_hidden_folders_of_a_user_stay(tmp_path: Path) -> None:
     write(tmp_path, 1)
-    mine = [".step-notes/a.txt", ".step-000001.backup/a.txt", ".step-000001.deleted.txt"]
+    mine = [".step-notes/a.txt", ".step-000001.backup/a.txt", ".step-000001.partial.txt"]
     for name in mine:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "state.json").write_text("{}")
-    for name in (".step-000003.deleted", ".step-000004.partial"):
+    for name in (".step-000003.replaced", ".step-000004.partial"):
         (tmp_path / name).symlink_to(tmp_path / "elsewhere")
     recover(tmp_path)
     assert {*mine, "elsewhere/state.json"} < content(tmp_path).keys()
@@ -488,28 +459,16 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path: Path) -> None:
     kept = write(tmp_path, 1)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     target = tmp_path / "step-000002"
-    big = {"adapter": {"weight": torch.zeros(100_000)}}
+    big = {"adapter/weight": torch.zeros(100_000)}
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
         with pytest.raises(OSError, match=r"could not be written .*earlier checkpoints are untouched") as caught:
-            write_checkpoint(target, tensors=big, state={}, generators=[])
+            write_checkpoint(target, tensors=big, state={})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == [kept.name]
-    assert load_checkpoint(kept).state["step"] == 1
-
-
-def test_random_states_come_back() -> None:
-    def draw() -> tuple[float, float, float]:
-        return random.gauss(0, 1), float(np.random.normal()), float(torch.randn(()))
-
-    draw()
-    state = json.loads(json.dumps(random_state()))
-    first = draw(), draw()
-    assert draw() != first[0]
-    set_random_state(state)
-    assert (draw(), draw()) == first
+    assert state_of(kept)["step"] == 1
 
 
 def test_an_optimizer_comes_back_by_names() -> None:

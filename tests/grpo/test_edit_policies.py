@@ -110,7 +110,6 @@ def test_a_bad_source_is_named_before_weights_load(
 ) -> None:
     from pacorl.config import base as configs
     from pacorl.grpo import builders
-    from pacorl.grpo import trainer as loop
     from pacorl.grpo.policy_config import PolicyConfig
 
     (recipe.parent / "broken.png").write_text("no image")
@@ -118,7 +117,7 @@ def test_a_bad_source_is_named_before_weights_load(
         file.write(json.dumps({"image": name, "instruction": "Paint the hero red."}) + "\n")
     monkeypatch.setattr(builders, "build_policy", lambda *args, **options: pytest.fail("weights were loaded"))
     with pytest.raises(ValueError, match=message):
-        loop.train_policy(configs.load(PolicyConfig, recipe))
+        PolicyTrainer(configs.load(PolicyConfig, recipe))
 
 
 @pytest.mark.parametrize(("scale", "forwards"), [(1.0, 1), (2.0, 2)])

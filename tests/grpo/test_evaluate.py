@@ -70,7 +70,7 @@ def kept(folder: Path) -> np.ndarray:
 def test_an_evaluation_samples_with_the_average_its_own_steps_and_a_noise_for_each_image(
     training: PolicyTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trained = {name: value.clone() for name, value in adapter_state(training.transformer).items()}
+    trained = {name: value.clone() for name, value in adapter_state(training.lora.transformer).items()}
     with monkeypatch.context() as patch:
         seen = Seen(training, patch)
         training.evaluate()
@@ -82,11 +82,11 @@ def test_an_evaluation_samples_with_the_average_its_own_steps_and_a_noise_for_ea
     assert seen.sigmas == set(sigmas[:-1].tolist())
 
     images = kept(training.config.out / "samples" / f"evaluation-{training.epoch:06d}")
-    with training.average.swapped_in():
+    with training.lora.average.swapped_in():
         by_the_average = sampled(training, seeds)
     assert np.abs(images - by_the_average).max() <= 1, "not the average's images (1: the rounding to 8 bits)"
     assert np.abs(sampled(training, seeds) - by_the_average).max() > 10, "the average is the trained adapter here"
-    assert all(torch.equal(trained[name], value) for name, value in adapter_state(training.transformer).items())
+    assert all(torch.equal(trained[name], value) for name, value in adapter_state(training.lora.transformer).items())
 
 
 def test_every_evaluation_starts_from_the_same_noise(training: PolicyTrainer, monkeypatch: pytest.MonkeyPatch) -> None:

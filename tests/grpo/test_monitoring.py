@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from tiny_runs import metrics, tiny_run
+from tiny_runs import metrics, tiny_run, train_policy
 from toy_world import ToyPolicy
 
 from pacorl.core.metric_names import SIGN_MEANINGS
 from pacorl.grpo import checkpoint
 from pacorl.grpo.monitor import LIMITS, HackingSuspectedError
-from pacorl.grpo.trainer import train_policy
 from pacorl.models.policies.flux import FluxPolicy
 
 OWN = """

@@ -17,11 +17,10 @@ from typing import Any
 import pytest
 from fake_server import FakeServer, Handler
 from safetensors.torch import load_file
-from tiny_runs import metrics
+from tiny_runs import metrics, train_policy
 from toy_world import toy_config, toy_world
 
 from pacorl.grpo.start import checkpoints
-from pacorl.grpo.trainer import train_policy
 from pacorl.io.files import digests
 from pacorl.io.outage import UnreachableError
 from pacorl.judge.judge import Counters

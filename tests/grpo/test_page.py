@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from tiny_runs import tiny_run
+from tiny_runs import tiny_run, train_policy
 
-from pacorl.grpo import lora_run
-from pacorl.grpo.trainer import PolicyTrainer, train_policy
+from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.records.prompts import save_prompts
+from pacorl.report import page
 from pacorl.report.page import write_report
 from pacorl.tiny.characters import character_prompts
 from pacorl.types import Size
@@ -29,7 +29,7 @@ def test_the_page_grows_with_the_run(small: list[str], monkeypatch: pytest.Monke
         assert not list(run.glob("report.html.*")), "written aside and renamed"
         return path
 
-    monkeypatch.setattr(lora_run, "write_report", spy)
+    monkeypatch.setattr(page, "write_report", spy)
     config = tiny_run([*small, "epochs=3", "save_every=2"])
     train_policy(config)
     assert len(seen) == 3
@@ -50,12 +50,10 @@ def test_a_page_that_cannot_be_built_does_not_end_the_run(
     def full(run: Path) -> Path:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(lora_run, "write_report", full)
+    monkeypatch.setattr(page, "write_report", full)
     with caplog.at_level(logging.WARNING):
         out = train_policy(tiny_run([*small, "save_every=9"]))
-    assert [record.message for record in caplog.records if "report.html" in record.message] == [
-        f"report.html was not built after epoch {epoch}: [Errno 28] No space left on device" for epoch in (0, 1)
-    ]
+    assert sum("report.html was not built" in message for message in caplog.messages) == 2
     assert (out / "adapter" / "adapter_model.safetensors").exists()
 
 

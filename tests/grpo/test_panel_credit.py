@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from recorded import recorded_epochs
-from tiny_runs import JPEG_SIZE, metrics, weights
+from tiny_runs import JPEG_SIZE, metrics, train_policy, weights
 from toy_world import ToyPolicy, toy_config, toy_world
 
 from pacorl.config import base as configs
@@ -22,7 +22,7 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import Draw, collect
 from pacorl.grpo.rows import Row
 from pacorl.grpo.scoring import Scorer, reward_table
-from pacorl.grpo.trainer import PolicyTrainer, train_policy
+from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.rewards.reward import PanelScores
 from pacorl.types import Grid, Prompt, Size
 

@@ -12,7 +12,7 @@ import torch
 import yaml
 from edit_twins import klein_pipeline, kontext_pipeline, qwen_image_21_pipeline, qwen_pipeline, source_image
 from safetensors.torch import load_file
-from tiny_runs import JPEG_SIZE
+from tiny_runs import JPEG_SIZE, train_policy
 from toy_world import toy_config, toy_world
 from typer.testing import CliRunner
 
@@ -21,7 +21,6 @@ from pacorl.config.base import load
 from pacorl.grpo import builders
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import check_image_counts
-from pacorl.grpo.trainer import train_policy
 from pacorl.records.prompts import prompts_from, save_prompts
 from pacorl.types import Character, Prompt
 

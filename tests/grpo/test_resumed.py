@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 from recorded import recorded_epochs
-from tiny_runs import metrics, weights
+from tiny_runs import metrics, train_policy, weights
 from toy_world import toy_config
 
 from pacorl import PolicyTrainer
-from pacorl.grpo.evaluated import Evaluation
-from pacorl.grpo.trainer import train_policy
+from pacorl.grpo import evaluate
 from pacorl.io.files import digests
-from pacorl.runtime.logbook import Logbook
 from pacorl.runtime.stopping import Interrupted
 
 pytestmark = pytest.mark.usefixtures("toy")
@@ -86,15 +84,15 @@ def test_a_stopped_epoch_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_stopped_evaluation_leaves_no_trace(epoch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = [*SETTINGS, "evaluation.every=1", "epochs=2"]
     whole = train_policy(toy_config(tmp_path / "whole", *settings))
-    keep = Evaluation.keep
+    keep = evaluate.keep_samples
 
-    def stop(evaluation: Evaluation, logbook: Logbook, number: int) -> None:
-        keep(evaluation, logbook, number)
-        if number == epoch:
+    def stop(*arguments: Any, **options: Any) -> None:
+        keep(*arguments, **options)
+        if options["epoch"] == epoch:
             raise Interrupted("told to stop")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Evaluation, "keep", stop)
+        patch.setattr(evaluate, "keep_samples", stop)
         with pytest.raises(Interrupted):
             train_policy(toy_config(tmp_path / "run", *settings))
     for _ in range(2):  # a finished run that starts again has nothing left to do

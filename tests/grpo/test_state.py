@@ -10,10 +10,9 @@ from threading import Lock
 
 import pytest
 import torch
-from tiny_runs import metrics, tiny_run
+from tiny_runs import metrics, tiny_run, train_policy
 
 from pacorl.grpo.start import CHECKPOINT, checkpoints
-from pacorl.grpo.trainer import train_policy
 from pacorl.io.files import own_folder
 from pacorl.models.lora import read_lora
 

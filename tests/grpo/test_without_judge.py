@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import JPEG_SIZE, metrics, tiny_run
+from tiny_runs import JPEG_SIZE, metrics, tiny_run, train_policy
 from typer.testing import CliRunner
 
 from pacorl.cli import app
@@ -17,7 +17,7 @@ from pacorl.config.recipes import recipe
 from pacorl.grpo import builders, checkpoint
 from pacorl.grpo.builders import without_idle_judges
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.trainer import PolicyTrainer, train_policy
+from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.judge import JUDGES
 from pacorl.judge.judge import BackendOptions, Judge
 from pacorl.judge.local import TINY_JUDGE

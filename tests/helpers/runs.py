@@ -17,9 +17,10 @@ KEPT = "kept"
 
 def train(overrides: Sequence[str], resume: str = "") -> None:
     """The run, and nothing else."""
+    from tiny_runs import train_policy
+
     from pacorl.config import base as configs
     from pacorl.config.recipes import recipe
-    from pacorl.grpo.trainer import train_policy
 
     train_policy(configs.load(PolicyConfig, recipe(), list(overrides)), resume=resume)
 
@@ -37,8 +38,9 @@ def train_and_keep_each(runs: Sequence[tuple[Path | None, Sequence[str]]]) -> No
 
 def train_and_keep(config: PolicyConfig) -> None:
     """The run; every rank keeps its samples, the main process the advantages and each update's gradients."""
+    from tiny_runs import train_policy
+
     from pacorl.grpo import epoch
-    from pacorl.grpo.trainer import train_policy
     from pacorl.models.adapters import full_state
     from pacorl.runtime.processes import Runtime
     from pacorl.types import Samples

@@ -11,14 +11,13 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from tests.twins import tiny_flux
-from tiny_runs import metrics, tiny_run
+from tiny_runs import metrics, tiny_run, train_policy
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pacorl.config.base import ConfigError, load
 from pacorl.core.objectives import RATIO_DEVIATION
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.trainer import train_policy
 from pacorl.judge.local import LocalJudge
 from pacorl.models.adapters import add_lora
 from pacorl.models.int8 import QuantizedLinear, parameter_count, quantize_model, weight_bytes

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_runs import metrics, tiny_run
+from tiny_runs import metrics, tiny_run, train_policy
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -19,7 +19,6 @@ from pacorl.core.objectives import RATIO_DEVIATION
 from pacorl.core.transfer import warn_of_pageable
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import check_division
-from pacorl.grpo.trainer import train_policy
 from pacorl.judge.local import LocalJudge
 from pacorl.models.int8 import (
     Arena,

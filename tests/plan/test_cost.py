@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
@@ -208,7 +209,8 @@ def test_the_measured_peak_stands_beside_the_planned_one() -> None:
 def test_a_run_on_a_card_ends_with_its_peak(
     peaks: tuple[int, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pacorl.grpo.trainer.train_policy", lambda *_, **__: tmp_path)
+    finished = SimpleNamespace(train=lambda: SimpleNamespace(folder=tmp_path))
+    monkeypatch.setattr("pacorl.grpo.trainer.PolicyTrainer", lambda *_, **__: finished)
     monkeypatch.setattr("pacorl.report.page.write_report", lambda folder: folder / "report.html")
     monkeypatch.setattr("pacorl.runtime.processes.destroy_process_group", lambda: True)
     monkeypatch.setattr(train, "card_peaks", lambda: peaks)

@@ -97,7 +97,7 @@ def test_the_forwards_of_an_epoch(
     expected = dict(zip(("sampling", "training", "other_policies"), forwards, strict=True))
     assert work_of(config, world=1).forwards_per_image == pytest.approx(expected)
     training = PolicyTrainer(config)
-    counted, learn, backward = Counted(training.transformer), epoch.learn, training.runtime.backward
+    counted, learn, backward = Counted(training.lora.transformer), epoch.learn, training.runtime.backward
 
     def learning(*args: Any) -> Any:
         counted.phase = "update"

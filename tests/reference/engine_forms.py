@@ -105,8 +105,8 @@ def train(out: Path, overrides: Sequence[str], *, stop_after: int = 0) -> dict[s
                 trainer = PolicyTrainer(config, rewards=REWARDS, resume=True)
                 stop_after = 0
             epochs.append(_observed_epoch(trainer))
-        adapter = {name: value.clone() for name, value in full_state(adapter_state(trainer.transformer)).items()}
-        average = {name: value.clone() for name, value in full_state(trainer.average.state).items()}
+        adapter = {name: value.clone() for name, value in full_state(adapter_state(trainer.lora.transformer)).items()}
+        average = {name: value.clone() for name, value in full_state(trainer.lora.average.state).items()}
         trainer.close()
     return {"adapter": adapter, "average": average, "epochs": epochs}
 
@@ -154,8 +154,8 @@ def reference(overrides: Sequence[str], out: Path) -> dict[str, Any]:
     config = config_of(overrides, out)
     with toy_world():
         trainer = PolicyTrainer(config, rewards=REWARDS)
-        weights = {name: value.detach().clone() for name, value in trainer.transformer.state_dict().items()}
-        start = {name: value.clone() for name, value in adapter_state(trainer.transformer).items()}
+        weights = {name: value.detach().clone() for name, value in trainer.lora.transformer.state_dict().items()}
+        start = {name: value.clone() for name, value in adapter_state(trainer.lora.transformer).items()}
         trainer.close()
     policy = ToyPolicy(dtype=torch.float64)
     theta = {name: value.clone().requires_grad_() for name, value in start.items()}

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pacorl.grpo.callbacks import TrainResult
 from PIL import Image
 from run_folder import EVIL, finished_run, json_lines, write_evaluation, write_metrics
 
 from pacorl.core.metric_names import shown_names
 from pacorl.core.ranking import Interval
-from pacorl.grpo.callbacks import TrainResult
 from pacorl.report.curves import BUCKETS, Chart, charts, folded, line_chart_svg, thinned
 from pacorl.report.figures import (
     DARK_RAMP,

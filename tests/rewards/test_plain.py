@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageDraw, ImageFont
+from scored import score
 from tiny_runs import JPEG_SIZE
 
 from pacorl.config.reward_section import RewardConfig
@@ -32,7 +33,7 @@ from pacorl.rewards import build_rewards, check_rewards, ocr
 from pacorl.rewards.dream import DreamSim
 from pacorl.rewards.http import HttpScorer
 from pacorl.rewards.ocr import Ocr, edits_to_substring, quoted, share_read
-from pacorl.rewards.reward import score, smoke_test
+from pacorl.rewards.reward import smoke_test
 from pacorl.testing import check_reward
 from pacorl.types import Grid, Prompt, Size
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scored import score
 
 from pacorl.config.reward_section import RewardConfig
 from pacorl.core import questions
@@ -18,7 +19,6 @@ from pacorl.rewards.reward import (
     RewardError,
     mean_of,
     panel_scores_of,
-    score,
     smoke_test,
     tempered,
 )

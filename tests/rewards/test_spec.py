@@ -10,10 +10,9 @@ from PIL import Image
 
 from pacorl.config.base import load
 from pacorl.config.recipes import recipe
-from pacorl.config.reward_section import RewardConfig
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.plan.plan import plan_policy
-from pacorl.rewards import build_rewards, check_rewards, reward_spec
+from pacorl.rewards import reward_spec
 from pacorl.rewards.reward import PanelScores, RewardError, ScoresPanels, panel_scores_of
 from pacorl.rewards.spec import parsed_spec
 from pacorl.types import Grid, Prompt
@@ -148,14 +147,3 @@ def test_the_reward_of_the_page_scores_panels(tmp_path: Path) -> None:
     parted = reward_spec(f"{tmp_path}/mine.py:PanelRedness").build({}, judge=None, device="cpu")
     (scores,) = panel_scores_of("mine", parted, prompts, [image])
     assert scores == PanelScores(pytest.approx(1 / 3), [pytest.approx(1 / 3), 0.0])
-
-
-def test_a_file_may_hold_a_function_of_trl_s_signature(tmp_path: Path) -> None:
-    file = tmp_path / "trl.py"
-    signature = "def length(prompts, completions, *, gain=1, **kwargs):"
-    file.write_text(f"{signature}\n    return [gain * len(text) for text in prompts]\n")
-    config = RewardConfig(name=f"{file}:length", args={"gain": 2})
-    check_rewards([config])
-    check_rewards([config], run=False)
-    (reward,) = build_rewards([config], judge=None).values()
-    assert reward([Prompt(0, "abc")], [Image.new("RGB", (1, 1))]) == [6]

@@ -13,8 +13,10 @@ import torch
 
 from pacorl.core.sampler import Sampler
 from pacorl.grpo import epoch
-from pacorl.grpo.run import Run
-from pacorl.grpo.scoring import Scorer
+from pacorl.grpo.scoring import Scored, Scorer
+from pacorl.grpo.trainer import PolicyTrainer
+from pacorl.runtime.clock import PhaseClock
+from pacorl.runtime.processes import Runtime
 from pacorl.types import Advantages, Samples
 
 Record = dict[str, Any]
@@ -27,24 +29,26 @@ def recorded_epochs() -> Iterator[list[Record]]:
     They are of all ranks, in the order of rows.
     """
     records: list[Record] = []
-    gather, learn = Run.gather_scores, epoch.learn
+    collect, learn = epoch.collect_scores, epoch.learn
 
-    def noted_scores(run: Run, scorer: Scorer) -> Any:
-        scores, parts = gather(run, scorer)
-        records.append({"scores": scores, "parts": parts})
-        return scores, parts
+    def noted_scores(scorer: Scorer, runtime: Runtime, *, clock: PhaseClock) -> Scored:
+        scored = collect(scorer, runtime, clock=clock)
+        records.append({"scores": scored.scores, "parts": scored.parts})
+        return scored
 
-    def noted_samples(run: Run, sampler: Sampler, samples: Sequence[Samples], values: Advantages) -> dict[str, float]:
+    def noted_samples(
+        run: PolicyTrainer, sampler: Sampler, samples: Sequence[Samples], values: Advantages
+    ) -> dict[str, float]:
         records[-1]["samples"] = run.runtime.gather_rows(lambda: sample_digests(samples))
         tensors = [(field.name, getattr(values, field.name)) for field in fields(values)]
         records[-1]["advantages"] = {name: value.tolist() for name, value in tensors if isinstance(value, torch.Tensor)}
         return learn(run, sampler, samples, values)
 
-    Run.gather_scores, epoch.learn = noted_scores, noted_samples  # type: ignore[method-assign,assignment]
+    epoch.collect_scores, epoch.learn = noted_scores, noted_samples  # type: ignore[assignment]
     try:
         yield records
     finally:
-        Run.gather_scores, epoch.learn = gather, learn  # type: ignore[method-assign]
+        epoch.collect_scores, epoch.learn = collect, learn
 
 
 def sample_digests(samples: Sequence[Samples]) -> dict[int, str]:

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from tiny_runs import train_policy
 from toy_world import ToyJudge, toy_config, toy_world
 
-from pacorl.grpo.trainer import train_policy
 from pacorl.judge import JUDGES
 from pacorl.models.policies import POLICIES
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import load_file
 
@@ -13,7 +14,9 @@ from pacorl.config import base as configs
 from pacorl.config.recipes import recipe
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.start import checkpoints
+from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.plan.plan import Plan, plan_policy
+from pacorl.report.page import keep_page
 
 JPEG_SIZE = f"{Path(__file__).parents[2]}/examples/jpeg_reward.py:jpeg_size"
 """A reward without a model."""
@@ -47,6 +50,11 @@ def tiny_run(overrides: Sequence[str]) -> PolicyConfig:
     """configs/tiny.yaml with the paper's credit and clip range, and two updates of all steps for two groups."""
     settings = ["optimizer.updates_per_epoch=2", "sampling.suffix={}", "advantages.credit=set", "objective={}"]
     return configs.load(PolicyConfig, recipe(), [*settings, *overrides])
+
+
+def train_policy(config: PolicyConfig, **options: Any) -> Path:
+    """Run a config to its end as the command does; returns the run's folder."""
+    return PolicyTrainer(config, listeners=[keep_page], **options).train().folder
 
 
 def metrics(run: Path, kind: str = "", *, times: bool = False) -> list[dict[str, float]]:

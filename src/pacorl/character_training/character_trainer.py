@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,34 +24,32 @@ from torch import Tensor
 from pacorl.character_training.character_config import PROGRESS, CharacterConfig
 from pacorl.character_training.flow_matching import LEVELS, draw_time, flow_matching_loss
 from pacorl.character_training.pictures import Picture, fitted_image, gallery_prompts, read_pictures
-from pacorl.config.base import changes_to, check_changes, described, dump, frozen_changes
+from pacorl.config.base import described, dump
 from pacorl.core.batches import in_batches
 from pacorl.core.devices import check_card_used
 from pacorl.core.sampler import Sampler
 from pacorl.core.schedule import seed_of
 from pacorl.core.transfer import to_device
+from pacorl.grpo import checkpoint as checkpoints
 from pacorl.grpo.builders import adapted_policy, adapter_targets, check_adapter
-from pacorl.grpo.callbacks import TrainResult
-from pacorl.grpo.checkpoint import best_checkpoint, publish, restore, save_run, starting_point
 from pacorl.grpo.conditioning import ConditioningCache
-from pacorl.grpo.evaluated import EvaluatedSample, Evaluation, noise_seed
-from pacorl.grpo.lora_run import LoraRun
+from pacorl.grpo.evaluate import EvaluatedSample, keep_samples, noise_seed
+from pacorl.grpo.lora_training import BadGradientsError, LoraTraining
 from pacorl.grpo.rollout import sample_images
 from pacorl.grpo.start import SUMMARY, Resume, named_start, step_of
-from pacorl.io.documents import as_read_back, dump_json, read_jsonl, read_object, write_json
-from pacorl.io.files import PRIVATE, check_writable, disk_errors, own_folder, write_atomic
+from pacorl.io.documents import dump_json, read_jsonl, write_json
+from pacorl.io.files import PRIVATE, check_writable, disk_errors, own_folder, text_digest, write_atomic
 from pacorl.io.images import open_image, png_bytes, png_texts
 from pacorl.models.adapters import adapter_off
 from pacorl.report.folder import numbers
-from pacorl.runtime.logbook import Logbook, ProgressBars, check_trackers
+from pacorl.report.page import write_page
+from pacorl.runtime.logbook import Logbook, ProgressBars, TrainResult, check_trackers
 from pacorl.runtime.processes import Runtime
 from pacorl.runtime.stopping import Interrupted
 from pacorl.types import Prompt, Size
 
 logger = logging.getLogger(__name__)
 
-FREE_KEYS = ("out", "keep_checkpoints", "trackers", "character", "model.gradient_checkpointing")
-"""Config keys that a resumed run may change; the character's images are compared by their content."""
 HELD_OUT_TIMES = tuple((level + 0.5) / 8 for level in range(8))
 """Positions in the training schedule at which held-out images are measured, each with a noise of its own."""
 HELD_OUT_LOSS = "held_out_loss"
@@ -69,7 +67,7 @@ class Example:
     """(1, N, C) in fp32, on the CPU."""
 
 
-class CharacterTrainer(LoraRun):
+class CharacterTrainer:
     """Training of a character's LoRA, from its images to the saved adapter.
 
     Example:
@@ -77,12 +75,8 @@ class CharacterTrainer(LoraRun):
 
         config = CharacterConfig.from_yaml("character/tiny", "character=characters/hero", "steps=20")
         result = CharacterTrainer(config).train()
-        print(result.adapter, result.metrics["held_out_loss"], result.page)
+        print(result.adapter, result.metrics["held_out_loss"])
     """
-
-    remedy: ClassVar[str] = "Lower optimizer.lr, or look at the images"
-    """Advice about gradients that are not finite."""
-    config: CharacterConfig
 
     def __init__(self, config: CharacterConfig, *, resume: Resume = False, allow_changes: bool = False) -> None:
         """Check a run before its weights are loaded.
@@ -99,8 +93,6 @@ class CharacterTrainer(LoraRun):
         self.config = config
         self.resume = resume
         self.allow_changes = allow_changes
-        self.total_steps = config.steps
-        """Optimizer steps of the run."""
         self.size = Size(*config.size)
         """Size of the training pictures."""
         self.pictures = read_pictures(config)
@@ -141,40 +133,46 @@ class CharacterTrainer(LoraRun):
         out = self.config.out
         with own_folder(out), disk_errors(out), self.runtime.signals:
             # The checkpoint is chosen under the folder's lock, or another process could add one.
-            start = starting_point(self.config, self.resume)
+            start = checkpoints.starting_point(self.config, self.resume)
             self.build()
             self._open_records(start)
             try:
                 with self.bars:
-                    # Train, evaluate and save, beginning with the evaluation that a stop cut short.
-                    every = self.config.evaluate_every
-                    self.bars.epoch(self.epoch, note="")
-                    began, first = monotonic(), self.step
-                    self._note_progress()
-                    if self.step % every == 0 or self.step == self.total_steps:
-                        self._evaluate_once()
-
-                    while self.step < self.total_steps:
-                        before = self.step
-                        self.train_step()
-                        # A step may be repeated after a stop; only a finished step is evaluated.
-                        is_whole = self.step % every == 0 or self.step == self.total_steps
-                        if self.step > before:
-                            self._note_progress((monotonic() - began) / (self.step - first))
-                        if self.step > before and is_whole:
-                            mean = sum(self.losses) / len(self.losses)
-                            self.logbook.write("epoch", epoch=self.epoch, step=self.step, values={"loss": mean})
-                            self.losses = []
-                            self.bars.epoch(self.epoch, note=f"step {self.step}, loss {mean:.4f}")
-                            self._evaluate_once()
-                        self.runtime.check_stop()
+                    self._train_steps()
             # The state of a whole step, so that the resumed run repeats none.
             except Interrupted:
                 self.save()
-                raise Interrupted(f"stopped after step {self.step}, and saved; go on with --resume auto") from None
+                raise Interrupted(f"stopped after step {self.lora.step}, and saved; go on with --resume auto") from None
+            except BadGradientsError:
+                self.save()
+                raise
             finally:
                 self.logbook.close()
             return self._finish()
+
+    def _train_steps(self) -> None:
+        """Train, evaluate and save, beginning with the evaluation that a stop cut short."""
+        every, last = self.config.evaluate_every, self.config.steps
+        self.bars.epoch(self.epoch, note="")
+        began, first = monotonic(), self.lora.step
+        self._note_progress()
+        if first % every == 0 or first == last:
+            self._evaluate_once()
+
+        while self.lora.step < last:
+            before = self.lora.step
+            self.train_step()
+            step = self.lora.step
+            # A step may be repeated after a stop; only a finished step is evaluated.
+            if step > before:
+                self._note_progress((monotonic() - began) / (step - first))
+            if step > before and (step % every == 0 or step == last):
+                mean = sum(self.losses) / len(self.losses)
+                self.logbook.write("epoch", epoch=self.epoch, step=step, values={"loss": mean})
+                self.losses = []
+                self.bars.epoch(self.epoch, note=f"step {step}, loss {mean:.4f}")
+                self._evaluate_once()
+            self.runtime.check_stop()
 
     # --- building ----------------------------------------------------------------------------------------------
 
@@ -207,8 +205,7 @@ class CharacterTrainer(LoraRun):
 
         # 4. Optimizer and average.
         self.policy.options = config.model.unguided
-        self.prepare()
-        self.begin_average()
+        self.lora = LoraTraining(self.policy, config.optimizer, runtime=self.runtime, total_steps=config.steps)
 
     @torch.no_grad()
     def _example(self, picture: Picture) -> Example:
@@ -251,10 +248,8 @@ class CharacterTrainer(LoraRun):
         changes: dict[str, list[Any]] = {}
         log_lines = 0
         if start:
-            changes = self._changes_since(start)
-            state = restore(self, start)
-            self.step = state["step"]
-            self.bad_steps = state["bad_steps"]
+            changes = checkpoints.changes_since(start, config, identities=self.identities, allowed=self.allow_changes)
+            state = checkpoints.restore(self.lora, start, seed=config.seed)
             self.evaluated = state["evaluated"]
             self.held_out_loss = state[HELD_OUT_LOSS]
             self.losses = state["losses"]
@@ -263,39 +258,29 @@ class CharacterTrainer(LoraRun):
         # The log ends where the checkpoint was written; later lines are made again.
         self.logbook = Logbook(config.out, trackers=config.trackers, axis="step", settings=settings)
         self.logbook.truncate(log_lines)
-        self.logbook.note_changes(changes, epoch=self.epoch, step=self.step)
+        self.logbook.note_changes(changes, epoch=self.epoch, step=self.lora.step)
         for change in described(changes):
             logger.warning("resumed with another setting: %s", change)
         write_atomic(config.out / "config.yaml", dump(config), mode=PRIVATE)
         self.bars = ProgressBars(epochs=math.ceil(config.steps / config.evaluate_every), shown=True)
 
-    def _changes_since(self, checkpoint: Path) -> dict[str, list[Any]]:
-        """List the changed keys. Raises ValueError for changes of settings or images that are not allowed."""
-        # Images may be moved, but not exchanged: their content is compared.
-        state = read_object(checkpoint / "state.json")
-        changes = changes_to(self.config, state["config"])
-        # Under a cosine the learning rate depends on the length.
-        free = (*FREE_KEYS, "steps") if self.config.optimizer.schedule == "constant" else FREE_KEYS
-        check_changes(frozen_changes(changes, free=free), allowed=self.allow_changes)
-        if state["pictures"] != as_read_back(self.pictures.identity) and not self.allow_changes:
-            raise ValueError(
-                f"{self.config.character} has other images or captions than {checkpoint}; put the earlier ones back, "
-                "add --allow-changes (in Python allow_changes=True), or start anew with out=…"
-            )
-        return changes
+    @property
+    def identities(self) -> dict[str, str]:
+        """What a resumed run must find again. Images may be moved, but not exchanged: their content is compared."""
+        return {"images and captions": text_digest(dump_json(self.pictures.identity))}
 
     # --- training ----------------------------------------------------------------------------------------------
 
     def train_step(self) -> None:
         """Take one optimizer step on images of the character and of its class."""
         options = self.config.optimizer
-        self.set_learning_rate()
+        self.lora.set_learning_rate()
         # Prior preservation: class images keep the base's idea of the class.
         sources = [("image", self.train_examples, 1.0)]
         if self.class_examples:
             sources.append(("class", self.class_examples, self.config.prior.weight))
 
-        first = self.step * options.batch
+        first = self.lora.step * options.batch
         total = 0.0
         for name, examples, weight in sources:
             for rows in in_batches(range(first, first + options.batch), options.micro_batch):
@@ -303,7 +288,7 @@ class CharacterTrainer(LoraRun):
                 self.runtime.backward(loss)
                 total += float(loss.detach())
 
-        if math.isfinite(self.step_optimizer()):
+        if math.isfinite(self.lora.take_step()):
             self.losses.append(total)
 
     def losses_of(self, name: str, examples: Sequence[Example], rows: Sequence[int]) -> Tensor:
@@ -334,18 +319,18 @@ class CharacterTrainer(LoraRun):
 
     def _evaluate_once(self) -> None:
         """Evaluate unless this step is evaluated, and save after the first step; build the page."""
-        if self.evaluated == self.step:
+        if self.evaluated == self.lora.step:
             return
         metrics = {}
         if self.held_out:
             metrics[HELD_OUT_LOSS] = self.held_out_loss = self.measure_held_out()
-        if self.step in (0, self.total_steps):
+        if self.lora.step in (0, self.config.steps):
             self._draw_gallery()
-        self.logbook.write("evaluation", epoch=self.epoch, step=self.step, values=metrics)
-        self.evaluated = self.step
-        if self.step:
+        self.logbook.write("evaluation", epoch=self.epoch, step=self.lora.step, values=metrics)
+        self.evaluated = self.lora.step
+        if self.lora.step:
             self.save()
-        self.write_page(moment=f"step {self.step}")
+        write_page(self.config.out)
 
     @torch.no_grad()
     def measure_held_out(self) -> float:
@@ -357,7 +342,7 @@ class CharacterTrainer(LoraRun):
                 rows.append((example, time, seed_of(self.config.seed, "held out", number, level)))
 
         total = 0.0
-        with self.average.swapped_in():
+        with self.lora.average.swapped_in():
             for batch in in_batches(rows, self.config.optimizer.micro_batch):
                 examples, times, seeds = zip(*batch, strict=True)
                 total += float(self._losses_at(examples, times, seeds).sum())
@@ -370,13 +355,11 @@ class CharacterTrainer(LoraRun):
         jobs = [(prompt, index) for prompt in self.gallery for index in range(self.config.gallery.seeds)]
         prompts = [prompt for prompt, _ in jobs]
         seeds = [noise_seed(self.config.seed, job) for job in jobs]
-        weights = self.average.swapped_in() if self.step else adapter_off(self.transformer)
+        weights = self.lora.average.swapped_in() if self.lora.step else adapter_off(self.lora.transformer)
         with weights, self.bars.phase("gallery", total=len(jobs), stage=True) as advance:
             images = self._sample(prompts, seeds, advance)
-        samples = []
-        for (prompt, index), image in zip(jobs, images, strict=True):
-            samples.append(EvaluatedSample(prompt, index, image, scores={}, p_yes=[]))
-        Evaluation(samples, {}, ()).keep(self.logbook, self.epoch)
+        samples = [EvaluatedSample(*job, image) for job, image in zip(jobs, images, strict=True)]
+        keep_samples(self.logbook, samples, epoch=self.epoch)
 
     def _sample(
         self, prompts: Sequence[Prompt], seeds: Sequence[int], advance: Callable[[int], None] = lambda count: None
@@ -413,30 +396,27 @@ class CharacterTrainer(LoraRun):
             OSError: if the disk is full.
         """
         # A checkpoint without an evaluation of its own cannot be the best.
-        is_evaluated = self.evaluated == self.step and self.held_out_loss is not None
+        is_evaluated = self.evaluated == self.lora.step and self.held_out_loss is not None
         state = {
             "epoch": self.epoch,
-            "step": self.step,
             "seed": self.config.seed,
             "evaluated": self.evaluated,
             HELD_OUT_LOSS: self.held_out_loss,
             "score": -self.held_out_loss if is_evaluated and self.held_out_loss is not None else None,
             "best_by": f"-{HELD_OUT_LOSS}",
-            "bad_steps": self.bad_steps,
             "losses": self.losses,
             "log_lines": self.logbook.count_lines(),
-            "processes": self.runtime.world,
-            "pictures": self.pictures.identity,
+            "identities": self.identities,
         }
-        checkpoint = save_run(self, state, targets=adapter_targets(self.config, self.policy))
-        best = best_checkpoint(checkpoint.parent)
+        checkpoint = checkpoints.save(self.lora, self.config, state)
+        best = checkpoints.best_checkpoint(checkpoint.parent)
         if best:
-            publish(checkpoint.parent / best["checkpoint"], self.config.out / BEST)
+            checkpoints.publish(checkpoint.parent / best["checkpoint"], self.config.out / BEST)
         return checkpoint
 
     def _note_progress(self, seconds_per_step: float | None = None) -> None:
         """Write how far the run is, for a page that watches it."""
-        progress = {"step": self.step, "seconds_per_step": seconds_per_step}
+        progress = {"step": self.lora.step, "seconds_per_step": seconds_per_step}
         # At every step, so it does not wait for the disk.
         write_atomic(self.config.out / PROGRESS, dump_json(progress), flush=False)
 
@@ -445,20 +425,20 @@ class CharacterTrainer(LoraRun):
         out = self.config.out
         # From the log: a resumed run has not seen the first evaluation.
         evaluations = [line for line in read_jsonl(out / "metrics.jsonl") if line["kind"] == "evaluation"]
-        summary: dict[str, Any] = {"seed": self.config.seed, "steps": self.step}
+        summary: dict[str, Any] = {"seed": self.config.seed, "steps": self.lora.step}
         for side, line in (("before", evaluations[0]), ("after", evaluations[-1])):
             summary[side] = {name: value for name, value in numbers(line).items() if name not in ("epoch", "step")}
-        best = best_checkpoint(out / "checkpoints")
+        best = checkpoints.best_checkpoint(out / "checkpoints")
         if best:
             best_step = step_of(Path(best["checkpoint"]))
-            verdict = f"The held-out loss is lowest after step {best_step} of {self.step}, at {-best['score']:.4f}"
-            if best_step < self.step:
+            verdict = f"The held-out loss is lowest after step {best_step} of {self.lora.step}, at {-best['score']:.4f}"
+            if best_step < self.lora.step:
                 verdict += f"; later steps overfit. That LoRA is in {BEST}/."
             else:
                 verdict += "; more steps may lower it."
             summary |= {"best_step": best_step, "verdict": [verdict]}
         write_json(out / SUMMARY, summary)
-        self.write_page(moment=f"step {self.step}")
+        write_page(self.config.out)
         adapter = out / BEST if best else out / "adapter"
         return TrainResult.of(out, adapter=adapter)
 
@@ -467,4 +447,4 @@ class CharacterTrainer(LoraRun):
     @property
     def epoch(self) -> int:
         """Begun intervals of `evaluate_every` steps."""
-        return math.ceil(self.step / self.config.evaluate_every)
+        return math.ceil(self.lora.step / self.config.evaluate_every)

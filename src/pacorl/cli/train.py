@@ -123,8 +123,8 @@ def _train_policy(run: PolicyConfig, config: Path, options: RunOptions) -> None:
     with config_errors(config, run):
         check_run(run, resume=options.resume)
     with frozen_imports():
-        from pacorl.grpo import trainer
-        from pacorl.report.page import write_report
+        from pacorl.grpo.trainer import PolicyTrainer
+        from pacorl.report.page import keep_page, write_report
         from pacorl.runtime.cores import use_cores
         from pacorl.runtime.processes import destroy_process_group
 
@@ -139,7 +139,8 @@ def _train_policy(run: PolicyConfig, config: Path, options: RunOptions) -> None:
 
             run = decided(run, card_bytes=device()[1])
         _echo_start(run.adapter.start)
-        folder = trainer.train_policy(run, resume=options.resume, allow_changes=options.allow_changes)
+        trainer = PolicyTrainer(run, resume=options.resume, allow_changes=options.allow_changes, listeners=[keep_page])
+        folder = trainer.train().folder
     # Only the main process prints.
     if destroy_process_group():
         # Compare the measured peak with the plan.
@@ -314,7 +315,7 @@ def train_character(
         from pacorl.plan.character_plan import plan_character
 
         _echo_peak(peaks, lambda: plan_character(run))
-    echo(f"done: {result.page}\nLoRA: {result.adapter}")
+    echo(f"done: {result.folder / 'report.html'}\nLoRA: {result.adapter}")
 
 
 def _caption_pictures(name: str, options: JudgeOptions) -> None:

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from torch import nn
 
 from pacorl.config.base import ConfigError
 from pacorl.config.reward_section import RewardConfig
-from pacorl.config.user_files import FAULTS
 from pacorl.core.devices import NONE
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.lora_config import LoraConfig
@@ -31,51 +30,11 @@ from pacorl.models.policies.policy import Policy
 from pacorl.records.leaks import check_leaks
 from pacorl.records.prompts import prompts_from
 from pacorl.rewards import asks_judge, build_rewards, check_rewards, has_parts
-from pacorl.rewards.reward import (
-    PanelScores,
-    Reward,
-    RewardError,
-    RewardFunction,
-    named,
-    panel_scores_by,
-    smoke_test,
-)
+from pacorl.rewards.reward import Reward, RewardFunction, smoke_test
+from pacorl.rewards.spec import UserReward
 from pacorl.runtime.compiled import compile_blocks
 from pacorl.runtime.logbook import check_trackers
 from pacorl.types import Conditioning, Prompt, Size
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-
-class FunctionReward:
-    """A Python function as a reward."""
-
-    def __init__(self, name: str, function: RewardFunction) -> None:
-        self.name = name
-        self.function = function
-
-    def check(self, prompts: Sequence[Prompt]) -> None:
-        """Accept every prompt."""
-
-    def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        try:
-            scores = self.function(prompts, images)
-        except FAULTS as error:
-            raise RewardError(
-                f"reward {self.name!r} raised {type(error).__name__} for {named(prompts)}: {error}; a reward is "
-                "f(prompts, images) -> list[float], with one score per image"
-            ) from error
-        try:
-            return list(scores)
-        except TypeError:
-            raise RewardError(
-                f"reward {self.name!r} returned {scores!r}; it must return a list, one score per image"
-            ) from None
-
-    def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
-        """Score each image, with its parts if the function has parts."""
-        return panel_scores_by(self.function, self, prompts, images)
 
 
 def checked_config(
@@ -435,59 +394,50 @@ def _open(options: BackendOptions, *, resumed: bool, device: torch.device, proce
 
 
 def build_run_rewards(
-    configs: Sequence[RewardConfig],
+    config: PolicyConfig,
     functions: Mapping[str, RewardFunction],
+    judges: RunJudges,
     *,
-    judge: Judge | None,
     device: torch.device,
-    checked: Sequence[Prompt],
-    tried: Sequence[Prompt],
-    size: tuple[int, int],
+    train: Sequence[Prompt],
+    evaluation: Sequence[Prompt],
     resumed: bool = False,
-    by_panel: bool = False,
-    timeout: float = math.inf,
-) -> Mapping[str, Reward]:
+) -> tuple[dict[str, Reward], dict[str, Reward]]:
     """Build the rewards in the config's order, and score a trial image with each, before the first epoch.
 
     Args:
-        configs: the rewards.
+        config: the run.
         functions: rewards that are Python functions, by name.
-        judge: the judge of these rewards.
+        judges: the open judges.
         device: device of models in this process.
-        checked: all prompts to be scored.
-        tried: prompts to choose the trial image's from.
-        size: height and width of the trial images.
+        train: training prompts; the trial images are of some of them.
+        evaluation: evaluation prompts.
         resumed: whether services have answered this run before, so that an outage is waited out.
-        by_panel: whether the parts of the scores are used.
-        timeout: seconds that a reward may score its trial image for, unless its requests have limits.
+
+    Returns:
+        The rewards, and the held-out rewards of the evaluation.
     """
     # Functions replace the rewards of their names.
-    built = build_rewards([config for config in configs if config.name not in functions], judge=judge, device=device)
+    built_in = [reward for reward in config.rewards if reward.name not in functions]
+    built = build_rewards(built_in, judge=judges.rewards, device=device)
     rewards: dict[str, Reward] = {}
-    for config in configs:
-        is_function = config.name in functions
-        rewards[config.key] = FunctionReward(config.name, functions[config.name]) if is_function else built[config.key]
+    for reward in config.rewards:
+        function = functions.get(reward.name)
+        rewards[reward.key] = UserReward(function, reward.name) if function else built[reward.key]
+    held_out = dict(build_rewards(config.evaluation.rewards, judge=judges.held_out or judges.rewards, device=device))
 
-    # All prompts, so that a prompt without the fields that a reward reads fails now.
-    for reward in rewards.values():
-        reward.check(checked)
-        if resumed and isinstance(reward, WaitsForOutages):
-            reward.wait_for_outages()
-
-    # Judges are left out: connecting or loading has tested them.
-    for key, reward in rewards.items():
-        if not hasattr(reward, "judge"):
-            seconds = time_limit(reward, timeout)
-            smoke_test({key: reward}, tried, size=Size(*size), by_panel=by_panel, timeout=seconds)
-    return rewards
-
-
-def build_optimizer(config: LoraConfig, policy: Policy, *, device: torch.device) -> torch.optim.Optimizer:
-    """Create AdamW over the adapter's weights, fused on CUDA."""
-    return torch.optim.AdamW(
-        [parameter for parameter in policy.transformer.parameters() if parameter.requires_grad],
-        lr=config.optimizer.lr,
-        betas=config.optimizer.betas,
-        weight_decay=config.optimizer.weight_decay,
-        fused=device.type == "cuda" or None,
-    )
+    # Every prompt to be scored and a trial image. Held-out scores are only logged, so they need no parts.
+    by_panel = config.advantages.panel_share > 0
+    for group, checked, tried, size, parts in (
+        (rewards, [*train, *evaluation], train, config.sampling.size, by_panel),
+        (held_out, evaluation, evaluation, config.evaluation.size, False),
+    ):
+        for key, scorer in group.items():
+            scorer.check(checked)
+            if resumed and isinstance(scorer, WaitsForOutages):
+                scorer.wait_for_outages()
+            # Judges are left out: connecting or loading has tested them.
+            if not hasattr(scorer, "judge"):
+                seconds = time_limit(scorer, config.reward_timeout)
+                smoke_test({key: scorer}, tried, size=Size(*size), by_panel=parts, timeout=seconds)
+    return rewards, held_out

@@ -1,4 +1,4 @@
-"""Python values as the inputs of a run: a model, rewards, prompts and a LoRA become its config.
+"""Python values as the inputs of a run: a model, rewards and prompts become its config.
 
     inputs = run_inputs("tiny", rewards=[redness], prompts=["a red hero", "a blue hero"], epochs=2)
     inputs.config, inputs.functions
@@ -24,17 +24,12 @@ from pacorl.models.policies import POLICIES, kind_of, model_section
 from pacorl.records.edits import edit_prompt, is_edit, save_edits
 from pacorl.records.prompts import record_prompt, save_prompts, sentence_prompt
 from pacorl.rewards.reward import RewardFunction
-from pacorl.rewards.spec import Columns, with_completions
 from pacorl.types import Prompt
 
 AnyPrompts = str | Path | Iterable[str | Prompt | Mapping[str, Any]]
 """A source as in a config, or texts, prompts, or the records of a list or a `datasets.Dataset`."""
 AnyRewards = Mapping[str, Callable[..., Any]] | Sequence[Callable[..., Any] | str | Mapping[str, Any] | RewardConfig]
 """Functions by name; or a list of functions, names of rewards, and sections of a config's `rewards`."""
-LORA_KEYS = ("r", "lora_alpha", "target_modules")
-"""The settings of PEFT's LoraConfig that a run follows."""
-LORA_NOTES = ("task_type", "base_model_name_or_path", "inference_mode", "init_lora_weights", "revision")
-"""Settings without an influence on a run; A always begins Gaussian, and B as 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +45,12 @@ class RunInputs:
 
 
 def run_inputs(
-    model: Any,
+    source: Any,
+    /,
     *,
     rewards: AnyRewards | None = None,
-    reward_weights: Sequence[float] | None = None,
     prompts: AnyPrompts | None = None,
     evaluation_prompts: AnyPrompts | None = None,
-    peft_config: Any = None,
-    model_init_kwargs: Mapping[str, Any] | None = None,
     resume: Resume = False,
     **settings: Any,
 ) -> RunInputs:
@@ -66,7 +59,6 @@ def run_inputs(
     Raises:
         ValueError: an input is of another form or a setting is invalid; one line.
     """
-    settings["model"] = model_init_kwargs or {}
     if isinstance(settings.get("objective"), str):
         settings = {**settings, "objective": {"name": settings["objective"]}}
     if isinstance(prompts, Mapping):  # the config's section
@@ -74,46 +66,40 @@ def run_inputs(
         prompts = None
 
     # 1. Rewards. A recipe's own rewards and measures do not join them; those of a whole config stay.
-    if reward_weights is not None and (rewards is None or isinstance(rewards, Mapping)):
-        raise ConfigError("reward_weights needs the rewards as a list; give rewards=[…] with one weight each")
-    whole = model if isinstance(model, PolicyConfig) else None
+    whole = source if isinstance(source, PolicyConfig) else None
     by_key = _named(rewards or ())
     functions = {name: reward for name, reward in by_key.items() if callable(reward)}
     changes: dict[str, Any] = {}
     if rewards is not None and not (whole and isinstance(rewards, Mapping)):
-        changes["rewards"] = _reward_sections(by_key, reward_weights)
+        changes["rewards"] = [{"name": k} if k in functions else reward.model_dump() for k, reward in by_key.items()]
         if not whole:
             changes["evaluation"] = {"rewards": []}
 
-    # 2. The adapter, and settings by the config's keys.
-    if peft_config is not None:
-        changes["adapter"] = _adapter_section(peft_config)
+    # 2. Settings by the config's keys.
     changes = _merged(changes, {key: value for key, value in settings.items() if value != {}})
     config = whole
     if changes or not config:
-        config = validated(PolicyConfig, _merged(_document(model), changes))
+        config = validated(PolicyConfig, _merged(_document(source), changes))
 
     # 3. Prompts, as files of the run.
-    columns: Columns = {}
     if prompts is not None or evaluation_prompts is not None:
         named_start(config.out, resume)  # refuses the folder of another run before anything is written there
-        update = _with_prompts(config, prompts, evaluation_prompts, columns=columns)
+        update = _with_prompts(config, prompts, evaluation_prompts)
         if whole or "prompts_per_epoch" in settings:
             update.pop("prompts_per_epoch", None)
         config = config.model_copy(update=update)
-    functions = {name: with_completions(function, columns) for name, function in functions.items()}
-    return RunInputs(config, functions, None if isinstance(model, str | Path | PolicyConfig) else model)
+    return RunInputs(config, functions, None if isinstance(source, str | Path | PolicyConfig) else source)
 
 
-# --- the model and its adapter -----------------------------------------------------------------------------------
+# --- the model ---------------------------------------------------------------------------------------------------
 
 
-def _document(model: Any) -> dict[str, Any]:
+def _document(source: Any) -> dict[str, Any]:
     """Return the keys of a config, a recipe, a YAML file, a kind, a checkpoint or a pipeline."""
-    if isinstance(model, PolicyConfig):
-        return model.model_dump(mode="json")
-    if isinstance(model, str | Path):
-        name = str(model)
+    if isinstance(source, PolicyConfig):
+        return source.model_dump(mode="json")
+    if isinstance(source, str | Path):
+        name = str(source)
         if name not in recipe_names() and not name.endswith(YAML):
             if name in POLICIES:
                 return {"model": {"kind": name}}
@@ -122,26 +108,14 @@ def _document(model: Any) -> dict[str, Any]:
         return read_config(Path(name))
 
     # A loaded pipeline names its own kind and checkpoint.
-    section = model_section(model)
-    loaded = getattr(model.transformer, "peft_config", {})
+    section = model_section(source)
+    loaded = getattr(source.transformer, "peft_config", {})
     if loaded:
         raise ConfigError(
-            f"model has the adapter {next(iter(loaded))!r} loaded; call its fuse_lora() and unload_lora_weights(), or "
-            "load it with adapter={'start': …}"
+            f"the pipeline has the adapter {next(iter(loaded))!r} loaded; call its fuse_lora() and "
+            "unload_lora_weights(), or load it with adapter={'start': …}"
         )
     return {"model": section}
-
-
-def _adapter_section(lora: Any) -> dict[str, Any]:
-    """Convert PEFT's LoraConfig to the config's section `adapter`."""
-    plain = type(lora)().to_dict()
-    for key, value in lora.to_dict().items():
-        if key not in (*LORA_KEYS, *LORA_NOTES) and value != plain.get(key):
-            raise ConfigError(f"peft_config.{key} is {value!r}, and a run follows {', '.join(LORA_KEYS)}; leave it out")
-    targets = lora.target_modules or ()
-    if isinstance(targets, str):
-        raise ConfigError(f"peft_config.target_modules is the pattern {targets!r}; give a list of name suffixes")
-    return {"rank": lora.r, "alpha": lora.lora_alpha, "targets": sorted(targets)}
 
 
 def _merged(document: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,29 +164,11 @@ def _name_of(reward: Any) -> str:
     return str(getattr(reward, "__name__", type(reward).__name__))
 
 
-def _reward_sections(by_key: Mapping[str, Any], weights: Sequence[float] | None) -> list[Any]:
-    """Build a config's `rewards`."""
-    sections = []
-    for name, reward in by_key.items():
-        sections.append({"name": name} if callable(reward) else reward.model_dump())
-    if weights is None:
-        return sections
-    if len(weights) != len(sections):
-        raise ConfigError(f"reward_weights has {len(weights)} numbers for {len(sections)} rewards; give one each")
-    return [section | {"weight": weight} for section, weight in zip(sections, weights, strict=True)]
-
-
 # --- prompts -----------------------------------------------------------------------------------------------------
 
 
-def _with_prompts(
-    config: PolicyConfig,
-    train: AnyPrompts | None,
-    evaluation: AnyPrompts | None,
-    *,
-    columns: Columns,
-) -> dict[str, Any]:
-    """Write prompts into the run's folder, and add their records to `columns`; return the config's changed keys."""
+def _with_prompts(config: PolicyConfig, train: AnyPrompts | None, evaluation: AnyPrompts | None) -> dict[str, Any]:
+    """Write prompts into the run's folder, and return the config's changed keys."""
     section: dict[str, str] = {}
     changes: dict[str, Any] = {}
     for key, source in {"train": train, "evaluation": evaluation}.items():
@@ -220,7 +176,7 @@ def _with_prompts(
             section[key] = str(source)
         elif source is not None:
             given = "prompts" if key == "train" else "evaluation_prompts"
-            prompts = _read(source, key=given, model=config.model.checkpoint, columns=columns)
+            prompts = _read(source, key=given, model=config.model.checkpoint)
             section[key] = _written(prompts, config.out / "prompts", name=key)
             if key == "train":
                 # Whole updates; a list is often shorter than an epoch of the paper.
@@ -233,8 +189,8 @@ def _with_prompts(
     return {**changes, "prompts": config.prompts.model_copy(update=section)}
 
 
-def _read(source: Any, *, key: str, model: str, columns: Columns) -> list[Prompt]:
-    """Convert texts, prompts and records to prompts; add records to `columns`."""
+def _read(source: Any, *, key: str, model: str) -> list[Prompt]:
+    """Convert texts, prompts and records to prompts."""
     # Ids are positions, also of prompts that bring an id of their own.
     prompts = []
     for number, item in enumerate(source):
@@ -248,7 +204,6 @@ def _read(source: Any, *, key: str, model: str, columns: Columns) -> list[Prompt
                 prompts.append(
                     edit_prompt(item, number, folder=Path()) if edit else record_prompt(item, number, model=model)
                 )
-                columns.setdefault((prompts[-1].text, number), item)
             else:
                 fix = "give a text, a Prompt, or a record with 'prompt', or with 'theme' and 'panels'"
                 raise ValueError(f"a {type(item).__name__}; {fix}")

@@ -10,20 +10,24 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from typing import Literal
 
 import torch
 
+from pacorl.core.metric_names import ALARM, ALIKE, NOT_FINITE
 from pacorl.grpo.monitor import PanelStatistics, panel_statistics
 from pacorl.grpo.rows import Row
 from pacorl.judge import JUDGES
 from pacorl.judge.judge import BackendOptions, RemoteJudge
 from pacorl.rewards.reward import BoundsItself, Explains, Reward, named, panel_scores_of, scores_of
+from pacorl.runtime.clock import PhaseClock
 from pacorl.runtime.cores import available_cores
+from pacorl.runtime.processes import Runtime, SharedFault
 from pacorl.runtime.workers import LimitedCall, Workers
-from pacorl.types import RewardTable, Rollout
+from pacorl.types import Prompt, RewardTable, Rollout
 
 Scores = list[float | None]
 Parts = Mapping[str, Sequence[float | None]]
@@ -252,6 +256,107 @@ def _reward_stream() -> torch.cuda.Stream:
     return stream
 
 
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Scores of an epoch's samples, of all ranks."""
+
+    scores: Mapping[int, Scores]
+    """Global row → one score per reward; None if missing."""
+    parts: Mapping[int, Parts] | None
+    """Global row → parts of its scores; None without panel credit."""
+    statistics: Sequence[PanelStatistics]
+    """Statistics of the images, for the monitor of reward hacking."""
+    reasons: Sequence[str]
+    """Reasons for missing scores."""
+
+
+def collect_scores(scorer: Scorer, runtime: Runtime, *, clock: PhaseClock) -> Scored:
+    """Wait for the scores of all ranks.
+
+    Raises:
+        SharedFault: wraps a reward's exception on any rank.
+    """
+    started = time.perf_counter()
+    with clock.timed("reward"):
+        scores = runtime.gather_rows(scorer.results)
+    if scorer.overlap:
+        # The part of scoring that sampling hid is the busy time beyond the time waited.
+        clock.seconds["hidden_reward"] += max(0.0, scorer.busy_seconds - (time.perf_counter() - started))
+    parts = runtime.gather_rows(lambda: scorer.parts) if scorer.by_panel else None
+    others = runtime.gather((scorer.statistics(), scorer.last_error()))
+    statistics = [*chain(*(statistics for statistics, _ in others))]
+    return Scored(scores, parts, statistics, sorted({reason for _, reason in others if reason}))
+
+
+def columns_of(scores: Mapping[int, Scores], rows: Sequence[Row], names: Sequence[str]) -> dict[str, Scores]:
+    """Tabulate an epoch's scores by reward, in the order of its rows."""
+    return {name: [scores[row.number][place] for row in rows] for place, name in enumerate(names)}
+
+
+def check_scores(
+    columns: Mapping[str, Sequence[float | None]],
+    prompts: Sequence[Prompt],
+    *,
+    when: str,
+    stats: Mapping[str, float] | None = None,
+    max_missing: float = 1.0,
+    reasons: Sequence[str] = (),
+) -> tuple[dict[str, float], str]:
+    """Check scores: missing, not finite, and alike within every group.
+
+    Args:
+        columns: reward → one score per image; None if missing.
+        prompts: prompt of each image.
+        when: epoch or evaluation of the images, for the message.
+        stats: metrics of `core.advantages`, for scores that training compares.
+        max_missing: largest share of missing scores.
+        reasons: rewards' reasons for missing scores.
+
+    Returns:
+        Metrics with an alarm per fault, and one warning; empty if there is no fault.
+
+    Raises:
+        SharedFault: if more scores are missing; the same on all ranks.
+    """
+    # 1. Numbers that are not finite count as missing.
+    metrics: dict[str, float] = {}
+    warnings = []
+    for name, column in columns.items():
+        faulty = [p for value, p in zip(column, prompts, strict=True) if value is not None and not math.isfinite(value)]
+        if faulty:
+            metrics[f"{ALARM}{NOT_FINITE}{name}"] = float(len(faulty))
+            warnings.append(
+                f"reward {name!r} returned NaN or an infinity for {len(faulty)} of the images, first for "
+                f"{named(faulty[:1])}; these scores count as missing: mend the reward, or return None where it has no "
+                "score"
+            )
+
+    if stats is None:
+        return metrics, f"{when}: {'; '.join(warnings)}" if warnings else ""
+
+    # 2. Too many of them, or of missing ones: the run cannot go on.
+    metrics["samples/not_finite"] = sum(metrics.values()) / (len(columns) * len(prompts))
+    missing = stats["samples/missing"]
+    if missing > max_missing:
+        causes = "; ".join([*reasons, *warnings]) or "The rewards gave no reason"
+        raise SharedFault(
+            ValueError(
+                f"{missing:.0%} of the scores of {when} are missing, and advantages.max_missing is {max_missing:.0%}; "
+                f"the state is saved. {causes}"
+            )
+        )
+
+    # 3. Rewards that tell no group's images apart.
+    if all(stats.get(f"reward/{name}/zero_std_groups", 0.0) >= 1 for name in columns):
+        metrics[f"{ALARM}{ALIKE}"] = 1.0
+        constants = " and ".join(map(repr, columns))
+        warnings.append(
+            f"there is nothing to learn from: reward {constants} gave all images of each prompt one score; print what "
+            "it returns for images that differ"
+        )
+    return metrics, f"{when}: {'; '.join(warnings)}" if warnings else ""
+
+
 def reward_table(
     scores: Mapping[int, Scores],
     rows: Sequence[Row],
@@ -267,11 +372,12 @@ def reward_table(
         names: names of the rewards.
         parts: global row → parts of its scores, for panel credit. A score without parts counts for every panel.
     """
-    columns = []
-    for row in rows:
-        columns.append([math.nan if value is None else value for value in scores[row.number]])
+    columns = columns_of(scores, rows, names)
     # fp64, since P(Yes) near 1 differs by less than fp32 resolves.
-    score_RB = torch.tensor(columns, dtype=torch.float64).T
+    score_RB = torch.tensor(
+        [[math.nan if value is None else value for value in column] for column in columns.values()],
+        dtype=torch.float64,
+    )
     return RewardTable(
         names=names,
         score_RB=score_RB,
@@ -295,10 +401,3 @@ def _part_table(
             known_P = [math.nan if part is None else part for part in part_P]
             part_RBP[reward, index, :count] = torch.tensor(known_P, dtype=torch.float64)
     return part_RBP
-
-
-def share_not_finite(scores: Mapping[int, Scores]) -> float:
-    """Compute the share of NaN and infinite scores. Missing scores do not count."""
-    # A missing score is None, not NaN.
-    values = list(chain(*scores.values()))
-    return sum(value is not None and not math.isfinite(value) for value in values) / len(values)

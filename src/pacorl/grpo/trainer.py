@@ -2,52 +2,63 @@
 
     pacorl train-policy configs/flux_t2is.yaml
 
-`grpo.epoch` is one epoch from top to bottom, and `Run` its state. The trainer decides when to evaluate, to save and to
-stop. Evaluation is at full size, without noise, with the averaged adapter (arXiv 2512.04784, §3.3 and §7).
+`grpo.epoch` is one epoch from top to bottom, and `PolicyTrainer` its state, built once in the order in which things can
+fail. Evaluation is at full size, without noise, with the averaged adapter (arXiv 2512.04784, §3.3 and §7).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pacorl.config import base as configs
-from pacorl.grpo.callbacks import TrainerCallback, TrainResult
+from pacorl.core.devices import check_card_used
+from pacorl.core.metric_names import ALARM, SECONDS
+from pacorl.core.objectives import OBJECTIVES, ObjectiveSpec
+from pacorl.core.sampler import Sampler
+from pacorl.grpo import builders, checkpoint
+from pacorl.grpo.conditioning import ConditioningFiles
 from pacorl.grpo.epoch import run_epoch
 from pacorl.grpo.evaluate import evaluate
 from pacorl.grpo.inputs import AnyPrompts, AnyRewards, run_inputs
-from pacorl.grpo.monitor import HackingSuspectedError
-from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.run import ExtraMetrics, Run
+from pacorl.grpo.lora_training import BadGradientsError, LoraTraining
+from pacorl.grpo.monitor import Alarm, HackingMonitor, HackingSuspectedError, Kind, PanelStatistics
+from pacorl.grpo.rollout import Draw
+from pacorl.grpo.rows import check_division, check_image_counts
+from pacorl.grpo.scoring import Scorer, scoring_overlaps
 from pacorl.grpo.start import Resume
+from pacorl.io.documents import JsonObject, read_jsonl
+from pacorl.io.files import PRIVATE, disk_errors, own_folder, write_atomic
+from pacorl.io.outage import UnreachableError, WaitsForOutages
 from pacorl.io.quiet import quiet, quiet_loading
-from pacorl.report.publish import push, write_card
+from pacorl.judge.judge import Judge, counts_of
+from pacorl.records.leaks import LEAKS
 from pacorl.rewards.reward import RewardError, shortened
-from pacorl.runtime.stopping import Interrupted
+from pacorl.runtime.clock import PhaseClock
+from pacorl.runtime.logbook import Logbook, ProgressBars, TrainResult
+from pacorl.runtime.processes import Runtime, SharedFault, allow_tf32, wait_after
+from pacorl.runtime.stopping import Interrupted, lost_ranks
+from pacorl.runtime.turns import Turns
+from pacorl.runtime.workers import CallTimeout
+from pacorl.types import Prompt, Size
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 logger = logging.getLogger(__name__)
 
-
-def train_policy(
-    config: PolicyConfig,
-    *,
-    resume: Resume = False,
-    allow_changes: bool = False,
-    extra_metrics: ExtraMetrics | None = None,
-) -> Path:
-    """Run a config to its end; see `PolicyTrainer`.
-
-    Returns:
-        The run's folder.
-    """
-    trainer = PolicyTrainer(config, resume=resume, allow_changes=allow_changes, extra_metrics=extra_metrics)
-    return trainer.train_to_end().folder
+ExtraMetrics = Callable[[Sequence[Prompt], Sequence["Image"]], Mapping[str, float]]
+"""Additional evaluation metrics from prompts and images, such as an oracle's. They are logged and never rewarded."""
+Listener = Callable[["PolicyTrainer", JsonObject], None]
+"""Called on every process with the trainer and each line of metrics.jsonl: its `kind` is `epoch` or `evaluation`."""
 
 
-class PolicyTrainer(Run):
-    """A PaCo-GRPO run that is trained to its end.
+class PolicyTrainer:
+    """A PaCo-GRPO run: its models, records and progress.
 
     Example:
         from pacorl import PolicyTrainer, prompt_from
@@ -60,82 +71,205 @@ class PolicyTrainer(Run):
         prompts = [prompt_from("tiny", theme=hero, panels=scenes) for hero in heroes]
         trainer = PolicyTrainer("tiny", rewards=[redness], prompts=prompts, epochs=1, out="runs/red")
         result = trainer.train()
-        print(result.before["redness"], result.metrics["redness"], result.changes["redness"], result.page)
+        print(result.before["redness"], result.metrics["redness"], result.folder)
     """
 
     def __init__(
         self,
-        model: Any,
+        source: Any,
+        /,
         *,
         rewards: AnyRewards | None = None,
-        reward_weights: Sequence[float] | None = None,
         prompts: AnyPrompts | None = None,
         evaluation_prompts: AnyPrompts | None = None,
-        peft_config: Any = None,
-        model_init_kwargs: Mapping[str, Any] | None = None,
-        callbacks: Sequence[TrainerCallback] = (),
+        listeners: Sequence[Listener] = (),
+        extra_metrics: ExtraMetrics | None = None,
         resume: Resume = False,
         allow_changes: bool = False,
-        extra_metrics: ExtraMetrics | None = None,
         **settings: Any,
     ) -> None:
         """Load and check everything that the run needs, cheap checks first.
 
         Args:
-            model: a recipe's name, a YAML file, a kind of generator (its published checkpoint), a checkpoint (folder
+            source: a recipe's name, a YAML file, a kind of generator (its published checkpoint), a checkpoint (folder
                 or hub name), a loaded diffusers pipeline, which the run keeps, or a whole PolicyConfig.
-            rewards: functions of prompts and images, also of TRL's signature `f(prompts, completions, **kwargs)`;
-                names of rewards; sections of a config's `rewards`. A mapping names functions. With a PolicyConfig, a
-                mapping's functions join its rewards.
-            reward_weights: one weight per reward of a list.
+            rewards: functions of prompts and images, names of rewards, or sections of a config's `rewards`. A mapping
+                names functions. With a PolicyConfig, a mapping's functions join its rewards.
             prompts: texts, `Prompt`s, records with `prompt` (also of a `datasets.Dataset`), or a source as in a config.
             evaluation_prompts: prompts to evaluate; by default the training prompts, which the log notes.
-            peft_config: a `peft.LoraConfig`, of which r, lora_alpha and target_modules hold.
-            model_init_kwargs: keys of the config's section `model`, such as `dtype` or `guidance_scale`.
-            callbacks: see `TrainerCallback`.
+            listeners: functions that are called with each line of the log. With `should_training_stop` set to true on
+                any process, the run ends on all after the epoch, evaluated and saved.
+            extra_metrics: additional metrics of each evaluation's images.
             resume: False for a new run, True or "auto" to continue from the newest checkpoint, or a checkpoint folder.
             allow_changes: whether a resumed run may change its config. The log records the changes.
-            extra_metrics: additional metrics of each evaluation's images.
             settings: further keys of the config, e.g. `epochs=20, optimizer={"lr": 1e-4}`.
 
         Raises:
             ValueError: if the run cannot be made; one line with the argument or key, the value and the fix.
         """
-        # A wrong callback would fail only at its first event, after everything is loaded.
-        for position, callback in enumerate(callbacks):
-            if not isinstance(callback, TrainerCallback):
-                raise ValueError(
-                    f"callbacks[{position}] is a {type(callback).__name__}; derive its class from TrainerCallback"
-                )
-        self.callbacks = list(callbacks)
-        """Hooks of the run."""
-        # Convert the arguments to a config, functions and a pipeline.
+        # Arguments: a config, functions and perhaps a pipeline.
         inputs = run_inputs(
-            model,
+            source,
             rewards=rewards,
-            reward_weights=reward_weights,
             prompts=prompts,
             evaluation_prompts=evaluation_prompts,
-            peft_config=peft_config,
-            model_init_kwargs=model_init_kwargs,
             resume=resume,
             **settings,
         )
+        self.functions = inputs.functions
+        """Rewards that are Python functions, by name."""
+        self.pipeline = inputs.pipeline
+        """A loaded diffusers pipeline in place of the checkpoint; None to load it."""
+        self.listeners = list(listeners)
+        self.extra_metrics = extra_metrics
+        # The given config is not kept: its judges may be idle, and it lacks the functions.
+        self.config = builders.checked_config(inputs.config, self.functions, pipeline=self.pipeline)
+        """The config with the reward functions added and unused judges removed."""
+
+        # Progress, which a checkpoint restores.
+        self.epoch = 0
+        """Finished epochs."""
+        self.evaluated = -1
+        """Epoch of the newest evaluation; −1 before the first."""
+        self.score: float | None = None
+        """Score of the newest evaluation, by `best_by`."""
+        self.should_training_stop = False
+        """Whether the run ends after this epoch, evaluated and saved."""
+        self.alarms: list[Alarm] = []
+        """Alarms of the monitor that are not raised yet."""
+        self.clock = PhaseClock()
+        """Seconds of each phase since the start of the run."""
+        self._warned: set[str] = set()
+        self._guarded = False
+
         quiet_loading()
         try:
             with quiet("transformers"):  # it notes that torchvision is missing, which nothing here uses
-                super().__init__(
-                    inputs.config,
-                    resume=resume,
-                    allow_changes=allow_changes,
-                    rewards=inputs.functions,
-                    extra_metrics=extra_metrics,
-                    pipeline=inputs.pipeline,
-                )
-            return
+                self._build(resume, allow_changes=allow_changes)
         except RewardError as error:
-            fault = shortened(error)
-        raise fault
+            raise shortened(error)  # noqa: B904 - the error itself, without the frames of this package
+
+    # --- building, in the order in which things can fail -------------------------------------------------------
+
+    def _build(self, resume: Resume, *, allow_changes: bool) -> None:
+        # 1. Cheap checks: an impossible config fails before weights load.
+        self.train_prompts, self.evaluation_prompts, self._leaks = builders.read_prompts(self.config)
+        self.config, self._credit_note = builders.with_credit(self.config, self.functions, self.train_prompts)
+        config = self.config
+        self.runtime = Runtime(patience=builders.patience(config))
+        """Processes of the run."""
+        check_card_used(config.model.dtype, self.runtime.device)
+        allow_tf32(allowed=config.tf32 and config.model.dtype == "bfloat16")
+        prompts = [*self.train_prompts, *self.evaluation_prompts]
+        foreign = "" if self.pipeline else config.generator.foreign_prompt(config.model.checkpoint, prompts)
+        for warning in (self._leaks, foreign, config.model.warning, config.tree_warning):
+            self.warn_once(warning, warning)
+
+        # 2. The folder and its checkpoint, then models and records. Any of it may need the other ranks.
+        self._open = ExitStack()
+        """Judges' processes and the lock on the folder."""
+        with lost_ranks(self.runtime.rank, self.runtime.processes), ExitStack() as on_fault:
+            on_fault.callback(self._open.close)
+            # No return value: the lock cannot be sent to other processes.
+            self.runtime.on_main(self._lock_folder)
+            start = self.runtime.on_main(partial(checkpoint.starting_point, config, resume))
+            changes: Mapping[str, list[Any]] = {}
+            # Only the main process reads a local judge's weights for their digest.
+            identify = partial(checkpoint.identities_of, config, self.functions)
+            self.identities = self.runtime.on_main(identify)
+            """What decides rewards beside the config: judges, and the user's code as it was executed."""
+            if start:
+                compare = partial(checkpoint.changes_since, start, config, allowed=allow_changes)
+                changes = self.runtime.on_main(partial(compare, identities=self.identities))
+            check_division(config, world=self.runtime.world, sharded=self.runtime.sharded)
+            if self.runtime.sharded:
+                check_image_counts(config, self.train_prompts, self.evaluation_prompts)
+            self._build_models(resumed=start is not None)
+            # A server has said now which model it serves.
+            self.identities = self.runtime.on_main(identify) | self.identities
+            self._build_records(start, changes)
+            on_fault.pop_all()  # `close` closes them
+
+    def _lock_folder(self) -> None:
+        self._open.enter_context(own_folder(self.config.out))
+
+    def _build_models(self, *, resumed: bool) -> None:
+        config = self.config
+        device = self.runtime.device
+
+        # 1. Connect to remote judges before any weights load.
+        self.judges = builders.RunJudges()
+        """Judges of the rewards and of the held-out rewards."""
+        self._open.callback(self.judges.close)
+        self.judges.open(config, in_process=False, device=device, processes=self.runtime.world, resumed=resumed)
+
+        # 2. Policy, and the conditionings of its prompts.
+        self.policy = builders.build_adapted_policy(config, device=device, pipeline=self.pipeline)
+        self.cache = ConditioningFiles(self.policy, config.out / "conditionings", runtime=self.runtime)
+        try:
+            builders.encode_prompts(config, self.policy, self.train_prompts, self.evaluation_prompts, cache=self.cache)
+        except SharedFault as error:
+            raise error.fault from None
+        first = self.train_prompts[0]
+        builders.place_transformer(config, self.policy, self.cache, first, device=device, sharded=self.runtime.sharded)
+
+        # 3. Scorers, after the text encoders are freed: both together may not fit on the device.
+        self.turns = Turns(self.policy.transformer, device=device) if config.in_turns else None
+        """Generator and scorers that alternate on the device, with little memory."""
+        with self.scoring():
+            self.judges.open(config, in_process=True, device=device, processes=self.runtime.world)
+            self.rewards, self.held_out = builders.build_run_rewards(
+                config,
+                self.functions,
+                self.judges,
+                device=device,
+                train=self.train_prompts,
+                evaluation=self.evaluation_prompts,
+                resumed=resumed,
+            )
+            scorers: list[object] = [self.judges.rewards, self.judges.held_out]
+            scorers += [*self.rewards.values(), *self.held_out.values()]
+            if self.turns:
+                self.turns.add(scorers)
+        if self.turns and not self.turns.scorers:  # all scores come from other processes
+            self.turns = None
+
+        # 4. Optimizer and copies of the adapter.
+        updates = config.optimizer.updates_per_epoch
+        self.lora = LoraTraining(
+            self.policy,
+            config.optimizer,
+            runtime=self.runtime,
+            total_steps=min(config.epochs * updates, config.max_steps or config.epochs * updates),
+            lags=self.objective.needs == "endpoint",
+        )
+        # From now on an outage is waited for.
+        for scorer in scorers:
+            if isinstance(scorer, WaitsForOutages):
+                scorer.wait_for_outages()
+
+    def _build_records(self, start: Path | None, changes: Mapping[str, list[Any]]) -> None:
+        config = self.config
+        is_main = self.runtime.is_main
+
+        # Lines that a crash left after the checkpoint are dropped and written again.
+        folder = config.out if is_main else None
+        self.logbook = Logbook(folder, trackers=config.trackers, settings=config.model_dump(mode="json"))
+        self.bars = ProgressBars(epochs=config.epochs, shown=is_main)
+        self.monitor = HackingMonitor.of(config.monitor, prompts=config.prompts_per_epoch)
+        self.logbook.truncate(self._restore(start) if start else 0)
+        self.changes = changes
+        """Config keys changed by a resumed run → both values."""
+        self.logbook.note_changes(changes, epoch=self.epoch, step=self.lora.step)
+        if start:
+            log = config.out / "metrics.jsonl"
+            self.monitor.restore(self.runtime.on_main(lambda: read_jsonl(log) if log.exists() else []))
+        if is_main:
+            write_atomic(config.out / "config.yaml", configs.dump(config), mode=PRIVATE)
+            if self._leaks:
+                write_atomic(config.out / LEAKS, f"{self._leaks}\n")
+
+    # --- training ----------------------------------------------------------------------------------------------
 
     def train(self) -> TrainResult:
         """Train to the end.
@@ -144,18 +278,6 @@ class PolicyTrainer(Run):
             Interrupted: after a SIGTERM or SIGINT, when the state is saved.
             ValueError: if training cannot go on, when the state is saved; the message names the cause and the fix.
         """
-        fault: Exception
-        try:
-            return self.train_to_end()
-        except Interrupted as stop:
-            # A script that was stopped shows one line of its own, and no frame of the epoch.
-            fault = Interrupted(str(stop).replace("--resume auto", 'resume="auto"'))
-        except RewardError as error:
-            fault = shortened(error)
-        raise fault
-
-    def train_to_end(self) -> TrainResult:
-        """Train as `train` does; the message of a stop names the command's option."""
         if self.runtime.is_main:
             # Once, not on every rank.
             for change in configs.described(self.changes):
@@ -163,78 +285,38 @@ class PolicyTrainer(Run):
         try:
             # The guard is inside: a second SIGTERM must not end the process while it saves.
             with self.runtime.signals, self.bars, self.guard():
-                self._call_back("on_train_begin")
                 self._run_epochs()
+        except RewardError as error:
+            raise shortened(error)  # noqa: B904 - the error itself, without the frames of this package
         finally:
             self.close()
+        return TrainResult.of(self.config.out, adapter=self.config.out / "adapter")
 
-        # After the guard: the run is closed, and no rank waits for another.
-        result = TrainResult.of(self.config.out, adapter=self.config.out / "adapter")
-        self._call_back("on_train_end", result)
-        return result
+    def _run_epochs(self) -> None:
+        if self._credit_note:
+            self.bars.say(self._credit_note)
+        self.bars.epoch(self.epoch, note="")
+        if self._evaluate_if_due() and (self.epoch or self.finished):
+            # The run was stopped in this evaluation, and its checkpoint has no score yet; or a listener ends it before
+            # its first epoch, and it has no checkpoint.
+            self._save_if_due()
 
-    def push_to_hub(self, repo_id: str, *, licence: str = "", private: bool = True) -> str:
-        """Write the model card and upload it with the adapter, as `pacorl publish` does.
-
-        Args:
-            repo_id: OWNER/NAME on the hub.
-            licence: the hub's identifier; the base's if it is known.
-            private: whether only its owner sees a new repository.
-
-        Returns:
-            The repository's address; empty on other processes than the main one.
-
-        Raises:
-            ValueError: if the run is not finished, or its licence is not known.
-        """
-        if not self.runtime.is_main:
-            return ""
-        return push(write_card(self.config.out, licence=licence), repo_id, private=private)
-
-    def _call_back(self, event: str, *values: object) -> None:
-        for callback in self.callbacks:
-            getattr(callback, event)(self, *values)
-        # One rank that stopped alone would leave the others in a collective. After the end no rank waits.
-        if self.callbacks and event != "on_train_end":
-            self.should_training_stop = any(self.runtime.gather(self.should_training_stop))
+        while not self.finished:
+            metrics = self.run_epoch()
+            # Only the means fit beside the bar.
+            means = {name.split("/")[1]: metrics[name] for name in metrics if name.endswith("/mean")}
+            self.bars.epoch(self.epoch, note="  ".join(f"{name} {mean:.3f}" for name, mean in means.items()))
+            self._evaluate_if_due()
+            self._save_if_due()
+            self._raise_alarms()
 
     def run_epoch(self) -> dict[str, float]:
-        """Run the coming epoch and return its metrics; see `grpo.epoch`."""
+        """Run the next epoch and return its metrics; see `grpo.epoch`."""
         return run_epoch(self)
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate the averaged adapter and return the metrics; see `grpo.evaluate`."""
         return evaluate(self)
-
-    def _run_epochs(self) -> None:
-        if self.credit_note:
-            self.bars.say(self.credit_note)
-        self.bars.epoch(self.epoch, note="")
-        if self._evaluate_if_due() and (self.epoch or self.finished):
-            # The run was stopped in this evaluation, and its checkpoint has no score yet; or a callback ends it before
-            # its first epoch, and it has no checkpoint.
-            self._save_if_due()
-        self.write_page(moment=f"epoch {self.epoch}")
-
-        while not self.finished:
-            metrics = self.run_epoch()
-            self._call_back("on_epoch_end", metrics)
-            # Only the means fit beside the bar.
-            means = {name.split("/")[1]: metrics[name] for name in metrics if name.endswith("/mean")}
-            self.bars.epoch(self.epoch, note="  ".join(f"{name} {mean:.3f}" for name, mean in means.items()))
-            self._evaluate_if_due()
-            if self.evaluated == self.epoch or self.epoch % self.config.save_every == 0:
-                self.write_page(moment=f"epoch {self.epoch}")
-            self._save_if_due()
-
-            # Warn once per sign. If a limit's action is stop, save before the error.
-            alarms, self.alarms = self.alarms, []
-            for alarm in alarms:
-                self.warn_once(alarm.sign, f"reward hacking? after epoch {self.epoch}: {alarm}")
-            stops = [alarm for alarm in alarms if alarm.action == "stop"]
-            if stops:
-                self.save()
-                raise HackingSuspectedError(stops, epoch=self.epoch)
 
     def _evaluate_if_due(self) -> bool:
         """Evaluate before the first epoch, after the last, and every so many between; once each, also after a stop.
@@ -246,12 +328,226 @@ class PolicyTrainer(Run):
         due = self.epoch == 0 or self.finished or (every and self.epoch % every == 0)
         if not due or self.evaluated == self.epoch:
             return False
-        metrics = self.evaluate()
-        self._call_back("on_evaluate", metrics)
+        self.evaluate()
         return True
 
     def _save_if_due(self) -> None:
         """Save after the last epoch, and every so many before it."""
         if self.finished or self.epoch % self.config.save_every == 0:
-            checkpoint = self.save()
-            self._call_back("on_save", checkpoint)
+            self.save()
+
+    def _raise_alarms(self) -> None:
+        """Warn once per sign of reward hacking. If a limit's action is stop, save before the error."""
+        alarms, self.alarms = self.alarms, []
+        for alarm in alarms:
+            self.warn_once(alarm.sign, f"reward hacking? after epoch {self.epoch}: {alarm}")
+        stops = [alarm for alarm in alarms if alarm.action == "stop"]
+        if stops:
+            self.save()
+            raise HackingSuspectedError(stops, epoch=self.epoch)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all epochs or all optimizer steps are done, or a listener stopped the training."""
+        limit = self.config.max_steps
+        return self.should_training_stop or self.epoch >= self.config.epochs or bool(limit and self.lora.step >= limit)
+
+    # --- parts of an epoch -------------------------------------------------------------------------------------
+
+    @property
+    def objective(self) -> ObjectiveSpec:
+        """Training objective."""
+        return OBJECTIVES[self.config.objective.name]
+
+    @property
+    def judge(self) -> Judge | None:
+        """Judge of the rewards; None if no reward uses a judge."""
+        return self.judges.rewards
+
+    @property
+    def sampler(self) -> Sampler:
+        """Sampler of the next epoch."""
+        config = self.config
+        return config.sampling.sampler(
+            self.epoch,
+            group_size=config.group_size,
+            seed=config.seed,
+            spec=self.objective,
+            evaluation_size=Size(*config.evaluation.size),
+        )
+
+    @property
+    def by_panel(self) -> bool:
+        """Whether each panel has an advantage of its own."""
+        return self.config.advantages.panel_share > 0
+
+    def sampling_policy(self) -> AbstractContextManager[None]:
+        """Swap in the sampling policy, if it differs from the trained policy."""
+        old = self.lora.old
+        # Path objectives sample with the trained weights themselves.
+        if old is None:
+            return nullcontext()
+        # Without a lag the sampling policy is the policy at the start of the epoch.
+        if self.objective.lag is None:
+            old.follow(0.0)
+        return old.swapped_in()
+
+    def scoring(self) -> AbstractContextManager[None]:
+        """Move the scorers to the device during the block, with `memory: low`."""
+        return self.turns.scoring() if self.turns else nullcontext()
+
+    def draw(self, sampler: Sampler) -> Draw:
+        """Create the parameters of the next epoch's rollouts."""
+        config = self.config
+        return Draw(
+            self.policy,
+            sampler,
+            self.cache,
+            seed=config.seed,
+            epoch=self.epoch,
+            batch=config.sampling.batch,
+            as_trained=config.model.compile != "none" and self.objective.needs == "path",
+            by_panel=self.by_panel,
+        )
+
+    def scorer(self, *, samples: int) -> Scorer:
+        """Create the scorer of an epoch's samples, counted over all ranks; it overlaps with sampling if possible."""
+        config = self.config
+        return Scorer(
+            self.rewards,
+            # In turns the scorers are off the device during sampling.
+            overlap=not self.turns and scoring_overlaps(config.judge, device=self.runtime.device),
+            # The whole epoch's budget: each rank stops alone, without the counts of the rest.
+            max_missing=config.advantages.max_missing * samples * len(self.rewards),
+            scoring=self.scoring,
+            monitored=True,
+            by_panel=self.by_panel,
+            timeout=config.reward_timeout,
+            # Not `check_stop`, a collective: each rank waits for its own scores.
+            check_stop=self.runtime.check_signal,
+        )
+
+    def judge_counts(self, *, before: Mapping[str, int]) -> dict[str, float]:
+        """Count the judge's requests, retries and failures over all ranks since `before`, as `judge/…`."""
+        # Differences: the judge counts over the whole run.
+        counts = {f"judge/{name}": float(count - before[name]) for name, count in counts_of(self.judge).items()}
+        ranks = self.runtime.gather(counts)
+        return {name: sum(rank[name] for rank in ranks) for name in counts}
+
+    def seconds_since(self, before: Mapping[str, float]) -> dict[str, float]:
+        """Return the seconds of each phase since a copy of the clock."""
+        return {f"{SECONDS}{phase}": now - before.get(phase, 0.0) for phase, now in self.clock.seconds.items()}
+
+    # --- records -----------------------------------------------------------------------------------------------
+
+    def watch(
+        self, kind: Kind, statistics: Sequence[PanelStatistics], metrics: Mapping[str, float]
+    ) -> dict[str, float]:
+        """Measure signs of reward hacking as metrics; alarms wait until the epoch is evaluated and saved."""
+        signs, raised = self.monitor.observe(kind, statistics, metrics)
+        self.alarms += raised
+        return signs
+
+    def record(self, kind: Kind, metrics: Mapping[str, float]) -> None:
+        """Write a line of the log, and hand it to the listeners."""
+        self.logbook.write(kind, epoch=self.epoch, step=self.lora.step, values=metrics)
+        if kind == "epoch":
+            self.runtime.limit_waiting(wait_after(self.clock.longest))
+        for listener in self.listeners:
+            listener(self, {"kind": kind, "epoch": self.epoch, "step": self.lora.step, **metrics})
+        # One rank that stopped alone would leave the others in a collective.
+        if self.listeners:
+            self.should_training_stop = any(self.runtime.gather(self.should_training_stop))
+
+    def warn_once(self, topic: str, message: str) -> None:
+        """Log a warning on the main process, once per topic; an empty message is none."""
+        if message and topic not in self._warned:
+            self._warned.add(topic)
+            if self.runtime.is_main:
+                logger.warning(message)
+
+    def warn_of_scores(self, checks: Mapping[str, float], warning: str) -> None:
+        """Log the warning of `check_scores` once for the same alarms."""
+        self.warn_once(" ".join(name for name in checks if name.startswith(ALARM)), warning)
+
+    # --- saving and stopping -----------------------------------------------------------------------------------
+
+    def save(self) -> Path:
+        """Write a checkpoint to resume from, and the averaged adapter for use elsewhere. All ranks call it.
+
+        Returns:
+            The checkpoint.
+
+        Raises:
+            OSError: on all ranks, if the disk is full.
+        """
+        state = {
+            "epoch": self.epoch,
+            "seed": self.config.seed,
+            "evaluated": self.evaluated,
+            # Of these weights: None if the newest evaluation is older.
+            "score": self.score if self.evaluated == self.epoch else None,
+            "best_by": self.config.best_by,
+            "log_lines": self.logbook.count_lines(),
+            "identities": self.identities,
+        }
+        return checkpoint.save(self.lora, self.config, state)
+
+    def _restore(self, path: Path) -> int:
+        """Restore a checkpoint's state, and return the number of its log lines."""
+        state = checkpoint.restore(self.lora, path, seed=self.config.seed)
+        self.epoch = state["epoch"]
+        self.evaluated = state["evaluated"]
+        self.score = state["score"]
+
+        is_own = path.parents[1].resolve() == self.config.out.resolve()
+        if self.runtime.is_main and is_own and self.logbook.count_lines() < state["log_lines"]:
+            logger.warning(
+                "%s has %d lines, and %s counts %d: the log of this run will have a gap",
+                self.config.out / "metrics.jsonl",
+                self.logbook.count_lines(),
+                path,
+                state["log_lines"],
+            )
+        return int(state["log_lines"])
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Save the state and raise on all ranks if a rank fails or a signal stops the block.
+
+        A nested guard has no effect: the outer guard saves once swapped-out weights are back in place.
+
+        Raises:
+            Interrupted: after a signal or a time limit; the run goes on with --resume auto.
+            UnreachableError: after an outage; the run goes on with --resume auto.
+            Exception: raised by a reward on any rank.
+        """
+        if self._guarded:
+            yield
+            return
+
+        self._guarded = True
+        try:
+            with lost_ranks(self.runtime.rank, self.runtime.processes), disk_errors(self.config.out):
+                try:
+                    yield
+                except (Interrupted, SharedFault, BadGradientsError) as error:
+                    self.save()
+                    fault = error.fault if isinstance(error, SharedFault) else error
+                    if isinstance(fault, Interrupted):
+                        cause = f"{fault}; " if isinstance(fault, CallTimeout) else ""
+                        stopped = f"{cause}stopped after epoch {self.epoch}, and saved; go on with --resume auto"
+                        raise Interrupted(stopped) from None
+                    if isinstance(fault, UnreachableError):
+                        saved = f"the run is saved after epoch {self.epoch}"
+                        raise UnreachableError(f"{fault}, and go on with --resume auto: {saved}") from None
+                    raise fault from fault.__cause__
+        finally:
+            self._guarded = False
+
+    def close(self) -> None:
+        """End the log, the judges' processes and the lock on the folder."""
+        self.logbook.close()
+        if self.runtime.is_main:
+            self.cache.remove()
+        self._open.close()

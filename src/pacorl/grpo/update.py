@@ -183,6 +183,18 @@ def gather_metrics(history: Mapping[str, Sequence[float]], runtime: Runtime) -> 
     return gathered
 
 
+def ratio_warning(metrics: Mapping[str, float], tolerance: float, *, epoch: int) -> str:
+    """Describe a first update that does not replay sampling exactly; empty if its ratio is within `tolerance` of 1."""
+    worst = max((value for name, value in metrics.items() if name.startswith(RATIO_DEVIATION)), default=0.0)
+    if worst <= tolerance:
+        return ""
+    return (
+        f"epoch {epoch}: before its first update the ratio deviates from 1 by {worst:.1e}, more than {tolerance:.1e}: "
+        "training does not replay sampling exactly; set sampling.batch to 1 or model.dtype to float32, or raise "
+        "objective.clip_range"
+    )
+
+
 def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) -> Loss:
     """Compute a path objective at the nodes of one forward, for every sample below them."""
     # 1. Inputs on the device.

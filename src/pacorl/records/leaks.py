@@ -26,6 +26,8 @@ from pacorl.types import Prompt
 
 Why = Literal["text", "image"]
 WORDS = {"text": "the same text", "image": "the same image to edit"}
+LEAKS = "leaks.txt"
+"""File of a run with its warning about training prompts that it evaluates on."""
 SHOWN = 3
 """Examples in a message."""
 IDS = ("original_idx", "case_id")

@@ -31,11 +31,9 @@ from pacorl.io.documents import (
     typed,
 )
 from pacorl.io.files import inside
+from pacorl.records.leaks import LEAKS
 from pacorl.report.figures import Matrix
 from pacorl.types import Grid
-
-LEAKS = "leaks.txt"
-"""A run's warning about training prompts that it evaluates on."""
 
 Record = dict[str, Any]
 

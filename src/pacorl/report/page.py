@@ -5,12 +5,13 @@ The gallery shows before and after of one prompt and seed, at evenly spread quan
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from markupsafe import Markup
@@ -24,6 +25,8 @@ from pacorl.report.figures import ShownImage, changes_svg, pair_matrix_svg, shar
 from pacorl.report.folder import RunFolder, Sample, read_run, settings_of
 from pacorl.report.html import render
 from pacorl.report.results import alarms, draws_differ, facts, is_monitored, paired_by, provenance, rows_of, seconds
+
+logger = logging.getLogger(__name__)
 
 Measure = Literal["consistency", "reward"]
 MEASURES: dict[Measure, str] = {"consistency": "the judge’s consistency", "reward": "the reward"}
@@ -49,6 +52,21 @@ def write_report(run: Path) -> Path:
     name = run.resolve().name
     write_atomic(path, render("run.html", name=name, **_contents(read_run(run).logged(), name)))
     return path
+
+
+def write_page(run: Path) -> None:
+    """Build `report.html` of a run that goes on; a fault is a warning, since the run is worth more than its page."""
+    try:
+        write_report(run)
+    except (OSError, ValueError) as fault:
+        logger.warning("%s was not built: %s", run / "report.html", fault)
+
+
+def keep_page(trainer: Any, line: Mapping[str, Any]) -> None:
+    """Build `report.html` after evaluations and checkpoints, as a listener of `PolicyTrainer`."""
+    is_due = line["kind"] == "evaluation" or line["epoch"] % trainer.config.save_every == 0
+    if is_due and trainer.runtime.is_main:
+        write_page(trainer.config.out)
 
 
 def _contents(run: RunFolder, name: str) -> dict[str, object]:

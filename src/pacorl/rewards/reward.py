@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from PIL.Image import Image, fromarray
 
-from pacorl.types import Prompt, RewardTable, Size, Verdict
+from pacorl.types import Prompt, Size, Verdict
 
 RewardFunction = Callable[[Sequence[Prompt], Sequence[Image]], Sequence[float | None]]
 """Prompts and images → one score per image, None if there is none."""
@@ -83,15 +82,6 @@ class ScoresPanels(Protocol):
         """Score each image as the reward does, with the parts."""
 
 
-def panel_scores_by(
-    reward: object, score: RewardFunction, prompts: Sequence[Prompt], images: Sequence[Image]
-) -> list[PanelScores]:
-    """Score each image with the parts of `reward`, or by `score` if it has no parts."""
-    if isinstance(reward, ScoresPanels):
-        return list(reward.panel_scores(prompts, images))
-    return [PanelScores(value, None) for value in score(prompts, images)]
-
-
 @runtime_checkable
 class Explains(Protocol):
     """Reward with a reason for missing scores."""
@@ -108,25 +98,19 @@ class BoundsItself(Protocol):
     """True."""
 
 
-def score(rewards: Mapping[str, RewardFunction], prompts: Sequence[Prompt], images: Sequence[Image]) -> RewardTable:
-    """Score every image by every reward or function.
-
-    Raises:
-        RewardError: if one returns the wrong number of scores, or no number.
-    """
-    rows = []
-    for name, reward in rewards.items():
-        scores = scores_of(name, reward, prompts, images)
-        # A missing score becomes NaN, and invalid.
-        rows.append([math.nan if value is None else value for value in scores])
-    # fp64: means of P(Yes) near 1 may differ by less than 6e-8, fp32's spacing there, and would tie.
-    score_RB = torch.tensor(rows, dtype=torch.float64)
-    return RewardTable(
-        names=tuple(rewards),
-        score_RB=score_RB,
-        valid_RB=score_RB.isfinite(),
-        group_B=torch.tensor([prompt.id for prompt in prompts], dtype=torch.int64),
-    )
+def listed(name: str, result: object, prompts: Sequence[Prompt]) -> list[Any]:
+    """Return a reward's result as a list of one value per prompt; raises RewardError naming the reward otherwise."""
+    fix = f"({named(prompts)}); it must return one per image, None if there is none"
+    try:
+        values: list[Any] = list(result)  # type: ignore[call-overload]
+    except TypeError:
+        forgotten = ", as a function without `return` does," if result is None else ""
+        raise RewardError(
+            f"reward {name!r} returned {result!r}{forgotten} and no list of scores for {len(prompts)} images {fix}"
+        ) from None
+    if len(values) != len(prompts):
+        raise RewardError(f"reward {name!r} returned {len(values)} scores for {len(prompts)} images {fix}")
+    return values
 
 
 def scores_of(
@@ -136,12 +120,7 @@ def scores_of(
 
     With `masked`, numbers that are not finite become NaN, for callers that exclude them.
     """
-    scores = list(reward(prompts, images))
-    if len(scores) != len(images):
-        raise RewardError(
-            f"reward {name!r} returned {len(scores)} scores for {len(images)} images ({named(prompts)}); "
-            "it must return one per image, None if there is none"
-        )
+    scores = listed(name, reward(prompts, images), prompts)
     return [_finite(name, value, prompt, masked=masked) for value, prompt in zip(scores, prompts, strict=True)]
 
 
@@ -155,8 +134,13 @@ def panel_scores_of(
     Raises:
         RewardError: naming the reward and the record, if a score or its parts are invalid.
     """
+    results: list[Any]
+    scorer: object = reward
+    if isinstance(scorer, ScoresPanels):
+        results = listed(name, scorer.panel_scores(prompts, images), prompts)
+    else:
+        results = [PanelScores(score, None) for score in listed(name, reward(prompts, images), prompts)]
     # A user's class may return plain numbers here.
-    results = panel_scores_by(reward, reward, prompts, images)
     for result in results:
         if not isinstance(result, PanelScores):
             raise RewardError(

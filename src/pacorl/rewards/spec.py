@@ -6,11 +6,10 @@
     def redness(prompts, images, *, gain: float = 1.0):
         return [gain * np.asarray(image)[..., 0].mean() / 255 for image in images]
 
-`Name` is a function of prompts and images, also with TRL's arguments (`with_completions`), or a class whose instances
-are called with prompts and images. Its keyword arguments are the reward's `args`; a class may ask for `judge` and
-`device`, and have `check(prompts)`, `load()` and `panel_scores(prompts, images)` as ours do.
-The file is run when a run begins: name only trusted files. `--dry-run` reads and does not run it, so it checks names
-and arguments, not their types.
+`Name` is a function of prompts and images, or a class whose instances are called with prompts and images. Its keyword
+arguments are the reward's `args`; a class may ask for `judge` and `device`, and have `check(prompts)`, `load()` and
+`panel_scores(prompts, images)` as ours do. The file is run when a run begins: name only trusted files. `--dry-run` does
+not run it, so it checks names and arguments, not their types.
 """
 
 from __future__ import annotations
@@ -18,19 +17,18 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial, wraps
-from itertools import chain
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from pacorl.config.user_files import FAULTS, file_and_name, is_in_file, line_in, users_value
 from pacorl.io.documents import read_text
-from pacorl.rewards.reward import PanelScores, Reward, RewardError, named, panel_scores_by
+from pacorl.rewards.reward import PanelScores, Reward, RewardError, ScoresPanels, listed, named
 from pacorl.types import Prompt
 
 if TYPE_CHECKING:
@@ -39,12 +37,8 @@ if TYPE_CHECKING:
 
     from pacorl.judge.judge import Judge
 
-T = TypeVar("T")
-
-COMPLETIONS = "completions"
-"""The argument by which a function has TRL's signature."""
-Columns = dict[tuple[str, int], Mapping[str, Any]]
-"""Prompt's text and id → the record that it comes from; texts may occur twice."""
+ANY_ARGUMENTS = {"args": inspect.Parameter("args", inspect.Parameter.VAR_KEYWORD)}
+"""Parameters of a reward that takes any argument."""
 INJECTED = ("judge", "device")
 """Arguments that the run gives, and no config."""
 
@@ -143,7 +137,7 @@ def user_spec(name: str) -> RewardSpec:
 
 
 def parsed_spec(name: str) -> RewardSpec:
-    """Parse a user's file like `user_spec`, without running it. The spec cannot be built.
+    """Parse a user's file like `user_spec`, without running it. The spec cannot be built, and knows no types.
 
     Raises:
         RewardError: if the file is no Python or lacks the name.
@@ -153,84 +147,54 @@ def parsed_spec(name: str) -> RewardSpec:
         tree = ast.parse(read_text(path))
     except SyntaxError as error:
         raise RewardError(f"reward {name!r}, line {error.lineno}: SyntaxError: {error.msg}") from None
-    target = _target_in(tree, attribute)
-    if target is None:
-        raise RewardError(f"rewards: {path} has no function or class {attribute!r}")
-    return RewardSpec(target, target, inspect.signature(target).parameters, is_users=True)
-
-
-def _target_in(tree: ast.Module, name: str) -> Callable[..., Any] | None:
-    """Create a stub with the config's arguments of the named function or class; None if there is none."""
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            return _like(node.args, skip=2)  # prompts and images
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            made = []
-            for inner in node.body:
-                if isinstance(inner, ast.FunctionDef) and inner.name == "__init__":
-                    made.append(inner)
-
-            if made:
-                return _like(made[0].args, skip=1)
-            # A base or a decorator may bring arguments along.
-            return (lambda **options: None) if node.bases or node.decorator_list else (lambda: None)
+        if isinstance(node, ast.FunctionDef) and node.name == attribute:
+            return RewardSpec(_unbuilt, _unbuilt, _parameters(node.args, skip=2), is_users=True)  # prompts and images
+        if isinstance(node, ast.ClassDef) and node.name == attribute:
+            makers = [n.args for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"]
+            # Without one of its own, a base or a decorator may bring arguments along.
+            parameters = _parameters(makers[0], skip=1) if makers else {}
+            if makers or not (node.bases or node.decorator_list):
+                return RewardSpec(_unbuilt, _unbuilt, parameters, is_users=True)
+            return RewardSpec(_unbuilt, _unbuilt, ANY_ARGUMENTS, is_users=True)
     bound = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     bound |= {node.asname or node.name for node in ast.walk(tree) if isinstance(node, ast.alias)}
-    return (lambda **options: None) if name in bound else None
+    if attribute not in bound:
+        raise RewardError(f"rewards: {path} has no function or class {attribute!r}")
+    return RewardSpec(_unbuilt, _unbuilt, ANY_ARGUMENTS, is_users=True)
 
 
-def _like(arguments: ast.arguments, *, skip: int) -> Callable[..., Any]:
-    """Create a stub of these arguments after the first `skip`, without the code of defaults and annotations."""
-    for node in ast.walk(arguments):
-        if isinstance(node, ast.arg):
-            node.annotation = None
-    # Defaults belong to the last positional arguments.
-    positional = [*arguments.posonlyargs, *arguments.args][skip:]
-    arguments.posonlyargs = []
-    arguments.args = positional
-    arguments.defaults = [ast.Constant(None) for _ in arguments.defaults[-len(positional) :]] if positional else []
-    arguments.kw_defaults = [default and ast.Constant(None) for default in arguments.kw_defaults]
-    function = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, ast.Constant(None))))
-    return cast(Callable[..., Any], eval(compile(function, "<arguments>", "eval")))
+def _parameters(arguments: ast.arguments, *, skip: int) -> dict[str, inspect.Parameter]:
+    """List the arguments of a definition after the first `skip`; of defaults only their presence is known."""
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults = dict(zip([a.arg for a in positional[::-1]], arguments.defaults[::-1], strict=False))
+    defaults |= {a.arg: d for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is not None}
+    parameters = {}
+    for argument in (*positional[skip:], *arguments.kwonlyargs):
+        default = None if argument.arg in defaults else inspect.Parameter.empty
+        parameters[argument.arg] = inspect.Parameter(argument.arg, inspect.Parameter.KEYWORD_ONLY, default=default)
+    return parameters | (ANY_ARGUMENTS if arguments.kwarg else {})
 
 
-def with_completions(target: Callable[..., Any], columns: Columns | None = None) -> Any:
-    """Adapt a function of TRL's signature, `f(prompts, completions, **kwargs)`, to prompts and images.
-
-    It is called by keywords: the prompts' texts, the images as `completions`, and lists of those fields of the
-    prompts' records that its signature takes.
-
-    Args:
-        target: A function; any other than TRL's is returned as it is.
-        columns: The prompts' records.
-    """
-    parameters = {} if inspect.isclass(target) else inspect.signature(target).parameters
-    if COMPLETIONS not in parameters:
-        return target
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-
-    @wraps(target)  # a resumed run compares the code of the target
-    def call(prompts: Sequence[Prompt], images: Sequence[Image], **args: Any) -> Any:
-        records = [(columns or {}).get((prompt.text, prompt.id), {}) for prompt in prompts]
-        # Each column of the records as a list, None where a record lacks it.
-        keywords: dict[str, Any] = {}
-        for name in chain(*records):
-            keywords[name] = [record.get(name) for record in records]
-        keywords |= {"prompts": [prompt.text for prompt in prompts], COMPLETIONS: list(images)}
-        accepted = {name: value for name, value in keywords.items() if takes_any or name in parameters}
-        return target(**accepted, **args)
-
-    return call
+def _unbuilt(**args: Any) -> Any:
+    raise AssertionError("a reward whose file is only parsed is not built")
 
 
 class UserReward:
-    """Somebody's reward, with every fault of it named: the file, the line, the record."""
+    """A user's function or class as a reward, with every fault of it named: the file, the line, the record."""
 
-    def __init__(self, target: Callable[..., Any], spec: str, path: Path, /, **args: Any) -> None:
+    def __init__(self, target: Callable[..., Any], spec: str, path: Path | None = None, /, **args: Any) -> None:
+        """
+        Args:
+            target: the function, or the class to be made.
+            spec: the reward's name.
+            path: the file that holds it, for the lines of its faults.
+            args: keyword arguments of the function or class.
+        """
         self.spec = spec
         self.path = path
         with self._blamed("when it was made"):
-            self.reward: Any = target(**args) if inspect.isclass(target) else partial(with_completions(target), **args)
+            self.reward: Any = target(**args) if inspect.isclass(target) else partial(target, **args)
 
     def load(self) -> None:
         if hasattr(self.reward, "load"):
@@ -243,24 +207,24 @@ class UserReward:
                 self.reward.check(prompts)
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        return self._scored(self.reward, prompts, images)
+        scores: list[float | None] = self._result(self.reward, prompts, images)
+        return scores
 
     def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
         """Score each image, with its parts if the reward has parts."""
-        return self._scored(partial(panel_scores_by, self.reward, self.reward), prompts, images)
+        if isinstance(self.reward, ScoresPanels):
+            parted: list[PanelScores] = self._result(self.reward.panel_scores, prompts, images)
+            return parted
+        return [PanelScores(score, None) for score in listed(self.spec, self(prompts, images), prompts)]
 
-    def _scored(
-        self,
-        score: Callable[[Sequence[Prompt], Sequence[Image]], Iterable[T]],
-        prompts: Sequence[Prompt],
-        images: Sequence[Image],
-    ) -> list[T]:
-        """Score images, and convert exceptions to RewardError with the file, the line and the record."""
+    def _result(self, score: Callable[..., Any], prompts: Sequence[Prompt], images: Sequence[Image]) -> Any:
+        """Call the user's code, and convert exceptions to RewardError with the file, the line and the record."""
         try:
-            return list(score(prompts, images))
+            result = score(prompts, images)
+            return list(result) if isinstance(result, Iterator) else result
         except FAULTS as error:
             at_fault = self._at_fault(score, prompts, images)
-            raise RewardError(_blame(self.spec, self.path, error, f"on {named(at_fault)}")) from error
+            raise RewardError(self._blame(error, f"on {named(at_fault)}")) from error
 
     def _at_fault(
         self, score: Callable[..., object], prompts: Sequence[Prompt], images: Sequence[Image]
@@ -279,11 +243,11 @@ class UserReward:
         try:
             yield
         except FAULTS as error:
-            raise RewardError(_blame(self.spec, self.path, error, when)) from error
+            raise RewardError(self._blame(error, when)) from error
 
-
-def _blame(spec: str, path: Path, error: BaseException, when: str) -> str:
-    return f"reward {spec!r}{line_in(path, error)}: {type(error).__name__} {when}: {error}"
+    def _blame(self, error: BaseException, when: str) -> str:
+        line = line_in(self.path, error) if self.path else ""
+        return f"reward {self.spec!r}{line}: {type(error).__name__} {when}: {error}"
 
 
 def _file_and_name(name: str) -> tuple[Path, str]:

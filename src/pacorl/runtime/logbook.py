@@ -10,6 +10,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +20,7 @@ from rich import get_console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from pacorl.config.public import public
-from pacorl.io.documents import append_jsonl, dump_json, parse_object, read_text, write_jsonl
+from pacorl.io.documents import JsonObject, append_jsonl, dump_json, parse_object, read_jsonl, read_text, write_jsonl
 from pacorl.io.files import PRIVATE, disk_errors, make_folder, write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.io.terminal import print_line, printable
@@ -37,6 +38,39 @@ ID_FILE = "tracker_id"
 ID_LETTERS = 21
 EPOCH_LINES = 20
 """Fewest lines about epochs in the log of a whole run."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TrainResult:
+    """Output of a finished training; `pacorl report FOLDER` writes its page."""
+
+    folder: Path
+    """The run's folder."""
+    adapter: Path
+    """Folder of the trained LoRA, for `Generator.from_pretrained(…, adapter=…)`, diffusers and PEFT."""
+    metrics: JsonObject
+    """Line of the last evaluation in metrics.jsonl: `kind`, `epoch`, `step`, and a number per metric, None if it was
+    not finite."""
+    before: JsonObject
+    """Line of the first evaluation, before training, in the same form."""
+    history: Sequence[JsonObject]
+    """All lines of metrics.jsonl in their order; `kind` is `epoch` or `evaluation`."""
+
+    @classmethod
+    def of(cls, folder: Path, *, adapter: Path) -> TrainResult:
+        """Read the result of a run's folder."""
+        history = read_jsonl(folder / "metrics.jsonl")
+        evaluations = [line for line in history if line["kind"] == "evaluation"]
+        return cls(folder, adapter, evaluations[-1], evaluations[0], history)
+
+    def __repr__(self) -> str:
+        """Return each measure before and after, and the adapter."""
+        lines = []
+        for name, after in self.metrics.items():
+            before = self.before.get(name)
+            if isinstance(before, float) and isinstance(after, float) and "/" not in name:
+                lines.append(f"{name}: {before:.3f} before, {after:.3f} after")
+        return "\n".join([*lines, f"adapter: {self.adapter}"])
 
 
 class Logbook:

@@ -14,7 +14,7 @@ from tiny_runs import metrics
 from pacorl.config.base import load
 from pacorl.generate.generator import Generator
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.trainer import train_policy
+from tiny_runs import train_policy
 from pacorl.models.lora import read_lora
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.flux import TINY_FLUX
