@@ -106,6 +106,8 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
 
         # 5. Record: signs of reward hacking, seconds, the log and at times an image.
         metrics |= trainer.seconds_since(seconds_before)
+        if config.sampling.window.kind != "fixed":
+            metrics["sampling/first_noise_step"] = float(sampler.sde_steps[0])
         metrics |= trainer.watch("epoch", scored.statistics, metrics)
         trainer.epoch += 1
         if trainer.epoch % config.save_every == 0 or trainer.epoch == 1:
