@@ -148,7 +148,7 @@ def test_the_method_knows_none_of_its_applications(package: str) -> None:
         ("records", "from pacorl.judge.judge import LocalJudge"),
         ("types", "from pacorl import config"),
         ("core", "import pacorl.rewards"),
-        ("rewards", "def late():\n    from tiny_runs import train_policy"),
+        ("rewards", "def late():\n    from pacorl.grpo.trainer import PolicyTrainer"),
         ("models", "if TYPE_CHECKING:\n    from pacorl.runtime.processes import Runtime"),
         ("core", "import_module('pacorl.models')"),
         ("core", "from pacorl.attic import anything"),

@@ -46,7 +46,7 @@ class LoraTraining:
         optimizer = build_optimizer(policy, options, device=runtime.device)
         policy.transformer, self.optimizer = runtime.prepare(policy.transformer, optimizer)
         # Copies of the adapter, whose weights may be sharded now.
-        self.average = MovingAverage(self.transformer, decay=options.ema_decay, interval=options.ema_interval)
+        self.average = MovingAverage(self.transformer, decay=options.ema_decay)
         """The evaluated and exported moving average."""
         self.old = OldPolicy(self.transformer) if lags else None
         """Sampling policy of endpoint objectives."""

@@ -44,7 +44,7 @@ from pacorl.runtime.processes import Runtime, SharedFault, allow_tf32, wait_afte
 from pacorl.runtime.stopping import Interrupted, lost_ranks
 from pacorl.runtime.turns import Turns
 from pacorl.runtime.workers import CallTimeout
-from pacorl.types import Prompt, Size
+from pacorl.types import Prompt
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -373,7 +373,6 @@ class PolicyTrainer:
             group_size=config.group_size,
             seed=config.seed,
             spec=self.objective,
-            evaluation_size=Size(*config.evaluation.size),
         )
 
     @property

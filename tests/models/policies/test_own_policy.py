@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_runs import metrics
+from tiny_runs import metrics, train_policy
 
 from pacorl.config.base import load
 from pacorl.generate.generator import Generator
 from pacorl.grpo.policy_config import PolicyConfig
-from tiny_runs import train_policy
 from pacorl.models.lora import read_lora
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.flux import TINY_FLUX
