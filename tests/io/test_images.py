@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image, PngImagePlugin
+from PIL import Image, ImageCms, PngImagePlugin
 
 from pacorl.io.images import FORMATS, ImageError, as_rgb, check_readable, images_in, open_image, upright_size
 
@@ -356,3 +356,33 @@ def test_what_a_folder_s_images_leave_out_is_named_once(tmp_path: Path, caplog: 
     assert line.endswith("here: 2.heic, IMG_4.HEIC, notes.xyz")
     assert [path.name for path in images_in(tmp_path, unread=True)] == ["1.png", "2.heic", "IMG_4.HEIC"]
     assert images_in(tmp_path / "absent") == ()
+
+
+def display_p3() -> bytes:
+    """The profile of a wide display: sRGB's, with other primaries, and its old name."""
+    profile = bytearray(ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())
+    colours = {b"rXYZ": (0.5151, 0.2412, -0.0011), b"gXYZ": (0.2919, 0.6922, 0.0419), b"bXYZ": (0.1572, 0.0666, 0.7841)}
+    for entry in range(132, 132 + 12 * int.from_bytes(profile[128:132], "big"), 12):
+        tag, offset = bytes(profile[entry : entry + 4]), int.from_bytes(profile[entry + 4 : entry + 8], "big")
+        if tag in colours:
+            struct.pack_into(">3i", profile, offset + 8, *(round(value * 65536) for value in colours[tag]))
+    return bytes(profile)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "P"])
+def test_colours_of_a_profile_become_srgb(mode: str) -> None:
+    for colour, shown in (((200, 60, 60), (218, 42, 52)), ((90, 90, 90), (90, 90, 90))):
+        plain = Image.new("RGB", (8, 8), colour)
+        plain = plain.quantize(4) if mode == "P" else plain.convert(mode)
+        image = open_image(written(plain, icc_profile=display_p3()))
+        assert image.mode == "RGB"
+        assert image.getpixel((4, 4)) == pytest.approx(shown, abs=4)
+        assert "icc_profile" not in image.info
+
+
+def test_the_profile_of_srgb_changes_nothing_and_a_broken_one_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    assert open_image(written(GRADIENT, icc_profile=srgb)).tobytes() == GRADIENT.tobytes()
+    assert caplog.text == ""
+    assert open_image(written(GRADIENT, icc_profile=b"none"), name="a.png").tobytes() == GRADIENT.tobytes()
+    assert "a.png: its colour profile" in caplog.text

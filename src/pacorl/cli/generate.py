@@ -26,7 +26,7 @@ from pacorl.config.options import (
     one_of,
     option,
 )
-from pacorl.types import TINY
+from pacorl.types import TINY, Size
 
 if TYPE_CHECKING:
     from pacorl.generate.generated_images import GeneratedImage, SavedImage
@@ -559,7 +559,7 @@ def _deliver(
 def _line(saved: SavedImage) -> str:
     image = saved.image
     judged = image.judged
-    columns = [str(saved.path), f"seed {image.recipe.seed}"]
+    columns = [str(saved.path), f"size {Size(image.image.height, image.image.width)}", f"seed {image.recipe.seed}"]
     if judged and judged.score is not None:
         columns.append(f"score {judged.score:.4f}")
     if judged and judged.error:

@@ -1,8 +1,9 @@
-"""Images of the whole package: every file becomes an upright 8-bit RGB image, or an ImageError with the reason.
+"""Images of the whole package: every file becomes an upright 8-bit sRGB image, or an ImageError with the reason.
 
-FORMATS are read, and their EXIF orientation applied. Transparency is laid on white, as on a page; CMYK, palette and
-16-bit grey become RGB. An image of several frames is refused: only its owner can choose one of them. The second image
-in a phone's photo (MPO) is not such a frame, and is ignored. Servers decode what they receive by `io.uploads`.
+FORMATS are read, and their EXIF orientation and colour profile applied. Transparency is laid on white, as on a page;
+CMYK, palette and 16-bit grey become RGB. An image of several frames is refused: only its owner can choose one of them.
+The second image in a phone's photo (MPO) is not such a frame, and is ignored. Servers decode what they receive by
+`io.uploads`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from PIL import ExifTags, Image, ImageOps, PngImagePlugin, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageCms, ImageOps, PngImagePlugin, UnidentifiedImageError
 
 from pacorl.io.files import read_bytes
 from pacorl.types import Size
@@ -207,6 +208,8 @@ def as_rgb(pixels: Any, name: str) -> Image.Image:
     image = pixels if isinstance(pixels, Image.Image) else _from_array(pixels, name)
     check_frames(image, name)
     check_shape(image, name)
+    if image.info.get("icc_profile"):
+        image = _as_srgb(image, name)
     if image.mode == "RGB" and not image.has_transparency_data:
         return image
     if image.mode in ("I", "F"):
@@ -218,6 +221,47 @@ def as_rgb(pixels: Any, name: str) -> Image.Image:
         white = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
     return image.convert("RGB")
+
+
+def _as_srgb(image: Image.Image, name: str) -> Image.Image:
+    """Convert an image with a colour profile to sRGB, as every screen shows it; one without RGB or CMYK is left."""
+    colours = image
+    if image.mode in ("P", "PA", "RGBA", "RGBX"):
+        colours = image.convert("RGB")
+    if colours.mode not in ("RGB", "CMYK", "L"):
+        return image
+    try:
+        profile = ImageCms.ImageCmsProfile(io.BytesIO(image.info["icc_profile"]))
+        srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB"))
+        # The same space, whose conversion would only round; its name alone may lie.
+        if "sRGB" in ImageCms.getProfileDescription(profile) and _primaries(profile) == _primaries(srgb):
+            return image
+        # As browsers do: colours of both spaces stay, and black stays black.
+        converted = ImageCms.profileToProfile(
+            colours,
+            profile,
+            srgb,
+            renderingIntent=ImageCms.Intent.RELATIVE_COLORIMETRIC,
+            outputMode="RGB",
+            flags=ImageCms.Flags.BLACKPOINTCOMPENSATION,
+        )
+    except (ImageCms.PyCMSError, OSError) as error:
+        logger.warning("%s: its colour profile cannot be used, and is ignored (%s)", name, error)
+        return image
+    assert converted is not None, "not in place"
+    # A copy that is saved must not carry the profile that it no longer has.
+    converted.info.pop("icc_profile", None)
+    if image.has_transparency_data:
+        converted.putalpha(image.convert("RGBA").getchannel("A"))
+        converted.info.pop("transparency", None)
+    return converted
+
+
+def _primaries(profile: ImageCms.ImageCmsProfile) -> list[float]:
+    """Return the chromaticities of a profile's three colours; empty for a profile without them."""
+    colours = profile.profile
+    primaries = (colours.red_primary, colours.green_primary, colours.blue_primary)
+    return [round(number, 2) for primary in primaries if primary for number in primary[1]]
 
 
 def _from_array(array: Any, name: str) -> Image.Image:

@@ -24,6 +24,7 @@ from pacorl.models.policies.flux import BFL_TRAINING_SHIFT
 from pacorl.models.policies.pipeline import (
     JOINT_ATTENTION,
     PipelinePolicy,
+    best_sides,
     by_layout,
     guided,
     pack,
@@ -89,7 +90,11 @@ class KleinPolicy(PipelinePolicy):
         """Return `size` for a set, and for an edit its area in the first source's aspect, in whole tokens."""
         self.image_paths(prompt)  # raises
         paths = prompt.sources
-        return self._fit(paths[0], size.height * size.width) if paths else super().size_of(prompt, size)
+        if not paths:
+            return super().size_of(prompt, size)
+        area = size.height * size.width
+        rule = self._fit(paths[0], area)
+        return best_sides(area, upright_size(paths[0]), step=self.token_pixels, rule=rule)
 
     def _fit(self, path: Path, area: int) -> Size:
         """Compute the size of at most `area` pixels in the aspect of a source."""

@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -39,6 +39,8 @@ JOINT_ATTENTION = (
     "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
 )  # fmt: skip
 """Linear layers of a joint attention of images and texts, by diffusers' names."""
+AREA_TOLERANCE = 0.1
+"""Share by which the area of an edit may be below the configured one, whose memory was planned."""
 POSITIONS = ("source_ids", "source_grid")
 """Names of the tensors with the positions of an image's tokens."""
 
@@ -79,6 +81,28 @@ def timestep_for(sigma_B: Tensor, dtype: torch.dtype) -> Tensor:
 def nearest_multiple(size: Size, *, step: int) -> Size:
     """Round both sides to multiples of `step` pixels."""
     return Size(*(max(step, round(side / step) * step) for side in (size.height, size.width)))
+
+
+@cache
+def best_sides(area: int, source: Size, *, step: int, rule: Size) -> Size:
+    """Choose the sides of an edit that stretch its source least, of all within 10 % below an area and the `rule`'s.
+
+    Rounding each side by itself stretches a source by up to 6 % at 512², so that before and after do not lie on each
+    other.
+    """
+    sizes = [rule]
+    for rows in range(1, math.isqrt(area * source.height // source.width) // step + 2):
+        exact = rows * source.width / source.height
+        for cols in {max(1, math.floor(exact)), math.ceil(exact)}:
+            size = Size(rows * step, cols * step)
+            if 1 - AREA_TOLERANCE <= size.height * size.width / area <= 1:
+                sizes.append(size)
+
+    def fit(size: Size) -> tuple[float, float]:
+        stretch = size.width * source.height / (size.height * source.width)
+        return abs(math.log(stretch)), abs(size.height * size.width - area)
+
+    return min(sizes, key=fit)
 
 
 def check_multiple(size: Size, *, step: int) -> None:

@@ -26,6 +26,7 @@ from pacorl.io.images import open_image, upright_size
 from pacorl.models.policies.pipeline import (
     JOINT_ATTENTION,
     PipelinePolicy,
+    best_sides,
     by_layout,
     check_area,
     guided,
@@ -195,7 +196,8 @@ class QwenEditPolicy(QwenImagePolicy):
         paths = prompt.sources
         if not paths:
             return self.nearest_size(super().size_of(prompt, size))
-        return sides_for(size.height * size.width, paths[-1])
+        area = size.height * size.width
+        return best_sides(area, upright_size(paths[-1]), step=SIDE, rule=sides_for(area, paths[-1]))
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[Prompt], size: Size) -> list[Conditioning]:
