@@ -197,19 +197,6 @@ def test_the_verdict_of_a_calibration(before: Interval, after: Interval, words: 
     assert ("overlap" in verdict) == ("overlap" in words)
 
 
-def test_another_file_is_not_replaced(tmp_path: Path) -> None:
-    out = tmp_path / "mine.json"
-    out.write_text('{"mine": 1}')
-    assert run("calibrate", "tiny", "tiny:dev:60", "--out", out).exit_code == 1
-    assert out.read_text() == '{"mine": 1}'
-
-    page = tmp_path / "mine.html"
-    page.write_text("mine")
-    result = run("calibrate", "tiny", "tiny:dev:60", "--out", tmp_path / "c.json", "--report", page)
-    assert "was not made by pacorl" in str(result.exception)
-    assert page.read_text() == "mine"
-
-
 def test_thresholds_are_not_lost(tmp_path: Path) -> None:
     out = tmp_path / "c.json"
     calibration = Calibration("tiny", {"": Curve()}, {"panels": {4: 0.25}})

@@ -10,7 +10,6 @@ from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
 from pacorl.cli.train import spelled_out
-from pacorl.config.base import ConfigError
 from pacorl.config.recipes import config_file, read_header, recipe, recipe_names
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.judge_training.judge_config import JudgeConfig
@@ -65,11 +64,6 @@ def test_a_file_wins_over_a_recipe_of_its_name(here: Path) -> None:
     assert PolicyConfig.from_yaml("tiny").epochs == 7
     Path("flux_t2is").mkdir()
     assert config_file(Path("flux_t2is")) == recipe("flux_t2is")
-
-
-def test_a_wrong_name_suggests_a_recipe(here: Path) -> None:
-    with pytest.raises(ConfigError, match=r"did you mean flux_t2is_24gb\? `pacorl recipes` lists them"):
-        PolicyConfig.from_yaml("flux_t2is_24")
 
 
 def test_a_recipe_after_resume_is_no_checkpoint() -> None:

@@ -88,24 +88,6 @@ def test_an_editor_repairs_from_the_reference(panels: list[str]) -> None:
     assert drawn.prop == "flag"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "fault"),
-    [
-        (["1.png", "2.png"], "no threshold"),
-        (["1.png", "2.png", "--min", "0.5", "--text", "one"], "1 texts and 2 panels"),
-        (["1.png", "foreign.png", "--min", "0.5"], "foreign.png has no recipe of pacorl generate; give --text"),
-        (["1.png", "2.png", "--min", "0.5", "--kind", "kontext"], "tiny edits images; give a character"),
-        (["1.png", "2.png", "--min", "0.5", "--out", "characters"], "name a new folder with --out"),
-    ],
-)
-def test_a_request_is_checked_before_weights_are_loaded(panels: list[str], arguments: list[str], fault: str) -> None:
-    # ComfyUI writes its workflow as the text "prompt".
-    Path("foreign.png").write_bytes(png_bytes(draw(set_of(SUBJECT, 1, random.Random(1))[0], 64), {"prompt": "{}"}))
-    result = repair(*arguments)
-    assert result.exit_code == 1
-    assert fault in str(result.exception)
-
-
 @pytest.mark.slow
 def test_a_dry_run_loads_and_writes_nothing(panels: list[str]) -> None:
     result = repair(*panels, "--min", 0.5, "--dry-run", "--json")

@@ -135,10 +135,6 @@ def test_an_error_leaves_no_earlier_page(judge_folder: Path, images: list[Path],
     assert not page.exists()
 
 
-def test_a_grid_is_of_one_image(judge_folder: Path, images: list[Path]) -> None:
-    assert "cuts one image, 4 are given" in str(run(*images, "--grid", "2x2", "--judge", judge_folder).exception)
-
-
 def test_criteria_reasons_and_temperature(images: list[Path], tmp_path: Path) -> None:
     """By the committed judge, whose reasons come to an end."""
     written = tmp_path / "criteria.json"
@@ -154,11 +150,6 @@ def test_criteria_reasons_and_temperature(images: list[Path], tmp_path: Path) ->
         assert pair["by_question"][label] == pytest.approx(expected, rel=1e-4)
     assert pair["p_yes"] == pytest.approx(sum(pair["by_question"].values()) / 2)
     assert all(f"{label}: " in pair["reasons"] for label in plain)
-
-
-def test_an_adapter_is_put_on(judge_folder: Path, images: list[Path], tmp_path: Path) -> None:
-    message = str(run(*images[:2], "--judge", judge_folder, "--adapter", tmp_path).exception)
-    assert "neither adapter_model.safetensors nor pytorch_lora_weights.safetensors" in message
 
 
 def test_a_key_is_read_from_the_environment(url: str, images: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,12 +202,6 @@ def test_a_foreign_image_asks_for_a_judge(images: list[Path], photograph: Path, 
 def test_the_caution_stands_before_the_number(images: list[Path]) -> None:
     output = run(*images[:2]).output
     assert output.index("Judged by the embedded tiny judge") < output.index("P(Yes)")
-
-
-def test_one_image_is_refused_before_a_judge_is_loaded(images: list[Path]) -> None:
-    message = str(run(images[0], "--judge", "/there/is/no/judge").exception)
-    assert message == "1 image has nothing to be compared with; give two or more"
-    assert "at least one candidate" in str(run(images[0], "--rank", "--judge", "/there/is/no/judge").exception)
 
 
 @pytest.fixture(scope="module")
@@ -295,7 +280,3 @@ def test_one_wrong_panel_does_not_pass_the_gate(panels: int, tmp_path: Path) -> 
     assert gate.exit_code == BELOW
     assert f"the lowest image, {paths[2]}, has the median" in gate.stderr
     assert run(*paths[:2], *paths[3:], "--min", 0.7).exit_code == 0
-
-
-def test_no_image_is_wrong_usage() -> None:
-    assert run().exit_code == 2

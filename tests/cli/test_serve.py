@@ -140,12 +140,6 @@ def test_an_extra_that_is_missing_is_named(
     assert str(result.exception) == f"{what} needs uvicorn: {install_command(extra)}"
 
 
-def test_a_folder_without_a_dataset_is_left_as_it_is(tmp_path: Path) -> None:
-    result = run("dataset", "annotate", tmp_path / "nowhere", "--annotators", "ann")
-    assert "instances.jsonl" in str(result.exception)
-    assert not (tmp_path / "nowhere").exists()
-
-
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")
 def test_a_key_file_is_read_again_at_sighup(
     calls: CALLS, judge_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

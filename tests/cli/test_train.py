@@ -28,21 +28,6 @@ def test_a_dry_run_prints_the_plan_and_trains_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
-def test_a_bad_dataset_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = tmp_path / "lines.jsonl"
-    data.write_text('{"images": ["gone.png"], "question": "Red?", "consistent": true}\n')
-    monkeypatch.setattr(sys, "argv", ["pacorl", "train-reward", str(RECIPE), f"data.train=['{data}']"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 1
-    assert (
-        capsys.readouterr().err
-        == f"pacorl: {data}: 1 image(s) missing; unpack them into its folder:\n  {tmp_path}/gone.png\n"
-    )
-
-
 @pytest.mark.slow
 def test_what_a_run_imports_is_never_looked_through_for_garbage(tmp_path: Path) -> None:
     gc.unfreeze()  # what an earlier test has frozen
@@ -55,20 +40,6 @@ def test_what_a_run_imports_is_never_looked_through_for_garbage(tmp_path: Path) 
         assert gc.get_freeze_count() > 10_000
     finally:
         gc.freeze()  # as the suite does after its imports
-
-
-@pytest.mark.parametrize("more", [["--dry-run"], []], ids=["plan", "run"])
-def test_a_key_that_is_looked_at_after_the_config_was_read_has_its_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: list[str]
-) -> None:
-    config = tmp_path / "mine.yaml"
-    config.write_text("{rewards: [{name: beauty}], prompts: {train: 'tiny:train:2', evaluation: 'tiny:dev:2'}}")
-    small = ["model.checkpoint=tiny", "judge.checkpoint=tiny", f"out={tmp_path / 'out'}"]
-    monkeypatch.setattr(sys, "argv", ["pacorl", "train-policy", str(config), *small, *more])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 1
-    assert capsys.readouterr().err.startswith(f"pacorl: {config}: rewards: unknown reward 'beauty'; there are ")
 
 
 @pytest.mark.parametrize(("card_bytes", "on"), [(2**20, True), (2**40, False), (None, False)])
@@ -160,30 +131,6 @@ def test_a_character_s_dry_run_is_one_json_document(tmp_path: Path) -> None:
     shown = CliRunner().invoke(cli.app, words).output
     assert "images: 3 to train on, 0 held out, 0 of the class" in shown
     assert "verdict: all that it needs is here" in shown
-
-
-@pytest.mark.parametrize(
-    ("more", "fault"),
-    [
-        (["stepz=3"], "character/tiny: stepz: unknown key, did you mean 'steps'?"),
-        (
-            ["--config", "character/tinny"],
-            "there is no such file and no recipe of that name; did you mean character/tiny?",
-        ),
-        ([], "has 2 images; a character has in training 3 to 200"),
-    ],
-)
-def test_a_wrong_character_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: list[str], fault: str
-) -> None:
-    hero = make_hero(tmp_path / "zorp", pictures=2)
-    monkeypatch.setattr(sys, "argv", ["pacorl", "train-character", str(hero), f"out={tmp_path / 'run'}", *more])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 1
-    error = capsys.readouterr().err
-    assert fault in error
-    assert error.count("\n") == 1
 
 
 def test_a_judges_training_ends_with_its_verdict_and_page(tmp_path: Path) -> None:

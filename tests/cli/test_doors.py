@@ -1,0 +1,395 @@
+"""The doors of commands: help, flags, numbers; and a mistake is one line that names the thing, with its exit code.
+
+`REFUSED` has the mistakes of every command. Each is told before the libraries that load models are imported, which
+takes seconds, and leaves every file as it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from PIL import Image
+from run_folder import finished_run
+from safetensors.torch import save_file
+from stories import CONFIGS, SET
+from typer.testing import CliRunner
+
+import pacorl
+from pacorl.cli import app
+from pacorl.models.lora import check_layers
+from pacorl.models.policies import tiny_spec
+
+MAKE = ["generate", "--prompt", "red round hero, crown, night", *SET]
+EDIT = ["generate", "--image", "a.png", "--instruction", "Give the hero a cap."]
+SCORE, CHECK = ["score", "a.png", "b.png", "--judge", "tiny"], ["check", "a.png", "b.png", "--judge", "tiny"]
+TRAIN = ["train-policy", f"{CONFIGS}/tiny.yaml", "out=new"]
+TEACH = ["train-reward", f"{CONFIGS}/reward/tiny.yaml", "out=new"]
+REPAIR = ["repair", "a.png", "b.png", "--judge", "tiny", "--min", "0.5"]
+TEXTS = ["--text", "red round hero, crown, night, waving, flag"] * 2
+CASES = CONFIGS / "cases"
+HUGE = str(10**30)
+MISUSED: list[tuple[list[str], str]] = [
+    (["score", "--colour"], "--colour"),
+    (["train-policy"], "config"),
+    (["skore"], "skore"),
+    (["train"], "train-policy"),
+    (["help"], "--help"),
+    (["dataset", "help"], "dataset --help"),
+    (["benchmark", "t2is"], "data"),
+    (["score"], "images"),
+    ([*CHECK, "--min", "0.5", "--judge", ""], "--judge"),
+    ([*CHECK, "--json"], "--min"),
+    (["check", "--min", "0.5"], "--sets"),
+    ([*CHECK, "--sets", "empty", "--min", "0.5"], "--sets"),
+    (["check", "a.png", "b.png", "--min", "0.5"], "--judge"),
+    (["generate", "--prompt", "a fox", "--model", "some/model", "--best-of", "2"], "--judge"),
+    ([*SCORE, "--criteria", ""], "--criteria"),
+    ([*SCORE, "--memory", ""], "--memory"),
+    (["dataset", "prompts", "new", "--count", "nan"], "--count"),
+    ([*MAKE, "--steps", HUGE], "--steps"),
+    ([*MAKE, "--best-of", HUGE], "--best-of"),
+    ([*MAKE, "--seed", HUGE], "--seed"),
+]
+"""Wrong words: exit code 2."""
+REFUSED: list[tuple[list[str], str]] = [
+    (["score", "empty"], "empty"),
+    (["score", "a.png", "none.png", "--judge", "tiny"], "none.png"),
+    (["score", "a.png", "letter.png", "--judge", "tiny"], "letter.png"),
+    ([*SCORE, "--judge", "nothere"], "nothere"),
+    ([*SCORE, "--judge", "empty"], "empty"),
+    ([*SCORE, "--adapter", "nothere"], "nothere"),
+    ([*SCORE, "--adapter", "lora"], "no layer foo"),
+    ([*SCORE, "--temperature", "0"], "--temperature 0"),
+    ([*SCORE, "--grid", "2x2"], "2 are given"),
+    ([*SCORE, "--report", "a.png/page.html"], "a.png: Not a directory"),
+    ([*SCORE, "--report", "empty"], "empty: Is a directory"),
+    ([*SCORE, "--report", "a.png"], "a.png"),
+    (["score", "a.png", "--judge", "nothere"], "1 image"),
+    (["calibrate", "tiny", "bad.jsonl", "--out", "c.json"], "bad.jsonl:1"),
+    (["calibrate", "tiny", "tiny:dev:60", "--out", "mine/summary.json"], "mine/summary.json"),
+    (["calibrate", "tiny", "tiny:dev:60", "--out", "c.json", "--report", "mine/page.html"], "mine/page.html"),
+    ([*REPAIR, "--text", "one"], "1 texts and 2 panels"),
+    ([*REPAIR], "--text"),
+    ([*REPAIR, *TEXTS, "--kind", "kontext"], "tiny edits images"),
+    ([*REPAIR, *TEXTS, "--out", "mine"], "--out"),
+    ([*MAKE, "--model", "nothere"], "nothere"),
+    ([*MAKE, "--adapter", "lora"], "no layer foo"),
+    ([*MAKE, "--best-of", "2", "--judge", "nothere"], "nothere"),
+    ([*MAKE, "--size", "33x35"], "32x32"),
+    ([*MAKE, "--size", "large"], "HEIGHTxWIDTH"),
+    ([*MAKE, "--size", "nanxinf"], "HEIGHTxWIDTH"),
+    ([*MAKE, "--layout", "1x4"], "2x2"),
+    ([*MAKE, "--ask", "price"], "--ask 'price'"),
+    ([*MAKE, "--lora-scale", "0.5"], "no LoRA"),
+    ([*MAKE, "--image", "a.png"], "--instruction"),
+    ([*MAKE, "--record", "x.jsonl:1"], "--record"),
+    ([*MAKE, "a fox"], "'a fox'"),
+    ([*MAKE, "--out", "a.png"], "a.png: Not a directory"),
+    ([*MAKE, "--model", "tiny", "--out", "mine"], "mine/set-2.png"),
+    ([*MAKE, "--report", "empty"], "empty: Is a directory"),
+    ([*MAKE, "--report", "mine/page.html"], "mine/page.html"),
+    ([*MAKE, "--pdf", "a.png/set.pdf"], "a.png: Not a directory"),
+    ([*MAKE, "--pdf", "mine/thesis.pdf"], "mine/thesis.pdf"),
+    ([*EDIT, "--image", "b.png"], "tiny takes 1"),
+    ([*EDIT, "--kind", "flux"], "edits no images"),
+    (["generate", "--image", "letter.png", "--instruction", "x"], "letter.png"),
+    (["generate", "--image", "none.png", "--instruction", "x"], "none.png"),
+    (["generate", "--instruction", "Give it a hat."], "--image"),
+    (["generate"], "--prompt"),
+    (["generate", "a red dragon"], "'dragon'"),
+    (["generate", "--record", "x.jsonl:1", "--panel", "x"], "--panel"),
+    (["generate", "--record", "none.jsonl:1"], "none.jsonl"),
+    (["generate", "--storyboard", "none.yaml"], "none.yaml"),
+    (["generate", "--storyboard", f"{CASES}/dentist.yaml"], "unknown words"),
+    (["generate", "--storyboard", f"{CASES}/tiny_hero.yaml", "--count", "2"], "--seed"),
+    (["generate", "twenty-one cats", "--character", "nobody"], "'nobody'"),
+    (["generate", "Generate 20 images of a fox"], "2 to 16"),
+    (["generate", "Generate two images of a fox", "--writer", "http://127.0.0.1:9/v1"], "--writer-model"),
+    (["generate", "a fox", "--writer", "nowhere"], "nowhere"),
+    (["generate", "a fox", "--write", "board.yaml"], "--prompt"),
+    ([*TRAIN, "out=a.png/run"], "a.png: Not a directory"),
+    ([*TRAIN, "out=mine"], "mine/config.yaml"),
+    ([*TRAIN, "out=ran"], "ran"),
+    ([*TRAIN, "out=ran", "--resume", "nothere"], "ran"),
+    ([*TRAIN, "--resume", "nothere"], "--resume nothere"),
+    ([*TRAIN, "model.checkpoint=nothere"], "nothere"),
+    ([*TRAIN, "judge.checkpoint=nothere"], "nothere"),
+    ([*TRAIN, "adapter.start=lora"], "no layer foo"),
+    ([*TRAIN, "prompts.train=tiny:none"], "'tiny:none'"),
+    ([*TRAIN, "prompts.train=absent.jsonl"], "absent.jsonl"),
+    ([*TRAIN, "rewards=[{name: nothere}]"], "rewards: unknown reward 'nothere'"),
+    ([*TRAIN, "trackers=[wandb]"], "wandb"),
+    ([*TRAIN, "optimizer.lr=1e300"], "optimizer.lr"),
+    ([*TRAIN, "sampling.size=[33,35]"], "32x32"),
+    ([*TRAIN, "sampling.batch=7"], "sampling.batch"),
+    ([*TRAIN, "sampling.tree={seeds: 5}"], "5 seeds × 2 branches = 10 samples and group_size is 12"),
+    ([*TRAIN, "sampling.tree={seeds: 1, branches: [3, 4]}"], "1 stochastic steps"),
+    ([*TRAIN, "sampling.tree={seeds: 0}"], "sampling.tree.seeds"),
+    ([*TRAIN, "sampling.suffix={solver: ab2, steps: 1}"], "the suffix has 1"),
+    ([*TRAIN, "sampling.suffix.steps=5"], "at most 4"),
+    (["train-policy", "flux_t2is_24g"], "flux_t2is_24gb"),
+    (["train-policy", "absent.yaml", "--dry-run"], "absent.yaml"),
+    (["train-policy", "mine.yaml"], "mine.yaml: rewards: unknown reward 'beauty'"),
+    ([*TEACH, "out=a.png/run"], "a.png: Not a directory"),
+    ([*TEACH, "out=mine"], "mine/config.yaml"),
+    ([*TEACH, "out=ran"], "ran"),
+    ([*TEACH, "trackers=[wandb]"], "wandb"),
+    ([*TEACH, "tuning.start=lora"], "no layer foo"),
+    ([*TEACH, "data.train=[absent.jsonl]"], "absent.jsonl"),
+    ([*TEACH, "data.evaluation=[absent]"], "absent"),
+    (["train-character", "zorp", "out=new", "stepz=3"], "'steps'"),
+    (["train-character", "zorp", "out=new", "--config", "character/tinny"], "character/tiny"),
+    (["quickstart", "--out", "a.png"], "a.png: Not a directory"),
+    (["quickstart", "model.checkpoint=nothere"], "nothere"),
+    (["quickstart", "nokey=3"], "nokey"),
+    (["init", "tiny", "mine.yaml"], "mine.yaml"),
+    (["report", "run"], "run/report.html"),
+    (["report", "other", "run"], "run/compare-other.html"),
+    (["prompts", "split", "mine/train.jsonl", "--out", "mine"], "mine/train.jsonl"),
+    (["benchmark", "consistency-rank", "empty", "--judge", "tiny"], "empty/images"),
+    (["benchmark", "consistency-rank", "rank", "--judge", "nothere"], "nothere"),
+    (["benchmark", "consistency-rank", "rank", "--judge", "tiny", "--out", "mine"], "mine"),
+    (["benchmark", "t2is", "empty"], "--model"),
+    (["benchmark", "t2is", "empty", "--images", "nothere"], "nothere"),
+    (["dataset", "prompts", "new", "--price", "nan/1"], "--price 'nan/1'"),
+    (["dataset", "annotate", "nowhere", "--annotators", "ann"], "instances.jsonl"),
+    (["serve", "nothere"], "nothere"),
+    (["serve", "tiny", "--adapter", "name=lora"], "no layer foo"),
+    (["serve", "tiny", "--write", "mine/config.yaml"], "mine/config.yaml"),
+    (["serve", "tiny", "--port", "{port}"], "127.0.0.1:{port}"),
+    (["studio", "--judge", "nothere"], "nothere"),
+]
+"""Exit code 1."""
+ELSEWHERE = [
+    (
+        ["check", "a.png", "b.png", "--min", "0.5", "--judge", "http://127.0.0.1:9/v1", "--judge-model", "m"],
+        "127.0.0.1:9",
+    ),
+]
+"""What is not there now, and may be later: exit code 75."""
+LATE = [
+    ([*TRAIN, "prompts.train=bad.jsonl"], "bad.jsonl:1"),
+    ([*TEACH, "data.train=[pairs.jsonl]"], "gone.png"),
+    (["train-character", "zorp", "out=new"], "2 images"),
+]
+"""Exit code 1, but after the imports, and the run's new folder may be there."""
+MISTAKES = [
+    *((words, 2, named) for words, named in MISUSED),
+    *((words, 1, named) for words, named in REFUSED),
+    *((words, 75, named) for words, named in ELSEWHERE),
+    *((words, 1, named) for words, named in LATE),
+]
+RUNS = """
+import contextlib, io, json, sys
+from pathlib import Path
+from pacorl import cli
+sys.modules["wandb"] = None  # as if it were not installed
+state = lambda: {str(path): path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+before = state()
+for words in json.load(sys.stdin):
+    sys.argv, said, printed = ["pacorl", *words], io.StringIO(), io.StringIO()
+    code = None
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(printed):
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = ended.code
+    loaded = sorted({"diffusers", "transformers", "peft", "accelerate"} & set(sys.modules))
+    after = state()
+    changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    before = after
+    print(json.dumps([code, said.getvalue(), printed.getvalue(), loaded, changed]))
+"""
+
+
+def write_folder(folder: Path) -> None:
+    """Write what the mistakes name, and files of a user under the names that commands write."""
+    for name in ("empty", "ran", "mine", "zorp"):
+        (folder / name).mkdir()
+    for name in ("a.png", "b.png", "mine/set-2.png", "zorp/1.png", "zorp/2.png"):
+        Image.new("RGB", (32, 32)).save(folder / name)
+    for name in ("page.html", "thesis.pdf", "config.yaml", "summary.json"):
+        (folder / "mine" / name).write_text("mine")
+    (folder / "mine" / "train.jsonl").write_text('{"prompt": "a fox"}\n{"prompt": "a boat"}\n{"prompt": "a hat"}\n')
+    (folder / "ran" / "metrics.jsonl").write_text("{}\n")
+    (folder / "letter.png").write_text("Dear Sir")
+    (folder / "bad.jsonl").write_text("{")
+    small = "model: {checkpoint: tiny}, judge: {checkpoint: tiny}"
+    (folder / "pairs.jsonl").write_text('{"images": ["gone.png"], "question": "Red?", "consistent": true}\n')
+    (folder / "mine.yaml").write_text(f"{{rewards: [{{name: beauty}}], {small}}}")
+    (folder / "zorp" / "card.yaml").write_text("description: zorp\n")
+    for name in ("run", "other"):
+        finished_run(folder / name)
+    for name in ("report.html", "compare-other.html"):
+        (folder / "run" / name).write_text("<p>mine</p>")
+    write_ranking(folder / "rank")
+    write_adapter(folder / "lora", "foo", width=8)
+
+
+def write_ranking(folder: Path) -> None:
+    """ConsistencyRank-Bench with one ranking of two images."""
+    names = ["0_0.png", "0_1.png", "1_1.png"]
+    (folder / "images" / "0000").mkdir(parents=True)
+    for name in names:
+        Image.new("RGB", (32, 32)).save(folder / "images" / "0000" / name)
+    order = {"comp_images": names[1:], "rank_images": names[1:]}
+    rows = {
+        "prompt_data.jsonl": {"idx": "0000", "prompt": "a cat", "criteria": {}, "category": "Character"},
+        "consistency_full_rank.jsonl": {"folder": "0000", "ref_image": names[0], **order},
+    }
+    for name, row in rows.items():
+        (folder / name).write_text(json.dumps(row) + "\n")
+
+
+def write_adapter(folder: Path, layer: str, *, width: int) -> Path:
+    """A LoRA of one layer, by PEFT's names."""
+    folder.mkdir()
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": [layer], "base_model_name_or_path": "X"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    sides = {"A": torch.zeros(4, width), "B": torch.zeros(width, 4)}
+    names = {f"base_model.model.{layer}.lora_{side}.weight": value for side, value in sides.items()}
+    save_file(names, folder / "adapter_model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, Any]]:
+    """What the commands of MISTAKES say, one after another in one process that begins without heavy libraries."""
+    folder = tmp_path_factory.mktemp("doors")
+    write_folder(folder)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        lines = [[word.replace("{port}", port) for word in words] for words, *_ in MISTAKES]
+        done = subprocess.run(
+            [sys.executable, "-c", RUNS],
+            cwd=folder,
+            input=json.dumps(lines),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    return [(port, json.loads(line)) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("number", range(len(MISTAKES)), ids=[" ".join(words)[-60:] for words, *_ in MISTAKES])
+def test_a_mistake_is_one_line_before_any_work(told: list[tuple[str, Any]], number: int) -> None:
+    _, expected, named = MISTAKES[number]
+    port, (code, said, printed, loaded, changed) = told[number]
+    lines = [line for line in said.splitlines() if not line.startswith("  ")]
+    assert (code, len(lines), lines[0][:8]) == (expected, 1, "pacorl: "), said
+    if number < len(MISTAKES) - len(LATE):
+        assert (loaded, changed) == ([], [])
+    assert [name for name in changed if not name.startswith("new/")] == []
+    assert named.replace("{port}", port) in said
+    assert not printed or "error" in json.loads(printed)
+
+
+@pytest.mark.parametrize(
+    "words", [["score", "a.png", "none.png"], ["check", "a.png", "--no-such-option"], ["score", "--memory", ""]]
+)
+def test_a_program_reads_the_fault(words: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pacorl", *words, "--json"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.stderr == f"pacorl: {json.loads(ended.stdout)['error']}\n"
+    assert ended.returncode in (1, 2)
+
+
+# --- every command ----------------------------------------------------------------------------------------------
+
+ROOT = typer.main.get_command(app)
+
+
+def commands(group: Any = ROOT, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The words of every command, and its parser."""
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
+        if hasattr(command, "list_commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+COMMANDS = dict(commands())
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_a_command_has_a_help_and_knows_its_flags(path: tuple[str, ...]) -> None:
+    runner, parameters = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}), COMMANDS[path].params
+    shown = runner.invoke(app, [*path, "--help"])
+    assert shown.exit_code == 0, shown.output
+    assert "Usage:" in shown.stdout
+    assert COMMANDS[path].help
+    assert [
+        entry.name for entry in parameters if not (getattr(entry, "help", "") or getattr(entry, "hidden", False))
+    ] == []
+    flags = [flag for entry in parameters for flag in entry.opts if flag.startswith("--")]
+    assert len(flags) == len(set(flags))
+    if path != ("serve",):  # what it does not know is vLLM's
+        refused = runner.invoke(app, [*path, "--no-such-flag"])
+        assert (refused.exit_code, "--no-such-flag" in refused.output) == (2, True)
+
+
+NUMBERS = [
+    (path, parameter.opts[0])
+    for path, command in COMMANDS.items()
+    for parameter in command.params
+    if parameter.type_descriptor.annotation in (int, float) and parameter.opts[0].startswith("--")
+]
+
+
+@pytest.mark.parametrize("value", ["two", "nan", "1e300"])
+def test_every_number_has_limits(value: str) -> None:
+    assert len(NUMBERS) > 60
+    for path, flag in NUMBERS:
+        refused = CliRunner().invoke(app, [*path, f"{flag}={value}"])
+        assert (refused.exit_code, flag in refused.output) == (2, True), (path, flag)
+
+
+@pytest.mark.slow
+def test_shells_can_complete() -> None:
+    """bash asks for the words that may follow `pacorl benchmark `."""
+    asked = {"_PACORL_COMPLETE": "complete_bash", "COMP_WORDS": "pacorl benchmark ", "COMP_CWORD": "2"}
+    command = [sys.executable, "-c", "from pacorl.cli import main; main()"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | asked)
+    assert {"t2is", "gedit", "consistency-rank", "edit-reward-bench"} <= set(done.stdout.split())
+
+
+def test_the_version_and_the_help_load_nothing_heavy() -> None:
+    heavy = {"torch", "numpy", "PIL", "pydantic", "yaml", "transformers", "diffusers", "openai"}
+    code = f"import sys; from pacorl import cli; print(*sorted({heavy} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "\n"
+    assert CliRunner().invoke(app, ["--version"]).stdout == f"pacorl {pacorl.__version__}\n"
+    for words in ([], ["dataset"]):
+        assert "Usage:" in CliRunner().invoke(app, words).output
+
+
+# --- adapters, whose headers are read before weights are loaded ---------------------------------------------------
+
+
+def test_an_adapter_of_another_size_is_seen_in_the_files_headers(tmp_path: Path) -> None:
+    spec, layer = tiny_spec(edits=False), "single_transformer_blocks.0.attn.to_k"
+    spec.check_source("tiny", adapter=str(write_adapter(tmp_path / "fits", layer, width=128)))
+    with pytest.raises(ValueError, match=f"it has 64 where {layer} has 128"):
+        spec.check_source("tiny", adapter=str(write_adapter(tmp_path / "other", layer, width=64)))
+
+
+def test_a_checkpoint_that_is_half_here_says_nothing_of_an_adapter(tmp_path: Path) -> None:
+    shutil.copytree(tiny_spec(edits=False).committed.folder, tmp_path / "model", copy_function=os.symlink)
+    adapter = str(write_adapter(tmp_path / "other", "foo", width=8))
+    with pytest.raises(ValueError, match="it has no layer foo"):
+        check_layers(adapter, str(tmp_path / "model"), component="transformer")
+    index = tmp_path / "model/transformer/diffusion_pytorch_model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"foo.weight": "absent.safetensors"}}))
+    check_layers(adapter, str(tmp_path / "model"), component="transformer")
