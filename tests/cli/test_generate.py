@@ -12,8 +12,6 @@ from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.cli import generate as command
-from pacorl.plan import plan
-from pacorl.records import panels
 from pacorl.records.prompts import save_prompts
 from pacorl.tiny.characters import character_prompts
 
@@ -197,24 +195,6 @@ def test_a_dry_run_refuses_what_the_run_refuses(hero, checkpoint, tmp_path, no_w
         assert fault in refused(*words, "--dry-run")
     assert "give one of" in refused("a", "--record", "sets.jsonl:1", "--dry-run")
     assert "give one of" in refused("--image", image, "--dry-run")
-
-
-@pytest.mark.slow
-def test_a_dry_run_counts_a_record_s_references_and_asks_its_writer_once(hero, checkpoint, tmp_path, monkeypatch):
-    record = {"prompt": "a hero waves", "references": ["characters/hero/front.png"] * 2}
-    (tmp_path / "sets.jsonl").write_text(json.dumps(record) + "\n")
-    planned, written = [], []
-    plan_generation, write_panels = plan.plan_generation, panels.write_panels
-    monkeypatch.setattr(
-        plan, "plan_generation", lambda *a, **k: planned.append(k["images"]) or plan_generation(*a, **k)
-    )
-    monkeypatch.setattr(panels, "write_panels", lambda *a, **k: written.append(a) or write_panels(*a, **k))
-    model = ("--model", checkpoint, "--dry-run")
-    run("--record", "sets.jsonl:1", *model)
-    run("four images of a fox", "--character", hero, *model)
-    run(*model)
-    assert planned == [2, 1, 0]
-    assert len(written) == 1
 
 
 def test_a_storyboard_to_edit(hero, tmp_path):

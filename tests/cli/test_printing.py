@@ -75,22 +75,12 @@ def test_nothing_is_printed_past_the_check() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("source", ["print(text)", "typer.echo(text)", "console = Console()", "sys.stdout.write(text)"])
-def test_a_print_past_the_check_is_seen(source: str) -> None:
-    assert len(printed_directly(source)) == 1
-
-
 def test_a_refusal_of_a_judges_server(said: Said, images: list[Path]) -> None:
     server = FakeServer(behave=lambda handler, _: bool(handler.fail(400, HOSTILE)) or True)
     with server.running():
         line = said("score", *images[:2], "--judge", server.url, "--judge-model", "judge", code=1)
     assert r"\x1b]52;c;" in line
     assert "[red]x[/red]" in line
-
-
-def test_the_names_of_a_servers_models(said: Said, images: list[Path]) -> None:
-    with FakeServer(served=(HOSTILE,)).running() as server:
-        assert r"\x1b]52;c;" in said("score", *images[:2], "--judge", server.url, "--judge-model", "judge", code=1)
 
 
 def test_file_names_in_scores(said: Said, images: list[Path]) -> None:
@@ -102,36 +92,12 @@ def test_file_names_in_scores(said: Said, images: list[Path]) -> None:
     assert document["images"][0] == str(images[0])
 
 
-def test_an_image_that_is_none(said: Said, tmp_path: Path) -> None:
-    path = tmp_path / f"{HOSTILE.replace('/', '')}.png"
-    path.write_bytes(b"no image")
-    assert r"\x1b]52;c;" in said("score", path, path, "--judge", "tiny", code=1)
-
-
 def test_a_key_of_a_config(said: Said, tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(json.dumps({HOSTILE: 1, "out": str(tmp_path)}))
     line = said("train-policy", path, "--dry-run", code=1)
     assert r"\x1b]52;c;" in line
     assert "[red]x[/red]" in line
-
-
-@pytest.mark.slow
-def test_a_source_in_the_tables_of_a_dry_run(said: Said, tmp_path: Path) -> None:
-    words = ("train-policy", SOURCE.parents[1] / "configs" / "tiny.yaml", "--dry-run", f"out={tmp_path}")
-    named = json.dumps(f"lab/{HOSTILE.replace('/', '')}")
-    shown = said(*words, f"judge.checkpoint={named}", code=2)
-    assert r"\x1b]52;c;" in shown
-    assert "[red]x[red]" in shown
-    json.loads(said(*words, f"judge.checkpoint={named}", "--json", code=2))
-
-
-def test_a_prompt_that_is_refused_or_leaks(said: Said, tmp_path: Path) -> None:
-    path = tmp_path / "prompts.txt"
-    path.write_text("a fox " + HOSTILE + "\n", encoding="utf-8")
-    assert "the prompt has unknown words" in said("generate", "--prompt", HOSTILE, code=1)
-    assert r"\x1b]52;c;" in said("prompts", "check", path, "--against", path, code=1)
-    said("prompts", "check", path, "--against", path, "--json", code=1)
 
 
 def test_a_warning_a_log_line_and_a_traceback(
