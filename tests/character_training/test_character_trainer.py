@@ -9,18 +9,21 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 from safetensors.torch import load_file
-from tiny_hero import PRIOR, SMALL, hero_config, likeness, make_hero
+from tiny_hero import SMALL, hero_config, likeness, make_hero
 
 from pacorl.character_training.character_trainer import CharacterTrainer
 from pacorl.generate.generator import Generator
-from pacorl.io.images import png_texts
+from pacorl.grpo.evaluate import noise_seed
+from pacorl.grpo.lora_training import LoraTraining
 from pacorl.models.lora import read_lora
 from pacorl.report.publish import write_card
 from pacorl.runtime.stopping import Interrupted
 from pacorl.tiny.characters import Oracle
+from pacorl.types import Prompt, Size
 
 pytestmark = pytest.mark.slow  # a run of four steps takes seconds
 
@@ -55,41 +58,29 @@ def test_a_run_leaves_its_log_its_gallery_and_its_lora(run: Path) -> None:
     assert summary["after"] == {"held_out_loss": losses[-1]}
 
     saved = run / "checkpoints" / best["checkpoint"] / "lora" / "adapter_model.safetensors"
-    assert (run / "best" / "adapter_model.safetensors").read_bytes() == saved.read_bytes()
-    assert read_lora(run / "best").base == "tiny"
+    assert (run / "adapter" / "adapter_model.safetensors").read_bytes() == saved.read_bytes()
+    assert read_lora(run).base == "tiny"
     assert len(list((run / "samples").rglob("*.png"))) == 2  # base and LoRA
     assert "zorp hero, waving, boat" in (run / "report.html").read_text("utf-8")
 
 
 def test_comfyui_and_diffusers_read_the_lora(run: Path) -> None:
-    keys = set(load_file(run / "best" / "pytorch_lora_weights.safetensors"))
+    keys = set(load_file(run / "adapter" / "pytorch_lora_weights.safetensors"))
     assert all(key.startswith("transformer.") and ".lora_" in key for key in keys)
-    assert "zorp" not in repr(Generator.from_pretrained("tiny", adapter=str(run / "best")))
-
-
-def test_class_images_are_the_bases_and_stay(run: Path, tmp_path: Path) -> None:
-    images = sorted((run / "class").glob("*.png"))
-    assert [png_texts(path)["prompt"] for path in images] == 2 * ["green square hero"]
-
-    # An image of the same prompt is read, one of another prompt replaced.
-    out = tmp_path / "run"
-    shutil.copytree(run / "class", out / "class")
-    Image.new("RGB", (64, 64)).save(out / "class" / "0001.png")
-    CharacterTrainer(hero_config(run.parent / "zorp", out, *SMALL, *PRIOR, "steps=1")).train()
-    assert [path.read_bytes() for path in sorted((out / "class").glob("*.png"))] == [p.read_bytes() for p in images]
+    assert "zorp" not in repr(Generator.from_pretrained("tiny", adapter=str(run / "adapter")))
 
 
 def test_a_stopped_run_goes_on_to_the_same_bits(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = hero_config(run.parent / "zorp", tmp_path / "run", *SMALL, *PRIOR)
-    step = CharacterTrainer.step_optimizer
+    config = hero_config(run.parent / "zorp", tmp_path / "run", *SMALL)
+    step = LoraTraining.take_step
 
-    def stopping(self: CharacterTrainer) -> float:
+    def stopping(self: LoraTraining) -> float:
         if self.step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
         return step(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(CharacterTrainer, "step_optimizer", stopping)
+        patch.setattr(LoraTraining, "take_step", stopping)
         with pytest.raises(Interrupted, match="stopped after step 3, and saved; go on with --resume auto"):
             CharacterTrainer(config).train()
     assert json.loads((tmp_path / "run" / "progress.json").read_text())["step"] == 3
@@ -106,21 +97,44 @@ def test_a_resumed_run_has_the_same_settings_and_pictures(run: Path, tmp_path: P
     shutil.copytree(run, tmp_path / "run")
     hero = tmp_path / "zorp"
     shutil.copytree(run.parent / "zorp", hero)
-    config = hero_config(hero, tmp_path / "run", *SMALL, *PRIOR)
+    config = hero_config(hero, tmp_path / "run", *SMALL)
     with pytest.raises(ValueError, match=r"optimizer\.lr was 0\.002 and is now 0\.1"):
         CharacterTrainer(
             config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"lr": 0.1})}), resume=True
         ).train()
     (hero / "1.txt").write_text("zorp with a moustache")
-    with pytest.raises(ValueError, match=r"other images or captions than .*step-000004; put the earlier ones back"):
+    with pytest.raises(ValueError, match="images and captions"):
         CharacterTrainer(config, resume=True).train()
     result = CharacterTrainer(config, resume=True, allow_changes=True).train()
-    assert (result.adapter, result.metrics["step"]) == (tmp_path / "run" / "best", 4)
+    assert (result.adapter, result.metrics["step"]) == (tmp_path / "run" / "adapter", 4)
 
     # More steps are no other setting.
-    longer = hero_config(run.parent / "zorp", tmp_path / "run", *SMALL, *PRIOR, "steps=5")
+    longer = hero_config(run.parent / "zorp", tmp_path / "run", *SMALL, "steps=5")
     assert CharacterTrainer(longer, resume=True).train().metrics["step"] == 5
     assert [line["epoch"] for line in lines(tmp_path / "run", "epoch")] == [1, 2, 3]
+
+
+def test_it_stops_at_its_best_and_everything_takes_that_lora(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss falls once; its later rise ends the run, and the gallery is drawn by what `adapter/` has."""
+    losses = iter([0.5, 0.4, 0.2, 0.3, 0.3, 0.1])
+    monkeypatch.setattr(CharacterTrainer, "measure_held_out", lambda self: next(losses))
+    config = hero_config(run.parent / "zorp", tmp_path / "run", *SMALL, "steps=20", "evaluate_every=1", "patience=2")
+    result = CharacterTrainer(config).train()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["steps"], summary["best_step"]) == (4, 2)
+    best = tmp_path / "run" / "checkpoints" / "step-000002" / "lora" / "adapter_model.safetensors"
+    assert (result.adapter / "adapter_model.safetensors").read_bytes() == best.read_bytes()
+
+    # The same image by the command's own way of loading it.
+    size = Size(*config.size)
+    settings = {"guidance_scale": config.model.guidance_scale, "max_sequence_length": config.model.max_sequence_length}
+    generator = Generator.from_pretrained("tiny", adapter=str(tmp_path / "run"), dtype="float32", **settings)
+    prompt = Prompt(0, "zorp hero, waving, boat")
+    (image,) = generator.sample([prompt], [noise_seed(config.seed, (prompt, 0))], size=size, steps=2)
+    shown = Image.open(sorted((tmp_path / "run" / "samples").glob("evaluation-*/"))[-1] / "0000.png")
+    assert np.abs(np.asarray(image, dtype=int) - np.asarray(shown, dtype=int)).max() <= 1
 
 
 def test_without_held_out_pictures_the_last_lora_counts(run: Path, tmp_path: Path) -> None:
@@ -128,7 +142,6 @@ def test_without_held_out_pictures_the_last_lora_counts(run: Path, tmp_path: Pat
     result = CharacterTrainer(config).train()
     assert result.adapter == tmp_path / "run" / "adapter"
     assert result.adapter.is_dir()
-    assert not (tmp_path / "run" / "best").exists()
 
 
 def test_several_processes_are_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +153,7 @@ def test_several_processes_are_refused(run: Path, tmp_path: Path, monkeypatch: p
 def test_the_card_names_the_character_and_not_the_folder_of_its_pictures(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     card = (write_card(tmp_path / "run", licence="mit") / "README.md").read_text("utf-8")
-    assert (tmp_path / "run" / "best" / "README.md").is_file()
+    assert (tmp_path / "run" / "adapter" / "README.md").is_file()
     assert "Trained on: the images of `zorp`." in card
     assert "- character" in card
     assert "| held_out_loss |" in card

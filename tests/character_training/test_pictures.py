@@ -83,20 +83,6 @@ def test_pictures_are_held_out_of_five_or_more(tmp_path: Path, pictures: int, sh
     assert not {picture.path for picture in found.train} & {picture.path for picture in found.held_out}
 
 
-def test_mirrored_pictures_are_trained_on_if_asked_for(tmp_path: Path) -> None:
-    hero = make_hero(tmp_path / "zorp", pictures=3)
-    image = Image.new("RGB", (64, 64), "white")
-    image.paste("red", (0, 0, 32, 64))
-    image.save(hero / "0.png")
-    plain, mirrored = (
-        read_pictures(hero_config(hero, tmp_path / "run", f"flip={flip}")).train for flip in ("false", "true")
-    )
-    assert (len(plain), len(mirrored)) == (3, 6)
-    size = Size(64, 64)
-    assert plain[0].open(size, "crop").getpixel((5, 5)) == (255, 0, 0)
-    assert mirrored[3].open(size, "crop").getpixel((5, 5)) == (255, 255, 255)
-
-
 def test_pictures_of_other_shapes_are_cropped_or_padded() -> None:
     wide = Image.new("RGB", (300, 100), "red")
     assert fitted_image(wide, Size(64, 32), "crop").size == (32, 64)
@@ -153,7 +139,6 @@ def test_a_picture_or_caption_that_cannot_be_used_is_named(tmp_path: Path) -> No
     [
         ("stepz=3", "stepz: unknown key, did you mean 'steps'"),
         ("model.kind=kontext", "model.kind kontext edits images"),
-        ("prior.weight=1", r"prior.weight 1 needs prior.prompts; name the class, as in \['a dentist'\]"),
     ],
 )
 def test_a_wrong_config_is_one_line(override: str, fault: str) -> None:

@@ -14,7 +14,6 @@ SCENES = (
 )
 SMALL = ["steps=4", "evaluate_every=2", "optimizer.batch=2", "optimizer.micro_batch=2", "gallery.steps=2"]
 """What makes a run take seconds."""
-PRIOR = ["prior.weight=0.5", "prior.prompts=[green square hero]", "prior.images=2"]
 
 
 def make_hero(folder: Path, *, pictures: int = 6, captions: bool = True) -> Path:

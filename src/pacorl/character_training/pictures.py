@@ -56,7 +56,6 @@ class Picture:
 
     path: Path
     caption: str
-    mirrored: bool = False
 
     @property
     def prompt(self) -> Prompt:
@@ -65,8 +64,7 @@ class Picture:
 
     def open(self, size: Size, fit: str) -> Image.Image:
         """Read the image, cropped or padded to `size`."""
-        fitted = fitted_image(open_image(self.path), size, fit)
-        return ImageOps.mirror(fitted) if self.mirrored else fitted
+        return fitted_image(open_image(self.path), size, fit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +110,6 @@ def read_pictures(config: CharacterConfig) -> PictureSet:
         held_out = list(chain.from_iterable(scenes[stride - 1 :: stride][:count]))
 
     train = [picture for picture in pictures if picture not in held_out]
-    if config.flip:
-        train += [Picture(picture.path, picture.caption, mirrored=True) for picture in train]
     return PictureSet(subject, tuple(train), tuple(held_out))
 
 

@@ -219,7 +219,7 @@ def starting_point(config: LoraConfig, resume: Resume) -> Path | None:
         # A damaged newer checkpoint stays until it is written again.
         if start == existing[-1]:
             settle(start, config)
-    if start:
+    if start and not config.exports_best:
         publish(start, config.out / "adapter")
     return start
 
@@ -315,7 +315,7 @@ def settle(checkpoint: Path, config: LoraConfig) -> None:
         write_json(folder / "best.json", best)  # before pruning deletes the earlier best
     best_path = folder / best["checkpoint"] if best else None
     prune(folder, keep=config.keep_checkpoints, newest=step_of(checkpoint), best=best_path)
-    publish(checkpoint, config.out / "adapter")
+    publish(best_path if best_path and config.exports_best else checkpoint, config.out / "adapter")
 
 
 def best_checkpoint(folder: Path) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -51,6 +51,9 @@ class AdamWConfig(Section):
 
 class LoraConfig(Section):
     """A run's config with the keys that adapters, optimizers and checkpoints need, whatever the objective."""
+
+    exports_best: ClassVar[bool] = False
+    """Whether `adapter/` is the checkpoint with the highest score, and not the newest."""
 
     if TYPE_CHECKING:  # each run declares them in its own order, with its own text and default
         out: Path

@@ -93,8 +93,8 @@ def adapter_file(source: str | Path, *, fetch: bool = True) -> Path:
     """Locate the weights file of an adapter.
 
     Args:
-        source: A safetensors file; a folder saved by PEFT, diffusers or this project (or a checkpoint with a folder
-            `lora`); ORG/NAME on the hub, or ORG/NAME:PATH for a file or folder in it.
+        source: A safetensors file; a folder saved by PEFT, diffusers or this project (or its run or checkpoint, which
+            have it in `adapter` and `lora`); ORG/NAME on the hub, or ORG/NAME:PATH for a file or folder in it.
         fetch: Allow downloads for a hub name; otherwise only the local cache is searched.
 
     Raises:
@@ -103,8 +103,9 @@ def adapter_file(source: str | Path, *, fetch: bool = True) -> Path:
     path = Path(source) if Path(source).exists() else _from_hub(str(source), fetch=fetch)
     if path.is_file():
         return path
-    if (path / "lora").is_dir():
-        path /= "lora"
+    for name in ("adapter", "lora"):  # a run, a checkpoint
+        if (path / name).is_dir():
+            path /= name
 
     # The standard names first.
     for name in (PEFT_WEIGHTS, DIFFUSERS_WEIGHTS):

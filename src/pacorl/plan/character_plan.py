@@ -30,13 +30,11 @@ class CharacterPlan(Plan):
     """Requirements of a character's training."""
 
     images: int = 0
-    """Images that are trained on, mirrored ones included."""
+    """Images that are trained on."""
     held_out: int = 0
     """Images that measure overfitting."""
     captions: Mapping[str, str] = field(default_factory=dict)
     """File of each image → its caption."""
-    class_images: int = 0
-    """Images of prior preservation, which the base generates."""
     steps: int = 0
     passes: float = 0.0
     """Times that each image is trained on."""
@@ -46,7 +44,7 @@ class CharacterPlan(Plan):
 
     def lines(self) -> Iterator[str]:
         """Describe images, captions, steps and the LoRA, a line each."""
-        yield f"images: {self.images} to train on, {self.held_out} held out, {self.class_images} of the class"
+        yield f"images: {self.images} to train on, {self.held_out} held out"
         for name, caption in self.captions.items():
             yield f"  {name}: {caption}"
         yield f"steps: {self.steps}, each image {self.passes:.3g} times"
@@ -72,8 +70,7 @@ def plan_character(config: CharacterConfig) -> CharacterPlan:
         policy.check_size(Size(*config.size))
     except ValueError as error:
         raise ConfigError(f"size: {error}") from None
-    class_images = config.prior.images if config.prior.weight else 0
-    count = len(pictures.train) + len(pictures.held_out) + class_images
+    count = len(pictures.train) + len(pictures.held_out)
     rows = character_rows(config, Inputs.of(policy), images=count)
 
     # Counts, and warnings that depend on the whole plan.
@@ -86,7 +83,6 @@ def plan_character(config: CharacterConfig) -> CharacterPlan:
         images=len(pictures.train),
         held_out=len(pictures.held_out),
         captions={picture.path.name: picture.caption for picture in (*pictures.train, *pictures.held_out)},
-        class_images=class_images,
         steps=config.steps,
         passes=config.steps * config.optimizer.batch / len(pictures.train),
         trained_parameters=trained // FP32,

@@ -24,7 +24,7 @@ from pacorl.types import TINY
 CARD = "README.md"
 PICTURE = "before-after.png"
 """Comparison image that the quickstart draws into its run's folder."""
-FOLDERS = ("best", "adapter", "merged")
+FOLDERS = ("adapter", "merged")
 """A run's folders to publish, the first existing."""
 JUDGE_LICENCES = dict.fromkeys(("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3.5-9B"), ("apache-2.0", ""))
 """Of the bases that the judges' recipes name: an adapter is bound by its base's."""
@@ -35,7 +35,7 @@ SHOWN: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("model", "adapter", "tuning", "sampling", "advantages", "objective", "optimizer", "loss"), WHOLE),
     "prompts": ("train", "evaluation", "evaluation_limit", "leaks"),
     "data": ("train", "evaluation", "evaluation_limit"),
-    **dict.fromkeys(("steps", "size", "fit", "flip", "trigger", "held_out", "times", "prior"), WHOLE),
+    **dict.fromkeys(("steps", "size", "fit", "trigger", "held_out", "patience"), WHOLE),
     "evaluation": ("size", "steps", "samples_per_prompt"),
     "rewards": REWARD,
     "judge": ("backend", "checkpoint", "adapter", "model", "symmetric", "variants"),
