@@ -137,14 +137,6 @@ def test_the_commands_of_a_page_parse(page: Path) -> None:
     assert faults == []
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["trainpolicy x.yaml", "train-policy x.yaml --dryrun", "train-policy x.yaml sampling.stepz=3", "dataset paint SET"],
-)
-def test_a_command_that_does_not_parse_is_seen(line: str) -> None:
-    assert len(list(faults_of(shlex.split(line)))) == 1
-
-
 # --- config keys ----------------------------------------------------------------------------------------------------
 
 
@@ -200,12 +192,6 @@ def yaml_blocks() -> list[tuple[str, dict[str, Any]]]:
 @pytest.mark.parametrize("document", [block for _, block in yaml_blocks()], ids=[name for name, _ in yaml_blocks()])
 def test_the_yaml_of_a_page_loads(document: dict[str, Any]) -> None:
     PolicyConfig.model_validate(document)
-
-
-def test_a_key_that_is_not_there_is_seen() -> None:
-    assert has_key(PolicyConfig, "evaluation.rewards.name")
-    assert not has_key(PolicyConfig, "evaluation.reward")
-    assert len(yaml_blocks()) >= 3
 
 
 # --- files beside the pages -----------------------------------------------------------------------------------------

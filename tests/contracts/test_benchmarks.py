@@ -1,136 +1,210 @@
-"""Every entry of the table of benchmarks keeps what `BenchmarkSpec` promises, and its command works."""
+"""Every benchmark of the table measures its published format, and a right judge has the better figures.
+
+Each example has three items or more, all of which a comparison of mean colours answers correctly.
+"""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable
-from copy import copy
-from dataclasses import MISSING, fields, replace
+import json
+import math
+from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from benchmark_examples import EXAMPLES, check_benchmark
-from typer.testing import CliRunner, Result
+from PIL import Image
+from typer.testing import CliRunner
 
 from pacorl.bench.benchmarks import BENCHMARKS, BenchmarkOptions, BenchmarkSpec, GeneratorBenchmarkOptions
+from pacorl.bench.consistency_rank import RankOptions
+from pacorl.bench.edit_reward_bench import DIMENSIONS, EditRewardOptions
+from pacorl.bench.gedit import GeditOptions
+from pacorl.bench.t2is import ALIGNED, ALIGNMENT, CASES, CONSISTENT, CRITERIA, T2isOptions
 from pacorl.cli import app
-from pacorl.config.options import KEY
+from pacorl.io.documents import write_json, write_jsonl
+from pacorl.judge.paco_reward import PacoReward
+from pacorl.types import Question, Verdict
 
-each = pytest.mark.parametrize("name", BENCHMARKS)
+COLOURS = ("red", "green", "blue")
+LIGHTER = "make it a little lighter"
+TASKS = ("color_alter", "tone_transfer")
+Example = tuple[Path, BenchmarkOptions]
+"""DATA of a benchmark's command, and the options to measure it."""
 
 
-def command(*words: str | Path) -> Result:
-    return CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, ["benchmark", *map(str, words)])
+def faded(colour: str, share: float) -> Image.Image:
+    """A colour mixed with a share of white."""
+    return Image.blend(Image.new("RGB", (32, 32), colour), Image.new("RGB", (32, 32), "white"), share)
 
 
-@each
-def test_the_help_has_every_option_with_a_text(name: str) -> None:
-    shown = command(name, "--help")
-    assert shown.exit_code == 0, shown.output
-    assert BENCHMARKS[name].summary in shown.stdout
-    for field in fields(BENCHMARKS[name].options):
-        setting = field.metadata[KEY]
-        assert setting.help.endswith("."), field.name
-        for flag in setting.flags or (f"--{field.name.replace('_', '-')}",):
-            assert flag in shown.stdout
+def saved(image: Image.Image, path: Path) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path)
+    return path.name
+
+
+def drawn_edits(folder: Path) -> list[tuple[str, str, str]]:
+    """Write three sources, each with an edit in its colour and one in another; return their names."""
+    drawn = []
+    for colour in COLOURS:
+        shown = (("in", faded(colour, 0.0)), ("good", faded(colour, 0.1)), ("bad", faded("black", 0.5)))
+        source, good, bad = (saved(image, folder / f"{colour}_{name}.png") for name, image in shown)
+        drawn.append((source, good, bad))
+    return drawn
+
+
+def rank_example(folder: Path) -> Example:
+    """Three references in three folders, each with candidates ranked by the similarity of their colours."""
+    prompts, ranks = [], []
+    for number, colour in enumerate(COLOURS):
+        name = f"{number:04d}"
+        for file, share in {"0_0": 0.0, "0_1": 0.1, "1_1": 0.4, "2_1": 0.8}.items():
+            saved(faded(colour, share), folder / "images" / name / f"{file}.png")
+        ordered = ["0_1.png", "1_1.png", "2_1.png"]
+        prompts.append({"idx": name, "prompt": f"{colour} tiles", "criteria": {"Style": {"Colour": "One colour."}}})
+        ranks.append({"folder": name, "ref_image": "0_0.png", "comp_images": sorted(ordered), "rank_images": ordered})
+    write_jsonl(folder / "prompt_data.jsonl", prompts)
+    write_jsonl(folder / "consistency_full_rank.jsonl", ranks)
+    return folder, RankOptions(judge="colour")
+
+
+def edit_reward_example(folder: Path) -> Example:
+    rows = []
+    for number, (source, good, bad) in enumerate(drawn_edits(folder)):
+        row = {"key": [f"{number}_good", f"{number}_bad"], "instruction": LIGHTER, "task_type": TASKS[number % 2]}
+        row |= {"input_image": source, "output_images": [good, bad]}
+        rows += [{**row, "dimension": dimension} for dimension in DIMENSIONS]
+    write_jsonl(folder / "rows.jsonl", rows)
+    return folder / "rows.jsonl", EditRewardOptions(judge="colour")
+
+
+def vc_reward_example(folder: Path) -> Example:
+    rows = []
+    for number, (source, good, bad) in enumerate(drawn_edits(folder)):
+        row = {"key": f"pair_{number}", "instruction": LIGHTER, "task": TASKS[number % 2], "winner": "Image B"}
+        rows.append({**row, "source_image": source, "edited_images": [bad, good]})
+    write_jsonl(folder / "rows.jsonl", rows)
+    return folder / "rows.jsonl", EditRewardOptions(judge="colour", kind="vc-reward-bench")
+
+
+def compass_example(folder: Path) -> Example:
+    rows = []
+    for (source, good, bad), dimension in product(drawn_edits(folder), ("IA", "VC", "VQ")):
+        row = {"source_image": source, "winner": good, "loser": bad, "prompt": LIGHTER}
+        rows.append({**row, "dimension": dimension, "label": "preference"})
+    write_json(folder / "rows.json", rows)
+    return folder / "rows.json", EditRewardOptions(judge="colour", kind="edit-reward-compass")
+
+
+def t2is_example(folder: Path) -> Example:
+    """Three cases of two images in nearly one colour."""
+    cases, criteria, alignment = {}, {}, {}
+    for number, colour in enumerate(COLOURS, start=1):
+        name = f"{number:04d}_0001"
+        captions = [f"{colour} tiles by day", f"{colour} tiles by night"]
+        cases[name] = {"instruction": f"{colour} tiles", "sub_caption": captions, "output_image_count": len(captions)}
+        criteria[name] = {dimension: [{"Colour": f"All tiles are {colour}."}] for dimension in CONSISTENT}
+        alignment[name] = {text: {dimension: [text] for dimension in ALIGNED} for text in captions}
+        for panel in range(len(captions)):
+            saved(faded(colour, 0.1 * panel), folder / "made" / f"{name}_{panel + 1:04d}.png")
+    for file_name, content in {CASES: cases, CRITERIA: criteria, ALIGNMENT: alignment}.items():
+        write_json(folder / file_name, content)
+    return folder, T2isOptions(images=folder / "made", judge="colour")
+
+
+def gedit_example(folder: Path) -> Example:
+    """Three finished edits in two languages, in the colour of their source."""
+    rows = []
+    for number, colour in enumerate(COLOURS):
+        task, language = TASKS[number % 2], ("en", "cn")[number % 2]
+        row = {"task_type": task, "key": f"k{number}", "instruction": LIGHTER, "instruction_language": language}
+        source = saved(faded(colour, 0.0), folder / f"{number}.png")
+        rows.append({**row, "Intersection_exist": True, "input_image": source})
+        saved(faded(colour, 0.1), folder / "made" / "fullset" / task / language / f"k{number}.png")
+    write_jsonl(folder / "rows.jsonl", rows)
+    return folder / "rows.jsonl", GeditOptions(images=folder / "made", judge="colour")
+
+
+class ColourJudge:
+    """Judge by the distance of mean colours: close ones are consistent, or inconsistent if `contrary`."""
+
+    def __init__(self, *, contrary: bool = False) -> None:
+        self.contrary = contrary
+
+    def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
+        return [Verdict(self._p_yes(question)) for question in questions]
+
+    def explain(self, question: Question) -> str:
+        score = round(10 * self._p_yes(question), 2)
+        return json.dumps({"reasoning": "The mean colours were compared.", "score": [score, score]})
+
+    def _p_yes(self, question: Question) -> float:
+        first, *others = [
+            (np.asarray(image.convert("RGB"), dtype=np.float64) / 255).mean((0, 1)) for image in question.images
+        ]
+        distance = max([0.0, *(float(np.abs(first - other).max()) for other in others)])
+        likeness = 0.05 + 0.9 * math.exp(-6 * distance)
+        return 1 - likeness if self.contrary else likeness
+
+
+EXAMPLES: list[tuple[str, Callable[[Path], Example]]] = [
+    ("consistency-rank", rank_example),
+    ("edit-reward-bench", edit_reward_example),
+    ("edit-reward-bench", vc_reward_example),
+    ("edit-reward-bench", compass_example),
+    ("t2is", t2is_example),
+    ("gedit", gedit_example),
+]
 
 
 @pytest.mark.slow
-def test_no_help_needs_a_model_or_a_page() -> None:
-    code = (
-        "import sys; from typer.testing import CliRunner; from pacorl.cli import app\n"
-        f"for words in ['--help'], *([name, '--help'] for name in {list(BENCHMARKS)}):\n"
-        "    assert CliRunner().invoke(app, ['benchmark', *words]).exit_code == 0\n"
-        "print(sorted({'torch', 'transformers', 'diffusers', 'jinja2'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+@pytest.mark.parametrize(("name", "example"), EXAMPLES)
+def test_a_right_judge_has_the_better_figures(name: str, example: Callable[[Path], Example], tmp_path: Path) -> None:
+    spec, folder = BENCHMARKS[name], tmp_path
+    data, options = example(folder)
+    items = spec.read(data, options)
+    right = _figures(spec, items, options, folder, ColourJudge())
+    wrong = _figures(spec, items, options, folder, ColourJudge(contrary=True))
+    compared = [column for column in right if math.isfinite(right[column]) and math.isfinite(wrong[column])]
+    assert compared, "no figure of the example is a number"
+
+    # No figure may be worse with the correct judge, and one has to be better.
+    worse = [column for column in compared if right[column] < wrong[column]]
+    assert not worse, f"a wrong judge has the better {worse[0]}: {wrong[worse[0]]:g} and {right[worse[0]]:g}"
+    assert any(right[column] > wrong[column] for column in compared)
 
 
-@each
-def test_every_option_has_a_default(name: str) -> None:
-    for field in fields(BENCHMARKS[name].options):
-        assert field.default is not MISSING or field.default_factory is not MISSING, field.name
-
-
-@each
-def test_generators_are_measured_with_generators_options(name: str) -> None:
-    spec = BENCHMARKS[name]
-    assert issubclass(spec.options, BenchmarkOptions)
-    assert issubclass(spec.options, GeneratorBenchmarkOptions) == (spec.generate is not None)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_its_example_is_measured(name: str, tmp_path: Path) -> None:
-    benchmark, example = EXAMPLES[name]
-    check_benchmark(BENCHMARKS[benchmark], example, tmp_path)
+def _figures(
+    spec: BenchmarkSpec[Any, Any], items: Any, options: Any, folder: Path, judge: ColourJudge
+) -> dict[str, float]:
+    """Column → figure of the example by a judge."""
+    benchmark = spec.build(items, options, PacoReward(judge), folder)
+    assert benchmark.title
+    for row, published in benchmark.paper.rows.items() if benchmark.paper else ():
+        assert 0 < len(published) <= len(benchmark.columns), row
+    keys = list(benchmark.texts())
+    assert len(keys) >= len(COLOURS)
+    rows = benchmark.measure(keys)
+    assert [row["key"] for row in rows] == keys, "the rows of a measurement are not the requested items"
+    assert not [row["error"] for row in rows if "error" in row]
+    figures = benchmark.figures(rows)
+    assert len(figures) == len(benchmark.columns), f"{len(figures)} figures for {len(benchmark.columns)} columns"
+    benchmark.breakdowns(rows)
+    return {column: figure.mean for column, figure in zip(benchmark.columns, figures, strict=True)}
 
 
 def test_every_benchmark_has_an_example() -> None:
-    assert {benchmark for benchmark, _ in EXAMPLES.values()} == set(BENCHMARKS)
+    assert {name for name, _ in EXAMPLES} == set(BENCHMARKS)
+    for spec in (BENCHMARKS[name] for name in BENCHMARKS):
+        assert issubclass(spec.options, BenchmarkOptions)
+        assert issubclass(spec.options, GeneratorBenchmarkOptions) == (spec.generate is not None)
 
 
-def broken(spec: BenchmarkSpec[Any, Any], method: str, change: Callable[[Any, Any], Any]) -> BenchmarkSpec[Any, Any]:
-    """The benchmark with one method that is wrong."""
-    build = spec.build
-
-    def build_wrong(*arguments: Any) -> Any:
-        benchmark = build(*arguments)
-        right = getattr(benchmark, method)
-        # In the class's place: an instance may have slots.
-        wrong = type("Broken", (type(benchmark),), {method: lambda self, rows: change(right, rows)})
-        copied = copy(benchmark)
-        copied.__class__ = wrong
-        return copied
-
-    return replace(spec, build=build_wrong)
-
-
-def inverted(figures: Any, rows: Any) -> Any:
-    return [replace(figure, mean=-figure.mean) for figure in figures(rows)]
-
-
-def raising(measure: Any, rows: Any) -> Any:
-    raise RuntimeError("not measured")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in ("gedit", "t2is") else []) for name in BENCHMARKS]
-)
-@pytest.mark.parametrize(
-    ("method", "change", "said"),
-    [
-        ("figures", inverted, "a wrong judge has the better"),
-        ("figures", lambda figures, rows: figures(rows)[:-1], r"\d+ figures for \d+ columns"),
-        ("measure", raising, "not measured"),
-        ("measure", lambda measure, keys: measure(keys)[::-1], "not the requested items"),
-    ],
-)
-def test_a_wrong_benchmark_is_refused(name: str, method: str, change: Any, said: str, tmp_path: Path) -> None:
-    with pytest.raises((AssertionError, RuntimeError), match=said):
-        check_benchmark(broken(BENCHMARKS[name], method, change), EXAMPLES[name][1], tmp_path)
-
-
-@each
+@pytest.mark.parametrize("name", BENCHMARKS)
 def test_data_that_are_absent_are_named(name: str, tmp_path: Path) -> None:
-    absent = tmp_path / "absent"
-    refused = command(name, absent, "--judge", "tiny", "--model" if BENCHMARKS[name].generate else "--judge", "tiny")
+    words = ["--model", "tiny"] if BENCHMARKS[name].generate else []
+    refused = CliRunner().invoke(app, ["benchmark", name, str(tmp_path / "absent"), "--judge", "tiny", *words])
     assert isinstance(refused.exception, ValueError | OSError), refused.output
-    assert str(absent) in str(refused.exception)
-    assert "\n" not in str(refused.exception)
-
-
-@each
-def test_an_option_that_is_none_is_refused(name: str) -> None:
-    refused = command(name, "data", "--colour", "red")
-    assert refused.exit_code == 2
-    assert "--colour" in refused.output
-
-
-def test_a_benchmark_that_is_none_is_refused() -> None:
-    refused = command("t2iss", "data")
-    assert refused.exit_code == 2
-    assert "t2iss" in refused.output
+    assert str(tmp_path / "absent") in str(refused.exception)

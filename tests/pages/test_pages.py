@@ -121,7 +121,3 @@ def test_a_job_script_is_bash_and_trains(page: Path, block: Block) -> None:
     checked = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True, check=False)
     assert checked.stderr == ""
     assert "train-policy" in block.text
-
-
-def test_there_are_job_scripts_for_one_machine_and_for_several() -> None:
-    assert {page.stem for page, _ in SCRIPTS} == {"train", "scaling"}
