@@ -273,7 +273,6 @@ def test_gradients_that_are_not_finite_are_skipped_then_stop_the_run(
         ("rewards=[{name: beauty}]", "unknown reward 'beauty'; there are consistency"),
         ("rewards=[{name: consistency, args: {heat: 3}}]", "unknown argument 'heat'; it takes temperature"),
         ("sampling.size=[64, 60]", "size 64x60 must be a multiple of 8"),
-        ("sampling.batch=3", "do not divide into"),
         ("prompts.train=nowhere.jsonl", r"nowhere\.jsonl"),
         ("adapter.targets=[attn.nothing]", r"'attn\.nothing' matches no linear layer"),
     ],

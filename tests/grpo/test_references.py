@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from pacorl.cli import app
 from pacorl.config.base import load
 from pacorl.grpo import builders
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.rows import check_image_counts
+from pacorl.grpo.rows import divide
 from pacorl.records.prompts import prompts_from, save_prompts
 from pacorl.types import Character, Prompt
 
@@ -100,49 +99,26 @@ def test_references_that_do_not_fit_are_refused_before_weights_load(
     monkeypatch.setattr(builders, "build_policy", lambda *args, **options: pytest.fail("weights were loaded"))
     record = {"prompt": "a hero", "references": ["0.png"] * 5}
     (recipe.parent / "train.jsonl").write_text(json.dumps(record))
-    with pytest.raises(
-        ValueError, match=r"prompt 0 .* has 5 images \(5 of them references\), and model.kind klein takes at"
-    ):
+    with pytest.raises(ValueError, match=r"has 5 images \(5 of them references\), and model.kind klein takes at"):
         train_policy(load(PolicyConfig, recipe))
-    with pytest.raises(
-        ValueError, match=r"model\.kind sd3 takes no reference images of characters, and prompt 0 .* has 5"
-    ):
+    with pytest.raises(ValueError, match=r"model\.kind sd3 takes no reference images of characters, and .* has 5"):
         train_policy(load(PolicyConfig, recipe, ["model.kind=sd3"]))
 
 
-@pytest.mark.parametrize("kind", ["klein", "qwen_edit_plus", "kontext"])
-def test_a_sharded_run_refuses_mixed_batches_before_weights_load(kind: str, tmp_path: Path) -> None:
-    """Kontext reads one stitched image, however many there are."""
+@pytest.mark.parametrize(
+    ("kind", "batches"), [("klein", (3, 1)), ("qwen_edit_plus", (3, 1)), ("kontext", (4, 4)), ("qwen_image_21", (3, 1))]
+)
+def test_a_sharded_batch_holds_prompts_that_share_a_forward(
+    kind: str, batches: tuple[int, int], tmp_path: Path
+) -> None:
+    """Kontext reads one stitched image, however many there are; prompts of Qwen-Image 2.1 share none."""
     prompts = [Prompt(0, "a fox", references=(tmp_path / "a.png",)), Prompt(1, "a fox", references=(tmp_path,) * 2)]
-    refusal = pytest.raises(
-        ValueError, match=r"FSDP2 and prompts with 1 to 2 images, which \w+.batch \d would mix: .*1$"
-    )
-
-    def check(train: list[Prompt], evaluation: list[Prompt], *batches: int) -> None:
-        settings = [f"sampling.batch={batches[0]}", f"evaluation.batch={batches[1]}", "group_size=4"]
-        config = toy_config(tmp_path / "run", f"model.kind={kind}", "judge.symmetric=false", *settings)
-        check_image_counts(config, train, evaluation)
-
-    check(prompts, prompts, 2, 1)
-    check(prompts[:1], prompts[1:], 3, 4)
-    for train, evaluation, *batches in ((prompts, prompts[:1], 3, 1), (prompts[:1], prompts, 2, 2)):
-        with nullcontext() if kind == "kontext" else refusal:
-            check(train, evaluation, *batches)
-
-
-def test_a_sharded_run_refuses_batches_of_several_prompts_by_the_kind(tmp_path: Path) -> None:
-    """Those of Qwen-Image 2.1 take forwards of their own, however alike their images are."""
-    prompts = [Prompt(0, "a fox"), Prompt(1, "an owl")]
-
-    def check(*batches: int) -> None:
-        settings = [f"sampling.batch={batches[0]}", f"evaluation.batch={batches[1]}", "group_size=4"]
-        config = toy_config(tmp_path / "run", "model.kind=qwen_image_21", "judge.symmetric=false", *settings)
-        check_image_counts(config, prompts, prompts)
-
-    check(4, 1)
-    for batches, key in (((3, 1), "sampling.batch 3"), ((2, 2), "evaluation.batch 2")):
-        with pytest.raises(ValueError, match=rf"^FSDP2 and model\.kind qwen_image_21, .* {key} would mix: .*1$"):
-            check(*batches)
+    settings = ["sampling.batch=4", "evaluation.batch=4", "group_size=6", "prompts_per_epoch=4"]
+    config = toy_config(tmp_path / "run", f"model.kind={kind}", "judge.symmetric=false", *settings)
+    division = divide(config, sharded=True, train=prompts, evaluation=prompts)
+    assert (division.batch, division.evaluation_batch) == batches
+    alone = divide(config, sharded=True, train=prompts[:1], evaluation=prompts[1:])
+    assert (alone.batch, alone.evaluation_batch) == (4, 4)
 
 
 @pytest.mark.slow

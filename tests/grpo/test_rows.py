@@ -3,10 +3,12 @@
 from functools import partial
 from itertools import product
 
-import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pacorl.core.sampler import Tree
-from pacorl.grpo.rows import Row, assign_rows, check_mixed_sizes, epoch_rows, one_size_batches
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.grpo.rows import Row, assign_rows, divide, epoch_rows, one_size_batches
 from pacorl.tiny.characters import character_prompts
 from pacorl.types import Prompt, Size
 
@@ -67,13 +69,44 @@ def test_processes_deal_whole_subtrees_if_these_divide() -> None:
     joined = partial(assign_rows, numbered, tree=Tree(1, (12, 1)), batch=2, updates=1, world=3, rank=0)
     assert [len(unit) for unit in joined()[0]] == [4, 4]
     assert [len(unit) for unit in joined(sharded=True)[0]] == [2, 2, 2, 2]
-    with pytest.raises(ValueError, match="cut through subtrees of 3 samples"):
-        assign_rows(numbered, tree=Tree(4, (3, 1)), batch=4, updates=1, world=3, rank=0, sharded=True)
 
 
-def test_groups_that_do_not_divide_name_what_would() -> None:
-    with pytest.raises(ValueError, match="batches of 1, 2, 3, 6; or 20 or 40 samples"):
-        assign_rows([Row(PROMPTS[0], n) for n in range(24)], tree=Tree(2, (1, 1)), batch=5, updates=2, world=2, rank=0)
+@given(
+    st.tuples(st.integers(1, 12), st.integers(2, 12), st.integers(1, 9)),
+    st.integers(1, 4),
+    st.integers(1, 6),
+    st.booleans(),
+)
+def test_every_epoch_is_divided(sizes: tuple[int, int, int], updates: int, world: int, sharded: bool) -> None:
+    """Into as many whole batches on each rank in each update, with the batch that was asked for if it divides."""
+    prompts, group, batch = sizes
+    sections = {"sampling": {"batch": batch}, "optimizer": {"updates_per_epoch": updates}}
+    config = PolicyConfig.model_validate({"prompts_per_epoch": prompts, "group_size": group, **sections})
+    division = divide(config, world=world, sharded=sharded)
+    assert prompts <= division.prompts < prompts + updates * world
+    assert 1 <= division.batch <= batch
+    rows = [Row(PROMPTS[0], number) for number in range(division.prompts * group)]
+    tree = config.sampling.tree.resolve(group, steps=1)
+    dealt = [
+        assign_rows(rows, tree=tree, batch=division.batch, updates=updates, world=world, rank=rank, sharded=sharded)
+        for rank in range(world)
+    ]
+    assert sorted(row.number for rank in dealt for update in rank for unit in update for row in unit) == list(
+        range(len(rows))
+    )
+    counts = {sum(map(len, update)) for rank in dealt for update in rank}
+    assert len(counts) == 1
+    assert counts.pop() % division.batch == 0
+    if prompts * group % (batch * updates * world) == 0:
+        assert not division.differences(config)
+    elif division.batch < batch:
+        assert f"sampling.batch is {division.batch} in place of {batch}" in division.differences(config)
+
+
+def test_a_batch_stays_within_a_group_if_sizes_differ() -> None:
+    config = PolicyConfig(prompts_per_epoch=4, group_size=6, sampling={"batch": 4}, optimizer={"updates_per_epoch": 1})
+    assert divide(config).batch == 4
+    assert divide(config, mixed_sizes=True).batch == 3
 
 
 class TwoSizes:
@@ -90,7 +123,3 @@ def test_batches_hold_one_size() -> None:
     wide, tall = Size(32, 64), Size(64, 32)
     mixed = TwoSizes([wide, tall, wide, wide])
     assert one_size_batches(mixed, PROMPTS, size=Size(64, 64), batch=2) == [[0, 2], [3], [1]]
-    check_mixed_sizes(mixed, PROMPTS, size=Size(64, 64), group_size=6, batch=3)
-    check_mixed_sizes(TwoSizes([wide] * 4), PROMPTS, size=Size(64, 64), group_size=6, batch=4)
-    with pytest.raises(ValueError, match=r"sampled at 2 sizes .* set sampling\.batch to one of 1, 2, 3, 6"):
-        check_mixed_sizes(mixed, PROMPTS, size=Size(64, 64), group_size=6, batch=4)

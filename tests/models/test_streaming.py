@@ -18,7 +18,7 @@ from pacorl.config.base import ConfigError, load
 from pacorl.core.objectives import RATIO_DEVIATION
 from pacorl.core.transfer import warn_of_pageable
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.rows import check_division
+from pacorl.grpo.rows import check_sharded
 from pacorl.judge.local import LocalJudge
 from pacorl.models.int8 import (
     Arena,
@@ -233,9 +233,9 @@ def test_text_encoders_and_judge_answer_as_they_do_at_home() -> None:
 
 def test_what_cannot_be_streamed_is_refused_before_weights_load() -> None:
     with pytest.raises(ValueError, match=r"memory lowest and FSDP2: .* leave memory out and set"):
-        check_division(load(PolicyConfig, None, ["memory=lowest"]), world=2, sharded=True)
+        check_sharded(load(PolicyConfig, None, ["memory=lowest"]))
     with pytest.raises(ValueError, match=r"model\.stream and FSDP2: .* leave stream out"):
-        check_division(load(PolicyConfig, None, ["model.stream=true"]), world=2, sharded=True)
+        check_sharded(load(PolicyConfig, None, ["model.stream=true"]))
     with pytest.raises(ConfigError, match=r"stream and compile blocks: .* leave one out"):
         load(PolicyConfig, None, ["memory=lowest", "model.compile=blocks"])
 

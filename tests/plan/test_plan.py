@@ -391,7 +391,6 @@ def test_a_model_in_the_hub_s_cache_is_found_without_the_network(tmp_path: Path,
     [
         ("sampling.size=[100, 128]", "sampling.size: size 100x128 must be a multiple of 8 .* the nearest is 96x128"),
         ("evaluation.size=[128, 130]", "evaluation.size: .* nearest is 128x128"),
-        ("sampling.batch=5", "sampling.batch: 672 samples an epoch do not divide"),
         ("adapter.targets=[attn.to_z]", "adapter.targets: .*'attn.to_z' matches no linear layer"),
     ],
 )

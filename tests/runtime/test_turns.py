@@ -14,7 +14,7 @@ from pacorl.config.base import ConfigError, load
 from pacorl.core.objectives import RATIO_DEVIATION
 from pacorl.core.transfer import warn_of_pageable
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.rows import check_division
+from pacorl.grpo.rows import check_sharded
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.models.int8 import Arena
 from pacorl.plan.generators import META
@@ -155,4 +155,4 @@ def test_low_memory_leaves_what_is_given_and_refuses_what_contradicts_it() -> No
 def test_a_sharded_transformer_takes_no_turns() -> None:
     """Refused before anything is loaded."""
     with pytest.raises(ValueError, match=r"memory low and FSDP2: .* leave memory out and set"):
-        check_division(load(PolicyConfig, None, ["memory=low"]), world=2, sharded=True)
+        check_sharded(load(PolicyConfig, None, ["memory=low"]))

@@ -217,8 +217,8 @@ def check_run(run: PolicyConfig, *, resume: Resume | None = None) -> None:
         resume: start of the training; None if there is no training.
 
     Raises:
-        ValueError: if a checkpoint or adapter is missing or does not fit, a reward has another type, the samples of an
-            epoch do not divide, or the folder contains a run.
+        ValueError: if a checkpoint or adapter is missing or does not fit, a reward has another type, or the folder
+            contains a run.
         OSError: if the folder cannot be written.
     """
     from pacorl.grpo.start import named_start
@@ -249,12 +249,6 @@ def check_run(run: PolicyConfig, *, resume: Resume | None = None) -> None:
     # An unused judge is never loaded, so it may be absent.
     if run.judge and any(asks_judge(reward, run=False) for reward in run.rewards):
         JUDGES[run.judge.backend].check(run.judge.checkpoint, getattr(run.judge, "adapter", ""))
-
-    # Last, since it imports torch.
-    if resume is not None:
-        from pacorl.grpo.rows import check_division
-
-        check_division(run, world=int(os.environ.get("WORLD_SIZE", "1")))
 
 
 def train_character(

@@ -18,7 +18,6 @@ from pacorl.core.devices import NONE
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.rows import check_mixed_sizes
 from pacorl.grpo.scoring import time_limit
 from pacorl.io.outage import OUTAGE_SECONDS, UnreachableError, WaitsForOutages
 from pacorl.judge import JUDGES, open_judge
@@ -235,14 +234,8 @@ def encode_prompts(
     *,
     cache: ConditioningCache,
 ) -> ConditioningCache:
-    """Encode each prompt into `cache` at its size, and free the encoders.
-
-    Raises:
-        ValueError: if batches would mix sizes.
-    """
-    size = Size(*config.sampling.size)
-    check_mixed_sizes(policy, train_prompts, size=size, group_size=config.group_size, batch=config.sampling.batch)
-    cache.prepare(train_prompts, size)
+    """Encode each prompt into `cache` at its size, and free the encoders."""
+    cache.prepare(train_prompts, Size(*config.sampling.size))
     cache.prepare(evaluation_prompts, Size(*config.evaluation.size))
     policy.free_encoders()  # now: encoders, transformer and judge together may exceed the device's memory
     torch.cuda.empty_cache()

@@ -53,14 +53,14 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
         rows = epoch_rows(
             trainer.train_prompts,
             epoch=trainer.epoch,
-            count=config.prompts_per_epoch,
+            count=trainer.division.prompts,
             group_size=config.group_size,
             seed=config.seed,
         )
         units_of_updates = assign_rows(
             rows,
             tree=sampler.tree,
-            batch=config.sampling.batch,
+            batch=trainer.division.batch,
             updates=config.optimizer.updates_per_epoch,
             world=runtime.world,
             rank=runtime.rank,

@@ -129,7 +129,7 @@ def sample_and_score(
 
     # 1. Cut batches, then shard them, so that batches do not depend on the number of processes.
     prompts = [prompt for prompt, _ in jobs]
-    batches = one_size_batches(trainer.policy, prompts, size=size, batch=config.evaluation.batch)
+    batches = one_size_batches(trainer.policy, prompts, size=size, batch=trainer.division.evaluation_batch)
     numbered = runtime.shard(batches)
     own_jobs = [jobs[row] for _, batch in numbered for row in batch]
     # A negative number marks padding for the forwards of other ranks: its results are dropped.
@@ -146,7 +146,7 @@ def sample_and_score(
         sampler=Sampler(size=size, steps=config.evaluation.steps),
         cache=trainer.cache,
         seeds=[noise_seed(config.seed, job) for job in own_jobs],
-        batch=config.evaluation.batch,
+        batch=trainer.division.evaluation_batch,
         progress=count_batch,
     )
     for _ in range(runtime.rounds(len(batches)) - len(numbered)):
@@ -171,7 +171,7 @@ def score_images(
     def limited(name: str, reward: object, act: Callable[[], Outcome]) -> Outcome:
         # One call for all images, so that a judge shares prefixes; its limit grows with the batches.
         context = torch_context()
-        batches = max(1, math.ceil(len(images) / options.evaluation.batch))
+        batches = max(1, math.ceil(len(images) / trainer.division.evaluation_batch))
 
         def act_in_context() -> Outcome:
             with context():

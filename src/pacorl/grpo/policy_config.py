@@ -60,7 +60,8 @@ class SamplingConfig(SamplingSteps):
     tree: TreeOptions = TreeOptions()
     """Branching of a group's samples; by default independent noise, as in the paper."""
     batch: Positive = 1
-    """Samples per forward."""
+    """Samples per forward, at most: of smaller batches, the largest that divides over updates and processes is
+    taken."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> SamplingConfig:

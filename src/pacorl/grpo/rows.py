@@ -52,23 +52,15 @@ def assign_rows(
     Args:
         rows: rows of the epoch.
         tree: tree of each group.
-        batch: samples per forward.
+        batch: samples per forward, by `divide`.
         updates: number of updates.
         world: number of processes.
         rank: this process.
         sharded: whether a forward is a collective. Then all ranks need equally many forwards, so a unit smaller than a
             subtree is a single batch.
-
-    Raises:
-        ValueError: if the rows do not divide evenly; the message lists sizes that would.
     """
     # 1. Pieces of whole subtrees if they divide, else batches.
-    if len(rows) % (batch * updates * world):
-        raise ValueError(
-            f"{len(rows)} samples an epoch do not divide into {updates} updates (optimizer.updates_per_epoch) × "
-            f"{world} processes × batches of {batch} (sampling.batch); "
-            f"{_sizes_that_divide(len(rows), batch=batch, updates=updates, world=world)}"
-        )
+    assert len(rows) % (batch * updates * world) == 0, "`divide` finds a batch that divides"
     # A unit of whole subtrees and whole batches.
     leaves = tree.leaves(0)
     subtree = math.lcm(batch, leaves)
@@ -80,72 +72,90 @@ def assign_rows(
         share = pieces[update::updates]
         if len(share) % world:
             share = list(chain(*(in_batches(piece, batch) for piece in share)))
-        if sharded and len(share[0]) % subtree and leaves % batch:
-            raise ValueError(
-                f"batches of {batch} cut through subtrees of {leaves} samples, and with a sharded transformer "
-                "every process must make as many forwards; set sampling.batch to a divisor of it"
-            )
+        assert not (sharded and len(share[0]) % subtree and leaves % batch), "ranks cut through a subtree"
         shares.append(share[rank::world] if sharded else _joined(share[rank::world], tree))
     return shares
 
 
-def check_division(config: PolicyConfig, *, world: int, sharded: bool = False) -> None:
-    """Check that an epoch divides over the processes, and that the settings suit a sharded transformer.
+@dataclass(frozen=True, slots=True)
+class Division:
+    """Equal shares of an epoch: every update has as many whole batches on every process."""
 
-    Raises:
-        ValueError: if samples, updates, processes and batches do not divide; the message lists sizes that would.
+    prompts: int
+    """Groups of an epoch, at least `prompts_per_epoch`."""
+    batch: int
+    """Samples per forward, at most `sampling.batch`."""
+    evaluation_batch: int
+    """Images per forward of an evaluation, at most `evaluation.batch`."""
+
+    def differences(self, config: PolicyConfig) -> str:
+        """Describe in a line what differs from the config; empty if nothing does."""
+        found = {
+            "prompts_per_epoch": (config.prompts_per_epoch, self.prompts),
+            "sampling.batch": (config.sampling.batch, self.batch),
+            "evaluation.batch": (config.evaluation.batch, self.evaluation_batch),
+        }
+        changes = [f"{key} is {now} in place of {given}" for key, (given, now) in found.items() if now != given]
+        return f"so that the samples divide, {', '.join(changes)}" if changes else ""
+
+
+def divide(
+    config: PolicyConfig,
+    *,
+    world: int = 1,
+    sharded: bool = False,
+    mixed_sizes: bool = False,
+    train: Sequence[Prompt] = (),
+    evaluation: Sequence[Prompt] = (),
+) -> Division:
+    """Find the fewest prompts and the largest batches that divide over updates and processes.
+
+    Args:
+        config: the run.
+        world: number of processes.
+        sharded: whether a forward is a collective, for which all ranks need equally many forwards.
+        mixed_sizes: whether training images differ in size, so that a batch may not cross groups.
+        train: training prompts, which with `sharded` may need forwards of their own.
+        evaluation: evaluation prompts, likewise.
     """
-    if sharded and config.in_turns:
+    group = config.group_size
+    shares = config.optimizer.updates_per_epoch * world
+    prompts = config.prompts_per_epoch
+    while prompts * group % shares:
+        prompts += 1
+
+    within_groups = mixed_sizes or (sharded and _take_own_forwards(config, train))
+    samples = prompts * group // shares
+    leaves = config.sampling.tree.resolve(group, steps=config.sampling.stochastic_steps).leaves(0)
+    for batch in range(min(config.sampling.batch, samples), 0, -1):
+        divides = samples % batch == 0 and not (within_groups and group % batch)
+        # Ranks that cut through a subtree would need its nodes on both of them.
+        if divides and not (sharded and samples % math.lcm(batch, leaves) and leaves % batch):
+            break
+    own_evaluations = sharded and _take_own_forwards(config, evaluation)
+    return Division(prompts, batch, evaluation_batch=1 if own_evaluations else config.evaluation.batch)
+
+
+def _take_own_forwards(config: PolicyConfig, prompts: Sequence[Prompt]) -> bool:
+    """Check whether prompts of one batch would take forwards of their own."""
+    # Images of different shapes are found only when they are encoded.
+    per = config.generator.policy.forward_per
+    counts = {len(prompt.sources) + len(prompt.references) for prompt in prompts}
+    return (per == "prompt" and len(prompts) > 1) or (per == "layout" and len(counts) > 1)
+
+
+def check_sharded(config: PolicyConfig) -> None:
+    """Raise ValueError if a setting does not suit a transformer that FSDP2 shards."""
+    if config.in_turns:
         raise ValueError(
             f"memory {config.memory} and FSDP2: a transformer that is sharded takes no turns; leave memory out and set "
             "model.quantize and judge.quantize, or launch with ddp.yaml"
         )
-    if sharded and config.model.stream:
+    if config.model.stream:
         raise ValueError(
             "model.stream and FSDP2: what is streamed is not there to be sharded; leave stream out, or launch with "
             "ddp.yaml"
         )
-    # Rows of one dummy prompt: only their number matters here.
-    rows = []
-    for number in range(config.prompts_per_epoch * config.group_size):
-        rows.append(Row(Prompt(0, ""), number))
-    assign_rows(
-        rows,
-        tree=config.sampling.tree.resolve(config.group_size, steps=config.sampling.stochastic_steps),
-        batch=config.sampling.batch,
-        updates=config.optimizer.updates_per_epoch,
-        world=world,
-        rank=0,
-        sharded=sharded,
-    )
-
-
-def check_image_counts(config: PolicyConfig, train: Sequence[Prompt], evaluation: Sequence[Prompt]) -> None:
-    """Check that no batch of a sharded run mixes prompts that take forwards of their own.
-
-    Raises:
-        ValueError: if one would; images of different shapes are found only when they are encoded.
-    """
-    per = config.generator.policy.forward_per
-    if per == "batch":
-        return
-    crossing = {
-        "sampling.batch": (train, config.sampling.batch, config.group_size % config.sampling.batch > 0),
-        "evaluation.batch": (evaluation, config.evaluation.batch, config.evaluation.batch > 1),
-    }
-    for key, (prompts, batch, crosses) in crossing.items():
-        # Prompts with equally many images share a forward.
-        counts = {len(prompt.sources) + len(prompt.references) for prompt in prompts}
-        if crosses and per == "prompt" and len(prompts) > 1:
-            raise ValueError(
-                f"FSDP2 and model.kind {config.model.kind}, whose prompts take forwards of their own, which {key} "
-                f"{batch} would mix: its ranks must make equally many forwards; set it to 1"
-            )
-        if crosses and len(counts) > 1:
-            raise ValueError(
-                f"FSDP2 and prompts with {min(counts)} to {max(counts)} images, which {key} {batch} would mix: its "
-                "ranks must make equally many forwards; set it to 1"
-            )
 
 
 def _joined(pieces: Sequence[Sequence[Row]], tree: Tree) -> list[Sequence[Row]]:
@@ -159,30 +169,6 @@ def _joined(pieces: Sequence[Sequence[Row]], tree: Tree) -> list[Sequence[Row]]:
     return units
 
 
-def _sizes_that_divide(rows: int, *, batch: int, updates: int, world: int) -> str:
-    """Describe sizes near the requested sizes, each of which alone would make the rows divide."""
-    # One change at a time: another batch, another number of processes, or more samples.
-    sizes = []
-    for size in range(1, rows + 1):
-        if rows % (size * updates * world) == 0:
-            sizes.append(size)
-
-    worlds = []
-    for count in range(1, 2 * world):
-        if rows % (batch * updates * count) == 0:
-            worlds.append(count)
-
-    unit = batch * updates * world
-    near = sorted({max(1, rows // unit) * unit, (rows // unit + 1) * unit})
-    ways = []
-    if sizes:
-        ways.append(f"batches of {', '.join(map(str, sizes[:8]))}")
-    if worlds:
-        ways.append(f"{', '.join(map(str, worlds))} processes")
-    ways.append(f"{' or '.join(map(str, near))} samples an epoch")
-    return "; or ".join(ways) + " would"
-
-
 def one_size_batches(policy: Policy, prompts: Sequence[Prompt], *, size: Size, batch: int) -> list[Sequence[int]]:
     """Cut the positions in `prompts` into batches of one size each, sizes in order of first appearance."""
     by_size: dict[Size, list[int]] = {}
@@ -192,15 +178,3 @@ def one_size_batches(policy: Policy, prompts: Sequence[Prompt], *, size: Size, b
     for group in by_size.values():
         batches += in_batches(group, batch)
     return batches
-
-
-def check_mixed_sizes(policy: Policy, prompts: Sequence[Prompt], *, size: Size, group_size: int, batch: int) -> None:
-    """Raise ValueError, with batch sizes that fit, if batches cross groups whose sizes differ."""
-    sizes = {policy.size_of(prompt, size) for prompt in prompts}
-    if len(sizes) > 1 and group_size % batch:
-        fitting = [count for count in range(1, group_size + 1) if group_size % count == 0]
-        raise ValueError(
-            f"the prompts are sampled at {len(sizes)} sizes (e.g. {', '.join(map(str, sorted(sizes, key=str)[:3]))}), "
-            f"and batches of {batch} cross from one group of {group_size} to the next; set sampling.batch to one of "
-            f"{', '.join(map(str, fitting))}"
-        )

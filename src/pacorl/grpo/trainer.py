@@ -28,7 +28,7 @@ from pacorl.grpo.inputs import AnyPrompts, AnyRewards, run_inputs
 from pacorl.grpo.lora_training import BadGradientsError, LoraTraining
 from pacorl.grpo.monitor import Alarm, HackingMonitor, HackingSuspectedError, Kind, PanelStatistics
 from pacorl.grpo.rollout import Draw
-from pacorl.grpo.rows import check_division, check_image_counts
+from pacorl.grpo.rows import check_sharded, divide
 from pacorl.grpo.scoring import Scorer, scoring_overlaps
 from pacorl.grpo.start import Resume
 from pacorl.io.documents import JsonObject, read_jsonl
@@ -44,7 +44,7 @@ from pacorl.runtime.processes import Runtime, SharedFault, allow_tf32, wait_afte
 from pacorl.runtime.stopping import Interrupted, lost_ranks
 from pacorl.runtime.turns import Turns
 from pacorl.runtime.workers import CallTimeout
-from pacorl.types import Prompt
+from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -181,9 +181,8 @@ class PolicyTrainer:
             if start:
                 compare = partial(checkpoint.changes_since, start, config, allowed=allow_changes)
                 changes = self.runtime.on_main(partial(compare, identities=self.identities))
-            check_division(config, world=self.runtime.world, sharded=self.runtime.sharded)
             if self.runtime.sharded:
-                check_image_counts(config, self.train_prompts, self.evaluation_prompts)
+                check_sharded(config)
             self._build_models(resumed=start is not None)
             # A server has said now which model it serves.
             self.identities = self.runtime.on_main(identify) | self.identities
@@ -205,6 +204,16 @@ class PolicyTrainer:
 
         # 2. Policy, and the conditionings of its prompts.
         self.policy = builders.build_adapted_policy(config, device=device, pipeline=self.pipeline)
+        sizes = {self.policy.size_of(prompt, Size(*config.sampling.size)) for prompt in self.train_prompts}
+        self.division = divide(
+            config,
+            world=self.runtime.world,
+            sharded=self.runtime.sharded,
+            mixed_sizes=len(sizes) > 1,
+            train=self.train_prompts,
+            evaluation=self.evaluation_prompts,
+        )
+        """Prompts and batches of an epoch that divide over updates and processes."""
         self.cache = ConditioningFiles(self.policy, config.out / "conditionings", runtime=self.runtime)
         try:
             builders.encode_prompts(config, self.policy, self.train_prompts, self.evaluation_prompts, cache=self.cache)
@@ -256,7 +265,7 @@ class PolicyTrainer:
         folder = config.out if is_main else None
         self.logbook = Logbook(folder, trackers=config.trackers, settings=config.model_dump(mode="json"))
         self.bars = ProgressBars(epochs=config.epochs, shown=is_main)
-        self.monitor = HackingMonitor.of(config.monitor, prompts=config.prompts_per_epoch)
+        self.monitor = HackingMonitor.of(config.monitor, prompts=self.division.prompts)
         self.logbook.truncate(self._restore(start) if start else 0)
         self.changes = changes
         """Config keys changed by a resumed run → both values."""
@@ -293,8 +302,9 @@ class PolicyTrainer:
         return TrainResult.of(self.config.out, adapter=self.config.out / "adapter")
 
     def _run_epochs(self) -> None:
-        if self._credit_note:
-            self.bars.say(self._credit_note)
+        for note in (self._credit_note, self.division.differences(self.config)):
+            if note:
+                self.bars.say(note)
         self.bars.epoch(self.epoch, note="")
         if self._evaluate_if_due() and (self.epoch or self.finished):
             # The run was stopped in this evaluation, and its checkpoint has no score yet; or a listener ends it before
@@ -404,7 +414,7 @@ class PolicyTrainer:
             self.cache,
             seed=config.seed,
             epoch=self.epoch,
-            batch=config.sampling.batch,
+            batch=self.division.batch,
             as_trained=config.model.compile != "none" and self.objective.needs == "path",
             by_panel=self.by_panel,
         )

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.sampler import Sampler, Tree
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.rows import Row, assign_rows
+from pacorl.grpo.rows import Division, Row, assign_rows, divide
 from pacorl.types import Prompt
 
 
@@ -41,14 +41,11 @@ class Work:
 
 
 def work_of(config: PolicyConfig, *, world: int) -> Work:
-    """Count the work of a config's first epoch.
-
-    Raises:
-        ValueError: if its samples do not divide among the `world` processes.
-    """
+    """Count the work of a config's first epoch on `world` processes."""
     # The first epoch's sampler, whose tree decides how many latents are distinct.
     spec = OBJECTIVES[config.objective.name]
-    samples = config.prompts_per_epoch * config.group_size
+    division = divide(config, world=world)
+    samples = division.prompts * config.group_size
     sampler = config.sampling.sampler(
         0,
         group_size=config.group_size,
@@ -58,7 +55,7 @@ def work_of(config: PolicyConfig, *, world: int) -> Work:
     # Without noise each sample passes all steps independently.
     tree = sampler.tree if sampler.stochastic else Tree(config.group_size)
     nodes = [0] * (len(tree.branches) + 1)
-    for unit in _units(config, sampler.tree, world=world):
+    for unit in _units(config, division, sampler.tree, world=world):
         for level in range(len(nodes)):
             nodes[level] += len({tree.node_of(number, level) for number in unit})
 
@@ -84,7 +81,7 @@ def work_of(config: PolicyConfig, *, world: int) -> Work:
         sampler,
         samples,
         tuple(nodes),
-        node_batch=tree.nodes_of_batch(config.sampling.batch, len(tree.branches) - 1) if is_path else 0,
+        node_batch=tree.nodes_of_batch(division.batch, len(tree.branches) - 1) if is_path else 0,
         passes=passes,
         forwards_per_image={
             "sampling": passes * sampled / samples,
@@ -94,15 +91,15 @@ def work_of(config: PolicyConfig, *, world: int) -> Work:
     )
 
 
-def _units(config: PolicyConfig, tree: Tree, *, world: int) -> Iterator[list[int]]:
+def _units(config: PolicyConfig, division: Division, tree: Tree, *, world: int) -> Iterator[list[int]]:
     """List the global rows that one process draws together, over all updates and processes."""
     rows = []
-    for number in range(config.prompts_per_epoch * config.group_size):
+    for number in range(division.prompts * config.group_size):
         rows.append(Row(Prompt(0, ""), number))
 
     updates = config.optimizer.updates_per_epoch
     for rank in range(world):
-        assigned = assign_rows(rows, tree=tree, batch=config.sampling.batch, updates=updates, world=world, rank=rank)
+        assigned = assign_rows(rows, tree=tree, batch=division.batch, updates=updates, world=world, rank=rank)
         for update in assigned:
             for unit in update:
                 yield [row.number for row in unit]
