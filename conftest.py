@@ -71,6 +71,8 @@ COMPILER_WARNINGS = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Ignore the compiler's warnings in tests marked `compiles`, and skip those marked `browser` without one."""
+    # The longest files first: they would keep one process alone at the end.
+    items.sort(key=lambda item: item.path.parent.name not in ("fullsize", "zoo"))
     for item in items:
         if CHROMIUM is None and item.get_closest_marker("browser"):
             item.add_marker(pytest.mark.skip(reason=NO_CHROMIUM))

@@ -17,9 +17,9 @@ import pytest
 import torch
 from comfy_graph import execute, load_custom_node
 from peft import LoraConfig, get_peft_model
-from qa.zoo import comfy
 from safetensors.torch import load_file
 from tests.twins import tiny_flux_transformer
+from tests.zoo import comfy
 from torch import Tensor
 
 import pacorl

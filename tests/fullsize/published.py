@@ -17,8 +17,8 @@ import pytest
 import torch
 import transformers
 from diffusers import DiffusionPipeline
-from qa.fullsize.pretended import mapped
 from research import twin
+from tests.fullsize.pretended import mapped
 from tests.twins import parts as twins
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil

@@ -6,8 +6,8 @@ import logging
 from pathlib import Path
 
 import pytest
-from qa.fullsize.test_recipes import PEAK_GIB, WITHIN, check_loop
-from qa.fullsize.traced import CONFIGS, deep_run, deep_sets
+from tests.fullsize.test_recipes import PEAK_GIB, WITHIN, check_loop
+from tests.fullsize.traced import CONFIGS, deep_run, deep_sets
 
 from pacorl.config.base import load
 from pacorl.config.options import MEMORY

@@ -17,9 +17,9 @@ import pytest
 import torch
 from judges import build, pairs, processor_of_any_size
 from peft import PeftModel
-from qa.zoo.forms import FORMS
-from qa.zoo.test_image_adapters import TOOLS
 from safetensors.torch import load_file, save_file
+from tests.zoo.forms import FORMS
+from tests.zoo.test_image_adapters import TOOLS
 
 from pacorl.io.processor import ImageTextProcessor
 from pacorl.judge.adapter import merge_adapter

@@ -17,8 +17,8 @@ import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from fake_server import FakeServer
 from PIL import Image
-from qa.fullsize.pretended import Counts, PretendedCard, pretended
-from qa.fullsize.published import (
+from tests.fullsize.pretended import Counts, PretendedCard, pretended
+from tests.fullsize.published import (
     QUARTERS,
     Depth,
     fewest_blocks,

@@ -19,9 +19,9 @@ import torch
 from diffusers import FluxTransformer2DModel
 from edit_twins import drawn, edit, qwen_image_21_pipeline, qwen_pipeline, source_image
 from peft import LoraConfig, PeftModel, get_peft_model
-from qa.zoo.comfy import load_in_comfy
-from qa.zoo.forms import FORMS, Adapter
 from tests.twins import tiny_flux, tiny_flux_transformer, tiny_klein, tiny_kontext, tiny_qwen_image
+from tests.zoo.comfy import load_in_comfy
+from tests.zoo.forms import FORMS, Adapter
 from torch import Tensor, nn
 
 from pacorl.models.adapters import load_lora

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from qa.zoo.comfy import FLUX, targets_of
 from safetensors.torch import save_file
+from tests.zoo.comfy import FLUX, targets_of
 from torch import Tensor, nn
 
 from pacorl.models.lora import save_lora

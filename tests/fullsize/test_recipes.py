@@ -6,8 +6,8 @@ import logging
 from pathlib import Path
 
 import pytest
-from qa.fullsize.published import fewest_blocks
-from qa.fullsize.traced import CONFIGS, Trace, trace
+from tests.fullsize.published import fewest_blocks
+from tests.fullsize.traced import CONFIGS, Trace, trace
 
 from pacorl.config.base import load
 from pacorl.grpo.policy_config import PolicyConfig
