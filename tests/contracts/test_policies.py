@@ -29,8 +29,8 @@ from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.models.adapters import adapter_state, add_lora, load_lora
 from pacorl.models.int8 import parameter_count
 from pacorl.models.lora import read_lora, save_lora
-from pacorl.models.policies import POLICIES, kind_of, qwen_image
-from pacorl.models.policies.pipeline import PipelinePolicy, guided
+from pacorl.models.policies import POLICIES, kind_of
+from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.plan import memory, sources
 from pacorl.plan.generators import Inputs, policy_on_meta
 from pacorl.plan.plan import plan_policy
@@ -203,11 +203,6 @@ def test_the_published_architecture_and_steps_are_declared(kind: str) -> None:
 # --- wrong versions --------------------------------------------------------------------------------------------
 
 
-def negated(policy: Any) -> None:
-    decode = policy.decode_codes
-    policy.decode_codes = lambda codes: -decode(codes)
-
-
 def unscaled(policy: Any) -> None:
     def decode(codes: Tensor) -> Tensor:
         return policy.pipeline.vae.decode(codes, return_dict=False)[0]
@@ -226,32 +221,6 @@ def of_any_length(policy: Any) -> None:
     )
 
 
-def turned_masks(policy: Any) -> None:
-    collate = policy.collate
-
-    def turned(conditionings: Any) -> Conditioning:
-        tensors = collate(conditionings).tensors
-        return Conditioning({name: 1 - t if name.endswith("_mask") else t for name, t in tensors.items()})
-
-    policy.collate = turned
-
-
-def without_norm(policy: Any) -> None:
-    velocity = policy.velocity
-
-    def plainly_guided(*arguments: Any) -> Tensor:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(qwen_image, "guided", lambda forward, *, scale, keep_norm: guided(forward, scale=scale))
-            return velocity(*arguments)
-
-    policy.velocity = plainly_guided
-
-
-def thousandfold(policy: Any) -> None:
-    velocity = policy.velocity
-    policy.velocity = lambda x_BNC, sigma_B, *others: velocity(x_BNC, 1000 * sigma_B, *others)
-
-
 def nothing_idle(policy: Any) -> None:
     policy.idle_in_last_block = ()
 
@@ -259,15 +228,8 @@ def nothing_idle(policy: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "edits", "change", "said"),
     [
-        pytest.param("flux", False, unscaled, "image differs from the pipeline's", marks=pytest.mark.slow),
         ("qwen_edit", True, unscaled, "image differs from the pipeline's"),
-        pytest.param("flux", False, negated, "image differs from the pipeline's", marks=pytest.mark.slow),
-        pytest.param("qwen_edit", True, negated, "image differs from the pipeline's", marks=pytest.mark.slow),
-        ("qwen_edit", True, turned_masks, "alone; at most"),
-        ("qwen_edit", True, without_norm, "from the pipeline's latents"),
         ("flux", False, of_any_length, "from the pipeline's latents"),
-        pytest.param("flux", False, thousandfold, "from the pipeline's latents", marks=pytest.mark.slow),
-        pytest.param("qwen_edit", True, thousandfold, "from the pipeline's latents", marks=pytest.mark.slow),
         ("qwen_edit", True, nothing_idle, "no image depends on transformer_blocks"),
     ],
 )
