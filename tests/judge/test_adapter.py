@@ -128,6 +128,15 @@ def test_what_is_no_lora_is_refused(processor: ImageTextProcessor, adapter: Path
         merge_adapter(base(processor), str(whole))
 
 
+def test_an_adapter_that_lacks_a_block_is_refused(processor: ImageTextProcessor, adapter: Path, tmp_path: Path) -> None:
+    partial = rewritten(adapter, tmp_path / "partial")
+    weights = load_file(adapter / "adapter_model.safetensors")
+    kept = {name: value for name, value in weights.items() if ".layers.1.mlp.up_proj." not in name}
+    save_file(kept, partial / "adapter_model.safetensors")
+    with pytest.raises(ValueError, match=r"partial has weights for \d+ of the \d+ layers .*\.N\.mlp\.up_proj"):
+        merge_adapter(base(processor), str(partial))
+
+
 def test_finite_weights_whose_product_is_not_are_refused(
     processor: ImageTextProcessor, adapter: Path, tmp_path: Path
 ) -> None:

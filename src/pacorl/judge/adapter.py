@@ -6,7 +6,10 @@ Adapters trained with transformers before 4.52 name the language model `model.la
 
 from __future__ import annotations
 
+import re
 import warnings
+from collections import Counter
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +125,23 @@ def read_adapter(model: Any, adapter: str) -> Lora:
     if families and kind in FAMILY_NAMES and kind not in families:
         raise ValueError(f"adapter {adapter} was trained on {lora.base}, and this judge is a {kind} model")
     check_fits(lora, layers, f"adapter {adapter} (of {lora.base})")
+    if not read_object(config).get("layers_to_transform"):
+        _check_complete(lora, layers, adapter)
     return lora
+
+
+def _check_complete(lora: Lora, layers: Collection[str], adapter: str) -> None:
+    """Raise ValueError if only some blocks have weights for a layer that all have: a file of one shard, or cut off."""
+
+    def by_block(names: Iterable[str]) -> Counter[str]:
+        return Counter(re.sub(r"\.\d+\.", ".N.", name) for name in names)
+
+    needed = by_block(layers)
+    for name, count in by_block(lora.alphas).items():
+        if count < needed[name]:
+            raise ValueError(
+                f"adapter {adapter} has weights for {count} of the {needed[name]} layers {name}; fetch or save it again"
+            )
 
 
 def today(key: str) -> str:

@@ -348,7 +348,7 @@ def _translated(file: Path, lora: Lora) -> Lora:
             name = f"lora_unet_{name}"
         tensors[f"{name}.lora_down.weight"] = lora.state[f"{module}.lora_A.weight"]
         tensors[f"{name}.lora_up.weight"] = lora.state[f"{module}.lora_B.weight"]
-        tensors[f"{name}.alpha"] = torch.tensor(alpha)
+        tensors[f"{name}.alpha"] = torch.tensor(alpha, dtype=torch.float64)
 
     kind = "Flux2" if _is_flux2(lora) else "Flux"
     if any(name.startswith("lora_unet_transformer_blocks_") for name in tensors):
