@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tiny_hero import hero_config, make_hero
 
 from pacorl.character_training.character_trainer import CharacterTrainer
 from pacorl.core.schedule import seed_of
+from pacorl.grpo import checkpoint
 from pacorl.models.adapters import adapter_state
 from pacorl.models.policies import POLICIES
 
@@ -135,6 +137,22 @@ def test_each_picture_is_drawn_once_a_turn_and_steps_take_rows_one_after_the_oth
     captions = {picture.caption for picture in trainer.pictures.train}
     assert set(drawn[:5]) == set(drawn[5:]) == captions
     assert drawn[:5] != drawn[5:]
+
+
+def test_the_lowest_held_out_loss_is_the_best_and_has_the_highest_score(
+    trainer: CharacterTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores: list[float | None] = []
+    monkeypatch.setattr(checkpoint, "save", lambda lora, config, state: scores.append(state["score"]))
+    monkeypatch.setattr(trainer, "logbook", SimpleNamespace(count_lines=lambda: 0), raising=False)
+    monkeypatch.setattr(trainer, "held_out_losses", {1: 0.5, 2: 0.25, 3: 0.5, 4: 0.25})
+    for step in (1, 2, 9):
+        monkeypatch.setattr(trainer.lora, "step", step)
+        trainer.save()
+    assert scores == [-0.5, -0.25, None]
+    assert trainer.best_step == 4
+    monkeypatch.setattr(trainer, "held_out_losses", dict.fromkeys(range(1, 5), 0.5) | {1: 0.25})
+    assert trainer.finished, "three evaluations after the best"
 
 
 @pytest.mark.parametrize(
