@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from pacorl.io.documents import JsonObject, read_object, write_json
 from pacorl.io.processor import image_text_processor
-from pacorl.judge import JUDGES
+from pacorl.judge.local import BASES
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.policy import WITHOUT_WEIGHTS, Parts
 from pacorl.models.policies.spec import PolicySpec
@@ -45,9 +45,8 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--width", choices=("published", "tiny"), default="published")
     parser.add_argument("--depth", type=int, help="blocks of the transformer or the judge; all by default")
     options = parser.parse_args(words)
-    bases = JUDGES["local"].bases
-    if options.kind == "judge" or options.kind in bases:
-        base = read_object(bases[next(iter(bases)) if options.kind == "judge" else options.kind])
+    if options.kind == "judge" or options.kind in BASES:
+        base = read_object(BASES[next(iter(BASES)) if options.kind == "judge" else options.kind])
         if options.width == "tiny":
             base = {"model": own_config(tiny_judge(vocabulary(), base["model"]["model_type"])[0])}
         write_judge(options.folder, base | {"model": at_depth(base["model"], options.depth)})

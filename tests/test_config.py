@@ -160,18 +160,9 @@ FAULTS = [
         ["sampling.window.kind=sliding", "sampling.window.size=2"],
         "sampling: window.size 2 exceeds the 1 sde_steps that it is chosen from",
     ),
-    (["judge.backend=http"], "judge: checkpoint '' is no address; backend http needs a URL"),
-    (["judge.backend=http", "judge.checkpoint=http://h:1/v1"], "judge: model is empty; name the model to ask at"),
-    (
-        ["judge.backend=http", "judge.checkpoint=http://sk-1@h/v1"],
-        "judge: checkpoint at h may hold a password",
-    ),
-    (["judge.checkpoint=http://sk-1@h/v1?token=2"], "judge: checkpoint http://***@h/v1?… is a URL; set backend: http"),
-    (["judge.checkpoint=http://h:1/v1"], "judge: checkpoint http://h:1/v1 is a URL; set backend: http"),
-    (
-        ["judge.backend=http", "judge.checkpoint=http://h:1/v1", "judge.model=m", "judge.adapter=lora"],
-        "judge: adapter lora is a server's own affair; name it there, and here as the model",
-    ),
+    (["judge.checkpoint=http://sk-1@h/v1"], "judge: address at h may hold a password"),
+    (["judge.checkpoint=http://h:1/v1", "judge.adapter=lora"], "judge: adapter lora is a server's own affair"),
+    (["judge.checkpoint=http://h:1#a", "judge.model=b"], "judge: checkpoint names the model a, and model is b"),
     (
         ["model.kind=qwen_edit", "judge.symmetric=true"],
         "config: judge.symmetric with edits by kind qwen_edit: questions about them say which image is the original",

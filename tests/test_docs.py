@@ -163,7 +163,7 @@ def leaves(hint: Any) -> Iterator[Any]:
 
 
 def config_keys(page: Path) -> Iterator[str]:
-    """Dotted keys that a page's sentences name, such as `judge.backend`; files and modules aside."""
+    """Dotted keys that a page's sentences name, such as `judge.checkpoint`; files and modules aside."""
     sections = {name for run in RUNS.values() for name in run.model_fields}
     files = {".jsonl", ".json", ".safetensors", ".yaml", ".md", ".py"}
     for text in code_of(page):

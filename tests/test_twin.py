@@ -15,8 +15,7 @@ from tiny_runs import metrics, train_policy
 from pacorl.config.base import load
 from pacorl.core.objectives import RATIO_DEVIATION
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.judge import JUDGES
-from pacorl.judge.local import LocalJudge
+from pacorl.judge.local import BASES, LocalJudge
 from pacorl.models.policies import POLICIES
 from pacorl.types import Question, Size
 
@@ -38,7 +37,7 @@ def test_a_generators_twin_loads(kind: str, tmp_path: Path) -> None:
     assert all(parameter.isfinite().all() for parameter in policy.transformer.parameters())
 
 
-@pytest.mark.parametrize("base", JUDGES["local"].bases)
+@pytest.mark.parametrize("base", BASES)
 def test_a_judges_twin_answers(base: str, tmp_path: Path) -> None:
     folder = tmp_path / "judge"
     twin.main([base, str(folder), "--width", "tiny"])

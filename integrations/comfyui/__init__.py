@@ -53,7 +53,7 @@ class Node:
 
 
 class LoadJudge(Node):
-    """A judge: a checkpoint's folder or hub name, a LoRA of one, a server's URL, an endpoints YAML, or `tiny`."""
+    """A judge: a checkpoint's folder or hub name, a LoRA of one, a server's URL, or `tiny`."""
 
     RETURN_TYPES = (JUDGE,)
     RETURN_NAMES = ("judge",)
@@ -319,17 +319,16 @@ def check_hosts(source: str) -> None:
     Raises:
         ValueError: a host is not allowed; the message names the file and the line to add.
     """
-    from pacorl.io.net import is_url
-    from pacorl.io.terminal import printable
-    from pacorl.judge.http import claims
-    from pacorl.judge.http.endpoints import address_of, is_loopback, load_endpoints
+    from urllib.parse import urlsplit
 
-    if not claims(source):
+    from pacorl.io.net import is_loopback
+    from pacorl.io.terminal import printable
+    from pacorl.judge.judge import is_address, split_address
+
+    if not is_address(source):
         return
-    # Every server of the judge.
-    urls = [source] if is_url(source) else load_endpoints(Path(source)).urls
-    hosts = [address_of(url)[0] for url in urls]
-    for host in hosts:
+    for url in split_address(source)[0]:
+        host = urlsplit(url).hostname or ""
         if not is_loopback(host) and host not in allowed_hosts():
             raise ValueError(
                 f"the judge is at {printable(host)}, and images are not sent to a new host unasked; "

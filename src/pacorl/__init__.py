@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pacorl.generate.sets import generate_sets
     from pacorl.grpo.policy_config import PolicyConfig
     from pacorl.grpo.trainer import PolicyTrainer
-    from pacorl.judge.http.http_judge import HttpJudge
+    from pacorl.judge.http import HttpJudge
     from pacorl.judge.local import LocalJudge
     from pacorl.judge.paco_reward import PacoReward
     from pacorl.judge_training.judge_config import JudgeConfig
@@ -64,7 +64,7 @@ _HOMES = {
     "CharacterTrainer": "pacorl.character_training.character_trainer",
     "Generator": "pacorl.generate.generator",
     "Grid": "pacorl.types",
-    "HttpJudge": "pacorl.judge.http.http_judge",
+    "HttpJudge": "pacorl.judge.http",
     "JudgeConfig": "pacorl.judge_training.judge_config",
     "JudgeTrainer": "pacorl.judge_training.judge_trainer",
     "LocalJudge": "pacorl.judge.local",

@@ -165,8 +165,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (["dataset", "prompts", "new", "--price", "nan/1"], "--price 'nan/1'"),
     (["dataset", "annotate", "nowhere", "--annotators", "ann"], "instances.jsonl"),
     (["serve", "nothere"], "nothere"),
-    (["serve", "tiny", "--adapter", "name=lora"], "no layer foo"),
-    (["serve", "tiny", "--write", "mine/config.yaml"], "mine/config.yaml"),
+    (["serve", "tiny", "--adapter", "lora"], "no layer foo"),
     (["serve", "tiny", "--port", "{port}"], "127.0.0.1:{port}"),
     (["studio", "--judge", "nothere"], "nothere"),
 ]

@@ -42,7 +42,6 @@ from pacorl.io.files import read_bytes
 from pacorl.io.images import open_image, png_bytes, png_texts, upright_size
 from pacorl.io.uploads import open_upload
 from pacorl.judge.calibration import read_calibration
-from pacorl.judge.http.endpoints import load_endpoints
 from pacorl.judge_training.judge_config import JudgeConfig
 from pacorl.models.adapters import load_lora
 from pacorl.models.lora import save_lora
@@ -113,7 +112,6 @@ TURNS = [{"from": "human", "value": "<image>q"}, {"from": "gpt", "value": "Yes. 
 SAMPLE = {"prompt_id": 1, "seed": 2, "image": "a.png", "grid": "1x2", "p_yes": [[None, 0.5]], "scores": {"a": 0.5}}
 FIGURE = {"a": {"mean": 0.5, "low": 0.4, "high": 0.6}}
 ROW = {"source": "measured", "name": "n", "values": FIGURE}
-JUDGE = {"name": "judge", "checkpoint": "tiny", "endpoints": ["http://127.0.0.1:8000/v1"]}
 CARD = {"description": "a dentist", "keep": {"face": "round glasses", "hair": "black"}, "may_change": ["pose"]}
 CURVE = {"temperature": 1.9, "bias": 0.4}
 CALIBRATION = {"judge": "tiny", "curves": {"": CURVE, "Same?": CURVE}, "thresholds": {"panels": {"4": 0.3, "8": 0.2}}}
@@ -159,7 +157,6 @@ DOCUMENTS: dict[str, tuple[Any, Callable[[Path], Any]]] = {
         {"plan": {}, "outputs": {"a.png": "0"}, "counts": {"n": 1}},
         lambda path: DatasetStep(path.parents[1], "s").counts_if_done(),
     ),
-    "endpoints.yaml": ({"judges": [JUDGE]}, load_endpoints),
     "calibration.json": (CALIBRATION, read_calibration),
     "taxonomy.yaml": (yaml.safe_load(PAPER.read_text(encoding="utf-8")), read_taxonomy),
     "storyboard.yaml": (STORY, read_storyboard),

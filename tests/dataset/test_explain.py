@@ -8,7 +8,7 @@ from pacorl.dataset.explain import explain
 from pacorl.dataset.export import export
 from pacorl.dataset.folder import Answer, read_instances, read_pairs, write_records
 from pacorl.io.documents import read_jsonl
-from pacorl.judge.http.chat import ChatRefusedError
+from pacorl.judge.chat import ChatRefusedError
 
 
 @pytest.fixture

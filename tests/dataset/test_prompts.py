@@ -13,7 +13,7 @@ from pacorl.cli.dataset import app
 from pacorl.dataset.folder import read_prompts
 from pacorl.dataset.prompts import PAPER, TINY, llm_writer, orders, read_taxonomy, tiny_writer, write_all
 from pacorl.io.documents import read_jsonl
-from pacorl.judge.http.chat import ChatRefusedError
+from pacorl.judge.chat import ChatRefusedError
 from pacorl.records.prompts import load_prompts
 from pacorl.types import Grid
 

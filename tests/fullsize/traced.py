@@ -39,7 +39,6 @@ from pacorl.grpo import builders, epoch, evaluate, rollout, scoring
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
-from pacorl.judge.judge import InProcessOptions
 from pacorl.models.int8 import WeightStream, quantize_model, weight_bytes
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.flux import FLUX
@@ -211,7 +210,7 @@ def run_of(
     checkpoint = write_generator(folder / "generator", config.generator, TEXTS, depth=depth)
     prompts, clip = write_prompts(folder, edits=edits), write_clip(folder / "clip", TEXTS)
     judge = write_judge(folder / "judge", TEXTS, quarters=quarters)
-    is_http = config.judge is not None and config.judge.backend == "http"
+    is_http = config.judge is not None and config.judge.remote
     rewards = [reward.model_dump(mode="json") for reward in config.rewards]
     for reward in rewards:
         if reward["name"] == "panel_clip_text":
@@ -369,7 +368,7 @@ def deep_run(recipe: str, folder: Path, *, overrides: Sequence[str] = ()) -> Dee
     config = load(PolicyConfig, CONFIGS / f"{recipe}.yaml", overrides)
     few, full = fewest_blocks(config.generator), published_depth(config.generator)
     kinds = len(full)
-    if isinstance(config.judge, InProcessOptions):
+    if config.judge and not config.judge.remote:
         few, full = (*few, 1), (*full, QUARTERS)
 
     def trace_of(depth: Depth) -> Trace:

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from pacorl.generate.language_writers import open_writer
-from pacorl.judge.http.chat import ChatError
+from pacorl.judge.chat import ChatError
 from pacorl.records.panels import write_panels
 
 TEXT = "Two images of one fox"

@@ -224,8 +224,8 @@ def test_another_config_is_refused_unless_it_may_change(tmp_path: Path, monkeypa
     assert changes_since(start, other, identities={}, allowed=True) == changes
 
 
-SERVER = {"backend": "http", "checkpoint": "http://127.0.0.1:1/v1", "model": "m"}
-LOCAL = {"backend": "local", "checkpoint": "tiny"}
+SERVER = {"checkpoint": "http://127.0.0.1:1/v1", "model": "m"}
+LOCAL = {"checkpoint": "tiny"}
 HELD_OUT = [{"name": "consistency"}]
 """Measures of an evaluation, which a judge of its own needs."""
 CONFIGS: list[dict[str, Any]] = [
@@ -241,9 +241,9 @@ ALWAYS_FREE = {
     *("out", "save_every", "keep_checkpoints", "trackers", "evaluation.every", "prompts.leaks"),
     *("advantages.max_missing", "model.gradient_checkpointing", "reward_timeout"),
     "monitor",
-    *("judge.api_key_env", "judge.concurrency", "judge.timeout", "judge.retries", "judge.startup", "judge.outage"),
+    *("judge.api_key_env", "judge.concurrency", "judge.timeout", "judge.outage"),
     *("evaluation.judge.api_key_env", "evaluation.judge.concurrency", "evaluation.judge.timeout"),
-    *("evaluation.judge.retries", "evaluation.judge.startup", "evaluation.judge.outage"),
+    "evaluation.judge.outage",
     *("judge.overlap", "evaluation.judge.overlap"),
 }
 """Keys that a resumed run may change: no reward, no gradient and no learning rate follows from them."""
@@ -368,22 +368,18 @@ def test_an_edited_file_that_a_config_names_is_refused(
     assert changed(start, config, allowed=True) == {key: [code[key], edited[key]]}
 
 
-def test_a_server_may_move_and_may_not_serve_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for port, name in ((1, "A"), (2, "A"), (3, "B")):
-        text = f"judges: [{{name: {name}, endpoints: ['http://127.0.0.1:{port}/v1']}}]"
-        Path(f"{port}.yaml").write_text(text)
-    config = judged_by(tmp_path, backend="http", checkpoint="1.yaml")
+def test_a_server_may_move_and_may_not_serve_another_model(tmp_path: Path) -> None:
+    config = judged_by(tmp_path, checkpoint="http://h:1#A")
     saved(config, 1, score=0.5, identities=identities_of(config, {}))
     start = starting_point(config, "auto")
     assert start
-    for judge in ({"checkpoint": "2.yaml"}, {"checkpoint": "http://127.0.0.1:9/v1", "model": "A", "timeout": 5}):
-        changed(start, judged_by(tmp_path, backend="http", **judge))
-    for judge in ({"checkpoint": "3.yaml"}, {"checkpoint": "http://127.0.0.1:1/v1", "model": "B"}):
+    for judge in ({"checkpoint": "h:2#A"}, {"checkpoint": "http://127.0.0.1:9/v1", "model": "A", "timeout": 5}):
+        changed(start, judged_by(tmp_path, **judge))
+    for judge in ({"checkpoint": "http://h:3#B"}, {"checkpoint": "http://127.0.0.1:1/v1", "model": "B"}):
         with pytest.raises(
-            ConfigError, match=r"judge.checkpoint was '1.yaml \(model A\)' and is now '\S+ \(model B\)'"
+            ConfigError, match=r"judge.checkpoint was 'http://h:1#A \(model A\)' and is now '\S+ \(model B\)'"
         ):
-            changed(start, judged_by(tmp_path, backend="http", **judge))
+            changed(start, judged_by(tmp_path, **judge))
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:

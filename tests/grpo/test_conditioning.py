@@ -99,7 +99,7 @@ def test_only_encoded_prompts_are_deleted(tmp_path: Path) -> None:
 
 
 def test_processes_wait_as_long_as_the_judge_may_be_away() -> None:
-    served = "judge={backend: http, checkpoint: 'http://127.0.0.1:8000/v1', model: m, timeout: 60, retries: 6}"
+    served = "judge={checkpoint: 'http://127.0.0.1:8000/v1', model: m, timeout: 60}"
     run = load(PolicyConfig, None, [served, "advantages.max_missing=0.2", "judge.concurrency=32"])
     # 269 of 1,344 scores may be missing: nine rounds of 32 and the one that stops, of seven attempts each.
     attempts = 10 * 7 * 60

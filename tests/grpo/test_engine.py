@@ -293,7 +293,7 @@ def test_a_reward_that_raises_in_an_evaluation_loses_nothing(small: list[str], t
 @pytest.mark.usefixtures("toy")
 def test_a_judge_behind_http(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeServer(served=("paco",)).running() as server:
-        remote = [*small, "judge.backend=http", f"judge.checkpoint={server.url}", "judge.retries=0"]
+        remote = [*small, f"judge.checkpoint={server.url}"]
         wrong = tiny_run([*remote, "judge.model=pacco"])
         with monkeypatch.context() as patch:
             patch.setattr(builders, "build_policy", lambda *args, **options: pytest.fail("weights were loaded"))
@@ -321,6 +321,6 @@ def test_an_evaluation_judge_behind_http_is_met_before_weights_load(
     monkeypatch.setattr(builders, "build_policy", lambda *args, **options: pytest.fail("weights were loaded"))
     with FakeServer(served=("gemma",)).running() as server:
         held_out = "evaluation.rewards=[{name: consistency, label: second}]"
-        judge = f"evaluation.judge={{backend: http, checkpoint: '{server.url}', model: gema, retries: 0}}"
+        judge = f"evaluation.judge={{checkpoint: '{server.url}', model: gema}}"
         with pytest.raises(ValueError, match="serves no model 'gema'; it serves gemma"):
             train_policy(tiny_run([*small, held_out, judge]))

@@ -11,9 +11,8 @@ from PIL import Image
 
 from pacorl.core.questions import consistent
 from pacorl.judge import open_judge
-from pacorl.judge.http import HttpOptions
-from pacorl.judge.judge import VARIANTS, close_judge
-from pacorl.judge.local import LocalJudge, LocalOptions
+from pacorl.judge.judge import VARIANTS, JudgeSettings, close_judge
+from pacorl.judge.local import LocalJudge
 from pacorl.rewards.consistency import Consistency, PanelMatch
 from pacorl.tiny import characters
 from pacorl.tiny.characters import all_panels, draw
@@ -24,7 +23,7 @@ PAIR = Question(PANELS, consistent())
 
 
 def local(**keys: bool) -> LocalJudge:
-    config = LocalOptions(checkpoint="tiny", dtype="float32", **keys)
+    config = JudgeSettings(checkpoint="tiny", dtype="float32", **keys)
     judge = open_judge(config, device="cpu")
     assert isinstance(judge, LocalJudge)
     return judge
@@ -52,8 +51,8 @@ def test_a_judge_of_this_process_adds_up_spellings_where_the_config_says_so() ->
 def test_a_judge_over_http_does_both_too() -> None:
     red, blue = (Image.new("RGB", (8, 6), colour) for colour in ("red", "blue"))
     with FakeServer(tokens={"Yes": [7], "yes": [17], "No": [9]}).running() as server:
-        keys = {"backend": "http", "checkpoint": server.url, "model": "judge"}
-        judge = open_judge(HttpOptions(**keys, symmetric=True, variants=True), device="cpu")
+        keys = {"checkpoint": server.url, "model": "judge"}
+        judge = open_judge(JudgeSettings(**keys, symmetric=True, variants=True), device="cpu")
         both, alone = judge.verdicts([Question((red, blue), "Same?"), Question((red,), "Red?")])
         close_judge(judge)
     there, back = p_of_images([red, blue], "Same?"), p_of_images([blue, red], "Same?")
@@ -78,8 +77,8 @@ def tiny_server() -> Iterator[str]:
 @pytest.mark.parametrize("backend", ["local", "http"])
 def test_noise_is_never_missing_in_a_reward(backend: str, tiny_server: str) -> None:
     options = {
-        "local": LocalOptions(checkpoint="tiny", dtype="float32"),
-        "http": HttpOptions(checkpoint=tiny_server, model="tiny"),
+        "local": JudgeSettings(checkpoint="tiny", dtype="float32"),
+        "http": JudgeSettings(checkpoint=tiny_server, model="tiny"),
     }
     judge = open_judge(options[backend], device="cpu")
     prompts = characters.character_prompts("train", 2)

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from tiny_runs import metrics, train_policy
 from toy_world import toy_config, toy_world
 
+from pacorl.grpo import builders
 from pacorl.grpo.start import checkpoints
 from pacorl.io.files import digests
 from pacorl.io.outage import UnreachableError
@@ -96,7 +97,7 @@ class LeavingServer:
 
 
 def settings(url: str, *more: str, **judge: Any) -> list[str]:
-    asked = {"backend": "http", "checkpoint": url, "model": "judge", "retries": 1, "timeout": 5, "concurrency": 4}
+    asked = {"checkpoint": url, "model": "judge", "timeout": 5, "concurrency": 4}
     return [f"judge={json.dumps({**asked, **judge})}", "epochs=2", *more]
 
 
@@ -192,16 +193,19 @@ def test_a_reward_service_is_waited_for_alike(tmp_path: Path) -> None:
 def test_a_judge_that_answers_wrongly_is_no_outage(tmp_path: Path) -> None:
     server = LeavingServer("500")
     with server.serving(tmp_path / "run") as url, pytest.raises(ValueError, match=r"advantages.max_missing is 20%"):
-        train_policy(toy_config(tmp_path / "run", *settings(url, retries=0)))
+        train_policy(toy_config(tmp_path / "run", *settings(url)))
 
 
-def test_only_a_run_that_was_answered_before_is_to_be_started_again(tmp_path: Path) -> None:
+def test_only_a_run_that_was_answered_before_is_to_be_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A new run with a wrong address ends with exit code 1: it would fail for ever."""
     server, run = LeavingServer("refused"), tmp_path / "run"
     with server.serving(run) as url:
         with pytest.raises(UnreachableError):
             train_policy(toy_config(run, *settings(url, outage=0.5)))
-        again = settings(url, outage=0.5, startup=0)
+        again = settings(url, outage=0.5)
+        monkeypatch.setattr(builders, "STARTUP_SECONDS", 0.0)
         with pytest.raises(UnreachableError, match=r"no judge at \S+: no connection: .* --resume auto") as resumed:
             train_policy(toy_config(run, *again), resume="auto")
         with pytest.raises(ConnectionError, match="no judge at") as new:

@@ -72,7 +72,7 @@ def test_a_recipe_divides_among_its_cards(name: str) -> None:
     run, cards = recipe(name), 1 if name.endswith(ON_ONE_CARD) else TRAINERS.get(name, 7)
     samples = run.prompts_per_epoch * run.group_size
     assert samples % (run.sampling.batch * run.optimizer.updates_per_epoch * cards) == 0
-    assert run.judge.backend == ("local" if cards == 1 else "http")
+    assert run.judge.remote == (cards > 1)
     assert cards == 1 or run.judge.model == JUDGE
 
 
@@ -111,7 +111,7 @@ def test_settings_follow_the_memory_of_the_card() -> None:
 
 
 def test_the_fast_recipe_gives_the_judge_two_cards_of_eight() -> None:
-    served, launched = "--replicas 2 --gpus 0,1", "CUDA_VISIBLE_DEVICES=2,3,4,5,6,7 accelerate launch"
+    served, launched = "--backend vllm --port 8001", "CUDA_VISIBLE_DEVICES=2,3,4,5,6,7 accelerate launch"
     text = (FOLDER / "flux_t2is_fast.yaml").read_text("utf-8")
     assert served in text
     assert launched in text
@@ -253,6 +253,6 @@ def test_the_tiny_twin_of_a_recipe_trains_an_epoch(name: str, parts: Path, tmp_p
     assert epoch["samples/missing"] == 0.0
     assert epoch["grad_norm"] > 0
     assert epoch["step"] == 2
-    assert ("judge/requests" in epoch) == (run.judge.backend == "http")
+    assert ("judge/requests" in epoch) == run.judge.remote
     assert (run.out / "report.html").exists()
     assert (run.out / "adapter" / "adapter_model.safetensors").exists()

@@ -18,15 +18,14 @@ from pacorl.grpo import builders, checkpoint
 from pacorl.grpo.builders import without_idle_judges
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
-from pacorl.judge import JUDGES
-from pacorl.judge.judge import BackendOptions, Judge
+from pacorl.judge.judge import Judge, JudgeSettings
 from pacorl.judge.local import TINY_JUDGE
 from pacorl.plan.plan import plan_policy
 from pacorl.report.folder import read_run
 from pacorl.report.page import match
 
 JPEG = f"{{name: '{JPEG_SIZE}', args: {{prefer: large}}}}"
-UNREACHABLE = "judge={backend: http, checkpoint: 'http://127.0.0.1:9/v1', model: paco, retries: 0, timeout: 1}"
+UNREACHABLE = "judge={checkpoint: 'http://127.0.0.1:9/v1', model: paco, timeout: 1}"
 OWN = """
 def redness(prompts, images):
     return [image.resize((1, 1)).getpixel((0, 0))[0] / 255 for image in images]
@@ -70,8 +69,8 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     loaded: list[str] = []
     open_judge = builders.open_judge
 
-    def noted(options: BackendOptions, **place: Any) -> Judge:
-        if JUDGES[options.backend].in_process:
+    def noted(options: JudgeSettings, **place: Any) -> Judge:
+        if not options.remote:
             loaded.append(options.checkpoint)
         return open_judge(options, **place)
 

@@ -144,7 +144,7 @@ def completion(text: str) -> bytes:
 @pytest.fixture
 def llm():
     """Makes chat models that talk to a stub server."""
-    from pacorl.judge.http.chat import ChatModel
+    from pacorl.judge.chat import ChatModel
 
     opened = []
 

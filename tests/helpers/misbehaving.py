@@ -22,8 +22,9 @@ import pytest
 from fake_server import FakeServer, Handler, completion, p_of, p_of_images
 from PIL import Image
 
-from pacorl.io import net, outage
-from pacorl.judge.http.http_judge import HttpJudge
+from pacorl.io import outage
+from pacorl.judge import http as judge_http
+from pacorl.judge.http import HttpJudge
 from pacorl.types import Question
 
 Json = dict[str, Any]
@@ -96,12 +97,7 @@ def with_value(value: Any) -> Behaviour:
 
 def lying(answer: Json) -> Json:
     """An answer of the right form to another question."""
-    if "scores" in answer:
-        return {"scores": [LIE for _ in answer["scores"]]}
     lie = json.loads(dumped(answer))
-    if "logprobs" not in lie["choices"][0]:
-        lie["choices"][0]["message"]["content"] = str(LIE)
-        return lie  # type: ignore[no-any-return]
     named = [entry["token"] for entry in first(answer)["top_logprobs"]]
     values = [math.log(LIE * 0.9), math.log((1 - LIE) * 0.9), math.log(0.05)]
     entries = [{"token": token, "logprob": value, "bytes": None} for token, value in zip(named, values, strict=True)]
@@ -185,7 +181,6 @@ WIRE: dict[str, Behaviour] = {
     "kept alive": lambda answer: http(dumped(answer), "Connection: keep-alive", "Keep-Alive: timeout=600"),
     "cookies": lambda answer: http(dumped(answer), "Set-Cookie: a=b; Path=/"),
     "the id of a gateway": lambda answer: http(dumped(answer), "X-Request-Id: req_0123456789abcdef"),
-    "another question's echo": lambda answer: http(dumped(lying(answer)), "X-Request-Id: pacorl-0123456789abcdef"),
     "Retry-After in words": lambda answer: http(b"{}", "Retry-After: soon", status="503 Busy"),
 }
 DOCUMENTS: dict[str, Behaviour] = {
@@ -215,14 +210,6 @@ ANSWERS: dict[str, Behaviour] = {
     "null choices": with_answer(choices=None),
     "choices by name": with_answer(choices={"0": {}}),
     "choices of numbers": with_answer(choices=[1]),
-    "two choices out of order": lambda answer: http(
-        dumped(answer | {"choices": [lying(answer)["choices"][0] | {"index": 1}, answer["choices"][0]]})
-    ),
-    "two choices": lambda answer: http(
-        dumped(answer | {"choices": [lying(answer)["choices"][0], answer["choices"][0]]})
-    ),
-    "a choice of index 1": with_choice(index=1),
-    "a choice of index text": with_choice(index="zero"),
     "no index": lambda answer: http(
         dumped(answer | {"choices": [{k: v for k, v in answer["choices"][0].items() if k != "index"}]})
     ),
@@ -244,7 +231,6 @@ ANSWERS: dict[str, Behaviour] = {
     "minus infinity": with_value(-math.inf),
     "logits": with_value(12.5),
     "1e308": with_value(1e308),
-    "too much mass": with_value(-1e-9),
     "the sampled token rounded": rounded_sample,
     "the sampled token far off": with_first(logprob=-0.4),
     "every entry twice": with_top(lambda top: [entry for entry in top for _ in range(2)]),
@@ -266,51 +252,17 @@ ANSWERS: dict[str, Behaviour] = {
 BEHAVIOURS = WIRE | DOCUMENTS | ANSWERS | statuses() | redirects()
 
 
-def with_scores(*scores: Any) -> Behaviour:
-    return lambda answer: http(dumped({"scores": list(scores)}))
-
-
-def score_of(digits: str) -> Behaviour:
-    """A score whose digits JSON itself would not write."""
-    return lambda answer: http(b'{"scores": [' + digits.encode() + b"]}")
-
-
-SCORES: dict[str, Behaviour] = (
-    {name: behave for name, behave in (WIRE | DOCUMENTS).items() if name != "400 digits"}
-    | statuses()
-    | redirects()
-    | {
-        "no scores": with_scores(),
-        "two scores": with_scores(LIE, LIE),
-        "null": with_scores(None),
-        "a truth": with_scores(True),
-        "a text": with_scores("0.5"),
-        "a list": with_scores([0.5]),
-        "an object": with_scores({"score": 0.5}),
-        "NaN": score_of("NaN"),
-        "infinity": score_of("-Infinity"),
-        "1e999": score_of("1e999"),
-        "400 digits": score_of("9" * 400),
-        "scores of null": lambda answer: http(dumped({"scores": None})),
-        "scores by name": lambda answer: http(dumped({"scores": {"0": LIE}})),
-        "a score alone": lambda answer: http(dumped({"score": LIE})),
-        "scores twice": lambda answer: http(b'{"scores": [0.123456], ' + dumped(answer)[1:]),
-        "an error": lambda answer: http(dumped({"error": "no"})),
-    }
-)
-"""The same of a service that scores one image."""
-TEXTS: dict[str, Behaviour] = {name: behave for name, behave in BEHAVIOURS.items() if name not in ANSWERS}
-TEXTS |= {name: behave for name, behave in ANSWERS.items() if "choice" in name or "error" in name or name == "no index"}
-del TEXTS["400 digits"]
-"""The same of a language model."""
 RIGHT = {
     "no length", "HTTP/1.0", "chunked", "chunks and a length", "one response too many", "100 Continue first",
     "500 times 100 Continue", "103 Early Hints first", "identity", "kept alive", "cookies", "the id of a gateway",
     "150 headers", "a folded header", "a mark", "no index", "the sampled token rounded", "every entry twice",
     "shuffled", "half a character", "unknown fields", "a dated model", "a qualified model", "no model",
-    "an error beside it",
+    "an error beside it", "2 MB", "2 MB in chunks", "gzip", "UTF-16", "status 201", "status 202", "status 206",
+    "status 226", "every entry twice, rounded", "the sampled token far off",
 }  # fmt: skip
 """Behaviours that no right client need mind."""
+REFUSED = {"status 404", *redirects()}
+"""Behaviours that are raised: the address is wrong."""
 SLOW = ("hangs", "drips", "hangs within the body")
 """Behaviours that last until the client gives up."""
 LONGEST = 60.0
@@ -376,16 +328,6 @@ def misbehaving(draws: Draws) -> FakeServer:
     return server
 
 
-def text_of(question: str) -> str:
-    """The right text of a language model."""
-    return f"an answer to {question}"
-
-
-def p_of_scores(text: str) -> float:
-    """The right score of a prompt."""
-    return p_of_images([], text)
-
-
 # --- who asks --------------------------------------------------------------------------------------------------
 
 
@@ -394,9 +336,9 @@ def impatient() -> Iterator[None]:
     """Within the block nobody waits long before asking again, nor gives a server up that hangs now and then."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(outage, "BACKOFF_SECONDS", 0.001)
-        patch.setattr(net, "MAX_BACKOFF_SECONDS", 0.01)
-        patch.setattr(net, "COOLDOWN_SECONDS", 0.01)
-        patch.setattr(net, "PATIENCE", 1e6)
+        patch.setattr(outage, "MAX_BACKOFF_SECONDS", 0.01)
+        patch.setattr(judge_http, "COOLDOWN_SECONDS", 0.01)
+        patch.setattr(judge_http, "PATIENCE", 1e6)
         yield
 
 

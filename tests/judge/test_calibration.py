@@ -10,6 +10,7 @@ from PIL import Image
 
 from pacorl.core.calibration import Curve
 from pacorl.core.questions import consistent, meets_criterion, same_theme, without_theme
+from pacorl.judge import identity_of
 from pacorl.judge.calibration import (
     Answers,
     Calibration,
@@ -20,7 +21,8 @@ from pacorl.judge.calibration import (
     read_calibration,
     threshold,
 )
-from pacorl.judge.local import LocalJudge, LocalOptions
+from pacorl.judge.judge import JudgeSettings
+from pacorl.judge.local import LocalJudge
 from pacorl.judge.paco_reward import PacoReward
 from pacorl.records.comparisons import comparisons_from
 from pacorl.tiny.characters import all_panels, draw
@@ -190,16 +192,16 @@ def test_the_judge_of_a_config_and_of_a_script_is_calibrated(tmp_path: Path) -> 
 
     from pacorl.judge import open_judge
 
-    opened = open_judge(LocalOptions(checkpoint="tiny", dtype="float32", calibration=str(path)), device="cpu")
+    opened = open_judge(JudgeSettings(checkpoint="tiny", dtype="float32", calibration=str(path)), device="cpu")
     assert opened.verdicts([question])[0].p_yes == pytest.approx(curve(plain), abs=1e-6)
 
 
 def test_another_calibration_is_another_judge_for_a_run(tmp_path: Path) -> None:
     path = tmp_path / "c.json"
-    identities = {LocalOptions(checkpoint="tiny").identity()}
+    identities = {identity_of(JudgeSettings(checkpoint="tiny"))}
     for bias in (0.0, 1.0):
         Calibration("tiny", {"": Curve(1.0, bias)}).save(path)
-        identities.add(LocalOptions(checkpoint="tiny", calibration=str(path)).identity())
+        identities.add(identity_of(JudgeSettings(checkpoint="tiny", calibration=str(path))))
     assert len(identities) == 3
     assert all(identities)
 

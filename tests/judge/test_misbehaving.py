@@ -11,6 +11,7 @@ import pytest
 from fake_server import FakeServer, Handler, completion, p_of
 from misbehaving import (
     BEHAVIOURS,
+    REFUSED,
     RIGHT,
     SLOW,
     Draws,
@@ -23,7 +24,7 @@ from misbehaving import (
     truth_of,
 )
 
-from pacorl.judge.http.http_judge import HttpJudge
+from pacorl.judge.http import HttpJudge
 from pacorl.judge.judge import JudgeRefusedError
 from pacorl.types import Question, Verdict
 
@@ -63,7 +64,7 @@ def test_there_are_as_many_behaviours_as_were_tried_by_hand() -> None:
 def test_each_behaviour_alone_gives_right_or_missing_verdicts(liar: FakeServer) -> None:
     outcome: dict[str, str] = {}
     fake = FakeServer()
-    names = [*BEHAVIOURS, "reset"]
+    names = [name for name in (*BEHAVIOURS, "reset") if name not in REFUSED]
 
     def behave(handler: Handler, number: int) -> bool:
         body = fake.chats[number - 1]
@@ -86,7 +87,8 @@ def test_each_behaviour_alone_gives_right_or_missing_verdicts(liar: FakeServer) 
 
 @pytest.mark.slow
 def test_among_all_behaviours_verdicts_are_right_or_missing(liar: FakeServer) -> None:
-    draws, asked = Draws([*BEHAVIOURS, "reset"], seed=0, honest=0.4), questions(300)
+    names = [name for name in (*BEHAVIOURS, "reset") if name not in REFUSED]
+    draws, asked = Draws(names, seed=0, honest=0.4), questions(300)
     with asking([misbehaving(draws) for _ in range(2)], timeout=60, retries=1, concurrency=8) as judge:
         verdicts = judge.verdicts(asked)
     counts = tally(asked, verdicts)
@@ -94,6 +96,16 @@ def test_among_all_behaviours_verdicts_are_right_or_missing(liar: FakeServer) ->
     assert min(counts["right"], counts["missing"]) > 20
     missing = [question.text for question, verdict in zip(asked, verdicts, strict=True) if verdict.p_yes is None]
     assert all(map(draws.missing_by_design, missing))  # nobody who was answered well is without a verdict
+    assert liar.chats == []
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_wrong_address_is_raised(name: str, liar: FakeServer) -> None:
+    with (
+        asking([misbehaving(Draws([name], seed=0, honest=0))]) as judge,
+        pytest.raises(JudgeRefusedError, match="check the judge's address"),
+    ):
+        judge.verdicts(questions(1))
     assert liar.chats == []
 
 

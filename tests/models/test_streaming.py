@@ -245,5 +245,5 @@ def test_the_lowest_memory_is_low_memory_whose_weights_are_streamed() -> None:
     assert lowest["model"].pop("stream") is lowest["judge"].pop("stream") is True
     assert low["model"].pop("stream") is low["judge"].pop("stream") is False
     assert {**low, "memory": "lowest"} == lowest
-    served = ["judge={backend: http, checkpoint: 'http://127.0.0.1:8000/v1', model: m}"]
-    assert load(PolicyConfig, None, ["memory=lowest", *served]).judge.backend == "http"
+    served = ["judge={checkpoint: 'http://127.0.0.1:8000/v1', model: m}"]
+    assert load(PolicyConfig, None, ["memory=lowest", *served]).judge.remote

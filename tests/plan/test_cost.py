@@ -103,17 +103,15 @@ def test_the_share_of_evaluation_is_printed_and_noted_above_a_quarter() -> None:
 
 
 @pytest.mark.slow
-def test_a_slow_judge_is_noted_for_the_processes_of_the_run(tmp_path: Path) -> None:
+def test_a_slow_judge_is_noted_for_the_processes_of_the_run() -> None:
     (note,) = dataclasses.replace(PAPER, judged=Load(60e12)).warnings()
     assert note.startswith("the judge is the slower side: its servers are 1, and 2 cards would keep up with 7")
     assert dataclasses.replace(PAPER, judged=Load(60e12), world=5).warnings() == []
     assert dataclasses.replace(PAPER, judged=Load(60e12), judge_servers=2).warnings() == []
 
     # The published judge is larger by far than the tiny generator.
-    served = tmp_path / "judges.yaml"
-    served.write_text("judges: [{name: one, endpoints: ['http://127.0.0.1:1/v1', 'http://127.0.0.1:2/v1']}]")
-    for checkpoint, servers in (("http://127.0.0.1:1/v1", 1), (str(served), 2)):
-        plan = planned(f"judge={{backend: http, checkpoint: '{checkpoint}', model: one}}")
+    for checkpoint, servers in (("http://127.0.0.1:1/v1", 1), ("http://127.0.0.1:1,http://127.0.0.1:2", 2)):
+        plan = planned(f"judge={{checkpoint: '{checkpoint}', model: one}}")
         assert plan.cost
         assert (plan.cost.judge_servers, plan.cost.judges_here) == (servers, False)
         assert [note for note in plan.warnings if note.startswith("the judge is the slower side")]

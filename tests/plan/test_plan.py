@@ -640,7 +640,7 @@ def test_a_dry_run_begins_with_one_verdict_line_and_says_by_its_exit_code_what_i
 @pytest.mark.slow
 def test_a_dry_run_asks_a_judge_over_http_whether_it_answers(tmp_path: Path) -> None:
     def dry_run(url: str, *overrides: str) -> list[str]:
-        judge = ["judge.backend=http", f"judge.checkpoint={url}", "judge.model=judge"]
+        judge = [f"judge.checkpoint={url}", "judge.model=judge"]
         arguments = ["train-policy", str(recipe()), "--dry-run", f"out={tmp_path}", *judge, *overrides]
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == (2 if "absent" in result.stdout else 0), result.output
@@ -681,7 +681,6 @@ def test_copies_and_a_judge_elsewhere_are_planned_as_the_engine_makes_them(check
     other = tiny_run(
         checkpoints,
         "objective.name=diffusion_nft",
-        "judge.backend=http",
         "judge.checkpoint=http://127.0.0.1:9/v1",
         "judge.model=paco",
     )

@@ -332,8 +332,8 @@ def test_a_service_that_hangs_is_given_up_after_three_timeouts(sheets: list[Imag
         reward = HttpScorer(url, batch=1, concurrency=1, timeout=0.2)
         prompts = [Prompt(id=number, text="a") for number in range(40)]
         assert reward(prompts, sheets[:1] * 40) == [None] * 40
-    assert "nobody has answered for" in reward.last_error
-    assert len(asked) < 20
+    assert "no answer within 0.2 s" in reward.last_error
+    assert len(asked) < 60
 
 
 @pytest.mark.parametrize("number", [b"NaN", b"-Infinity", b"9" * 400])

@@ -143,7 +143,7 @@ def test_low_memory_leaves_what_is_given_and_refuses_what_contradicts_it() -> No
     assert (run.model.quantize, run.judge.quantize) == ("none", "int8")
     with pytest.raises(ConfigError, match=r"memory low and judge\.overlap true.*leave overlap out"):
         load(PolicyConfig, None, ["memory=low", "judge.overlap=true"])
-    served = ["judge={backend: http, checkpoint: 'http://127.0.0.1:8000/v1', model: m, overlap: true}"]
+    served = ["judge={checkpoint: 'http://127.0.0.1:8000/v1', model: m, overlap: true}"]
     assert load(PolicyConfig, None, ["memory=low", *served]).judge.overlap is True
     assert load(PolicyConfig, None, ["memory=low", "judge=none"]).judge is None
     held_out = load(

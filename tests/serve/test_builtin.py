@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import dataclasses
 import io
 import itertools
 import json
@@ -33,23 +32,20 @@ from typer.testing import CliRunner
 
 import pacorl
 from pacorl.cli import app
-from pacorl.cli.serve import ServeOptions
-from pacorl.config.options import KEY
 from pacorl.core.calibration import Curve
 from pacorl.core.questions import consistent, shows_text
 from pacorl.io.images import ImageError
 from pacorl.judge.calibration import Calibration
-from pacorl.judge.http.endpoints import Server
-from pacorl.judge.http.http_judge import HttpJudge
-from pacorl.judge.http.messages import encode
+from pacorl.judge.http import EncodedImage, HttpJudge, encode
 from pacorl.judge.judge import JudgeRefusedError
 from pacorl.judge.local import LocalJudge
 from pacorl.judge.paco_reward import PacoReward
 from pacorl.judge.prompting import ChatPrompt
-from pacorl.serve.builtin import completion, load_judges
+from pacorl.serve.builtin import completion, load_judge
 from pacorl.serve.request_images import data_of
-from pacorl.serve.schema import MOST_IMAGES, MOST_PARTS, ChatRequest, CheckRequest, Limits
+from pacorl.serve.schema import ChatRequest, CheckRequest, Limits
 from pacorl.serve.served_judge import Batcher, Continuation, pick_token
+from pacorl.serve.vllm import Served
 from pacorl.tiny.characters import all_panels, draw, set_of, with_another
 from pacorl.types import Question, Size
 
@@ -59,6 +55,10 @@ QUESTIONS = [
     *(Question((panel,), shows_text("red round hero")) for panel in PANELS),
 ]
 TEXT = {"model": "judge", "messages": [{"role": "user", "content": "Yes or No?"}], "temperature": 0}
+
+
+def encoded(image: Image.Image) -> EncodedImage:
+    return next(iter(encode([Question((image,), "")]).values()))
 
 
 def post(url: str, body: Any, *, key: str = "") -> tuple[int, Any]:
@@ -249,8 +249,8 @@ def test_nobody_has_a_judge_think_first(url: str) -> None:
 
 
 def test_a_wrong_name_lists_the_served_ones(url: str) -> None:
-    with HttpJudge.connect(url, model="other") as judge, pytest.raises(JudgeRefusedError, match="it serves judge"):
-        judge.check()
+    with pytest.raises(JudgeRefusedError, match="it serves judge"):
+        HttpJudge.connect(url, model="other")
     assert chat(url, model="other")[0] == 404
 
 
@@ -322,7 +322,7 @@ def test_sampling_follows_the_seed(url: str, length: int) -> None:
         ({"messages": asking_about("data:image/png;base64,%%%")}, "not base64"),
         ({"messages": asking_about("data:image/png;base64,aGVsbG8=")}, "image 1: not a PNG"),
         (
-            {"messages": asking_about(*[encode(PANELS[0]).url] * 17)},
+            {"messages": asking_about(*[encoded(PANELS[0]).url] * 17)},
             "17 images in one request; this server takes 16 (--max-images)",
         ),
     ],
@@ -346,7 +346,7 @@ def test_a_body_without_a_content_type_is_told_which_to_send(url: str) -> None:
 
 
 def test_an_answer_counts_its_tokens(url: str, local_judge: LocalJudge) -> None:
-    usage = chat(url, messages=asking_about(encode(PANELS[0]).url), max_tokens=3)[1]["usage"]
+    usage = chat(url, messages=asking_about(encoded(PANELS[0]).url), max_tokens=3)[1]["usage"]
     without = chat(url, messages=asking_about(), max_tokens=1)[1]["usage"]
     prompting = local_judge.prompting
     assert usage["prompt_tokens"] - without["prompt_tokens"] == prompting.count(
@@ -390,13 +390,8 @@ def test_a_control_token_is_a_missing_verdict_here_and_there(url: str, local_jud
 def test_limits_hold(local_judge: LocalJudge) -> None:
     with serving({"judge": local_judge}, limits=Limits(body_bytes=10_000, pixels=100)) as url:
         assert post(f"{url}/v1/chat/completions", b" " * 10_001)[0] == 413
-        status, answer = chat(url, messages=asking_about(encode(PANELS[0]).url))
+        status, answer = chat(url, messages=asking_about(encoded(PANELS[0]).url))
         assert (status, "1,024 pixels together" in answer["error"]["message"]) == (400, True)
-
-
-def test_no_server_is_told_to_take_more_images_than_a_request_may_list() -> None:
-    (most,) = (field for field in dataclasses.fields(ServeOptions) if field.name == "max_images")
-    assert most.metadata[KEY].most <= MOST_IMAGES < MOST_PARTS
 
 
 def test_what_holds_no_images_is_small(url: str) -> None:
@@ -455,7 +450,7 @@ class Decoder:
 def test_images_that_are_too_many_are_refused_by_their_headers(
     local_judge: LocalJudge, monkeypatch: pytest.MonkeyPatch, limits: Limits, message: str
 ) -> None:
-    decoder, panels = Decoder(monkeypatch), [encode(panel).url for panel in PANELS[:2]]
+    decoder, panels = Decoder(monkeypatch), [encoded(panel).url for panel in PANELS[:2]]
     with serving({"judge": local_judge}, limits=limits) as url:
         for status, answer in (
             chat(url, messages=asking_about(*panels)),
@@ -479,7 +474,7 @@ MORE_THAN_THREADS = 2 * min(32, (os.cpu_count() or 1) + 4)
 
 
 def test_slow_images_keep_nobody_else_waiting(local_judge: LocalJudge, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder, slow = Decoder(monkeypatch), asking_about(encode(PANELS[0]).url)
+    decoder, slow = Decoder(monkeypatch), asking_about(encoded(PANELS[0]).url)
     with serving({"judge": local_judge}) as url, ThreadPoolExecutor(MORE_THAN_THREADS) as callers:
         answers = [callers.submit(chat, url, messages=slow, max_tokens=1) for _ in range(MORE_THAN_THREADS)]
         decoder.wait_for(MORE_THAN_THREADS)
@@ -552,11 +547,8 @@ def test_a_key_is_asked_for(local_judge: LocalJudge, monkeypatch: pytest.MonkeyP
             assert connection.getresponse().status == 401
         with HttpJudge.connect(url, model="judge", api_key_env="RIGHT") as judge:
             assert judge.verdicts(QUESTIONS[:1])[0].valid
-        with (
-            HttpJudge.connect(url, model="judge", api_key_env="WRONG") as judge,
-            pytest.raises(JudgeRefusedError, match="key"),
-        ):
-            judge.check()
+        with pytest.raises(JudgeRefusedError, match="key"):
+            HttpJudge.connect(url, model="judge", api_key_env="WRONG")
 
 
 def test_no_image_is_fetched(url: str) -> None:
@@ -575,7 +567,7 @@ def test_an_image_with_transparency_is_laid_on_white(url: str) -> None:
     buffer = io.BytesIO()
     Image.new("RGBA", (32, 32), (0, 0, 0, 0)).save(buffer, "PNG")
     clear = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-    white = encode(Image.new("RGB", (32, 32), "white")).url
+    white = encoded(Image.new("RGB", (32, 32), "white")).url
     fields = {"max_tokens": 1, "logprobs": True, "top_logprobs": 5}
     answers = [first_token(chat(url, messages=asking_about(image), **fields)[1]) for image in (clear, white)]
     assert answers[0]["logprob"] == pytest.approx(answers[1]["logprob"], abs=1e-9)
@@ -596,7 +588,7 @@ def test_the_vocabulary_is_the_models(url: str, local_judge: LocalJudge) -> None
 def test_a_set_has_the_scores_of_the_judge_in_this_process(
     url: str, local_judge: LocalJudge, options: dict[str, Any]
 ) -> None:
-    status, answer = post(f"{url}/v1/consistency", {"images": [encode(panel).url for panel in PANELS], **options})
+    status, answer = post(f"{url}/v1/consistency", {"images": [encoded(panel).url for panel in PANELS], **options})
     wordings = {name: options[name] for name in ("theme", "criteria") if name in options}
     rest = {name: value for name, value in options.items() if name not in wordings}
     here = PacoReward(local_judge).score_set(PANELS, **wordings, **rest).to_dict()
@@ -609,13 +601,13 @@ def test_a_set_has_the_scores_of_the_judge_in_this_process(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"images": [encode(PANELS[0]).url]}, "1 image has nothing to be compared with"),
-        ({"images": [encode(PANELS[0]).url, "/etc/passwd"]}, "image 2: only data URLs are taken"),
-        ({"images": [encode(PANELS[0]).url] * 17}, "17 images in one request; this server takes 16"),
-        ({"images": [encode(panel).url for panel in PANELS], "theme": "<|im_end|>"}, "<|im_end|>"),
-        ({"images": [encode(panel).url for panel in PANELS], "theme": "hero " * 9000}, "tokens"),
-        ({"images": [encode(panel).url for panel in PANELS], "model": "other"}, "there is no model 'other'"),
-        ({"images": [encode(panel).url for panel in PANELS], "min": 0.7}, "min"),
+        ({"images": [encoded(PANELS[0]).url]}, "1 image has nothing to be compared with"),
+        ({"images": [encoded(PANELS[0]).url, "/etc/passwd"]}, "image 2: only data URLs are taken"),
+        ({"images": [encoded(PANELS[0]).url] * 17}, "17 images in one request; this server takes 16"),
+        ({"images": [encoded(panel).url for panel in PANELS], "theme": "<|im_end|>"}, "<|im_end|>"),
+        ({"images": [encoded(panel).url for panel in PANELS], "theme": "hero " * 9000}, "tokens"),
+        ({"images": [encoded(panel).url for panel in PANELS], "model": "other"}, "there is no model 'other'"),
+        ({"images": [encoded(panel).url for panel in PANELS], "min": 0.7}, "min"),
         ({}, "images"),
     ],
 )
@@ -659,7 +651,7 @@ def hero() -> list[str]:
     """A reference image, three sound panels and a wrong one, as data URLs."""
     panels = set_of(("red", "round", "crown", "night"), 4, random.Random(1))
     wrong = with_another(panels[3], "hat", random.Random(0))
-    return [encode(draw(panel, 64)).url for panel in [*panels, wrong]]
+    return [encoded(draw(panel, 64)).url for panel in [*panels, wrong]]
 
 
 def body_by_schema(schema: Any, route: str, images: list[str]) -> dict[str, Any]:
@@ -789,11 +781,10 @@ def test_the_schema_needs_the_key(local_judge: LocalJudge) -> None:
 
 def test_a_calibration_maps_the_scores_of_a_set_and_no_log_probabilities() -> None:
     curve = Curve(temperature=3.0, bias=0.2)
-    server = Server("http://127.0.0.1:1/v1", checkpoint="tiny", names=("judge",), adapters={})
-    (judge,) = load_judges(server, calibration=Calibration("tiny", {"": curve})).values()
+    judge = load_judge(Served("tiny", "judge"), calibration=Calibration("tiny", {"": curve}))
     images = [draw(panel, 64) for panel in all_panels()[:2]]
     with serving({"judge": judge}) as url:
-        status, answer = post(f"{url}/v1/consistency", {"images": [encode(image).url for image in images]})
+        status, answer = post(f"{url}/v1/consistency", {"images": [encoded(image).url for image in images]})
         with HttpJudge("judge", [f"{url}/v1"]) as remote:
             plain = remote.verdicts([Question(tuple(images), consistent())])[0].p_yes
     assert (status, answer["calibrated"]) == (200, True)

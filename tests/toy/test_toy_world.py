@@ -9,7 +9,7 @@ import pytest
 from tiny_runs import train_policy
 from toy_world import ToyJudge, toy_config, toy_world
 
-from pacorl.judge import JUDGES
+from pacorl.judge.local import LocalJudge
 from pacorl.models.policies import POLICIES
 
 LEARNING = [
@@ -38,7 +38,7 @@ def test_a_policy_learns_what_the_judge_rewards(tmp_path: Path) -> None:
 
 
 def test_the_released_models_are_back_after_the_block() -> None:
-    policy, judge = POLICIES["flux"], JUDGES["local"]
+    policy, load = POLICIES["flux"], LocalJudge.from_pretrained
     with toy_world():
-        assert isinstance(JUDGES["local"].open(None), ToyJudge)
-    assert (POLICIES["flux"], JUDGES["local"]) == (policy, judge)
+        assert isinstance(LocalJudge.from_pretrained("any"), ToyJudge)
+    assert (POLICIES["flux"], LocalJudge.from_pretrained) == (policy, load)

@@ -29,9 +29,7 @@ from torch import Tensor, nn
 
 from pacorl.config import base as configs
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.judge import JUDGES
-from pacorl.judge.judge import JudgeSpec
-from pacorl.judge.local import LocalOptions
+from pacorl.judge.local import LocalJudge
 from pacorl.models.policies import DEFAULT_KIND, POLICIES
 from pacorl.models.policies.flux import FLUX
 from pacorl.models.policies.pipeline import at_least_fp32, check_multiple
@@ -87,18 +85,19 @@ def toy_config(out: Path, *overrides: str) -> PolicyConfig:
 def install() -> None:
     """From here on generators of kind flux and judges of this process are the toy world's."""
     POLICIES._homes[DEFAULT_KIND] = f"{__name__}:TOY"
-    JUDGES._homes["local"] = f"{__name__}:TOY_JUDGE"
+    LocalJudge.from_pretrained = lambda *source, **options: ToyJudge()  # type: ignore[assignment]
 
 
 @contextmanager
 def toy_world() -> Iterator[None]:
     """Within the block generators of kind flux and judges of this process are the toy world's."""
-    policy, judge = POLICIES._homes[DEFAULT_KIND], JUDGES._homes["local"]
+    policy, load = POLICIES._homes[DEFAULT_KIND], LocalJudge.__dict__["from_pretrained"]
     install()
     try:
         yield
     finally:
-        POLICIES._homes[DEFAULT_KIND], JUDGES._homes["local"] = policy, judge
+        POLICIES._homes[DEFAULT_KIND] = policy
+        LocalJudge.from_pretrained = load
 
 
 class ToyTransformer(nn.Module):
@@ -216,14 +215,6 @@ class ToyJudge:
 
     def explain(self, question: Question) -> str:
         return f"The colours lie {_distance(question):.3f} apart."
-
-
-TOY_JUDGE = JudgeSpec(
-    options=LocalOptions,
-    open=lambda options, **place: ToyJudge(),
-    from_source=lambda source, **access: (ToyJudge(), "toy"),
-)
-"""The one toy judge; a checkpoint's name and a config's options do not change it."""
 
 
 def _distance(question: Question) -> float:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +19,11 @@ import pytest
 import torch
 from tests.twins.parts import tiny_judge
 
-from pacorl.judge.http.endpoints import Server
 from pacorl.judge.local import LocalJudge
 from pacorl.judge_training.judge_config import RewardTuningConfig
 from pacorl.judge_training.tuning import save_processor, tune
-from pacorl.serve import vllm
-from pacorl.serve.vllm import VllmOptions, is_healthy, vllm_command
+from pacorl.serve.vllm import Served as ServedJudge
+from pacorl.serve.vllm import vllm_command
 from pacorl.tiny.characters import vocabulary
 
 ROOT = Path(__file__).parents[2]
@@ -55,8 +56,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    server = Server(f"http://127.0.0.1:{port}/v1", str(checkpoint), ("judge",), {"judge-lora": str(adapter)})
-    options = VllmOptions(dtype="float32", max_model_len=2048, extra=("--enforce-eager", "--max-num-seqs", "16"))
+    server = ServedJudge(str(checkpoint), "judge-lora", str(adapter), port=port)
+    extra = ["--served-model-name", "judge", "--dtype", "float32", "--max-model-len", "2048"]
+    extra += ["--enforce-eager", "--max-num-seqs", "16"]
     environment = os.environ | {
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -64,17 +66,28 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         "DO_NOT_TRACK": "1",
         "PYTHONPATH": str(SHIMS),
     }
-    with vllm._process(vllm_command(server, options, program=[str(program)]), environment) as process:
-        deadline = time.monotonic() + STARTUP_SECONDS
-        while not is_healthy(server):
-            assert process.poll() is None, f"vLLM ended with code {process.returncode}; its log is above"
-            assert time.monotonic() < deadline, "vLLM was not healthy in time; its log is above"
-            time.sleep(0.5)
-        yield Served(
-            server.url,
-            LocalJudge.from_pretrained(checkpoint),
-            LocalJudge.from_pretrained(checkpoint, adapter=str(adapter)),
-        )
+    with subprocess.Popen(vllm_command(server, extra=extra, program=[str(program)]), env=environment) as process:
+        try:
+            deadline = time.monotonic() + STARTUP_SECONDS
+            while not _is_healthy(server.url):
+                assert process.poll() is None, f"vLLM ended with code {process.returncode}; its log is above"
+                assert time.monotonic() < deadline, "vLLM was not healthy in time; its log is above"
+                time.sleep(0.5)
+            yield Served(
+                server.url,
+                LocalJudge.from_pretrained(checkpoint),
+                LocalJudge.from_pretrained(checkpoint, adapter=str(adapter)),
+            )
+        finally:
+            process.terminate()
+
+
+def _is_healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url.removesuffix('/v1')}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 def _judge(folder: Path) -> Path:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pacorl.core.questions import consistent, same_theme
-from pacorl.judge.http.http_judge import HttpJudge
+from pacorl.judge.http import HttpJudge
 from pacorl.judge.judge import JudgeRefusedError
 from pacorl.judge.local import LocalJudge
 from pacorl.tiny.characters import all_panels, draw
@@ -49,16 +49,12 @@ def test_the_adapter_agrees_with_merged_weights(served: Served) -> None:
 
 def test_token_ids_are_those_of_the_tokenizer(served: Served) -> None:
     with HttpJudge.connect(served.url, model="judge") as judge:
-        (endpoint,) = judge.check()
-    assert endpoint.ids == (served.base.yes_ids, served.base.no_ids)
-    assert endpoint.served == ("judge", "judge-lora")
-    assert endpoint.version
+        assert judge.servers[0].ids == (served.base.yes_ids, served.base.no_ids)
 
 
 def test_read_by_text_a_verdict_is_right_or_missing(served: Served) -> None:
     with HttpJudge.connect(served.url, model="judge") as judge:
-        judge.check()
-        judge.pool.endpoints[0].ids = None
+        judge.servers[0].ids = None
         for found, expected in zip(judge.verdicts(QUESTIONS), p_yes(served.base), strict=True):
             assert found.error or found.p_yes == pytest.approx(expected, abs=1e-3)
 
@@ -82,11 +78,8 @@ def test_pairs_find_their_first_image_in_the_prefix_cache(served: Served) -> Non
 
 
 def test_a_wrong_name_lists_the_served_ones(served: Served) -> None:
-    with (
-        HttpJudge.connect(served.url, model="paco") as judge,
-        pytest.raises(JudgeRefusedError, match="it serves judge, judge-lora"),
-    ):
-        judge.verdicts(QUESTIONS)
+    with pytest.raises(JudgeRefusedError, match="it serves judge, judge-lora"):
+        HttpJudge.connect(served.url, model="paco")
 
 
 def test_reasons_are_those_of_transformers(served: Served) -> None:

@@ -55,7 +55,7 @@ class GeditOptions(GeneratorBenchmarkOptions):
         JudgeOptions,
         "judge",
         default="",
-        help="The rater: a server's URL, endpoints YAML, checkpoint folder or hub name.",
+        help="The rater: a server's URL, checkpoint folder or hub name.",
     )
     language: str = option("", "en or cn; both if left out.", parse=one_of(*LANGUAGES))
     rubric: Path | None = option(None, "A YAML with semantics, quality and scale; ours if left out.")

@@ -324,7 +324,7 @@ class CalibrateOptions:
 
 
 def calibrate(
-    judge: str = Argument(help="A judge's folder or hub name, a server's URL, an endpoints YAML, or tiny."),
+    judge: str = Argument(help="A judge's folder or hub name, a server's URL, or tiny."),
     data: str = Argument(help="Labelled pairs, as for train-reward, or a CSV of rankings."),
     *,
     options: CalibrateOptions,

@@ -27,7 +27,7 @@ from pacorl.config.options import (
 
 if TYPE_CHECKING:
     from pacorl.io.documents import JsonObject
-    from pacorl.judge.http.chat import ChatModel
+    from pacorl.judge.chat import ChatModel
 
 Writer = Literal["llm", "tiny", "template"]
 
@@ -108,7 +108,7 @@ class ChatOptions:
     workers: int = option(8, "Requests at a time.", least=1, most=WORKERS)
 
     def connect(self) -> ChatModel:
-        from pacorl.judge.http.chat import ChatModel
+        from pacorl.judge.chat import ChatModel
 
         return ChatModel(self.model, base_url=self.endpoint, key_variable=self.key_env)
 

@@ -93,7 +93,7 @@ class ChoiceOptions(FrugalJudge):
     panel: ClassVar[str] = "Choice"
 
     judge: str = inherited(
-        JudgeOptions, "judge", default="", help="Who ranks and scores: folder, hub name, URL, endpoints YAML, or tiny."
+        JudgeOptions, "judge", default="", help="Who ranks and scores: folder, hub name, URL, or tiny."
     )
     count: int = option(1, "Images per prompt.", least=1, most=LARGEST)
     # Each candidate is an image in memory until the best is known.

@@ -100,8 +100,9 @@ def score(
 def _score_images(images: list[str], judge: ScoreJudge, ask: QuestionOptions, output: ReportOptions) -> int:
     """Score images and return the exit code."""
     from pacorl.io.imports import frozen_imports
-    from pacorl.judge import JUDGES, backend_of, check_judge, default_judge
+    from pacorl.judge import check_judge, default_judge
     from pacorl.judge import score_set as scoring
+    from pacorl.judge.judge import is_address
     from pacorl.judge.paco_reward import PacoReward
     from pacorl.judge.scores import table, write_page
 
@@ -112,7 +113,7 @@ def _score_images(images: list[str], judge: ScoreJudge, ask: QuestionOptions, ou
     files = [Path(file) for file in scoring.files_of(images) if file not in refused]
     source = judge.judge or default_judge(files)
     check_judge(source, adapter=judge.judge_adapter)
-    if JUDGES[backend_of(source)].in_process:
+    if not is_address(source):
         with frozen_imports():
             from pacorl.io import processor  # noqa: F401 - the most that loading it imports
 

@@ -223,7 +223,7 @@ def check_run(run: PolicyConfig, *, resume: Resume | None = None) -> None:
     """
     from pacorl.grpo.start import named_start
     from pacorl.io.files import check_writable
-    from pacorl.judge import JUDGES
+    from pacorl.judge import check_judge
     from pacorl.records.prompts import load_prompts
     from pacorl.rewards import asks_judge, check_rewards
     from pacorl.runtime.logbook import check_trackers
@@ -248,7 +248,7 @@ def check_run(run: PolicyConfig, *, resume: Resume | None = None) -> None:
             load_prompts(source, model=run.model.checkpoint)
     # An unused judge is never loaded, so it may be absent.
     if run.judge and any(asks_judge(reward, run=False) for reward in run.rewards):
-        JUDGES[run.judge.backend].check(run.judge.checkpoint, getattr(run.judge, "adapter", ""))
+        check_judge(run.judge.checkpoint, adapter=run.judge.adapter)
 
 
 def train_character(

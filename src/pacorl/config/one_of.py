@@ -1,4 +1,4 @@
-"""Config sections whose further keys depend on one selecting key: `model.kind`, `objective.name`, `judge.backend`.
+"""Config sections whose further keys depend on one selecting key: `model.kind`, `objective.name`.
 
     model: Annotated[PolicyOptions, OneOf(POLICIES, default="flux")]
 

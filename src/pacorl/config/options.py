@@ -128,7 +128,7 @@ class JudgeOptions:
 
     panel: ClassVar[str] = "Judge"
 
-    judge: str = option("", "A model's or LoRA's folder or hub name, a server's URL, an endpoints YAML, or tiny.")
+    judge: str = option("", "A model's or LoRA's folder or hub name, a server's URL, or tiny.")
     judge_model: str = option("", "The judge's name at a server.")
     judge_adapter: str = option("", "A PEFT adapter on the judge's checkpoint.")
     api_key_env: str = option("", "The environment variable that holds the judge server's key.")

@@ -21,7 +21,7 @@ from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.io.documents import Journal, JsonObject, read_journal
 from pacorl.io.files import inside
 from pacorl.io.images import IMAGE_TYPES
-from pacorl.judge.http.chat import ChatError, ChatModel
+from pacorl.judge.chat import ChatError, ChatModel
 
 DIMENSIONS = ("style", "identity", "logic")
 TOKENS_PER_PAIR = (2500, 200)

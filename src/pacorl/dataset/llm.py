@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pacorl.dataset.manifest import Progress
 from pacorl.io.documents import Journal, JsonObject
-from pacorl.judge.http.chat import Usage
+from pacorl.judge.chat import Usage
 
 Item = TypeVar("Item")
 

@@ -19,7 +19,7 @@ from pacorl.dataset.llm import estimate, fill_journal
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.generate.language_writers import SetReply, answer_form, ask_for_set
 from pacorl.io.documents import Journal, JsonObject, read_journal, read_yaml, text_lines, write_jsonl
-from pacorl.judge.http.chat import ChatError, ChatModel
+from pacorl.judge.chat import ChatError, ChatModel
 from pacorl.records.compose import compose, prompt_from
 from pacorl.records.panels import PanelWriter, write_panels
 from pacorl.records.prompts import record_of

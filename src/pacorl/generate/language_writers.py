@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pacorl.config.options import TEMPLATE
 from pacorl.io.net import is_url, service_url
-from pacorl.judge.http.chat import ChatModel
+from pacorl.judge.chat import ChatModel
 from pacorl.records.compose import prompt_from
 from pacorl.records.panels import PanelDraft, PanelWriter, SetRequest
 

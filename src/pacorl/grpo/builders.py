@@ -20,8 +20,8 @@ from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.scoring import time_limit
 from pacorl.io.outage import OUTAGE_SECONDS, UnreachableError, WaitsForOutages
-from pacorl.judge import JUDGES, open_judge
-from pacorl.judge.judge import BackendOptions, Judge, close_judge
+from pacorl.judge import open_judge
+from pacorl.judge.judge import STARTUP_SECONDS, Judge, JudgeSettings, close_judge
 from pacorl.models.adapters import add_lora, start_from
 from pacorl.models.policies import build_policy
 from pacorl.models.policies.pipeline import PipelinePolicy
@@ -364,12 +364,12 @@ class RunJudges:
             ConnectionError: if a judge does not answer; UnreachableError if the run was `resumed`.
         """
         # Remote judges open before any weights load, in-process judges after the encoders have left the device.
-        options = config.judge
-        if options and JUDGES[options.backend].in_process == in_process:
-            self.rewards = _open(options, resumed=resumed, device=device, processes=processes)
-        options = config.evaluation.judge
-        if options and JUDGES[options.backend].in_process == in_process:
-            self.held_out = _open(options, resumed=resumed, device=device, processes=processes)
+        settings = config.judge
+        if settings and settings.remote != in_process:
+            self.rewards = _open(settings, resumed=resumed, device=device, processes=processes)
+        settings = config.evaluation.judge
+        if settings and settings.remote != in_process:
+            self.held_out = _open(settings, resumed=resumed, device=device, processes=processes)
 
     def close(self) -> None:
         """Stop the judges' processes."""
@@ -377,12 +377,14 @@ class RunJudges:
         close_judge(self.held_out)
 
 
-def _open(options: BackendOptions, *, resumed: bool, device: torch.device, processes: int) -> Judge:
-    if not resumed:
-        return open_judge(options, device=device, processes=processes)
+def _open(settings: JudgeSettings, *, resumed: bool, device: torch.device, processes: int) -> Judge:
+    # A server that has answered this run before is away, and its address is right.
+    startup = max(STARTUP_SECONDS, settings.outage) if resumed else STARTUP_SECONDS
     try:
-        return open_judge(options.on_resume(), device=device, processes=processes)
-    except ConnectionError as fault:
+        return open_judge(settings, device=device, processes=processes, startup=startup)
+    except UnreachableError as fault:
+        if not resumed:
+            raise ConnectionError(str(fault)) from None
         raise UnreachableError(f"{fault}; start it again, and go on with --resume auto") from None
 
 

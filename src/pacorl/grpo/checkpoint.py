@@ -43,6 +43,7 @@ from pacorl.io.files import (
     remove_made,
     safetensors_errors,
 )
+from pacorl.judge import identity_of
 from pacorl.models.adapters import adapter_state, full_state, full_tensor, set_adapter_state, shard_like
 from pacorl.models.lora import ADAPTER_FILES, save_lora
 from pacorl.rewards.reward import RewardFunction
@@ -54,10 +55,10 @@ STATE = ("epoch", "step", "bad_steps", "seed", "score", "best_by", "log_lines", 
 TENSORS = "state.safetensors"
 JUDGES_OF_A_RUN = ("judge", "evaluation.judge")
 """Config sections of the judges of the rewards and of the held-out rewards."""
-ACCESS_KEYS = ("api_key_env", "concurrency", "timeout", "retries", "startup", "outage", "overlap")
+ACCESS_KEYS = ("api_key_env", "concurrency", "timeout", "outage", "overlap")
 """Keys that affect a judge's requests, not its answers."""
 SOURCE_KEYS = ("checkpoint", "adapter", "model")
-"""Keys of a judge's location, free as long as its `BackendOptions.identity` stays."""
+"""Keys of a judge's location, free as long as its `judge.identity_of` stays."""
 FREE_KEYS = (
     *("out", "save_every", "keep_checkpoints", "trackers", "evaluation.every", "prompts.leaks", "monitor", "character"),
     *("advantages.max_missing", "model.gradient_checkpointing", "reward_timeout"),
@@ -294,7 +295,7 @@ def identities_of(config: PolicyConfig, functions: Mapping[str, RewardFunction])
         a file that the config names. A judge whose identity is not known yet is left out.
     """
     judges = zip(JUDGES_OF_A_RUN, (config.judge, config.evaluation.judge), strict=True)
-    known = {name: options.identity() for name, options in judges if options}
+    known = {name: identity_of(options) for name, options in judges if options}
     identities = {name: identity for name, identity in known.items() if identity}
     digests = {name: code_digest(function) for name, function in functions.items()}
     digests |= file_digests(config.model_dump(mode="json"))

@@ -18,8 +18,8 @@ from pacorl.core.sampler import Sampler, SamplingSteps, Steps, TreeOptions
 from pacorl.core.schedule import NoiseWindow
 from pacorl.core.sde import check_sde_steps
 from pacorl.grpo.lora_config import AdamWConfig, AdapterConfig, LoraConfig
-from pacorl.judge import JUDGE, JudgeSection
-from pacorl.judge.judge import InProcessOptions
+from pacorl.judge import JudgeSection
+from pacorl.judge.judge import JudgeSettings
 from pacorl.models.policies import DEFAULT_KIND, POLICIES, default_options
 from pacorl.models.policies.policy import PolicyOptions, check_images
 from pacorl.models.policies.spec import PolicySpec
@@ -191,7 +191,7 @@ class PolicyConfig(LoraConfig):
     prompts: PromptsConfig = PromptsConfig()
     sampling: SamplingConfig = SamplingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
-    judge: JudgeSection = Field(default_factory=JUDGE.default_options)
+    judge: JudgeSection = JudgeSettings()
     """Who answers the rewards' questions, or `none`. It is neither reached nor loaded unless a reward, a measure of the
     evaluation or best_by asks it."""
     rewards: tuple[RewardConfig, ...] = (
@@ -238,7 +238,7 @@ class PolicyConfig(LoraConfig):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> PolicyConfig:
-        if self.in_turns and isinstance(self.judge, InProcessOptions) and self.judge.overlap is True:
+        if self.in_turns and self.judge and not self.judge.remote and self.judge.overlap is True:
             raise ValueError(
                 f"memory {self.memory} and judge.overlap true: the judge would lie on the device beside the generator; "
                 "leave overlap out, or take memory: normal"

@@ -20,8 +20,7 @@ import torch
 from pacorl.core.metric_names import ALARM, ALIKE, NOT_FINITE
 from pacorl.grpo.monitor import PanelStatistics, panel_statistics
 from pacorl.grpo.rows import Row
-from pacorl.judge import JUDGES
-from pacorl.judge.judge import BackendOptions, RemoteJudge
+from pacorl.judge.judge import JudgeSettings, RemoteJudge
 from pacorl.rewards.reward import BoundsItself, Explains, Reward, named, panel_scores_of, scores_of
 from pacorl.runtime.clock import PhaseClock
 from pacorl.runtime.cores import available_cores
@@ -214,11 +213,11 @@ def overlaps(setting: bool | Literal["auto"], *, in_process: bool, device: torch
     return 2 * torch.get_num_threads() <= available_cores()
 
 
-def scoring_overlaps(judge: BackendOptions | None, *, device: torch.device) -> bool:
+def scoring_overlaps(judge: JudgeSettings | None, *, device: torch.device) -> bool:
     """Decide whether a config's scoring overlaps with sampling; without a judge it runs in this process."""
     if judge is None:
         return overlaps("auto", in_process=True, device=device)
-    return overlaps(judge.overlap, in_process=JUDGES[judge.backend].in_process, device=device)
+    return overlaps(judge.overlap, in_process=not judge.remote, device=device)
 
 
 def torch_context() -> Callable[[], ExitStack]:

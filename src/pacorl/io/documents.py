@@ -207,14 +207,38 @@ def parse_object(line: str | bytes, *, kind: str = "record", fix: str = "") -> J
 
 
 def object_within(text: str) -> JsonObject:
-    """Parse the JSON object in a model's answer. Raises ValueError if there is none, or it is malformed."""
-    # Models wrap JSON into code fences and courtesies; the outermost braces hold the answer.
-    start = text.find("{")
-    end = text.rfind("}")
-    if not 0 <= start < end:
+    """Parse the last JSON object in a model's answer. Raises ValueError if there is none, or it is malformed.
+
+    Models wrap JSON into code fences and courtesies, and think before it, with drafts of the answer among the thoughts.
+    """
+    answer = text.rpartition("</think>")[2]
+    if "<think>" in answer:
+        raise ValueError(f"it breaks off within its thoughts: {text[:60]!r}")
+    start = answer.find("{")
+    if start < 0:
         raise ValueError(f"it holds no JSON object: {text[:60]!r}")
+    last = answer[start:]
+    while start >= 0:
+        try:
+            end = json.JSONDecoder().raw_decode(answer, start)[1]
+            last = answer[start:end]
+        except (ValueError, RecursionError):
+            # A malformed object is the answer too, and no object within it; braces in prose hold no texts.
+            end = _balanced(answer, start)
+            last = answer[start:end] if '"' in answer[start:end] else last
+        start = answer.find("{", end)
     with blamed_on("its JSON is malformed or breaks off"):
-        return dict(parse_json(text[start : end + 1]))
+        return dict(parse_json(last))
+
+
+def _balanced(text: str, start: int) -> int:
+    """Return the end of the braces that open at `start`; of the text if they stay open."""
+    depth = 0
+    for end, letter in enumerate(text[start:], start + 1):
+        depth += (letter == "{") - (letter == "}")
+        if not depth:
+            return end
+    return len(text)
 
 
 def parse_yaml(text: str, *, name: str) -> Any:

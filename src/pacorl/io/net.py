@@ -1,52 +1,29 @@
-"""The only HTTP client: judges, reward services, language models and images by URL are asked through `exchange`.
+"""Addresses of services, and the HTTP client of each: judges, reward services, language models and images by URL.
 
-A server may be broken or hostile, so an answer is bounded on every side: a new connection, no redirects, no
-compression, at most `max_bytes`, and one deadline from the resolver to the last byte. Faults of the wire and of parsing
-are a TransientError: another try may succeed.
+A client has a new connection for each request, so that left-over bytes of one answer never begin the next, and follows
+no redirect, which could send a key to another host. A service of this machine is asked around the proxy.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
-import math
+import ipaddress
 import os
 import re
-import threading
 import time
-import uuid
-from collections.abc import Coroutine, Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from pacorl import __version__
-from pacorl.io.documents import JsonObject
 
 if TYPE_CHECKING:
-    import ssl
+    import httpx2
 
-
-T = TypeVar("T")
-
-MAX_ANSWER_BYTES = 2**20
 PASSING = frozenset({408, 409, 425, 429})
 """HTTP statuses below 500 that another try may not see."""
 UNAVAILABLE = frozenset({502, 503, 504})
 """HTTP statuses of a gateway, or of a loading server, in place of a silent service."""
-MAX_BACKOFF_SECONDS = 20.0
-COOLDOWN_SECONDS = 10.0
-"""Pause before an unanswered service is asked again."""
-PATIENCE = 3
-"""Time-outs of silence after which a service is broken: with a judge's default, three minutes. Without a limit, a
-hanging judge would be asked every question seven times, which takes a day for an epoch of the paper."""
-REQUEST_ID = "X-Request-Id"
-ID_PREFIX = "pacorl-"
-"""Prefix of our ids, which gateways' own ids lack."""
-SHOWN = 200  # characters of an URL or of an error in a message
+SHOWN = 300  # characters of an address or of an error in a message
 MALFORMED = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)
 """Errors of reading a malformed document: any of Python's complaints about values."""
 
@@ -60,177 +37,92 @@ class TransientError(Exception):
         self.unreachable = unreachable
 
 
-class DeadlineError(TransientError):
-    """No whole answer came in time."""
-
-
-class SilentError(TransientError):
-    """The service has been silent for so long that asking again now would be in vain."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A whole answer, whatever its status."""
-
-    status: int
-    headers: Mapping[str, str]
-    """Looked up in any case of letters."""
-    body: bytes = field(repr=False)
-    key: str = field(default="", repr=False)
-    """The request's key, which no message may show."""
-
-    @property
-    def passing(self) -> bool:
-        """Whether another try may see another status."""
-        return self.status in PASSING or self.status >= 500
-
-    @property
-    def redirect(self) -> str:
-        """Target of a redirect; empty for any other status."""
-        if 300 <= self.status < 400:
-            return shown_url(self.headers.get("location", "nowhere"))
-        return ""
-
-    def document(self) -> JsonObject:
-        """Parse the body's JSON object. Raises TransientError if it is none."""
-        try:
-            # Not by `parse_json`: a judge may list half a character as a token.
-            numbers: Any = {"parse_constant": _finite, "parse_float": _finite, "parse_int": _whole}
-            document = json.loads(self.body.decode("utf-8-sig"), **numbers)
-        except MALFORMED as fault:
-            reason = self._one_line(str(fault)) if isinstance(fault, ValueError) else type(fault).__name__
-            raise TransientError(f"an answer that is not JSON ({reason})") from None
-        if not isinstance(document, dict):
-            raise TransientError("an answer that is not a JSON object")
-        return document
-
-    def error(self) -> JsonObject:
-        """Return the `error` object of an API's refusal; empty if there is none."""
-        try:
-            error = self.document().get("error")
-        except TransientError:
-            return {}
-        if isinstance(error, dict):
-            return error
-        return {"message": str(error)}
-
-    def fault(self, *, unreachable: bool = False) -> TransientError:
-        """Return the status as an error, with the wait of the header `Retry-After`."""
-        try:
-            wait = min(MAX_BACKOFF_SECONDS, max(0.0, float(self.headers.get("retry-after", "0"))))
-        except ValueError:  # it may be a date
-            wait = 0.0
-        # The API's own message, else the beginning of the body.
-        message = self._one_line(str(self.error().get("message") or self.body[:300].decode(errors="replace")))
-        return TransientError(f"HTTP {self.status} {message}".strip(), wait=wait, unreachable=unreachable)
-
-    def _one_line(self, text: str) -> str:
-        clean = " ".join(text.split())[:300]
-        if self.key:
-            return clean.replace(self.key, "***")
-        return clean
-
-
-def _finite(number: str) -> float:
-    value = float(number)
-    if not math.isfinite(value):
-        raise ValueError(f"{number} is not a finite number")
-    return value
-
-
-def _whole(number: str) -> int:
-    value = int(number)
-    float(value)  # OverflowError, as a later computation would raise
-    return value
-
-
-async def exchange(
-    url: str,
-    document: Any = None,
-    *,
-    seconds: float,
-    key: str = "",
-    headers: Mapping[str, str] | None = None,
-    max_bytes: int = MAX_ANSWER_BYTES,
-) -> Answer:
-    """Ask once: GET, or POST of a document as JSON.
+def client_options(url: str, *, seconds: float, key: str = "") -> dict[str, Any]:
+    """Return the options of an httpx2 client for one service.
 
     Args:
-        seconds: the deadline of everything together.
-        key: sent as a bearer token.
-
-    Raises:
-        TransientError: for any fault of the wire, and for answers beyond a bound. Statuses are no faults.
+        seconds: Longest silence of the service while it is connected to, or reads or writes.
+        key: Sent as a bearer token.
     """
     import httpx2
 
-    # The request.
-    own_id = ID_PREFIX + uuid.uuid4().hex
-    sent = {"User-Agent": f"pacorl/{__version__}", "Accept-Encoding": "identity", "Connection": "close"}
-    sent[REQUEST_ID] = own_id
+    headers = {"User-Agent": f"pacorl/{__version__}"}
     if key:
-        sent["Authorization"] = f"Bearer {key}"
-    method = "GET"
-    request: dict[str, Any] = {}
-    if document is not None:
-        method = "POST"
-        sent["Content-Type"] = "application/json"
-        request["content"] = json.dumps(document).encode()
-    request["headers"] = sent | dict(headers or {})
-
-    # A client, and so a connection, per question: left-over bytes of one answer can never begin the next. It takes
-    # 0.1 ms more than a kept connection.
-    # Connecting ends before the deadline does: cancelling a TLS handshake from outside leaves its socket open.
-    timeout = httpx2.Timeout(None, connect=0.9 * seconds)
-    client = httpx2.AsyncClient(verify=_tls(), timeout=timeout, follow_redirects=False)
-    try:
-        async with (
-            asyncio.timeout(seconds),  # over everything: each chunk of a slow body would reset the client's own
-            client,
-            client.stream(method, url, **request) as response,
-        ):
-            _check_head(response.headers, own_id, max_bytes)
-            body = bytearray()
-            async for chunk in response.aiter_raw():
-                body += chunk
-                _check_size(len(body), max_bytes)
-            return Answer(response.status_code, response.headers, bytes(body), key)
-    except (TimeoutError, httpx2.TimeoutException):
-        raise DeadlineError(f"no answer within {seconds:g} s", unreachable=True) from None
-    except httpx2.TransportError as error:
-        down = isinstance(error, httpx2.NetworkError | httpx2.ProxyError)
-        prefix = "no connection: " if down else "a broken answer: "
-        raise TransientError(prefix + _cause(error), unreachable=down) from None
-    except (httpx2.InvalidURL, OSError, ValueError) as error:
-        raise TransientError(f"no connection: {_cause(error)}", unreachable=True) from None
+        headers["Authorization"] = f"Bearer {key}"
+    return {
+        "headers": headers,
+        "timeout": seconds,
+        "trust_env": not is_loopback(urlsplit(url).hostname or ""),
+        "follow_redirects": False,
+        "limits": httpx2.Limits(max_keepalive_connections=0),
+    }
 
 
-def _check_head(headers: Mapping[str, str], own_id: str, max_bytes: int) -> None:
-    _check_size(int(headers.get("content-length", "0")), max_bytes)
-    encoding = headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("", "identity"):
-        raise TransientError(f"an answer compressed as {encoding[:20]!r}, which was not asked for")
-    # A gateway may drop the id or set its own; only another id of ours means a mix-up.
-    returned = headers.get(REQUEST_ID, "")
-    if returned.startswith(ID_PREFIX) and returned != own_id:
-        raise TransientError("the answer to another request")
+def exchange(
+    client: httpx2.Client, method: str, url: str, *, seconds: float, max_bytes: int, **request: Any
+) -> httpx2.Response:
+    """Exchange one request, and read the whole answer before a deadline.
 
-
-def _check_size(count: int, max_bytes: int) -> None:
-    if count > max_bytes:
-        raise TransientError(f"the answer is larger than {max_bytes:,} bytes")
-
-
-@cache
-def _tls() -> ssl.SSLContext:
+    Raises:
+        TransientError: for faults of the wire, and for an answer that takes longer or is larger; for no status.
+    """
     import httpx2
 
-    return httpx2.create_ssl_context()  # 80 ms, for the certificates of the machine
+    deadline = time.monotonic() + seconds
+    content = bytearray()
+    try:
+        with client.stream(method, url, **request) as response:
+            for chunk in response.iter_bytes():
+                content += chunk
+                if len(content) > max_bytes:
+                    raise TransientError(f"the answer is larger than {max_bytes:,} bytes")
+                if time.monotonic() > deadline:
+                    raise TimeoutError
+    except (httpx2.TimeoutException, TimeoutError):
+        raise TransientError(f"no answer within {seconds:g} s", unreachable=True) from None
+    except (httpx2.RequestError, httpx2.InvalidURL) as error:
+        raise wire_fault(url, error) from None
+    kept = {name: response.headers[name] for name in ("location", "retry-after") if name in response.headers}
+    return httpx2.Response(response.status_code, headers=kept, content=bytes(content), request=response.request)
 
 
-def _cause(error: BaseException) -> str:
-    """Return the innermost reason of a fault, on one line."""
-    # The outer exceptions are the client's own, and name no cause.
+def own_headers() -> dict[str, Any]:
+    """Return the headers of openai's client that its requests leave out: the transport has the service's own key."""
+    import openai
+
+    return dict.fromkeys(("Authorization", "OpenAI-Organization", "OpenAI-Project"), openai.Omit())
+
+
+def status_fault(response: httpx2.Response, *, key: str = "") -> TransientError:
+    """Return the status of a refusal in the server's words, with the wait of its header `Retry-After`."""
+    try:
+        wait = min(20.0, max(0.0, float(response.headers.get("retry-after", "0"))))
+    except ValueError:  # it may be a date
+        wait = 0.0
+    words = server_words(response)
+    # No message may show a key.
+    words = words.replace(key, "***") if key else words
+    fault = f"HTTP {response.status_code} {words}".strip()
+    if response.has_redirect_location:
+        target = shown_url(response.headers["location"])
+        fault += f"; redirects are not followed, name {target} if it is yours"
+    return TransientError(fault, wait=wait, unreachable=response.status_code in UNAVAILABLE)
+
+
+def server_words(response: httpx2.Response) -> str:
+    """Return the message of an error's JSON document, else the beginning of the body, on one line."""
+    words: Any = None
+    try:
+        document = response.json()
+        error = document.get("error", document.get("detail"))
+        words = error.get("message") if isinstance(error, dict) else error
+    except MALFORMED:
+        pass
+    return " ".join(str(words or response.text[:SHOWN]).split())[:SHOWN]
+
+
+def wire_fault(url: str, error: BaseException) -> TransientError:
+    """Describe a fault of the wire by its innermost reason, and name the proxy that the request went through."""
     inner: BaseException | None = error
     while inner:
         error = inner
@@ -238,138 +130,35 @@ def _cause(error: BaseException) -> str:
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     if isinstance(error, ConnectionError) and error.errno:
         reason = os.strerror(error.errno)  # asyncio's text names the address without the reason
-    return " ".join(str(reason).split())[:SHOWN]
+    reason = " ".join(str(reason).split())[:SHOWN]
+    return TransientError(f"no connection: {reason}{_proxy(url)}", unreachable=True)
 
 
-class Circuit:
-    """State of a service's silence. While it is broken, one question every COOLDOWN_SECONDS probes it."""
-
-    def __init__(self, timeout: float) -> None:
-        self._timeout = timeout
-        self.cooldown_until = 0.0
-        self._answered_at = -math.inf
-        self._silent_since: float | None = None
-        """Start of the first unanswered request; None if the last request was answered."""
-        self._last_fault = ""
-
-    @property
-    def cooling_down(self) -> bool:
-        return time.monotonic() < self.cooldown_until
-
-    @property
-    def broken(self) -> bool:
-        return self.silent_seconds >= PATIENCE * self._timeout
-
-    @property
-    def silent_seconds(self) -> float:
-        """Seconds since the first unanswered request; 0 if the last request was answered."""
-        if self._silent_since is None:
-            return 0.0
-        return time.monotonic() - self._silent_since
-
-    def check(self) -> None:
-        """Raise SilentError if the service is broken, unless this question probes it."""
-        if not self.broken:
-            return
-        if self.cooling_down:
-            raise SilentError(f"nobody has answered for {self.silent_seconds:.0f} s ({self._last_fault})")
-        self.cooldown_until = time.monotonic() + self._timeout  # other questions fail while this question probes
-
-    @contextmanager
-    def noting(self) -> Iterator[None]:
-        """Record whether the block's request was answered."""
-        sent_at = time.monotonic()
-        try:
-            yield
-        except TransientError as fault:
-            if fault.unreachable:
-                self.cooldown_until = time.monotonic() + COOLDOWN_SECONDS
-                self._last_fault = str(fault)
-                # A single hanging question, among answered questions, is no silence of the service.
-                if self._silent_since is None and sent_at >= self._answered_at:
-                    self._silent_since = sent_at
-            else:
-                self._note_answer()
-            raise
-        self._note_answer()
-
-    def _note_answer(self) -> None:
-        self._silent_since = None
-        self.cooldown_until = 0.0
-        self._answered_at = time.monotonic()
+def _proxy(url: str) -> str:
+    """Name the proxy of the environment for an address, as a clause; empty for none."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    proxies = getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    if not proxy or is_loopback(host) or proxy_bypass(parts.netloc):
+        return ""
+    return f", through the proxy {shown_url(proxy)} of the environment; NO_PROXY={host} would leave it out"
 
 
-# --- for code that blocks --------------------------------------------------------------------------------------
-
-
-class LoopThread:
-    """Event loop on a separate thread, so that blocking code can wait for coroutines."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="pacorl-net", daemon=True)
-        self._thread.start()
-        self._running: set[Future[Any]] = set()
-
-    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start a coroutine. Raises RuntimeError if the loop is closed."""
-        if self._loop.is_closed():
-            work.close()  # Python would warn of an unawaited coroutine
-            raise RuntimeError("this loop is closed")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        self._running.add(future)
-        future.add_done_callback(self._running.discard)
-        return future
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine and return its result; Ctrl-C cancels it."""
-        future = self.submit(work)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def close(self) -> None:
-        """Cancel all running coroutines, and end the thread."""
-        if self._loop.is_closed():
-            return
-        for future in list(self._running):  # a copy: finished futures remove themselves from the set
-            future.cancel()
-        # Within the loop: tasks belong to its thread.
-        asyncio.run_coroutine_threadsafe(_cancel_tasks(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        # Not asyncio.run's shutdown, which waits for a hanging resolver.
-        self._loop.close()
-
-
-async def _cancel_tasks() -> None:
-    for _ in range(10):  # a cancelled task may begin further tasks, to clean up
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.get_running_loop().shutdown_asyncgens()
-    for _ in range(3):  # a transport closes one turn after the call, a TLS transport two
-        await asyncio.sleep(0)
-
-
-def blocking(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine from blocking code, notebooks included."""
-    loop = LoopThread()
-    try:
-        return loop.run(work)
-    finally:
-        loop.close()
-
-
-# --- URLs ------------------------------------------------------------------------------------------------------
+# --- addresses -------------------------------------------------------------------------------------------------
 
 
 def is_url(source: object) -> bool:
     """Whether a source is an http(s) URL, rather than a file."""
     return isinstance(source, str) and source.lower().startswith(("http://", "https://"))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` is this machine."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a host name
+        return False
 
 
 def service_url(url: str, *, name: str) -> str:

@@ -1,34 +1,25 @@
-"""Outages of a run's services: retries until a deadline.
-
-outage = Outage("judge at http://127.0.0.1:8000/v1", circuits, seconds=900)
-await retried(attempt, tries=7, outage=outage)
-"""
+"""Outages of a run's services: questions are asked again until a service answers, up to a deadline."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeVar, runtime_checkable
-
-from pacorl.io.net import MAX_BACKOFF_SECONDS, UNAVAILABLE, Answer, Circuit, SilentError, TransientError, exchange
-
-T = TypeVar("T")
+from typing import Protocol, runtime_checkable
 
 logger = logging.getLogger(__name__)
 
-BACKOFF_SECONDS = 0.5
-"""Longest wait before the second attempt; it doubles with each further one."""
 OUTAGE_SECONDS = 900.0
 """Default length of an outage before a run ends: a 7B server restarts in minutes."""
+BACKOFF_SECONDS = 0.5
+"""Longest wait before the second attempt; it doubles with each further one."""
+MAX_BACKOFF_SECONDS = 20.0
+PATIENCE = 3
+"""Time-outs of common silence after which a question that need not be waited for is asked only once: with all its
+retries, an epoch's questions to a service that hangs would take a day."""
 MAX_PROBE_SECONDS = 5.0
-"""Longest time between two probes, so that a restarted service is used within seconds."""
-GROWTH = 0.25
-"""Time between two probes, as a share of the outage so far."""
-POLL_SECONDS = 0.2
-"""Interval at which a waiting question checks for its turn, without a request."""
+"""Longest time between two attempts in an outage, so that a restarted service is used within seconds."""
 ANNOUNCED_SECONDS = 1.0
 """Length from which an outage is announced: a single broken connection is not worth a line."""
 
@@ -40,123 +31,66 @@ class UnreachableError(ConnectionError):
     """Exit code of the command: EX_TEMPFAIL of sysexits.h, at which a scheduler starts it again."""
 
 
-class Outage:
-    """The silence of all endpoints of a service: one question at a time probes them, the rest waits."""
+def backoff(failed: int) -> float:
+    """Draw the seconds before the next attempt, exponentially longer after each failed one."""
+    # With jitter, so that ranks do not retry at the same time.
+    longest = min(MAX_BACKOFF_SECONDS, BACKOFF_SECONDS * 2 ** (failed - 1))
+    return random.uniform(longest / 2, longest)
 
-    def __init__(self, name: str, circuits: Sequence[Circuit], *, seconds: float) -> None:
+
+class Outage:
+    """Silence of all servers of a service."""
+
+    def __init__(self, name: str, *, seconds: float) -> None:
         """
         Args:
-            name: the service with its addresses, for messages.
-            circuits: one per endpoint.
-            seconds: the length after which waiting ends.
+            name: The service with its addresses, for messages.
+            seconds: The length after which waiting ends.
         """
         self.name = name
         self.seconds = seconds
-        self._circuits = circuits
-        self._next_probe = 0.0
-        self._reason = ""
-        """Fault of the last probe, after which waiting ended; empty before."""
-        self._announced_since: float | None = None
-        """Begin of the announced outage; None without an announcement."""
+        self._answered_at = -math.inf
+        self._since: float | None = None
+        """Begin of the silence; None if the last request was answered."""
+        self._announced = False
 
     @property
     def lasts(self) -> float:
-        """Seconds for which no endpoint has answered; 0 if one does."""
-        return min(circuit.silent_seconds for circuit in self._circuits)
+        """Seconds for which no server has answered; 0 if one does."""
+        return 0.0 if self._since is None else time.monotonic() - self._since
 
-    def check(self) -> None:
-        """Raise SilentError during an outage, unless it is this question's turn to probe."""
-        lasts = self.lasts
-        if not lasts:
-            return
-        now = time.monotonic()
-        if now < self._next_probe:
-            raise SilentError(f"nobody has answered for {lasts:.0f} s")
-        # Probes are rarer the longer the outage lasts.
-        interval = min(MAX_PROBE_SECONDS, max(BACKOFF_SECONDS, GROWTH * lasts))
-        self._next_probe = now + interval / len(self._circuits)
+    def note_answer(self) -> None:
+        """Note that a server has answered, whatever its answer is."""
+        self._answered_at = time.monotonic()
+        if self._announced and self._since is not None:
+            logger.warning("%s answers again after %.0f s", self.name, self._answered_at - self._since)
+        self._since = None
+        self._announced = False
 
-    async def pause(self, fault: TransientError) -> None:
-        """Wait a moment before the next attempt of an unanswered question.
+    def wait(self, fault: Exception, *, sent_at: float) -> float | None:
+        """Note a request without an answer.
+
+        Args:
+            sent_at: Time of the request, by `time.monotonic`.
+
+        Returns:
+            The seconds before the next attempt; None if other requests were answered meanwhile, which is no outage.
 
         Raises:
             UnreachableError: the outage has lasted for `seconds`.
         """
+        if self._since is None:
+            if sent_at < self._answered_at:
+                return None
+            self._since = sent_at
         lasts = self.lasts
-        if not isinstance(fault, SilentError):
-            # Most silences last a moment, and a line for each would hide the long ones.
-            if self._announced_since is None and lasts >= ANNOUNCED_SECONDS:
-                self._announced_since = time.monotonic() - lasts
-                logger.warning("%s does not answer (%s); it is retried for up to %g s", self.name, fault, self.seconds)
-            self._reason = str(fault) if lasts >= self.seconds else ""
-        if self._reason:
-            raise UnreachableError(f"{self.name} has not answered for {lasts:.0f} s ({self._reason}); start it again")
-        await asyncio.sleep(random.uniform(POLL_SECONDS / 2, POLL_SECONDS))
-
-    def note_end(self) -> None:
-        """Announce the end of an announced outage."""
-        self._reason = ""
-        if self._announced_since is not None:
-            logger.warning("%s answers again after %.0f s", self.name, time.monotonic() - self._announced_since)
-            self._announced_since = None
-
-
-async def retried(attempt: Callable[[int], Awaitable[T]], *, tries: int, outage: Outage | None = None) -> T:
-    """Return the result of the first of `tries` attempts (numbered from 0) without a TransientError.
-
-    Attempts during an outage do not count as tries. Without an `outage` a SilentError is raised at once.
-
-    Raises:
-        UnreachableError: the outage lasts too long.
-    """
-    # `number` counts attempts that reached the service, `failed` those that count as tries.
-    failed = number = 0
-    while True:
-        try:
-            outcome = await attempt(number)
-        except TransientError as fault:
-            gated = isinstance(fault, SilentError)
-            number += not gated
-            if outage and (gated or outage.lasts):
-                await outage.pause(fault)
-                continue
-            if gated:
-                raise
-            failed += 1
-            if failed >= tries:
-                raise TransientError(f"{fault} (attempt {tries}, the last)", unreachable=fault.unreachable) from None
-            # Exponential backoff with jitter, so that ranks do not retry at the same time.
-            longest = min(MAX_BACKOFF_SECONDS, BACKOFF_SECONDS * 2 ** (failed - 1))
-            await asyncio.sleep(max(fault.wait, random.uniform(longest / 2, longest)))
-        else:
-            if outage:
-                outage.note_end()
-            return outcome
-
-
-async def ask(
-    url: str,
-    document: Any,
-    read: Callable[[Answer], T],
-    *,
-    tries: int,
-    circuit: Circuit,
-    outage: Outage | None = None,
-    **options: Any,
-) -> T:
-    """Return `read` of the first answer that it accepts with a final status; `options` are `exchange`'s."""
-
-    async def attempt(_: int) -> T:
-        (outage or circuit).check()
-        with circuit.noting():
-            answer = await exchange(url, document, **options)
-            if answer.status in UNAVAILABLE:
-                raise answer.fault(unreachable=True)
-        if answer.passing:
-            raise answer.fault()
-        return read(answer)
-
-    return await retried(attempt, tries=tries, outage=outage)
+        if lasts >= self.seconds:
+            raise UnreachableError(f"{self.name} has not answered for {lasts:.0f} s ({fault}); start it again")
+        if not self._announced and lasts >= ANNOUNCED_SECONDS:
+            self._announced = True
+            logger.warning("%s does not answer (%s); it is retried for up to %g s", self.name, fault, self.seconds)
+        # Rarer the longer the outage lasts.
+        return min(MAX_PROBE_SECONDS, max(BACKOFF_SECONDS, lasts / 4)) * random.uniform(0.5, 1)
 
 
 @runtime_checkable

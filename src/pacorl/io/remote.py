@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urljoin, urlsplit
 
 from pacorl.io.images import ImageError, open_image
-from pacorl.io.net import DeadlineError, TransientError, blocking, exchange, is_url, shown_url
+from pacorl.io.net import TransientError, client_options, exchange, is_url, shown_url
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -28,24 +26,16 @@ def open_source(source: Path | str) -> Image:
 
 def fetch(url: str, *, seconds: float = DEADLINE_SECONDS) -> bytes:
     """Fetch the file of an image. Raises ImageError."""
-    deadline = time.monotonic() + seconds
-    target = url
-    fault = f"more than {MAX_REDIRECTS} redirects"
+    import httpx2
+
+    options = client_options(url, seconds=seconds) | {"follow_redirects": True, "max_redirects": MAX_REDIRECTS}
     try:
-        for _ in range(MAX_REDIRECTS + 1):
-            parts = urlsplit(target)
-            if parts.scheme not in ("http", "https") or parts.port == 0:  # ValueError beyond the largest port
-                break
-            left = max(0.0, deadline - time.monotonic())
-            answer = blocking(exchange(target, seconds=left, max_bytes=MAX_BYTES, headers={"Accept": "image/*"}))
-            if answer.status == 200:
-                return answer.body
-            fault = f"the server answers {answer.status}"
-            target = urljoin(target, answer.headers.get("location", ""))
-            if not answer.redirect:
-                break
-    except DeadlineError:
-        fault = f"no answer within {seconds:g} s"
+        with httpx2.Client(**options) as client:
+            headers = {"Accept": "image/*"}
+            answer = exchange(client, "GET", url, seconds=seconds, max_bytes=MAX_BYTES, headers=headers)
+        if answer.status_code == 200:
+            return answer.content
+        fault = f"the server answers {answer.status_code}"
     except (TransientError, ValueError) as error:
         fault = str(error)
     raise ImageError(f"{shown_url(url)}: {fault}; check the URL, or download the image and give its file")

@@ -1,4 +1,4 @@
-"""Judges of image pairs behind one protocol, by backend."""
+"""Judges of image pairs behind one protocol: in this process, or behind an OpenAI-compatible API."""
 
 from __future__ import annotations
 
@@ -9,21 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator
 
-from pacorl.config.one_of import OneOf
 from pacorl.config.options import UsageError
-from pacorl.config.table import Table
+from pacorl.core.devices import NONE
+from pacorl.io.files import digest, text_digest
 from pacorl.io.images import recipe_of
-from pacorl.judge.judge import BackendOptions, Judge, JudgeSpec
+from pacorl.judge.calibration import Calibration, read_calibration
+from pacorl.judge.judge import STARTUP_SECONDS, Judge, JudgeSettings, is_address
 from pacorl.types import TINY, TINY_EDITS
 
 if TYPE_CHECKING:
     import torch
-
-JUDGES: Table[JudgeSpec] = Table(
-    "backend",
-    {"local": "pacorl.judge.local:SPEC", "http": "pacorl.judge.http:SPEC"},
-    key="backend",
-)
 
 NO_JUDGE = (
     "name a judge with --judge: a checkpoint such as X-GenGroup/PaCo-Reward-7B, the URL of a judge's server, or tiny, "
@@ -31,29 +26,95 @@ NO_JUDGE = (
 )
 """Error of a command without a judge."""
 
-JUDGE = OneOf(JUDGES, default="local")
-
 JudgeSection = Annotated[
-    Annotated[BackendOptions, JUDGE] | None,
+    JudgeSettings | None,
     # YAML reads `none` as a string.
     BeforeValidator(lambda section: None if isinstance(section, str) and section.lower() == "none" else section),
 ]
-"""A config's judge: the options of one backend, or `none`."""
+"""A config's judge, or `none`."""
 
 
-def open_judge(options: BackendOptions, *, device: str | torch.device, processes: int = 1, waits: bool = True) -> Judge:
+def open_judge(
+    settings: JudgeSettings, *, device: str | torch.device, processes: int = 1, startup: float = STARTUP_SECONDS
+) -> Judge:
     """Open the judge of a config, ready for questions.
 
     Args:
         device: Device of a judge in this process.
         processes: Number of processes that share a remote judge.
-        waits: Wait for a starting server.
+        startup: Seconds that a server which does not answer yet is waited for.
 
     Raises:
         ValueError: for a missing checkpoint, adapter or model, or a refused key.
-        OSError: if no server answers at an address.
+        UnreachableError: if no server answers at an address.
     """
-    return JUDGES[options.backend].open(options, device=device, processes=processes, waits=waits)
+    calibration = read_calibration(settings.calibration)
+    if settings.remote:
+        from pacorl.judge.http import HttpJudge
+
+        keys = {"model", "api_key_env", "concurrency", "timeout", "outage", "symmetric", "variants"}
+        options = settings.model_dump(include=keys)
+        return HttpJudge.connect(
+            settings.checkpoint, startup=startup, processes=processes, calibration=calibration, **options
+        )
+    from pacorl.judge.local import LocalJudge
+
+    keys = {"checkpoint", "adapter", "dtype", "quantize", "stream", "batch_tokens", "symmetric", "variants"}
+    options = settings.model_dump(include=keys)
+    return LocalJudge.from_pretrained(device=device, calibration=calibration, **options)
+
+
+def identity_of(settings: JudgeSettings) -> str:
+    """Return an identifier of a judge's verdicts, independent of paths: a digest of the weights, or a server's model.
+
+    Empty if unknown, e.g. for a checkpoint outside this machine.
+    """
+    calibration = [digest(Path(settings.calibration))] if settings.calibration else []
+    if settings.remote:
+        return " ".join([f"model {settings.name}", *calibration])
+    from pacorl.judge.local import weight_digests
+
+    digests = weight_digests(settings.checkpoint, settings.adapter)
+    return f"sha256 {text_digest(' '.join([*digests, *calibration]))[:16]}" if all(digests) else ""
+
+
+def judge_from(
+    source: str,
+    *,
+    adapter: str = "",
+    model: str = "",
+    api_key_env: str = "",
+    temperature: float = 1.0,
+    variants: bool = False,
+    calibration: Calibration | None = None,
+    quantize: str = NONE,
+    stream: bool = False,
+) -> tuple[Judge, str]:
+    """Resolve a source string (folder, hub name, server's address, `tiny`) to a judge and its display name.
+
+    Args:
+        adapter, model, …: As in `PacoReward.from_pretrained`; a judge ignores what does not apply to it.
+
+    Raises:
+        ValueError: The judge is missing, or does not fit these options.
+        UnreachableError: No server answers.
+    """
+    check_temperature(temperature)
+    options: dict[str, Any] = {"temperature": temperature, "variants": variants, "calibration": calibration}
+    if is_address(source):
+        from pacorl.judge.http import HttpJudge
+
+        if adapter:
+            raise ValueError("a server's adapters have names of their own; name one as the model instead of an adapter")
+        remote = HttpJudge.connect(source, model=model, api_key_env=api_key_env, **options)
+        return remote, remote.model
+    from transformers.utils.logging import disable_progress_bar
+
+    from pacorl.judge.local import LocalJudge, placement
+
+    disable_progress_bar()  # the weights' bar would break into a command's own lines
+    options |= {"adapter": adapter, "quantize": quantize, "stream": stream, **placement(source)}
+    return LocalJudge.from_pretrained(source, **options), f"{source} + {adapter}" if adapter else source
 
 
 def judge_for(source: str, adapter: str = "", *, edits: bool) -> str:
@@ -76,23 +137,6 @@ def default_judge(images: Iterable[Path | bytes]) -> str:
     return TINY
 
 
-def judge_from(source: str, **access: Any) -> tuple[Judge, str]:
-    """Resolve a source string (folder, hub name, server URL, endpoints YAML, `tiny`) to a judge and its display name.
-
-    Args:
-        access: adapter, model, api_key_env, temperature, variants, calibration, quantize,
-            stream, as in `PacoReward.from_pretrained`.
-
-    Returns:
-        The judge and its display name.
-
-    Raises:
-        ValueError: The judge is missing, or does not fit these options.
-    """
-    check_temperature(access.get("temperature", 1.0))
-    return JUDGES[backend_of(source)].from_source(source, **access)
-
-
 def check_temperature(temperature: float, *, key: str = "temperature") -> None:
     """Raise ValueError unless a temperature is positive and finite; `key` is the user's name for it."""
     if not 0 < temperature < math.inf:
@@ -100,18 +144,12 @@ def check_temperature(temperature: float, *, key: str = "temperature") -> None:
 
 
 def check_judge(source: str, *, adapter: str = "") -> None:
-    """Check a source string and its adapter before heavy imports.
+    """Check a source string and its adapter before heavy imports; a server's faults appear later.
 
     Raises:
         ValueError: There is no such checkpoint or adapter, or they do not fit.
     """
-    JUDGES[backend_of(source)].check(source, adapter)
+    if not is_address(source):
+        from pacorl.judge.local import check_local
 
-
-def backend_of(source: str) -> str:
-    """Return the backend of a source string."""
-    for name in JUDGES:
-        # The default's file imports torch, which a remote judge does not need.
-        if name != JUDGE.default and JUDGES[name].claims(source):
-            return name
-    return JUDGE.default
+        check_local(source, adapter)

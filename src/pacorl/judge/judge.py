@@ -1,24 +1,28 @@
-"""The judge protocol, the options common to all backends, and the entries of the table `JUDGES`.
+"""The judge protocol, and a config's judge.
 
 A judge gets images and a question. Its score is P(Yes | Yes or No) of the first answer token (arXiv 2512.04784, §3.2).
-
-To add a backend: a file with an options model, a class behind `Judge` and a `JudgeSpec`, and one line of `JUDGES`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
+from urllib.parse import urlsplit, urlunsplit
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from pacorl.config.base import Positive, Section
 from pacorl.core.devices import NONE, Quantization
-from pacorl.io.files import digest
+from pacorl.io.net import is_url, service_url
+from pacorl.io.outage import OUTAGE_SECONDS
 from pacorl.types import Chat, Question, Verdict
 
+RETRIES = 6
+"""Further requests of a question before its verdict is missing."""
 WORDS = (("Yes",), ("No",))
 """The spellings of Yes and of No that count by default."""
 VARIANTS = (("Yes", "yes", "YES", "Y", "y"), ("No", "no", "NO", "N", "n"))
@@ -88,75 +92,35 @@ def close_judge(judge: Judge | None) -> None:
         judge.close()
 
 
-# --- options and specs -----------------------------------------------------------------------------------------
+# --- settings --------------------------------------------------------------------------------------------------
 
-BACKEND_KEYS = {
-    *("model", "api_key_env", "concurrency", "timeout", "retries", "startup", "outage"),
-    *("dtype", "quantize", "stream", "batch_tokens"),
-}
-"""Keys of single backends. A backend drops foreign keys."""
+STARTUP_SECONDS = 180.0
+"""Time for which a run that begins waits for a server that does not answer yet: a 7B model loads that long."""
+DAY = 86_400.0
 
 
-class BackendOptions(Section):
-    """Options common to all backends; each backend adds its own keys."""
+class JudgeSettings(Section):
+    """A judge in this process, or behind an OpenAI-compatible API."""
 
-    backend: str
-    """In this process, or behind an OpenAI-compatible API."""
-    checkpoint: str
-    """A folder, a hub name, `tiny`, or a server's URL or endpoints YAML, by the backend."""
+    checkpoint: str = "X-GenGroup/PaCo-Reward-7B"
+    """A transformers folder, a hub name, `tiny` or `tiny-edits` for the committed judges, or a server's address:
+    `URL[,URL…][#MODEL]`."""
+    adapter: str = ""
+    """A LoRA on top of the checkpoint, a folder or a hub name."""
+    model: str = ""
+    """The model's name at a server; empty for its only one."""
+    api_key_env: str = ""
+    """The environment variable that holds a server's key."""
+
+    # Verdicts.
     symmetric: bool = False
     """Whether each pair is asked about in both orders and scored by the mean, at twice the questions."""
     variants: bool = False
     """Whether yes/Yes/YES/y/Y are added up against no/No/NO/n/N; for judges that spell their answers freely."""
     calibration: str = ""
-    """A file of `pacorl calibrate`, whose curves map each P(Yes)."""
-    overlap: bool | Literal["auto"] = "auto"
-    """Whether samples are scored while the next are drawn. auto: yes, unless judge and generator would share the same
-    CPU cores; so it is without a judge too. Scores are the same either way."""
+    """A file of `pacorl calibrate`, whose curve maps each P(Yes)."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_keys_of_other_backends(cls, section: Any) -> Any:
-        # A file written for one backend is often overridden to another (`judge.backend=…`). An adapter stays, and is
-        # refused later: it would change the verdicts.
-        if not isinstance(section, Mapping):
-            return section
-        foreign = BACKEND_KEYS - cls.model_fields.keys()
-        if section.get("adapter") == "":
-            foreign |= {"adapter"} - cls.model_fields.keys()
-        return {key: value for key, value in section.items() if key not in foreign}
-
-    def patience(self, missing: int) -> float:
-        """Return the seconds after which `missing` scores are given up if no server answers."""
-        return 0.0
-
-    def on_resume(self) -> BackendOptions:
-        """Return the options with which a resumed run opens the judge."""
-        return self
-
-    def identity(self) -> str:
-        """Return an identifier of the verdicts, independent of paths: a digest of the weights, or a server's model.
-
-        Empty if unknown, e.g. for a checkpoint outside this machine.
-        """
-        return ""
-
-    @property
-    def calibration_digests(self) -> list[str]:
-        """The calibration file's digest, a part of `identity`; empty without a file."""
-        return [digest(Path(self.calibration))] if self.calibration else []
-
-    @property
-    def name(self) -> str:
-        """The judge's name in messages."""
-        return self.checkpoint
-
-
-class InProcessOptions(BackendOptions):
-    """Options of a judge in this process."""
-
-    adapter: str = ""
-    """A LoRA on top of the checkpoint, a folder or a hub name."""
+    # In this process.
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of the weights."""
     quantize: Quantization = NONE
@@ -167,39 +131,75 @@ class InProcessOptions(BackendOptions):
     batch_tokens: Positive = 8192
     """Most tokens of one forward, padding included; so many keep a GPU busy with a 7B model, whose activations then
     take about 2 GiB."""
+    overlap: bool | Literal["auto"] = "auto"
+    """Whether samples are scored while the next are drawn. auto: yes, unless judge and generator would share the same
+    CPU cores; so it is without a judge too. Scores are the same either way."""
 
+    # At a server.
+    concurrency: Positive = 32
+    """Requests that a server is sent at a time, by all processes together."""
+    timeout: float = Field(60.0, gt=0, le=DAY)
+    """Seconds for an answer."""
+    outage: float = Field(OUTAGE_SECONDS, ge=0, le=DAY)
+    """Seconds for which a training retries questions that no server answers; then it saves, and ends with
+    exit code 75. 0: such verdicts are missing, and count for advantages.max_missing."""
 
-@dataclass(frozen=True, slots=True)
-class JudgeSpec:
-    """A line of `JUDGES`."""
-
-    options: type[BackendOptions]
-    """The section `judge:` of this backend."""
-    open: Callable[..., Judge]
-    """(options, *, device, processes, waits) → the judge, ready for questions. `processes` share it; `waits` allows for
-    a server that is still starting.
-
-    Raises ValueError or OSError with the fault.
-    """
-    from_source: Callable[..., tuple[Judge, str]]
-    """(source, *, adapter, model, api_key_env, temperature, variants, calibration, quantize, stream)
-    → the judge and its display name. Backends ignore arguments that do not apply."""
-    check: Callable[[str, str], object] = lambda source, adapter: None
-    """(source, adapter) → raises ValueError for faults that are visible before loading; a server's appear later."""
-    claims: Callable[[str], bool] = lambda source: False
-    """Whether a source belongs to this backend; unclaimed sources go to the table's default."""
-    remedy: Callable[[Any], str] = lambda options: ""
-    """(options) → remedy for a silent judge, a clause for the end of a message."""
-    bases: Mapping[str, Path] = field(default_factory=dict)
-    """Published base → JSON file with its `config.json` as `model` and its image options as `processor`, for plans and
-    twins. The first one's sizes approximate other checkpoints outside this machine."""
-    embedded: Mapping[str, Path] = field(default_factory=dict)
-    """Name of a committed checkpoint → its folder."""
+    @model_validator(mode="after")
+    def _makes_sense(self) -> JudgeSettings:
+        if self.remote:
+            _, named = split_address(self.checkpoint)
+            if self.adapter:
+                raise ValueError(
+                    f"adapter {self.adapter} is a server's own affair; name it there, and here as the model"
+                )
+            if named and self.model not in ("", named):
+                raise ValueError(f"checkpoint names the model {named}, and model is {self.model}; name one")
+        return self
 
     @property
-    def in_process(self) -> bool:
-        """Whether it is opened after the generator's text encoders have left the device.
+    def remote(self) -> bool:
+        """Whether it is behind an API; a remote judge is opened before any weights load, so that a wrong address fails
+        early."""
+        return is_address(self.checkpoint)
 
-        A remote judge is opened before any weights load, so that a wrong address fails early.
-        """
-        return issubclass(self.options, InProcessOptions)
+    @property
+    def name(self) -> str:
+        """The judge's name in messages."""
+        if not self.remote:
+            return self.checkpoint
+        return self.model or split_address(self.checkpoint)[1] or self.checkpoint
+
+    def patience(self, missing: int) -> float:
+        """Return the seconds after which `missing` scores are given up if no server answers."""
+        if not self.remote:
+            return 0.0
+        rounds = 1 + math.ceil(missing / self.concurrency)
+        return STARTUP_SECONDS + self.outage + rounds * (1 + RETRIES) * self.timeout
+
+
+# --- addresses -------------------------------------------------------------------------------------------------
+
+ADDRESS = re.compile(r"[\w.-]+:\d+(/\S*)?")
+"""An address without `http://`."""
+
+
+def is_address(source: str) -> bool:
+    """Whether a judge's name is the address of a server, or of several."""
+    first = source.split(",", maxsplit=1)[0].partition("#")[0].strip()
+    return is_url(first) or (bool(ADDRESS.fullmatch(first)) and not Path(first).exists())
+
+
+def split_address(source: str) -> tuple[list[str], str]:
+    """Split `URL[,URL…][#MODEL]` into the base URLs of its servers, and the model's name or "".
+
+    Raises:
+        ValueError: a URL is invalid, or has a password or a key, which would be logged.
+    """
+    addresses, _, model = source.partition("#")
+    urls = []
+    for address in addresses.split(","):
+        url = address.strip() if "://" in address else f"http://{address.strip()}"
+        split = urlsplit(service_url(url, name="address").rstrip("/"))
+        urls.append(urlunsplit((split.scheme, split.netloc, split.path or "/v1", "", "")))
+    # Each once: a repeated address would get twice its slots.
+    return list(dict.fromkeys(urls)), model

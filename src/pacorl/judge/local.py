@@ -1,4 +1,4 @@
-"""The judge that runs in this process: a Qwen-VL-family model, its options, and where it runs.
+"""The judge that runs in this process: a Qwen-VL-family model, and where it runs.
 
     judge = LocalJudge.from_pretrained("X-GenGroup/PaCo-Reward-7B", dtype="bfloat16", device="cuda")
     judge.verdicts([Question((first, second), same_theme("a red fox"))])
@@ -8,23 +8,20 @@ Legend: P prompts, V tokens of the vocabulary, N tokens of a prompt, K feature m
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from pydantic import model_validator
 from torch import Tensor, nn
 
 from pacorl.core.devices import NONE, available_device, best_dtype, check_dtype, check_quantization
 from pacorl.core.questions import text_fault
 from pacorl.io.documents import read_object
 from pacorl.io.hub import check_checkpoint, checkpoint_digest, local_file
-from pacorl.io.net import is_url, shown_url
-from pacorl.judge.calibration import Calibration, read_calibration
-from pacorl.judge.judge import VARIANTS, WORDS, InProcessOptions, JudgeSpec
+from pacorl.judge.calibration import Calibration
+from pacorl.judge.judge import VARIANTS, WORDS
 from pacorl.judge.pairwise import both_orders
 from pacorl.judge.prompting import ChatPrompt, Prompting
 from pacorl.judge.sharing import SharedForward, can_share, packed, prefix_forest
@@ -37,30 +34,16 @@ logger = logging.getLogger(__name__)
 TINY_JUDGE = CHECKPOINTS / "judge"
 EMBEDDED = {TINY: TINY_JUDGE, TINY_EDITS: CHECKPOINTS / "edit-judge"}
 """Name of a committed judge → its folder."""
+BASES = {
+    "Qwen2.5-VL-7B": Path(__file__).with_name("qwen2_5_vl_7b.json"),
+    "Qwen3.5-9B": Path(__file__).with_name("qwen3_5_9b.json"),
+}
+"""Published base → JSON file with its `config.json` as `model` and its image options as `processor`, for plans and
+twins. The first one's sizes approximate other checkpoints outside this machine."""
 HEAD_ROWS = 256
 """Rows of the language-model head per call: each row of logits spans the whole vocabulary."""
 CPU_TOKENS = 1024
 """Most tokens of a forward on a CPU, per thread: their activations fit its caches, and weights are reread rarely."""
-
-
-class LocalOptions(InProcessOptions):
-    """A judge in this process."""
-
-    backend: Literal["local"] = "local"
-    checkpoint: str = "X-GenGroup/PaCo-Reward-7B"
-    """A transformers folder, a hub name, or `tiny` or `tiny-edits` for the committed judges."""
-
-    @model_validator(mode="after")
-    def _no_address(self) -> LocalOptions:
-        if is_url(self.checkpoint):
-            raise ValueError(f"checkpoint {shown_url(self.checkpoint)} is a URL; set backend: http")
-        return self
-
-    def identity(self) -> str:
-        digests = weight_digests(self.checkpoint, self.adapter)
-        if not all(digests):
-            return ""
-        return joined_digest(digests + self.calibration_digests)
 
 
 def weight_digests(checkpoint: str, adapter: str = "") -> list[str]:
@@ -68,11 +51,6 @@ def weight_digests(checkpoint: str, adapter: str = "") -> list[str]:
     checkpoint = str(EMBEDDED.get(checkpoint, checkpoint))
     sources = (checkpoint, adapter, base_of(checkpoint))
     return [checkpoint_digest(source) for source in sources if source]
-
-
-def joined_digest(digests: Sequence[str]) -> str:
-    """Join digests to the short identifier of a judge."""
-    return f"sha256 {hashlib.sha256(' '.join(digests).encode()).hexdigest()[:16]}"
 
 
 def base_of(checkpoint: str) -> str:
@@ -315,37 +293,6 @@ def placement(checkpoint: str, dtype: str = "auto") -> dict[str, Any]:
     if dtype == "auto":
         dtype = best_dtype(checkpoint, device)
     return {"dtype": dtype, "device": device}
-
-
-def open_local(options: LocalOptions, *, device: torch.device, processes: int = 1, waits: bool = True) -> LocalJudge:
-    """Load the judge of a config; each process loads its own."""
-    keys = {"checkpoint", "adapter", "dtype", "quantize", "stream", "batch_tokens", "symmetric", "variants"}
-    calibration = read_calibration(options.calibration)
-    return LocalJudge.from_pretrained(device=device, calibration=calibration, **options.model_dump(include=keys))
-
-
-def from_source(
-    source: str, *, adapter: str = "", model: str = "", api_key_env: str = "", **options: Any
-) -> tuple[LocalJudge, str]:
-    """Load a judge by its checkpoint on the best device, and return its name; `model` and `api_key_env` are unused."""
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()  # the weights' bar would break into a command's own lines
-    judge = LocalJudge.from_pretrained(source, adapter=adapter, **options, **placement(source))
-    return judge, f"{source} + {adapter}" if adapter else source
-
-
-SPEC = JudgeSpec(
-    options=LocalOptions,
-    open=open_local,
-    from_source=from_source,
-    check=check_local,
-    bases={
-        "Qwen2.5-VL-7B": Path(__file__).with_name("qwen2_5_vl_7b.json"),
-        "Qwen3.5-9B": Path(__file__).with_name("qwen3_5_9b.json"),
-    },
-    embedded=EMBEDDED,
-)
 
 
 def log_softmax(logits: Tensor) -> Tensor:

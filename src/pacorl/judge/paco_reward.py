@@ -69,7 +69,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         """Load a judge by its name.
 
         Args:
-            source: A transformers folder, a hub name, the URL of a server, an endpoints YAML, or "tiny" for the
+            source: A transformers folder, a hub name, the URL of a server (`URL#MODEL`), or "tiny" for the
                 embedded judge of the tiny world.
             adapter: A PEFT LoRA on top of a checkpoint.
             model: The judge's name at a server.

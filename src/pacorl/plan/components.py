@@ -21,7 +21,7 @@ from pacorl.core.sampler import Sampler
 from pacorl.grpo.builders import add_adapter
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.judge.judge import InProcessOptions
+from pacorl.judge.judge import JudgeSettings
 from pacorl.models.adapters import adapter_state
 from pacorl.models.int8 import parameter_count, streamed_bytes, weight_bytes
 from pacorl.models.policies.pipeline import PipelinePolicy
@@ -347,7 +347,7 @@ def _scorers(config: PolicyConfig, judge: Parts, held_out_judge: Parts, prompts:
     judges = [("judge", config.judge, judge), ("evaluation's judge", config.evaluation.judge, held_out_judge)]
     scorers = []
     for name, options, configs in judges:
-        if isinstance(options, InProcessOptions):
+        if options and not options.remote:
             scorers.append(judge_scorer(name, options, configs, panel=panel))
 
     # Rewards of one checkpoint share an encoder, which is named after the last of them.
@@ -369,7 +369,7 @@ def _scorers(config: PolicyConfig, judge: Parts, held_out_judge: Parts, prompts:
     return scorers
 
 
-def judge_scorer(name: str, options: InProcessOptions, configs: Parts, *, panel: Size) -> Scorer:
+def judge_scorer(name: str, options: JudgeSettings, configs: Parts, *, panel: Size) -> Scorer:
     """Measure a judge of this process, and its batch of questions about two panels each."""
     cost, questions = memory.judge_batch(options, configs, panel=panel)
     return Scorer(
@@ -543,7 +543,7 @@ def _mapped(component: str, size: int, *, phases: Phases) -> Row:
     return Row(component, size, place="host", phases=phases, note="shared by all processes", is_file=True)
 
 
-def _form(options: PolicyOptions | InProcessOptions) -> str:
+def _form(options: PolicyOptions | JudgeSettings) -> str:
     form = options.dtype if options.quantize == NONE else f"{options.quantize} blocks, else {options.dtype}"
     if options.stream:
         return f"{form}, blocks streamed"

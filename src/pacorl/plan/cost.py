@@ -13,10 +13,7 @@ from pathlib import Path
 
 from pacorl.core.devices import NONE
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.io.net import is_url
-from pacorl.judge.http import HttpOptions
-from pacorl.judge.http.endpoints import load_endpoints
-from pacorl.judge.judge import InProcessOptions
+from pacorl.judge.judge import split_address
 from pacorl.models.int8 import streamed_bytes
 from pacorl.models.policies.policy import Parts
 from pacorl.plan import memory, sources
@@ -234,7 +231,7 @@ def cost_of(
     rewards = [reward for key, reward in sources.rewards_of(config) if not key.startswith("evaluation.")]
     questions = sum(reward.questions(prompt) for reward in rewards if isinstance(reward, JudgedReward))
     questions = questions if config.judge else 0
-    here = bool(questions) and isinstance(config.judge, InProcessOptions)
+    here = bool(questions and config.judge and not config.judge.remote)
     size, full = (policy.nearest_size(Size(*sides)) for sides in (config.sampling.size, config.evaluation.size))
 
     # A training image: `forwards_per_image` counts a guided velocity as two forwards, and a measured pass has both.
@@ -296,7 +293,7 @@ def _judged(config: PolicyConfig, judge: Parts, prompt: Prompt, questions: int, 
         return Load(0)
     panel = Size(size.height // prompt.grid.rows, size.width // prompt.grid.cols)
     asked = questions * (1 + config.judge.symmetric)
-    if not isinstance(config.judge, InProcessOptions):
+    if config.judge.remote:
         configs = judge or sources.published_judge(config.judge.name)[1]
         served = memory.judge_cost(configs, dtype="bfloat16", quantize=NONE, questions=1, panel=panel)
         return _per_image(served, 1) * asked
@@ -305,13 +302,10 @@ def _judged(config: PolicyConfig, judge: Parts, prompt: Prompt, questions: int, 
 
 
 def _servers(config: PolicyConfig) -> int:
-    """Count the judge's servers; 0 if there is none, or their file is absent."""
-    if not isinstance(config.judge, HttpOptions):
+    """Count the judge's servers."""
+    if config.judge is None or not config.judge.remote:
         return 0
-    if is_url(config.judge.checkpoint):
-        return 1
-    path = Path(config.judge.checkpoint)
-    return len(load_endpoints(path).urls) if path.exists() else 0
+    return len(split_address(config.judge.checkpoint)[0])
 
 
 def _epochs(config: PolicyConfig) -> int:

@@ -24,7 +24,7 @@ from pacorl.core.sampler import Sampler
 from pacorl.core.sde import log_prob
 from pacorl.grpo.rollout import transition_at
 from pacorl.io.processor import image_tokens
-from pacorl.judge.judge import InProcessOptions
+from pacorl.judge.judge import JudgeSettings
 from pacorl.models.adapters import adapter_off
 from pacorl.models.int8 import parameter_count, quantize_model, streamed_bytes, weight_bytes
 from pacorl.models.policies.policy import Parts
@@ -412,7 +412,7 @@ def judge_cost(
     )
 
 
-def judge_batch(options: InProcessOptions, configs: Parts, *, panel: Size) -> tuple[JudgeCost, int]:
+def judge_batch(options: JudgeSettings, configs: Parts, *, panel: Size) -> tuple[JudgeCost, int]:
     """Measure the batch of questions that a judge of this process takes at a time, and count them."""
     questions = max(1, options.batch_tokens // pair_tokens(panel, configs))
     cost = judge_cost(

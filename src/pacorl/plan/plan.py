@@ -25,8 +25,7 @@ from pacorl.grpo.builders import with_credit, without_idle_judges
 from pacorl.grpo.inputs import run_inputs
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.judge import JUDGES, backend_of
-from pacorl.judge.judge import BackendOptions, InProcessOptions
+from pacorl.judge.judge import JudgeSettings, is_address
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.policy import PolicyOptions
 from pacorl.plan import sources
@@ -264,7 +263,7 @@ def plan_generation(
     *,
     size: Size | None = None,
     low: bool = False,
-    judge: BackendOptions | None = None,
+    judge: JudgeSettings | None = None,
     images: int = 0,
 ) -> Plan:
     """Measure the memory of generating one image at a time.
@@ -287,7 +286,7 @@ def plan_generation(
 
     judge_files = sources.judge(judge, key="judge")
     scorer = None
-    if isinstance(judge, InProcessOptions):
+    if judge and not judge.remote:
         # Candidates that are sets are compared by panels, the largest of which a grid of 2 × 2 has.
         panel = Size(size.height // 2, size.width // 2) if spec.sets else size
         scorer = judge_scorer("judge", judge, judge_files.configs, panel=panel)
@@ -298,7 +297,7 @@ def plan_generation(
     return Plan(rows, (*generator.absences, *judge_files.absences), notes, *device())
 
 
-def judge_options(source: str, adapter: str, weights: Mapping[str, Any]) -> BackendOptions | None:
+def judge_options(source: str, adapter: str, weights: Mapping[str, Any]) -> JudgeSettings | None:
     """Build the options of a judge of this process; None for a judge behind HTTP, or without one.
 
     Args:
@@ -306,11 +305,11 @@ def judge_options(source: str, adapter: str, weights: Mapping[str, Any]) -> Back
         adapter: an adapter on it.
         weights: settings of its weights, as in `MEMORY`.
     """
-    if not source or not JUDGES[backend_of(source)].in_process:
+    if not source or is_address(source):
         return None
     dtype = "float32" if source == TINY else "bfloat16"
     settings = {"checkpoint": source, "adapter": adapter, **weights, "dtype": dtype}
-    return JUDGES[backend_of(source)].options.model_validate(settings)
+    return JudgeSettings.model_validate(settings)
 
 
 def plan_training(model: Any, **arguments: Any) -> Plan:

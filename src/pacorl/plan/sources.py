@@ -17,8 +17,9 @@ from pacorl.config.base import ConfigError
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.documents import JsonObject, read_object
 from pacorl.io.hub import HUB_NAME, OF_MODEL, OF_PIPELINE, PIPELINE, download_command
-from pacorl.judge import JUDGE, JUDGES, open_judge
-from pacorl.judge.judge import BackendOptions, InProcessOptions, Judge, close_judge
+from pacorl.judge import open_judge
+from pacorl.judge.judge import Judge, JudgeSettings, close_judge
+from pacorl.judge.local import BASES, EMBEDDED
 from pacorl.models.lora import HUB_PATH, PEFT_CONFIG, adapter_file
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.policy import WITHOUT_WEIGHTS, Parts, PolicyOptions
@@ -33,8 +34,7 @@ from pacorl.types import TINY, Prompt
 T2IS_COMMAND = "pacorl data get t2is"
 GEDIT_COMMAND = "pacorl data get gedit"
 
-LOCAL_JUDGE = JUDGES[JUDGE.default]
-JUDGE_PARTS: Parts = read_object(next(iter(LOCAL_JUDGE.bases.values())))
+JUDGE_PARTS: Parts = read_object(next(iter(BASES.values())))
 """Qwen2.5-VL-7B as published, the base of PaCo-Reward-7B: 8.29 B parameters."""
 CLIP_PARTS: Parts = read_object(Path(__file__).with_name("clip.json"))
 """CLIP as published: ViT-H-14 of CLIP-T, CLIP-I and PickScore (986 M parameters), ViT-L-14 of the aesthetic head
@@ -127,7 +127,7 @@ def generator_of(model: PolicyOptions, spec: PolicySpec) -> Checkpoint:
     return Checkpoint(configs, (absence,), note)
 
 
-def judge(options: BackendOptions | None, *, key: str) -> Checkpoint:
+def judge(options: JudgeSettings | None, *, key: str) -> Checkpoint:
     """Read a judge's configs, `model` and `processor` (image options); empty for a judge behind HTTP, or without one.
 
     Args:
@@ -137,12 +137,12 @@ def judge(options: BackendOptions | None, *, key: str) -> Checkpoint:
     Raises:
         ConfigError: The checkpoint is a LoRA without the name of its base.
     """
-    if not isinstance(options, InProcessOptions):
+    if options is None or options.remote:
         return Checkpoint({})
     # A LoRA names its base, whose configs have the shapes.
     source = options.checkpoint
     key = f"{key}.checkpoint"
-    lora = None if _vision_language_folder(source) else _folder(source, LOCAL_JUDGE.embedded, marker=PEFT_CONFIG)
+    lora = None if _vision_language_folder(source) else _folder(source, EMBEDDED, marker=PEFT_CONFIG)
     if lora is None:
         return vision_language_model(source, key=key)
     base = _json(lora / PEFT_CONFIG).get("base_model_name_or_path")
@@ -156,9 +156,9 @@ def judge(options: BackendOptions | None, *, key: str) -> Checkpoint:
 
 def published_judge(source: str) -> tuple[str, Parts]:
     """Return the published base that a judge's name contains, or else the first, with its configs."""
-    named = [base for base in LOCAL_JUDGE.bases if base.lower() in source.lower()]
-    base = (named or list(LOCAL_JUDGE.bases))[0]
-    return base, read_object(LOCAL_JUDGE.bases[base])
+    named = [base for base in BASES if base.lower() in source.lower()]
+    base = (named or list(BASES))[0]
+    return base, read_object(BASES[base])
 
 
 def vision_language_model(source: str, *, key: str) -> Checkpoint:
@@ -174,7 +174,7 @@ def vision_language_model(source: str, *, key: str) -> Checkpoint:
 
 
 def _vision_language_folder(source: str) -> Path | None:
-    return _folder(source, LOCAL_JUDGE.embedded, marker="config.json")
+    return _folder(source, EMBEDDED, marker="config.json")
 
 
 def _replaced(key: str, published: str) -> str:
@@ -263,7 +263,7 @@ def all_absences(config: PolicyConfig, checkpoints: Sequence[Checkpoint]) -> tup
     # Adapters to start from, and of judges.
     absences.append(adapter_absence("adapter.start", config.adapter.start))
     for key, judge in (("judge", config.judge), ("evaluation.judge", config.evaluation.judge)):
-        if isinstance(judge, InProcessOptions):
+        if judge and not judge.remote:
             absences.append(adapter_absence(f"{key}.adapter", judge.adapter))
     return tuple(absence for absence in absences if absence)
 
@@ -309,29 +309,27 @@ def adapter_absence(key: str, source: str) -> MissingFile | None:
     return None
 
 
-def silent_judge(key: str, source: str, connect: Callable[[], Judge], *, remedy: str = "") -> MissingFile | None:
+def silent_judge(key: str, source: str, connect: Callable[[], Judge]) -> MissingFile | None:
     """Describe a judge over HTTP that does not answer; None if it does.
 
     Args:
         key: the config's key, or the command's option.
         source: its value, a server's address.
         connect: opens the judge, which asks the server for its models.
-        remedy: clause for the end of the message.
     """
     try:
         close_judge(connect())
     except (ValueError, OSError, RuntimeError) as fault:
-        return MissingFile(key, source, f"{fault}{remedy}")
+        return MissingFile(key, source, str(fault))
     return None
 
 
 def silent_judges(config: PolicyConfig) -> Iterator[MissingFile]:
     """List the judges over HTTP of a run that do not answer. No other address is connected to."""
     for key, options in (("judge", config.judge), ("evaluation.judge", config.evaluation.judge)):
-        if options and not isinstance(options, InProcessOptions):
-            connect = partial(open_judge, options, device="cpu", waits=False)
-            remedy = JUDGES[options.backend].remedy(options)
-            if silent := silent_judge(f"{key}.checkpoint", options.checkpoint, connect, remedy=remedy):
+        if options and options.remote:
+            connect = partial(open_judge, options, device="cpu", startup=0)
+            if silent := silent_judge(f"{key}.checkpoint", options.checkpoint, connect):
                 yield silent
 
 

@@ -38,7 +38,7 @@ SHOWN: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("steps", "size", "fit", "trigger", "held_out", "patience"), WHOLE),
     "evaluation": ("size", "steps", "samples_per_prompt"),
     "rewards": REWARD,
-    "judge": ("backend", "checkpoint", "adapter", "model", "symmetric", "variants"),
+    "judge": ("checkpoint", "adapter", "model", "symmetric", "variants"),
 }
 """Config keys of a card → the keys of their sections or lists, or WHOLE. A list of keys to leave out would forget the
 next key that holds a password: arguments of rewards, `trainer`."""

@@ -9,23 +9,41 @@ like a judge over HTTP.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import logging
+import math
 import os
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Image
 
+from pacorl.io.documents import parse_json
 from pacorl.io.images import png_bytes
-from pacorl.io.net import Answer, Circuit, TransientError, blocking, key_from, service_url
-from pacorl.io.outage import OUTAGE_SECONDS, Outage, ask
+from pacorl.io.net import (
+    MALFORMED,
+    PASSING,
+    TransientError,
+    client_options,
+    exchange,
+    key_from,
+    service_url,
+    status_fault,
+)
+from pacorl.io.outage import OUTAGE_SECONDS, PATIENCE, Outage, backoff
 from pacorl.rewards.reward import RewardError, named
 from pacorl.types import Prompt
 
+if TYPE_CHECKING:
+    import httpx2
+
 logger = logging.getLogger(__name__)
+
+MOST_BYTES = 2**20
+"""Largest answer of a service."""
 
 
 class HttpScorer:
@@ -59,8 +77,8 @@ class HttpScorer:
         self.tries = tries
         # State of the service.
         self.last_error = ""
-        self._circuit = Circuit(timeout)
-        self._outage: Outage | None = None
+        self._silence = Outage(f"reward service {self.url}", seconds=math.inf)
+        self._waits = False
 
     def load(self) -> None:
         """Raises RewardError if the key's variable is not set."""
@@ -70,48 +88,70 @@ class HttpScorer:
     def wait_for_outages(self, seconds: float | None = None) -> None:
         """From now on retry for up to `seconds`, by default `outage`; then a call raises UnreachableError."""
         seconds = self.outage if seconds is None else seconds
-        if seconds:
-            self._outage = Outage(f"reward service {self.url}", [self._circuit], seconds=seconds)
+        self._waits = seconds > 0
+        self._silence = Outage(f"reward service {self.url}", seconds=seconds or math.inf)
 
     def check(self, prompts: Sequence[Prompt]) -> None: ...
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        return blocking(self._all_scores(prompts, images))
-
-    async def _all_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        free = asyncio.Semaphore(self.concurrency)
-        key = key_from(self.key_env)
-
-        async def scores(batch: slice) -> list[float | None]:
-            async with free:
-                return await self._scores(prompts[batch], images[batch], key)
+        import httpx2
 
         # A few requests at a time; the answers keep the order of the images.
         batches = [slice(start, start + self.batch) for start in range(0, len(images), self.batch)]
-        answers = await asyncio.gather(*map(scores, batches))
-        return list(chain(*answers))
+        options = client_options(self.url, seconds=self.timeout, key=key_from(self.key_env))
+        with httpx2.Client(**options) as client, ThreadPoolExecutor(self.concurrency) as pool:
+            answers = pool.map(lambda batch: self._scores(client, prompts[batch], images[batch]), batches)
+            return list(chain(*answers))
 
-    async def _scores(self, prompts: Sequence[Prompt], images: Sequence[Image], key: str) -> list[float | None]:
-        # On another thread: images are encoded while other answers come in.
-        items = await asyncio.to_thread(lambda: list(map(_item, prompts, images)))
+    def _scores(
+        self, client: httpx2.Client, prompts: Sequence[Prompt], images: Sequence[Image]
+    ) -> Sequence[float | None]:
+        items = list(map(_item, prompts, images))
         document = {"prompts": [item["prompt"] for item in items], "images": [item["image"] for item in items]}
         for field in ("sources", "references"):
             if any(item.get(field) for item in items):
                 document[field] = [item.get(field, []) for item in items]
-        options: dict[str, Any] = {"tries": self.tries, "seconds": self.timeout, "key": key, "circuit": self._circuit}
-        options["outage"] = self._outage
-        try:
-            return await ask(self.url, document, lambda answer: self._parsed(answer, prompts), **options)
-        except TransientError as fault:
-            self.last_error = f"{self.url}: {fault}"
-            logger.warning("%s; %s missing", self.last_error, named(prompts))
-            return [None] * len(prompts)
 
-    def _parsed(self, answer: Answer, prompts: Sequence[Prompt]) -> list[float | None]:
-        if answer.status != 200:
-            fix = f"; redirects are not followed, name {answer.redirect} if it is yours" if answer.redirect else ""
-            raise RewardError(f"{self.url} refused {named(prompts)}: {answer.fault()}{fix}")
-        scores = answer.document().get("scores")
+        failed = 0
+        while True:
+            sent_at = time.monotonic()
+            try:
+                return self._parsed(self._post(client, document), prompts)
+            except TransientError as error:
+                fault = error
+            # In an outage no attempt counts.
+            wait = self._silence.wait(fault, sent_at=sent_at) if fault.unreachable else None
+            if wait is not None and self._waits:
+                time.sleep(wait)
+                continue
+            failed += 1
+            hangs = wait is not None and self._silence.lasts >= PATIENCE * self.timeout
+            if failed >= self.tries or hangs:
+                self.last_error = f"{self.url}: {fault} (attempt {failed}, the last)"
+                logger.warning("%s; %s missing", self.last_error, named(prompts))
+                return [None] * len(prompts)
+            time.sleep(max(fault.wait, backoff(failed)))
+
+    def _post(self, client: httpx2.Client, document: dict[str, Any]) -> httpx2.Response:
+        """Return an answer of a final status. Raises TransientError for any other, and for faults of the wire."""
+        response = exchange(client, "POST", self.url, seconds=self.timeout, max_bytes=MOST_BYTES, json=document)
+        if response.status_code in PASSING or response.status_code >= 500:
+            fault = status_fault(response)
+            if not fault.unreachable:
+                self._silence.note_answer()
+            raise fault
+        self._silence.note_answer()
+        return response
+
+    def _parsed(self, response: httpx2.Response, prompts: Sequence[Prompt]) -> list[float | None]:
+        if response.status_code != 200:
+            raise RewardError(f"{self.url} refused {named(prompts)}: {status_fault(response)}")
+        try:
+            scores = parse_json(response.content).get("scores")
+            for score in scores if isinstance(scores, list) else ():
+                _ = float(score) if type(score) is int else score  # a number beyond floats is none
+        except MALFORMED as error:
+            raise TransientError(f"an answer that is not JSON ({type(error).__name__})") from None
         if not isinstance(scores, list) or len(scores) != len(prompts):
             count = f"{len(scores)} scores" if isinstance(scores, list) else 'no {"scores": […]}'
             raise RewardError(f"{self.url} answered {count} for {len(prompts)} images ({named(prompts)})")

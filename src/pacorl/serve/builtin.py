@@ -27,10 +27,8 @@ from starlette.exceptions import HTTPException
 
 from pacorl import __version__
 from pacorl.io.images import ImageError
-from pacorl.io.net import REQUEST_ID
 from pacorl.judge.calibration import Calibration
-from pacorl.judge.http.endpoints import Server
-from pacorl.judge.http.messages import FLOOR_LOGPROB
+from pacorl.judge.http import FLOOR_LOGPROB
 from pacorl.judge.local import LocalJudge, placement
 from pacorl.judge.paco_reward import PacoReward
 from pacorl.serve.request_images import RequestImages
@@ -47,6 +45,7 @@ from pacorl.serve.schema import (
     asking,
 )
 from pacorl.serve.served_judge import Continuation, ServedModel, UnjudgedError, check_length
+from pacorl.serve.vllm import Served
 from pacorl.types import Size
 from pacorl.web.forms import JsonRoute, validation_message
 from pacorl.web.guard import HEALTH, Guard, RefusedError
@@ -65,6 +64,7 @@ SERVER_ERROR = "server_error"
 """Error type of a fault of the server."""
 ERROR_TYPE = "X-Pacorl-Error"
 """Header of an error's type, for the access log of this server or of a proxy."""
+REQUEST_ID = "X-Request-Id"
 OUTCOMES = ("answered", "refused", "failed")
 """Outcomes of a request in the metrics."""
 
@@ -131,19 +131,13 @@ def create_app(
     return app
 
 
-def load_judges(
-    server: Server, *, dtype: str = "auto", calibration: Calibration | None = None
-) -> dict[str, LocalJudge]:
-    """Load the judges of a server by name, each adapter merged into its own copy of the weights.
+def load_judge(served: Served, *, calibration: Calibration | None = None) -> LocalJudge:
+    """Load the judge of a server, its adapter merged into its weights.
 
     `calibration` maps the answers of /v1/consistency and /v1/check; log-probabilities stay the model's own.
     """
-    adapters = {**dict.fromkeys(server.names, ""), **server.adapters}
-    options = {**placement(server.checkpoint, dtype), "calibration": calibration}
-    judges = {}
-    for name, adapter in adapters.items():
-        judges[name] = LocalJudge.from_pretrained(server.checkpoint, adapter=adapter, **options)
-    return judges
+    options = {**placement(served.checkpoint), "calibration": calibration}
+    return LocalJudge.from_pretrained(served.checkpoint, adapter=served.adapter, **options)
 
 
 def run_builtin(

@@ -1,7 +1,7 @@
 """Client of a language model behind an OpenAI-compatible API, with validated answers.
 
-The key is read from an environment variable and never logged. Transport faults are retried with
-backoff; invalid answers are sent back with their fault.
+The key is read from an environment variable and never logged. Faults of the wire are retried by the client; invalid
+answers are sent back with their fault.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from pacorl.io.documents import object_within, typed
-from pacorl.io.net import MALFORMED, Answer, Circuit, TransientError, blocking, service_url
-from pacorl.io.outage import ask
-from pacorl.judge.http.messages import only_choice
+from pacorl.io.net import MALFORMED, client_options, own_headers, service_url, status_fault, wire_fault
 
 OPENAI_URL = "https://api.openai.com/v1"
 
@@ -66,47 +64,46 @@ class ChatModel:
     retries: int = 5
     """Of transport faults (time-outs, 429, 5xx)."""
     usage: Usage = field(default_factory=Usage)
-    _circuit: Circuit = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def __post_init__(self) -> None:
-        self._circuit = Circuit(self.timeout_seconds)
 
     def ask(self, messages: Sequence[Message]) -> str:
         """Return the model's answer. Raises ChatError for no usable answer, ChatRefusedError if no retry helps."""
-        # No temperature or the like: servers differ in what they take.
-        document = {"model": self.model, "messages": list(messages)}
+        import httpx2
+        import openai
 
-        # Address and key.
         base = self.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
-        url = f"{service_url(base, name='endpoint').rstrip('/')}/chat/completions"
+        url = service_url(base, name="endpoint").rstrip("/")
         key = os.environ.get(self.key_variable, "")
-        options: dict[str, Any] = {"tries": self.retries + 1, "seconds": self.timeout_seconds, "key": key}
-        options["circuit"] = self._circuit
-        try:
-            return blocking(ask(url, document, self._read, **options))
-        except TransientError as fault:
-            raise ChatError(f"no answer: {fault}") from None
-
-    def _read(self, answer: Answer) -> str:
-        # These answer every question alike; other faults are of one question, or of the moment.
-        if answer.status in (401, 403, 404) or answer.redirect:
-            fault = f"the server refuses {self.model!r}: {answer.fault()}"
-            # A redirect could send the key to another host.
-            if answer.redirect:
-                fault += f"; redirects are not followed, name {answer.redirect} if it is yours"
-            raise ChatRefusedError(fault)
-        if answer.status != 200:
-            raise ChatError(str(answer.fault()))
-        try:
-            document = answer.document()
-            used = document.get("usage") or {}
-            text = only_choice(document)["message"]["content"]
-            tokens = {}
-            for name in ("prompt_tokens", "completion_tokens"):
-                tokens[name] = int(used.get(name) or 0)
-        except MALFORMED as fault:
-            raise TransientError(f"an answer of another form ({type(fault).__name__})") from None
+        with httpx2.Client(**client_options(url, seconds=self.timeout_seconds, key=key)) as transport:
+            client = openai.OpenAI(
+                base_url=url,
+                api_key="-",
+                http_client=transport,
+                max_retries=self.retries,
+            )
+            try:
+                # No temperature or the like: servers differ in what they take.
+                document = {"model": self.model, "messages": list(messages)}
+                options: Any = {"headers": own_headers()}
+                answer = client.post(
+                    "/chat/completions", cast_to=httpx2.Response, body=document, options=options
+                ).json()
+                used = answer.get("usage") or {}
+                text = answer["choices"][0]["message"]["content"]
+                tokens = {name: int(used.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")}
+            except openai.APIStatusError as error:
+                fault = str(status_fault(error.response, key=key))
+                # These answer every question alike; other faults are of one question, or of the moment.
+                if error.status_code in (401, 403, 404) or error.response.has_redirect_location:
+                    refusal = f"{error.request.url} refuses {self.model!r}: {fault}"
+                    raise ChatRefusedError(refusal) from None
+                raise ChatError(f"no answer: {fault}") from None
+            except openai.APITimeoutError:
+                raise ChatError(f"no answer within {self.timeout_seconds:g} s") from None
+            except openai.APIConnectionError as error:
+                raise ChatError(f"no answer: {wire_fault(url, error)}") from None
+            except MALFORMED as error:
+                raise ChatError(f"no answer: an answer of another form ({type(error).__name__})") from None
         self.count(calls=1, **tokens)
         if not isinstance(text, str) or not text:
             raise ChatError("the answer is empty")
