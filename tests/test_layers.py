@@ -37,7 +37,7 @@ LAYERS = [
     {"cli", "testing"},
     {"__main__"},
 ]
-STILL = {"judge": {"report", "tiny"}, "judge_training": {"report"}, "models": {"tiny"}}
+STILL = {"judge": {"report", "tiny"}, "judge_training": {"report"}}
 """Imports that have not been turned yet."""
 LAYER_OF = {package: number for number, packages in enumerate(LAYERS) for package in packages}
 METHOD = {"core", "models", "judge", "rewards", "runtime", "grpo", "judge_training"}

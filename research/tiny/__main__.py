@@ -44,10 +44,10 @@ def sizes(
     start: Path | None = Option(None, help="The tiny FLUX to go on from; by default the committed one."),
 ) -> None:
     """The generator at 48, 64, 96 and 128 px, from that of `generator` (about 10 CPU minutes)."""
-    from pacorl.models.policies.flux import TINY_FLUX
+    from pacorl.tiny import CHECKPOINTS
     from research.tiny.pretrain import pretrain_sizes
 
-    pretrain_sizes(out / "flux", start=start or TINY_FLUX, share=share)
+    pretrain_sizes(out / "flux", start=start or CHECKPOINTS / "flux", share=share)
 
 
 @app.command()
@@ -57,10 +57,10 @@ def nine(
     start: Path | None = Option(None, help="The tiny FLUX to go on from; by default the committed one."),
 ) -> None:
     """A generator of 3×3 grids for measurements, not committed (about 20 CPU minutes)."""
-    from pacorl.models.policies.flux import TINY_FLUX
+    from pacorl.tiny import CHECKPOINTS
     from research.tiny.pretrain import pretrain_nine
 
-    pretrain_nine(out / "nine", start=start or TINY_FLUX, share=share)
+    pretrain_nine(out / "nine", start=start or CHECKPOINTS / "flux", share=share)
 
 
 @app.command()
@@ -117,10 +117,10 @@ def clip(out: Path = OUT, share: float = SHARE) -> None:
     """The CLIP of panels and texts, from the autoencoder of `vae` or the committed one (about 2 CPU minutes)."""
     from diffusers import AutoencoderKL
 
-    from pacorl.models.policies.flux import TINY_FLUX
+    from pacorl.tiny import CHECKPOINTS
     from research.tiny.pretrain_clip import pretrain_clip
 
-    vae = out / "vae" if (out / "vae").is_dir() else TINY_FLUX / "vae"
+    vae = out / "vae" if (out / "vae").is_dir() else CHECKPOINTS / "flux" / "vae"
     pretrain_clip(out / "clip", vae=AutoencoderKL.from_pretrained(vae).float(), share=share)
 
 
@@ -139,10 +139,10 @@ def kontext(
     start: Path | None = Option(None, help="The tiny FLUX to start from; by default the committed one."),
 ) -> None:
     """The editor's first lessons, from the tiny FLUX (about 40 CPU minutes)."""
-    from pacorl.models.policies.flux import TINY_FLUX
+    from pacorl.tiny import CHECKPOINTS
     from research.tiny.pretrain import pretrain_kontext
 
-    pretrain_kontext(out / "kontext-first", start=start or TINY_FLUX, share=share)
+    pretrain_kontext(out / "kontext-first", start=start or CHECKPOINTS / "flux", share=share)
 
 
 @app.command()
@@ -160,10 +160,10 @@ def references(
     start: Path | None = Option(None, help="The tiny Kontext to go on from; by default the committed one."),
 ) -> None:
     """The editor that also draws a hero from references, from that of `kontext` (about 12 CPU minutes)."""
-    from pacorl.models.policies.kontext import TINY_KONTEXT
+    from pacorl.tiny import CHECKPOINTS
     from research.tiny.pretrain import pretrain_references
 
-    pretrain_references(out / "kontext", start=start or TINY_KONTEXT, share=share)
+    pretrain_references(out / "kontext", start=start or CHECKPOINTS / "kontext", share=share)
 
 
 @app.command()
@@ -173,10 +173,10 @@ def steady(
     start: Path | None = Option(None, help="The tiny Kontext that it belongs to; by default the committed one."),
 ) -> None:
     """The LoRA of the editor that keeps a hero, which the studio uses (about 6 CPU minutes)."""
-    from pacorl.models.policies.kontext import TINY_KONTEXT
+    from pacorl.tiny import CHECKPOINTS
     from research.tiny.pretrain import pretrain_steady
 
-    pretrain_steady(out / "steady", start=start or TINY_KONTEXT, share=share)
+    pretrain_steady(out / "steady", start=start or CHECKPOINTS / "kontext", share=share)
 
 
 @app.command()
@@ -191,10 +191,10 @@ def edit_judge(
     from diffusers import AutoencoderKL
 
     from pacorl.judge.local import TINY_JUDGE
-    from pacorl.models.policies.flux import TINY_FLUX
+    from pacorl.tiny import CHECKPOINTS
     from research.tiny.pretrain_judge import edit_examples, pretrain_judge
 
-    vae = AutoencoderKL.from_pretrained(TINY_FLUX / "vae").float()
+    vae = AutoencoderKL.from_pretrained(CHECKPOINTS / "flux" / "vae").float()
     start = start or TINY_JUDGE
     pretrain_judge(out / "edit-judge", vae=vae, teach=edit_examples, start=start, share=share, steps=steps, lr=lr)
 

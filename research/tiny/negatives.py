@@ -22,9 +22,10 @@ from pacorl.core.sampler import Sampler
 from pacorl.core.schedule import seed_of
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import sample_images
-from pacorl.models.policies.flux import FLUX, TRAINED_WITH
+from pacorl.models.policies.flux import FLUX
 from pacorl.tiny import characters
 from pacorl.tiny.characters import Oracle
+from pacorl.tiny.generators import TRAINED_WITH
 from pacorl.types import Size
 from research.tiny.pretrain import PANEL_SIZES, encode_panels
 

@@ -35,13 +35,13 @@ from pacorl.io.documents import append_jsonl, read_json, write_json
 from pacorl.io.files import write_atomic
 from pacorl.models.adapters import adapter_state, add_lora
 from pacorl.models.lora import save_lora
-from pacorl.models.policies.flux import TRAINED_WITH
 from pacorl.models.policies.kontext import KONTEXT
 from pacorl.models.policies.pipeline import PipelinePolicy, pack, stitch
 from pacorl.records.prompts import save_prompts
 from pacorl.tiny import characters
 from pacorl.tiny.character_edits import Edit, character_edits, draw_edit, write_edits
 from pacorl.tiny.characters import EDITS, INSTRUCTIONS, VALUES, Panel, Split
+from pacorl.tiny.generators import TRAINED_WITH
 from pacorl.types import Conditioning, Grid, Size
 from research.tiny.heroes import taught_heroes
 

@@ -537,7 +537,7 @@ def test_edits_are_refused_for_a_generator_of_sets(checkpoints: Path, tmp_path: 
     Image.new("RGB", (96, 96), "red").save(tmp_path / "a.png")
     file = tmp_path / "edits.jsonl"
     file.write_text(json.dumps({"image": "a.png", "instruction": "Add a hat."}) + "\n")
-    with pytest.raises(ValueError, match=r"prompt 0 \('Add a hat\.'\) edits an image, and model.kind flux"):
+    with pytest.raises(ValueError, match=r"model\.kind flux .* edits no images, and .*'Add a hat\.'"):
         read(tiny_run(checkpoints, f"prompts.train={file}", f"rewards=[{{name: '{JPEG_SIZE}'}}]", "judge=none"))
 
 

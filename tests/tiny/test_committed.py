@@ -24,8 +24,6 @@ from pacorl.judge.check import panel_scores
 from pacorl.judge.local import LocalJudge
 from pacorl.judge.score_set import score_set
 from pacorl.judge_training.loop import auc
-from pacorl.models.policies import flux as flux_module
-from pacorl.models.policies import kontext as kontext_module
 from pacorl.models.policies.flux import FLUX, FluxPolicy
 from pacorl.models.policies.kontext import KONTEXT
 from pacorl.quickstart import judge_accuracy
@@ -41,9 +39,9 @@ pytestmark = pytest.mark.slow
 
 TINY_CLIP = CHECKPOINTS / "clip"
 FOLDERS = [
-    flux_module.TINY_FLUX,
-    kontext_module.TINY_KONTEXT,
-    kontext_module.TINY_KONTEXT.with_name("steady"),
+    CHECKPOINTS / "flux",
+    CHECKPOINTS / "kontext",
+    CHECKPOINTS / "steady",
     *judge_module.EMBEDDED.values(),
     TINY_CLIP,
 ]

@@ -79,7 +79,7 @@ class Generator:
         self.max_references = spec.policy.max_references
         """Maximum number of images of a prompt with references; 0 if references are refused."""
         # Defaults, which the tiny checkpoint has of its own.
-        self._tiny = spec.tiny if model == TINY else None
+        self._tiny = spec.committed if spec.tiny and model == TINY else None
         self.batch = 1
         """Maximum number of images per forward."""
         self.default_steps = spec.steps

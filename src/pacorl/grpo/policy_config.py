@@ -303,15 +303,7 @@ class PolicyConfig(LoraConfig):
         """
         for prompt in prompts:
             check_images(self.generator.policy, prompt, f"model.kind {self.model.kind}")
-        # One edit is enough to need an editor.
-        edit = next((prompt for prompt in prompts if prompt.sources), None)
-        if edit and not self.generator.edits:
-            editors = ", ".join(kind for kind, spec in POLICIES.items() if spec.edits)
-            raise ValueError(
-                f"prompt {edit.id} ({edit.text[:60]!r}) edits an image, and model.kind {self.model.kind} would not see "
-                f"it; take one of {editors}, or give prompts of sets"
-            )
-        if edit:
+        if any(prompt.sources for prompt in prompts):
             self._check_edits()
 
     def _check_edits(self) -> None:

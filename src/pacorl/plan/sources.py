@@ -93,7 +93,7 @@ def generator_of(model: PolicyOptions, spec: PolicySpec) -> Checkpoint:
     source = model.checkpoint
     key = "model.checkpoint"
     note = _replaced(key, spec.published.split("/")[1])
-    folder = _folder(source, {TINY: spec.tiny.folder} if spec.tiny else {}, marker=PIPELINE)
+    folder = _folder(source, {TINY: spec.committed.folder} if spec.tiny else {}, marker=PIPELINE)
     if folder is None:
         parts = [config for name, config in spec.parts.items() if name not in WITHOUT_WEIGHTS]
         absence = _absence(key, source, "a diffusers checkpoint", shapes=parts, files=OF_PIPELINE)

@@ -16,8 +16,8 @@ from pacorl.generate.generator import Generator
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.models.lora import read_lora
 from pacorl.models.policies import POLICIES
-from pacorl.models.policies.flux import TINY_FLUX
 from pacorl.models.policies.spec import PolicySpec
+from pacorl.tiny import CHECKPOINTS
 from pacorl.types import Prompt, Size
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -33,7 +33,7 @@ def checkpoint(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     module.Painter().save_pretrained(tmp_path / "painter" / "transformer")
     for part in ("vae", "scheduler"):
-        shutil.copytree(TINY_FLUX / part, tmp_path / "painter" / part)
+        shutil.copytree((CHECKPOINTS / "flux") / part, tmp_path / "painter" / part)
     return tmp_path / "painter"
 
 
@@ -63,7 +63,7 @@ def test_it_trains_with_a_ratio_of_exactly_1(checkpoint: Path, tmp_path: Path) -
 def test_a_class_with_from_pretrained_is_a_pipeline_too(tmp_path: Path) -> None:
     flux = POLICIES["flux"]
     spec = PolicySpec(options=flux.options, policy=flux.policy, pipeline=flux.pipeline_type, steps=4)
-    policy = spec.load(spec.options_for(str(TINY_FLUX), dtype="float32"))
+    policy = spec.load(spec.options_for(str(CHECKPOINTS / "flux"), dtype="float32"))
     assert type(policy.pipeline) is flux.pipeline_type
     with pytest.raises(ValueError, match="needs a FluxPipeline"):
-        spec.check_source(str(TINY_FLUX.parent / "kontext"))
+        spec.check_source(str(CHECKPOINTS / "kontext"))

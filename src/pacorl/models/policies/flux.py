@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -13,12 +13,8 @@ from torch import Tensor
 from pacorl.core.transfer import to_device
 from pacorl.models.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, guided, timestep_for
 from pacorl.models.policies.policy import TrainingShift, TrueGuidance
-from pacorl.models.policies.spec import PolicySpec, TinyCheckpoint
-from pacorl.tiny import CHECKPOINTS
-from pacorl.tiny.words import check_tiny, tiny_prompt
+from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import Conditioning, Size
-
-TINY_FLUX = CHECKPOINTS / "flux"
 
 LORA_TARGETS = (
     *JOINT_ATTENTION,
@@ -102,9 +98,6 @@ def _ids_on(device: torch.device, rows: int, cols: int, *, images: int) -> Tenso
     return to_device(torch.cat(ids), device)
 
 
-TRAINED_WITH: dict[str, Any] = {"guidance_scale": 3.5, "max_sequence_length": 48}
-"""Sequence length of the committed checkpoints. Attention reads padding, so another length degrades them."""
-
 DEV_LICENCE = ("other", "flux-1-dev-non-commercial-license")
 """Licence of FLUX.1's dev models."""
 
@@ -118,7 +111,5 @@ FLUX = PolicySpec(
     parameters=11_901_408_320,
     licence=DEV_LICENCE,
     gated=True,
-    tiny=TinyCheckpoint(
-        folder=TINY_FLUX, size=Size(128, 128), check=check_tiny, compose=tiny_prompt, options=TRAINED_WITH
-    ),
+    tiny="pacorl.tiny.generators:FLUX",
 )

@@ -18,19 +18,12 @@ from pacorl.io.images import open_image, upright_size
 from pacorl.models.policies.flux import (
     BFL_TRAINING_SHIFT,
     DEV_LICENCE,
-    TRAINED_WITH,
     DistilledOptions,
     FluxPolicy,
 )
 from pacorl.models.policies.pipeline import stitch
-from pacorl.models.policies.spec import PolicySpec, TinyCheckpoint
-from pacorl.tiny import CHECKPOINTS
-from pacorl.tiny.words import check_tiny_edit
+from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import Prompt, Size
-
-TINY_KONTEXT = CHECKPOINTS / "kontext"
-STEADY = "steady"
-"""The tiny editor's LoRA that keeps a hero. Without it the editor is unreliable, so that there is room to learn."""
 
 MAX_STRETCH = 1.1
 """How much a source's aspect may change on its way to a training shape. Between two neighbouring shapes it changes by
@@ -91,12 +84,6 @@ KONTEXT = PolicySpec(
     parameters=11_901_408_320,
     licence=DEV_LICENCE,
     gated=True,
-    tiny=TinyCheckpoint(
-        folder=TINY_KONTEXT,
-        size=Size(32, 32),
-        check=check_tiny_edit,
-        options=TRAINED_WITH,
-        adapters={STEADY: CHECKPOINTS / STEADY},
-    ),
+    tiny="pacorl.tiny.generators:KONTEXT",
     edit_data="GEdit-Bench/en.jsonl",  # its text encoders read English
 )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from pacorl.config.base import validated
@@ -77,8 +78,8 @@ class PolicySpec:
     """Licence of the published checkpoint: the hub's identifier and, if that is "other", its name."""
     gated: bool = False
     """Whether the published checkpoint is fetched only after its licence was accepted."""
-    tiny: TinyCheckpoint | None = None
-    """Its committed checkpoint, if it has one."""
+    tiny: str = ""
+    """Home of the fields of its committed checkpoint, `module:NAME`; empty if it has none."""
     distilled: Mapping[str, str] = field(default_factory=dict)
     """Published checkpoints that are distilled to few steps, by their last name, and the base to train instead."""
     edit_data: str = "GEdit-Bench/edits.jsonl"
@@ -152,12 +153,12 @@ class PolicySpec:
         common = {"checkpoint": checkpoint, "dtype": dtype, "quantize": quantize, "stream": stream}
         return validated(self.options, {**common, **settings})
 
-    @property
+    @cached_property
     def committed(self) -> TinyCheckpoint:
         """The tiny checkpoint. Raises ValueError if this kind has none."""
-        if self.tiny is None:
+        if not self.tiny:
             raise ValueError(f"checkpoint tiny: there is none of kind {self.kind}; name a folder or a hub name")
-        return self.tiny
+        return TinyCheckpoint(**resolve_name(self.tiny))
 
     def foreign_prompt(self, checkpoint: str, prompts: Sequence[Prompt]) -> str:
         """Describe the first prompt that the tiny checkpoint was not trained to draw; empty for other checkpoints."""

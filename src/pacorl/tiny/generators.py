@@ -1,0 +1,29 @@
+"""Committed generators of the tiny world: the fields of their `models.policies.spec.TinyCheckpoint`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pacorl.tiny import CHECKPOINTS
+from pacorl.tiny.words import check_tiny, check_tiny_edit, tiny_prompt
+from pacorl.types import Size
+
+STEADY = "steady"
+"""The tiny editor's LoRA that keeps a hero. Without it the editor is unreliable, so that there is room to learn."""
+TRAINED_WITH: dict[str, Any] = {"guidance_scale": 3.5, "max_sequence_length": 48}
+"""Sequence length of the committed checkpoints. Attention reads padding, so another length degrades them."""
+
+FLUX: dict[str, Any] = {
+    "folder": CHECKPOINTS / "flux",
+    "size": Size(128, 128),
+    "check": check_tiny,
+    "compose": tiny_prompt,
+    "options": TRAINED_WITH,
+}
+KONTEXT: dict[str, Any] = {
+    "folder": CHECKPOINTS / "kontext",
+    "size": Size(32, 32),
+    "check": check_tiny_edit,
+    "options": TRAINED_WITH,
+    "adapters": {STEADY: CHECKPOINTS / STEADY},
+}
