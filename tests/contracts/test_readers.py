@@ -103,7 +103,7 @@ COMPARISON = {"images": ["a.png", "b.png"], "question": "Same?", "consistent": T
 PROMPT = {"prompt": "Hats.", "layout": "2x1", "theme": "t", "criteria": CRITERIA, "height": 64, "width": 64}
 EDIT = {"image": ["a.png"], "instruction": "A hat.", "category": "c", "panels": ["x"]}
 RANKING = {"reference": "a.png", "candidates": ["b.png", ["c.png", "d.png"]], "criteria": CRITERIA, "group": "g"}
-CSV = b"reference,candidates,theme\na.png,b.png > c.png = d.png,t\nb.png,a.png|c.png,u\n"
+CSV = b"reference,candidates,theme\na.png,b.png | c.png = d.png,t\nb.png,a.png|c.png,u\n"
 INSTANCE = {"id": "i", "group": "g", "reference": "a.png", "candidates": ["b.png", "c.png"], "must": [[0, 1]]}
 ANSWER = {"instance": "i", "annotator": "p", "group": "g", "reference": "a", "candidates": ["b", "c"], "ranks": [1, 2]}
 PAIR = {"key": "k", "group": "g", "images": ["a.png"], "consistent": True, "question": "q", "votes": [1, 2]}

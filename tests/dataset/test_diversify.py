@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from pacorl.dataset.diversify import diversify, embedded, independent_set, spread, unit
+from pacorl.dataset.diversify import cost, diversify, embedded, independent_set, spread, unit
 from pacorl.dataset.folder import read_prompts
 
 
@@ -98,3 +98,10 @@ def test_step_writes_reports_and_repeats(dataset):
     written = (folder / "diverse.jsonl").stat().st_mtime_ns
     assert diversify(folder, number=5) == counts
     assert (folder / "diverse.jsonl").stat().st_mtime_ns == written
+
+
+def test_the_cost_of_many_prompts_is_said_and_grows_with_their_square():
+    small, large = (cost(prompts, 708) for prompts in (100_000, 1_000_000))
+    assert "100,000 prompts are compared" in small
+    minutes = [int(text.split("about ")[1].split(" minutes")[0].replace(",", "")) for text in (small, large)]
+    assert minutes[1] > 50 * minutes[0] > 0

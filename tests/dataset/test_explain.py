@@ -6,16 +6,17 @@ import pytest
 
 from pacorl.dataset.explain import explain
 from pacorl.dataset.export import export
-from pacorl.dataset.folder import Answer, read_instances, read_pairs, write_records
+from pacorl.dataset.folder import read_instances, read_pairs, write_records
 from pacorl.io.documents import read_jsonl
 from pacorl.judge.chat import ChatRefusedError
+from pacorl.records.rankings import Ranking
 
 
 @pytest.fixture
 def ranked(dataset):
     folder = dataset(prompts=2, grids=2)
     answers = [
-        Answer(one.id, "ann", one.group, one.reference, one.candidates, one.theme)
+        Ranking(one.id, "ann", one.group, one.reference, one.candidates, one.theme)
         for one in read_instances(folder / "instances.jsonl")[:12]
     ]
     write_records(folder / "rankings.jsonl", answers)

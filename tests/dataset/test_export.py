@@ -12,13 +12,14 @@ from typer.testing import CliRunner
 from pacorl.bench.consistency_rank import read_rank_data
 from pacorl.cli.dataset import app
 from pacorl.dataset.export import Export, export, label
-from pacorl.dataset.folder import Answer, read_instances, read_pairs, write_records
+from pacorl.dataset.folder import read_instances, read_pairs, write_records
 from pacorl.dataset.importing import import_folder
 from pacorl.dataset.rules import label_pairs
 from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.io.files import digest
 from pacorl.io.images import open_image
 from pacorl.records.comparisons import answer_text, load_comparisons, load_sharegpt
+from pacorl.records.rankings import Ranking
 
 SHARES = {"train": 0.5, "test": 0.5}
 
@@ -31,7 +32,9 @@ def ranked(dataset):
     write_records(
         folder / "rankings.jsonl",
         [
-            Answer(one.id, who, one.group, one.reference, tuple(rng.sample(one.candidates, 3)), one.theme, one.category)
+            Ranking(
+                one.id, who, one.group, one.reference, tuple(rng.sample(one.candidates, 3)), one.theme, one.category
+            )
             for one in read_instances(folder / "instances.jsonl")
             for who in ("ann", "ben")
         ],
@@ -55,7 +58,7 @@ def test_candidates_between_best_and_worst_keep_groups_together(tmp_path):
     for number in range(6):
         candidates = (f"best{number}.png", f"reference{number + 1 - number % 2 * 2}.png", f"worst{number}.png")
         answers.append(
-            Answer(f"i{number}", "ann", f"g{number}", f"reference{number}.png", candidates, f"theme {number}")
+            Ranking(f"i{number}", "ann", f"g{number}", f"reference{number}.png", candidates, f"theme {number}")
         )
     pairs, _ = label_pairs(answers)
     bundle = Export(tmp_path, tmp_path / "out", pairs=pairs, answers=answers)
@@ -156,20 +159,6 @@ def test_the_benchmark_has_images_and_criteria(ranked):
     assert "Identity" in prompts[0]["criteria"]
 
 
-def test_parquet_opens_in_datasets(ranked):
-    pytest.importorskip("pyarrow")
-    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
-    export(ranked, shares=SHARES, formats=["parquet"])
-    files = {split: str(ranked / f"export/data/{split}-00000-of-00001.parquet") for split in ("train", "test")}
-    loaded = datasets.load_dataset("parquet", data_files=files, cache_dir=str(ranked / "cache"))
-    pairs = {pair.key: pair for pair in read_pairs(ranked / "pairs.jsonl")}
-    assert sum(map(len, loaded.values())) == len(pairs)
-    row = loaded["train"][0]
-    assert row["image_1"].size == (32, 32)
-    assert row["question"] in {pair.question for pair in pairs.values()}
-    assert isinstance(row["consistent"], bool)
-
-
 def test_another_export_leaves_nothing_of_the_last(ranked):
     export(ranked, shares=SHARES, formats=["sharegpt", "jsonl", "consistency_rank"])
     (ranked / "export" / "README.md").write_text("mine")
@@ -240,25 +229,6 @@ def test_no_rankings_is_an_error(dataset):
 def test_unknown_format_is_named(ranked):
     with pytest.raises(ValueError, match="unknown formats csv"):
         export(ranked, formats=["csv"])
-
-
-def test_sharegpt_4o_image_comes_in_as_consistent(ranked, tmp_path):
-    source = tmp_path / "sg4o"
-    source.mkdir()
-    for name in ("in.png", "out.png"):
-        (source / name).write_bytes((ranked / "images/0000/0_0.png").read_bytes())
-    rows = [
-        {"input_prompt": "Make it night.", "input_image": ["in.png"], "output_image": "out.png"},
-        {"input_prompt": "Join them.", "input_image": ["in.png", "out.png"], "output_image": "out.png"},
-        {"input_prompt": "Not checked.", "input_image": ["in.png"], "output_image": "out.png"},
-    ]
-    (source / "text_and_image_to_image.json").write_text(json.dumps(rows))
-    (source / "verified.txt").write_text("1\n2\n")
-    assert import_folder(ranked, source, kind="sharegpt_4o_image")["pairs"] == 1
-    pair = read_pairs(ranked / "imported/sg4o/pairs.jsonl")[0]
-    assert pair.consistent
-    assert "Make it night." in pair.question
-    assert export(ranked, shares=SHARES)["balance"]["imported_yes"] == 1
 
 
 @pytest.mark.parametrize(
@@ -370,9 +340,5 @@ def test_a_pair_counts_once_and_one_with_both_labels_not_at_all(ranked, tmp_path
 
 
 def test_another_folder_than_the_kind_says_is_named(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"text_and_image_to_image\.json is missing; is this the right folder and kind"
-    ):
-        import_folder(tmp_path / "set", tmp_path, kind="sharegpt_4o_image", name="x")
     with pytest.raises(ValueError, match="unknown kind 'csv'; there are sharegpt"):
         import_folder(tmp_path / "set", tmp_path, kind="csv")

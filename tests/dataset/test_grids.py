@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 from pacorl.cli.dataset import app
 from pacorl.core.grid import parse_layout, split
 from pacorl.dataset.folder import PromptRecord, read_instances, read_prompts
-from pacorl.dataset.grids import generate, image_source, instances_of, pair, panel_path
+from pacorl.dataset.grids import generate, instances_of, pair, panel_path
 from pacorl.generate.generator import Generator
 from pacorl.generate.image_queue import ImageSource, Shard
+from pacorl.generate.image_sources import image_source
 from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.io.files import write_atomic
 from pacorl.io.images import open_image, png_texts

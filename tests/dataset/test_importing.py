@@ -155,7 +155,7 @@ def test_missing_images_are_listed_by_line(mine, tmp_path: Path) -> None:
         f"{source}: 3 image(s) missing; paths are relative to {source.parent}:\n"
         "  line 3: gone.png\n"
         "  line 3: 0/1.png=0/2.png (a tie is written with spaces: a.png = b.png)\n"
-        "  line 4: 1\\0.png (write folders with /)"
+        "  line 4: 1\\0.png; there is '1/0.png': write folders with /"
     )
     assert not (tmp_path / "set").exists()
 

@@ -7,11 +7,9 @@ from dataclasses import replace
 import pytest
 
 from pacorl.core import questions
-from pacorl.dataset.folder import Answer
 from pacorl.dataset.rules import (
     QUESTIONS,
     best_worst,
-    halves,
     in_either_order,
     label_pairs,
     mean_rankings,
@@ -19,10 +17,11 @@ from pacorl.dataset.rules import (
     pair_agreement,
     split_groups,
 )
+from pacorl.records.rankings import Ranking
 
 
-def answer(annotator: str, order: str, reference: str = "r", instance: str = "") -> Answer:
-    return Answer(instance or reference, annotator, "g", reference, tuple(order), theme="A cat.")
+def answer(annotator: str, order: str, reference: str = "r", instance: str = "") -> Ranking:
+    return Ranking(instance or reference, annotator, "g", reference, tuple(order), theme="A cat.")
 
 
 def labels(answers, **options):
@@ -31,8 +30,6 @@ def labels(answers, **options):
 
 def test_rules_on_four_candidates():
     assert best_worst("abcd") == [("a", True), ("d", False)]
-    assert halves("abcd") == [("a", True), ("b", True), ("c", False), ("d", False)]
-    assert halves("abc") == [("a", True), ("c", False)]
 
 
 def test_majority_over_annotators_and_ties_dropped():
@@ -113,11 +110,6 @@ def test_order_of_a_pair_does_not_depend_on_who_is_asked_and_is_balanced():
     assert all(in_either_order(a, b) == in_either_order(b, a) for a, b in zip(names[::2], names[1::2], strict=True))
 
 
-def test_unknown_rule_is_named():
-    with pytest.raises(ValueError, match="unknown rule 'best'; there are best_worst, halves"):
-        label_pairs([], rule="best")
-
-
 def test_mean_ranking_and_its_ties():
     merged, dropped = mean_rankings(
         [answer("x", "abcd"), answer("y", "abcd"), answer("z", "bacd"), answer("x", "ab", "s"), answer("y", "ba", "s")]
@@ -127,16 +119,14 @@ def test_mean_ranking_and_its_ties():
 
 
 def test_tied_candidates_share_their_fate():
-    tied = Answer("i", "x", "g", "r", tuple("abcd"), ranks=(1, 2, 2, 4))
+    tied = Ranking("i", "x", "g", "r", tuple("abcd"), ranks=(1, 2, 2, 4))
     assert tied.tiers == (("a",), ("b", "c"), ("d",))
     assert best_worst([("a", "b"), ("c",)]) == [("a", True), ("b", True), ("c", False)]
-    assert halves(tied.tiers) == [("a", True), ("d", False)]
-    assert halves([("a",), ("b", "c", "d")]) == [("a", True), ("b", False), ("c", False), ("d", False)]
 
 
 def test_a_tie_counts_half_in_the_mean_ranking():
-    tied = Answer("i", "x", "g", "r", tuple("abcd"), ranks=(1, 2, 2, 4))
-    merged, dropped = mean_rankings([tied, Answer("i", "y", "g", "r", tuple("acbd"))])
+    tied = Ranking("i", "x", "g", "r", tuple("abcd"), ranks=(1, 2, 2, 4))
+    merged, dropped = mean_rankings([tied, Ranking("i", "y", "g", "r", tuple("acbd"))])
     assert [(one.annotator, one.candidates, one.ranks) for one in merged] == [("mean", tuple("acbd"), ())]
     assert mean_rankings([tied]) == ([], 1)
     assert dropped == 0
@@ -146,7 +136,7 @@ def test_what_is_asked_depends_on_what_was_written_down():
     hat, both = {"Identity": {"Hat": "Same hat"}}, {"Identity": {"Hat": "Same hat"}, "Style": {"Ink": "Same ink."}}
 
     def asked(question: str, **texts) -> str:
-        pairs, _ = label_pairs([Answer("i", "ann", "g", "r", ("a", "b"), **texts)], question=question)
+        pairs, _ = label_pairs([Ranking("i", "ann", "g", "r", ("a", "b"), **texts)], question=question)
         return pairs[0].question
 
     assert asked("theme", theme="A cat.", criteria=hat) == questions.same_theme("A cat.")
@@ -158,8 +148,8 @@ def test_what_is_asked_depends_on_what_was_written_down():
 
 
 def test_one_pair_may_be_asked_two_questions():
-    style = Answer("i", "x", "g", "r", ("a", "b"), theme="Style")
-    pairs, _ = label_pairs([style, Answer("j", "x", "g", "r", ("b", "a"), theme="Outfit")])
+    style = Ranking("i", "x", "g", "r", ("a", "b"), theme="Style")
+    pairs, _ = label_pairs([style, Ranking("j", "x", "g", "r", ("b", "a"), theme="Outfit")])
     assert len({pair.key for pair in pairs}) == len(pairs) == 4
     labelled = {(frozenset(pair.images), "Style" in pair.question): pair.consistent for pair in pairs}
     assert labelled[frozenset("ra"), True]

@@ -46,7 +46,7 @@ def test_from_prompts_to_training_pairs(tmp_path, llm, monkeypatch):
     assert run("prompts", folder, "--writer", "tiny", "--count", 20)["records"] == 20
     assert run("diversify", folder, "--number", 6)["kept"] == 6
     source = ImageSource(lambda: partial(draw_unreliably, panel_size=32), {"checkpoint": "drawn"})
-    monkeypatch.setattr("pacorl.dataset.grids.image_source", lambda *args, **options: source)
+    monkeypatch.setattr("pacorl.generate.image_sources.image_source", lambda *args, **options: source)
     assert run("generate", folder, "--grids", 3)["missing"] == 0
     total = run("pair", folder)["instances"]
     assert total == 6 * 3 * 4 * 3
@@ -57,10 +57,10 @@ def test_from_prompts_to_training_pairs(tmp_path, llm, monkeypatch):
     server, _ = llm(reasons)
     explained = run("explain", folder, "--model", "stub", "--endpoint", server.url)
     assert explained["explained"] == explained["pairs"] > 100
-    counts = run("export", folder, "--formats", "sharegpt,jsonl,consistency_rank,parquet", "--test-share", 0.3)
+    counts = run("export", folder, "--formats", "sharegpt,jsonl,consistency_rank", "--test-share", 0.3)
     assert counts["splits"]["train"]["with_reasons"] > 0
     assert counts["splits"]["test"]["yes"] > 0
-    assert run("export", folder, "--formats", "sharegpt,jsonl,consistency_rank,parquet", "--test-share", 0.3) == counts
+    assert run("export", folder, "--formats", "sharegpt,jsonl,consistency_rank", "--test-share", 0.3) == counts
 
     # The labels say what the oracle says of the images.
     rows = [row for split in ("train", "test") for row in read_jsonl(folder / f"export/comparisons_{split}.jsonl")]
@@ -88,7 +88,7 @@ STEPS = {
     "pair": [],
     "annotate": ["--annotators", "ann,ben"],
     "explain": ["--model", "stub", "--endpoint", "http://127.0.0.1:9"],
-    "export": ["--formats", "sharegpt,jsonl,consistency_rank,parquet"],
+    "export": ["--formats", "sharegpt,jsonl,consistency_rank"],
 }
 
 

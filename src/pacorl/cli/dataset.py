@@ -36,7 +36,6 @@ app = Commands(name="dataset", help="Make a dataset of consistency judgements.",
 FOLDER = Argument(help="The dataset's folder.")
 SEED = Option(0, min=0, max=SEEDS, help="Of everything that is drawn.")
 PROMPTS = Option("diverse.jsonl", help="The prompts file inside the folder.")
-RULE = Option("best_worst", help="How rankings become pairs: best_worst or halves.")
 QUESTION = Option("theme", help="What the judge is asked: theme, criteria, plain, or asked (what people were).")
 
 
@@ -236,11 +235,12 @@ def generate(
     """Generate grids of every prompt, going on where an earlier call stopped."""
     from pacorl.dataset import grids as module
     from pacorl.generate.image_queue import Shard
+    from pacorl.generate.image_sources import image_source
     from pacorl.models.policies import default_options
 
     # None is the checkpoint's own default.
     options = vars(generator).copy()
-    source = module.image_source(options.pop("model") or default_options().checkpoint, **options)
+    source = image_source(options.pop("model") or default_options().checkpoint, **options)
     shares: dict[str, Any] = {"grids": grids, "prompts": prompts, "shard": Shard.parse(shard)}
     step.perform("generating", module.generate, folder, source, lines=True, **shares)
 
@@ -313,7 +313,6 @@ def annotate(
 def explain(
     folder: Path = FOLDER,
     *,
-    rule: str = RULE,
     question: str = QUESTION,
     limit: int | None = Option(None, min=1, max=LARGEST, help="At most so many pairs."),
     chat: ChatOptions,
@@ -323,7 +322,7 @@ def explain(
     from pacorl.dataset.explain import explain as write
 
     requests: dict[str, Any] = {"limit": limit, "workers": chat.workers, "price": chat.price or (0.0, 0.0)}
-    step.perform("explaining", write, folder, chat.connect(), rule=rule, question=question, **requests)
+    step.perform("explaining", write, folder, chat.connect(), question=question, **requests)
 
 
 @app.command()
@@ -331,8 +330,7 @@ def export(
     folder: Path = FOLDER,
     *,
     out: Path | None = Option(None, help="Where to write; FOLDER/export unless named."),
-    formats: str = Option("sharegpt,jsonl,consistency_rank", help="Also: parquet."),
-    rule: str = RULE,
+    formats: str = Option("sharegpt,jsonl,consistency_rank", help="Formats, separated by commas."),
     question: str = QUESTION,
     test_share: float = Option(0.1, min=0, max=1, help="Share of the prompts that is held out."),
     seed: int = SEED,
@@ -344,10 +342,10 @@ def export(
     shares = {"train": 1 - test_share, "test": test_share}
     options: dict[str, Any] = {"formats": split_names(formats), "shares": shares, "seed": seed}
     if step.as_json:
-        step.perform("exporting", write, folder, out=out, rule=rule, question=question, **options)
+        step.perform("exporting", write, folder, out=out, question=question, **options)
         return
     with progress("exporting") as advance:
-        counts = write(folder, out=out, rule=rule, question=question, **options, dry_run=step.dry_run, progress=advance)
+        counts = write(folder, out=out, question=question, **options, dry_run=step.dry_run, progress=advance)
     echo_errors("dry run: nothing was written" if step.dry_run else "")
     for wording, rankings in counts.get("other questions", {}).items():
         echo_errors(
@@ -398,7 +396,7 @@ def import_(
     folder: Path = FOLDER,
     source: Path = Argument(help="A published folder, unpacked; or your rankings, a .csv or .jsonl."),
     *,
-    kind: str = Option(..., help="rankings (your own), sharegpt (PaCo-Dataset), or sharegpt_4o_image."),
+    kind: str = Option(..., help="rankings (your own), or sharegpt (PaCo-Dataset)."),
     name: str = Option("", help="Its name here; the source's name unless given."),
     step: StepOptions,
 ) -> None:

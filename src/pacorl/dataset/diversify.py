@@ -9,6 +9,7 @@ Distance is 1 − cosine of TF-IDF vectors. N prompts, C dimensions, K neighbour
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,12 +22,19 @@ from pacorl.dataset.folder import read_prompts
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.io.documents import JsonObject, write_jsonl
 
+logger = logging.getLogger(__name__)
 Vectors = NDArray[np.float32]
 """(N, C), each row of length 1."""
 Indices = NDArray[np.int64]
 
 DIMENSIONS = 128
 NEIGHBOURS = 32
+HALVINGS = 24
+"""Halvings of [0, 2] give the distance to 1e-7, below the resolution of float32 cosines."""
+MANY = 20_000
+"""Number of prompts from which the selection's cost is announced."""
+FLOPS = 2e10
+"""Operations of a core in a second, of products of matrices of float32."""
 BLOCK = 1024
 """Rows compared at a time: bounds the memory at BLOCK × N floats."""
 
@@ -50,6 +58,8 @@ def diversify(
     if counts is not None:
         return counts
     records = read_prompts(source)
+    if len(records) > MANY:
+        logger.warning("%s", cost(len(records), number))
     if dry_run:
         return {"prompts": len(records), "number": number}
 
@@ -64,6 +74,16 @@ def diversify(
     # Rows are written unchanged, but the pair is given by idx.
     pair = [records[index].idx for index in measured.pair]
     return step.finish(outputs=[target], counts={**asdict(measured), "prompts": len(records), "pair": pair})
+
+
+def cost(prompts: int, number: int) -> str:
+    """Describe the time and memory of a selection, which grow with the square of the prompts."""
+    flops = 2 * DIMENSIONS * prompts * (prompts + HALVINGS * min(number, prompts) / 2)
+    gigabytes = 4 * prompts * (2 * DIMENSIONS + NEIGHBOURS + BLOCK) / 1e9
+    return (
+        f"{prompts:,} prompts are compared with each other: about {flops / FLOPS / 60:,.0f} minutes on one core, and "
+        f"{gigabytes:.1f} GB"
+    )
 
 
 def embedded(texts: Sequence[str], *, seed: int = 0) -> Vectors:
@@ -97,8 +117,7 @@ def independent_set(vectors_NC: Vectors, number: int) -> list[int]:
     low = 0.0
     high = 2.0
     best = list(range(len(vectors_NC)))
-    # 24 halvings of [0, 2] give the distance to 1e-7, below the resolution of float32 cosines.
-    for _ in range(24):
+    for _ in range(HALVINGS):
         middle = (low + high) / 2
         # Fewest neighbours first, then by their own order.
         order = np.argsort((similarity_NK > 1 - middle).sum(1), kind="stable")

@@ -47,7 +47,6 @@ def explain(
     folder: Path,
     model: ChatModel,
     *,
-    rule: str = "best_worst",
     question: str = "theme",
     attempts: int = 3,
     workers: int = 4,
@@ -59,14 +58,14 @@ def explain(
     """Explain labelled pairs: pairs.jsonl → explanations.jsonl.
 
     Args:
-        rule, question: see `export.label`.
+        question: see `export.label`.
         attempts: number of answers per pair before it is flagged.
         price: per million prompt and completion tokens.
 
     Returns:
         The number of explained, flagged and failed pairs, and the cost.
     """
-    labelled = label(folder, rule=rule, question=question, dry_run=dry_run)
+    labelled = label(folder, question=question, dry_run=dry_run)
     pairs = [pair for pair in labelled.pairs if not pair.reasons][:limit]
 
     # Opening a journal drops a torn line, which a dry run must not.

@@ -2,7 +2,6 @@
 
     dataset_info.json, consistency_SPLIT.json   LLaMA-Factory's sharegpt form       `sharegpt`
     comparisons_SPLIT.jsonl                     the project's own                   `jsonl`
-    data/SPLIT-00000-of-00001.parquet           Hugging Face datasets               `parquet`
     benchmark/                                  ConsistencyRank's layout, of `test` `consistency_rank`
 
 The folder is self-contained: images are linked into it, or copied if the file system has no links.
@@ -10,16 +9,14 @@ The folder is self-contained: images are linked into it, or copied if the file s
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pacorl.core.questions import same_theme
 from pacorl.dataset.folder import (
-    Answer,
     LabelledPair,
     collect_answers,
     count_trail,
@@ -30,20 +27,18 @@ from pacorl.dataset.folder import (
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.dataset.rules import label_pairs, mean_rankings, other_questions, pair_agreement, split_groups
 from pacorl.io.documents import JsonObject, read_journal, read_jsonl, write_jsonl
-from pacorl.io.files import claim_folder, digest, flush_all, inside, make_folder, replacing, write_atomic
-from pacorl.io.versions import install_command
+from pacorl.io.files import claim_folder, digest, flush_all, inside, make_folder, write_atomic
 from pacorl.records.comparisons import save_comparisons, save_sharegpt
+from pacorl.records.rankings import Ranking
 from pacorl.types import Comparison
 
 SHARES = {"train": 0.9, "test": 0.1}
-ROWS_PER_GROUP = 100
-"""Rows of a parquet file in memory at a time, images included; the hub's viewer likes this size too."""
 
 
 class Export:
     """The pairs and rankings to be written, by split."""
 
-    def __init__(self, folder: Path, out: Path, *, pairs: list[LabelledPair], answers: list[Answer]) -> None:
+    def __init__(self, folder: Path, out: Path, *, pairs: list[LabelledPair], answers: list[Ranking]) -> None:
         self.folder = folder
         self.out = out
         self.pairs = pairs
@@ -95,7 +90,7 @@ class Export:
         for name in sorted(set(self.split_of.values())):
             yield name, [pair for pair in self.pairs if self.split_of[pair.group] == name]
 
-    def benchmark(self) -> tuple[list[Answer], int]:
+    def benchmark(self) -> tuple[list[Ranking], int]:
         """One ranking per instance of the test split, by mean rank, and the number left out for ties."""
         tested = []
         for answer in self.answers:
@@ -103,23 +98,20 @@ class Export:
                 tested.append(answer)
         return mean_rankings(tested)
 
-    def comparisons(self, pairs: Sequence[LabelledPair]) -> list[Comparison]:
-        """Turn pairs into a judge's training data; bring their images into the export and onto the disk."""
-        comparisons = []
-        for pair in pairs:
-            comparisons.append(
-                Comparison(
-                    images=tuple(self.bring_image(image) for image in pair.images),
-                    question=pair.question,
-                    consistent=pair.consistent,
-                    reasons=pair.reasons,
-                    category=pair.category,
-                    group=pair.group,
-                )
-            )
-
+    def comparisons(self, pairs: Sequence[LabelledPair]) -> Iterator[Comparison]:
+        """Yield pairs as a judge's training data, after their images are in the export and on the disk."""
+        for image in dict.fromkeys(image for pair in pairs for image in pair.images):
+            self.bring_image(image)
         flush_all(self.out)  # one wait, before a file names them
-        return comparisons
+        for pair in pairs:
+            yield Comparison(
+                images=tuple(self.out / image for image in pair.images),
+                question=pair.question,
+                consistent=pair.consistent,
+                reasons=pair.reasons,
+                category=pair.category,
+                group=pair.group,
+            )
 
     def bring_image(self, name: str) -> Path:
         """Link an image into the export; return its path there."""
@@ -160,53 +152,6 @@ def write_comparisons(export: Export) -> list[Path]:
         written.append(export.out / f"comparisons_{split}.jsonl")
         save_comparisons(export.comparisons(pairs), written[-1])
     return written
-
-
-def write_parquet(export: Export) -> list[Path]:
-    """Write one parquet file per split, images inside, for `datasets.load_dataset(folder)`. Needs pyarrow."""
-    try:
-        import pyarrow as pa  # type: ignore[import-untyped]
-        import pyarrow.parquet as pq  # type: ignore[import-untyped]
-    except ImportError:
-        raise ValueError(f"parquet files need pyarrow; install it with `{install_command('data')}`") from None
-    # Rows in groups: all images of a split would fill the memory.
-    schema = _parquet_schema(pa)
-
-    written = []
-    for split, pairs in export.splits():
-        path = export.out / "data" / f"{split}-00000-of-00001.parquet"
-        written.append(path)
-        with replacing(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
-            for start in range(0, len(pairs), ROWS_PER_GROUP):
-                rows = []
-                for pair in pairs[start : start + ROWS_PER_GROUP]:
-                    row: JsonObject = {"consistent": pair.consistent}
-                    for number, name in enumerate(pair.images[:2], 1):
-                        row[f"image_{number}"] = {"bytes": inside(export.folder, name).read_bytes(), "path": name}
-                    for name in PARQUET_TEXTS:
-                        row[name] = getattr(pair, name)
-                    rows.append(row)
-
-                writer.write_table(pa.Table.from_pylist(rows, schema=schema))
-    return written
-
-
-PARQUET_TEXTS = ("question", "reasons", "category", "group")
-
-
-def _parquet_schema(pa: Any) -> Any:
-    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    text = {"dtype": "string", "_type": "Value"}
-    columns = [("image_1", image), ("image_2", image), ("consistent", pa.bool_())]
-    columns += [(name, pa.string()) for name in PARQUET_TEXTS]
-    # `datasets` takes the columns' features from this key; without it an image would be a struct of bytes.
-    features = {
-        "image_1": {"_type": "Image"},
-        "image_2": {"_type": "Image"},
-        "consistent": {"dtype": "bool", "_type": "Value"},
-        **dict.fromkeys(PARQUET_TEXTS, text),
-    }
-    return pa.schema(columns, metadata={"huggingface": json.dumps({"info": {"features": features}})})
 
 
 def write_consistency_rank(export: Export) -> list[Path]:
@@ -252,7 +197,7 @@ def write_consistency_rank(export: Export) -> list[Path]:
     return [root / "prompt_data.jsonl", root / "consistency_full_rank.jsonl"]
 
 
-def _benchmark_folders(rankings: Sequence[Answer]) -> dict[str, str]:
+def _benchmark_folders(rankings: Sequence[Ranking]) -> dict[str, str]:
     """instance → its folder in the benchmark: the group, or one folder per theme if the group has several."""
     texts: dict[str, list[object]] = {}
     folders = {}
@@ -269,7 +214,6 @@ def _benchmark_folders(rankings: Sequence[Answer]) -> dict[str, str]:
 FORMATS: dict[str, Callable[[Export], list[Path]]] = {
     "sharegpt": write_sharegpt,
     "jsonl": write_comparisons,
-    "parquet": write_parquet,
     "consistency_rank": write_consistency_rank,
 }
 
@@ -278,21 +222,19 @@ class LabelledData(NamedTuple):
     """Pairs and rankings of people and imports."""
 
     pairs: list[LabelledPair]
-    answers: list[Answer]
+    answers: list[Ranking]
     balance: dict[str, int]
 
 
 def label(
     folder: Path,
     *,
-    rule: str = "best_worst",
     question: str = "theme",
     dry_run: bool = False,
 ) -> LabelledData:
     """Label pairs by the rankings: rankings.jsonl → pairs.jsonl, imported rankings and pairs included.
 
     Args:
-        rule: turns a ranking into votes, a key of RULES.
         question: the question to the judge, a key of QUESTIONS.
     """
     # The folder's own rankings, and imports.
@@ -311,7 +253,7 @@ def label(
             answers += read_answers(path)
         elif path.name == "pairs.jsonl":
             imported += read_pairs(path)
-    pairs, balance = label_pairs(answers, rule=rule, question=question)
+    pairs, balance = label_pairs(answers, question=question)
     # Balance of the labels, with the imported pairs.
     yes = sum(pair.consistent for pair in imported)
     counts = {**balance, "imported_yes": yes, "imported_no": len(imported) - yes}
@@ -320,7 +262,7 @@ def label(
     if not dry_run:
         sources = [path for path in (folder / "rankings.jsonl", *imported_files) if path.is_file()]
         # A separate step: `explain` and `export` both label, and the second must not rewrite the file.
-        step = DatasetStep(folder, "label", inputs=sources, options={"rule": rule, "question": question})
+        step = DatasetStep(folder, "label", inputs=sources, options={"question": question})
         if step.counts_if_done() is None:
             write_records(folder / "pairs.jsonl", labelled.pairs)
             step.finish(outputs=[folder / "pairs.jsonl"], counts=counts)
@@ -333,7 +275,6 @@ def export(
     out: Path | None = None,
     formats: Sequence[str] = ("sharegpt", "jsonl", "consistency_rank"),
     shares: Mapping[str, float] = SHARES,
-    rule: str = "best_worst",
     question: str = "theme",
     seed: int = 0,
     dry_run: bool = False,
@@ -343,7 +284,7 @@ def export(
 
     Args:
         shares: split → its share of the groups.
-        rule, question: see `label`.
+        question: see `label`.
 
     Returns:
         Counts per split, of the labels and of the audit trail, people's agreement, and the wordings that differ from
@@ -354,7 +295,7 @@ def export(
     if unknown:
         raise ValueError(f"unknown formats {', '.join(unknown)}; there are {', '.join(FORMATS)}")
     # Label the pairs and split the groups.
-    labelled = label(folder, rule=rule, question=question, dry_run=dry_run)
+    labelled = label(folder, question=question, dry_run=dry_run)
     pairs = with_reasons(folder, labelled.pairs)
     bundle = Export(folder, out or folder / "export", pairs=pairs, answers=labelled.answers)
     bundle.assign_splits(shares, seed=seed)
@@ -422,5 +363,5 @@ def with_reasons(folder: Path, pairs: Sequence[LabelledPair]) -> list[LabelledPa
             reasons[row["key"], row["consistent"]] = row["reasons"]
     for pair in pairs:
         text = reasons.get((pair.key, pair.consistent), pair.reasons)
-        explained.append(replace(pair, reasons=text))
+        explained.append(pair if text == pair.reasons else replace(pair, reasons=text))
     return explained

@@ -6,25 +6,24 @@ Rankings come from the database of the annotation page (`pacorl.studio.annotate`
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
-from itertools import chain, groupby
-from operator import itemgetter
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
-from pydantic import BeforeValidator, ConfigDict, Field, StrictInt, ValidationError
+from pydantic import BeforeValidator, StrictInt, ValidationError
 from pydantic.dataclasses import dataclass
 
 from pacorl.io.documents import JsonObject, blamed_on, faults_of, parse_json, read_jsonl, typed, write_jsonl
 from pacorl.io.files import PRIVATE, SHARED, safe_name
 from pacorl.io.net import MALFORMED
 from pacorl.records.prompts import load_prompts
-from pacorl.records.rankings import Criteria, ranks_of
+from pacorl.records.rankings import RECORD, Criteria, Ranking, ranks_of
 from pacorl.types import Prompt
 
 Record = TypeVar("Record")
@@ -33,8 +32,6 @@ ADMINISTRATOR = 1
 ADJUDICATOR = 2
 """Values of the database's `people.is_admin`. Annotators have 0: the column was a truth value before there were
 adjudicators, and databases of that time are still read."""
-# People number their groups and ids, and JSON then has numbers.
-RECORD = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
 
 def _no_text(names: Any) -> Any:
@@ -98,67 +95,23 @@ class Instance:
         return bool(self.must)
 
 
-@dataclass(frozen=True, slots=True, config=RECORD)
-class Answer:
-    """One person's ranking of one instance."""
-
-    instance: str
-    annotator: str
-    group: str
-    reference: str
-    candidates: tuple[str, ...]
-    """Best first."""
-    theme: str = ""
-    category: str = ""
-    ranks: tuple[int, ...] = ()
-    """Ranks of the candidates from 1, e.g. (1, 2, 2, 4) if the second and third are tied; empty stands for 1, 2, 3 …"""
-    criteria: Criteria = Field(default_factory=dict)
-    """Criteria of the ranking, if they were recorded."""
-    adjudicated: bool = False
-    """Whether it is an adjudicator's decision, which replaces the rankings of its instance."""
-    own_group: bool = False
-    """Whether the ranking's file names its group; a theme shared with other groups is then no tie."""
-    question: str = ""
-    """The page's wording when it was ranked; empty if it was not recorded."""
-
-    @property
-    def tiers(self) -> tuple[tuple[str, ...], ...]:
-        """Tiers of candidates, best first; the candidates of one tier are tied."""
-        ranks = self.ranks or range(len(self.candidates))
-        tiers = []
-        for _, tier in groupby(zip(ranks, self.candidates, strict=True), key=itemgetter(0)):
-            tiers.append(tuple(name for _, name in tier))
-        return tuple(tiers)
-
-    @property
-    def has_ties(self) -> bool:
-        return len(self.tiers) < len(self.candidates)
-
-    @classmethod
-    def to(
-        cls,
-        shown: Instance,
-        tiers: Sequence[Sequence[str]],
-        *,
-        annotator: str,
-        adjudicated: bool = False,
-        question: str = "",
-    ) -> Answer:
-        """Ranking of an instance by one person; the candidates of one tier are tied."""
-        best_first = tuple(chain.from_iterable(tiers))
-        return cls(
-            shown.id,
-            annotator,
-            shown.group,
-            shown.reference,
-            best_first,
-            shown.theme,
-            shown.category,
-            ranks_of(tiers),
-            criteria=shown.criteria or {},
-            adjudicated=adjudicated,
-            question=question,
-        )
+def ranking_of(
+    shown: Instance, tiers: Sequence[Sequence[str]], *, annotator: str, adjudicated: bool = False, question: str = ""
+) -> Ranking:
+    """Ranking of an instance by one person; the candidates of one tier are tied."""
+    return Ranking(
+        shown.id,
+        annotator,
+        shown.group,
+        shown.reference,
+        tuple(chain.from_iterable(tiers)),
+        shown.theme,
+        shown.category,
+        ranks_of(tiers),
+        criteria=shown.criteria or {},
+        adjudicated=adjudicated,
+        question=question,
+    )
 
 
 @dataclass(frozen=True, slots=True, config=RECORD)
@@ -196,9 +149,9 @@ def read_instances(path: Path) -> list[Instance]:
     return _read(path, Instance, "a ranking instance", "id {0.id!r} is already taken by an earlier record")
 
 
-def read_answers(path: Path) -> list[Answer]:
+def read_answers(path: Path) -> list[Ranking]:
     """Read rankings. Raises ValueError with file and record if one is malformed or a person's second of an instance."""
-    return _read(path, Answer, "a ranking", "{0.annotator} has already ranked {0.instance}")
+    return _read(path, Ranking, "a ranking", "{0.annotator} has already ranked {0.instance}")
 
 
 def read_pairs(path: Path) -> list[LabelledPair]:
@@ -206,7 +159,7 @@ def read_pairs(path: Path) -> list[LabelledPair]:
     return _read(path, LabelledPair, "a labelled pair", "key {0.key!r} is already taken by an earlier record")
 
 
-def write_records(path: Path, records: Sequence[Instance | Answer | LabelledPair], *, mode: int = SHARED) -> None:
+def write_records(path: Path, records: Iterable[Instance | Ranking | LabelledPair], *, mode: int = SHARED) -> None:
     write_jsonl(path, map(asdict, records), mode=mode)
 
 
@@ -229,7 +182,7 @@ def _read(path: Path, kind: Callable[..., Record], name: str, repeated: str) -> 
 # --- the rankings of people --------------------------------------------------------------------------------------
 
 
-def collect_answers(folder: Path, *, dry_run: bool = False) -> list[Answer]:
+def collect_answers(folder: Path, *, dry_run: bool = False) -> list[Ranking]:
     """Rankings of a folder without control questions: from its database (stored in rankings.jsonl) or that file."""
     database = folder / DATABASE
     path = folder / "rankings.jsonl"
@@ -304,7 +257,7 @@ def _check(db: sqlite3.Connection) -> None:
         stored_ranking(ranking, stored_instance(content))
 
 
-def stored_answers(db: sqlite3.Connection, *, controls: bool = False) -> list[Answer]:
+def stored_answers(db: sqlite3.Connection, *, controls: bool = False) -> list[Ranking]:
     """All rankings in their latest form, best first; with `controls`, only control questions."""
     # Ordered by answer, so that rankings.jsonl is the same file each time.
     rows = db.execute(
@@ -330,7 +283,7 @@ def stored_answers(db: sqlite3.Connection, *, controls: bool = False) -> list[An
         for tier in stored_ranking(ranking, shown, read=parse_cached):
             tiers.append([shown.candidates[index] for index in tier])
         question = wording_at(wordings, latest.get((person, shown.id), 0))
-        answers.append(Answer.to(shown, tiers, annotator=person, adjudicated=role == ADJUDICATOR, question=question))
+        answers.append(ranking_of(shown, tiers, annotator=person, adjudicated=role == ADJUDICATOR, question=question))
     return answers
 
 
@@ -346,7 +299,7 @@ def wording_at(wordings: Sequence[tuple[int, str]], number: int) -> str:
     return (asked[-1] or OWN_QUESTION) if asked else ""
 
 
-def final_answers(answers: Sequence[Answer]) -> list[Answer]:
+def final_answers(answers: Sequence[Ranking]) -> list[Ranking]:
     """Rankings that count: only the decision for an adjudicated instance, otherwise every ranking."""
     decided = {answer.instance for answer in answers if answer.adjudicated}
     return [answer for answer in answers if answer.adjudicated or answer.instance not in decided]

@@ -10,35 +10,30 @@ at that position in all grids of the prompt (arXiv 2512.04784, §3.1): 4 grids o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import permutations
 from pathlib import Path
 from random import Random
-from typing import Any
 
-from pacorl.config.options import check_previous, packed_form
 from pacorl.core.grid import shared_text, split
 from pacorl.dataset.folder import Instance, PromptRecord, read_prompts, write_records
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.generate.image_queue import (
-    GenerateImages,
     ImageJob,
     ImageSource,
     Shard,
     generate_missing,
     unfinished_batches,
 )
-from pacorl.generate.separate import panel_prompts, sample_separately
-from pacorl.io.documents import JsonObject, blamed_on, read_jsonl, write_jsonl
+from pacorl.generate.separate import panel_prompts
+from pacorl.io.documents import blamed_on, read_jsonl, write_jsonl
 from pacorl.io.files import digest, flush_all, inside, write_atomic
 from pacorl.io.images import open_image, png_bytes
-from pacorl.io.quiet import quiet_loading
-from pacorl.models.policies import POLICIES, kind_of
+from pacorl.models.policies import POLICIES
 from pacorl.records.prompts import evenly_spread
 from pacorl.tiny.words import check_tiny_grid
-from pacorl.types import TINY, Size
+from pacorl.types import TINY
 
 
 def generate(
@@ -110,75 +105,6 @@ def grid_jobs(records: Sequence[PromptRecord], *, grids: int, seed: int) -> list
     return jobs
 
 
-def image_source(
-    checkpoint: str,
-    *,
-    kind: str = "",
-    adapter: str = "",
-    size: Size | None = None,
-    steps: int = 20,
-    dtype: str = "",
-    memory: str = "normal",
-    batch: int = 4,
-    seed: int = 0,
-    separate: bool = False,
-    previous: bool = False,
-    **options: Any,
-) -> ImageSource:
-    """Describe a generator by any name, without loading it.
-
-    Args:
-        checkpoint: a diffusers folder, a hub name, or "tiny".
-        kind: a key of POLICIES; detected from the checkpoint if empty.
-        adapter: a LoRA in any form; a recipe identifies it by its content.
-        size: for every prompt, of a panel if they are separate; None for the records' own.
-        dtype: float32 or bfloat16; bfloat16 if empty, unless the checkpoint is tiny.
-        memory: see `Generator.from_pretrained`.
-        separate: whether each panel is generated as an image of its own.
-        previous: with `separate`, whether each panel has the one before it as a reference.
-        options: of the kind by name, such as guidance_scale; None for the checkpoint's default.
-    """
-    from pacorl.models.lora import adapter_file
-
-    check_previous(separate=separate, previous=previous)
-
-    # Resolve the defaults of the kind.
-    kind = kind or kind_of(checkpoint)
-    dtype = dtype or ("float32" if checkpoint == TINY else "bfloat16")
-    settings = POLICIES.named(kind).options_for(checkpoint, dtype=dtype, **options)
-
-    # Describe the settings that change an image.
-    description: JsonObject = {"checkpoint": checkpoint, "steps": steps}
-    for name in ("guidance_scale", "max_sequence_length"):
-        if hasattr(settings, name):
-            description[name] = getattr(settings, name)
-    for name, value in options.items():
-        if value is not None:
-            description[name] = value
-    description |= {"dtype": dtype, **packed_form(memory)}
-    if size:
-        description["size"] = str(size)
-    if adapter:
-        description["adapter"] = digest(adapter_file(adapter))
-    if separate:
-        description |= {"kind": kind, "separate": True, "previous": previous}
-
-    # Loaded late: a folder without missing images needs no weights.
-    def load() -> GenerateImages:
-        from pacorl.generate.generator import Generator
-
-        quiet_loading()
-        generator = Generator.from_pretrained(
-            checkpoint, kind=kind, adapter=adapter, dtype=dtype, memory=memory, **options
-        )
-        # Not in the recipe: each image has its own seed, so a batch changes speed and at most last bits.
-        generator.batch = batch
-        sample = partial(sample_separately, generator, previous=previous) if separate else generator.sample
-        return lambda prompts, seeds: sample(prompts, seeds, size=size, steps=steps)
-
-    return ImageSource(load, description, seed=seed, batch=batch)
-
-
 def panel_path(group: str, grid: int, position: int) -> str:
     """Path of sub-figure `position` of grid `grid` in the dataset folder (the released benchmark's naming)."""
     return f"images/{group}/{grid}_{position}.png"
@@ -186,11 +112,9 @@ def panel_path(group: str, grid: int, position: int) -> str:
 
 def instances_of(record: PromptRecord, *, grids: int) -> Iterator[Instance]:
     """Yield every instance of one prompt: `grids` × positions × (positions − 1)."""
+    count_instances(record, grids=grids)  # raises if there is nothing to rank
     prompt = record.prompt
     positions = prompt.grid.count
-    if grids < 2 or positions < 2:
-        few = f"{record.idx}: {grids} grids of {prompt.grid}"
-        raise ValueError(f"{few} give nothing to rank; at least two of each are needed")
     # Each sub-figure as the reference, against every other position of all grids.
     for grid in range(grids):
         for position, other in permutations(range(positions), 2):
@@ -231,19 +155,17 @@ def pair(
             f"{len(absent)} prompts have no grids yet, {absent[0]} first; run `pacorl dataset generate` to the end"
         )
 
-    # Combine their sub-figures.
-    instances: list[Instance] = []
+    # Count the questions, so that only those within the limit are made: 100,000 prompts have five million.
+    counted = []
     panels: list[str] = []
     for record in records:
-        questions = list(instances_of(record, grids=len(grids[record.idx])))
-        # Even steps would ask about the same grid and positions of every prompt.
-        if limit is not None:
-            Random(record.idx).shuffle(questions)
-        instances += questions
-        for number in range(len(grids[record.idx])):
+        of_prompt = grids[record.idx]
+        counted.append(count_instances(record, grids=len(of_prompt)))
+        for number in range(len(of_prompt)):
             panels += [panel_path(record.idx, number, position) for position in range(record.prompt.grid.count)]
-    instances = evenly_spread(instances, limit)
-    counts = {"prompts": len(records), "panels": len(panels), "instances": len(instances)}
+    total = sum(counted)
+    chosen = range(total) if limit is None else evenly_spread(range(total), limit)
+    counts = {"prompts": len(records), "panels": len(panels), "instances": len(chosen)}
 
     # The manifest covers the instances but not the panels, which a copied folder may lack: check the files.
     step = DatasetStep(folder, "pair", inputs=[folder / prompts, folder / "grids.jsonl"])
@@ -257,8 +179,41 @@ def pair(
         progress(done, len(records))
     flush_all(folder / "images")
     target = folder / "instances.jsonl"
-    write_records(target, instances)
+    write_records(target, _chosen_instances(records, grids, counted, chosen, shuffled=limit is not None))
     return step.finish(outputs=[target], counts=counts)
+
+
+def count_instances(record: PromptRecord, *, grids: int) -> int:
+    """Count the instances of one prompt. Raises ValueError if there is nothing to rank."""
+    positions = record.prompt.grid.count
+    if grids < 2 or positions < 2:
+        few = f"{record.idx}: {grids} grids of {record.prompt.grid}"
+        raise ValueError(f"{few} give nothing to rank; at least two of each are needed")
+    return grids * positions * (positions - 1)
+
+
+def _chosen_instances(
+    records: Sequence[PromptRecord],
+    grids: Mapping[str, Sequence[str]],
+    counted: Sequence[int],
+    chosen: Sequence[int],
+    *,
+    shuffled: bool,
+) -> Iterator[Instance]:
+    """Yield the instances at the ascending positions `chosen` among those of all prompts."""
+    start = 0
+    remaining = iter(chosen)
+    position = next(remaining, None)
+    for record, count in zip(records, counted, strict=True):
+        if position is not None and position < start + count:
+            questions = list(instances_of(record, grids=len(grids[record.idx])))
+            # Even steps would ask about the same grid and positions of every prompt.
+            if shuffled:
+                Random(record.idx).shuffle(questions)
+            while position is not None and position < start + count:
+                yield questions[position - start]
+                position = next(remaining, None)
+        start += count
 
 
 def grids_of(folder: Path) -> dict[str, list[str]]:

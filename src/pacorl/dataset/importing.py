@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pacorl.core import questions
 from pacorl.dataset.export import link_or_copy
-from pacorl.dataset.folder import Answer, LabelledPair, write_records
+from pacorl.dataset.folder import LabelledPair, write_records
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.dataset.rules import pair_key
-from pacorl.io.documents import blamed_on, read_json, read_text
-from pacorl.io.files import digest, flush_all, inside, safe_name, text_digest
+from pacorl.io.documents import blamed_on
+from pacorl.io.files import digest, flush_all, inside, safe_name, text_digest, twin_hint
 from pacorl.io.images import check_readable, listed
 from pacorl.records.comparisons import IMAGE_TAG, INFO, load_sharegpt, sharegpt_files
 from pacorl.records.rankings import Ranking, load_rankings
@@ -80,50 +80,7 @@ def import_sharegpt(bundle: Import) -> Iterator[LabelledPair]:
             )
 
 
-def import_sharegpt_4o(bundle: Import) -> Iterator[LabelledPair]:
-    """Read ShareGPT-4o-Image's text_and_image_to_image.json: an edit keeps the rest, so the label is Yes.
-
-    The paper took 5,695 of them after checking each by hand. `verified.txt` in the folder selects records: one number
-    (from 1) a line.
-    """
-    # The records, and the numbers that a person has checked.
-    path = bundle.add_input(bundle.source / "text_and_image_to_image.json")
-    verified = None
-    checked = bundle.source / "verified.txt"
-    if checked.is_file():
-        with blamed_on(f"{checked}: record numbers, one a line"):
-            verified = {int(line) for line in read_text(bundle.add_input(checked)).split()}
-    for number, row in enumerate(read_json(path), 1):
-        if verified is not None and number not in verified:
-            continue
-        with blamed_on(f"{path}, record {number}"):
-            shown = []
-            for key in ("input_image", "output_image"):
-                files = _required(row, key)
-                shown.append([files] if isinstance(files, str) else list(files))
-            sources, edits = shown
-            if len(sources) != 1 or len(edits) != 1:
-                continue  # several sources: not a pair
-            images = (bundle.add_image(sources[0]), bundle.add_image(edits[0]))
-            instruction = str(_required(row, "input_prompt"))
-        # One group per source: its edits must not be divided between training and test.
-        yield LabelledPair(
-            key=pair_key(*images, instruction),
-            group=f"{bundle.name}:{sources[0]}",
-            images=images,
-            consistent=True,
-            question=questions.edit_kept(instruction),
-            category="Editing",
-        )
-
-
-def _required(row: Any, key: str) -> Any:
-    if not isinstance(row, dict) or key not in row:
-        raise ValueError(f"{key!r} is missing")
-    return row[key]
-
-
-def import_rankings(bundle: Import) -> Iterator[Answer]:
+def import_rankings(bundle: Import) -> Iterator[Ranking]:
     """Read own rankings: a CSV or JSONL (`records/rankings.py`).
 
     Rankings of one reference are a group, unless the file names its groups. Copies of an image count as that image,
@@ -140,9 +97,9 @@ def import_rankings(bundle: Import) -> Iterator[Answer]:
 
     # Number the instances in the order of the file.
     instances: dict[object, str] = {}
-    lines: dict[tuple[str, str], int] = {}
+    lines: dict[tuple[str, str], str] = {}
     for ranking in rankings:
-        location = f"{bundle.source}:{ranking.line}"
+        location = f"{bundle.source}:{ranking.instance}"
         names: dict[str, str] = {}
         for name in (ranking.reference, *ranking.candidates):
             other = names.setdefault(stored[name], name)
@@ -155,33 +112,29 @@ def import_rankings(bundle: Import) -> Iterator[Answer]:
         instance = instances.setdefault(key, f"{bundle.name}:{len(instances) + 1}")
         # Two rankings of one instance need two people, or a vote would count twice.
         annotator = ranking.annotator or bundle.name
-        line = lines.setdefault((instance, annotator), ranking.line)
-        if line != ranking.line:
+        line = lines.setdefault((instance, annotator), ranking.instance)
+        if line != ranking.instance:
             fix = "take one out, or name an 'annotator' in each if two people did"
             raise ValueError(f"{location}: ranks what {annotator} has ranked in line {line}; {fix}")
         # The reference's path without its suffix, unless the file has groups.
         group = _folder_name(ranking.group or Path(ranking.reference).with_suffix("").as_posix())
-        yield Answer(
+        yield replace(
+            ranking,
             instance=instance,
             annotator=annotator,
             group=f"{bundle.name}:{group}",
             reference=reference,
             candidates=candidates,
-            theme=ranking.theme,
-            category=ranking.category,
-            ranks=ranking.ranks,
-            criteria=ranking.criteria,
-            own_group=bool(ranking.group),
         )
 
 
 def _stored_images(bundle: Import, rankings: Sequence[Ranking]) -> dict[str, str]:
     """Every image of the rankings → its path in the dataset folder; copies of an image have one path."""
     # First line of each image, for the message about a missing one.
-    lines: dict[str, int] = {}
+    lines: dict[str, str] = {}
     for ranking in rankings:
         for name in (ranking.reference, *ranking.candidates):
-            lines.setdefault(name, ranking.line)
+            lines.setdefault(name, ranking.instance)
     # Collect the missing images, so that one error lists them.
     missing = []
     for name, line in lines.items():
@@ -190,10 +143,8 @@ def _stored_images(bundle: Import, rankings: Sequence[Ranking]) -> dict[str, str
         except ValueError as error:
             raise ValueError(f"{bundle.source}:{line}: {error}; move the file to a folder above its images") from None
         if not path.is_file():
-            hint = ""
-            if "\\" in name:
-                hint = " (write folders with /)"
-            elif "=" in name:
+            hint = twin_hint(bundle.root, name)
+            if "=" in name:
                 hint = " (a tie is written with spaces: a.png = b.png)"
             missing.append(f"line {line}: {name}{hint}")
     if missing:
@@ -217,7 +168,6 @@ def _folder_name(text: str) -> str:
 
 SOURCES: dict[str, Callable[[Import], Iterator[Any]]] = {
     "sharegpt": import_sharegpt,
-    "sharegpt_4o_image": import_sharegpt_4o,
     "rankings": import_rankings,
 }
 
@@ -250,10 +200,10 @@ def import_folder(
             )
 
     # Count the records, which are all rankings or all pairs.
-    rankings: list[Answer] = []
+    rankings: list[Ranking] = []
     labelled: list[LabelledPair] = []
     for record in records:
-        if isinstance(record, Answer):
+        if isinstance(record, Ranking):
             rankings.append(record)
         else:
             labelled.append(record)

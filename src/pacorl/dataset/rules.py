@@ -1,8 +1,7 @@
-"""Rankings → labelled pairs by a named rule, and splits without leaks.
+"""Rankings → labelled pairs, and splits without leaks.
 
-A rule reads the tiers of a ranking, best first; the candidates of one tier are tied. The paper does not publish its
-rule. Its numbers suggest `best_worst`: the best candidate of a ranking is consistent with the reference, the worst is
-not.
+The paper does not publish its rule. Its numbers suggest `best_worst`: the best candidate of a ranking is consistent
+with the reference, the worst is not.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ import numpy as np
 
 from pacorl.core import questions
 from pacorl.core.ranking import FEWEST_FOR_INTERVAL, Interval, bootstrap
-from pacorl.dataset.folder import OWN_QUESTION, Answer, LabelledPair, final_answers
+from pacorl.dataset.folder import OWN_QUESTION, LabelledPair, final_answers
 from pacorl.io.files import text_digest
+from pacorl.records.rankings import Ranking
 
 AGREEMENT_DRAWS = 500
 """Resamples for the interval of people's agreement, which the administrator's page computes after each ranking."""
@@ -31,18 +31,6 @@ def best_worst(tiers: Sequence[Sequence[str]]) -> list[tuple[str, bool]]:
     return [(name, True) for name in tiers[0]] + [(name, False) for name in tiers[-1]]
 
 
-def halves(tiers: Sequence[Sequence[str]]) -> list[tuple[str, bool]]:
-    """Label the better half Yes and the worse half No; candidates of the middle rank stay unlabelled."""
-    ranks = mean_ranks(tiers)
-    middle = (len(ranks) + 1) / 2
-
-    labels = []
-    for name, rank in ranks.items():
-        if rank != middle:
-            labels.append((name, rank < middle))
-    return labels
-
-
 def mean_ranks(tiers: Sequence[Sequence[str]]) -> dict[str, float]:
     """Candidate → rank from 1; tied candidates share the mean of their ranks."""
     ranks: dict[str, float] = {}
@@ -51,7 +39,7 @@ def mean_ranks(tiers: Sequence[Sequence[str]]) -> dict[str, float]:
     return ranks
 
 
-def shared_rankings(answers: Sequence[Answer]) -> list[list[Answer]]:
+def shared_rankings(answers: Sequence[Ranking]) -> list[list[Ranking]]:
     """Rankings of each instance that several people ranked; a decision is no second opinion."""
     by_instance = defaultdict(list)
     for answer in answers:
@@ -60,7 +48,7 @@ def shared_rankings(answers: Sequence[Answer]) -> list[list[Answer]]:
     return [rankings for rankings in by_instance.values() if len(rankings) > 1]
 
 
-def pair_agreement(answers: Sequence[Answer]) -> Interval | None:
+def pair_agreement(answers: Sequence[Ranking]) -> Interval | None:
     """Share of pairs of candidates that any two people put in the same order, of those that both put in an order.
 
     Chance gives 0.5. The interval resamples instances. None if no two people ranked an instance.
@@ -92,7 +80,7 @@ def pair_agreement(answers: Sequence[Answer]) -> Interval | None:
     return share
 
 
-def _by_theme(answer: Answer) -> str:
+def _by_theme(answer: Ranking) -> str:
     if answer.theme:
         return questions.same_theme(answer.theme)
     if answer.criteria:
@@ -100,7 +88,7 @@ def _by_theme(answer: Answer) -> str:
     return questions.consistent()
 
 
-def _by_criteria(answer: Answer) -> str:
+def _by_criteria(answer: Ranking) -> str:
     """Join all criteria into one question: people ranked by all of them, so a label judges no single criterion."""
     sentences = []
     for criteria in answer.criteria.values():
@@ -118,18 +106,14 @@ def _by_criteria(answer: Answer) -> str:
     return questions.meets_criterion(" ".join(sentences))
 
 
-def _as_asked(answer: Answer) -> str:
+def _as_asked(answer: Ranking) -> str:
     """Take people's own question as a criterion, as `pacorl score --criterion` asks it."""
     if answer.question in ("", OWN_QUESTION):
         return _by_theme(answer)
     return questions.meets_criterion(answer.question)
 
 
-RULES: dict[str, Callable[[Sequence[Sequence[str]]], list[tuple[str, bool]]]] = {
-    "best_worst": best_worst,
-    "halves": halves,
-}
-QUESTIONS: dict[str, Callable[[Answer], str]] = {
+QUESTIONS: dict[str, Callable[[Ranking], str]] = {
     "theme": _by_theme,
     "criteria": _by_criteria,
     "plain": lambda answer: questions.consistent(),
@@ -139,7 +123,7 @@ QUESTIONS: dict[str, Callable[[Answer], str]] = {
 wording of the page's question, else as theme."""
 
 
-def other_questions(answers: Sequence[Answer], question: str) -> dict[str, int]:
+def other_questions(answers: Sequence[Ranking], question: str) -> dict[str, int]:
     """Count rankings by a wording of the user's own that the judge's question does not contain."""
     counts: dict[str, int] = defaultdict(int)
     for answer in answers:
@@ -149,9 +133,7 @@ def other_questions(answers: Sequence[Answer], question: str) -> dict[str, int]:
     return dict(counts)
 
 
-def label_pairs(
-    answers: Sequence[Answer], *, rule: str = "best_worst", question: str = "theme"
-) -> tuple[list[LabelledPair], dict[str, int]]:
+def label_pairs(answers: Sequence[Ranking], *, question: str = "theme") -> tuple[list[LabelledPair], dict[str, int]]:
     """Count every vote of every ranking for its question about an unordered pair; the majority is the label.
 
     An adjudicator's decision replaces the rankings of its instance. It also outvotes the instance that has the same
@@ -160,10 +142,8 @@ def label_pairs(
     Returns:
         The pairs, and counts of votes and labels. A `tied` pair has as many votes for Yes as for No and is dropped.
     """
-    # Names of the user, before a vote is counted.
-    for table, name, role in ((RULES, rule, "rule"), (QUESTIONS, question, "question")):
-        if name not in table:
-            raise ValueError(f"unknown {role} {name!r}; there are {', '.join(table)}")
+    if question not in QUESTIONS:
+        raise ValueError(f"unknown question {question!r}; there are {', '.join(QUESTIONS)}")
 
     # Collect the votes. Decisions come first, so that later rankings of the same pair are skipped.
     voted: dict[str, LabelledPair] = {}
@@ -171,7 +151,7 @@ def label_pairs(
     for answer in sorted(final_answers(answers), key=lambda answer: not answer.adjudicated):
         # The question of this ranking, and a pair per vote.
         text = QUESTIONS[question](answer)
-        for images, consistent in _voted_pairs(answer, rule):
+        for images, consistent in _voted_pairs(answer):
             key = pair_key(*images, text)
             if answer.adjudicated:
                 adjudicated.add(key)
@@ -204,9 +184,9 @@ def label_pairs(
     }
 
 
-def _voted_pairs(answer: Answer, rule: str) -> Iterator[tuple[tuple[str, str], bool]]:
+def _voted_pairs(answer: Ranking) -> Iterator[tuple[tuple[str, str], bool]]:
     """Yield a ranking's votes, each for a candidate with the reference."""
-    for candidate, consistent in RULES[rule](answer.tiers):
+    for candidate, consistent in best_worst(answer.tiers):
         yield in_either_order(answer.reference, candidate), consistent
 
 
@@ -227,10 +207,10 @@ def in_either_order(first: str, second: str) -> tuple[str, str]:
     return high, low
 
 
-def mean_rankings(answers: Sequence[Answer]) -> tuple[list[Answer], int]:
+def mean_rankings(answers: Sequence[Ranking]) -> tuple[list[Ranking], int]:
     """One ranking per instance, by decision or mean rank, and the number of instances dropped for ties."""
     # Rankings by instance.
-    by_instance: dict[str, list[Answer]] = defaultdict(list)
+    by_instance: dict[str, list[Ranking]] = defaultdict(list)
     for answer in final_answers(answers):
         by_instance[answer.instance].append(answer)
 

@@ -32,6 +32,7 @@ from pacorl.io.files import (
     flush_to_disk,
     open_regular,
     read_bytes,
+    replacing,
     twin_hint,
     write_atomic,
 )
@@ -312,8 +313,29 @@ def write_json(path: Path, document: Any, *, indent: int | None = 2, mode: int =
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]], *, mode: int = SHARED) -> None:
-    """Write all rows, or none."""
-    write_atomic(path, "".join(_line(row) for row in rows), mode=mode)
+    """Write all rows, or none; they are not held in memory."""
+    _write_pieces(path, map(_line, rows), mode=mode)
+
+
+def write_json_list(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a JSON list, as `write_json` with an indent of 1 does; its items are not held in memory."""
+
+    def pieces() -> Iterator[str]:
+        start = "["
+        for row in rows:
+            yield start + "\n " + dump_json(row, indent=1).replace("\n", "\n ")
+            start = ","
+        yield "[]\n" if start == "[" else "\n]\n"
+
+    _write_pieces(path, pieces())
+
+
+def _write_pieces(path: Path, pieces: Iterable[str], *, mode: int = SHARED) -> None:
+    with replacing(path, mode=mode) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as handle:
+        try:
+            handle.writelines(pieces)
+        except UnicodeEncodeError:  # JSON's escapes can hold it, and UTF-8 cannot
+            raise ValueError(f"{path} cannot be written: its text would hold half of a surrogate pair") from None
 
 
 def append_jsonl(path: Path, *rows: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ the file and the line or record. No record is skipped.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import cycle, product
@@ -37,6 +37,7 @@ from pacorl.io.documents import (
     text_field,
     typed,
     write_json,
+    write_json_list,
     write_jsonl,
 )
 from pacorl.io.files import inside, make_folder, write_atomic
@@ -218,22 +219,17 @@ def load_comparisons(path: str | Path) -> list[Comparison]:
     return comparisons
 
 
-def save_comparisons(comparisons: Sequence[Comparison], path: Path) -> None:
+def save_comparisons(comparisons: Iterable[Comparison], path: Path) -> None:
     """Write comparisons for `load_comparisons`; images must be below the file's folder."""
-    rows = []
-    for comparison in comparisons:
-        row = {
-            "images": [image.relative_to(path.parent).as_posix() for image in comparison.images],
-            "question": comparison.question,
-            "consistent": comparison.consistent,
-            "reasons": comparison.reasons,
-            "category": comparison.category,
-            "group": comparison.group,
-        }
-        if comparison.answer:
-            row["answer"] = comparison.answer
-        rows.append(row)
-    write_jsonl(path, rows)
+
+    def rows() -> Iterator[JsonObject]:
+        for comparison in comparisons:
+            row = {"images": [image.relative_to(path.parent).as_posix() for image in comparison.images]}
+            for name in ("question", "consistent", "reasons", "category", "group"):
+                row[name] = getattr(comparison, name)
+            yield row | ({"answer": comparison.answer} if comparison.answer else {})
+
+    write_jsonl(path, rows())
 
 
 def _comparison(record: JsonObject, folder: Path) -> Comparison:
@@ -306,7 +302,7 @@ def load_sharegpt(folder: str | Path, name: str = "") -> list[Comparison]:
     return comparisons
 
 
-def save_sharegpt(datasets: Mapping[str, Sequence[Comparison]], folder: Path) -> list[Path]:
+def save_sharegpt(datasets: Mapping[str, Iterable[Comparison]], folder: Path) -> list[Path]:
     """Write NAME.json for each name and one dataset_info.json, for `load_sharegpt` and LLaMA-Factory.
 
     Images must be below `folder`. LLaMA-Factory ignores the keys `group` and `category`.
@@ -314,24 +310,24 @@ def save_sharegpt(datasets: Mapping[str, Sequence[Comparison]], folder: Path) ->
     Returns:
         The written files.
     """
+
+    def row_of(comparison: Comparison) -> JsonObject:
+        # LLaMA-Factory puts an image at each tag, and refuses a record whose tags and images differ in number.
+        question = comparison.question
+        if IMAGE_TAG not in question:
+            question = IMAGE_TAG * len(comparison.images) + question
+        messages = [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": answer_text(comparison)},
+        ]
+        images = [image.relative_to(folder).as_posix() for image in comparison.images]
+        return {"messages": messages, "images": images, "category": comparison.category, "group": comparison.group}
+
     paths = []
     info = {}
     for name, comparisons in datasets.items():
-        rows = []
-        for comparison in comparisons:
-            # LLaMA-Factory puts an image at each tag, and refuses a record whose tags and images differ in number.
-            question = comparison.question
-            if IMAGE_TAG not in question:
-                question = IMAGE_TAG * len(comparison.images) + question
-            messages = [
-                {"role": "user", "content": question},
-                {"role": "assistant", "content": answer_text(comparison)},
-            ]
-            images = [image.relative_to(folder).as_posix() for image in comparison.images]
-            keys = {"category": comparison.category, "group": comparison.group}
-            rows.append({"messages": messages, "images": images, **keys})
         path = folder / f"{name}.json"
-        write_json(path, rows, indent=1)
+        write_json_list(path, map(row_of, comparisons))
         paths.append(path)
         info[name] = {"file_name": path.name, **OPENAI_FORM}
     write_json(folder / INFO, info)

@@ -29,7 +29,6 @@ from pacorl.dataset.export import export
 from pacorl.dataset.folder import (
     ADJUDICATOR,
     ADMINISTRATOR,
-    Answer,
     Instance,
     collect_answers,
     read_answers,
@@ -38,6 +37,7 @@ from pacorl.dataset.folder import (
 )
 from pacorl.dataset.rules import label_pairs, mean_rankings
 from pacorl.io.documents import read_jsonl, write_jsonl
+from pacorl.records.rankings import Ranking
 from pacorl.studio.annotate import routes
 from pacorl.studio.annotate.links import Sharing, agreement, foreign_controls, kendall_w, krippendorff_alpha, share_out
 from pacorl.studio.annotate.routes import make_app, plan, prepare, serve
@@ -96,7 +96,7 @@ def test_krippendorff_says_nothing_of_nothing():
 
 def test_agreement_of_everyone_on_everything_and_of_chance():
     def answers(order_of):
-        return [Answer(f"i{n}", who, "g", "r", order_of(n, who)) for n in range(24) for who in "ab"]
+        return [Ranking(f"i{n}", who, "g", "r", order_of(n, who)) for n in range(24) for who in "ab"]
 
     perfect = agreement(answers(lambda n, who: tuple("abcd")))
     assert perfect == {"instances": 24, "kendall_w": 1.0, "kendall_chance": 0.5, "krippendorff_alpha": 1.0}
@@ -827,9 +827,9 @@ def test_a_decision_is_undone_and_shown_again_and_nobody_decides_twice(disputed)
 
 def test_a_decision_outvotes_the_ranking_from_the_pairs_other_side():
     """a says that b fits and c does not; b says the same of a and c; the adjudicator of a says it is the other way."""
-    one = Answer("1", "ann", "g", "a", ("b", "c"))
-    other = Answer("2", "ann", "g", "b", ("a", "d"))
-    decision = Answer("1", "eve", "g", "a", ("c", "b"), adjudicated=True)
+    one = Ranking("1", "ann", "g", "a", ("b", "c"))
+    other = Ranking("2", "ann", "g", "b", ("a", "d"))
+    decision = Ranking("1", "eve", "g", "a", ("c", "b"), adjudicated=True)
     labels = {frozenset(pair.images): pair.consistent for pair in label_pairs([one, other, decision])[0]}
     assert labels == {frozenset("ab"): False, frozenset("ac"): True, frozenset("bd"): False}
 
@@ -912,14 +912,14 @@ def test_the_most_uncertain_question_comes_first(tmp_path):
 
 def test_scores_are_the_peak_of_the_posterior():
     """One ranking of two candidates: σ(−d) = d/8, with d the difference of their scores of prior N(0, 2²)."""
-    score = fit_scores([Answer("i", "ann", "g", "r", ("a", "b"))])
+    score = fit_scores([Ranking("i", "ann", "g", "r", ("a", "b"))])
     gap = score[frozenset("ra")] - score[frozenset("rb")]
     assert 1 / (1 + math.exp(gap)) == pytest.approx(gap / 8, rel=1e-3)
 
 
 def test_tied_candidates_have_equal_scores():
-    tied = Answer("i", "ann", "g", "r", ("a", "b", "c"), ranks=(1, 1, 3))
-    plain = Answer("i", "ben", "g", "r", ("a", "b", "c"))
+    tied = Ranking("i", "ann", "g", "r", ("a", "b", "c"), ranks=(1, 1, 3))
+    plain = Ranking("i", "ben", "g", "r", ("a", "b", "c"))
     scores = fit_scores([tied])
     first, second, last = (scores[frozenset(("r", name))] for name in "abc")
     assert first == pytest.approx(second, abs=1e-5)
@@ -938,7 +938,7 @@ def test_the_probability_of_the_most_likely_ranking():
 
 def test_a_majority_settles_a_question():
     orders = {"a": ("x", "y", "z"), "b": ("x", "y", "z"), "c": ("y", "x", "z")}
-    rankings = [Answer("i", name, "g", "r", order) for name, order in orders.items()]
+    rankings = [Ranking("i", name, "g", "r", order) for name, order in orders.items()]
     assert not disagrees(rankings)
     assert disagrees(rankings[1:])
     assert not disagrees(rankings[:1])

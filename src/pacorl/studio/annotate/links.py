@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from pacorl.dataset.folder import Answer, Instance
+from pacorl.dataset.folder import Instance
 from pacorl.dataset.rules import mean_ranks, shared_rankings
 from pacorl.io.files import text_digest
+from pacorl.records.rankings import Ranking
 
 ORDERS = ("shuffled", "uncertain")
 """shuffled: an order drawn once; uncertain: the question whose answer is most uncertain, given all rankings so far."""
@@ -230,7 +231,7 @@ def krippendorff_alpha(units: Sequence[Sequence[float]]) -> float | None:
     return float(1 - observed / expected)
 
 
-def agreement(answers: Sequence[Answer]) -> dict[str, float | int | None]:
+def agreement(answers: Sequence[Ranking]) -> dict[str, float | int | None]:
     """Compute agreement on the instances that several people ranked.
 
     Returns:

@@ -28,7 +28,6 @@ from pacorl.dataset.folder import (
     ADJUDICATOR,
     ADMINISTRATOR,
     OWN_QUESTION,
-    Answer,
     Instance,
     Order,
     order_of,
@@ -41,6 +40,7 @@ from pacorl.dataset.folder import (
 )
 from pacorl.io.documents import blamed_on, parse_json, read_text, typed
 from pacorl.io.files import LockedError, make_folder, open_regular, sole_holder, text_digest
+from pacorl.records.rankings import Ranking
 from pacorl.studio.annotate.links import Sharing, describe_change, share_out
 from pacorl.web.guard import RefusedError
 
@@ -420,7 +420,7 @@ class Store:
         ranked, skipped = self._all("SELECT COUNT(ranking), COUNT(skipped) FROM answers WHERE person = ?", person)[0]
         return {"total": total, "ranked": ranked, "skipped": skipped}
 
-    def answers(self, *, controls: bool = False) -> list[Answer]:
+    def answers(self, *, controls: bool = False) -> list[Ranking]:
         """List every current ranking, best first; with `controls`, the rankings of control questions only."""
         with self._reading:
             return stored_answers(self._reader, controls=controls)

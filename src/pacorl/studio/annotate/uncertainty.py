@@ -16,7 +16,8 @@ import choix
 import numpy as np
 from numpy.typing import NDArray
 
-from pacorl.dataset.folder import Answer, Instance
+from pacorl.dataset.folder import Instance
+from pacorl.records.rankings import Ranking
 from pacorl.studio.annotate.store import Person, Store, Task
 
 Pair = frozenset[str]
@@ -26,7 +27,7 @@ PENALTY = 1 / 8
 """Weight of Σ s² in choix's objective: the prior N(0, 2²) of each score."""
 
 
-def fit_scores(rankings: Sequence[Answer]) -> dict[Pair, float]:
+def fit_scores(rankings: Sequence[Ranking]) -> dict[Pair, float]:
     """Fit the Plackett–Luce score of every pair that the rankings of one group order."""
     index: dict[Pair, int] = {}
     orders: list[tuple[int, ...]] = []
@@ -49,7 +50,7 @@ def log_probability(score_M: NDArray[np.float64]) -> float:
     return -negative
 
 
-def disagrees(rankings: Sequence[Answer]) -> bool:
+def disagrees(rankings: Sequence[Ranking]) -> bool:
     """Check whether the best or the worst candidate of a question has no majority: labels are made of these two."""
     for end in (0, -1):
         tally = Counter(chain.from_iterable(answer.tiers[end] for answer in rankings))
@@ -66,7 +67,7 @@ class LiveScores:
         self._lock = threading.Lock()
         self._instances = {instance.id: instance for instance in store.instances()}
         self._version = -1
-        self._rankings: dict[str, list[Answer]] = {}
+        self._rankings: dict[str, list[Ranking]] = {}
         """Group → its rankings."""
         self._scores: dict[str, dict[Pair, float]] = {}
 
@@ -89,7 +90,7 @@ class LiveScores:
         """List the disputed questions without an adjudicator's answer, the most uncertain first."""
         self._refresh()
         decided = self._store.adjudicated()
-        rankings: dict[str, list[Answer]] = {}
+        rankings: dict[str, list[Ranking]] = {}
         for answer in chain(*self._rankings.values()):
             rankings.setdefault(answer.instance, []).append(answer)
         contested = []
@@ -122,7 +123,7 @@ class LiveScores:
             version = self._store.version()
             if version == self._version:
                 return
-            groups: dict[str, list[Answer]] = {}
+            groups: dict[str, list[Ranking]] = {}
             for answer in self._store.answers():
                 if not answer.adjudicated:
                     groups.setdefault(answer.group, []).append(answer)
