@@ -15,9 +15,8 @@ from typer.testing import CliRunner, Result
 from pacorl.bench.benchmarks import BenchmarkOptions
 from pacorl.bench.consistency_rank import ConsistencyRank, read_rank_data
 from pacorl.bench.running import run
-from pacorl.bench.scorers import JudgePairs, RewardPairs, ScoreFile, load_reward
+from pacorl.bench.scorers import JudgePairs, RewardPairs, load_reward
 from pacorl.cli.benchmark import app
-from pacorl.cli.shared import INCOMPLETE
 from pacorl.core.ranking import Interval
 from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.io.images import open_image
@@ -76,7 +75,7 @@ def test_a_judge_ranks_as_it_would_if_asked_pair_by_pair(rank_folder: Path, tmp_
 
 def test_by_category_each_item_counts_once(rank_folder: Path, tmp_path: Path, tiny: LocalJudge) -> None:
     bench = ConsistencyRank(read_rank_data(rank_folder), JudgePairs(PacoReward(tiny, name="tiny")))
-    outcome = run(bench, tmp_path / "run", BenchmarkOptions(name="tiny"))
+    outcome = run(bench, tmp_path / "run", BenchmarkOptions(judge="tiny"))
     lines = outcome.tables[1].lines
     assert [line.name for line in lines] == ["Character (3)", "Story (3)"]
     categories = [line.cells[0] for line in lines]
@@ -102,37 +101,9 @@ def test_criteria_are_averaged_per_dimension(rank_folder: Path, tmp_path: Path, 
     assert row["scores"][0] == pytest.approx(sum(means) / len(means), abs=1e-4)  # asked in another batch
 
 
-def test_a_file_of_scores_needs_no_judge(rank_folder: Path, tmp_path: Path) -> None:
-    rows = read_jsonl(rank_folder / "consistency_full_rank.jsonl")
-    scored = [
-        {**row, "scores": [float(-row["rank_images"].index(name)) for name in row["comp_images"]]} for row in rows
-    ]
-    write_jsonl(tmp_path / "scores.jsonl", scored)
-    done = command(
-        "consistency-rank", rank_folder, "--scores", tmp_path / "scores.jsonl", "--out", tmp_path / "run", "--json"
-    )
-    assert done.exit_code == 0, (done.output, done.exception)
-    values = json.loads(done.stdout)["tables"][0]["rows"][0]["values"]
-    assert {name: figure["mean"] for name, figure in values.items()} == dict.fromkeys(values, 1.0)
-
-
-def test_a_file_that_lacks_scores_leaves_items_missing(rank_folder: Path, tmp_path: Path) -> None:
-    rows = read_jsonl(rank_folder / "consistency_full_rank.jsonl")
-    write_jsonl(tmp_path / "scores.jsonl", [{**row, "scores": [3, 2, 1, 0]} for row in rows[1:]])
-    done = command("consistency-rank", rank_folder, "--scores", tmp_path / "scores.jsonl", "--out", tmp_path / "run")
-    assert done.exit_code == INCOMPLETE
-    assert "Incomplete: 5 of 6" in done.stdout
-    write_jsonl(tmp_path / "bad.jsonl", [{**rows[0], "scores": [1, 2]}])
-    with pytest.raises(ValueError, match="2 scores for 4 candidates"):
-        ScoreFile(tmp_path / "bad.jsonl")
-    write_jsonl(tmp_path / "twice.jsonl", [{**rows[0], "scores": [1, 2, 3, 4]}] * 2)
-    with pytest.raises(ValueError, match="has scores in an earlier record already"):
-        ScoreFile(tmp_path / "twice.jsonl")
-
-
 def test_any_reward_may_score_the_pairs(rank_folder: Path, tmp_path: Path) -> None:
     bench = ConsistencyRank(read_rank_data(rank_folder), RewardPairs(*load_reward(JPEG_SIZE, ())))
-    outcome = run(bench, tmp_path / "run", BenchmarkOptions(name="jpeg_size"))
+    outcome = run(bench, tmp_path / "run", BenchmarkOptions(judge="jpeg_size"))
     assert outcome.complete
     (row, *_) = read_jsonl(tmp_path / "run" / "results.jsonl")
     assert len(set(row["scores"])) > 1
@@ -190,22 +161,17 @@ def edited(folder: Path, change: dict[str, Any]) -> None:
         ({"comp_images": ["0_1.png", "1_1.png", "2_1.png", "9_1.png"]}, "is no order of comp_images"),
         ({"rank_images": ["0_1.png"]}, "is no order of comp_images"),
         ({"comp_images": ["0_1.png"] * 4, "rank_images": ["0_1.png"] * 4}, "two different candidates"),
-        ({"ref_image": "9_9.png"}, "9_9.png is missing"),
+        ({"ref_image": "9_9.png"}, "9_9.png does not exist"),
         ({"ref_image": "../../../secret.png"}, "leads out of"),
         ({"folder": "0009"}, "folder '0009' has no record in prompt_data.jsonl"),
-        ({"ref_image": None}, "not a ranking: needs folder, ref_image, comp_images and rank_images"),
+        ({"ref_image": None}, "ref_image"),
     ],
 )
-def test_a_bad_item_is_named_and_left_out_only_on_request(
-    rank_folder: Path, change: dict[str, Any], fault: str
-) -> None:
+def test_a_bad_item_is_named(rank_folder: Path, change: dict[str, Any], fault: str) -> None:
     edited(rank_folder, change)
     with pytest.raises(ValueError, match=r"consistency_full_rank\.jsonl, record 1: ") as caught:
         read_rank_data(rank_folder)
     assert fault in str(caught.value)
-    data = read_rank_data(rank_folder, skip_bad=True)
-    assert len(data.items) == 5
-    assert len(data.refused) == 1
 
 
 def test_an_item_that_stands_twice_is_a_fault(rank_folder: Path) -> None:
@@ -221,10 +187,7 @@ def test_missing_files_are_named(rank_folder: Path) -> None:
         read_rank_data(rank_folder)
 
 
-def test_a_broken_image_stops_the_run_or_is_left_out(rank_folder: Path, tmp_path: Path) -> None:
+def test_a_broken_image_stops_the_run(rank_folder: Path, tmp_path: Path) -> None:
     (rank_folder / "images" / "0000" / "0_1.png").write_bytes(b"no image")
-    arguments = ("consistency-rank", rank_folder, "--scorer", JPEG_SIZE, "--out", tmp_path / "run")
-    assert "0_1.png: not an image of a known format" in str(command(*arguments).exception)
-    done = command(*arguments, "--skip-bad")
-    assert done.exit_code == INCOMPLETE
-    assert "1 items left out, unusable" in done.stdout
+    done = command("consistency-rank", rank_folder, "--scorer", JPEG_SIZE, "--out", tmp_path / "run")
+    assert "0_1.png: not an image of a known format" in str(done.exception)

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from pacorl.bench import image_sources
 from pacorl.bench.benchmarks import BENCHMARKS
 from pacorl.bench.running import run
-from pacorl.generate import image_queue
+from pacorl.generate import image_queue, image_sources
 from pacorl.generate.image_queue import Shard
 from pacorl.judge.paco_reward import PacoReward
 from pacorl.types import Prompt, Question, Verdict
@@ -31,7 +30,7 @@ def generate(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """Generate the images of a benchmark into a folder, and return its files."""
     spec, data = BENCHMARKS[request.param], request.getfixturevalue(f"{request.param}_folder")
     options = spec.options(model="tiny", image_batch=2, **OPTIONS[request.param])
-    monkeypatch.setattr(image_sources, "_load", lambda options, kind, **panels: by_batch)
+    monkeypatch.setattr(image_sources, "_load", lambda *arguments, **options: by_batch)
 
     def generate(out: Path, shard: Shard = Shard()) -> dict[str, bytes]:
         assert spec.generate
@@ -80,13 +79,15 @@ class Undecided:
 
 @pytest.mark.slow
 def test_a_process_judges_what_it_generates(t2is_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_sources, "_load", lambda options, kind, **panels: by_batch)
+    monkeypatch.setattr(image_sources, "_load", lambda *arguments, **options: by_batch)
     spec, counts = BENCHMARKS["t2is"], []
-    for shard in ("0/2", "1/2"):
-        options = spec.options(model="tiny", alignment="none", out=tmp_path, image_batch=2, shard=shard)
+    for index in (0, 1):
+        monkeypatch.setenv("RANK", str(index))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        options = spec.options(model="tiny", alignment="none", out=tmp_path, image_batch=2)
         items = spec.read(t2is_folder, options)
         assert spec.generate
-        spec.generate(items, options, tmp_path, Shard.parse(shard), lambda done, total: None)
+        spec.generate(items, options, tmp_path, Shard(index, 2), lambda done, total: None)
         benchmark = spec.build(items, options, PacoReward(Undecided()), tmp_path)
         counts.append(run(benchmark, tmp_path, options).measured)
     assert counts == [2, 3]

@@ -16,7 +16,8 @@ from pacorl.config.table import Table
 
 if TYPE_CHECKING:
     from pacorl.bench.suite import Benchmark
-    from pacorl.generate.image_queue import Shard
+    from pacorl.generate.image_queue import ImageSource, Shard
+    from pacorl.io.terminal import Progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +29,7 @@ class BenchmarkOptions(FrugalJudge):
     out: Path | None = option(None, "The folder of this run; runs/bench/NAME if left out.")
     limit: int | None = option(None, "At most so many items, evenly spread over the data.", least=1, most=LARGEST)
     batch: int = option(16, "Items per call of the judge.", least=1, most=LARGEST)
-    shard: str = option("", "This process's share, e.g. 0/4; under torchrun its rank.")
     against: Path | None = option(None, "The folder of another run on the same data, for paired differences.")
-    trained: Path | None = option(None, "A run's folder; items that it was trained on are counted apart.")
-    skip_bad: bool = option(False, "Leave out items whose data cannot be used; exit with code 3.")
-    name: str = option("", "What the tables call this run.")
     as_json: bool = option(False, "Print JSON.", flags=("--json",))
 
     @property
@@ -78,6 +75,29 @@ class GeneratorBenchmarkOptions(GeneratorOptions, BenchmarkOptions):
         # A process judges the images that it generates.
         return self.image_batch
 
+    def image_source(self, *, edits: bool) -> ImageSource:
+        """Describe the generator, without loading it."""
+        from pacorl.generate.image_sources import image_source
+
+        return image_source(
+            self.model,
+            kind=self.kind,
+            edits=edits,
+            adapter=self.adapter,
+            size=self.size,
+            steps=self.steps,
+            memory=self.memory,
+            batch=self.image_batch,
+            seed=self.seed,
+            **self.policy_options,
+        )
+
+    def described(self, *, edits: bool) -> dict[str, Any]:
+        """Settings that change the images; of finished images, their folder."""
+        if self.images:
+            return {"images": str(self.images)}
+        return dict(self.image_source(edits=edits).generator) | {"seed": self.seed}
+
     @property
     def subject(self) -> str:
         return str(self.images) if self.images else with_adapter(self.model, self.adapter)
@@ -89,8 +109,6 @@ class GeneratorBenchmarkOptions(GeneratorOptions, BenchmarkOptions):
 
 Options = TypeVar("Options", bound=BenchmarkOptions)
 Items = TypeVar("Items")
-Advance = Callable[[int, int], None]
-"""Called with (done, total)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +134,7 @@ class BenchmarkSpec(Generic[Options, Items]):
     """Reader of the published data, before anything heavy is loaded; it checks them."""
     build: Callable[[Items, Options, Any, Path], Benchmark]
     """(items, options, the `PacoReward` or None if no judge is needed, the run's folder) → the benchmark."""
-    generate: Callable[[Items, Options, Path, Shard, Advance], object] | None = None
+    generate: Callable[[Items, Options, Path, Shard, Progress], object] | None = None
     """Generator of a share's images that the run's folder lacks; None for benchmarks of judges."""
     all_spellings: bool = False
     """Whether P(Yes) sums every spelling of Yes and of No."""

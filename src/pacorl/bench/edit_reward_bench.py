@@ -22,7 +22,6 @@ from pacorl.bench.items import (
     BadItemError,
     Dataset,
     ImageCache,
-    ListedRows,
     check_filled,
     parse_rows,
 )
@@ -30,7 +29,7 @@ from pacorl.bench.suite import PaperTable, Row, Table, Texts, grouped, paper_tab
 from pacorl.config.options import one_of, option
 from pacorl.core import questions as wordings
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
-from pacorl.io.documents import JsonObject, read_json
+from pacorl.io.documents import JsonObject
 from pacorl.judge.pairwise import ask
 from pacorl.records.prompts import evenly_spread
 from pacorl.records.tables import Rows, open_rows
@@ -179,32 +178,22 @@ class EditRewardOptions(BenchmarkOptions):
 
 
 def read_edit_data(
-    source: Path, kind: Kind = "edit-reward-bench", *, limit: int | None = None, skip_bad: bool = False
+    source: Path, kind: Kind = "edit-reward-bench", *, limit: int | None = None
 ) -> Dataset[Choice, Rows]:
-    """Read the texts of a table.
-
-    Raises:
-        ValueError: unless `skip_bad`, with a list of the faulty rows.
-    """
+    """Read the texts of a table. Raises ValueError with a list of the faulty rows."""
     table = TABLES[kind]
-    if source.suffix == ".json":
-        texts = read_json(source)
-        if not isinstance(texts, list) or not all(isinstance(row, dict) for row in texts):
-            raise ValueError(f"{source}: must be a list of objects; {table.schema}")
-        rows: Rows = ListedRows(source.parent, texts)
-    else:
-        rows = open_rows(source)
-        texts = rows.texts(table.texts)
+    rows = open_rows(source)
+    texts = rows.texts(table.texts)
 
     def parse(number: int, row: JsonObject) -> Choice:
         check_filled(row, table.texts, schema=table.schema)
         return table.choice(number, row)
 
-    parsed, refused = parse_rows(source, texts, parse, key=lambda choice: str(choice.number), skip_bad=skip_bad)
+    parsed = parse_rows(source, texts, parse, key=lambda choice: str(choice.number))
     choices = [(key, choice) for key, choice in parsed.items() if choice.dimension]
     if not choices:
         raise ValueError(f"{source} holds no rows")
-    return Dataset(dict(evenly_spread(choices, limit)), refused, texts, rows)
+    return Dataset(dict(evenly_spread(choices, limit)), texts, rows)
 
 
 @dataclass(eq=False)
@@ -337,7 +326,7 @@ SPEC = BenchmarkSpec(
     summary="Does a judge prefer the edit that people prefer?",
     data="EditReward-Bench or VCReward-Bench: a folder of parquet files, or a JSONL. EditReward-Compass: its JSON.",
     options=EditRewardOptions,
-    read=lambda data, options: read_edit_data(data, options.kind, limit=options.limit, skip_bad=options.skip_bad),
+    read=lambda data, options: read_edit_data(data, options.kind, limit=options.limit),
     build=lambda data, options, reward, out: EditRewardBench(data, reward, options.kind),
     all_spellings=True,
 )

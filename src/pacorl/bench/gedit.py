@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from pacorl.bench.benchmarks import Advance, BenchmarkSpec, GeneratorBenchmarkOptions
-from pacorl.bench.image_sources import described, image_source
+from pacorl.bench.benchmarks import BenchmarkSpec, GeneratorBenchmarkOptions
 from pacorl.bench.items import BadItemError, Dataset, ImageCache, check_filled, parse_rows
 from pacorl.bench.rating import RUBRIC, Rubric, UnratedError, figures_of, rate, read_rubric
 from pacorl.bench.suite import Row, Table, Texts, grouped, paper_table
@@ -27,6 +26,7 @@ from pacorl.generate.image_queue import ImageJob, Shard, generate_missing
 from pacorl.io.documents import JsonObject
 from pacorl.io.files import safe_name, write_atomic
 from pacorl.io.images import png_bytes
+from pacorl.io.terminal import Progress
 from pacorl.records.prompts import evenly_spread
 from pacorl.records.tables import Rows, open_rows
 from pacorl.types import Prompt
@@ -92,20 +92,18 @@ class Edit:
         return f"sources/{self.key}.png"
 
 
-def read_edits(
-    source: Path, languages: Sequence[str] = LANGUAGES, *, limit: int | None = None, skip_bad: bool = False
-) -> Dataset[Edit, Rows]:
-    """Read the texts of the table. Raises ValueError listing rows of another form, unless `skip_bad`."""
+def read_edits(source: Path, languages: Sequence[str] = LANGUAGES, *, limit: int | None = None) -> Dataset[Edit, Rows]:
+    """Read the texts of the table. Raises ValueError listing rows of another form."""
     rows = open_rows(source)
     texts = rows.texts(TEXTS)
-    edits, refused = parse_rows(source, texts, _edit, key=lambda edit: edit.key, skip_bad=skip_bad)
+    edits = parse_rows(source, texts, _edit, key=lambda edit: edit.key)
     selected = []
     for key, edit in edits.items():
         if edit.language in languages:
             selected.append((key, edit))
     if not selected:
         raise ValueError(f"{source} holds no rows in {' or '.join(languages)}")
-    return Dataset(dict(evenly_spread(selected, limit)), refused, texts, rows)
+    return Dataset(dict(evenly_spread(selected, limit)), texts, rows)
 
 
 def _edit(number: int, row: JsonObject) -> Edit:
@@ -228,14 +226,14 @@ def _build(data: Dataset[Edit, Rows], options: GeditOptions, reward: PacoReward,
         options.images or out,
         judge=reward,
         rubric=read_rubric(options.rubric or RUBRIC),
-        made_by=described(options),
+        made_by=options.described(edits=True),
         workers=options.workers if remote else 1,
     )
 
 
-def _generate(data: Dataset[Edit, Rows], options: GeditOptions, out: Path, shard: Shard, advance: Advance) -> None:
+def _generate(data: Dataset[Edit, Rows], options: GeditOptions, out: Path, shard: Shard, advance: Progress) -> None:
     """Write this shard's input images to `sources/` and generate the missing edits."""
-    source = image_source(options, edits=True)
+    source = options.image_source(edits=True)
     edits = list(data.items.values())
 
     # A generator reads files, and each image's recipe names them; the table holds bytes.
@@ -256,7 +254,7 @@ SPEC = BenchmarkSpec(
     data="GEdit-Bench: a folder of parquet files, or a JSONL.",
     options=GeditOptions,
     read=lambda data, options: read_edits(
-        data, [options.language] if options.language else LANGUAGES, limit=options.limit, skip_bad=options.skip_bad
+        data, [options.language] if options.language else LANGUAGES, limit=options.limit
     ),
     build=_build,
     generate=_generate,

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from pacorl.io.documents import JsonObject
 from pacorl.io.files import inside, text_digest
 from pacorl.io.images import IMAGE_TYPES, ImageError, listed, open_image
-from pacorl.records.tables import Rows
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -34,8 +33,6 @@ class Dataset(Generic[Item, Source]):
 
     items: Mapping[str, Item]
     """Items by key, in order."""
-    refused: Mapping[str, str]
-    """Records left out on request, and why."""
     content: Sequence[Any]
     """Texts of all the data, whatever the limit: a limit may be raised and the results kept."""
     source: Source
@@ -51,53 +48,38 @@ class Dataset(Generic[Item, Source]):
 
 
 def parse_records(
-    records: Mapping[str, Sequence[Any]],
-    parse: Callable[..., Item],
-    *,
-    key: Callable[[Item], str],
-    at: str = "",
-    skip_bad: bool = False,
-) -> tuple[dict[str, Item], dict[str, str]]:
-    """Parse every record of a benchmark's data.
+    records: Mapping[str, Sequence[Any]], parse: Callable[..., Item], *, key: Callable[[Item], str]
+) -> dict[str, Item]:
+    """Parse every record of a benchmark's data to the items by key.
 
     Args:
         records: name of a record → the arguments of `parse`.
         key: identifies an item; a second item of one key is a fault.
-        at: prefix of a record's name in messages, if the name does not contain its file.
-
-    Returns:
-        The items by key, and name → fault of the records that are left out.
 
     Raises:
-        ValueError: records cannot be used and may not be left out; it lists them.
+        ValueError: records cannot be used; it lists them.
     """
     items: dict[str, Item] = {}
-    faults: dict[str, str] = {}
+    faults = []
     for name, record in records.items():
         try:
             item = parse(*record)
-            # A refused record takes no key.
             if key(item) in items:
                 raise ValueError(f"key {key(item)!r} is that of an earlier record")
             items[key(item)] = item
         except ValueError as error:  # collected, so that a data set is mended in one go
-            faults[name] = f"{at}{name}: {error}"
-    if faults and not skip_bad:
-        raise ValueError(
-            f"{len(faults)} items cannot be used; mend them, or leave them out with --skip-bad:"
-            f"{listed(list(faults.values()))}"
-        )
-    return items, faults
+            faults.append(f"{name}: {error}")
+    if faults:
+        raise ValueError(f"{len(faults)} items cannot be used; mend them or take them out:{listed(faults)}")
+    return items
 
 
 def parse_rows(
-    source: Path, rows: Sequence[JsonObject], parse: Callable[..., Item], *, key: Callable[[Item], str], skip_bad: bool
-) -> tuple[dict[str, Item], dict[str, str]]:
+    source: Path, rows: Sequence[JsonObject], parse: Callable[..., Item], *, key: Callable[[Item], str]
+) -> dict[str, Item]:
     """Parse (index, row) of every row of a table by `parse_records`; messages count from 1."""
-    records = {}
-    for number, row in enumerate(rows):
-        records[f"{source}, row {number + 1}"] = (number, row)
-    return parse_records(records, parse, key=key, skip_bad=skip_bad)
+    records = {f"{source}, row {number + 1}": (number, row) for number, row in enumerate(rows)}
+    return parse_records(records, parse, key=key)
 
 
 def named_texts(mapping: Any) -> dict[str, str]:
@@ -118,17 +100,6 @@ def check_filled(row: JsonObject, columns: Sequence[str], *, schema: str) -> Non
 
     if missing:
         raise ValueError(f"no {', '.join(missing)}; {schema}")
-
-
-class ListedRows(Rows):
-    """Rows of a whole document; images are paths in `folder`."""
-
-    def __init__(self, folder: Path, rows: Sequence[JsonObject]) -> None:
-        super().__init__(folder, [])
-        self._rows = rows
-
-    def row(self, number: int) -> JsonObject:
-        return self._rows[number]
 
 
 class ImageCache:

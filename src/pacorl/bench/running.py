@@ -3,10 +3,10 @@
     outcome = run_benchmark("consistency-rank", Path("ConsistencyRank-Bench"), RankOptions(judge="tiny"))
     print(outcome.tables[0].markdown)
 
-A run's folder contains `settings.json` (everything that affects the results), `results.jsonl` (one line per item; with
---shard one file per process), `table.md`, `table.html` and `summary.json`. The figures are computed from the stored raw
-judgements at the end. Therefore a run can be resumed item by item, no item counts twice, and tables can be made again
-without the judge.
+A run's folder contains `settings.json` (everything that affects the results), `results.jsonl` (one line per item; one
+file per process under torchrun), `table.md`, `table.html` and `summary.json`. The figures are computed from the stored
+raw judgements at the end. Therefore a run can be resumed item by item, no item counts twice, and tables can be made
+again without the judge.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from dataclasses import dataclass, replace
 from math import isnan
 from pathlib import Path
 
-from pacorl.bench.benchmarks import BENCHMARKS, Advance, BenchmarkOptions
-from pacorl.bench.items import BadItemError
+from pacorl.bench.benchmarks import BENCHMARKS, BenchmarkOptions
 from pacorl.bench.suite import Benchmark, Line, Row, Table
 from pacorl.config.options import UsageError, packed_form
+from pacorl.core.batches import in_batches
 from pacorl.core.ranking import FEWEST, FEWEST_FOR_INTERVAL, Interval, difference
 from pacorl.generate.image_queue import Shard
-from pacorl.io.documents import Journal, JsonObject, as_read_back, blamed_on, parse_json, read_object, write_json
+from pacorl.io.documents import Journal, JsonObject, as_read_back, read_journal, read_object, write_json
 from pacorl.io.files import LockedError, check_writable, claim_folder, sole_holder, sweep, write_atomic
 from pacorl.io.quiet import quiet_loading
+from pacorl.io.terminal import Progress
 from pacorl.judge import NO_JUDGE, check_judge
 from pacorl.judge.paco_reward import PacoReward
 from pacorl.judge.scores import UNCALIBRATED
@@ -36,7 +37,7 @@ from pacorl.report.html import render
 RUN_LEVELS = 3
 """Maximum depth of an adapter below its run's folder: RUN/checkpoints/step-000040/adapter."""
 
-Progress = Callable[[str], AbstractContextManager[Advance]]
+OpenProgress = Callable[[str], AbstractContextManager[Progress]]
 Notice = Callable[[str], None]
 
 
@@ -50,8 +51,6 @@ class Outcome:
     measured: int
     missing: Mapping[str, str]
     """Item without a judgement → error; another run tries it again."""
-    skipped: Mapping[str, str]
-    """Unusable item, left out on request → error."""
     trained_on: Mapping[str, str]
     """Item in the training data of the measured model → the shared text."""
     tables: tuple[Table, ...]
@@ -62,8 +61,8 @@ class Outcome:
 
     @property
     def complete(self) -> bool:
-        """Whether every item is measured or skipped."""
-        return self.measured + len(self.skipped) == self.total
+        """Whether every item is measured."""
+        return self.measured == self.total
 
     @property
     def summary(self) -> JsonObject:
@@ -73,7 +72,6 @@ class Outcome:
             "measured": self.measured,
             "complete": self.complete,
             "missing": dict(self.missing),
-            "skipped": dict(self.skipped),
             "trained_on": dict(self.trained_on),
             "tables": [table.to_dict() for table in self.tables],
         }
@@ -87,8 +85,6 @@ class Outcome:
             lines.append(f"Incomplete: {self.measured} of {self.total} items are measured.")
         if self.missing:
             lines.append(f"{len(self.missing)} items without a judgement, such as {_first(self.missing)}.")
-        if self.skipped:
-            lines.append(f"{len(self.skipped)} items left out, unusable, such as {_first(self.skipped)}.")
         if self.trained_on:
             leaked = f"Leak: {len(self.trained_on)} of {self.measured} items are among the training data"
             lines.append(f"{leaked}, such as {_first(self.trained_on)}.")
@@ -118,7 +114,7 @@ def run_benchmark(
     data: Path,
     options: BenchmarkOptions,
     *,
-    progress: Progress = lambda activity: nullcontext(lambda done, total: None),
+    progress: OpenProgress = lambda activity: nullcontext(lambda done, total: None),
     notice: Notice = lambda line: None,
 ) -> Outcome | None:
     """Run a benchmark of the table, or resume it.
@@ -152,7 +148,7 @@ def run_benchmark(
     # Generate.
     if spec.generate and not getattr(options, "images", None):
         with progress("generating") as advance:
-            spec.generate(items, options, out, _shard(options), advance)
+            spec.generate(items, options, out, _shard(), advance)
     if generate_only:
         return None
 
@@ -164,10 +160,8 @@ def run_benchmark(
     return replace(outcome, note=f"{reward.note} {UNCALIBRATED}".strip() if reward else "")
 
 
-def _shard(options: BenchmarkOptions) -> Shard:
-    """Return the shard of --shard, or of torchrun's rank."""
-    if options.shard:
-        return Shard.parse(options.shard)
+def _shard() -> Shard:
+    """Return the shard of torchrun's rank."""
     return Shard(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
 
@@ -179,9 +173,7 @@ def opened_judge(options: BenchmarkOptions, *, all_spellings: bool) -> AbstractC
 
 
 def _leaked(benchmark: Benchmark, options: BenchmarkOptions, notice: Notice) -> Mapping[str, str]:
-    """Find the items in the training data of the named run, or of the run that contains the measured adapter."""
-    if options.trained:
-        return leaks.trained_on(benchmark.texts(), options.trained)
+    """Find the items in the training data of the run that contains the measured adapter."""
     if not options.subject_adapter:
         return {}
 
@@ -203,7 +195,7 @@ def run(
     out: Path,
     options: BenchmarkOptions,
     *,
-    progress: Progress = lambda activity: nullcontext(lambda done, total: None),
+    progress: OpenProgress = lambda activity: nullcontext(lambda done, total: None),
     notice: Notice = lambda line: None,
 ) -> Outcome:
     """Measure the remaining items and write the tables.
@@ -214,7 +206,7 @@ def run(
     # Before judging, because it can fail and costs nothing.
     trained_on = _leaked(benchmark, options, notice)
     # A folder holds results of one setting: other settings would mix in one table.
-    shard = _shard(options)
+    shard = _shard()
     if options.against:
         # Now, since the comparison itself comes after hours of judging.
         _check_comparable(options.against, benchmark)
@@ -228,16 +220,12 @@ def run(
             journal = Journal(out / shard.file)
             if journal.torn:
                 notice(f"{journal.path}: its last line was half-written and is dropped: {journal.torn[:60]!r}")
-            _measure_missing(benchmark, journal, options, shard=shard, notice=notice, advance=advance)
+            _measure_missing(benchmark, journal, options, shard=shard, advance=advance)
     except LockedError:
-        raise ValueError(
-            f"another process writes results in {out}; give each a --shard of its own, e.g. 0/2 and 1/2"
-        ) from None
+        raise ValueError(f"another process writes results in {out}; start several by torchrun") from None
 
     # Tabulate the results of all processes.
-    outcome = _gather(
-        benchmark, out, name=options.name or options.subject, trained_on=trained_on, against=options.against
-    )
+    outcome = _gather(benchmark, out, name=options.subject, trained_on=trained_on, against=options.against)
     remarks = [*outcome.remarks, UNCALIBRATED] if options.needs_judge else outcome.remarks
     texts = "\n\n".join([*(table.markdown for table in outcome.tables), *remarks])
     # The same tables as Markdown, as a page and as JSON.
@@ -245,7 +233,7 @@ def run(
     page = render(
         "benchmark.html",
         title=benchmark.title,
-        name=options.name or options.subject,
+        name=options.subject,
         remarks=remarks,
         tables=outcome.tables,
         facts=[(f"{outcome.measured}", "measured"), (f"{outcome.total}", "wanted")],
@@ -293,79 +281,25 @@ def _check_comparable(folder: Path, benchmark: Benchmark) -> None:
 
 
 def _measure_missing(
-    benchmark: Benchmark,
-    journal: Journal,
-    options: BenchmarkOptions,
-    *,
-    shard: Shard,
-    notice: Notice,
-    advance: Advance,
+    benchmark: Benchmark, journal: Journal, options: BenchmarkOptions, *, shard: Shard, advance: Progress
 ) -> None:
-    """Measure the items of a shard without a judgement, in the batches of an uninterrupted run.
+    """Measure the items of a shard without a judgement, batch by batch.
 
-    The last bits of a judge's answer may depend on its batch. Therefore batches are cut from all items of a shard, not
-    from the missing ones, and a partly written batch is measured whole. Earlier rows stay, and a notice names them if
-    they differ now.
+    The last bits of a judge's answer may depend on its batch, so those of a resumed run may differ.
     """
     # Rows of every process: an earlier run may have had other shards.
     row_of = read_results(journal.path.parent)
-    own_keys: list[str] = []
+    missing: list[str] = []
     for batch in shard.batches(list(benchmark.texts()), size=options.dealt):
-        own_keys += batch
-    missing = {key for key in own_keys if key not in row_of or "error" in row_of[key]}
-
+        missing += [key for key in batch if key not in row_of or "error" in row_of[key]]
     done = 0
-    for batch in Shard().batches(own_keys, size=options.batch):
-        lacking = [key for key in batch if key in missing]
-        # Complete batches cost nothing in a later run.
-        if not lacking:
-            continue
-        # A batch is repeated only after an interruption: after a failed item or with a larger limit, the answers of
-        # the rest are complete, and questions to a server cost money.
-        keys = batch if _is_cut_short(batch, journal) else lacking
-
-        new = []
-        changed = []
-        for row in _measured(benchmark, keys, skip_bad=options.skip_bad):
-            key = row["key"]
-            if key in missing:
-                new.append(row)
-            elif "error" not in row and as_read_back(row) != row_of[key]:
-                changed.append(key)
-        if changed:
-            notice(
-                f"{journal.path}: {', '.join(changed)} kept, although the batch now has other numbers: another machine "
-                "or software version made the lines; delete them to replace them"
-            )
-        # One write per batch, so that an interruption loses one batch at most.
-        journal.add(*new)
-        done += len(lacking)
-        advance(done, len(missing))
-
-
-def _is_cut_short(batch: Sequence[str], journal: Journal) -> bool:
-    """Check whether an interruption cut a batch: the journal ends with its first items, and lacks the rest."""
-    written = [key for key in batch if key in journal]
-    if not 0 < len(written) < len(batch):
-        return False
-    return written == list(batch[: len(written)]) == list(journal.items)[-len(written) :]
-
-
-def _measured(benchmark: Benchmark, keys: Sequence[str], *, skip_bad: bool) -> list[Row]:
-    try:
+    for keys in in_batches(missing, options.batch):
         rows = benchmark.measure(keys)
-    except BadItemError as error:
-        if not skip_bad:
-            raise BadItemError(f"{error}; --skip-bad leaves such items out") from None
-        if len(keys) == 1:
-            return [{"key": keys[0], "error": str(error), "skipped": True}]
-        # The error does not name the item, so each item of the batch is tried alone.
-        rows = []
-        for key in keys:
-            rows += _measured(benchmark, [key], skip_bad=True)
-        return rows
-    assert [row["key"] for row in rows] == list(keys), "a benchmark must return one row per item, in order"
-    return rows
+        assert [row["key"] for row in rows] == list(keys), "a benchmark must return one row per item, in order"
+        # One write per batch, so that an interruption loses one batch at most.
+        journal.add(*rows)
+        done += len(keys)
+        advance(done, len(missing))
 
 
 def read_results(out: Path) -> dict[str, Row]:
@@ -378,18 +312,10 @@ def read_results(out: Path) -> dict[str, Row]:
     """
     rows: dict[str, Row] = {}
     for path in sorted(out.glob("results*.jsonl")):
-        # Bytes: a half-written line may end within a letter.
-        whole_lines = path.read_bytes().rpartition(b"\n")[0]
-        if not whole_lines:
-            continue
-        for number, line in enumerate(whole_lines.split(b"\n"), start=1):
-            with blamed_on(f"{path}:{number}"):
-                row = parse_json(line, fix="delete the line, and its item is measured again")
-                if not isinstance(row, dict) or not isinstance(row.get("key"), str):
-                    raise ValueError("no result (it has no 'key'); delete the line, and its item is measured again")
+        for key, row in read_journal(path).items():
             # A failed retry, in whichever file, does not hide an earlier judgement.
-            if "error" not in row or row["key"] not in rows:
-                rows[row["key"]] = row
+            if "error" not in row or key not in rows:
+                rows[key] = row
     return rows
 
 
@@ -441,7 +367,6 @@ def _gather(
     clean = []
     leaked = {}
     missing = {}
-    skipped = dict(benchmark.data.refused)
     for key in keys:
         row = row_of.get(key)
         if row is None:
@@ -453,8 +378,6 @@ def _gather(
                 leaked[key] = trained_on[key]
             else:
                 clean.append(row)
-        elif row.get("skipped"):
-            skipped[key] = str(row["error"])
         else:
             missing[key] = str(row["error"])
 
@@ -479,11 +402,9 @@ def _gather(
 
     return Outcome(
         folder=out,
-        total=len(keys) + len(benchmark.data.refused),
-        # Skipped and missing items are in `total` alone.
+        total=len(keys),
         measured=len(good),
         missing=missing,
-        skipped=skipped,
         trained_on=leaked,
         tables=(main, *tables),
         comparison=comparison,

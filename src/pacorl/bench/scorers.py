@@ -1,4 +1,4 @@
-"""Scorers of a benchmark: a judge, a reward such as CLIP-I or DreamSim, or a file of scores.
+"""Scorers of a benchmark: a judge, or a reward such as CLIP-I or DreamSim.
 
 A `PairScorer` scores candidates against a reference, a `TextScorer` images against texts; `settings` lists the inputs
 of their scores. Any reward may be either, by its name and `key=value` arguments, as in a config.
@@ -6,19 +6,18 @@ of their scores. Any reward may be either, by its name and `key=value` arguments
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import isfinite
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pacorl.bench.items import BadItemError
 from pacorl.core import questions as wordings
 from pacorl.core.devices import available_device
 from pacorl.core.grid import join
-from pacorl.io.documents import JsonObject, blamed_on, parse_yaml, read_jsonl
+from pacorl.io.documents import JsonObject, parse_yaml
 from pacorl.judge.pairwise import THEME, Criterion, ask_pairs, by_criterion, mean_over_dimensions
+from pacorl.records.consistency_rank import Ranked
 from pacorl.types import Grid, Prompt, Question
 
 if TYPE_CHECKING:
@@ -85,20 +84,6 @@ def score_of(value: float | None, name: str) -> Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
-    """A reference, its candidates, and their order by people."""
-
-    key: str
-    folder: str
-    reference: str
-    candidates: tuple[str, ...]
-    best_first: tuple[str, ...]
-    category: str = ""
-    prompt: str = ""
-    criteria: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class JudgePairs:
     """Scorer of (reference, candidate) by P(Yes), in this order."""
 
@@ -112,7 +97,7 @@ class JudgePairs:
         """Score all items in one call."""
         images = []
         for item in items:
-            images.append([open_image(name) for name in (item.reference, *item.candidates)])
+            images.append([open_image(f"{item.folder}/{name}") for name in (item.reference, *item.candidates)])
         answers = ask_pairs(
             self.judge.judge,
             images,
@@ -152,9 +137,9 @@ class RewardPairs:
         prompts: list[Prompt] = []
         images: list[Image] = []
         for item in items:
-            reference = open_image(item.reference)
+            reference = open_image(f"{item.folder}/{item.reference}")
             for name in item.candidates:
-                candidate = open_image(name)
+                candidate = open_image(f"{item.folder}/{name}")
                 # A grid has panels of one size, and resizing would score another image.
                 if reference.size != candidate.size:
                     sizes = f"{reference.size} and {candidate.size}"
@@ -169,50 +154,7 @@ class RewardPairs:
         return scores
 
 
-class ScoreFile:
-    """Scorer by a file: a JSONL of {folder, ref_image, comp_images, scores}, one line per item.
-
-    The results of the released evaluation are such a file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._scores: dict[tuple[str, ...], list[float]] = {}
-        for number, row in enumerate(read_jsonl(path), 1):
-            with blamed_on(f"{path}, record {number}"):
-                # Releases differ in the names of two columns.
-                names = row.get("comp_images", row.get("comparison_images"))
-                reference = row.get("ref_image", row.get("ref_img"))
-                scores = row.get("scores")
-                if not (isinstance(names, list) and isinstance(reference, str) and isinstance(row.get("folder"), str)):
-                    raise ValueError(f"needs folder, ref_image and comp_images, it has {', '.join(row)}")
-                if not isinstance(scores, list) or not all(isinstance(score, int | float) for score in scores):
-                    raise ValueError(f"'scores' must be a list of numbers, got {json.dumps(scores)[:80]}")
-                if len(scores) != len(names):
-                    raise ValueError(f"{len(scores)} scores for {len(names)} candidates")
-                key = (row["folder"], reference, *names)
-                if key in self._scores:
-                    raise ValueError(f"{key[0]}/{key[1]} has scores in an earlier record already")
-            self._scores[key] = [float(score) for score in scores]
-
-    def settings(self) -> JsonObject:
-        return {"scores": str(self.path)}
-
-    def scores(self, items: Sequence[Ranked], open_image: OpenImage) -> list[list[Score]]:
-        source = str(self.path)
-        scores = []
-        for item in items:
-            # The released results name files without their folder, which is a separate key.
-            names = [Path(name).name for name in (item.reference, *item.candidates)]
-            values = self._scores.get((item.folder, *names))
-            if values is None:
-                scores.append([Score(None, f"{source} has no scores of it")] * len(item.candidates))
-            else:
-                scores.append([score_of(value, source) for value in values])
-        return scores
-
-
-PairScorer = JudgePairs | RewardPairs | ScoreFile
+PairScorer = JudgePairs | RewardPairs
 """Scorer of every candidate of several items; higher fits better."""
 
 

@@ -22,12 +22,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
-from pacorl.bench.benchmarks import Advance, BenchmarkOptions, BenchmarkSpec, GeneratorBenchmarkOptions
-from pacorl.bench.image_sources import PANEL, described, image_source
+from pacorl.bench.benchmarks import BenchmarkOptions, BenchmarkSpec, GeneratorBenchmarkOptions
 from pacorl.bench.items import Dataset, ImageCache, named_texts, parse_records
 from pacorl.bench.scorers import JudgeTexts, RewardTexts, Score, TextScorer, load_reward
 from pacorl.bench.suite import PaperTable, Row, Table, Texts, grouped, paper_table
-from pacorl.config.options import STRONGEST, check_previous, inherited, option
+from pacorl.config.options import STRONGEST, inherited, option
 from pacorl.core import questions as wordings
 from pacorl.core.grid import split
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
@@ -35,6 +34,7 @@ from pacorl.generate.image_queue import ImageJob, Shard, generate_missing
 from pacorl.io.documents import JsonObject, read_jsonl, read_object
 from pacorl.io.files import safe_name, write_atomic
 from pacorl.io.images import png_bytes
+from pacorl.io.terminal import Progress
 from pacorl.judge.pairwise import Criterion, ask, by_criterion
 from pacorl.records.leaks import id_text
 from pacorl.records.prompts import evenly_spread, load_prompts
@@ -52,6 +52,8 @@ CRITERIA = "prompt_consistency.json"
 ALIGNMENT = "prompt_alignment.json"
 ALIGNED = ("Entity", "Attribute", "Relation")
 CONSISTENT = ("Identity", "Style", "Logic")
+PANEL = 512
+"""Side of a generated panel if neither --size nor a record says one, in pixels."""
 PAIR_SIDE = 512
 """Side of the images of a pair, in pixels; a judge's processor may round it to its patches (Qwen2.5-VL: 504)."""
 WEIGHTS = (0.2, 0.3, 0.5)
@@ -81,23 +83,9 @@ class T2isOptions(GeneratorBenchmarkOptions):
 
     batch: int = inherited(BenchmarkOptions, "batch", default=1, help="Cases per call of the judge.")
     prompts: Path | None = option(None, "T2IS records to generate from, by their original_idx.")
-    separate: bool = option(False, "Generate each panel as an image of its own.")
-    previous: bool = option(False, "With --separate: give each panel the image before it as a reference.")
-    panel_size: int = option(PANEL, "Side of a panel, if neither --size nor a record says one.", least=1, most=8000)
     alignment: str = option("judge", "Prompt alignment by: judge, none, a scorer's URL, or a reward.")
-    alignment_arg: list[str] = option([], "name=value for that reward; may be repeated.")
     aesthetics: str = option("", "A reward of single images, e.g. aesthetic; none if left out.")
-    aesthetics_arg: list[str] = option([], "name=value for that reward; may be repeated.")
     aesthetics_scale: float = option(1.0, "Brings its scores to 0..1; LAION's predictor: 0.1.", least=0, most=STRONGEST)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_previous(separate=self.separate, previous=self.previous)
-
-    @property
-    def panels(self) -> dict[str, Any]:
-        """Options of `image_source`."""
-        return {"panel": self.panel_size, "separate": self.separate, "previous": self.previous}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +112,8 @@ def average(aesthetics: float, alignment: Sequence[float], consistency: Sequence
 # --- reading -----------------------------------------------------------------------------------------------------
 
 
-def read_cases(folder: Path, *, limit: int | None = None, skip_bad: bool = False) -> Dataset[Case, Path]:
-    """Read and check the three files.
-
-    Raises:
-        ValueError: unless `skip_bad`, with a list of the cases whose entries do not match.
-    """
+def read_cases(folder: Path, *, limit: int | None = None) -> Dataset[Case, Path]:
+    """Read and check the three files. Raises ValueError with a list of the cases whose entries do not match."""
     fix = "give the folder of ChengyouJia/T2IS-Bench as published"
     cases = read_object(folder / CASES, fix=fix)
     criteria = read_object(folder / CRITERIA, fix=fix)
@@ -137,15 +121,13 @@ def read_cases(folder: Path, *, limit: int | None = None, skip_bad: bool = False
 
     records = {}
     for name, record in cases.items():
-        records[name] = (name, record, criteria.get(name), alignment.get(name))
-
-    at = f"{folder / CASES}, case "
-    items, refused = parse_records(records, _case, key=lambda case: case.id, at=at, skip_bad=skip_bad)
+        records[f"{folder / CASES}, case {name}"] = (name, record, criteria.get(name), alignment.get(name))
+    items = parse_records(records, _case, key=lambda case: case.id)
     if not items:
         raise ValueError(f"{folder / CASES} holds no cases")
     # The content covers all cases, so that a limit may be raised and the results kept.
     content = [cases, criteria, alignment]
-    return Dataset(dict(evenly_spread(list(items.items()), limit)), refused, content, folder)
+    return Dataset(dict(evenly_spread(list(items.items()), limit)), content, folder)
 
 
 def _case(name: str, record: Any, criteria: Any, alignment: Any) -> Case:
@@ -224,17 +206,16 @@ def _job(case: Case, options: T2isOptions, records: Mapping[str, Prompt]) -> Ima
         prompt = records[case.id]
     else:
         prompt = prompt_from(options.model, theme=case.instruction, panels=case.captions)
-        size = Size(prompt.grid.rows * options.panel_size, prompt.grid.cols * options.panel_size)
-        prompt = replace(prompt, size=size)
+        prompt = replace(prompt, size=Size(prompt.grid.rows * PANEL, prompt.grid.cols * PANEL))
     if prompt.grid.count != len(case.captions):
         raise ValueError(f"case {case.id} has {len(case.captions)} images, its prompt a {prompt.grid} layout")
     return ImageJob(case.id, prompt, f"grids/{case.id}.png")
 
 
-def _generate(data: Dataset[Case, Path], options: T2isOptions, out: Path, shard: Shard, advance: Advance) -> None:
+def _generate(data: Dataset[Case, Path], options: T2isOptions, out: Path, shard: Shard, advance: Progress) -> None:
     """Generate the missing grid images into `grids/` and cut them into `images/`."""
     # One grid image per case, cut into the panels that are measured.
-    source = image_source(options, edits=False, **options.panels)
+    source = options.image_source(edits=False)
     records = prompts_by_case(options.prompts) if options.prompts else {}
     jobs = []
     for case in data.items.values():
@@ -414,20 +395,20 @@ def _mean(column: Floats) -> float:
 def text_scorer(options: T2isOptions, reward: PacoReward) -> TextScorer | None:
     """Create the scorer of prompt alignment: the judge, none, a URL, or a reward."""
     kind = options.alignment
-    arguments = options.alignment_arg
+    arguments: list[str] = []
     if kind == "none":
         return None
     if kind == "judge":
         return JudgeTexts(reward)
     if kind.startswith(("http://", "https://")):
-        kind, arguments = "http", [f"url={kind}", *arguments]  # e.g. VQAScore, behind the reward's protocol
+        kind, arguments = "http", [f"url={kind}"]  # e.g. VQAScore, behind the reward's protocol
     return RewardTexts(*load_reward(kind, arguments))
 
 
 def _build(data: Dataset[Case, Path], options: T2isOptions, reward: PacoReward, out: Path) -> T2isBench:
     aesthetics = None
     if options.aesthetics:
-        aesthetics = RewardTexts(*load_reward(options.aesthetics, options.aesthetics_arg))
+        aesthetics = RewardTexts(*load_reward(options.aesthetics, ()))
     return T2isBench(
         data,
         options.images or out / "images",
@@ -435,7 +416,7 @@ def _build(data: Dataset[Case, Path], options: T2isOptions, reward: PacoReward, 
         alignment=text_scorer(options, reward),
         aesthetics=aesthetics,
         aesthetics_scale=options.aesthetics_scale,
-        made_by=described(options, **options.panels),
+        made_by=options.described(edits=False),
     )
 
 
@@ -443,7 +424,7 @@ SPEC = BenchmarkSpec(
     summary="Generate sets, then measure alignment, consistency and aesthetics.",
     data="The folder of T2IS-Bench: its three JSON files.",
     options=T2isOptions,
-    read=lambda data, options: read_cases(data, limit=options.limit, skip_bad=options.skip_bad),
+    read=lambda data, options: read_cases(data, limit=options.limit),
     build=_build,
     generate=_generate,
 )

@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pacorl.dataset.folder import read_prompts
-from pacorl.dataset.manifest import DatasetStep, Progress, silent
+from pacorl.dataset.manifest import DatasetStep
 from pacorl.io.documents import JsonObject, write_jsonl
+from pacorl.io.terminal import Progress, silent
 
 logger = logging.getLogger(__name__)
 Vectors = NDArray[np.float32]

@@ -17,10 +17,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from pacorl.dataset.export import label
 from pacorl.dataset.folder import LabelledPair
 from pacorl.dataset.llm import estimate, fill_journal
-from pacorl.dataset.manifest import DatasetStep, Progress, silent
+from pacorl.dataset.manifest import DatasetStep
 from pacorl.io.documents import Journal, JsonObject, read_journal
 from pacorl.io.files import inside
 from pacorl.io.images import IMAGE_TYPES
+from pacorl.io.terminal import Progress, silent
 from pacorl.judge.chat import ChatError, ChatModel
 
 DIMENSIONS = ("style", "identity", "logic")

@@ -24,11 +24,13 @@ from pacorl.dataset.folder import (
     read_pairs,
     write_records,
 )
-from pacorl.dataset.manifest import DatasetStep, Progress, silent
+from pacorl.dataset.manifest import DatasetStep
 from pacorl.dataset.rules import label_pairs, mean_rankings, other_questions, pair_agreement, split_groups
-from pacorl.io.documents import JsonObject, read_journal, read_jsonl, write_jsonl
+from pacorl.io.documents import JsonObject, read_journal, read_jsonl
 from pacorl.io.files import claim_folder, digest, flush_all, inside, make_folder, write_atomic
+from pacorl.io.terminal import Progress, silent
 from pacorl.records.comparisons import save_comparisons, save_sharegpt
+from pacorl.records.consistency_rank import IMAGES, Ranked, save_ranked
 from pacorl.records.rankings import Ranking
 from pacorl.types import Comparison
 
@@ -165,36 +167,32 @@ def write_consistency_rank(export: Export) -> list[Path]:
             criteria[str(record.get("idx"))] = record.get("criteria", {})
 
     # One folder per instance, in the layout of the released benchmark.
-    prompts: dict[str, JsonObject] = {}
-    rows = []
+    items = []
     shown: dict[tuple[str, str], str] = {}
     rankings, _ = export.benchmark()
     folders = _benchmark_folders(rankings)
-    for answer in rankings:
-        folder = folders[answer.instance]
-        texts = {"prompt": answer.theme, "criteria": answer.criteria or criteria.get(answer.group, {})}
-        prompts[folder] = {"idx": folder, **texts}
-
+    for ranking in rankings:
+        folder = folders[ranking.instance]
         # List candidates by name: the order of the list must not reveal the answer.
         names = {}
-        for image in (answer.reference, *sorted(answer.candidates)):
+        for image in (ranking.reference, *sorted(ranking.candidates)):
             # Its whole path if another image has the same name.
             name = Path(image).name
             if shown.setdefault((folder, name), image) != image:
                 name = image.replace("/", "__")
                 shown[folder, name] = image
             names[image] = name
-            link_or_copy(export.bring_image(image), root / "images" / folder / names[image])
+            link_or_copy(export.bring_image(image), root / IMAGES / folder / name)
         # The reference comes first in `names`, and the ranking is by quality.
         reference, *candidates = names.values()
-        ranked = [names[image] for image in answer.candidates]
-        rows.append({"folder": folder, "ref_image": reference, "comp_images": candidates, "rank_images": ranked})
+        best_first = tuple(names[image] for image in ranking.candidates)
+        of_prompt = ranking.criteria or criteria.get(ranking.group, {})
+        order = (folder, reference, tuple(candidates), best_first)
+        items.append(Ranked(*order, prompt=ranking.theme, criteria=of_prompt))
 
     # One wait for all images, before the lists name them.
     flush_all(root)
-    write_jsonl(root / "prompt_data.jsonl", prompts.values())
-    write_jsonl(root / "consistency_full_rank.jsonl", rows)
-    return [root / "prompt_data.jsonl", root / "consistency_full_rank.jsonl"]
+    return save_ranked(items, root)
 
 
 def _benchmark_folders(rankings: Sequence[Ranking]) -> dict[str, str]:

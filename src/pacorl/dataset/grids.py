@@ -18,7 +18,7 @@ from random import Random
 
 from pacorl.core.grid import shared_text, split
 from pacorl.dataset.folder import Instance, PromptRecord, read_prompts, write_records
-from pacorl.dataset.manifest import DatasetStep, Progress, silent
+from pacorl.dataset.manifest import DatasetStep
 from pacorl.generate.image_queue import (
     ImageJob,
     ImageSource,
@@ -30,6 +30,7 @@ from pacorl.generate.separate import panel_prompts
 from pacorl.io.documents import blamed_on, read_jsonl, write_jsonl
 from pacorl.io.files import digest, flush_all, inside, write_atomic
 from pacorl.io.images import open_image, png_bytes
+from pacorl.io.terminal import Progress, silent
 from pacorl.models.policies import POLICIES
 from pacorl.records.prompts import evenly_spread
 from pacorl.tiny.words import check_tiny_grid

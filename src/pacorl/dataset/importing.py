@@ -14,11 +14,12 @@ from typing import Any
 
 from pacorl.dataset.export import link_or_copy
 from pacorl.dataset.folder import LabelledPair, write_records
-from pacorl.dataset.manifest import DatasetStep, Progress, silent
+from pacorl.dataset.manifest import DatasetStep
 from pacorl.dataset.rules import pair_key
 from pacorl.io.documents import blamed_on
 from pacorl.io.files import digest, flush_all, inside, safe_name, text_digest, twin_hint
 from pacorl.io.images import check_readable, listed
+from pacorl.io.terminal import Progress, silent
 from pacorl.records.comparisons import IMAGE_TAG, INFO, load_sharegpt, sharegpt_files
 from pacorl.records.rankings import Ranking, load_rankings
 

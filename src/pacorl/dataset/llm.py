@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TypeVar
 
-from pacorl.dataset.manifest import Progress
 from pacorl.io.documents import Journal, JsonObject
+from pacorl.io.terminal import Progress
 from pacorl.judge.chat import Usage
 
 Item = TypeVar("Item")

@@ -6,7 +6,7 @@ Versions are recorded and not compared: a new release does not undo finished wor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,15 +14,8 @@ from pacorl.io.documents import JsonObject, as_read_back, read_object, write_jso
 from pacorl.io.files import digest, sweep
 from pacorl.io.versions import versions
 
-Progress = Callable[[int, int], None]
-"""Called with (done, total)."""
-
 # The packages that decide a model's output; all of pip's list would differ on every machine.
 RECORDED = ("pacorl", "numpy", "pillow", "torch", "transformers", "diffusers")
-
-
-def silent(done: int, total: int) -> None:
-    """`Progress` without a display."""
 
 
 @dataclass(frozen=True, slots=True)

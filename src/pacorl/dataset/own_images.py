@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pacorl.dataset.folder import Instance, write_records
-from pacorl.dataset.manifest import DatasetStep, Progress, silent
+from pacorl.dataset.manifest import DatasetStep
 from pacorl.io.files import flush_all, read_bytes, write_atomic
 from pacorl.io.images import IMAGE_TYPES, check_readable, images_in, natural, open_image, png_bytes
+from pacorl.io.terminal import Progress, silent
 from pacorl.records.prompts import evenly_spread
 
 MAX_CANDIDATES = 4

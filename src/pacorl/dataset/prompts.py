@@ -16,9 +16,10 @@ from threading import Lock
 from typing import Any
 
 from pacorl.dataset.llm import estimate, fill_journal
-from pacorl.dataset.manifest import DatasetStep, Progress, silent
+from pacorl.dataset.manifest import DatasetStep
 from pacorl.generate.language_writers import SetReply, answer_form, ask_for_set
 from pacorl.io.documents import Journal, JsonObject, read_journal, read_yaml, text_lines, write_jsonl
+from pacorl.io.terminal import Progress, silent
 from pacorl.judge.chat import ChatError, ChatModel
 from pacorl.records.compose import compose, prompt_from
 from pacorl.records.panels import PanelWriter, write_panels

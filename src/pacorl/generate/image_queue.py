@@ -18,6 +18,7 @@ from pacorl.core.batches import in_batches
 from pacorl.core.schedule import seed_of
 from pacorl.io.files import write_atomic
 from pacorl.io.images import open_image, png_bytes, png_texts
+from pacorl.io.terminal import Progress, silent
 from pacorl.types import Prompt
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def generate_missing(
     *,
     shard: Shard = Shard(),
     save_panels: Callable[[ImageJob, Image], None] = lambda job, image: None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = silent,
 ) -> int:
     """Generate this shard's missing images, batch by batch.
 

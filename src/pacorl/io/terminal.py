@@ -10,6 +10,10 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
+
+Progress = Callable[[int, int], None]
+"""Callback of a long step with (done, total)."""
 
 CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but tab and newline, DEL, C1
@@ -21,6 +25,10 @@ CONTROLS = re.compile(
 def printable(text: str) -> str:
     """Replace control characters by Python's escapes; tabs and newlines stay."""
     return CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+def silent(done: int, total: int) -> None:
+    """`Progress` without a display."""
 
 
 def print_line(text: str) -> None:

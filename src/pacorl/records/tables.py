@@ -1,4 +1,4 @@
-"""Rows of published tables, parquet files (as the hub serves them) or JSONL: the only reader of both."""
+"""Rows of published tables, parquet files (as the hub serves them), JSONL or a JSON list: the only reader of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pacorl.io.documents import JsonObject, read_jsonl
+from pacorl.io.documents import JsonObject, read_json, read_jsonl
 from pacorl.io.versions import install_command
 
 ROWS_AT_A_TIME = 8
@@ -15,8 +15,8 @@ ROWS_AT_A_TIME = 8
 
 
 def open_rows(source: Path) -> Rows:
-    """Open a folder of parquet files, one such file, or a JSONL. Raises ValueError if there is none."""
-    if source.is_file() and source.suffix in (".jsonl", ".parquet"):
+    """Open a folder of parquet files, one such file, a JSONL or a JSON. Raises ValueError if there is none."""
+    if source.is_file() and source.suffix in (".json", ".jsonl", ".parquet"):
         return Rows(source.parent, [source])
     # By name, the order of the hub's shards (train-00000-of-00002.parquet): row numbers depend on it.
     files = sorted(source.rglob("*.parquet"))
@@ -41,8 +41,8 @@ class Rows:
     def __iter__(self) -> Iterator[JsonObject]:
         """Read all rows, a few at a time."""
         for file in self.files:
-            if file.suffix == ".jsonl":
-                yield from read_jsonl(file)
+            if file.suffix != ".parquet":
+                yield from _read_documents(file)
                 continue
             with parquet_file(file) as table:
                 for part in table.iter_batches(batch_size=ROWS_AT_A_TIME):
@@ -52,8 +52,8 @@ class Rows:
         """Read all rows, only `columns`; None for a column that a file lacks."""
         rows: list[JsonObject] = []
         for file in self.files:
-            if file.suffix == ".jsonl":
-                rows += [{name: row.get(name) for name in columns} for row in read_jsonl(file)]
+            if file.suffix != ".parquet":
+                rows += [{name: row.get(name) for name in columns} for row in _read_documents(file)]
                 continue
             with parquet_file(file) as table:
                 present = [name for name in columns if name in table.schema_arrow.names]
@@ -70,6 +70,15 @@ class Rows:
             self._last = next(self._read)
             self._next += 1
         return self._last
+
+
+def _read_documents(path: Path) -> list[JsonObject]:
+    if path.suffix == ".jsonl":
+        return read_jsonl(path)
+    rows = read_json(path)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"{path}: must be a list of objects")
+    return rows
 
 
 @contextmanager
