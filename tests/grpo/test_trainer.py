@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL.Image import Image
+from PIL.Image import Image, new
 from pydantic import ValidationError
 from tiny_runs import JPEG_SIZE, metrics
 from toy_world import toy_config, toy_world
@@ -26,6 +26,7 @@ from pacorl.grpo.inputs import run_inputs
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.models.policies import POLICIES
 from pacorl.report.page import write_report
+from pacorl.rewards.reward import PanelScores
 from pacorl.tiny.characters import character_prompts
 from pacorl.types import Prompt
 
@@ -298,6 +299,21 @@ def test_another_function_does_not_take_over_in_the_middle_of_a_run(settings: di
     arguments |= {"epochs": 3, "allow_changes": True}
     result = PolicyTrainer("flux", rewards={"mine": second}, **arguments).train()
     assert set(metrics(result.folder, "changes")[-1]["changes"]) == {"epochs", "code of mine"}  # type: ignore[call-overload]
+
+
+def test_an_object_s_scores_of_panels_are_used(settings: dict[str, Any]) -> None:
+    class Halves:
+        def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float]:
+            return red(prompts, images)
+
+        def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
+            return [PanelScores(score, [score]) for score in red(prompts, images)]
+
+    trainer = PolicyTrainer("flux", rewards={"halves": Halves()}, prompts=["a fox", "a bear"], **settings)
+    trainer.close()
+    assert trainer.config.advantages.credit == "panel"
+    (scores,) = trainer.rewards["halves"].panel_scores(trainer.train_prompts[:1], [new("RGB", (8, 8), "red")])  # type: ignore[attr-defined]
+    assert scores.part_P == [1.0]
 
 
 def test_a_result_prints_its_measures_and_paths(settings: dict[str, Any]) -> None:

@@ -194,7 +194,10 @@ class UserReward:
         self.spec = spec
         self.path = path
         with self._blamed("when it was made"):
-            self.reward: Any = target(**args) if inspect.isclass(target) else partial(target, **args)
+            # An object that is called keeps its other methods, such as `panel_scores`.
+            self.reward: Any = (
+                target(**args) if inspect.isclass(target) else partial(target, **args) if args else target
+            )
 
     def load(self) -> None:
         if hasattr(self.reward, "load"):
