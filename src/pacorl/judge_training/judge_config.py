@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from pacorl.config.base import Positive, Rank, Section, Seed, Share, TrackerName
 from pacorl.config.options import LARGEST, WORKERS
+from pacorl.core.objectives.decision_weighted import Form
 
 
 class RewardModelConfig(Section):
@@ -70,8 +71,11 @@ class ComparisonsConfig(Section):
 class DecisionLossConfig(Section):
     """The weighted likelihood (§3.2)."""
 
+    form: Form = "mean"
+    """mean: the paper's second version, in which the decision has α of each comparison's weight. sum: the article's
+    plain sum over tokens. released: the released code's, divided by the batch's tokens."""
     alpha: Share | Literal["uniform"] = 0.1
-    """Weight of the decision token; further tokens share the rest. `uniform` is 1/n: plain SFT."""
+    """Weight of the decision token; further tokens share the rest. `uniform` weighs all alike: plain SFT."""
     target: Literal["reasons", "label", "token"] = "reasons"
     """Target text: decision and reasons; `Yes.` or `No.` (the paper's Fast judge); the decision token alone."""
 

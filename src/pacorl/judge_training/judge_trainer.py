@@ -251,6 +251,7 @@ def build_trainer(
     held_out = held_out_of(config, data) if data.evaluation else None
     trainer = WeightedLikelihoodTrainer(
         alpha=None if config.loss.alpha == "uniform" else float(config.loss.alpha),
+        form=config.loss.form,
         yes=data.collator.yes,
         no=data.collator.no,
         measure=held_out.measure if held_out else lambda p_yes, step: {},

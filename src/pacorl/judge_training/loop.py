@@ -20,7 +20,7 @@ from transformers import Trainer, TrainingArguments, modeling_utils
 from transformers.trainer_utils import EvalPrediction
 
 from pacorl.core.calibration import calibration_error
-from pacorl.core.objectives.decision_weighted import decision_weighted
+from pacorl.core.objectives.decision_weighted import Form, decision_weighted, items_of
 from pacorl.io.documents import write_json
 from pacorl.io.files import remove_made
 from pacorl.judge_training.judge_config import JudgeConfig
@@ -96,7 +96,7 @@ class Outcome:
     """Loss and decisions of a batch."""
 
     loss: Tensor
-    """Mean over the rows."""
+    """Mean over the rows, or over the answers' tokens."""
     p_yes_B: Tensor
     """P(Yes) of each row."""
     right: int
@@ -134,7 +134,8 @@ class LossSums:
 class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
     """Trainer that minimises `decision_weighted` and passes P(Yes) of every evaluation row, and the step, to `measure`.
 
-    The loss of an optimizer step is the mean over its comparisons, independent of micro-batches and processes.
+    The loss of an optimizer step is a mean over its comparisons, or its tokens, independent of micro-batches and
+    processes.
     `Trainer` itself would count tokens, or average the micro-batches' means.
     """
 
@@ -144,6 +145,7 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
         self,
         *,
         alpha: float | None,
+        form: Form,
         yes: int,
         no: int,
         sums: LossSums,
@@ -153,6 +155,7 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
         super().__init__(**trainer, compute_metrics=self._measured)
         self.model_accepts_loss_kwargs = True  # transformers 5.17 does not read `loss_is_scaled_for_ga`
         self.alpha = alpha
+        self.form: Form = form
         self.yes = yes
         self.no = no
         self.sums = sums
@@ -164,10 +167,13 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
         return self.measure(p_yes, self.state.global_step)
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Tensor]:
-        """Return the micro-batches of one optimizer step, and its comparisons per process (a mean over processes, since
-        gradients are averaged over them)."""
+        """Return the micro-batches of one optimizer step, and the items that its loss is divided by, per process.
+
+        They are a mean over processes, since gradients are averaged over them.
+        """
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        count = torch.tensor(float(sum(len(batch["index"]) for batch in batches)), device=device)
+        items = sum(items_of(batch["answer"], form=self.form) for batch in batches)
+        count = torch.tensor(float(items), device=device)
         return batches, reduce(count, "mean")
 
     def compute_loss(
@@ -175,9 +181,10 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
     ) -> Any:
         """Compute this micro-batch's share of the optimizer step's mean."""
         outcome = self._outcome(model, inputs)
-        count = len(inputs["index"])
-        self.sums.add(pairs=count, right=outcome.right, means={"loss": outcome.loss.item(), **outcome.metrics})
-        share = outcome.loss * count / num_items_in_batch
+        self.sums.add(
+            pairs=len(inputs["index"]), right=outcome.right, means={"loss": outcome.loss.item(), **outcome.metrics}
+        )
+        share = outcome.loss * items_of(inputs["answer"], form=self.form) / num_items_in_batch
         return (share, outcome) if return_outputs else share
 
     def prediction_step(
@@ -191,7 +198,7 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
 
     def _outcome(self, model: Any, batch: Mapping[str, Any]) -> Outcome:
         answers = read_answers(model, batch, yes=self.yes, no=self.no)
-        loss, metrics = decision_weighted(answers.log_prob_BL, batch["answer"], alpha=self.alpha)
+        loss, metrics = decision_weighted(answers.log_prob_BL, batch["answer"], alpha=self.alpha, form=self.form)
         right = int(((answers.p_yes_B > 0.5) == batch["consistent"]).sum())
         return Outcome(loss, answers.p_yes_B, right, metrics)
 
