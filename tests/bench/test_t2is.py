@@ -27,7 +27,7 @@ from pacorl.judge.local import LocalJudge
 from pacorl.judge.paco_reward import PacoReward
 from pacorl.records.leaks import trained_on
 from pacorl.tiny.characters import character_prompts
-from pacorl.types import Question, Verdict
+from pacorl.types import Question, Size, Verdict
 
 
 def command(*arguments: object) -> Result:
@@ -52,7 +52,8 @@ def by_hand(folder: Path, images: Path, judge: LocalJudge) -> dict[str, Any]:
     aligned: dict[str, list[float]] = {}
     for case, dimensions in criteria.items():
         panels = [open_image(images / f"{case}_{number:04d}.png") for number in range(1, 5)]
-        small = [panel.resize((512, 512)) for panel in panels]
+        size = judge.prompting.resized(Size(512, 512))
+        small = [panel.resize((size.width, size.height)) for panel in panels]
         for dimension, lists in dimensions.items():
             question = "Do images meet the following criteria? {} Please answer Yes or No."
             values = [

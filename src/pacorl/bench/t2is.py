@@ -4,9 +4,9 @@ The published files as they are: `T2IS-Bench.json`, `prompt_consistency.json`, `
 images are `{case}_0001.png` and so on, as the released evaluation reads them.
 
 - Prompt alignment: P(Yes) that an image shows each of its texts; mean over texts per dimension, then over images.
-- Visual consistency: each pair of a case, resized to 512 × 512, against each criterion; mean over pairs, criteria,
-  then cases. The released evaluation leaves out cases whose mean is 0, and with them cases without criteria in a
-  dimension. Further columns have the mean over all cases with criteria.
+- Visual consistency: each pair of a case, resized once to what the judge reads of 512 × 512, against each criterion;
+  mean over pairs, criteria, then cases. The released evaluation leaves out cases whose mean is 0, and with them cases
+  without criteria in a dimension. Further columns have the mean over all cases with criteria.
 - Average = 0.2 · aesthetics + 0.3 · mean alignment + 0.5 · mean consistency. The paper does not publish these weights;
   they reproduce its averages.
 """
@@ -54,8 +54,10 @@ ALIGNED = ("Entity", "Attribute", "Relation")
 CONSISTENT = ("Identity", "Style", "Logic")
 PANEL = 512
 """Side of a generated panel if neither --size nor a record says one, in pixels."""
-PAIR_SIDE = 512
-"""Side of the images of a pair, in pixels; a judge's processor may round it to its patches (Qwen2.5-VL: 504)."""
+PAIR = Size(512, 512)
+"""Size of the images of a pair, which a judge's processor rounds to its patches."""
+SERVED_PAIR = Size(504, 504)
+"""That size as Qwen2.5-VL reads it, for a judge whose processor is elsewhere."""
 WEIGHTS = (0.2, 0.3, 0.5)
 """Weights of aesthetics, alignment and consistency."""
 
@@ -307,8 +309,10 @@ class T2isBench:
 
     def _consistent(self, case: Case, images: Sequence[Image]) -> dict[str, float]:
         """Return dimension → mean over criteria of the mean over pairs."""
-        # The released evaluation resizes the images too.
-        small = [image.resize((PAIR_SIDE, PAIR_SIDE)) for image in images]
+        # Once, as the released evaluation does: to 512 × 512 and then to the judge's patches would blur them twice.
+        prompting = getattr(self.judge.judge, "prompting", None)
+        size = prompting.resized(PAIR) if prompting else SERVED_PAIR
+        small = [image.resize((size.width, size.height)) for image in images]
         pairs = list(combinations(range(len(small)), 2))
         questions = {}
         for criterion, text in by_criterion(case.criteria, wordings.meets_criterion_in_a_word).items():

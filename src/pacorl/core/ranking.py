@@ -64,7 +64,10 @@ class RankAgreement:
 
 
 def order_of(scores: Sequence[float]) -> tuple[int, ...]:
-    """Order candidates by score; of equal scores the later candidate comes first, as in the released code.
+    """Order candidates by score; of equal scores the later candidate comes first.
+
+    The released code reverses an argsort too, but numpy's default sort is not stable on every machine, and leaves ties
+    in another order there.
 
     Raises ValueError if a score is not finite.
     """

@@ -279,7 +279,10 @@ class PipelinePolicy:
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Count the tokens of each text before truncation to `max_sequence_length`."""
         tokenizer = getattr(self.pipeline, self.long_encoder.replace("text_encoder", "tokenizer"))
-        return [len(ids) for ids in tokenizer(list(texts), truncation=False).input_ids] if texts else []
+        if not texts:
+            return []
+        # Not verbose: it would warn of indexing errors, which truncation prevents.
+        return [len(ids) for ids in tokenizer(list(texts), truncation=False, verbose=False).input_ids]
 
     def encode_texts(self, texts: list[str]) -> dict[str, Tensor]:
         """Encode a batch of texts for the transformer: name → (B, …)."""
