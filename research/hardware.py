@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pacorl.config.base import load
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.plan.components import PHASES
 from pacorl.plan.plan import Plan, plan_policy, with_checkpointing
+from pacorl.plan.rows import PHASES
 
 ROOT = Path(__file__).parents[1]
 RECIPES = {

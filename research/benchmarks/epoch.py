@@ -40,7 +40,7 @@ from pacorl.config.recipes import recipe
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.io.quiet import quiet_loading
-from pacorl.plan.memory import MemoryLedger
+from pacorl.plan.ledger import MemoryLedger
 from pacorl.types import Size
 
 FORMS = {

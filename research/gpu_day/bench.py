@@ -24,10 +24,8 @@ from pacorl.models.adapters import MovingAverage, adapter_state
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Parts, Policy
 from pacorl.plan import sources
-from pacorl.plan.components import inputs_on_meta, training_rows
-from pacorl.plan.generators import META, Inputs
-from pacorl.plan.plan import Plan
-from pacorl.plan.work import work_of
+from pacorl.plan.generators import META, Inputs, policy_on_meta
+from pacorl.plan.plan import Plan, plan_policy
 from pacorl.runtime.compiled import compile_blocks
 from pacorl.runtime.processes import Runtime
 from pacorl.types import Advantages, Conditioning, Prompt, Samples, Size
@@ -141,8 +139,8 @@ class Bench:
     ) -> None:
         torch.manual_seed(0)
         self.device, self.options, self.runtime = device, options, Runtime()
-        self.generator = inputs_on_meta(config, parts_at(config, blocks)).policy
-        # Set once the weights are there: `inputs_on_meta` would pack them without values.
+        self.generator = policy_on_meta(config.generator, config.model, parts_at(config, blocks))
+        # Set once the weights are there: `policy_on_meta` would pack them without values.
         self.config = config = form.of(config)
         self.generator.options = config.model
         self.policy = cast(Policy, self.generator)
@@ -240,8 +238,4 @@ class Bench:
 
 def planned(config: PolicyConfig) -> Plan:
     """The plan of the same run, as `--dry-run` makes it."""
-    inputs = inputs_on_meta(config, sources.generator_of(config.model, config.generator).configs)
-    components = training_rows(
-        config, work=work_of(config, world=1), inputs=inputs, judge={}, held_out_judge={}, prompts=()
-    )
-    return Plan(components, (), (), "", None)
+    return plan_policy(config)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from pacorl.grpo import builders
-from pacorl.plan.components import Phase
+from pacorl.plan.rows import Phase
 from pacorl.types import Samples
 
 from .bench import FORMS, Bench, device_of, planned, run_of

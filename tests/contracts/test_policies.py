@@ -31,7 +31,7 @@ from pacorl.models.int8 import parameter_count
 from pacorl.models.lora import read_lora, save_lora
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.models.policies.pipeline import PipelinePolicy
-from pacorl.plan import memory, sources
+from pacorl.plan import passes, sources
 from pacorl.plan.generators import Inputs, policy_on_meta
 from pacorl.plan.plan import plan_policy
 from pacorl.testing import check_policy, endpoints, run_pipeline
@@ -348,7 +348,7 @@ def test_the_published_model_passes_on_the_meta_device(kind: str) -> None:
     for blocks in policy.transformer.children():
         if isinstance(blocks, torch.nn.ModuleList):
             del blocks[1:-1]  # they are alike, and up to sixty of them take seconds even without numbers
-    assert memory.sampling_pass(Inputs.of(policy), size=size, batch=1).peak > 2**20
+    assert passes.sampling_pass(Inputs.of(policy), size=size, batch=1).peak > 2**20
 
 
 @ROLES

@@ -1,9 +1,9 @@
 """A card that is not there: torch's meta device, with the books that a real one would need.
 
-Tensors on "meta" are what lies on the card; they have shapes and no values. `PretendedCard` counts what is asked of
-them, kernels, FLOPs, bytes of traffic and of memory, copies to and from the host, and answers where a program reads a
-value: with the value itself for what follows from the host's own integers (ids, masks, lengths), of which it keeps a
-copy, else with zeros, and with True for booleans. So the project's own loop runs as it is, at published widths.
+Tensors on "meta" are what lies on the card; they have shapes and no values. `PretendedCard` counts the bytes of memory,
+and answers where a program reads a value: with the value itself for what follows from the host's own integers (ids,
+masks, lengths), of which it keeps a copy, else with zeros, and with True for booleans. So the project's own loop runs
+as it is, at published widths.
 
 Weights that lie in a checkpoint's files are `mapped`: tensors on the host of full size that take no memory.
 """
@@ -13,10 +13,10 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -29,10 +29,10 @@ from torch.utils._pytree import tree_iter, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from pacorl.plan.generators import META
-from pacorl.plan.memory import OPERATIONS, fused_attention, launches, tensors_in, traffic
+from pacorl.plan.ledger import fused_attention, tensors_in
 
 aten = torch.ops.aten
-DRAWN = 2**22
+DRAWN = 2**24
 """Elements up to which floats that the host reads are drawn; a larger tensor is a weight, and zero."""
 DRAWS = torch.Generator().manual_seed(0)
 SMALL = 2**20
@@ -41,33 +41,12 @@ SMALL = 2**20
 
 @dataclass(slots=True)
 class Counts:
-    """What was asked of the card."""
+    """The most bytes at a time."""
 
-    forwards: int = 0
-    """Of the transformer."""
-    kernels: int = 0
-    flops: float = 0.0
-    bytes: float = 0.0
-    """Read and written by kernels."""
-    to_card: int = 0
-    """Copies from the host, which goes on at once."""
-    to_host: int = 0
-    """Copies and values read, for which the host waits."""
-    weights: int = 0
-    """Copies of whole models that take turns or are loaded."""
-    streamed: int = 0
-    """Bytes of weights that were sent for a product."""
     peak: int = 0
-    """The most bytes in the card's memory at a time."""
-    host_peak: int = 0
-    """The same of the host's, tensors of this process alone."""
-    pages_peak: int = 0
-    """Of the checkpoints' files, the most bytes that were read and mapped at a time."""
+    """In the card's memory."""
     main_peak: int = 0
-    """The most bytes of the host's tensors and these files together."""
-
-    def __sub__(self, other: Counts) -> Counts:
-        return Counts(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
+    """Of the host's tensors, and of the pages of checkpoints' files that were read and are mapped."""
 
 
 class PretendedCard:
@@ -79,13 +58,6 @@ class PretendedCard:
         """By phase; what the judge does beside the main thread is in `judge`."""
         self.stage = ""
         """What the names of phases begin with."""
-        self.steps: list[Counts] = []
-        """What lies between one forward of a batch's denoising and its next."""
-        self.single: dict[str, Counts] = {}
-        """What one forward, SDE step or trained forward takes, by its name; of several the last."""
-        self.times: Counter[str] = Counter()
-        """How often there was each of these."""
-        self.step_began: Counts | None = None
         self.device, self.host = defaultdict[str, int](int), defaultdict[str, int](int)
         """Bytes taken, by whose thread took them."""
         self.files: dict[int, weakref.ref[Any]] = {}
@@ -96,9 +68,7 @@ class PretendedCard:
         """Bytes of these pages, which the processes of a machine share."""
         self.read = WeakTensorKeyDictionary()
         """Weights of these files whose pages are noted."""
-        self.is_streaming = False
         self.lock = threading.RLock()
-        self.operations = OPERATIONS
         self._storages: dict[int, weakref.ref[Any]] = {}
         self._main = threading.get_ident()
 
@@ -122,38 +92,10 @@ class PretendedCard:
             self.phase = before
             self._mark()
 
-    @contextmanager
-    def noted(self, name: str) -> Iterator[None]:
-        """Within the block what is asked of the card is also that of one `name`."""
-        before = replace(self.now)
-        yield
-        self.single[self.stage + name] = self.now - before
-        self.times[self.stage + name] += 1
-        self.now.forwards += name.endswith("forward")
-
-    def begin_steps(self) -> None:
-        """Another batch's denoising begins."""
-        self.step_began = None
-
-    def note_step(self) -> None:
-        """A denoising step begins; what was asked since the last one of the batch joins `steps`."""
-        if self.step_began is not None:
-            self.steps.append(self.now - self.step_began)
-        self.step_began = replace(self.now)
-
     def _mark(self) -> None:
         counts = self.now
         counts.peak = max(counts.peak, self.device[self.lane])
-        counts.host_peak = max(counts.host_peak, self.host[self.lane])
-        counts.pages_peak = max(counts.pages_peak, self.pages)
         counts.main_peak = max(counts.main_peak, self.host[self.lane] + self.pages)
-
-    @contextmanager
-    def streaming(self) -> Iterator[None]:
-        """Within the block copies are of weights for the next product."""
-        self.is_streaming = True
-        yield
-        self.is_streaming = False
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -182,20 +124,6 @@ class PretendedCard:
         memory[lane] += size
         self._mark()
 
-    def copied(self, source: Tensor, *, back: bool) -> None:
-        """Note a copy between host and card."""
-        counts = self.now
-        if _is_mapped(source) and source not in self.read:
-            self._read_file(source)
-        if self.is_streaming:
-            counts.streamed += source.nbytes
-        elif source.nbytes > WEIGHT_BYTES:
-            counts.weights += 1
-        elif back:
-            counts.to_host += 1
-        else:
-            counts.to_card += 1
-
     def note_sent(self, weight: Tensor, on_card: Tensor) -> None:
         """Note what a weight, of a file or parked, is on the card."""
         _as_weight(on_card)
@@ -209,8 +137,10 @@ class PretendedCard:
             None if storage is None else torch.empty(0, dtype=weight.dtype, device=META).set_(storage, 0, weight.shape)
         )
 
-    def _read_file(self, weight: Tensor) -> None:
+    def read_file(self, weight: Tensor) -> None:
         """Note the pages of a mapped weight, until its file is let go."""
+        if not _is_mapped(weight) or weight in self.read:
+            return
         storage, size = weight.untyped_storage(), weight.nbytes
         self.read[weight] = True
 
@@ -221,10 +151,6 @@ class PretendedCard:
         self.files[len(self.files)] = weakref.ref(storage, unmapped)
         self.pages += size
         self._mark()
-
-
-WEIGHT_BYTES = 2**26
-"""A larger copy is of a weight: no latent, image or encoded text is."""
 
 
 class _Books(TorchDispatchMode):
@@ -251,7 +177,6 @@ class _Books(TorchDispatchMode):
                 self.card.take(tensor, counted=False)
             return self._taken(func(*args, **kwargs))
         if func in (aten._local_scalar_dense.default, aten.is_nonzero.default):
-            self.card.now.to_host += 1
             return func(_read(args[0]))
         if func in COPIES and _leaves_card(func, args, kwargs):
             return self._to_host(func, args, kwargs)
@@ -260,34 +185,29 @@ class _Books(TorchDispatchMode):
             return sent
         known = _known(func, args, kwargs, inputs)
         if known is not None and any(_data_dependent(func, inputs)):
-            outputs, flops = tree_map_only(Tensor, lambda t: torch.empty_like(t, device=META), known), 0.0
+            outputs = tree_map_only(Tensor, lambda t: torch.empty_like(t, device=META), known)
         else:
-            outputs, flops = self.card.operations.run(func, tuple(_masks_as_rows(func, args)), kwargs)
+            outputs = func(*_masks_as_rows(func, args), **kwargs)
         if known is not None:
             for shadow, tensor in zip(tree_iter(known), tree_iter(outputs), strict=True):
                 tensor.shadow = shadow
-        self._count(func, inputs, list(tensors_in(self._taken(outputs))), flops)
+        self._taken(outputs)
+        self._note_files(func, inputs)
         if func is aten._to_copy.default and _is_weight(args[0]):
             self.card.note_sent(args[0], outputs)
         return outputs
+
+    def _note_files(self, func: Any, inputs: Sequence[Tensor]) -> None:
+        for source in inputs if func in COPIES else ():
+            self.card.read_file(source)
 
     def _taken(self, outputs: Any) -> Any:
         for tensor in tensors_in(outputs):
             self.card.take(tensor)
         return outputs
 
-    def _count(self, func: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor], flops: float) -> None:
-        counts = self.card.now
-        if func in COPIES and (sent := next((tensor for tensor in inputs if not tensor.is_meta), None)) is not None:
-            self.card.copied(sent, back=False)
-        elif launches(func):
-            counts.kernels += 1
-            counts.flops += flops
-            counts.bytes += traffic([*inputs, *outputs])
-
     def _to_host(self, func: Any, args: Sequence[Any], kwargs: Any) -> Tensor:
         source = args[1] if func is aten.copy_.default else args[0]
-        self.card.copied(source, back=True)
         values = _read(source)
         if func is aten.copy_.default:
             copied: Tensor = args[0].copy_(values)

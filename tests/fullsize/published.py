@@ -7,7 +7,7 @@ generator's repeated blocks.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,41 +26,8 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from pacorl.models.policies.policy import WITHOUT_WEIGHTS
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.plan.generators import model_on_meta
+from pacorl.plan.passes import Depth, cut
 from pacorl.plan.sources import CLIP_PARTS, JUDGE_PARTS
-
-Depth = tuple[int, ...]
-"""How many blocks of each kind a transformer has, in the order of `AXES`."""
-
-AXES = {
-    "FluxTransformer2DModel": ("num_layers", "num_single_layers"),
-    "Flux2Transformer2DModel": ("num_layers", "num_single_layers"),
-    "QwenImageTransformer2DModel": ("num_layers",),
-    "QwenImage21Transformer2DModel": ("num_layers",),
-    "SD3Transformer2DModel": ("dual", "num_layers"),
-}
-"""A transformer's class → what its config calls the number of blocks of each kind; SD 3.5 lists the dual ones."""
-
-
-def published_depth(spec: PolicySpec) -> Depth:
-    config = spec.parts["transformer"]
-    dual = len(config.get("dual_attention_layers", ()))
-    sizes = {**config, "dual": dual, "num_layers": config["num_layers"] - dual}
-    return tuple(sizes[name] for name in AXES[config["_class_name"]])
-
-
-def fewest_blocks(spec: PolicySpec) -> Depth:
-    """One block of each kind, and two of the last: the very last block is unlike its kind. What it makes of the text is
-    thrown away, so that some of its layers change no image."""
-    return (*(1 for _ in published_depth(spec)[1:]), 2)
-
-
-def cut(config: Mapping[str, Any], depth: Depth) -> dict[str, Any]:
-    """A transformer's config with so many blocks."""
-    sizes: dict[str, Any] = dict(zip(AXES[config["_class_name"]], depth, strict=True))
-    if "dual" in sizes:
-        dual = sizes.pop("dual")
-        sizes = {"num_layers": dual + sizes["num_layers"], "dual_attention_layers": list(range(dual))}
-    return {**config, **sizes}
 
 
 def write_generator(folder: Path, spec: PolicySpec, texts: Sequence[str], *, depth: Depth) -> Path:

@@ -13,8 +13,8 @@ from pacorl.config.base import load
 from pacorl.config.options import MEMORY
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.models.policies.flux import FLUX
-from pacorl.plan.components import PROCESS
 from pacorl.plan.plan import plan_generation, plan_policy
+from pacorl.plan.rows import PROCESS
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,3 @@ def test_sets_by_flux_fit_small_cards(memory: str, gib: float, tmp_path: Path) -
     assert peak <= gib * 2**30
     plan = plan_generation(FLUX.options_for(FLUX.published, dtype="bfloat16", **MEMORY[memory]), low=True)
     assert (plan.peak_bytes, plan.host_bytes) == pytest.approx((peak, host), rel=WITHIN)
-    # What goes over the bus: the order of layers is learned by the first forward, and a few are sent in vain.
-    sent = deep(lambda phases: phases["sample"].streamed) / deep.traces[0]["sample"].forwards
-    planned = sum(row.bytes for row in plan.rows if row.component == "transformer, streamed")
-    assert sent == pytest.approx(planned, rel=WITHIN)

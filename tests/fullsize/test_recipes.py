@@ -6,12 +6,12 @@ import logging
 from pathlib import Path
 
 import pytest
-from tests.fullsize.published import fewest_blocks
 from tests.fullsize.traced import CONFIGS, Trace, trace
 
 from pacorl.config.base import load
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.plan.components import PROCESS
+from pacorl.plan.passes import fewest_blocks, published_depth
+from pacorl.plan.rows import PROCESS
 
 pytestmark = pytest.mark.slow
 RECIPES = ("flux_t2is_12gb", "kontext_edit_1gpu", "klein_edit_16gb", "qwen_edit")
@@ -20,28 +20,12 @@ PEAK_GIB = {"flux_t2is_24gb": 22.0, "klein_t2is_16gb": 14.5}
 """Promised to who has such a card, with buffers of unpacked weights and without CUDA's context; test_peaks.py."""
 WITHIN = 0.05
 """How far plan and ledger may lie apart."""
-UNFILLED = 0.15
-"""How far the plan may lie above the ledger while a judge scores."""
 
 
 @pytest.fixture(autouse=True)
 def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     # The ratio of values that nobody computed deviates from 1, of which a run warns.
     caplog.set_level(logging.ERROR)
-
-
-def check_steps(traced: Trace) -> None:
-    """No denoising step waits for the card, and steps without noise send it nothing."""
-    assert traced.steps
-    assert {step.to_host for step in traced.steps} == {0}
-    assert sum(step.to_card > 0 for step in traced.steps) <= traced.times["SDE step"] < len(traced.steps)
-    for name in ("forward", "trained forward"):
-        assert (traced.single[name].to_card, traced.single[name].to_host) == (0, 0)
-    assert traced.single["SDE step"].to_host == 0
-    # Conditioning, sigma, and which child has which parent and noise.
-    assert traced.single["SDE step"].to_card <= 12
-    # A micro-batch of training is waited for once at most.
-    assert traced.phases["train"].to_host <= traced.phases["train"].forwards
 
 
 def apart(traced: Trace) -> dict[str, float]:
@@ -54,10 +38,7 @@ def apart(traced: Trace) -> dict[str, float]:
 def check_plan(traced: Trace) -> None:
     """What the card holds in each phase, and what main memory holds."""
     differences = apart(traced)
-    # A plan has a full batch of the judge's tokens, which the few images of a call need not fill.
-    above = {"score": UNFILLED}
-    for phase, difference in differences.items():
-        assert -WITHIN <= difference <= above.get(phase, WITHIN), differences
+    assert max(map(abs, differences.values())) <= WITHIN, differences
     # Nor is there more between the phases.
     assert max(counts.peak for counts in traced.phases.values()) <= (1 + WITHIN) * traced.plan.peak_bytes
     host = max(counts.main_peak for counts in traced.phases.values()) + PROCESS
@@ -65,7 +46,6 @@ def check_plan(traced: Trace) -> None:
 
 
 def check_loop(traced: Trace) -> None:
-    check_steps(traced)
     check_plan(traced)
     # What scores on this card does so beside the sampling, unless the two take turns.
     scores_here = any(row.component.endswith("at work") for row in traced.plan.rows)
@@ -77,5 +57,6 @@ def check_loop(traced: Trace) -> None:
 )
 def test_a_recipe_s_loop(recipe: str, tmp_path: Path) -> None:
     """With the fewest blocks, and resumed."""
-    depth = fewest_blocks(load(PolicyConfig, CONFIGS / f"{recipe}.yaml", []).generator)
+    spec = load(PolicyConfig, CONFIGS / f"{recipe}.yaml", []).generator
+    depth = fewest_blocks(published_depth(spec.parts["transformer"]))
     check_loop(trace(recipe, tmp_path, depth=depth, resumes=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial, partialmethod, wraps
@@ -20,10 +20,7 @@ from PIL import Image
 from tests.fullsize.pretended import Counts, PretendedCard, pretended
 from tests.fullsize.published import (
     QUARTERS,
-    Depth,
-    fewest_blocks,
     judge_config,
-    published_depth,
     weightless,
     write_clip,
     write_generator,
@@ -39,13 +36,14 @@ from pacorl.grpo import builders, epoch, evaluate, rollout, scoring
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
-from pacorl.models.int8 import WeightStream, quantize_model, weight_bytes
+from pacorl.models.int8 import quantize_model, weight_bytes
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.flux import FLUX
 from pacorl.models.policies.pipeline import PipelinePolicy
-from pacorl.plan.components import PHASES, Phase
 from pacorl.plan.generators import META, model_on_meta
+from pacorl.plan.passes import Depth, fewest_blocks, published_depth
 from pacorl.plan.plan import Plan, plan_policy
+from pacorl.plan.rows import PHASES, Phase
 from pacorl.runtime.processes import Runtime
 from pacorl.runtime.turns import Turns
 from pacorl.runtime.workers import LimitedCall
@@ -84,20 +82,6 @@ class Watched:
     def as_phase(self, phase: str, owner: Any, name: str) -> None:
         """What a function asks of the card is a phase's."""
         self.around(owner, name, lambda: self.card.during(phase))
-
-    def counted(self, kind: str, owner: Any, name: str) -> None:
-        """What a function asks of the card is noted, with gradients and without."""
-        self.around(owner, name, lambda: self.card.noted("trained " * torch.is_grad_enabled() + kind))
-
-    def before(self, act: Callable[[], None], owner: Any, name: str) -> None:
-        function = getattr(owner, name)
-
-        @wraps(function)
-        def after(*args: Any, **kwargs: Any) -> Any:
-            act()
-            return function(*args, **kwargs)
-
-        self.patch.setattr(owner, name, after)
 
     def around(self, owner: Any, name: str, context: Callable[[], AbstractContextManager[Any]]) -> None:
         function = getattr(owner, name)
@@ -161,11 +145,6 @@ def phases(card: PretendedCard) -> Iterator[None]:
         patch.setattr(LimitedCall, "result", partialmethod(at_once, LimitedCall.result))
         patch.setattr(Turns, "lent_to", lent_to)
         watched = Watched(card, patch)
-        watched.around(WeightStream, "_send", card.streaming)
-        watched.before(card.begin_steps, rollout, "integrate")
-        watched.before(card.note_step, rollout, "velocity_at")
-        watched.counted("forward", PipelinePolicy, "predict")
-        watched.counted("SDE step", rollout.Trunk, "_branch")
         for phase, owner, name in (
             ("load", builders, "build_adapted_policy"),
             ("encode", ConditioningCache, "prepare"),
@@ -250,10 +229,6 @@ class Trace:
     """What a run asked of the card at some depth, and what its plan said before."""
 
     phases: dict[str, Counts]
-    single: dict[str, Counts]
-    times: Mapping[str, int]
-    """How often there was each of `single`."""
-    steps: list[Counts]
     plan: Plan
     config: PolicyConfig
 
@@ -324,7 +299,7 @@ def trace(
                     again = PolicyTrainer(config, resume=True)
                 assert again.epoch == 1
                 again.close()
-    return Trace(dict(card.counts), card.single, card.times, card.steps, plan, config)
+    return Trace(dict(card.counts), plan, config)
 
 
 def trace_sets(folder: Path, *, depth: Depth, memory: str) -> dict[str, Counts]:
@@ -366,7 +341,10 @@ class Deep(Generic[Traced]):
 def deep_run(recipe: str, folder: Path, *, overrides: Sequence[str] = ()) -> Deep[Trace]:
     """A recipe's loop; the quarters of a judge of its process are one more kind of blocks."""
     config = load(PolicyConfig, CONFIGS / f"{recipe}.yaml", overrides)
-    few, full = fewest_blocks(config.generator), published_depth(config.generator)
+    few, full = (
+        fewest_blocks(published_depth(config.generator.parts["transformer"])),
+        published_depth(config.generator.parts["transformer"]),
+    )
     kinds = len(full)
     if config.judge and not config.judge.remote:
         few, full = (*few, 1), (*full, QUARTERS)
@@ -380,9 +358,9 @@ def deep_run(recipe: str, folder: Path, *, overrides: Sequence[str] = ()) -> Dee
 
 def deep_sets(folder: Path, *, memory: str) -> Deep[dict[str, Counts]]:
     """A set by FLUX.1-dev with little memory."""
-    full = published_depth(FLUX)
+    full = published_depth(FLUX.parts["transformer"])
     return Deep.of(
-        fewest_blocks(FLUX), full, lambda depth: trace_sets(new_folder(folder, depth), depth=depth, memory=memory)
+        fewest_blocks(full), full, lambda depth: trace_sets(new_folder(folder, depth), depth=depth, memory=memory)
     )
 
 

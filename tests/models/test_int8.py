@@ -19,7 +19,7 @@ from pacorl.judge.local import LocalJudge
 from pacorl.models.adapters import add_lora
 from pacorl.models.int8 import QuantizedLinear, parameter_count, quantize_model, weight_bytes
 from pacorl.models.policies.flux import FLUX
-from pacorl.plan.memory import MemoryLedger
+from pacorl.plan.ledger import MemoryLedger
 from pacorl.types import Prompt, Question, Size
 
 LARGEST_ERROR = 0.012

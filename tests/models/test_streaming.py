@@ -32,7 +32,7 @@ from pacorl.models.int8 import (
 )
 from pacorl.models.policies.flux import FLUX
 from pacorl.plan.generators import META
-from pacorl.plan.memory import MemoryLedger
+from pacorl.plan.ledger import MemoryLedger
 from pacorl.types import Prompt, Question, Size
 
 WIDTH, BLOCKS = 256, 12

@@ -23,6 +23,7 @@ from typer.testing import CliRunner, Result
 from pacorl.cli import app
 from pacorl.config.base import ConfigError, load
 from pacorl.config.recipes import recipe
+from pacorl.core.sampler import Sampler
 from pacorl.grpo.builders import read_prompts
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.console import PlainConsole
@@ -31,9 +32,10 @@ from pacorl.models.int8 import parameter_count
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.flux import FLUX, FluxPolicy
 from pacorl.models.policies.pipeline import PipelinePolicy
-from pacorl.models.policies.policy import PolicyOptions
-from pacorl.plan import components, memory, sources
+from pacorl.models.policies.policy import Parts, PolicyOptions
+from pacorl.plan import passes, sources
 from pacorl.plan.generators import META, Inputs, model_on_meta, policy_on_meta
+from pacorl.plan.ledger import MemoryLedger, fused_attention
 from pacorl.plan.plan import (
     CARD_MARGIN,
     Plan,
@@ -44,6 +46,7 @@ from pacorl.plan.plan import (
     plan_training,
     print_plan,
 )
+from pacorl.plan.rows import Row, Training, measure_generator
 from pacorl.tiny.characters import character_prompts
 from pacorl.types import Conditioning, Prompt, Size
 
@@ -182,8 +185,8 @@ def test_without_a_card_both_of_auto_s_choices_are_planned(checkpoints: Path) ->
 
 def test_a_sampling_forward_is_within_a_fifth_of_the_measured_peak(checkpoints: Path, policy: FluxPolicy) -> None:
     config, size = tiny_run(checkpoints), Size(128, 128)
-    planned = memory.sampling_pass(
-        components.inputs_on_meta(config, generator(config).configs),
+    planned = passes.sampling_pass(
+        Inputs.of(policy_on_meta(config.generator, config.model, generator(config).configs)),
         size=size,
         batch=8,
     ).peak
@@ -198,8 +201,8 @@ def test_a_sampling_forward_is_within_a_fifth_of_the_measured_peak(checkpoints: 
 
 def test_decoding_takes_what_is_planned_and_scratch_space(checkpoints: Path, policy: FluxPolicy) -> None:
     config = tiny_run(checkpoints)
-    planned = memory.decoding_pass(
-        components.inputs_on_meta(config, generator(config).configs),
+    planned = passes.decoding_pass(
+        Inputs.of(policy_on_meta(config.generator, config.model, generator(config).configs)),
         size=Size(128, 128),
         batch=4,
     ).peak
@@ -213,9 +216,9 @@ def test_decoding_takes_what_is_planned_and_scratch_space(checkpoints: Path, pol
 
 
 def test_the_ledger_counts_what_is_made_and_forgets_what_is_dropped() -> None:
-    weight = torch.empty(256, device=memory.META)
+    weight = torch.empty(256, device=META)
 
-    with memory.MemoryLedger() as ledger:
+    with MemoryLedger() as ledger:
         first = weight * 2  # 1,024 bytes
         second = first.view(16, 16) + 1  # a view is nothing new; its sum is
         del first
@@ -230,7 +233,7 @@ def test_fused_attention_touches_meta_tensors_alone() -> None:
     query = torch.randn(1, 2, 3, 4)
     plain = nn.functional.scaled_dot_product_attention(query, query, query)
 
-    with memory.fused_attention():
+    with fused_attention():
         inside = nn.functional.scaled_dot_product_attention(query, query, query)
 
     assert torch.equal(plain, inside)
@@ -242,7 +245,7 @@ def test_fused_attention_touches_meta_tensors_alone() -> None:
 @pytest.mark.slow
 def test_the_published_architectures_have_the_published_sizes() -> None:
     config = PolicyConfig()
-    policy = components.inputs_on_meta(config, config.generator.parts).policy
+    policy = policy_on_meta(config.generator, config.model)
     names = ("PaCo-Reward-7B", "Qwen/Qwen3.5-9B")
     judges = [model_on_meta(sources.published_judge(name)[1]["model"], dtype=torch.bfloat16) for name in names]
     pipeline = policy.pipeline
@@ -253,7 +256,7 @@ def test_the_published_architectures_have_the_published_sizes() -> None:
     ]
     assert {parameter.device.type for part in parts for parameter in part.parameters()} == {"meta"}
 
-    with memory.META:
+    with META:
         add_lora(policy.transformer, rank=64, alpha=128, targets=policy.lora_targets)
     state = adapter_state(policy.transformer)
     assert len(state) == 2 * 342
@@ -340,7 +343,7 @@ def test_a_kind_that_does_both_is_planned_for_its_prompts(tmp_path: Path) -> Non
         assert [planned[name].shape[1] for name in ("source", "source_ids") if name in planned] == [16 * count] * 2 * (
             count > 0
         )
-        peaks.append(memory.sampling_pass(inputs, size=Size(512, 512), batch=1).peak)
+        peaks.append(passes.sampling_pass(inputs, size=Size(512, 512), batch=1).peak)
     assert peaks[0] < peaks[1] < peaks[2]
 
 
@@ -418,7 +421,7 @@ def test_flux_weights_are_not_planned_as_kontext(checkpoints: Path) -> None:
 def test_qwen_image_has_its_published_size() -> None:
     config = load(PolicyConfig, None, ["model.kind=qwen_edit"])
     assert config.model.checkpoint == "Qwen/Qwen-Image-Edit"
-    policy = components.inputs_on_meta(config, config.generator.parts).policy
+    policy = policy_on_meta(config.generator, config.model)
     pipeline = policy.pipeline
     parts = (pipeline.transformer, pipeline.vae, pipeline.text_encoder)
     assert [parameter_count(part) for part in parts] == [
@@ -443,9 +446,9 @@ def test_what_an_edit_reads_is_planned_as_it_is_encoded(kind: str, tmp_path: Pat
         if "tokens" not in name:
             assert encoded[name].shape == expected[name].shape
     assert encoded["tokens"].shape[1] <= expected["tokens"].shape[1] < encoded["tokens"].shape[1] + 128
-    assert memory.sampling_pass(planned, size=size, batch=2).peak > 2 * encoded["source"].nbytes
-    assert memory.encoding_pass(planned, size=size, prompts=1).peak > 0
-    assert memory.decoding_pass(planned, size=size, batch=2).peak > 2 * 3 * 4 * 64 * 64
+    assert passes.sampling_pass(planned, size=size, batch=2).peak > 2 * encoded["source"].nbytes
+    assert passes.encoding_pass(planned, size=size, prompts=1).peak > 0
+    assert passes.decoding_pass(planned, size=size, batch=2).peak > 2 * 3 * 4 * 64 * 64
 
 
 def edit_options(kind: str) -> PolicyOptions:
@@ -458,12 +461,16 @@ def edit_twin(kind: str) -> PipelinePolicy:
 
 
 def edit_twin_on_meta(kind: str) -> PipelinePolicy:
+    return policy_on_meta(POLICIES[kind], edit_options(kind), edit_parts(kind))
+
+
+def edit_parts(kind: str) -> Parts:
     pipeline = TWINS[kind](TEXTS)
     parts = {name: dict(getattr(pipeline, name).config) for name in ("transformer", "vae")}
     parts |= {name: getattr(pipeline, name).config.to_dict() for name in POLICIES[kind].policy.encoders}
     if kind != "kontext":
         parts["processor"] = sources.image_options(pipeline.processor.image_processor.to_dict())
-    return policy_on_meta(POLICIES[kind], edit_options(kind), parts)
+    return parts
 
 
 @pytest.mark.parametrize(("kind", "tokens"), [("qwen_edit_plus", 3 * 16), ("kontext", 64)])
@@ -477,14 +484,14 @@ def test_references_are_planned_as_they_are_encoded(kind: str, tokens: int, tmp_
     assert count == 3
 
     inputs = Inputs.of(edit_twin_on_meta(kind))
-    one = memory.sampling_pass(inputs, size=size, batch=1)
+    one = passes.sampling_pass(inputs, size=size, batch=1)
     inputs.images = count
     encoded = edit_twin(kind).encode(prompts[1:], size)[0].tensors
     planned = inputs.conditioning(size, batch=1).tensors
     assert planned["source"].shape == encoded["source"].shape
     assert encoded["source"].shape[1] == tokens
     assert encoded["tokens"].shape[1] <= planned["tokens"].shape[1] < encoded["tokens"].shape[1] + 128
-    three = memory.sampling_pass(inputs, size=size, batch=1)
+    three = passes.sampling_pass(inputs, size=size, batch=1)
     assert (three.flops > one.flops, three.peak > one.peak) == ((True, True) if kind != "kontext" else (False, False))
 
 
@@ -496,19 +503,21 @@ def test_references_of_one_image_are_planned() -> None:
 
 
 def test_layers_that_no_image_depends_on_are_planned_as_the_run_freezes_them() -> None:
+    spec = POLICIES["qwen_edit"]
     policy = edit_twin_on_meta("qwen_edit")
-    config = load(PolicyConfig, None, ["model.kind=qwen_edit", "adapter={rank: 4, alpha: 8}"])
-    listed = {row.component: row.bytes for row in components.adapter_rows(config, policy, world=1)}
-    learning = sum(weight.nbytes for weight in policy.transformer.parameters() if weight.requires_grad)
-    assert listed["adapter's gradients"] == learning < listed["adapter"]
-    assert listed["AdamW's moments"] == 2 * learning
+    sampler = Sampler(size=Size(64, 64), steps=4)
+
+    def planned(*settings: str) -> Any:
+        config = load(PolicyConfig, None, ["model.kind=qwen_edit", *settings])
+        training = Training(config, sampler, 1)
+        parts = edit_parts("qwen_edit")
+        return measure_generator(spec, edit_options("qwen_edit"), parts, images=1, batches=[], training=training)
+
+    found = planned("adapter={rank: 4, alpha: 8}")
+    assert 0 < found.trained < found.adapter
     idle = sorted(policy.idle_layers)[0]
     with pytest.raises(ConfigError, match=f"adapter.targets: .*{re.escape(idle)}.* changes nothing"):
-        components.adapter_rows(
-            load(PolicyConfig, None, ["model.kind=qwen_edit", f"adapter.targets=[{idle}]"]),
-            edit_twin_on_meta("qwen_edit"),
-            world=1,
-        )
+        planned(f"adapter.targets=[{idle}]")
 
 
 @pytest.mark.slow
@@ -590,29 +599,27 @@ def test_panel_credit_keeps_a_log_probability_of_each_token(checkpoints: Path) -
 def test_a_plan_written_as_json_totals_its_phases() -> None:
     absence = sources.MissingFile("judge.checkpoint", "lab/judge", "`hf download lab/judge`")
     rows = (
-        components.Row("transformer", 3 * 2**30, 1_500_000_000),
-        components.Row("T5 text encoder", 2**30, phases=("encode",)),
-        components.Row("checkpoints", 5 * 2**30, place="disk"),
+        Row("transformer", 3 * 2**30, 1_500_000_000),
+        Row("T5 text encoder", 2**30, phases=("encode",)),
+        Row("checkpoints", 5 * 2**30, place="disk"),
     )
     plan = Plan(rows, (absence,), ("mind the gap",), "a card", 8 * 2**30)
     document = json.loads(plan.to_json())
     assert document["phases"]["encode"] == document["peak_bytes"] == 4 * 2**30
     assert document["phases"]["train"] == 3 * 2**30
-    assert document["absences"] == [{"key": "judge.checkpoint", "source": "lab/judge", "remedy": absence.remedy}]
+    assert document["absences"] == [dataclasses.asdict(absence)]
 
 
-def test_the_printed_table_names_components_totals_and_absences(capsys: pytest.CaptureFixture[str]) -> None:
-    absence = sources.MissingFile("judge.checkpoint", "lab/judge", "`hf download lab/judge`")
-    plan = Plan(
-        (components.Row("transformer", 3 * 2**30, 1_500_000_000),), (absence,), ("mind the gap",), "a card", 8 * 2**30
-    )
-
-    print_plan(plan, PlainConsole(width=140))
-
+def test_the_printed_plan_is_one_screen_with_the_verdict_first(capsys: pytest.CaptureFixture[str]) -> None:
+    absence = sources.MissingFile("judge.checkpoint", "lab/judge", "`hf download lab/judge`", 17 * 10**9)
+    rows = (Row("transformer", 3 * 2**30, 1_500_000_000), Row("adapter", 2**30, phases=("train",)))
+    plan = Plan(rows, (absence,), ("mind the gap",), "a card", 8 * 2**30)
+    print_plan(plan, PlainConsole(width=60))
     shown = capsys.readouterr().out
-    for part in ("1.50 B", "3.0 GiB of 8.0 GiB needed", "judge.checkpoint = lab/judge: `hf download", "mind the gap"):
-        assert part in shown
     assert shown.splitlines()[0] == "verdict: it would not run: 1 absent (judge.checkpoint)"
+    assert len(shown.splitlines()) < 24
+    for part in ("4.0 GiB of 8.0 GiB", "judge.checkpoint = lab/judge: `hf download", "mind the gap", "download 17 GB"):
+        assert part in shown
 
 
 @pytest.mark.slow
@@ -661,7 +668,7 @@ def test_a_dry_run_asks_a_judge_over_http_whether_it_answers(tmp_path: Path) -> 
 
 
 def test_main_memory_is_held_against_a_machine_with_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = tuple(components.Row("x", 9 * 2**30, place="host", is_file=is_file) for is_file in (False, True))
+    rows = tuple(Row("x", 9 * 2**30, place="host", is_file=is_file) for is_file in (False, True))
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 2**12, "SC_PHYS_PAGES": 2**21}.__getitem__)
     assert host_shortage(Plan(rows, (), (), "a card", 2**30)) == (
         "the machine has 8.0 GiB of main memory and 9.0 GiB are needed"
@@ -708,7 +715,6 @@ def test_a_trainer_s_arguments_have_the_dry_run_of_the_command(tmp_path: Path, m
     assert plan.warnings == (*of_command.warnings, "the memory of reward 'unlike', a function, is not in the plan")
     lines = str(plan).splitlines()
     assert lines[0] == plan.verdict
-    assert any("what the run needs" in line for line in lines)
     assert not Path("run").exists()
 
 

@@ -72,6 +72,7 @@ class RunOptions:
     )
     dry_run: bool = option(False, "Check the config and print its requirements. Exit code 2: something is absent.")
     as_json: bool = option(False, "With --dry-run: print the plan as JSON.", flags=("--json",))
+    gpus: int | None = option(None, "With --dry-run: plan for so many processes, a card each.", least=1, most=100_000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +105,7 @@ def train_policy(
         from pacorl.plan.plan import plan_policy, print_plan
 
         with config_errors(config, run):
-            plan = plan_policy(run, ask=True)
+            plan = plan_policy(run, world=options.gpus, ask=True)
         if options.as_json:
             echo_json(plan.to_json())
         else:

@@ -179,6 +179,9 @@ class PolicyConfig(LoraConfig):
     trackers: tuple[TrackerName, ...] = ("tensorboard",)
     """Where curves are watched beside report.html; the services need the extra `trackers`."""
 
+    processes: Positive = 1
+    """Processes that the run is written for, a card each: a plan computes hours for so many. A run has as many as
+    accelerate or torchrun starts."""
     memory: Literal["normal", "low", "lowest"] = "normal"
     """low: for a card of 16 to 24 GB. The generator's and the judge's frozen weights are `int8` unless their `quantize`
     says otherwise; generator and judge take turns on the device, so that scores are not computed while samples are

@@ -13,14 +13,29 @@ from dataclasses import dataclass, field
 from pacorl.character_training.character_config import CharacterConfig
 from pacorl.character_training.pictures import PictureSet, read_pictures, small_pictures
 from pacorl.config.base import ConfigError
+from pacorl.core.sampler import Sampler
 from pacorl.plan import sources
-from pacorl.plan.components import character_rows, trained_bytes
-from pacorl.plan.generators import Inputs, policy_on_meta
+from pacorl.plan.generators import policy_on_meta
+from pacorl.plan.passes import image_encoding_pass, shallow
 from pacorl.plan.plan import Plan, card_shortage, device, disk_shortage, size_text
+from pacorl.plan.rows import (
+    ALL,
+    FP32,
+    Batch,
+    Row,
+    Training,
+    adapter_rows,
+    file_rows,
+    host_row,
+    in_phases,
+    measure_generator,
+    model_rows,
+    pass_rows,
+    training_rows,
+)
 from pacorl.runtime.logbook import check_trackers
 from pacorl.types import Size
 
-FP32 = 4
 SHARED = 3
 """Images with one caption from which the plan advises files of captions."""
 
@@ -63,21 +78,39 @@ def plan_character(config: CharacterConfig) -> CharacterPlan:
     pictures = read_pictures(config)
     config.generator.check_trainable(config.model.checkpoint)
 
-    # Memory.
-    generator = sources.generator_of(config.model, config.generator)
-    policy = policy_on_meta(config.generator, config.model, generator.configs)
+    # The size.
+    checkpoint = sources.generator_of(config.model, config.generator)
+    policy = policy_on_meta(config.generator, config.model, shallow(checkpoint.configs))
+    size = Size(*config.size)
     try:
-        policy.check_size(Size(*config.size))
+        policy.check_size(size)
     except ValueError as error:
         raise ConfigError(f"size: {error}") from None
+
+    # Memory. The loss is of the unguided velocity, and the gallery is guided.
+    batches = [Batch(size, config.optimizer.micro_batch)]
+    training = Training(config, Sampler(size=size, steps=config.gallery.steps), config.optimizer.micro_batch)
+    spec, model = config.generator, config.model
+    trained = measure_generator(
+        spec, model.unguided, checkpoint.configs, images=None, batches=batches, training=training
+    )
+    guided = measure_generator(spec, model, checkpoint.configs, images=None, batches=batches)
+    generator = dataclasses.replace(trained, samples=guided.samples)
     count = len(pictures.train) + len(pictures.held_out)
-    rows = character_rows(config, Inputs.of(policy), images=count)
+    rows = [
+        *model_rows(model, generator, [], in_turns=False),
+        *adapter_rows(generator),
+        *pass_rows(generator, [dataclasses.replace(batches[0], beside=generator.adapter)], prompts=policy.encode_batch),
+        *training_rows(generator, training),
+        Row("encoding an image", image_encoding_pass(generator.inputs, size=size).peak, phases=("encode",)),
+        host_row("latents of the images", count * policy.noise([0], size).numel() * FP32, ALL),
+        *file_rows(config, generator.adapter),
+    ]
 
     # Counts, and warnings that depend on the whole plan.
-    trained = trained_bytes(policy)
     plan = CharacterPlan(
-        rows,
-        generator.absences,
+        in_phases(rows, ("encode", "check", "sample", "decode", "train")),
+        checkpoint.absences,
         (),
         *device(),
         images=len(pictures.train),
@@ -85,10 +118,10 @@ def plan_character(config: CharacterConfig) -> CharacterPlan:
         captions={picture.path.name: picture.caption for picture in (*pictures.train, *pictures.held_out)},
         steps=config.steps,
         passes=config.steps * config.optimizer.batch / len(pictures.train),
-        trained_parameters=trained // FP32,
-        lora_bytes=trained,
+        trained_parameters=generator.trained // FP32,
+        lora_bytes=generator.trained,
     )
-    warnings = [generator.note, *_advice(config, pictures), card_shortage(plan), disk_shortage(config, plan)]
+    warnings = [checkpoint.note, *_advice(config, pictures), card_shortage(plan), disk_shortage(config, plan)]
     return dataclasses.replace(plan, warnings=tuple(warning for warning in warnings if warning))
 
 

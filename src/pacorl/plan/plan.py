@@ -1,25 +1,24 @@
 """Requirements of a run before it starts: `pacorl train-policy CONFIG --dry-run`.
 
-The config's prompts and sizes are checked, absent data and weights are listed with their source, and a table lists the
-memory of each component. No weights are loaded, and of the network only a judge's own server is asked.
+The config's prompts and sizes are checked, absent data and weights are listed with their source, and memory and hours
+are computed from passes on meta tensors. No weights are loaded, and of the network only a judge's own server is asked.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pacorl.config.base import ConfigError
 from pacorl.core.devices import available_device
+from pacorl.core.objectives import OBJECTIVES
 from pacorl.generate.generator import SIZE
 from pacorl.grpo.builders import with_credit, without_idle_judges
 from pacorl.grpo.inputs import run_inputs
@@ -27,23 +26,34 @@ from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.judge.judge import JudgeSettings, is_address
 from pacorl.models.policies import POLICIES
-from pacorl.models.policies.policy import PolicyOptions
+from pacorl.models.policies.policy import Parts, PolicyOptions
 from pacorl.plan import sources
-from pacorl.plan.components import (
+from pacorl.plan.generators import policy_on_meta
+from pacorl.plan.hours import CARDS, Card, Cost, cost_of
+from pacorl.plan.judges import Judging, clip_scorers, judging, pair_judge, scorer_of
+from pacorl.plan.passes import shallow
+from pacorl.plan.rows import (
+    ALL,
+    EPOCH,
+    FP32,
     PHASES,
-    PLACES,
+    Batch,
+    Generator,
     Phase,
     Place,
     Row,
-    generation_rows,
-    inputs_on_meta,
-    judge_scorer,
+    Training,
+    adapter_rows,
+    file_rows,
+    host_row,
+    in_phases,
+    measure_generator,
+    model_rows,
+    pass_rows,
     training_rows,
 )
-from pacorl.plan.cost import CARDS, Card, Cost, cost_of
-from pacorl.plan.generators import Inputs, policy_on_meta
 from pacorl.plan.sources import MissingFile
-from pacorl.plan.work import work_of
+from pacorl.plan.work import Work, work_of
 from pacorl.records.leaks import check_leaks
 from pacorl.records.prompts import prompts_from
 from pacorl.rewards import check_rewards
@@ -51,15 +61,15 @@ from pacorl.runtime.logbook import check_trackers
 from pacorl.types import TINY, Prompt, Size
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from pacorl.io.console import PlainConsole
 
 AUTO = "auto"
-PRINTED_WIDTH = 120
-"""Columns of a plan as a text."""
 LEAST_HOURS = 0.05
 """Hours below which a run's time is not printed."""
+MUCH = 0.25
+"""Share of a run's FLOPs above which its evaluations deserve a note."""
+LITTLE = 1e17
+"""FLOPs of evaluation below which no note is made: six minutes of an H100."""
 CARD_MARGIN = 2 * 2**30
 """Bytes that `auto` leaves free on a card. CUDA's context, kernels' scratch space and the allocator's fragments, which
 the plan does not count, take about half of it."""
@@ -77,6 +87,8 @@ class Plan:
     """Memory of the card; None without CUDA."""
     forwards_per_image: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Forwards by phase, counted by `plan.work`."""
+    prompts: int = 0
+    """Training prompts; 0 if they are absent."""
     cost: Cost | None = None
     """FLOPs of the run; None for generating."""
     checkpointed: Plan | None = None
@@ -84,11 +96,14 @@ class Plan:
 
     def phase_bytes(self, phase: Phase, *, place: Place = "device", files: bool = True) -> int:
         """Add up a phase's bytes on the device or elsewhere, with or without pages of files."""
-        total = 0
-        for row in self.rows:
-            if row.place == place and phase in row.phases and (files or not row.is_file):
-                total += row.bytes
-        return total
+        rows = [row for row in self.rows if row.place == place and phase in row.phases]
+        return sum(row.bytes for row in rows if files or not row.is_file)
+
+    @property
+    def phases(self) -> dict[Phase, int]:
+        """Bytes on the device in each phase that the command has."""
+        used = {phase for row in self.rows if row.place == "device" and row.phases != ALL for phase in row.phases}
+        return {phase: self.phase_bytes(phase) for phase in PHASES if phase in used or not used}
 
     @property
     def peak_bytes(self) -> int:
@@ -115,13 +130,13 @@ class Plan:
         """Bytes of the run's files."""
         return sum(row.bytes for row in self.rows if row.place == "disk")
 
-    def __str__(self) -> str:
-        """Return the dry run's text."""
-        from pacorl.io.console import PlainConsole
+    @property
+    def download_bytes(self) -> int:
+        """Bytes of the absent weights, those of one source once."""
+        return sum({absence.source: absence.bytes for absence in self.absences}.values())
 
-        console = PlainConsole(file=StringIO(), width=PRINTED_WIDTH)
-        print_plan(self, console)
-        return console.file.getvalue().rstrip()  # type: ignore[attr-defined,no-any-return]
+    def __str__(self) -> str:
+        return "\n".join(text_of(self))
 
     @property
     def verdict(self) -> str:
@@ -136,16 +151,21 @@ class Plan:
     def to_json(self) -> str:
         """Return the whole plan; sizes in bytes."""
         # Totals follow from the rows, and are printed for programs that do not add up.
-        phases = {phase: self.phase_bytes(phase) for phase in PHASES}
-        totals = {
-            "phases": phases,
+        totals: dict[str, Any] = {
+            "phases": {phase: self.phase_bytes(phase) for phase in PHASES},
             "peak_bytes": self.peak_bytes,
             "peak_gib": round(self.peak_bytes / 2**30, 2),
             "least_gib": round(self.least_bytes / 2**30, 2),
             "host_gib": round(self.host_bytes / 2**30, 2),
+            "download_bytes": self.download_bytes,
             "verdict": self.verdict,
         }
+        if self.cost:
+            totals["hours"] = {card.name: self.cost.hours(card) for card in CARDS}
         return json.dumps(dataclasses.asdict(self) | totals, indent=2)
+
+
+# --- plans -----------------------------------------------------------------------------------------------------
 
 
 def plan_policy(config: PolicyConfig, *, world: int | None = None, ask: bool = False) -> Plan:
@@ -153,7 +173,7 @@ def plan_policy(config: PolicyConfig, *, world: int | None = None, ask: bool = F
 
     Args:
         config: the run. The published architecture replaces absent weights.
-        world: number of processes; by default those that torchrun or accelerate started.
+        world: number of processes; by default those that torchrun or accelerate started, else the config's.
         ask: whether a judge over HTTP that does not answer is listed as absent.
 
     Raises:
@@ -165,7 +185,7 @@ def plan_policy(config: PolicyConfig, *, world: int | None = None, ask: bool = F
     if config.model.gradient_checkpointing == AUTO and device()[1] is None:
         checkpointed = plan_policy(with_checkpointing(config, on=True), world=world)
     config = decided(config, card_bytes=device()[1])
-    world = world or int(os.environ.get("WORLD_SIZE", "1"))
+    world = world or int(os.environ.get("WORLD_SIZE", "0")) or config.processes
     try:
         work = work_of(config, world=world)
     except ValueError as error:
@@ -191,71 +211,124 @@ def plan_policy(config: PolicyConfig, *, world: int | None = None, ask: bool = F
         action=config.prompts.leaks,
     )
 
-    # Checkpoints. A source image without a usable shape is reported here, before an epoch meets it.
+    # Checkpoints.
     config.generator.check_trainable(config.model.checkpoint)
-    generator = sources.generator_of(config.model, config.generator)
-    judge = sources.judge(config.judge, key="judge")
-    held_out_judge = sources.judge(config.evaluation.judge, key="evaluation.judge")
-    inputs = inputs_on_meta(config, generator.configs)
-    inputs.images = sources.planned_images(config, prompts)
-    for prompt in prompts:
-        inputs.policy.size_of(prompt, Size(*config.sampling.size))
+    checkpoint = sources.generator_of(config.model, config.generator)
+    judges = (sources.judge(config.judge, key="judge"), sources.judge(config.evaluation.judge, key="evaluation.judge"))
 
     # Memory and work, at the largest of the records' sizes if records decide.
-    largest = config
-    if config.prompts.record_sizes:
-        sampling = config.sampling.model_copy(update={"size": _largest_size(train, config.sampling.size)})
-        judged = config.evaluation.model_copy(update={"size": _largest_size(evaluation, config.evaluation.size)})
-        largest = config.model_copy(update={"sampling": sampling, "evaluation": judged})
-    rows = training_rows(
-        largest,
-        work=work,
-        inputs=inputs,
-        judge=judge.configs,
-        held_out_judge=held_out_judge.configs,
-        prompts=prompts,
-        world=world,
+    sizes = _sizes(config, checkpoint.configs, train, evaluation)
+    rows, generator, asked = _training(
+        config, checkpoint.configs, judges=judges, work=work, sizes=sizes, prompts=prompts, world=world
     )
+    evaluated = len(evaluation) or config.prompts.evaluation_limit
     cost = cost_of(
         config,
         work=work,
-        inputs=inputs,
-        judge=judge.configs,
-        prompts=train,
-        evaluated=len(evaluation),
+        generator=generator,
+        judge=asked[0],
+        held_out_judge=asked[1],
+        evaluated=evaluated,
         world=world,
     )
 
     # Absent weights, and warnings, most of which are empty.
-    checkpoints = (generator, judge, held_out_judge)
+    checkpoints = (checkpoint, *judges)
     absences = sources.all_absences(config, checkpoints)
     if ask:
         absences += tuple(sources.silent_judges(config))
-    plan = Plan(rows, absences, (), *device(), work.forwards_per_image, cost, checkpointed)
-    warnings = [leaks, *(checkpoint.note for checkpoint in checkpoints), *cost.warnings()]
+    plan = Plan(rows, absences, (), *device(), work.forwards_per_image, len(train), cost, checkpointed)
+    warnings = [leaks, *(each.note for each in checkpoints), _costly_evaluation(cost)]
     warnings += [card_shortage(plan), host_shortage(plan), disk_shortage(config, plan)]
     return dataclasses.replace(plan, warnings=tuple(warning for warning in warnings if warning))
 
 
-def decided(config: PolicyConfig, *, card_bytes: int | None) -> PolicyConfig:
-    """Decide `model.gradient_checkpointing: auto`: off if the run then fits the card, or without a card.
+def _training(
+    config: PolicyConfig,
+    configs: Parts,
+    *,
+    judges: Sequence[sources.Checkpoint],
+    work: Work,
+    sizes: tuple[Size, Size],
+    prompts: Sequence[Prompt],
+    world: int,
+) -> tuple[tuple[Row, ...], Generator, tuple[Judging, Judging]]:
+    """Measure a run: its components, its generator, and what is asked of both judges."""
+    # Models that score. Those of this process may work during sampling.
+    size, full = sizes
+    options = (config.judge, config.evaluation.judge)
+    asked = []
+    scorers = []
+    for number, (name, judge) in enumerate(zip(("judge", "evaluation's judge"), options, strict=True)):
+        parts = judges[number].configs or (sources.published_judge(judge.name)[1] if judge else {})
+        work_of_judge = judging(
+            config, judge, parts, prompts=prompts, size=size, evaluation_size=full, held_out=number == 1
+        )
+        asked.append(work_of_judge)
+        if judge and not judge.remote:
+            scorers.append(scorer_of(name, judge, work_of_judge))
+    panels = min((prompt.grid.count for prompt in prompts), default=4)
+    scorers += clip_scorers(config, panels=panels)
+    in_turns = config.in_turns and bool(scorers)
+    beside = 0 if in_turns else max((scorer.buffers for scorer in scorers), default=0)
 
-    Raises:
-        ValueError: As `plan_policy` does.
-    """
-    if config.model.gradient_checkpointing != AUTO:
-        return config
-    # Recomputing activations costs time, so that it is off wherever the run fits without.
-    without = with_checkpointing(config, on=False)
-    if card_bytes is None or plan_policy(without).peak_bytes + CARD_MARGIN <= card_bytes:
-        return without
-    return with_checkpointing(config, on=True)
+    # The generator: a batch of nodes is trained if the tree branches, else a batch of samples.
+    nodes = work.node_batch or config.sampling.batch
+    sampler = work.sampler.model_copy(update={"size": size})
+    training = Training(config, sampler, nodes, with_base=config.objective.kl_weight > 0)
+    batches = [Batch(size, config.sampling.batch, beside), Batch(full, config.evaluation.batch)]
+    images = sources.planned_images(config, prompts)
+    generator = measure_generator(
+        config.generator,
+        config.model,
+        configs,
+        images=images,
+        batches=batches,
+        training=training,
+        record_sizes=config.prompts.record_sizes,
+    )
+    # Compiled SDE steps are sampled as they are trained. The average replaces the adapter during an evaluation.
+    least = generator.train if config.model.compile != "none" and work.node_batch else 0
+    batches = [
+        dataclasses.replace(batches[0], least=least),
+        dataclasses.replace(batches[1], beside=generator.adapter),
+    ]
+    rows = [
+        *model_rows(config.model, generator, scorers, in_turns=in_turns, world=world),
+        *adapter_rows(generator),
+        *pass_rows(generator, batches, prompts=generator.inputs.policy.encode_batch),
+        *training_rows(generator, training),
+        *_records(config, generator, work, size, full, prompts=len(prompts), world=world),
+        *file_rows(config, generator.adapter),
+    ]
+    if world > 1:
+        rows.append(Row("gradients' buckets", generator.trained, phases=EPOCH, note="in which DDP sums them"))
+    if OBJECTIVES[config.objective.name].needs == "endpoint":
+        rows.append(Row("adapter that samples", generator.adapter, phases=EPOCH, note=config.objective.name))
+    return tuple(rows), generator, (asked[0], asked[1])
 
 
-def with_checkpointing(config: PolicyConfig, *, on: bool) -> PolicyConfig:
-    """Set `model.gradient_checkpointing`."""
-    model = config.model.model_copy(update={"gradient_checkpointing": on})
-    return config.model_copy(update={"model": model})
+def _records(
+    config: PolicyConfig, generator: Generator, work: Work, size: Size, full: Size, *, prompts: int, world: int
+) -> Iterator[Row]:
+    """List samples, prompts and adapters in main memory."""
+    policy = generator.inputs.policy
+    # Rollouts: latents of the trained steps in fp32, 8-bit images, and with panel credit a log-probability per token.
+    noise_BNC = policy.noise([0], size)
+    rollouts = work.latents * noise_BNC.numel() * FP32 + work.samples * 3 * size.height * size.width
+    if config.advantages.panel_share:
+        rollouts += work.samples * len(work.sampler.stochastic_steps) * noise_BNC.shape[1] * FP32
+    yield host_row("an epoch's rollouts", rollouts, EPOCH, note=f"{work.samples} samples")
+
+    # Encoded prompts, in one file for all processes.
+    encoded = prompts or config.prompts_per_epoch + config.prompts.evaluation_limit
+    of_prompt = sum(tensor.nbytes for tensor in generator.inputs.conditioning(size, batch=1).tensors.values())
+    yield host_row("encoded prompts", encoded * of_prompt, ALL, note=f"{encoded} prompts, on disk and mapped")
+
+    # An evaluation's 8-bit images.
+    images = config.prompts.evaluation_limit * config.evaluation.samples_per_prompt
+    yield host_row("an evaluation's images", images * 3 * full.height * full.width, EPOCH, note=f"at most {images}")
+    yield host_row("adapters, before they are placed", world * generator.adapter, ("encode",))
 
 
 def plan_generation(
@@ -277,24 +350,29 @@ def plan_generation(
     """
     # The generator, in the shapes of its own or the published configs.
     spec = POLICIES[options.kind]
-    generator = sources.generator_of(options, spec)
-    inputs = Inputs.of(policy_on_meta(spec, options, generator.configs))
-    inputs.images = max(inputs.images, images)
+    checkpoint = sources.generator_of(options, spec)
     if size is None:
         size = spec.committed.size if options.checkpoint == TINY else SIZE
-    inputs.policy.check_size(size)
+    policy = policy_on_meta(spec, options, shallow(checkpoint.configs))
+    policy.check_size(size)
+    batches = [Batch(policy.nearest_size(size), 1)]
+    own = 0 if policy.source_optional else min(1, policy.max_sources)
+    generator = measure_generator(spec, options, checkpoint.configs, images=max(own, images), batches=batches)
 
+    # Candidates that are sets are compared by panels, the largest of which a grid of 2 × 2 has.
     judge_files = sources.judge(judge, key="judge")
-    scorer = None
+    panel = Size(size.height // 2, size.width // 2) if spec.sets else size
+    scorers = []
     if judge and not judge.remote:
-        # Candidates that are sets are compared by panels, the largest of which a grid of 2 × 2 has.
-        panel = Size(size.height // 2, size.width // 2) if spec.sets else size
-        scorer = judge_scorer("judge", judge, judge_files.configs, panel=panel)
+        scorers.append(pair_judge(judge, judge_files.configs, panel=panel))
 
-    # Memory.
-    rows = generation_rows(options, inputs, size=inputs.policy.nearest_size(size), low=low, judge=scorer)
-    notes = tuple(checkpoint.note for checkpoint in (generator, judge_files) if checkpoint.note)
-    return Plan(rows, (*generator.absences, *judge_files.absences), notes, *device())
+    # Generating checks no adapter: this phase is the moment after loading, when all models are in main memory.
+    rows = model_rows(options, generator, scorers, in_turns=low, generates=True)
+    rows += pass_rows(generator, batches, prompts=1)
+    phases: tuple[Phase, ...] = ("encode", "check", "sample", "decode")
+    kept = in_phases(rows, (*phases, "score") if scorers else phases)
+    notes = tuple(each.note for each in (checkpoint, judge_files) if each.note)
+    return Plan(kept, (*checkpoint.absences, *judge_files.absences), notes, *device())
 
 
 def judge_options(source: str, adapter: str, weights: Mapping[str, Any]) -> JudgeSettings | None:
@@ -332,102 +410,139 @@ def plan_training(model: Any, **arguments: Any) -> Plan:
     return dataclasses.replace(plan, warnings=(*plan.warnings, *notes))
 
 
+def decided(config: PolicyConfig, *, card_bytes: int | None) -> PolicyConfig:
+    """Decide `model.gradient_checkpointing: auto`: off if the run then fits the card, or without a card.
+
+    Raises:
+        ValueError: As `plan_policy` does.
+    """
+    if config.model.gradient_checkpointing != AUTO:
+        return config
+    # Recomputing activations costs time, so that it is off wherever the run fits without.
+    without = with_checkpointing(config, on=False)
+    if card_bytes is None or plan_policy(without).peak_bytes + CARD_MARGIN <= card_bytes:
+        return without
+    return with_checkpointing(config, on=True)
+
+
+def with_checkpointing(config: PolicyConfig, *, on: bool) -> PolicyConfig:
+    """Set `model.gradient_checkpointing`."""
+    model = config.model.model_copy(update={"gradient_checkpointing": on})
+    return config.model_copy(update={"model": model})
+
+
+def _sizes(
+    config: PolicyConfig, configs: Parts, train: Sequence[Prompt], evaluation: Sequence[Prompt]
+) -> tuple[Size, Size]:
+    """Check the sizes of training and evaluation, and return the largest that prompts have.
+
+    Raises:
+        ConfigError: VAE and patches do not divide a size of the config; the message names the nearest.
+    """
+    policy = policy_on_meta(config.generator, config.model, shallow(configs), record_sizes=config.prompts.record_sizes)
+    sizes = []
+    for key, sides, prompts in (
+        ("sampling.size", config.sampling.size, train),
+        ("evaluation.size", config.evaluation.size, evaluation),
+    ):
+        size = Size(*sides)
+        try:
+            policy.check_size(size)
+        except ValueError as error:
+            raise ConfigError(f"{key}: {error}") from None
+        # A source image without a usable shape is reported here, before an epoch meets it.
+        found = [policy.size_of(prompt, Size(*config.sampling.size)) for prompt in prompts]
+        if config.prompts.record_sizes and found:
+            size = max((prompt.size or size for prompt in prompts), key=lambda one: one.height * one.width)
+        sizes.append(policy.nearest_size(size))
+    return sizes[0], sizes[1]
+
+
+def _prompts(config: PolicyConfig, source: str, *, limit: int | None = None) -> Sequence[Prompt]:
+    """Read prompts; none if their source is absent."""
+    absence = sources.prompts_absence("prompts", source, spec=config.generator, edits=config.generator.edits)
+    return () if absence else prompts_from(source, limit=limit, model=config.model.checkpoint)
+
+
+# --- the screen ------------------------------------------------------------------------------------------------
+
+
 def print_plan(plan: Plan, console: PlainConsole | None = None) -> None:
-    """Print the verdict, absences, warnings and components."""
-    from pacorl.io.console import PlainConsole, labelled
+    """Print the plan on one screen: the verdict, absences and notes, memory, work and hours."""
+    from pacorl.io.console import PlainConsole
 
     console = console or PlainConsole()
-    lines: list[str | Text] = [plan.verdict]
-    for absence in plan.absences:
-        lines.append(labelled("absent", f"{absence.key} = {absence.source}: {absence.remedy}", style="yellow"))
-    for warning in plan.warnings:
-        lines.append(labelled("note", warning, style="yellow"))
     # Without wrapping, so that a command can be copied.
-    for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
-    _print_components(plan, console)
+    for line in text_of(plan):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _print_components(plan: Plan, console: PlainConsole) -> None:
-    """Print the memory of each component and the totals."""
-    from rich.table import Table
+def text_of(plan: Plan) -> Iterator[str]:
+    """List the lines of a dry run."""
+    yield plan.verdict
+    for absence in plan.absences:
+        yield f"absent {absence.key} = {absence.source}: {absence.remedy}"
+    for warning in plan.warnings:
+        yield f"note {warning}"
 
-    table = Table("component", "parameters", "memory", "where and when", title="what the run needs")
-    for column in table.columns[1:3]:
-        column.justify = "right"
+    # The card.
+    phases = plan.phases
+    largest = max(phases, key=lambda phase: phases[phase])
+    card = f" of {size_text(plan.device_bytes)}" if plan.device_bytes else ""
+    either = f"; {size_text(plan.checkpointed.peak_bytes)} with gradient checkpointing" if plan.checkpointed else ""
+    yield (
+        f"device: {plan.device}; {size_text(plan.peak_bytes)}{card} needed at the peak, {PHASES[largest]}, and about "
+        f"1 GiB for CUDA{either}"
+    )
+    yield "  " + ", ".join(f"{PHASES[phase]} {size_text(size)}" for phase, size in phases.items())
 
-    # Components, by place.
-    for place in PLACES:
-        for row in plan.rows:
-            if row.place == place:
-                table.add_row(row.component, _count_text(row.parameters), size_text(row.bytes), _where(row))
-        table.add_section()
+    # The machine.
+    downloads = f"; to download {plan.download_bytes / 10**9:.0f} GB" if plan.download_bytes else ""
+    files = f"; files {size_text(plan.disk_bytes)}" if plan.disk_bytes else ""
+    yield f"main memory: {size_text(plan.host_bytes)} for all processes, loading included{files}{downloads}"
 
-    # Totals of the phases that have components of their own: generating has no training.
-    phases = set[Phase]()
-    for row in plan.rows:
-        if row.place == "device" and row.phases != tuple(PHASES):
-            phases.update(row.phases)
-    for phase, title in PHASES.items():
-        if phase in phases:
-            total = plan.phase_bytes(phase)
-            remark = "peak" if total == plan.peak_bytes else ""
-            table.add_row(f"device, {title}", "", size_text(total), remark)
-    table.add_row("main memory, all processes", "", size_text(plan.host_bytes), "peak, loading included")
-    console.print(table)
-
-    # The totals in sentences.
-    for line in summary(plan):
-        console.print(line)
-
-
-def summary(plan: Plan) -> Iterator[str]:
-    """Describe the device and the work, a line each."""
-    # The device.
-    card = ""
-    if plan.device_bytes:
-        card = f" of {size_text(plan.device_bytes)}"
-    cuda = ", and about 1 GiB for CUDA" if card else ""
-    either = ""
-    if plan.checkpointed:
-        either = (
-            f" without gradient checkpointing, {size_text(plan.checkpointed.peak_bytes)} with it (`auto`: by the card)"
-        )
-    yield f"device: {plan.device}; {size_text(plan.peak_bytes)}{card} needed{cuda}{either}"
-
-    # The work of an image, by phase.
-    counts = []
-    for phase, count in plan.forwards_per_image.items():
-        if count:
-            counts.append(f"{count:.4g} in {phase.replace('_', ' ')}")
-    if counts:
-        yield f"forwards per image: {', '.join(counts)}"
-
-    # Judging beside training, evaluations, and hours on known cards.
+    # The work.
     if plan.cost:
-        if plan.cost.questions:
-            yield plan.cost.balance_line
-        yield plan.cost.evaluation_line
-        yield from _time_lines(plan, plan.cost)
+        yield _work(plan, plan.cost)
+        yield from _hours(plan, plan.cost)
 
 
-def _time_lines(plan: Plan, cost: Cost) -> Iterator[str]:
-    cards = timed_cards(plan, cost)
-    if cards:
-        yield cost.time_line(cards)
-    # Cards that hold the run with gradient checkpointing alone.
-    if plan.checkpointed and plan.checkpointed.cost:
+def _work(plan: Plan, cost: Cost) -> str:
+    """Describe a run's work."""
+    seen = ""
+    if plan.prompts:
+        drawn = cost.epochs * cost.prompts_per_epoch
+        seen = f", each of {plan.prompts} prompts {drawn / plan.prompts:.3g} times"
+    counts = {phase.replace("_", " "): count for phase, count in plan.forwards_per_image.items() if count}
+    forwards = ", ".join(f"{count:.4g} in {phase}" for phase, count in counts.items())
+    return f"work: {cost.epochs} epochs of {cost.samples} images{seen}; forwards per image: {forwards}"
+
+
+def _hours(plan: Plan, cost: Cost) -> Iterator[str]:
+    """Describe the time of a run, and the balance of a judge elsewhere with its trainers."""
+    if cost.judge_cards:
+        servers = f"{cost.judge_cards} card" + "s" * (cost.judge_cards > 1)
+        yield (
+            f"judge: {cost.questions} questions about an image are {cost.judged / 1e12:.1f} TFLOP beside "
+            f"{cost.image_flops / 1e12:.0f} of training; {servers} of the trainers' kind keep up with {cost.world}"
+        )
+    shown = timed_cards(plan, cost)
+    if not shown and plan.checkpointed and plan.checkpointed.cost:
         cost = plan.checkpointed.cost
-        further = [card for card in timed_cards(plan.checkpointed, cost) if card not in cards]
-        if further:
-            yield cost.time_line(further, " with gradient checkpointing, which these cards need")
+        shown = timed_cards(plan.checkpointed, cost)
+    if shown:
+        hours = []
+        for card in shown:
+            low, high = cost.hours(card)
+            hours.append(f"{low:.2g} to {high:.2g} on {cost.world} × {card.name}")
+        yield f"hours, evaluations ({cost.evaluation_share:.0%}), judging and saving included: {', '.join(hours)}"
 
 
 def timed_cards(plan: Plan, cost: Cost) -> list[Card]:
     """Return this machine's card, or if it is unknown all cards that fit the run; none for a run of minutes."""
     here = [card for card in CARDS if card.name == plan.device]
     fitting = [card for card in CARDS if plan.peak_bytes + CARD_MARGIN <= card.gigabytes * 10**9]
-    return [card for card in here or fitting if cost.hours(card) > LEAST_HOURS]
+    return [card for card in here or fitting if cost.hours(card)[1] > LEAST_HOURS]
 
 
 def peak_line(plan: Plan, *, allocated: int, reserved: int) -> str:
@@ -438,32 +553,12 @@ def peak_line(plan: Plan, *, allocated: int, reserved: int) -> str:
     )
 
 
-def _where(row: Row) -> str:
-    """Describe the place and the phases of a row, with its note."""
-    where = PLACES[row.place]
-    phases = ", ".join(row.phases)
-    if row.phases != tuple(PHASES):
-        if row.place == "device":
-            where = phases
-        elif row.place == "host":
-            where = f"{where}: {phases}"
-    return f"{where}; {row.note}" if row.note else where
-
-
-# --- checks ----------------------------------------------------------------------------------------------------
-
-
-def _largest_size(prompts: Sequence[Prompt], size: tuple[int, int]) -> tuple[int, int]:
-    sizes = []
-    for prompt in prompts:
-        sizes.append((prompt.size.height, prompt.size.width) if prompt.size else size)
-    return max(sizes, key=math.prod, default=size)
-
-
-def _prompts(config: PolicyConfig, source: str, *, limit: int | None = None) -> Sequence[Prompt]:
-    """Read prompts; none if their source is absent."""
-    absence = sources.prompts_absence("prompts", source, spec=config.generator, edits=config.generator.edits)
-    return () if absence else prompts_from(source, limit=limit, model=config.model.checkpoint)
+def size_text(number: int) -> str:
+    """Format bytes as `3.0 GiB`."""
+    for name, unit in {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}.items():
+        if number >= unit:
+            return f"{number / unit:.1f} {name}"
+    return f"{number} B"
 
 
 # --- this machine ----------------------------------------------------------------------------------------------
@@ -486,7 +581,7 @@ def card_shortage(plan: Plan) -> str:
         return ""
     return (
         f"the device has {size_text(plan.device_bytes)} and {size_text(plan.peak_bytes)} are needed: lower "
-        "sampling.batch, evaluation.batch or judge.batch_tokens, or turn model.gradient_checkpointing on"
+        "sampling.batch or evaluation.batch, take memory: low or lowest, or turn model.gradient_checkpointing on"
     )
 
 
@@ -511,23 +606,10 @@ def disk_shortage(config: LoraConfig, plan: Plan) -> str:
     return f"out = {config.out} has {size_text(free)} free and needs {needed}: lower keep_checkpoints"
 
 
-# --- numbers for people ----------------------------------------------------------------------------------------
-
-
-def size_text(number: int) -> str:
-    """Format bytes as `3.0 GiB`."""
-    return _in_units(number, {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}, digits=1) or f"{number} B"
-
-
-def _count_text(count: int | None) -> str:
-    if not count:
+def _costly_evaluation(cost: Cost) -> str:
+    if cost.evaluation_share <= MUCH or cost.evaluations * cost.evaluation.flops <= LITTLE:
         return ""
-    return _in_units(count, {"B": 10**9, "M": 10**6, "k": 10**3}, digits=2) or str(count)
-
-
-def _in_units(number: int, units: Mapping[str, int], *, digits: int) -> str:
-    """Format a number in the largest unit that it reaches; empty if it is below all."""
-    for name, unit in units.items():
-        if number >= unit:
-            return f"{number / unit:.{digits}f} {name}"
-    return ""
+    return (
+        f"evaluation takes {cost.evaluation_share:.0%} of the run's FLOPs: lower evaluation.size, evaluation.steps or "
+        "prompts.evaluation_limit, or raise evaluation.every"
+    )

@@ -53,6 +53,8 @@ class MissingFile:
     """The key's value."""
     remedy: str
     """Instructions to get it."""
+    bytes: int = 0
+    """Size of a download of published weights; 0 if it is unknown."""
 
 
 def verdict(absences: Sequence[MissingFile], *, faults: int = 0, notes: int = 0) -> str:
@@ -196,14 +198,14 @@ def image_options(saved: JsonObject) -> JsonObject:
 # --- models of rewards -----------------------------------------------------------------------------------------
 
 
-def rewards_of(config: PolicyConfig) -> Iterator[tuple[str, Reward]]:
-    """List (config key, reward) of the run and its evaluation, without judges and without loading weights.
+def rewards_of(config: PolicyConfig, *, judge: Judge | None = None) -> Iterator[tuple[str, Reward]]:
+    """List (config key, reward) of the run and its evaluation, without loading weights.
 
     Rewards of users' files are left out, because making one executes its file.
     """
     for key, rewards in (("rewards", config.rewards), ("evaluation.rewards", config.evaluation.rewards)):
         built_in = [reward for reward in rewards if ".py:" not in reward.name]
-        for name, reward in build_rewards(built_in, judge=None).items():
+        for name, reward in build_rewards(built_in, judge=judge).items():
             yield f"{key}.{name}", reward
 
 
@@ -237,7 +239,7 @@ def _reward_absences(config: PolicyConfig) -> Iterator[MissingFile]:
     for key, encoder in clip_encoders(config).items():
         folder = _clip_folder(encoder)
         if folder is None or not (_has_weights(folder) or any(folder.glob("pytorch_model*.bin"))):
-            yield _absence(key, encoder.checkpoint, "a CLIP model", files=OF_MODEL)
+            yield _absence(key, encoder.checkpoint, "a CLIP model", shapes=[clip_parts(encoder)], files=OF_MODEL)
     for key, reward in rewards_of(config):
         if isinstance(reward, Aesthetic) and not reward.head_path.is_file():
             remedy = f"the published head: get it from {AESTHETIC_SOURCE}"
@@ -345,10 +347,14 @@ def _absence(
         shapes: configs of the models, if they are known.
         files: options of the download that choose what is read.
     """
-    return MissingFile(key, source, f"{lacking}: {_remedy(source, shapes, files)}")
+    # In bf16, as they are published; nothing is fetched for a folder.
+    is_hub = bool(HUB_NAME.fullmatch(source)) and not Path(source).expanduser().exists()
+    models = [model_on_meta(shape, dtype=torch.bfloat16) for shape in shapes if is_hub]
+    size = sum(weight.nbytes for model in models for weight in model.parameters())
+    return MissingFile(key, source, f"{lacking}: {_remedy(source, size, files)}", size)
 
 
-def _remedy(source: str, shapes: Sequence[Mapping[str, Any]], files: Sequence[str]) -> str:
+def _remedy(source: str, size: int, files: Sequence[str]) -> str:
     if source == TINY:
         return "`python -m research.tiny all` makes it again"
     # A file within a repository, a folder, or a whole repository.
@@ -358,9 +364,7 @@ def _remedy(source: str, shapes: Sequence[Mapping[str, Any]], files: Sequence[st
     if not HUB_NAME.fullmatch(source) or Path(source).expanduser().exists():
         return f"put it into the folder {source}, or name a model of the hub"
     command = f"`{download_command(source, *files)}`"
-    if shapes:  # in bf16, as they are published
-        models = [model_on_meta(shape, dtype=torch.bfloat16) for shape in shapes]
-        size = sum(weight.nbytes for model in models for weight in model.parameters())
+    if size:
         command += f", {size / 10**9:.0f} GB"
     if any(spec.gated and spec.published == source for spec in POLICIES.values()):
         return f"gated; accept the licence at https://huggingface.co/{source}, `hf auth login`, then {command}"

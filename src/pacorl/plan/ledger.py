@@ -1,0 +1,143 @@
+"""Peak memory and FLOPs of code that runs on meta tensors.
+
+The peak includes saved activations and passing buffers. It excludes kernels' scratch space, the allocator's rounding
+and fragments, and the CUDA context (together about 1 GiB on a card).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from pacorl.plan.generators import META
+
+aten = torch.ops.aten
+
+
+def attention_flops(query_BHSD: Tensor, key_BHSD: Tensor, value_BHSD: Tensor, *_: Any, **__: Any) -> float:
+    """FLOPs of attention; several heads of the query may share a head of key and value."""
+    widths = query_BHSD.shape[-1] + value_BHSD.shape[-1]
+    return _scores(query_BHSD, key_BHSD) * 2.0 * widths
+
+
+def attention_backward_flops(
+    _: Tensor, query_BHSD: Tensor, key_BHSD: Tensor, value_BHSD: Tensor, *__: Any, **___: Any
+) -> float:
+    """FLOPs of attention's gradients: the scores once more, and two products each for query, key and value."""
+    widths = 3 * query_BHSD.shape[-1] + 2 * value_BHSD.shape[-1]
+    return _scores(query_BHSD, key_BHSD) * 2.0 * widths
+
+
+def _scores(query_BHSD: Tensor, key_BHSD: Tensor) -> int:
+    return query_BHSD.shape[:-1].numel() * key_BHSD.shape[-2]
+
+
+FLOPS: Mapping[Any, Callable[..., float]] = {
+    **flop_registry,
+    aten._scaled_dot_product_flash_attention_for_cpu: attention_flops,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward_flops,
+}
+"""torch's formulas of products and convolutions, and those of the attention in `fused_attention`."""
+
+
+class MemoryLedger(TorchDispatchMode):
+    """Count the bytes of the storages that operations allocate in the block, and their FLOPs.
+
+    Weights and inputs, which exist before the block, are not counted.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = 0
+        self.peak = 0
+        self.flops = 0.0
+        self._storages: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        for tensor in tensors_in(args):
+            self._note(tensor, counted=False)
+        outputs = func(*args, **kwargs)
+        for tensor in tensors_in(outputs):
+            self._note(tensor, counted=True)
+        formula = FLOPS.get(func._overloadpacket)
+        if formula:
+            self.flops += float(formula(*args, **kwargs, out_val=outputs))
+        return outputs
+
+    def _note(self, tensor: Tensor, *, counted: bool) -> None:
+        # A storage's Python object lives as long as the storage, so that its id identifies it and its weak reference
+        # reports its end.
+        storage = tensor.untyped_storage()
+        key = id(storage)
+        if key in self._storages:
+            return
+        # Inputs are known from now on, and count nothing.
+        size = storage.nbytes() if counted else 0
+
+        def freed(_: object) -> None:
+            self.live -= size
+            del self._storages[key]
+
+        self._storages[key] = weakref.ref(storage, freed)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+
+def tensors_in(nested: object) -> Iterator[Tensor]:
+    """List the tensors among an operation's arguments or results, which nest in lists and tuples only."""
+    if isinstance(nested, Tensor):
+        yield nested
+    elif isinstance(nested, list | tuple):
+        for inner in nested:
+            yield from tensors_in(inner)
+
+
+@contextmanager
+def fused_attention() -> Iterator[None]:
+    """Route the attention of meta tensors through a fused kernel, as that of real tensors.
+
+    torch's default for meta tensors keeps every attention matrix: 8 heads of 4,096 tokens in fp32 take 1,568 MiB,
+    forward and backward, instead of 40.
+    """
+    # The function by its module, where diffusers looks it up at every call.
+    real = F.scaled_dot_product_attention
+    name = "scaled_dot_product_attention"
+
+    def attention(
+        query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, dropout_p: float = 0.0, **options: Any
+    ) -> Tensor:
+        if query.device != META:
+            return real(query, key, value, attn_mask, dropout_p, **options)
+        # Only the CPU's fused kernel accepts meta tensors on a machine without CUDA; it saves the same tensors for its
+        # backward.
+        fused: Tensor = aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, dropout_p, options.get("is_causal", False), attn_mask=attn_mask,
+            scale=options.get("scale"),
+        )[0]  # fmt: skip
+        return fused
+
+    # Restored even after an error: other code of the process uses the function.
+    setattr(F, name, attention)
+    try:
+        yield
+    finally:
+        setattr(F, name, real)
+
+
+def measured(run: Callable[[], object], *, gradients: bool = False) -> MemoryLedger:
+    """Run a function on meta tensors, and count its memory and FLOPs."""
+    ledger = MemoryLedger()
+    with nullcontext() if gradients else torch.no_grad(), fused_attention(), ledger:
+        run()
+    return ledger
