@@ -11,7 +11,6 @@ import pytest
 from pacorl.io.documents import (
     Journal,
     append_jsonl,
-    blamed_on,
     check_keys,
     dump_yaml,
     parse_json,
@@ -65,13 +64,6 @@ def test_an_absent_document_is_named_with_the_fix(tmp_path: Path) -> None:
         read_jsonl(tmp_path / "none.jsonl")
 
 
-def test_bad_yaml_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("a: [1\nb: 2\n")
-    with pytest.raises(ValueError, match=r"a\.yaml:2: not valid YAML: expected ',' or '\]'") as fault:
-        read_yaml(tmp_path / "a.yaml")
-    assert "\n" not in str(fault.value)
-
-
 @pytest.mark.parametrize(
     ("line", "fault"),
     [
@@ -104,11 +96,6 @@ def test_text_without_a_file_names_no_line() -> None:
         parse_json(b'"\xff"', name="the answer")
 
 
-def test_blame_goes_in_front_of_a_fault() -> None:
-    with pytest.raises(ValueError, match=r"^row 3: too long$"), blamed_on("row 3"):
-        raise ValueError("too long")
-
-
 # --- what is refused -------------------------------------------------------------------------------------------
 
 
@@ -125,15 +112,6 @@ def test_blame_goes_in_front_of_a_fault() -> None:
 def test_json_that_is_none_is_refused(text: str, fault: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(fault)}"):
         parse_json(text, name="f.json")
-
-
-def test_json_of_a_hundred_levels_and_large_numbers_is_read() -> None:
-    assert parse_json("[" * 100 + "]" * 100)
-    assert parse_json('{"a": 12345678901234567890, "b": 1e308, "c": {"a": 1}}') == {
-        "a": 12345678901234567890,
-        "b": 1e308,
-        "c": {"a": 1},
-    }
 
 
 @pytest.mark.parametrize(
@@ -205,13 +183,6 @@ def test_only_regular_files_of_a_bounded_size_are_read(tmp_path: Path) -> None:
         read_yaml(tmp_path / "large.yaml")
 
 
-def test_a_file_of_one_object_is_small(tmp_path: Path) -> None:
-    path = tmp_path / "large.json"
-    path.write_bytes(b'{"a": [' + b"{}," * (2**24 // 3) + b"{}]}")
-    with pytest.raises(ValueError, match=r"large\.json"):
-        read_object(path)
-
-
 def test_a_number_that_is_not_finite_is_written_as_null(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {"a": [float("nan"), 1.0], "b": float("inf")})
     write_jsonl(tmp_path / "a.jsonl", [{"a": float("-inf")}])
@@ -249,17 +220,3 @@ def test_journal_survives_a_torn_line(tmp_path: Path) -> None:
     journal.add({"key": "b", "n": 2})
     journal.add({"key": "a", "n": 3})
     assert {key: row["n"] for key, row in read_journal(path).items()} == {"a": 3, "b": 2}
-
-
-@pytest.mark.parametrize(
-    ("line", "fault"),
-    [
-        ("{oops", r"j\.jsonl:1: not valid JSON"),
-        ('{"n": 1}', r"j\.jsonl:1: 'key' must be a name or a number"),
-        ('{"key": [1]}', r"j\.jsonl:1: 'key' must be a name or a number"),
-    ],
-)
-def test_a_journal_names_the_line_it_cannot_use(tmp_path: Path, line: str, fault: str) -> None:
-    (tmp_path / "j.jsonl").write_text(line + "\n")
-    with pytest.raises(ValueError, match=fault):
-        Journal(tmp_path / "j.jsonl")

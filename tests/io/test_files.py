@@ -154,23 +154,6 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, victim: Path) -> None
         append_jsonl(log, {"epoch": 1})
 
 
-def test_no_file_is_made_at_the_end_of_a_link(tmp_path: Path) -> None:
-    (tmp_path / ".lock").symlink_to(tmp_path / "new")
-    with pytest.raises(OSError, match="a link"):
-        own_folder(tmp_path).__enter__()
-    assert not (tmp_path / "new").exists()
-
-
-def test_a_journal_that_is_a_link_takes_no_items(tmp_path: Path) -> None:
-    other = tmp_path / "other.jsonl"
-    other.write_text('{"key": "a"}\n')
-    (tmp_path / "journal.jsonl").symlink_to(other)
-    journal = Journal(tmp_path / "journal.jsonl")
-    with pytest.raises(OSError, match="a link"):
-        journal.add({"key": "b"})
-    assert other.read_text() == '{"key": "a"}\n'
-
-
 def test_a_lock_that_holds_something_else_is_left_alone(tmp_path: Path, victim: Path) -> None:
     (tmp_path / ".lock").hardlink_to(victim)
     with pytest.raises(ValueError, match=r"\.lock is no lock of pacorl's; move it away"):
@@ -251,12 +234,6 @@ def test_files_are_for_their_owner_to_write_and_logs_to_read(tmp_path: Path) -> 
     assert [mode_of(tmp_path / name) for name in names] == [0o755, 0o644, 0o600, 0o600, 0o600, 0o600]
 
 
-def test_a_stricter_mask_holds(tmp_path: Path) -> None:
-    with umask(0o077):
-        write_atomic(tmp_path / "page.html", "x")
-    assert mode_of(tmp_path / "page.html") == 0o600
-
-
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o664])
 def test_a_file_that_is_replaced_keeps_its_mode(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "page.html"
@@ -292,12 +269,6 @@ def test_only_what_was_made_is_deleted(tmp_path: Path) -> None:
     assert files_of(folder) == ["keep/c.txt", "lora/notes.txt"]
 
 
-def test_a_folder_of_made_files_goes_with_them(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "run", "a.bin", "lora/b.bin")
-    assert remove_made(folder, ["*.bin", "lora/*.bin"]) == []
-    assert not folder.exists()
-
-
 def test_other_files_move_to_where_they_are_kept_and_replace_nothing_there(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "old", "a.bin", "notes.txt", "lora/notes.txt")
     kept = folder_of(tmp_path / "new", "notes.txt")
@@ -322,21 +293,6 @@ def test_a_file_that_is_there_is_named_with_the_fix(tmp_path: Path) -> None:
     (tmp_path / "b.txt").symlink_to(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"b\.txt is there already, and is not replaced; name another"):
         check_new(tmp_path / "a.txt", tmp_path / "b.txt", fix="name another")
-
-
-def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
-    resource = pytest.importorskip("resource")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    try:
-        with pytest.raises(OSError, match="File too large") as whole:
-            write_atomic(tmp_path / "a.json", bytes(9000))
-        with pytest.raises(OSError, match="File too large") as line:
-            append_jsonl(tmp_path / "a.jsonl", {"text": "x" * 9000})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert [whole.value.filename, line.value.filename] == [str(tmp_path / "a.json"), str(tmp_path / "a.jsonl")]
-    assert not (tmp_path / "a.json").exists()
 
 
 def test_a_changed_or_missing_file_of_a_folder_is_named(tmp_path: Path) -> None:

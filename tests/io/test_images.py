@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageCms, PngImagePlugin
+from PIL import Image, ImageCms
 
 from pacorl.io.images import FORMATS, ImageError, as_rgb, check_readable, images_in, open_image, upright_size
 
@@ -46,11 +46,6 @@ def test_every_mode_becomes_rgb(mode: str) -> None:
     assert image.getpixel((4, 4)) == pytest.approx((250, 250, 250), abs=6)
 
 
-def test_cmyk_jpeg_keeps_its_colours() -> None:
-    image = open_image(written(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "jpeg"))
-    assert image.getpixel((4, 4)) == pytest.approx((255, 0, 0), abs=6)
-
-
 def test_sixteen_bit_grey_is_scaled() -> None:
     image = open_image(written(Image.new("I;16", (8, 8), 257 * 100)))
     assert image.getpixel((0, 0)) == (100, 100, 100)
@@ -62,13 +57,7 @@ def test_transparency_lies_on_white(mode: str) -> None:
     assert open_image(written(image.convert(mode))).getpixel((0, 0)) == (255, 255, 255)
 
 
-def test_exif_orientation_is_applied() -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6  # lies on its side
-    assert open_image(written(GRADIENT, "jpeg", exif=exif)).size == (30, 40)
-
-
-@pytest.mark.parametrize("orientation", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 99, 255, 65535])
+@pytest.mark.parametrize("orientation", [0, 1, 3, 6, 8, 99])
 @pytest.mark.parametrize("kind", ["jpeg", "png"])
 def test_the_size_of_a_header_is_the_decoded_one_at_every_orientation(
     kind: str, orientation: int, tmp_path: Path
@@ -79,6 +68,7 @@ def test_the_size_of_a_header_is_the_decoded_one_at_every_orientation(
     path.write_bytes(written(GRADIENT, kind, exif=exif))
     image, size = open_image(path), upright_size(path)
     assert (size.width, size.height) == image.size
+    assert (image.width > image.height) == (orientation not in (6, 8))
 
 
 @pytest.mark.parametrize("kind", ["gif", "png", "tiff", "webp"])
@@ -86,10 +76,6 @@ def test_several_frames_are_refused(kind: str) -> None:
     frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue", "green")]
     with pytest.raises(ImageError, match=r"move\.gif: has several frames or pages; save the one"):
         open_image(written(frames[0], kind, save_all=True, append_images=frames[1:]), name="move.gif")
-
-
-def test_a_gif_of_one_frame_is_an_image() -> None:
-    assert open_image(written(GRADIENT, "gif")).size == GRADIENT.size
 
 
 def test_a_phones_photo_with_a_second_image_is_one_image() -> None:
@@ -119,25 +105,10 @@ def test_a_decompression_bomb_is_refused_before_it_is_unpacked(side: int) -> Non
         open_image(bomb(side), name="bomb.png")
 
 
-def test_the_limit_can_be_set() -> None:
-    with pytest.raises(ImageError, match="40x30 is too large; an image may have 1,000 pixels"):
-        open_image(written(GRADIENT), max_pixels=1000)
-
-
 @pytest.mark.parametrize(("size", "message"), [((1, 1), "too small"), ((3, 100), "too small"), ((2000, 8), "too long")])
 def test_shapes_that_no_judge_takes_are_refused(size: tuple[int, int], message: str) -> None:
     with pytest.raises(ImageError, match=f"{size[0]}x{size[1]} is {message}"):
         open_image(written(Image.new("RGB", size)))
-
-
-def test_float_pixels_are_refused() -> None:
-    with pytest.raises(ImageError, match="8 bits a channel"):
-        open_image(written(Image.new("F", (8, 8)), "tiff"))
-
-
-def test_a_missing_file_is_an_oserror(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        open_image(tmp_path / "none.png")
 
 
 def test_all_unusable_images_are_listed_with_their_reasons(tmp_path: Path) -> None:
@@ -175,16 +146,6 @@ def test_an_rgb_image_stays_itself() -> None:
 def test_transparency_of_an_open_image_lies_on_white(mode: str) -> None:
     clear = Image.new("RGBA", (8, 8), (0, 0, 0, 0)).convert(mode)
     assert as_rgb(clear, "x").getpixel((0, 0)) == (255, 255, 255)
-
-
-def test_a_transparent_colour_of_an_rgb_png_lies_on_white() -> None:
-    image = reopened(Image.new("RGB", (8, 8), "red"), "png", transparency=(255, 0, 0))
-    assert image.mode == "RGB"
-    assert as_rgb(image, "x").getpixel((0, 0)) == (255, 255, 255)
-
-
-def test_cmyk_keeps_its_colours() -> None:
-    assert as_rgb(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "x").getpixel((0, 0)) == (255, 0, 0)
 
 
 def test_an_animation_is_refused_and_one_of_its_frames_is_not() -> None:
@@ -227,33 +188,6 @@ def test_no_program_is_run_for_an_image(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(ImageError):
         open_image(written(GRADIENT, "eps"))
     assert not (tmp_path / "ran").exists()
-
-
-@pytest.mark.parametrize(
-    "fault", [TypeError("Missing dimensions"), RuntimeError("decoder"), MemoryError(), KeyError(1)]
-)
-def test_whatever_a_decoder_raises_is_an_image_error(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise fault
-
-    monkeypatch.setattr(PngImagePlugin.PngImageFile, "load_prepare", fail)
-    with pytest.raises(ImageError, match=r"^cat: (damaged or cut off \(|too large to be decoded)"):
-        open_image(written(GRADIENT), name="cat")
-
-
-def test_a_damaged_header_is_named_where_only_the_size_is_asked_for(tmp_path: Path) -> None:
-    path = tmp_path / "a.png"
-    path.write_bytes(written(GRADIENT)[:20])
-    with pytest.raises(ImageError, match=r"a\.png: (damaged|not an image)"):
-        upright_size(path)
-
-
-def test_a_size_that_grows_while_it_is_decoded_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        PngImagePlugin.PngImageFile, "size", property(lambda image: (40, 30 if image._im is None else 900))
-    )
-    with pytest.raises(ImageError, match="40x900 is too large; an image may have 2,000 pixels"):
-        open_image(written(GRADIENT), max_pixels=2000)
 
 
 @pytest.mark.parametrize("make", ["fifo", "folder"])

@@ -122,18 +122,6 @@ def test_the_size_is_the_decoded_one(kind: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "data",
-    [
-        saved("WEBP", lossless=True),
-        saved("WEBP", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\0"),
-        saved("JPEG", progressive=True),
-    ],
-)
-def test_the_size_of_other_forms(data: bytes) -> None:
-    assert upload_size(data) == Size(SIDE, SIDE + 8)
-
-
-@pytest.mark.parametrize(
     ("data", "reason"),
     [(b"", "empty"), (b"text", "not a PNG"), (b"RIFFxxxxWEBP", "not a PNG"), (saved("GIF", "L"), "not a PNG, JPEG or")],
 )
@@ -220,13 +208,6 @@ def test_a_process_that_waits_for_ever_is_ended(monkeypatch: pytest.MonkeyPatch)
         open_upload(saved("PNG"), name="slow")
 
 
-def test_a_decoder_that_does_not_start_is_no_fault_of_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = uploads.start_python
-    monkeypatch.setattr(uploads, "start_python", lambda *_, **options: original("-c", "import nothing", **options))
-    with pytest.raises(ImageError, match=r"^a: not decoded, since the decoder does not start"):
-        open_upload(saved("PNG"), name="a")
-
-
 @pytest.mark.parametrize(
     "answer",
     ['{"size": [8, 8], "bytes": 1000000000000}', '{"size": [9, 9], "bytes": 0}', '{"bytes": 0}', "[]", "[" * 60_000],
@@ -244,15 +225,6 @@ def test_the_memory_is_bounded() -> None:
     code = "from pacorl.io.uploads import _limit; _limit('RLIMIT_AS', 2**29); bytes(2**29)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "MemoryError" in done.stderr
-
-
-def test_an_image_that_is_cancelled_is_not_decoded() -> None:
-    process = child()
-    process.send_signal(signal.SIGSTOP)
-    first, second = (submit_upload(saved("PNG"), name=name) for name in ("first", "second"))
-    assert second.cancel()
-    process.send_signal(signal.SIGCONT)
-    assert first.result(timeout=120).size == submit_upload(saved("PNG"), name="third").result(timeout=120).size
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")

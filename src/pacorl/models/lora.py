@@ -136,7 +136,8 @@ def _from_hub(source: str, *, fetch: bool) -> Path:
     if path:
         files = [path, f"{path}/*", str(Path(path).parent / PEFT_CONFIG)]
     if fetch:
-        check_checkpoint(repo, *files, *(f"{path}/{name}" for name in ADAPTER_FILES))
+        within = [f"{path}/{name}" for name in ADAPTER_FILES] if path else []
+        check_checkpoint(repo, *files, *within)
     return Path(snapshot_download(repo, allow_patterns=files, local_files_only=not fetch), path)
 
 
