@@ -103,6 +103,17 @@ def test_every_epoch_is_divided(sizes: tuple[int, int, int], updates: int, world
         assert f"sampling.batch is {division.batch} in place of {batch}" in division.differences(config)
 
 
+def test_nodes_of_several_prompts_share_a_forward_if_their_kind_is_one() -> None:
+    """Two seeds of three samples for each of four prompts, one of another size and one that shares no forward."""
+    rows = epoch_rows(PROMPTS, epoch=0, count=4, group_size=6, seed=0)
+    kinds = dict(zip(dict.fromkeys(row.prompt.id for row in rows), ["wide", "wide", "tall", None], strict=True))
+    cut = partial(assign_rows, rows, tree=Tree(2, (3,)), batch=3, updates=1, world=1, rank=0)
+    assert [len(unit) for unit in cut()[0]] == [3] * 8
+    (units,) = cut(kind=lambda prompt: kinds[prompt.id])
+    assert [len(unit) for unit in units] == [9, 3, 6, 3, 3]
+    assert [row.number for unit in units for row in unit] == list(range(24))
+
+
 def test_a_batch_stays_within_a_group_if_sizes_differ() -> None:
     config = PolicyConfig(prompts_per_epoch=4, group_size=6, sampling={"batch": 4}, optimizer={"updates_per_epoch": 1})
     assert divide(config).batch == 4

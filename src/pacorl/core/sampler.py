@@ -48,9 +48,9 @@ class Tree:
         """Samples below one node of a level."""
         return math.prod(self.branches[level:])
 
-    def nodes_of_batch(self, batch: int, level: int) -> int:
-        """Batch size in nodes of a level: at most the number above one batch of samples."""
-        return max(1, batch // self.leaves(level))
+    def nodes_of_batch(self, batch: int, level: int, *, least: int = 1) -> int:
+        """Batch size in nodes of a level: the number above one batch of samples, or `least` up to the batch."""
+        return max(batch // self.leaves(level), min(batch, least))
 
     def node_of(self, row: int, level: int) -> int:
         """Find the node of a level above the sample of a global row."""

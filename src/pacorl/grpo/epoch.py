@@ -18,7 +18,7 @@ from pacorl.core.advantages import advantages
 from pacorl.core.metric_names import PROMPT_SHARE
 from pacorl.core.sampler import Sampler
 from pacorl.grpo.rollout import draw_samples
-from pacorl.grpo.rows import assign_rows, epoch_rows
+from pacorl.grpo.rows import assign_rows, epoch_rows, forward_kind
 from pacorl.grpo.scoring import check_scores, collect_scores, columns_of, reward_table
 from pacorl.grpo.update import PolicyLoss, gather_metrics, ratio_warning, update_policy
 from pacorl.judge.judge import counts_of
@@ -65,6 +65,7 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
             world=runtime.world,
             rank=runtime.rank,
             sharded=runtime.sharded,
+            kind=lambda prompt: forward_kind(trainer.policy, prompt, sampler.size),
         )
 
         # 2. Sample and score: each batch goes to the rewards as soon as it is decoded. They run concurrently with the

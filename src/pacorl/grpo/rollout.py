@@ -48,6 +48,8 @@ class Draw:
     """Epoch from 0."""
     batch: int
     """Samples per forward."""
+    nodes: int = 1
+    """Least number of nodes that share the forward of a stochastic step, up to `batch`; training replays it."""
     by_panel: bool = False
     """Whether log-probabilities are of panels, for panel credit."""
     as_trained: bool = False
@@ -145,7 +147,7 @@ class Trunk:
         batches = []
         for level, step in enumerate(steps):
             children: dict[int, Tensor] = {}
-            for nodes in self._node_batches(level):
+            for nodes in self._node_batches(level, of_step=True):
                 batch, branched = self._branch(nodes, level, torch.stack([latents[node] for node in nodes]))
                 batches.append(batch)
                 children |= branched
@@ -173,12 +175,12 @@ class Trunk:
         images = draw.policy.decode(final, self.size)
         return Rollout(prompts, [row.number for row in rows], self.size, self.sigmas, final.cpu(), images)
 
-    def _node_batches(self, level: int) -> list[Sequence[int]]:
-        """Cut the distinct nodes of a level into batches, no larger than the nodes above one batch of samples."""
+    def _node_batches(self, level: int, *, of_step: bool = False) -> list[Sequence[int]]:
+        """Cut the distinct nodes of a level into batches; those `of_step` are trained on, with gradients in memory."""
         # In the order of their first samples.
         nodes = list(dict.fromkeys(self.tree.node_of(row.number, level) for row in self.rows))
-        count = self.tree.nodes_of_batch(self.draw.batch, level)
-        return in_batches(nodes, count)
+        batch = self.draw.batch
+        return in_batches(nodes, self.tree.nodes_of_batch(batch, level, least=self.draw.nodes) if of_step else batch)
 
     def _advance(self, latents: dict[int, Tensor], level: int, grid: Sequence[int]) -> dict[int, Tensor]:
         """Integrate the latents of a level, by node, along the steps of `grid` by the ODE."""

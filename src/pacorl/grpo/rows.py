@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
     from pacorl.grpo.policy_config import PolicyConfig
+    from pacorl.models.policies.pipeline import PipelinePolicy
     from pacorl.models.policies.policy import Policy
 
 
@@ -41,7 +42,15 @@ def epoch_rows(prompts: Sequence[Prompt], *, epoch: int, count: int, group_size:
 
 
 def assign_rows(
-    rows: Sequence[Row], *, tree: Tree, batch: int, updates: int, world: int, rank: int, sharded: bool = False
+    rows: Sequence[Row],
+    *,
+    tree: Tree,
+    batch: int,
+    updates: int,
+    world: int,
+    rank: int,
+    sharded: bool = False,
+    kind: Callable[[Prompt], Hashable] = lambda prompt: None,
 ) -> list[list[Sequence[Row]]]:
     """Assign this rank's rows to the updates of the epoch, in units that share no node: [update][unit][row].
 
@@ -57,7 +66,9 @@ def assign_rows(
         world: number of processes.
         rank: this process.
         sharded: whether a forward is a collective. Then all ranks need equally many forwards, so a unit smaller than a
-            subtree is a single batch.
+            subtree is a single batch, and units are not joined.
+        kind: what prompts have in common whose nodes may share a forward (`forward_kind`); None for a prompt that
+            shares none. Units of one kind are joined until their first nodes fill a batch.
     """
     # 1. Pieces of whole subtrees if they divide, else batches.
     assert len(rows) % (batch * updates * world) == 0, "`divide` finds a batch that divides"
@@ -73,7 +84,8 @@ def assign_rows(
         if len(share) % world:
             share = list(chain(*(in_batches(piece, batch) for piece in share)))
         assert not (sharded and len(share[0]) % subtree and leaves % batch), "ranks cut through a subtree"
-        shares.append(share[rank::world] if sharded else _joined(share[rank::world], tree))
+        own = share[rank::world]
+        shares.append(own if sharded else _shared(_joined(own, tree), tree, batch=batch, kind=kind))
     return shares
 
 
@@ -167,6 +179,34 @@ def _joined(pieces: Sequence[Sequence[Row]], tree: Tree) -> list[Sequence[Row]]:
         else:
             units.append(piece)
     return units
+
+
+def _shared(
+    units: Sequence[Sequence[Row]], tree: Tree, *, batch: int, kind: Callable[[Prompt], Hashable]
+) -> list[Sequence[Row]]:
+    """Join adjacent units of one kind until the nodes that they begin with fill a batch."""
+    joined: list[Sequence[Row]] = []
+    filled: tuple[Hashable, int] = (None, 0)
+    for unit in units:
+        kinds = {kind(row.prompt) for row in unit}
+        own = kinds.pop() if len(kinds) == 1 else None
+        nodes = len({tree.node_of(row.number, 0) for row in unit})
+        if own is not None and own == filled[0] and filled[1] + nodes <= batch:
+            joined[-1] = [*joined[-1], *unit]
+            filled = (own, filled[1] + nodes)
+        else:
+            joined.append(unit)
+            filled = (own, nodes)
+    return joined
+
+
+def forward_kind(policy: PipelinePolicy, prompt: Prompt, size: Size) -> Size | None:
+    """Return the size of a prompt whose nodes may share a forward with other prompts'; None if they may not."""
+    # Policies that cache the prefix of a prompt's images would hold one for each prompt of the batch.
+    has_images = bool(prompt.sources or prompt.references)
+    if policy.forward_per == "prompt" or (policy.forward_per == "layout" and has_images):
+        return None
+    return policy.size_of(prompt, size)
 
 
 def one_size_batches(policy: Policy, prompts: Sequence[Prompt], *, size: Size, batch: int) -> list[Sequence[int]]:

@@ -415,6 +415,7 @@ class PolicyTrainer:
             seed=config.seed,
             epoch=self.epoch,
             batch=self.division.batch,
+            nodes=config.nodes_of_step,
             as_trained=config.model.compile != "none" and self.objective.needs == "path",
             by_panel=self.by_panel,
         )

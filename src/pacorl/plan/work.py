@@ -55,9 +55,14 @@ def work_of(config: PolicyConfig, *, world: int) -> Work:
     # Without noise each sample passes all steps independently.
     tree = sampler.tree if sampler.stochastic else Tree(config.group_size)
     nodes = [0] * (len(tree.branches) + 1)
+    node_batch = 0
     for unit in _units(config, division, sampler.tree, world=world):
         for level in range(len(nodes)):
-            nodes[level] += len({tree.node_of(number, level) for number in unit})
+            distinct = len({tree.node_of(number, level) for number in unit})
+            nodes[level] += distinct
+            if level < len(tree.branches):
+                most = tree.nodes_of_batch(division.batch, level, least=config.nodes_of_step)
+                node_batch = max(node_batch, min(distinct, most))
 
     # Sampling: nodes pass the steps after the previous stochastic step up to their own, and samples pass the suffix.
     starts = [-1, *sampler.stochastic_steps]
@@ -81,7 +86,7 @@ def work_of(config: PolicyConfig, *, world: int) -> Work:
         sampler,
         samples,
         tuple(nodes),
-        node_batch=tree.nodes_of_batch(division.batch, len(tree.branches) - 1) if is_path else 0,
+        node_batch=node_batch if is_path else 0,
         passes=passes,
         forwards_per_image={
             "sampling": passes * sampled / samples,
@@ -99,7 +104,15 @@ def _units(config: PolicyConfig, division: Division, tree: Tree, *, world: int) 
 
     updates = config.optimizer.updates_per_epoch
     for rank in range(world):
-        assigned = assign_rows(rows, tree=tree, batch=division.batch, updates=updates, world=world, rank=rank)
+        assigned = assign_rows(
+            rows,
+            tree=tree,
+            batch=division.batch,
+            updates=updates,
+            world=world,
+            rank=rank,
+            kind=lambda prompt: "any",  # the most that may share a forward
+        )
         for update in assigned:
             for unit in update:
                 yield [row.number for row in unit]
