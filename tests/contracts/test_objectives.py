@@ -1,4 +1,4 @@
-"""What every objective of the table promises, and that the contract sees versions that break it."""
+"""Every objective of the table keeps the contract, which refuses wrong versions of each."""
 
 from __future__ import annotations
 
@@ -35,36 +35,55 @@ def test_its_docstring_cites_a_paper(name: str) -> None:
     assert re.search(r"\b(19|20)\d\d\b|\b\d{4}\.\d{4,5}\b", OBJECTIVES[name].loss.__doc__ or "")
 
 
-def changed(spec: ObjectiveSpec, change: Callable[[Callable[..., Loss], Any, Any], Loss]) -> ObjectiveSpec:
-    """The objective with another loss."""
+def negative(loss: Callable[..., Loss], batch: Any, options: Any) -> Loss:
+    value, metrics = loss(batch, options)
+    return -value, metrics
+
+
+def unclipped(loss: Callable[..., Loss], batch: Any, options: Any) -> Loss:
+    return loss(batch, options.model_copy(update={"clip_range": 1e9}))
+
+
+def exchanged_bounds(loss: Callable[..., Loss], batch: Any, options: Any) -> Loss:
+    """A negative range is clip(ρ, 1+ε, 1−ε)."""
+    return loss(batch, options.model_copy(update={"clip_range": -options.clip_range}))
+
+
+def larger_of_both(loss: Callable[..., Loss], batch: Any, options: Any) -> Loss:
+    """The maximum in place of the minimum: the loss of the opposite advantage, negated."""
+    value, metrics = loss(dataclasses.replace(batch, advantage_B=-batch.advantage_B), options)
+    return -value, metrics
+
+
+def all_used(loss: Callable[..., Loss], batch: Any, options: Any) -> Loss:
+    used = {"used_B": batch.used_B | True} if hasattr(batch, "used_B") else {}
+    return loss(dataclasses.replace(batch, advantage_B=batch.advantage_B + 0.5, **used), options)
+
+
+def per_sample(loss: Callable[..., Loss], batch: Any, options: Any) -> Loss:
+    value, metrics = loss(batch, options)
+    return value.expand(3), metrics
+
+
+WRONG = [
+    *((name, change) for name in OBJECTIVES for change in (negative, all_used, per_sample)),
+    *((name, change) for name in CLIPPED for change in (unclipped, exchanged_bounds, larger_of_both)),
+]
+
+
+@pytest.mark.parametrize(("name", "change"), WRONG)
+def test_a_wrong_loss_breaks_the_contract(name: str, change: Callable[..., Loss]) -> None:
+    right = OBJECTIVES[name]
 
     def loss(batch: Any, options: Any) -> Loss:
         """A wrong version of arXiv 2505.05470."""
-        return change(spec.loss, batch, options)
+        return change(right.loss, batch, options)
 
-    return dataclasses.replace(spec, loss=loss)
-
-
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_a_wrong_sign_is_seen(name: str) -> None:
-    def negative(loss: Callable[..., Loss], batch: Any, options: Any) -> Loss:
-        value, metrics = loss(batch, options)
-        return -value, metrics
-
-    with pytest.raises(AssertionError, match="advantage 1 less likely"):
-        check_objective(changed(OBJECTIVES[name], negative))
+    with pytest.raises((AssertionError, RuntimeError)):
+        check_objective(dataclasses.replace(right, loss=loss))
 
 
-@pytest.mark.parametrize("name", CLIPPED)
-def test_a_ratio_that_is_never_clipped_is_seen(name: str) -> None:
-    def unclipped(loss: Callable[..., Loss], batch: Any, options: Any) -> Loss:
-        return loss(batch, options.model_copy(update={"clip_range": 1e9}))
-
-    with pytest.raises(AssertionError, match="beyond the clip range"):
-        check_objective(changed(OBJECTIVES[name], unclipped))
-
-
-def test_a_range_of_another_name_is_seen() -> None:
+def test_an_unclipped_ratio_must_be_declared() -> None:
     class Bounded(ObjectiveOptions):
         name: Literal["bounded"] = "bounded"
         epsilon: float = 0.2
@@ -74,51 +93,6 @@ def test_a_range_of_another_name_is_seen() -> None:
         return -((step.log_prob_B - step.old_log_prob_B).exp() * step.advantage_B).mean(), {}
 
     spec = ObjectiveSpec(Bounded, bounded, needs="path")
-    with pytest.raises(AssertionError, match="no option clip_… bounds the ratio"):
+    with pytest.raises(AssertionError, match="clip_"):
         check_objective(spec)
     check_objective(dataclasses.replace(spec, unclipped=True))
-
-
-@pytest.mark.parametrize("name", CLIPPED)
-def test_exchanged_bounds_of_the_clip_are_seen(name: str) -> None:
-    """A negative range is clip(ρ, 1+ε, 1−ε)."""
-
-    def exchanged(loss: Callable[..., Loss], batch: Any, options: Any) -> Loss:
-        return loss(batch, options.model_copy(update={"clip_range": -options.clip_range}))
-
-    with pytest.raises(AssertionError):
-        check_objective(changed(OBJECTIVES[name], exchanged))
-
-
-@pytest.mark.parametrize("name", CLIPPED)
-def test_the_larger_of_both_bounds_is_seen(name: str) -> None:
-    """The maximum in place of the minimum: the loss of the opposite advantage, negated."""
-
-    def optimistic(loss: Callable[..., Loss], batch: Any, options: Any) -> Loss:
-        value, metrics = loss(dataclasses.replace(batch, advantage_B=-batch.advantage_B), options)
-        return -value, metrics
-
-    with pytest.raises(AssertionError, match=r"beyond the clip range|pushed back"):
-        check_objective(changed(OBJECTIVES[name], optimistic))
-
-
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_a_sample_that_must_not_be_trained_on_and_is_is_seen(name: str) -> None:
-    def all_used(loss: Callable[..., Loss], batch: Any, options: Any) -> Loss:
-        advantage_B = batch.advantage_B + 0.5
-        if hasattr(batch, "used_B"):
-            return loss(dataclasses.replace(batch, advantage_B=advantage_B, used_B=batch.used_B | True), options)
-        return loss(dataclasses.replace(batch, advantage_B=advantage_B), options)
-
-    with pytest.raises(AssertionError, match="an unused sample has a gradient"):
-        check_objective(changed(OBJECTIVES[name], all_used))
-
-
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_a_loss_per_sample_is_seen(name: str) -> None:
-    def per_sample(loss: Callable[..., Loss], batch: Any, options: Any) -> Loss:
-        value, metrics = loss(batch, options)
-        return value.expand(3), metrics
-
-    with pytest.raises((AssertionError, RuntimeError)):
-        check_objective(changed(OBJECTIVES[name], per_sample))
