@@ -207,7 +207,7 @@ def test_a_run_learns_what_a_run_in_low_memory_learns(tmp_path: Path) -> None:
         (line,) = metrics(folder, "epoch")
         assert {value for key, value in line.items() if key.startswith(RATIO_DEVIATION)} == {0.0}
         lines.append({key: value for key, value in line.items() if "seconds" not in key})
-        adapters.append(load_file(next(out.glob("checkpoints/step-*/adapter.safetensors"))))
+        adapters.append(load_file(next(out.glob("checkpoints/step-*/state.safetensors"))))
     low, lowest = adapters
     assert low.keys() == lowest.keys()
     assert all(torch.equal(low[name], lowest[name]) for name in low)
