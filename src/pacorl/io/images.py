@@ -74,7 +74,7 @@ def open_image(source: Path | str | bytes, *, name: str = "", max_pixels: int = 
     """
     data = source if isinstance(source, bytes) else read_bytes(Path(source), limit=MAX_BYTES)
     name = name or ("the image" if isinstance(source, bytes) else str(source))
-    with _decoder_errors(name, data, max_pixels):
+    with decoder_errors(name, data, max_pixels):
         image = Image.open(io.BytesIO(data), formats=FORMATS)
         check_frames(image, name)
         # Before the pixels are decoded: a bomb of a few kilobytes would fill the memory. And after: some formats store
@@ -131,7 +131,7 @@ def _name_left_out(folder: Path, names: tuple[str, ...]) -> None:
 
 
 @contextmanager
-def _decoder_errors(name: str, data: bytes, max_pixels: int) -> Iterator[None]:
+def decoder_errors(name: str, data: bytes, max_pixels: int) -> Iterator[None]:
     """Replace any error of a decoder by an ImageError with the image's name."""
     try:
         yield
@@ -157,7 +157,7 @@ def _check_pixels(image: Image.Image, name: str, most: int) -> None:
 def upright_size(path: Path) -> Size:
     """Read height and width of an upright image from its header. Raises as `open_image` does."""
     data = read_bytes(path, limit=MAX_BYTES)
-    with _decoder_errors(str(path), data, MAX_PIXELS), Image.open(io.BytesIO(data), formats=FORMATS) as image:
+    with decoder_errors(str(path), data, MAX_PIXELS), Image.open(io.BytesIO(data), formats=FORMATS) as image:
         sideways = image.getexif().get(ExifTags.Base.Orientation) in SIDEWAYS
         if sideways:
             return Size(image.width, image.height)

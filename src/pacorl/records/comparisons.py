@@ -20,14 +20,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import cycle, product
 from pathlib import Path
-from random import Random
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
-from pacorl.core.questions import meets_criterion, text_fault
+from pacorl.core.questions import text_fault
 from pacorl.io.documents import (
     JsonObject,
     blamed_on,
@@ -40,11 +38,10 @@ from pacorl.io.documents import (
     write_json_list,
     write_jsonl,
 )
-from pacorl.io.files import inside, make_folder, write_atomic
-from pacorl.io.images import listed, png_bytes
+from pacorl.io.files import inside, make_folder
+from pacorl.io.images import listed
 from pacorl.records.prompts import TINY, TINY_COUNTS, evenly_spread, tiny_source
-from pacorl.tiny import characters
-from pacorl.tiny.characters import IDENTITY, Split, with_another
+from pacorl.tiny.comparisons import draw_comparisons
 from pacorl.types import Comparison
 
 IMAGE_TAG = "<image>"
@@ -53,14 +50,9 @@ IMPORT_RANKINGS = (
     "rankings are no comparisons yet; make them some with `pacorl dataset import SET FILE --kind rankings` and "
     "`pacorl dataset export SET`, and name SET/export/comparisons_train.jsonl"
 )
-KEYS = ("images", "question", "consistent", "reasons", "category", "group", "answer")
-"""Keys of a record in the project's own JSONL."""
 DECISION = re.compile(r"(Yes|No)\b[.,:;!]*\s*")
 TINY_COUNT = 200
 """Default number of pairs of a split of the tiny world."""
-TINY_SIDE = 64
-"""Pixels of a drawn panel."""
-ONE_HERO = "The hero is the same in all images, whatever the palette."
 
 INFO = "dataset_info.json"
 # LLaMA-Factory's defaults for an entry of dataset_info.json.
@@ -232,36 +224,37 @@ def save_comparisons(comparisons: Iterable[Comparison], path: Path) -> None:
     write_jsonl(path, rows())
 
 
+class ComparisonRecord(BaseModel):
+    """A line of the project's own JSONL."""
+
+    images: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+    question: Annotated[str, Field(pattern=r"\S")]
+    consistent: bool
+    reasons: str | None = None
+    category: str | None = None
+    group: str | None = None
+    answer: str | None = None
+
+
 def _comparison(record: JsonObject, folder: Path) -> Comparison:
     # A ranking would pass as a pair with unknown keys.
     if "candidates" in record and "consistent" not in record:
         raise ValueError(IMPORT_RANKINGS)
-    check_keys(record, KEYS)
-
-    # The label.
-    consistent = record.get("consistent")
-    answer = text_field(record, "answer")
-    if not isinstance(consistent, bool):
-        raise ValueError(f"'consistent' must be true or false, got {consistent!r}")
-    if answer and _decision(answer)[0] != consistent:
-        raise ValueError(f"'consistent' is {str(consistent).lower()} and the answer begins with {answer[:40]!r}")
-
-    # The question and its images.
-    images = image_paths(record.get("images"), folder)
-    question = text_field(record, "question")
-    if not question.strip():
-        raise ValueError("'question' is missing or empty; give the question to the judge")
-    _check_tags(question, images, tags_required=False)
-    reasons = text_field(record, "reasons")
-    _check_turns(question, answer, reasons)
-
+    check_keys(record, ComparisonRecord.model_fields)
+    given = typed(record, ComparisonRecord)
+    answer = given.answer or ""
+    if answer and _decision(answer)[0] != given.consistent:
+        raise ValueError(f"'consistent' is {str(given.consistent).lower()} and the answer begins with {answer[:40]!r}")
+    images = image_paths(given.images, folder)
+    _check_tags(given.question, images, tags_required=False)
+    _check_turns(given.question, answer, given.reasons or "")
     return Comparison(
         images=images,
-        question=question,
-        consistent=consistent,
-        reasons=reasons,
-        category=text_field(record, "category"),
-        group=text_field(record, "group"),
+        question=given.question,
+        consistent=given.consistent,
+        reasons=given.reasons or "",
+        category=given.category or "",
+        group=given.group or "",
         answer=answer,
     )
 
@@ -422,47 +415,6 @@ def image_paths(names: Any, folder: Path) -> tuple[Path, ...]:
         inside(folder, name)
         paths.append(folder / name)
     return tuple(paths)
-
-
-# --- the tiny world --------------------------------------------------------------------------------------------
-
-
-def draw_comparisons(folder: Path, *, split: Split, count: int, seed: int = 0) -> list[Comparison]:
-    """Draw pairs of panels into `folder` and ask whether they show one hero; half of the answers are Yes.
-
-    Each panel has its own random palette, which the committed judge has not learned to ignore. The category is the
-    attribute in question, the reasons describe the images.
-    """
-    # The seed contains the split, so that no two splits draw alike.
-    rng = Random(f"{split}-{seed}")
-    pool = characters.panels_of(split)
-    drawn = []
-    # Attributes and answers take turns: an even count has as many Yes as No.
-    for number, (name, consistent) in zip(range(count), cycle(product(IDENTITY, (True, False))), strict=False):
-        first = rng.choice(pool)
-        second = replace(rng.choice(pool), colour=first.colour, shape=first.shape, hat=first.hat)
-        if consistent:
-            reasons = f"Both show {first.colour} {first.shape} hero, {first.hat}."
-        else:
-            second = with_another(second, name, rng)
-            reasons = f"The {name} differs: {getattr(first, name)} and {getattr(second, name)}."
-
-        # On the disk before the file that names them: a power cut must not leave pairs without images.
-        paths = (folder / f"{number:05d}-a.png", folder / f"{number:05d}-b.png")
-        for path, panel in zip(paths, (first, second), strict=True):
-            write_atomic(path, png_bytes(characters.draw(panel, TINY_SIDE)))
-
-        drawn.append(
-            Comparison(
-                images=paths,
-                question=meets_criterion(ONE_HERO),
-                consistent=consistent,
-                reasons=reasons,
-                category=name,
-                group=f"{first.subject} / {second.subject}",
-            )
-        )
-    return drawn
 
 
 def _check_turns(*texts: str) -> None:

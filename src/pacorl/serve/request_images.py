@@ -54,7 +54,7 @@ class RequestImages:
         for number, url in enumerate(urls, 1):
             name = f"image {number}"
             content = await asyncio.to_thread(data_of, url, name=name)
-            size = upload_size(content, name=name)
+            size = await asyncio.to_thread(upload_size, content, name=name)
             check_shape(size, name)
             received.append(ReceivedImage(name, content, size))
         pixels = sum(file.size.height * file.size.width for file in received)
