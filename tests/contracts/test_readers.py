@@ -309,7 +309,7 @@ WORST: list[tuple[str, Callable[[Path], object]]] = [
     ("prompts.jsonl", lambda path: put_in_place(path, "zeros")),
     ("policy.yaml", lambda path: path.write_bytes(b"out: !!python/object:os.system x\n")),
     ("policy.yaml", lambda path: path.write_bytes(path.read_bytes() + b"\nepochs: 3\nepochs: 4\n")),
-    ("endpoints.yaml", lambda path: put_in_place(path, "pipe")),
+    ("storyboard.yaml", lambda path: put_in_place(path, "pipe")),
     (f"{PEFT} {PEFT}", lambda path: change_tensors(path, "nan", random.Random(0))),
     (f"{DIFFUSERS} {DIFFUSERS}", lambda path: change_tensors(path, "inf", random.Random(0))),
     (f"{DIFFUSERS} {DIFFUSERS}", lambda path: path.write_bytes(b"\xff" * 7 + b"\x7f" + path.read_bytes()[8:])),
