@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pacorl import PacoReward
+from pacorl.gate.check import check_set
 from pacorl.io.files import inside
 from pacorl.io.images import open_image
-from pacorl.judge.check import check_set
 
 
 class Gate:

@@ -21,8 +21,8 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from pacorl import Generator, PacoReward
-    from pacorl.judge.check import Check
-    from pacorl.judge.scores import Scores
+    from pacorl.gate.check import Check
+    from pacorl.gate.scores import Scores
 
 Fields = dict[str, tuple[Any, ...]]
 
@@ -366,8 +366,8 @@ def from_images(images: Sequence[Image.Image]) -> Tensor:
 def _gate(
     judge: PacoReward, theme: str, least: float, references: Tensor | None
 ) -> Callable[[Sequence[Image.Image]], Check]:
-    from pacorl.judge.check import check_set
-    from pacorl.judge.score_set import questions_about
+    from pacorl.gate.check import check_set
+    from pacorl.gate.score_set import questions_about
 
     characters = [] if references is None else [("the references", to_images(references))]
     return partial(check_set, judge.judge, least=least, characters=characters, questions=questions_about(theme))

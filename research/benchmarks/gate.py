@@ -31,15 +31,15 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFilter
 
-from pacorl.core.calibration import logits
+from pacorl.core.calibration import fit_curve, logits
 from pacorl.core.questions import consistent
+from pacorl.gate.check import panel_scores
+from pacorl.gate.score_set import questions_about
+from pacorl.gate.scores import PairScore, Scores
 from pacorl.io.files import check_new
 from pacorl.io.quiet import quiet_loading
-from pacorl.judge.calibration import Answers, Calibration, Mode, fit_calibration
-from pacorl.judge.check import panel_scores
+from pacorl.judge.calibration import Calibration, Mode
 from pacorl.judge.local import LocalJudge
-from pacorl.judge.score_set import questions_about
-from pacorl.judge.scores import PairScore, Scores
 from pacorl.tiny.characters import COLOURS, KEPT, SCENES, Panel, Split, draw, panels_of, redrawn_once
 from pacorl.types import Question
 
@@ -193,7 +193,7 @@ class Drawn:
         return list(combinations(self.panels, 2))
 
     def lowest(self, mode: Mode, p_of: Callable[[Image.Image, Image.Image], float | None]) -> float:
-        """Score the lowest panel, by the rule of `pacorl.judge.check`."""
+        """Score the lowest panel, by the rule of `pacorl.gate.check`."""
         references = range(len(self.references) if mode == "references" else 0)
         images = [*self.references, *self.panels] if references else self.panels
         panels = range(len(references), len(images))
@@ -334,16 +334,13 @@ def curve_of(judge: Cached, drawn: Sequence[Pool], rng: random.Random) -> Calibr
     """Fit the curve on single pairs: of each character as many sound as wrong panels with a reference."""
     pairs = []
     labels = []
-    groups = []
     for pool in drawn:
         for image, label in [(image, False) for _, image in pool.wrong] + [(image, True) for image in pool.sound]:
             pairs.append((rng.choice(pool.references), image))
             labels.append(label)
-            groups.append(pool.name)
     judge.ask(pairs)
     p_N = np.array([judge(*pair) for pair in pairs], dtype=float)
-    answers = Answers((consistent(),) * len(pairs), p_N, np.array(labels), tuple(groups))
-    return fit_calibration(answers, judge="tiny")
+    return Calibration("tiny", fit_curve(p_N, np.array(labels)))
 
 
 def main() -> None:
@@ -364,7 +361,7 @@ def main() -> None:
         variants = VARIANTS if mode == "references" else 1
         dev, test = (pools(split, CHARACTERS, rng, variants=variants) for split in ("dev", "test"))
         calibration = calibration or curve_of(cached, dev, rng)
-        curve = calibration.curve_of(consistent())
+        curve = calibration.curve
         for references, panels in product(counts, sizes):
             draws = [list(sets_of(pool, panels, options.sets, rng, references=references)) for pool in (dev, test)]
             threshold = threshold_between(*scored(cached, draws[0], mode))

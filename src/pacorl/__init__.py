@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pacorl.character_training.character_config import CharacterConfig
     from pacorl.character_training.character_trainer import CharacterTrainer
+    from pacorl.gate.paco_reward import PacoReward
     from pacorl.generate.generator import Generator
     from pacorl.generate.sets import generate_sets
     from pacorl.grpo.policy_config import PolicyConfig
     from pacorl.grpo.trainer import PolicyTrainer
     from pacorl.judge.http import HttpJudge
     from pacorl.judge.local import LocalJudge
-    from pacorl.judge.paco_reward import PacoReward
     from pacorl.judge_training.judge_config import JudgeConfig
     from pacorl.judge_training.judge_trainer import JudgeTrainer
     from pacorl.plan.plan import plan_training
@@ -68,7 +68,7 @@ _HOMES = {
     "JudgeConfig": "pacorl.judge_training.judge_config",
     "JudgeTrainer": "pacorl.judge_training.judge_trainer",
     "LocalJudge": "pacorl.judge.local",
-    "PacoReward": "pacorl.judge.paco_reward",
+    "PacoReward": "pacorl.gate.paco_reward",
     "PolicyConfig": "pacorl.grpo.policy_config",
     "PolicyTrainer": "pacorl.grpo.trainer",
     "Prompt": "pacorl.types",

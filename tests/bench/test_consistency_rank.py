@@ -18,10 +18,10 @@ from pacorl.bench.running import run
 from pacorl.bench.scorers import JudgePairs, RewardPairs, load_reward
 from pacorl.cli.benchmark import app
 from pacorl.core.ranking import Interval
+from pacorl.gate.paco_reward import PacoReward
 from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.io.images import open_image
 from pacorl.judge.local import LocalJudge
-from pacorl.judge.paco_reward import PacoReward
 from pacorl.types import Question
 
 PLAIN = (

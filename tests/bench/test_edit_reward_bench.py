@@ -17,9 +17,9 @@ from pacorl.bench.benchmarks import BenchmarkOptions
 from pacorl.bench.edit_reward_bench import DIMENSIONS, EditRewardBench, read_edit_data
 from pacorl.bench.running import run
 from pacorl.cli.benchmark import app
+from pacorl.gate.paco_reward import PacoReward
 from pacorl.io.images import open_image
 from pacorl.judge.local import LocalJudge
-from pacorl.judge.paco_reward import PacoReward
 from pacorl.types import Question, Verdict
 
 

@@ -11,9 +11,9 @@ from PIL import Image
 
 from pacorl.bench.benchmarks import BENCHMARKS
 from pacorl.bench.running import run
+from pacorl.gate.paco_reward import PacoReward
 from pacorl.generate import image_queue, image_sources
 from pacorl.generate.image_queue import Shard
-from pacorl.judge.paco_reward import PacoReward
 from pacorl.types import Prompt, Question, Verdict
 
 OPTIONS: dict[str, dict[str, Any]] = {"t2is": {}, "gedit": {"generate_only": True}}

@@ -21,10 +21,10 @@ from pacorl.bench.scorers import JudgeTexts, RewardTexts, load_reward
 from pacorl.bench.t2is import TAB_3, T2isBench, average, prompts_by_case, read_cases
 from pacorl.cli.benchmark import app
 from pacorl.core.ranking import Interval
+from pacorl.gate.paco_reward import PacoReward
 from pacorl.io.documents import read_jsonl
 from pacorl.io.images import open_image
 from pacorl.judge.local import LocalJudge
-from pacorl.judge.paco_reward import PacoReward
 from pacorl.records.leaks import trained_on
 from pacorl.tiny.characters import character_prompts
 from pacorl.types import Question, Size, Verdict

@@ -17,7 +17,7 @@ from pacorl.cli import app
 from pacorl.cli.train import _caption_pictures
 from pacorl.config.base import ConfigError
 from pacorl.config.options import JudgeOptions
-from pacorl.judge.paco_reward import PacoReward
+from pacorl.gate.paco_reward import PacoReward
 from pacorl.types import Chat, Size
 
 

@@ -21,7 +21,6 @@ from pacorl.cli.check import CheckOptions, _labelled
 from pacorl.cli.repair import RepairOptions
 from pacorl.cli.shared import BELOW
 from pacorl.core.calibration import Curve
-from pacorl.core.questions import consistent
 from pacorl.io.files import PAGE_MARK
 from pacorl.io.images import png_bytes
 from pacorl.judge.calibration import Calibration, read_calibration
@@ -107,7 +106,7 @@ def test_a_threshold_comes_from_the_calibration_or_must_be_given(folder: Path, t
     assert "--min" in str(result.exception)
     assert result.exception.exit_code == 2  # type: ignore[union-attr]
     path = tmp_path / "c.json"
-    Calibration("tiny", {"": Curve()}, {"panels": {4: 0.25}}).save(path)
+    Calibration("tiny", Curve(), {"panels": {4: 0.25}}).save(path)
     result = run("check", *pair, "--calibration", path, "--json")
     assert result.exit_code == 0, result.output
     assert (json.loads(result.stdout)["least"], json.loads(result.stdout)["calibrated"]) == (0.25, True)
@@ -116,26 +115,12 @@ def test_a_threshold_comes_from_the_calibration_or_must_be_given(folder: Path, t
 
 
 @pytest.mark.slow
-def test_a_curve_of_other_questions_is_said(folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "c.json"
-    images = [folder / "1.png", folder / "2.png"]
-    for text, words in (("Is it red?", "calibrated by the curve of other questions"), (consistent(), "calibrated")):
-        Calibration("tiny", {"": Curve(), text: Curve(2.0)}).save(path)
-        result = run("check", *images, "--min", 0.1, "--calibration", path)
-        assert result.exit_code == 0, result.output
-        assert f"({words})" in result.stdout
-        result = run("score", *images, "--calibration", path)
-        assert ("by the curve of other questions" in result.stdout) == (text != consistent())
-
-
-@pytest.mark.slow
 def test_a_calibration_is_written_from_pairs(tmp_path: Path) -> None:
     out, page = tmp_path / "c.json", tmp_path / "c.html"
     result = run("calibrate", "tiny", "tiny:dev:60", "--out", out, "--report", page)
     assert result.exit_code == 0, result.output
-    assert "ECE, cross-validated: 0." in result.stdout
-    assert result.stdout.count("temperature") == 1  # of the only question
-    assert "all questions" in result.stdout
+    assert "ECE, of these pairs: 0." in result.stdout
+    assert "the curve has seen these pairs" in result.stdout
     assert re.search(r"^the calibration (lowers|does not lower) the error", result.stdout, re.MULTILINE)
     assert read_calibration(out) is not None
     text = page.read_text()
@@ -184,7 +169,7 @@ def test_a_calibration_on_the_judges_own_training_data_says_so_and_counts_the_he
 
 def test_thresholds_are_not_lost(tmp_path: Path) -> None:
     out = tmp_path / "c.json"
-    calibration = Calibration("tiny", {"": Curve()}, {"panels": {4: 0.25}})
+    calibration = Calibration("tiny", Curve(), {"panels": {4: 0.25}})
     calibration.save(out)
     result = run("calibrate", "tiny", "tiny:dev:60", "--out", out)
     assert "has thresholds, which would be lost" in str(result.exception)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import random
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -16,12 +15,12 @@ from tests.twins.parts import tiny_judge
 from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
-from pacorl.cli.shared import BELOW, INCOMPLETE
+from pacorl.cli.shared import INCOMPLETE
 from pacorl.core.questions import consistent, meets_criterion, same_theme
+from pacorl.gate.paco_reward import PacoReward
 from pacorl.io.images import open_image, png_bytes
 from pacorl.judge.local import LocalJudge
-from pacorl.judge.paco_reward import PacoReward
-from pacorl.tiny.characters import all_panels, draw, draw_grid, panels_of, set_of, vocabulary, with_another
+from pacorl.tiny.characters import all_panels, draw, draw_grid, vocabulary
 from pacorl.types import Grid, Question
 
 PANELS = list(all_panels()[::1500])
@@ -106,8 +105,6 @@ def test_keep_going_ends_with_a_code_of_its_own(judge_folder: Path, images: list
     result = run(*images[:2], bad, "--judge", judge_folder, "--keep-going", "--json")
     assert result.exit_code == INCOMPLETE
     assert json.loads(result.stdout)["left_out"] == {str(bad): f"{bad}: empty"}
-    gated = run(*images[:2], bad, "--judge", judge_folder, "--keep-going", "--min", 0, "--json")
-    assert (gated.exit_code, json.loads(gated.stdout)["passed"]) == (INCOMPLETE, None)  # no verdict about the rest
     assert str(run(*images[:2], bad, "--judge", judge_folder).exception) == f"{bad}: empty"
 
 
@@ -213,29 +210,3 @@ def test_a_whole_set_is_told_how_its_panels_are_compared(
     assert said in str(run(paths["whole"], "--judge", judge_folder).exception)
     for words in ((paths["alone"], paths["panel"]), (paths["whole"], "--grid", "2x2")):
         assert "is a whole set" not in run(*words, "--judge", judge_folder).stderr
-
-
-@pytest.mark.parametrize("flag", ["--min", "--min-mean"])
-def test_a_least_value_is_a_gate(images: list[Path], judge_folder: Path, judge: LocalJudge, flag: str) -> None:
-    scores = PacoReward(judge).score_set(images[:3])
-    assert scores.lowest_panel
-    value = scores.lowest_panel.median if flag == "--min" else scores.mean
-    assert value is not None
-    for least, code in ((value - 1e-3, 0), (value + 1e-3, BELOW)):
-        result = run(*images[:3], "--judge", judge_folder, flag, least, "--json")
-        assert (result.exit_code, json.loads(result.stdout)["passed"]) == (code, code == 0)
-        assert (str(images[scores.lowest_panel.panel]) in result.stderr) == (code == BELOW and flag == "--min")
-
-
-@pytest.mark.parametrize("panels", [4, 8])
-def test_one_wrong_panel_does_not_pass_the_gate(panels: int, tmp_path: Path) -> None:
-    rng = random.Random(0)
-    hero = set_of(panels_of("test")[0].kept, panels, rng)
-    hero[2] = with_another(hero[2], "shape", rng)
-    paths = [tmp_path / f"{number}.png" for number in range(panels)]
-    for path, panel in zip(paths, hero, strict=True):
-        draw(panel, 64).save(path)
-    gate = run(*paths, "--min", 0.7)
-    assert gate.exit_code == BELOW
-    assert f"the lowest image, {paths[2]}, has the median" in gate.stderr
-    assert run(*paths[:2], *paths[3:], "--min", 0.7).exit_code == 0

@@ -23,8 +23,8 @@ from pacorl.bench.edit_reward_bench import DIMENSIONS, EditRewardOptions
 from pacorl.bench.gedit import GeditOptions
 from pacorl.bench.t2is import ALIGNED, ALIGNMENT, CASES, CONSISTENT, CRITERIA, T2isOptions
 from pacorl.cli import app
+from pacorl.gate.paco_reward import PacoReward
 from pacorl.io.documents import write_json, write_jsonl
-from pacorl.judge.paco_reward import PacoReward
 from pacorl.types import Question, Verdict
 
 COLOURS = ("red", "green", "blue")

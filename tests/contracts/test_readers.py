@@ -114,7 +114,7 @@ FIGURE = {"a": {"mean": 0.5, "low": 0.4, "high": 0.6}}
 ROW = {"source": "measured", "name": "n", "values": FIGURE}
 CARD = {"description": "a dentist", "keep": {"face": "round glasses", "hair": "black"}, "may_change": ["pose"]}
 CURVE = {"temperature": 1.9, "bias": 0.4}
-CALIBRATION = {"judge": "tiny", "curves": {"": CURVE, "Same?": CURVE}, "thresholds": {"panels": {"4": 0.3, "8": 0.2}}}
+CALIBRATION = {"judge": "tiny", "curve": CURVE, "thresholds": {"panels": {"4": 0.3, "8": 0.2}}}
 TABLES = {"tables": [{"title": "t", "columns": ["a"], "rows": [ROW]}], "complete": False, "measured": 1, "wanted": 2}
 STORY = yaml.safe_load((recipe().parent / "cases" / "tiny_hero.yaml").read_text(encoding="utf-8"))
 RUN = {

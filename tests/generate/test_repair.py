@@ -11,10 +11,10 @@ from judges import Grey, grey
 from PIL import Image, ImageStat
 
 from pacorl.core.grid import split
+from pacorl.gate.check import CONTROL_FIGURE, Check, Control, ControlError, check_set
 from pacorl.generate.generator import Generator
 from pacorl.generate.repair import Redraw, Repair, panel_prompt, redraw_by, repair_into, repair_set
 from pacorl.io.images import open_image, png_bytes, png_texts
-from pacorl.judge.check import CONTROL_FIGURE, Check, Control, ControlError, check_set
 from pacorl.models.policies import POLICIES
 from pacorl.types import Grid
 

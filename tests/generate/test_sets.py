@@ -14,12 +14,12 @@ from tests.twins import tiny_flux, tiny_klein, tiny_kontext
 
 from pacorl.core.grid import split
 from pacorl.core.set_scores import TIE
+from pacorl.gate.paco_reward import PacoReward
 from pacorl.generate.generated_images import GeneratedImage, Judged, Recipe, save, save_pdf, to_dict, write_page
 from pacorl.generate.generator import Generator
 from pacorl.generate.sets import best_first, generate_sets, judge_edits
 from pacorl.generate.storyboard import Storyboard, generate_storyboard
 from pacorl.io.images import png_texts
-from pacorl.judge.paco_reward import PacoReward
 from pacorl.models.adapters import adapter_state, add_lora, load_lora
 from pacorl.models.lora import save_lora
 from pacorl.models.policies import kind_of

@@ -24,7 +24,7 @@ from torch import Tensor
 
 import pacorl
 from pacorl import PacoReward
-from pacorl.judge.check import ControlError, check_set
+from pacorl.gate.check import ControlError, check_set
 from pacorl.tiny.characters import Panel, all_panels, draw
 
 FOLDER = Path(__file__).parents[2] / "integrations" / "comfyui"

@@ -180,8 +180,8 @@ def run_pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def score_pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A set with reasons, and a ranking."""
-    from pacorl.judge.score_set import score_set
-    from pacorl.judge.scores import write_page
+    from pacorl.gate.score_set import score_set
+    from pacorl.gate.scores import write_page
 
     folder = tmp_path_factory.mktemp("scores")
     images = [Image.new("RGB", (48, 48), (40 * number, 90, 120)) for number in range(5)]

@@ -34,12 +34,12 @@ import pacorl
 from pacorl.cli import app
 from pacorl.core.calibration import Curve
 from pacorl.core.questions import consistent, shows_text
+from pacorl.gate.paco_reward import PacoReward
 from pacorl.io.images import ImageError
 from pacorl.judge.calibration import Calibration
 from pacorl.judge.http import EncodedImage, HttpJudge, encode
 from pacorl.judge.judge import JudgeRefusedError
 from pacorl.judge.local import LocalJudge
-from pacorl.judge.paco_reward import PacoReward
 from pacorl.judge.prompting import ChatPrompt
 from pacorl.serve.builtin import completion, load_judge
 from pacorl.serve.request_images import data_of
@@ -781,7 +781,7 @@ def test_the_schema_needs_the_key(local_judge: LocalJudge) -> None:
 
 def test_a_calibration_maps_the_scores_of_a_set_and_no_log_probabilities() -> None:
     curve = Curve(temperature=3.0, bias=0.2)
-    judge = load_judge(Served("tiny", "judge"), calibration=Calibration("tiny", {"": curve}))
+    judge = load_judge(Served("tiny", "judge"), calibration=Calibration("tiny", curve))
     images = [draw(panel, 64) for panel in all_panels()[:2]]
     with serving({"judge": judge}) as url:
         status, answer = post(f"{url}/v1/consistency", {"images": [encoded(image).url for image in images]})

@@ -24,9 +24,9 @@ from PIL import Image, ImageStat
 from pacorl.config.options import StudioModels
 from pacorl.core.calibration import Curve
 from pacorl.core.grid import split
+from pacorl.gate.check import CONTROL_FIGURE, check_set
 from pacorl.io.images import ImageError, open_image, png_bytes
 from pacorl.judge.calibration import Calibration
-from pacorl.judge.check import CONTROL_FIGURE, check_set
 from pacorl.runtime.turns import Turns
 from pacorl.studio import models as limits
 from pacorl.studio.history import History

@@ -15,14 +15,14 @@ from research.tiny.pretrain import PIXELS
 from pacorl.core import questions
 from pacorl.core.grid import split
 from pacorl.core.sampler import Sampler
+from pacorl.gate.check import panel_scores
+from pacorl.gate.score_set import score_set
 from pacorl.generate.generator import Generator
 from pacorl.generate.sets import generate_sets
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import sample_images
 from pacorl.judge import local as judge_module
-from pacorl.judge.check import panel_scores
 from pacorl.judge.local import LocalJudge
-from pacorl.judge.score_set import score_set
 from pacorl.judge_training.loop import auc
 from pacorl.models.policies.flux import FLUX, FluxPolicy
 from pacorl.models.policies.kontext import KONTEXT

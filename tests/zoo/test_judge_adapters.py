@@ -21,10 +21,10 @@ from safetensors.torch import load_file, save_file
 from tests.zoo.forms import FORMS
 from tests.zoo.test_image_adapters import TOOLS
 
+from pacorl.gate.paco_reward import PacoReward
 from pacorl.io.processor import ImageTextProcessor
 from pacorl.judge.adapter import merge_adapter
 from pacorl.judge.local import LocalJudge
-from pacorl.judge.paco_reward import PacoReward
 from pacorl.judge_training.judge_config import RewardTuningConfig
 from pacorl.judge_training.tuning import save_processor, source_of, tune
 from pacorl.models.lora import METADATA

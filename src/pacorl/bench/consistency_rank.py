@@ -25,7 +25,7 @@ from pacorl.records.consistency_rank import IMAGES, Ranked, rank_rows, ranked_of
 from pacorl.records.prompts import evenly_spread
 
 if TYPE_CHECKING:
-    from pacorl.judge.paco_reward import PacoReward
+    from pacorl.gate.paco_reward import PacoReward
 
 REWARD_OF = {"clip-i": "panel_clip_image", "dreamsim": "dreamsim"}
 """The paper's scorers → our rewards."""

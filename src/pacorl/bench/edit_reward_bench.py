@@ -38,7 +38,7 @@ from pacorl.types import Question
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pacorl.judge.paco_reward import PacoReward
+    from pacorl.gate.paco_reward import PacoReward
 
 Kind = Literal["edit-reward-bench", "vc-reward-bench", "edit-reward-compass"]
 """Published table."""

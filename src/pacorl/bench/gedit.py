@@ -34,7 +34,7 @@ from pacorl.types import Prompt
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pacorl.judge.paco_reward import PacoReward
+    from pacorl.gate.paco_reward import PacoReward
 
 NEEDED = ("task_type", "key", "instruction", "instruction_language")
 TEXTS = (*NEEDED, "Intersection_exist")

@@ -23,14 +23,14 @@ from pacorl.bench.suite import Benchmark, Line, Row, Table
 from pacorl.config.options import UsageError, packed_form
 from pacorl.core.batches import in_batches
 from pacorl.core.ranking import FEWEST, FEWEST_FOR_INTERVAL, Interval, difference
+from pacorl.gate.paco_reward import PacoReward
+from pacorl.gate.scores import UNCALIBRATED
 from pacorl.generate.image_queue import Shard
 from pacorl.io.documents import Journal, JsonObject, as_read_back, read_journal, read_object, write_json
 from pacorl.io.files import LockedError, check_writable, claim_folder, sole_holder, sweep, write_atomic
 from pacorl.io.quiet import quiet_loading
 from pacorl.io.terminal import Progress
 from pacorl.judge import NO_JUDGE, check_judge
-from pacorl.judge.paco_reward import PacoReward
-from pacorl.judge.scores import UNCALIBRATED
 from pacorl.records import leaks
 from pacorl.report.html import render
 

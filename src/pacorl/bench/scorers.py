@@ -23,7 +23,7 @@ from pacorl.types import Grid, Prompt, Question
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pacorl.judge.paco_reward import PacoReward
+    from pacorl.gate.paco_reward import PacoReward
     from pacorl.rewards.reward import Reward
 
 Wording = Literal["criteria", "word", "reasons"]

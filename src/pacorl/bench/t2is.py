@@ -43,7 +43,7 @@ from pacorl.types import Prompt, Question, Size
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pacorl.judge.paco_reward import PacoReward
+    from pacorl.gate.paco_reward import PacoReward
 
 Name = TypeVar("Name")
 

@@ -32,8 +32,8 @@ from pacorl.config.options import FrugalJudge, UsageError, option
 
 if TYPE_CHECKING:
     from pacorl.core.ranking import Interval
-    from pacorl.judge.check import Check
-    from pacorl.judge.paco_reward import PacoReward
+    from pacorl.gate.check import Check
+    from pacorl.gate.paco_reward import PacoReward
     from pacorl.types import Character, Comparison
 
 SEVERITY = (0, INCOMPLETE, BELOW, 5, 2, 1, 75)
@@ -46,7 +46,7 @@ SILENCE_SECONDS = 20.0
 class CheckJudge(OnlyJudge, FrugalJudge):
     """The judge of a check."""
 
-    calibration: Path | None = option(None, "A file of `pacorl calibrate`: curves, and thresholds by number of panels.")
+    calibration: Path | None = option(None, "A file of `pacorl calibrate`: a curve, and thresholds by panels.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class CheckOptions:
 
     def pictures(self, sources: Iterable[str]) -> list[Path]:
         """List the files of the images and of the references."""
-        from pacorl.judge.score_set import files_of
+        from pacorl.gate.score_set import files_of
 
         references = chain(*(character.images for character in self.characters()))
         return [*map(Path, files_of(sources)), *references]
@@ -110,10 +110,10 @@ class CheckOptions:
         Raises:
             ValueError: A character, a criterion or the threshold is missing, or one panel is to be compared with none.
         """
+        from pacorl.gate import score_set as scoring
+        from pacorl.gate.check import check_set
         from pacorl.io.images import open_image
-        from pacorl.judge import score_set as scoring
         from pacorl.judge.calibration import read_calibration, threshold
-        from pacorl.judge.check import check_set
 
         # A panel is compared with the characters, or without any with the other panels.
         characters = self.characters()
@@ -173,10 +173,10 @@ def check(
 
 def _check_images(images: Sequence[str], judge: CheckJudge, ask: CheckOptions, output: CheckOutput) -> int:
     """Check one set and return the exit code."""
+    from pacorl.gate.check import ControlError, check_lines, check_page
+    from pacorl.gate.score_set import open_panels
     from pacorl.io.files import write_atomic
     from pacorl.judge import check_judge, default_judge
-    from pacorl.judge.check import ControlError, check_lines, check_page
-    from pacorl.judge.score_set import open_panels
 
     # Panels, references, questions and threshold, before a judge is loaded.
     names, opened, _, _ = open_panels(images, grid=ask.grid, whole_sets=False)
@@ -248,8 +248,8 @@ def _check_set(
     files: Sequence[str], reward: PacoReward, ask: CheckOptions, calibration: Path | None
 ) -> tuple[int, dict[str, Any], list[str]]:
     """Check one set of a folder: exit code, document, and lines for people."""
-    from pacorl.judge.check import ControlError, verdict_lines
-    from pacorl.judge.score_set import open_panels
+    from pacorl.gate.check import ControlError, verdict_lines
+    from pacorl.gate.score_set import open_panels
 
     try:
         names, opened, _, _ = open_panels(files, whole_sets=False)
@@ -267,8 +267,8 @@ def _check_set(
 
 def _load(source: str, judge: CheckJudge) -> PacoReward:
     """Load the judge. A server that falls silent is asked again for a while, and then ends the check as unreachable."""
+    from pacorl.gate.paco_reward import PacoReward
     from pacorl.io.outage import WaitsForOutages
-    from pacorl.judge.paco_reward import PacoReward
 
     reward = PacoReward.from_pretrained(source, **judge.judge_access, calibration=judge.calibration or "")
     if isinstance(reward.judge, WaitsForOutages):
@@ -290,8 +290,8 @@ def sets_in(folder: Path) -> dict[str, list[str]]:
     Raises:
         ValueError: There is no subfolder, or no image in any of them.
     """
+    from pacorl.gate.score_set import panels_in
     from pacorl.io.images import images_in, natural
-    from pacorl.judge.score_set import panels_in
 
     sets = {}
     for path in sorted(folder.iterdir(), key=natural):
@@ -329,19 +329,14 @@ def calibrate(
     *,
     options: CalibrateOptions,
 ) -> None:
-    """Fit a temperature and a bias per question, cross-validated, and write a calibration file."""
-    from pacorl.core.calibration import reliability
+    """Fit a temperature and a bias on labelled pairs, and write a calibration file."""
+    from pacorl.core.calibration import fit_curve, reliability
+    from pacorl.gate.calibrate import ask_comparisons
+    from pacorl.gate.paco_reward import PacoReward
     from pacorl.io.files import check_writable, write_atomic
     from pacorl.io.images import check_readable
     from pacorl.judge import check_judge
-    from pacorl.judge.calibration import (
-        ask_comparisons,
-        check_folds,
-        cross_validated,
-        fit_calibration,
-        read_calibration,
-    )
-    from pacorl.judge.paco_reward import PacoReward
+    from pacorl.judge.calibration import Calibration, read_calibration
     from pacorl.runtime.cores import use_cores
 
     if options.out.exists():
@@ -364,7 +359,6 @@ def calibrate(
     with TemporaryDirectory() as scratch:
         pairs = _labelled(data, options.limit, Path(scratch))
         test_pairs = _labelled(options.test, options.limit, Path(scratch)) if options.test else []
-        check_folds(pairs)
         check_readable(chain(*(pair.images for pair in [*pairs, *test_pairs])))
         trained = _trained_on(judge, pairs, Path(scratch))
         with PacoReward.from_pretrained(judge, **access) as reward:
@@ -372,26 +366,25 @@ def calibrate(
             answers = ask_comparisons(reward.judge, pairs)
             held_out = ask_comparisons(reward.judge, test_pairs) if test_pairs else None
 
-    # The fit, and its error on pairs that it has not seen.
-    calibration = fit_calibration(answers, judge=name)
-    after = cross_validated(answers)
-    measured = {"cross-validated": answers.errors(answers.p_N, after)}
+    # The fit, and its error.
+    curve = fit_curve(answers.p_N, answers.yes_N)
+    measured = {"of these pairs": answers.errors(curve)}
     if held_out:
-        measured["held out"] = held_out.errors(held_out.p_N, held_out.of(calibration))
+        measured["held out"] = held_out.errors(curve)
     # Saved before the output, which may fail on a closed pipe.
-    calibration.save(options.out)
+    Calibration(name, curve).save(options.out)
 
     # Output.
-    lines = [f"{len(answers.p_N)} pairs of {data}, {int(answers.yes_N.sum())} labelled Yes"]
-    # The only question's curve is that of all answers.
-    shown = {text: curve for text, curve in calibration.curves.items() if not text or curve != calibration.curves[""]}
-    for text, curve in shown.items():
-        others = "all other questions" if len(shown) > 1 else "all questions"
-        lines.append(f"temperature {curve.temperature:.3f}, bias {curve.bias:+.3f}: {text or others}")
+    lines = [
+        f"{len(answers.p_N)} pairs of {data}, {int(answers.yes_N.sum())} labelled Yes",
+        f"temperature {curve.temperature:.3f}, bias {curve.bias:+.3f}",
+    ]
     for kind, (before, fitted) in measured.items():
         counted = f"{kind}, {len(held_out.p_N)} pairs" if held_out and kind == "held out" else kind
         lines.append(f"ECE, {counted}: {_interval(before)} before, {_interval(fitted)} after")
     lines.append(_verdict(*measured[kind]))
+    if not held_out:
+        lines.append("the curve has seen these pairs; --test measures it on others")
     if trained:
         lines.append(
             f"{trained} of {len(pairs)} pairs were trained on; there the judge is surer than elsewhere: fit on others"
@@ -401,9 +394,13 @@ def calibrate(
         from pacorl.report.figures import reliability_svg
         from pacorl.report.html import render
 
-        # The page shows the reliability before and after, and the curves.
-        diagram = reliability_svg(reliability(answers.p_N, answers.yes_N), reliability(after, answers.yes_N))
-        contents: dict[str, Any] = {"verdict": lines, "diagram": diagram, "curves": shown}
+        # The page shows the reliability before and after.
+        shown = held_out or answers
+        after = reliability(curve.of(shown.p_N), shown.yes_N)
+        contents: dict[str, Any] = {
+            "verdict": lines,
+            "diagram": reliability_svg(reliability(shown.p_N, shown.yes_N), after),
+        }
         write_atomic(options.report, render("calibration.html", title=f"Calibration of {name}", name=name, **contents))
         echo_errors(f"page: {options.report}")
 

@@ -29,10 +29,10 @@ from pacorl.config.options import (
 from pacorl.types import TINY, Size
 
 if TYPE_CHECKING:
+    from pacorl.gate.paco_reward import PacoReward
     from pacorl.generate.generated_images import GeneratedImage, SavedImage
     from pacorl.generate.generator import Generator
     from pacorl.generate.storyboard import Storyboard
-    from pacorl.judge.paco_reward import PacoReward
     from pacorl.models.policies.spec import PolicySpec
     from pacorl.types import Prompt
 
@@ -497,7 +497,7 @@ def dry_run(
 
 def load_judge(model: Generator, judge: str, choice: FrugalJudge, **access: Any) -> PacoReward:
     """Load the judge of the candidates; with little memory it takes turns with the generator."""
-    from pacorl.judge.paco_reward import PacoReward
+    from pacorl.gate.paco_reward import PacoReward
 
     with model.judging():
         reward = PacoReward.from_pretrained(judge, **choice.judge_access, **access)
@@ -527,8 +527,8 @@ def _deliver(
     output: OutputOptions,
 ) -> None:
     """Save the images and their pages, and print their paths."""
+    from pacorl.gate.scores import UNCALIBRATED
     from pacorl.generate import generated_images
-    from pacorl.judge.scores import UNCALIBRATED
 
     # Files.
     judge = reward.name if reward else ""

@@ -18,10 +18,10 @@ from pacorl.types import TINY, Size
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from pacorl.gate.check import Check
+    from pacorl.gate.paco_reward import PacoReward
     from pacorl.generate.generator import Generator
     from pacorl.generate.repair import Repair
-    from pacorl.judge.check import Check
-    from pacorl.judge.paco_reward import PacoReward
     from pacorl.types import Prompt
 
 
@@ -101,11 +101,11 @@ def repair(
     output: RepairOutput,
 ) -> None:
     """Redraw the worst panel until the set passes `pacorl check`; exit code 4 if it still fails."""
+    from pacorl.gate.check import check_lines
+    from pacorl.gate.score_set import open_panels
     from pacorl.io.files import check_new, check_writable
     from pacorl.io.quiet import quiet_loading
     from pacorl.judge import default_judge
-    from pacorl.judge.check import check_lines
-    from pacorl.judge.score_set import open_panels
     from pacorl.runtime.cores import use_cores
 
     # Panels, gate and prompts, before weights are loaded.

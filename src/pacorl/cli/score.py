@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typer import Argument, Exit
 
 from pacorl.cli.shared import (
-    BELOW,
     INCOMPLETE,
     OnlyJudge,
     begin_report,
@@ -20,7 +19,7 @@ from pacorl.cli.shared import (
 from pacorl.config.options import STRONGEST, FrugalJudge, option
 
 if TYPE_CHECKING:
-    from pacorl.judge.scores import Scores
+    from pacorl.gate.scores import Scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +29,7 @@ class ScoreJudge(OnlyJudge, FrugalJudge):
     temperature: float = option(
         1.0, "Divides the judge's logit; above 1 tells apart what it is too sure of.", least=0, most=STRONGEST
     )
-    calibration: Path | None = option(None, "A file of `pacorl calibrate`, whose curves map P(Yes).")
+    calibration: Path | None = option(None, "A file of `pacorl calibrate`, whose curve maps P(Yes).")
 
     def __post_init__(self) -> None:
         from pacorl.judge import check_temperature
@@ -67,16 +66,6 @@ class ReportOptions:
     report: Path | None = option(None, "Write a self-contained page.")
     as_json: bool = option(False, "Print JSON.", flags=("--json",))
     keep_going: bool = option(False, "Leave out what cannot be used; exit with code 3.")
-    least: float | None = option(
-        None,
-        "Exit with code 4 if an image's lowest median over the questions, with the other images, is below.",
-        flags=("--min",),
-        least=0,
-        most=1,
-    )
-    least_mean: float | None = option(
-        None, "Exit with code 4 if the mean of all pairs is below.", flags=("--min-mean",), least=0, most=1
-    )
 
 
 def score(
@@ -99,12 +88,12 @@ def score(
 
 def _score_images(images: list[str], judge: ScoreJudge, ask: QuestionOptions, output: ReportOptions) -> int:
     """Score images and return the exit code."""
+    from pacorl.gate import score_set as scoring
+    from pacorl.gate.paco_reward import PacoReward
+    from pacorl.gate.scores import table, write_page
     from pacorl.io.imports import frozen_imports
     from pacorl.judge import check_judge, default_judge
-    from pacorl.judge import score_set as scoring
     from pacorl.judge.judge import is_address
-    from pacorl.judge.paco_reward import PacoReward
-    from pacorl.judge.scores import table, write_page
 
     # Questions and images, before a judge is loaded, which takes minutes.
     questions = scoring.questions_about(ask.theme, scoring.read_criteria(ask.criteria))
@@ -134,15 +123,11 @@ def _score_images(images: list[str], judge: ScoreJudge, ask: QuestionOptions, ou
         )
         _check_complete(scores, keep_going=output.keep_going)
 
-    # The thresholds, of one panel and of the mean.
-    below = _below_least(scores, output.least) + _below_mean(scores, output.least_mean)
     incomplete = bool(refused or scores.missing)
 
-    # Output; a gate without all scores has no verdict.
+    # Output.
     if output.as_json:
-        has_gate = output.least is not None or output.least_mean is not None
-        verdict = {"passed": None if incomplete else not below} if has_gate else {}
-        print_json({"judge": name, "note": note} | verdict | scores.to_dict() | {"left_out": refused})
+        print_json({"judge": name, "note": note} | scores.to_dict() | {"left_out": refused})
     else:
         echo(table(scores))
     echo_errors(*refused.values())
@@ -150,37 +135,7 @@ def _score_images(images: list[str], judge: ScoreJudge, ask: QuestionOptions, ou
         write_page(output.report, scores, judge=name, note=note, theme=ask.theme, refused=refused)
         echo_errors(f"page: {output.report}")
 
-    # The exit code.
-    if incomplete:
-        return INCOMPLETE
-    echo_errors(*below)
-    return BELOW if below else 0
-
-
-def _below_least(scores: Scores, least: float | None) -> list[str]:
-    """Report a score below `--min`."""
-    if least is None:
-        return []
-    from pacorl.judge.check import failing, panel_scores
-
-    # Of a ranking each image is compared with the reference.
-    panels = panel_scores(scores, [[0]] if scores.ranking else [])
-    failed = failing(panels, least)
-    lowest = next((panel for panel in failed if panel.score is not None), None)
-    if lowest is None:
-        return []
-    if len(scores.names) == 2:
-        return [f"the pair has P(Yes) {lowest.score:.4f}, below --min {least:g}"]
-    name = scores.names[lowest.panel]
-    compared = "the reference" if scores.ranking else "the others"
-    return [f"the lowest image, {name}, has the median {lowest.score:.4f} with {compared}, below --min {least:g}"]
-
-
-def _below_mean(scores: Scores, least: float | None) -> list[str]:
-    """Report a mean below `--min-mean`."""
-    if least is None or scores.mean is None or scores.mean >= least:
-        return []
-    return [f"the mean of {len(scores.pairs)} pairs is {scores.mean:.4f}, below --min-mean {least:g}"]
+    return INCOMPLETE if incomplete else 0
 
 
 def _check_complete(scores: Scores, *, keep_going: bool) -> None:

@@ -316,8 +316,8 @@ def train_character(
 def _caption_pictures(name: str, options: JudgeOptions) -> None:
     """Write a text file beside each image without one."""
     from pacorl.character_training.pictures import LEAST, MOST, describe_picture, uncaptioned
+    from pacorl.gate.paco_reward import PacoReward
     from pacorl.io.files import write_atomic
-    from pacorl.judge.paco_reward import PacoReward
     from pacorl.records.characters import find_character
 
     pictures = uncaptioned(find_character(name, least=LEAST, most=MOST).images)

@@ -30,12 +30,6 @@ def same_theme(theme: str) -> str:
     )
 
 
-def without_theme(text: str) -> str:
-    """Replace the theme of a `same_theme` question by "…"; other questions stay as they are."""
-    before, after = same_theme("\0").split("\0")
-    return same_theme("…") if text.startswith(before) and text.endswith(after) else text
-
-
 def consistent() -> str:
     """Ask about two images without context (ConsistencyRank's default question)."""
     return (

@@ -41,6 +41,19 @@ def panel_medians(score_of_pair: Mapping[tuple[int, int], float | None]) -> dict
     return {panel: median(scores) for panel, scores in sorted(scores_of.items())}
 
 
+def median_with(
+    score_of_pair: Mapping[tuple[int, int], float | None], panel: int, others: Collection[int]
+) -> float | None:
+    """Compute a panel's median score with other images; None if one of these pairs has no score, or there is none."""
+    scores: list[float] = []
+    for other in others:
+        score = score_of_pair.get((panel, other), score_of_pair.get((other, panel)))
+        if score is None:
+            return None
+        scores.append(score)
+    return median(scores) if scores else None
+
+
 def lowest_panel(
     score_of_pair: Mapping[tuple[int, int], float | None], *, among: Collection[int] | None = None
 ) -> LowestPanel | None:

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pacorl.core.grid import join
+from pacorl.gate.check import Check, ControlError, check_page
+from pacorl.gate.scores import p_yes_text
 from pacorl.generate.generated_images import recipe_texts
 from pacorl.generate.sets import generate_sets
 from pacorl.io.documents import write_json
 from pacorl.io.files import check_new, write_atomic
 from pacorl.io.images import png_bytes, png_texts
-from pacorl.judge.check import Check, ControlError, check_page
-from pacorl.judge.scores import p_yes_text
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.records.compose import check_for, layout_for, prompt_from
 from pacorl.tiny.characters import INSTRUCTIONS

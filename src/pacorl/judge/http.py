@@ -446,7 +446,7 @@ class HttpJudge:
         verdicts = [numbered[number].result() for number in range(len(turned))]
         if self.symmetric:
             verdicts = mean_of_orders(questions, verdicts)
-        return self.calibration.calibrated(questions, verdicts) if self.calibration else verdicts
+        return self.calibration.calibrated(verdicts) if self.calibration else verdicts
 
     async def _verdict(self, images: Sequence[EncodedImage], text: str) -> Verdict:
         def body(server: Server) -> dict[str, Any]:

@@ -152,7 +152,7 @@ class LocalJudge:
             return []
         verdicts = both_orders(self._verdicts, questions) if self.symmetric else self._verdicts(questions)
         if self.calibration:
-            verdicts = self.calibration.calibrated(questions, verdicts)
+            verdicts = self.calibration.calibrated(verdicts)
         return verdicts
 
     def explain(self, question: Question, *, max_new_tokens: int = 512) -> str:

@@ -17,9 +17,9 @@ import numpy as np
 from pacorl.core.ranking import FEWEST, FEWEST_FOR_INTERVAL, Interval, bootstrap, difference
 from pacorl.io.documents import JsonObject, read_object, write_json
 from pacorl.io.files import kept_digest, text_digest
-from pacorl.judge.calibration import group_of
 from pacorl.judge_training.examples import ComparisonDataset, in_both_orders
 from pacorl.judge_training.loop import decision_metrics, processes
+from pacorl.records.comparisons import group_of
 from pacorl.report.figures import interval_text
 from pacorl.report.results import is_measure
 from pacorl.types import Comparison

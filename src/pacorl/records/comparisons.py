@@ -422,3 +422,8 @@ def _check_turns(*texts: str) -> None:
         fault = text_fault(text)
         if fault:
             raise ValueError(fault)
+
+
+def group_of(comparison: Comparison) -> str:
+    """Name the group of a comparison; by default its first image."""
+    return comparison.group or str(comparison.images[0])

@@ -26,11 +26,11 @@ from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 
 from pacorl import __version__
+from pacorl.gate.paco_reward import PacoReward
 from pacorl.io.images import ImageError
 from pacorl.judge.calibration import Calibration
 from pacorl.judge.http import FLOOR_LOGPROB
 from pacorl.judge.local import LocalJudge, placement
-from pacorl.judge.paco_reward import PacoReward
 from pacorl.serve.request_images import RequestImages
 from pacorl.serve.schema import (
     ChatRequest,

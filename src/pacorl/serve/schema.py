@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
 
+from pacorl.gate.check import CONTROLS
+from pacorl.gate.score_set import check_count, questions_about
+from pacorl.gate.scores import QuestionSpec
 from pacorl.io.images import MAX_PIXELS
 from pacorl.judge.calibration import Calibration, threshold
-from pacorl.judge.check import CONTROLS
-from pacorl.judge.score_set import check_count, questions_about
-from pacorl.judge.scores import QuestionSpec
 from pacorl.records.characters import MAX_IMAGES
 from pacorl.web.forms import Form, Text
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from pacorl.core.questions import text_fault
-from pacorl.judge.check import Check, ControlError, check_set
+from pacorl.gate.check import Check, ControlError, check_set
+from pacorl.gate.score_set import score_set
+from pacorl.gate.scores import Scores
 from pacorl.judge.local import LocalJudge, log_softmax
 from pacorl.judge.prompting import ChatPrompt, DistinctImage, chat_text
-from pacorl.judge.score_set import score_set
-from pacorl.judge.scores import Scores
 from pacorl.serve.schema import ChatRequest, CheckRequest, ConsistencyRequest, Message, TextPart
 from pacorl.types import Size
 from pacorl.web.guard import RefusedError

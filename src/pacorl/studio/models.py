@@ -35,11 +35,11 @@ from pacorl.tiny.words import attributes_in
 from pacorl.types import TINY, Grid, Prompt, Size
 
 if TYPE_CHECKING:
+    from pacorl.gate.check import Check
+    from pacorl.gate.paco_reward import PacoReward
     from pacorl.generate.generated_images import GeneratedImage
     from pacorl.generate.generator import Generator
     from pacorl.generate.repair import Try
-    from pacorl.judge.check import Check
-    from pacorl.judge.paco_reward import PacoReward
     from pacorl.models.policies.spec import PolicySpec
 
 MAX_BYTES = 20 * 1024 * 1024
@@ -234,7 +234,7 @@ class ModelHost:
 
     def _load_judge(self, names: StudioModels, judge: str, generator: Generator) -> PacoReward:
         """Load a judge, which serves all generators: they are exchanged more often."""
-        from pacorl.judge.paco_reward import PacoReward
+        from pacorl.gate.paco_reward import PacoReward
 
         calibration = (names.calibration or "") if judge == names.judge else ""
         with generator.judging():
@@ -383,7 +383,7 @@ class ModelHost:
         symmetric: bool = False,
     ) -> dict[str, Any]:
         """Judge every pair of some images, or of the panels of one grid image."""
-        from pacorl.judge import score_set as scoring
+        from pacorl.gate import score_set as scoring
 
         # The models of this job, loaded by the first job.
         self._check_known(uploads)
@@ -440,9 +440,9 @@ class ModelHost:
         Raises:
             ValueError: if the judge can read none of the images.
         """
+        from pacorl.gate.check import ControlError, check_set
+        from pacorl.gate.score_set import questions_about
         from pacorl.generate.repair import redraw_by, repair_set
-        from pacorl.judge.check import ControlError, check_set
-        from pacorl.judge.score_set import questions_about
 
         # Models and images. New panels have the size of the first.
         self._check_known(uploads)
@@ -519,8 +519,8 @@ class ModelHost:
         Returns:
             The result of a set with the new page, and the page before as its source.
         """
+        from pacorl.gate.score_set import questions_about, score_set
         from pacorl.generate.sets import generate_sets
-        from pacorl.judge.score_set import questions_about, score_set
 
         generator, reward = self._models(job)
         grid = parse_layout(candidate["layout"])
@@ -592,7 +592,7 @@ def _verdict(check: Check) -> list[str]:
 
 def _panels(uploads: Sequence[Upload], grid: Grid | None) -> tuple[tuple[str, ...], tuple[Image, ...]]:
     """Open uploads, or cut the one upload; names and images."""
-    from pacorl.judge.score_set import panels_of
+    from pacorl.gate.score_set import panels_of
 
     names = tuple(upload.name for upload in uploads)
     images = tuple(upload.open() for upload in uploads)

@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 from pacorl.core.set_scores import LowestPanel
+from pacorl.gate.paco_reward import PacoReward
+from pacorl.gate.score_set import open_images, panels_of, questions_about, read_criteria, score_set
+from pacorl.gate.scores import UNCALIBRATED, Scores, summary, table, write_page
 from pacorl.io.images import ImageError
-from pacorl.judge.paco_reward import PacoReward
-from pacorl.judge.score_set import open_images, panels_of, questions_about, read_criteria, score_set
-from pacorl.judge.scores import UNCALIBRATED, Scores, summary, table, write_page
 from pacorl.types import Grid, Question, Verdict
 
 SHADES = [100, 110, 240, 105]

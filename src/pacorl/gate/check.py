@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, combinations, product
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Resampling
 
+from pacorl.core.set_scores import median_with
+from pacorl.gate.score_set import questions_about, score_set
+from pacorl.gate.scores import QuestionSpec, Scores, p_yes_text
 from pacorl.io.images import as_rgb, open_image
-from pacorl.judge.score_set import questions_about, score_set
-from pacorl.judge.scores import QuestionSpec, Scores, p_yes_text
 from pacorl.report.figures import pair_matrix_svg, show
 from pacorl.report.html import render
 
@@ -170,20 +170,15 @@ def panel_score(scores: Scores, panel: int, groups: Sequence[Sequence[int]]) -> 
         groups: Indices of the images that the panel is compared with, e.g. the references of each character; an empty
             group is left out.
     """
-    pair_of = {frozenset((pair.first, pair.second)): pair for pair in scores.pairs}
     lowest = PanelScore(panel, None)
     for (number, group), (column, question) in product(enumerate(groups), enumerate(scores.questions)):
         if not group:
             continue
-        p_yes = []
-        for other in group:
-            pair = pair_of.get(frozenset((panel, other)))
-            answer = pair.by_question[column] if pair else None
-            if answer is None:
-                return PanelScore(panel, None, question.label, number)
-            p_yes.append(answer)
-
-        middle = median(p_yes)
+        middle = median_with(
+            {(pair.first, pair.second): pair.by_question[column] for pair in scores.pairs}, panel, group
+        )
+        if middle is None:
+            return PanelScore(panel, None, question.label, number)
         if lowest.score is None or middle < lowest.score:
             lowest = PanelScore(panel, middle, question.label, number)
     return lowest

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pacorl.core.devices import NONE
+from pacorl.gate.score_set import questions_about, score_set
+from pacorl.gate.scores import Scores
 from pacorl.io.images import as_rgb
 from pacorl.io.remote import open_source
 from pacorl.judge import judge_from
 from pacorl.judge.calibration import read_calibration
-from pacorl.judge.score_set import questions_about, score_set
-from pacorl.judge.scores import Scores
 from pacorl.types import TINY, TINY_EDITS, Question
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
             api_key_env: The environment variable that holds a server's key.
             temperature: Divisor of the Yes − No logit.
             variants: Add up the spellings of Yes and of No, as EditReward-Bench does.
-            calibration: A file of `pacorl calibrate`, whose curves map P(Yes).
+            calibration: A file of `pacorl calibrate`, whose curve maps P(Yes).
             quantize: `none`, or `int8` for the blocks' weights of a judge in this process.
             stream: Keep these weights in main memory, and send them to the device layer by layer.
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from judges import Grey, grey
 from PIL import Image, ImageDraw, ImageStat
 
-from pacorl.io.images import open_image
-from pacorl.judge.check import (
+from pacorl.gate.check import (
     CONTROL_FIGURE,
     ControlError,
     ask_controls,
@@ -22,9 +21,10 @@ from pacorl.judge.check import (
     failing,
     panel_scores,
 )
+from pacorl.gate.score_set import questions_about, score_set
+from pacorl.gate.scores import PairScore, Scores
+from pacorl.io.images import open_image
 from pacorl.judge.local import LocalJudge
-from pacorl.judge.score_set import questions_about, score_set
-from pacorl.judge.scores import PairScore, Scores
 from pacorl.tiny.characters import draw, set_of, with_another
 from pacorl.types import Question, Verdict
 

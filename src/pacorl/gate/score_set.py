@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING
 from pacorl.config.options import UsageError
 from pacorl.core import questions as wordings
 from pacorl.core.grid import parse_layout, split
+from pacorl.gate.scores import PairScore, QuestionSpec, Scores, mean_of_present
 from pacorl.io.documents import read_json
 from pacorl.io.images import ImageError, as_rgb, check_shape, images_in, png_texts
 from pacorl.io.remote import open_source
 from pacorl.judge.pairwise import Pair, ask_pairs, errors_of
-from pacorl.judge.scores import PairScore, QuestionSpec, Scores, mean_of_present
 from pacorl.types import Grid, Question
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pacorl.judge.calibration import Calibration
     from pacorl.judge.judge import Judge
 
 
@@ -238,6 +237,5 @@ def score_set(
             score = replace(score, reasons="\n".join(lines))
         scored.append(score)
 
-    calibration: Calibration | None = getattr(judge, "calibration", None)
-    borrowed = calibration is not None and not all(calibration.covers(spec.text) for spec in specs)
-    return Scores(names, tuple(images), specs, tuple(scored), ranking, calibration is not None, borrowed)
+    calibrated = getattr(judge, "calibration", None) is not None
+    return Scores(names, tuple(images), specs, tuple(scored), ranking, calibrated)

@@ -82,8 +82,6 @@ class Scores:
     """Whether only the first image is compared with each candidate."""
     calibrated: bool = False
     """Whether a calibration file maps the judge's P(Yes)."""
-    borrowed: bool = False
-    """Whether a question has no curve of its own in that file, and is mapped by the curve of the other questions."""
 
     @property
     def mean(self) -> float | None:
@@ -133,8 +131,6 @@ class Scores:
     @property
     def calibration(self) -> str:
         """Describe the calibration in words."""
-        if self.borrowed:
-            return "calibrated by the curve of other questions"
         return "calibrated" if self.calibrated else "uncalibrated"
 
     def to_dict(self) -> dict[str, Any]:
@@ -223,8 +219,6 @@ def summary(scores: Scores) -> list[str]:
 
     if not scores.calibrated:
         missing.append(UNCALIBRATED)
-    elif scores.borrowed:
-        missing.append(f"P(Yes) is {scores.calibration}.")
 
     # The best candidate of a ranking, or the mean of a set.
     if scores.ranking:

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from pacorl.core.calibration import Curve, fit_curve
+from pacorl.core.questions import consistent
+from pacorl.gate.calibrate import ask_comparisons
+from pacorl.gate.paco_reward import PacoReward
+from pacorl.judge import identity_of
+from pacorl.judge.calibration import Calibration, read_calibration, threshold
+from pacorl.judge.judge import JudgeSettings
+from pacorl.judge.local import LocalJudge
+from pacorl.records.comparisons import comparisons_from
+from pacorl.tiny.characters import all_panels, draw
+from pacorl.types import Comparison, Question, Verdict
+
+TWO = (draw(all_panels()[0], 32), draw(all_panels()[1], 32))
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    calibration = Calibration("j", Curve(2.0, 0.5), {"panels": {4: 0.4, 16: 0.2}})
+    calibration.save(path)
+    assert read_calibration(path) == calibration
+    assert read_calibration("") is None
+    for curve in ({"temperature": 0, "bias": 0}, None):
+        path.write_text(json.dumps({"judge": "j", "curve": curve}))
+        with pytest.raises(ValueError, match=r"c\.json"):
+            read_calibration(path)
+
+
+@pytest.mark.parametrize(("panels", "least"), [(2, 0.4), (4, 0.4), (15, 0.4), (16, 0.2), (99, 0.2)])
+def test_the_threshold_depends_on_the_number_of_panels(panels: int, least: float) -> None:
+    calibration = Calibration("j", Curve(), {"panels": {4: 0.4, 16: 0.2}})
+    assert threshold(calibration, None, panels=panels) == least
+    assert threshold(calibration, 0.9, panels=panels) == 0.9
+
+
+def test_a_threshold_must_be_given_without_a_calibration() -> None:
+    fault = "no threshold: give least, or a calibration that has thresholds"
+    for calibration in (None, Calibration("j", Curve(), {"panels": {4: 0.4}})):
+        with pytest.raises(ValueError, match=fault):
+            threshold(calibration, None, panels=4, references=[1])
+
+
+@pytest.mark.parametrize(("size", "least"), [("4", 7.0), ("4", -1.0), ("0", 0.5), ("-4", 0.5)])
+def test_a_file_with_an_impossible_threshold_is_refused(tmp_path: Path, size: str, least: float) -> None:
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps({"judge": "tiny", "curve": {}, "thresholds": {"panels": {size: least}}}))
+    with pytest.raises(ValueError, match=rf"c\.json: thresholds\.panels\.{size} is {least:g};"):
+        read_calibration(path)
+
+
+def test_thresholds_are_for_one_reference_and_the_plain_question() -> None:
+    calibration = Calibration("j", Curve(), {"panels": {4: 0.4}, "references": {4: 0.3}})
+    assert threshold(calibration, None, panels=4, references=[1]) == 0.3
+    for case in ({"references": [3]}, {"references": [1, 1]}, {"references": [1], "plain": False}, {"plain": False}):
+        with pytest.raises(ValueError, match="one character, one reference image and the plain question"):
+            threshold(calibration, None, panels=4, **case)
+        assert threshold(calibration, 0.5, panels=4, **case) == 0.5
+
+
+def test_a_calibration_of_another_judge_is_noted() -> None:
+    for name, noted in (("tiny", False), ("other", True)):
+        judge = LocalJudge.from_pretrained("tiny", calibration=Calibration("tiny", Curve()))
+        assert ("The calibration is of the judge tiny" in PacoReward(judge, name=name).note) is noted
+
+
+@pytest.mark.slow
+def test_the_judge_of_a_config_and_of_a_script_is_calibrated(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    curve = Curve(3.0, 0.25)
+    Calibration("tiny", curve).save(path)
+    question = Question(TWO, consistent())
+    plain = LocalJudge.from_pretrained("tiny").verdicts([question])[0].p_yes
+    assert plain is not None
+    with PacoReward.from_pretrained("tiny", calibration=path) as reward:
+        assert reward.judge.verdicts([question])[0].p_yes == pytest.approx(curve(plain), abs=1e-6)
+        assert reward.score_set(TWO).calibrated
+        assert "uncalibrated" not in str(reward.score_set(TWO))
+    assert "uncalibrated" in str(PacoReward(LocalJudge.from_pretrained("tiny")).score_set(TWO))
+
+    from pacorl.judge import open_judge
+
+    opened = open_judge(JudgeSettings(checkpoint="tiny", dtype="float32", calibration=str(path)), device="cpu")
+    assert opened.verdicts([question])[0].p_yes == pytest.approx(curve(plain), abs=1e-6)
+
+
+def test_another_calibration_is_another_judge_for_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    identities = {identity_of(JudgeSettings(checkpoint="tiny"))}
+    for bias in (0.0, 1.0):
+        Calibration("tiny", Curve(1.0, bias)).save(path)
+        identities.add(identity_of(JudgeSettings(checkpoint="tiny", calibration=str(path))))
+    assert len(identities) == 3
+    assert all(identities)
+
+
+class Silent:
+    def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
+        return [Verdict(None, "no power") for _ in questions]
+
+    def explain(self, question: Question) -> str:
+        return ""
+
+
+def test_a_missing_answer_ends_a_calibration(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    comparison = Comparison((tmp_path / "a.png",) * 2, "same?", consistent=True)
+    with pytest.raises(RuntimeError, match="gave no answer: no power"):
+        ask_comparisons(Silent(), [comparison])
+
+
+@pytest.mark.slow
+def test_the_error_of_the_tiny_judge_halves_on_held_out_pairs(tmp_path: Path) -> None:
+    judge = LocalJudge.from_pretrained("tiny")
+    dev = ask_comparisons(judge, comparisons_from("tiny:dev:300", scratch=tmp_path))
+    test = ask_comparisons(judge, comparisons_from("tiny:test:300", scratch=tmp_path))
+    before, after = test.errors(fit_curve(dev.p_N, dev.yes_N))
+    assert after.mean < before.mean / 2
