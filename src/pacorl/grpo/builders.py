@@ -192,7 +192,8 @@ def adapted_policy(
     random.seed(config.seed)
     np.random.seed(config.seed % 2**32)
 
-    policy = build_policy(config.model, device=device, record_sizes=record_sizes, staged=True, pipeline=pipeline)
+    policy = build_policy(config.model, device=device, staged=True, pipeline=pipeline)
+    policy.record_sizes = record_sizes
     # Every size of the run, before it has cost an epoch.
     for size in sizes:
         policy.check_size(size)

@@ -71,7 +71,8 @@ def policy_on_meta(
     if "processor" in names:
         components["processor"] = _processor(spec, configs["processor"])
     absent = [name for name in names if name not in components]
-    policy = spec.policy(pipeline(**components, **dict.fromkeys(absent)), options, record_sizes=record_sizes)
+    policy = spec.policy(pipeline(**components, **dict.fromkeys(absent)), options)
+    policy.record_sizes = record_sizes
     policy.place_encoders(META)
     policy.place_transformer(META)
     return policy

@@ -37,7 +37,8 @@ def over(pipeline: Any, **options: Any) -> KleinPolicy:
 
 
 def test_a_set_is_generated_at_its_record_s_own_size(pipeline: Any, tmp_path: Path) -> None:
-    policy = KLEIN.over(pipeline, max_sequence_length=TOKENS, record_sizes=True)
+    policy = over(pipeline)
+    policy.record_sizes = True
     assert policy.size_of(Prompt(0, "a cat", size=Size(32, 48)), Size(64, 64)) == Size(32, 48)
     assert policy.size_of(SETS[0], Size(64, 64)) == Size(64, 64)
     assert policy.size_of(edit(source_image(tmp_path / "a.png", height=80, width=40)), Size(64, 64)) == Size(88, 40)

@@ -40,13 +40,12 @@ def build_policy(
     options: PolicyOptions,
     *,
     device: str | torch.device,
-    record_sizes: bool = False,
     staged: bool = False,
     pipeline: Any = None,
 ) -> PipelinePolicy:
     """Load the configured generator, or take a loaded `pipeline`; see `PolicySpec.load`."""
     spec = POLICIES[options.kind]
-    return spec.load(options, device=device, record_sizes=record_sizes, staged=staged, pipeline=pipeline)
+    return spec.load(options, device=device, staged=staged, pipeline=pipeline)
 
 
 def default_options() -> PolicyOptions:

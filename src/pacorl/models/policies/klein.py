@@ -75,8 +75,8 @@ class KleinPolicy(PipelinePolicy):
     encoders: ClassVar[Mapping[str, str]] = {"text_encoder": "Qwen3 text encoder"}
     long_encoder: ClassVar[str] = "text_encoder"
 
-    def __init__(self, pipeline: Any, options: PolicyOptions, *, record_sizes: bool = False) -> None:
-        super().__init__(pipeline, options, record_sizes=record_sizes)
+    def __init__(self, pipeline: Any, options: PolicyOptions) -> None:
+        super().__init__(pipeline, options)
         if pipeline.config.is_distilled and self.options.guidance_scale > 1:
             raise ValueError(
                 f"model.guidance_scale {self.options.guidance_scale:g} with a distilled FLUX.2-klein, which is not "

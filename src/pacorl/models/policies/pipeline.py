@@ -155,10 +155,11 @@ class PipelinePolicy:
     training_shift: ClassVar[TrainingShift]
     """Shift of the noise levels in the published checkpoint's own training."""
 
-    def __init__(self, pipeline: Any, options: PolicyOptions, *, record_sizes: bool = False) -> None:
+    def __init__(self, pipeline: Any, options: PolicyOptions) -> None:
         self.pipeline = pipeline
         self.options: Any = options
-        self.record_sizes = record_sizes
+        self.record_sizes = False
+        """Whether sets are generated at their records' own sizes."""
         self.transformer: nn.Module = pipeline.transformer
         self.token_pixels: int = self.patch * pipeline.vae_scale_factor
         for component in pipeline.components.values():

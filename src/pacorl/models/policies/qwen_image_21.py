@@ -80,7 +80,7 @@ class QwenImage21Policy(QwenEditPolicy):
     source_optional: ClassVar[bool] = True
     encoders: ClassVar[Mapping[str, str]] = {"text_encoder": "Qwen3-VL text encoder"}
 
-    def __init__(self, pipeline: Any, options: PolicyOptions, *, record_sizes: bool = False) -> None:
+    def __init__(self, pipeline: Any, options: PolicyOptions) -> None:
         from pacorl.models.policies.shared_prefix import share_prefix  # imports diffusers, which options do without
 
         if not pipeline.transformer.config.causal_condition:
@@ -88,7 +88,7 @@ class QwenImage21Policy(QwenEditPolicy):
                 "this Qwen-Image 2.1 has causal_condition false, so its text depends on the step, which is not "
                 "supported; name a checkpoint with causal_condition true"
             )
-        super().__init__(pipeline, options, record_sizes=record_sizes)
+        super().__init__(pipeline, options)
         share_prefix(pipeline.transformer)
 
     @classmethod

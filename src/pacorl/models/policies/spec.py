@@ -175,7 +175,6 @@ class PolicySpec:
         options: PolicyOptions,
         *,
         device: str | torch.device = "cpu",
-        record_sizes: bool = False,
         staged: bool = False,
         pipeline: Any = None,
     ) -> PipelinePolicy:
@@ -184,7 +183,6 @@ class PolicySpec:
         Args:
             options: Options of this kind.
             device: Device of the weights.
-            record_sizes: Generate sets at their records' own sizes; edits have the shape of their source.
             staged: Leave the transformer to `place_transformer`, so that it never shares the device with the text
                 encoders. Until then its weights are pages of the checkpoint's files, which the processes of a machine
                 share.
@@ -214,7 +212,7 @@ class PolicySpec:
                     pipeline = self.pipeline_type(source, dtype=dtype, **components)
 
         # Text encoders first: the transformer is placed after they have left.
-        policy = self.take(pipeline, options, record_sizes=record_sizes)
+        policy = self.take(pipeline, options)
         policy.place_encoders(device)
         if not staged:
             policy.place_transformer(device)
@@ -309,12 +307,12 @@ class PolicySpec:
             self.options.model_validate({"checkpoint": str(checkpoint), "dtype": dtype, **options}), device=device
         )
 
-    def take(self, pipeline: Any, options: PolicyOptions, *, record_sizes: bool = False) -> PipelinePolicy:
+    def take(self, pipeline: Any, options: PolicyOptions) -> PipelinePolicy:
         """Wrap a loaded pipeline as a policy; text encoders of another type are cast to the transformer's.
 
         Without a type diffusers loads the transformer in fp32, and transformers the encoders in their files' type.
         """
-        policy = self.policy(pipeline, options, record_sizes=record_sizes)
+        policy = self.policy(pipeline, options)
         dtype = pipeline.transformer.dtype
         for name in policy.encoders:
             encoder = getattr(pipeline, name)
@@ -322,6 +320,6 @@ class PolicySpec:
                 encoder.to(dtype)
         return policy
 
-    def over(self, pipeline: Any, *, record_sizes: bool = False, **options: Any) -> PipelinePolicy:
+    def over(self, pipeline: Any, **options: Any) -> PipelinePolicy:
         """Wrap a loaded pipeline as a policy."""
-        return self.policy(pipeline, self.options.model_validate(options), record_sizes=record_sizes)
+        return self.policy(pipeline, self.options.model_validate(options))
