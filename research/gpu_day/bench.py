@@ -156,7 +156,7 @@ class Bench:
         if config.model.compile == "blocks":
             compile_blocks(transformer, packed=config.model.quantize != NONE)
         self.cache = cast(ConditioningCache, RandomConditioning(self.generator, device))
-        builders.place_transformer(config, self.policy, self.cache, PROMPT, device=device)
+        builders.place_transformer(config, self.policy, device=device)
         self.checkpoint_gradients(enabled=bool(config.model.gradient_checkpointing))
         transformer.train()
         self._fill_adapter()

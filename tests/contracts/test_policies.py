@@ -16,14 +16,14 @@ import pytest
 import torch
 from edit_twins import drawn, edit, settings_of, source_image
 from PIL import Image
-from policy_contract import check_generator, check_spec
+from policy_contract import check_generator, check_spec, layers_without_effect
 from tests.twins import TWINS
 from torch import Tensor
 from toy_world import toy_config
 
 from pacorl.config.base import ConfigError, load
 from pacorl.generate.generator import Generator
-from pacorl.grpo.builders import check_adapter
+from pacorl.grpo.builders import freeze_idle_layers
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.models.adapters import adapter_state, add_lora, load_lora
@@ -314,7 +314,8 @@ def test_an_adapter_comes_back_as_it_was_saved(kind: str, job: Job, tmp_path: Pa
 def test_every_target_of_an_adapter_matters(kind: str, job: Job) -> None:
     targets = job.policy.lora_targets
     add_lora(job.policy.transformer, rank=2, alpha=4, targets=targets)
-    check_adapter(job.policy, job.conditioning, job.size, targets=targets)
+    freeze_idle_layers(job.policy, targets=targets)
+    assert layers_without_effect(job.policy, job.conditioning, job.size) == set()
 
 
 def _save_drawn_adapter(policy: PipelinePolicy, folder: Path) -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from itertools import combinations, product
+from itertools import combinations
 
 import numpy as np
 import pytest
-from PIL import Image, ImageFilter
+from PIL import Image
 
-from pacorl.core.grid import join, split
+from pacorl.core.grid import join
 from pacorl.core.metric_names import SIGN_MEANINGS
 from pacorl.grpo.monitor import (
     LIMITS,
@@ -22,7 +21,6 @@ from pacorl.grpo.monitor import (
     HackingMonitor,
     _pixels,
     diversity,
-    grid_artifact_share,
     is_blank,
     panel_statistics,
     signs_of,
@@ -43,13 +41,6 @@ def sheet(panels: Sequence[Image.Image]) -> Image.Image:
 def noisy(image: Image.Image, amount: float, seed: int = 0) -> Image.Image:
     noise = np.random.default_rng(seed).normal(0, 255 * amount, (image.height, image.width, 3))
     return Image.fromarray((np.asarray(image) + noise).clip(0, 255).astype(np.uint8))
-
-
-def patterned(image: Image.Image, *, period: int, amount: float) -> Image.Image:
-    """A fine regular grid over the image."""
-    rows, cols = np.mgrid[: image.height, : image.width]
-    wave = np.sign(np.sin(2 * np.pi * rows / period + 0.3)) + np.sign(np.sin(2 * np.pi * cols / period + 0.3))
-    return Image.fromarray((np.asarray(image) + 255 * amount * wave[..., None]).clip(0, 255).astype(np.uint8))
 
 
 def prompt(number: int = 0) -> Prompt:
@@ -93,62 +84,6 @@ def test_drawings_are_not_blank() -> None:
     assert not is_blank(_pixels([draw(panel, SIDE) for panel in all_panels()[::7]])).any()
 
 
-@pytest.mark.parametrize("size", [32, 64, 128])
-@pytest.mark.parametrize("period", [2, 4, 8])
-def test_a_fine_pattern_is_a_lattice(size: int, period: int) -> None:
-    clean = [draw(panel, size) for panel in PANELS[:8]]
-    plain = np.mean([panel_statistics(prompt(), image).grid_artifact for image in map(sheet, (clean[:4], clean[4:]))])
-    covered = [patterned(panel, period=period, amount=0.1) for panel in clean]
-    found = np.mean(
-        [panel_statistics(prompt(), image).grid_artifact for image in map(sheet, (covered[:4], covered[4:]))]
-    )
-    assert found > plain + LIMITS["grid_artifact"], (plain, found)
-
-
-def test_edges_textures_and_noise_are_no_lattice() -> None:
-    rng = np.random.default_rng(0)
-    for size in (32, 64, 128):
-        drawn = np.mean(grid_artifact_share(_pixels([draw(panel, size) for panel in PANELS]).mean(3)))
-        assert drawn < 0.04
-        assert grid_artifact_share(rng.random((1, size, size)))[0] < 0.02
-    soft = Image.fromarray(rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)).filter(ImageFilter.GaussianBlur(1))
-    assert grid_artifact_share(_pixels([soft]).mean(3))[0] < 0.02
-    assert grid_artifact_share(np.zeros((1, 64, 64))) == [0.0]
-
-
-def test_dark_images_without_detail_lose_edges_and_colours() -> None:
-    """The same drawings, ever darker and softer: dark pixels rise, edges and entropy fall, each beyond its limit."""
-    drawn = [draw(panel, 64) for panel in PANELS[:4]]
-    lost = [panel.filter(ImageFilter.GaussianBlur(6)).point(lambda value: value // 8) for panel in drawn]
-    before, after = (panel_statistics(prompt(), sheet(panels)) for panels in (drawn, lost))
-    assert after.dark > before.dark + LIMITS["dark"]
-    assert after.edges < (1 - LIMITS["edges"]) * before.edges
-    assert after.entropy < (1 - LIMITS["entropy"]) * before.entropy
-
-
-def test_edges_entropy_and_dark_pixels_are_those_of_plain_loops() -> None:
-    image = sheet([noisy(draw(panel, 16), 0.1, seed) for seed, panel in enumerate(PANELS[:4])])
-    grey = [np.asarray(panel).mean(2) / 255 for panel in split(image, GRID)]
-    edges = []
-    for panel in grey:
-        for row, col in product(range(15), range(15)):
-            steps = abs(panel[row, col + 1] - panel[row, col]), abs(panel[row + 1, col] - panel[row, col])
-            edges.append(max(steps) > 0.1)
-    bits = []
-    for panel in split(image, GRID):
-        pixels = np.asarray(panel.resize((SIDE, SIDE), Image.Resampling.BOX)).reshape(-1, 3)
-        shares = [count / len(pixels) for count in Counter(tuple(pixel // 64) for pixel in pixels).values()]
-        bits.append(-sum(share * math.log2(share) for share in shares))
-
-    look = panel_statistics(prompt(), image)
-    assert look.edges == pytest.approx(np.mean(edges))
-    assert look.entropy == pytest.approx(np.mean(bits))
-    assert look.dark == pytest.approx(np.mean([panel < 0.15 for panel in grey]))
-    flat = panel_statistics(prompt(), Image.new("RGB", (16, 16), "black"))
-    assert (flat.edges, flat.entropy, flat.dark) == (0, 0, 1)
-    assert panel_statistics(prompt(), Image.new("RGB", (2, 2), "white")).edges == 0
-
-
 # --- many sheets -----------------------------------------------------------------------------------------------
 
 
@@ -165,7 +100,7 @@ def sets(count: int, *, same: bool = False) -> list[tuple[Prompt, Image.Image]]:
 def test_the_order_of_the_panels_changes_no_sign() -> None:
     """Every panel counts alike: signs are of the set, and not of the panel that comes first."""
     panels = [draw(panel, 32) for panel in PANELS[:3]]
-    panels.append(patterned(panels[0], period=3, amount=0.2))
+    panels.append(Image.new("RGB", (32, 32), "grey"))
     shown = panel_statistics(prompt(), sheet(panels))
     turned = panel_statistics(prompt(), sheet(panels[1:] + panels[:1]))
     for field in fields(shown):
@@ -197,7 +132,6 @@ def test_a_healthy_world_has_low_signs_of() -> None:
     found = signs_of([panel_statistics(*one) for one in sets(24)])
     assert found["duplicates"] < 0.02
     assert found["blank"] == 0.0
-    assert found["grid_artifact"] < 0.05
 
 
 # --- over time -------------------------------------------------------------------------------------------------
@@ -219,18 +153,6 @@ def test_a_fall_is_a_share_of_the_best() -> None:
     assert watch.update("evaluation", {"monitor/diversity": 0.31, "held_out/clip": 0.25}) == []
     alarms = watch.update("evaluation", {"monitor/diversity": 0.29, "held_out/clip": 0.23})
     assert [(alarm.sign, alarm.action) for alarm in alarms] == [("diversity", "stop"), ("held_out/clip", "stop")]
-
-
-def test_a_fall_of_edges_or_entropy_and_a_rise_of_dark_pixels_are_alarms() -> None:
-    watch = HackingMonitor.of("warn", prompts=42)
-    start = {"monitor/edges": 0.2, "monitor/entropy": 3.0, "monitor/dark": 0.4}
-    assert watch.update("evaluation", start) == []
-    assert watch.update("evaluation", {"monitor/edges": 0.3, "monitor/entropy": 4.0, "monitor/dark": 0.1}) == []
-    alarms = watch.update("evaluation", {"monitor/edges": 0.17, "monitor/entropy": 2.5, "monitor/dark": 0.72})
-    assert [alarm.sign for alarm in alarms] == ["edges", "dark"]
-    assert "edges went from 0.300 to 0.170, beyond the limit of 0.4 (images are losing their outlines)" in str(
-        alarms[0]
-    )
 
 
 @pytest.mark.parametrize(("prompts", "average"), [(42, 3), (8, 3), (6, 4), (4, 6)])
@@ -262,11 +184,11 @@ def test_what_was_gained_and_is_lost_again_is_an_alarm() -> None:
 
 
 def test_training_and_evaluation_have_starts_of_their_own() -> None:
-    watch = HackingMonitor({"grid_artifact": 0.1}, average=1)
-    assert watch.update("evaluation", {"monitor/grid_artifact": 0.0}) == []
-    assert watch.update("epoch", {"monitor/grid_artifact": 0.3}) == []
-    assert watch.update("epoch", {"monitor/grid_artifact": 0.35}) == []
-    assert len(watch.update("evaluation", {"monitor/grid_artifact": 0.35})) == 1
+    watch = HackingMonitor({"blank": 0.1}, average=1)
+    assert watch.update("evaluation", {"monitor/blank": 0.0}) == []
+    assert watch.update("epoch", {"monitor/blank": 0.3}) == []
+    assert watch.update("epoch", {"monitor/blank": 0.35}) == []
+    assert len(watch.update("evaluation", {"monitor/blank": 0.35})) == 1
 
 
 def test_a_monitor_that_is_off_raises_nothing() -> None:
@@ -290,16 +212,12 @@ def test_every_sign_has_a_limit() -> None:
 
 def test_what_the_log_holds_of_images() -> None:
     blank = Image.new("RGB", (64, 64))
-    monitor = HackingMonitor({"blank": 0.1, "grid_artifact": 0.1})
-    monitor.restore([{"kind": "evaluation", "monitor/blank": 0.0, "monitor/grid_artifact": 0.0}])
+    monitor = HackingMonitor({"blank": 0.1})
+    monitor.restore([{"kind": "evaluation", "monitor/blank": 0.0}])
     signs, raised = monitor.observe("evaluation", [panel_statistics(prompt(), blank)], {"loss": 1.0})
     assert signs == {
         "monitor/duplicates": 1.0,
         "monitor/blank": 1.0,
-        "monitor/grid_artifact": 0.0,
-        "monitor/edges": 0.0,
-        "monitor/entropy": 0.0,
-        "monitor/dark": 1.0,
         "alarm/blank": 1.0,
     }
     assert [alarm.sign for alarm in raised] == ["blank"]

@@ -87,20 +87,13 @@ def train(out: Path) -> None:
 
 
 def wait(out: Path) -> None:
-    """Writes the seconds that a process of such a patience waits for another: at first, limited, for scores, after."""
+    """Writes the seconds that a process of such a patience waits for another."""
     from pacorl.runtime.processes import Runtime
 
     runtime = Runtime(patience=1234.5)
     backend = torch.distributed.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
-    seconds = [backend.options._timeout.total_seconds()]
-    runtime.limit_waiting(7.0)
-    seconds.append(backend.options._timeout.total_seconds())
-    gather = runtime.gather
-    runtime.gather = lambda value: seconds.append(backend.options._timeout.total_seconds()) or gather(value)  # type: ignore
-    runtime.gather_rows(dict)
-    seconds.append(backend.options._timeout.total_seconds())
     if runtime.is_main:
-        torch.save(seconds, out)
+        torch.save(backend.options._timeout.total_seconds(), out)
 
 
 class Worded(Exception):

@@ -320,7 +320,7 @@ def test_thinning_keeps_the_ends_and_the_spikes() -> None:
 
 
 def test_alarms_are_in_the_order_of_their_first_time(tmp_path: Path) -> None:
-    raised = {2: ["entropy"], 3: ["duplicates", "entropy"], 5: ["blank"]}
+    raised = {2: ["diversity"], 3: ["duplicates", "diversity"], 5: ["blank"]}
     records = []
     for epoch in range(1, 7):
         alarms_of = {f"alarm/{name}": 1.0 for name in raised.get(epoch, [])}

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-import os
 import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from subprocess import PIPE
-from threading import Event
 
 import pytest
 import torch
 from toy_world import toy_config, toy_world
 
 from pacorl.grpo.trainer import PolicyTrainer
-from pacorl.runtime import stopping
-from pacorl.runtime.processes import Runtime, wait_after
-from pacorl.runtime.stopping import Interrupted, ProcessId, exit_when_uncaught, lost_ranks, own_process
+from pacorl.runtime.processes import Runtime
+from pacorl.runtime.stopping import Interrupted, exit_when_uncaught, lost_ranks
 
 
 def test_batches_are_sharded_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,54 +81,19 @@ GLOO = RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] 
 NCCL = torch.distributed.DistBackendError("NCCL communicator was aborted on rank 0.")
 
 
-@pytest.mark.parametrize(
-    ("fault", "ended", "reported", "line"),
-    [
-        (GLOO, {2}, {1, 3}, r"rank 2 \(process \d+ on \S+\), which has ended"),
-        (NCCL, {1, 2}, {3}, r"rank 1 \(.*\), rank 2 \(.*\), which have ended"),
-        (GLOO, set(), {1, 3}, r"rank 2 \(process \d+ on \S+\), which stands still"),
-        (NCCL, set(), {1, 2}, r"rank 3 \(process 1 on elsewhere\), which has ended, stands still or is out of reach"),
-        (GLOO, set(), {1, 2, 3}, "its connection to the other ranks, whose processes all run"),
-    ],
-)
-def test_a_lost_rank_is_one_line_that_names_it(
-    fault: RuntimeError, ended: set[int], reported: set[int], line: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = torch.distributed.HashStore()
-    for rank in reported:
-        store.set(f"pacorl/lost/{rank}", "")
-    monkeypatch.setattr(stopping.distributed_c10d, "_get_default_store", lambda: store)
-    monkeypatch.setattr(stopping, "ENDING", 0.2)
-    here, others = own_process(), [subprocess.Popen([sys.executable, "-c", "input()"], stdin=PIPE) for _ in range(2)]
-    ranks = [here, *(here._replace(number=other.pid) for other in others), ProcessId(1, "elsewhere")]
-    for rank in ended:
-        others[rank - 1].kill()
-        os.waitid(os.P_PID, others[rank - 1].pid, os.WEXITED | os.WNOWAIT)  # ended, and its launcher has not looked
-    said = pytest.raises(RuntimeError, match=f"^rank 0 of 4 has lost {line}; .* --resume auto$")
-    with said as lost, lost_ranks(0, ranks):
+@pytest.mark.parametrize("fault", [GLOO, NCCL])
+def test_a_lost_rank_is_one_line(fault: RuntimeError) -> None:
+    with (
+        pytest.raises(RuntimeError, match=r"^rank 0 of 4 has lost another rank.* --resume auto$") as lost,
+        lost_ranks(0, 4),
+    ):
         raise fault
-    for other in others:
-        other.kill()
-        other.communicate()
     assert not any(word in str(lost.value) for word in ("gloo", "NCCL", "::1"))
-
-
-def test_a_store_that_stands_still_is_rank_0s(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stopping.distributed_c10d, "_get_default_store", Event().wait)
-    monkeypatch.setattr(stopping, "ENDING", 0.2)
-    said = pytest.raises(RuntimeError, match=r"rank 1 of 2 has lost rank 0 .*, which stands still")
-    with said, lost_ranks(1, [own_process()] * 2):
-        raise GLOO
-
-
-@pytest.mark.parametrize(("longest", "seconds"), [(0.0, 300.0), (79.0, 300.0), (100.0, 360.0)])
-def test_a_rank_may_take_three_times_the_longest_phase(longest: float, seconds: float) -> None:
-    assert wait_after(longest) == seconds
 
 
 @pytest.mark.parametrize(("world", "words"), [(1, "gloo"), (2, "shapes do not fit")])
 def test_other_faults_stay_what_they_are(world: int, words: str) -> None:
-    with pytest.raises(RuntimeError, match=f"^{words}$"), lost_ranks(0, [own_process()] * world):
+    with pytest.raises(RuntimeError, match=f"^{words}$"), lost_ranks(0, world):
         raise RuntimeError(words)
 
 

@@ -32,7 +32,7 @@ from pacorl.core.sampler import Sampler
 from pacorl.core.schedule import seed_of
 from pacorl.core.transfer import to_device
 from pacorl.grpo import checkpoint as checkpoints
-from pacorl.grpo.builders import adapted_policy, adapter_targets, check_adapter
+from pacorl.grpo.builders import adapted_policy, place_transformer
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.evaluate import EvaluatedSample, keep_samples, noise_seed
 from pacorl.grpo.lora_training import BadGradientsError, LoraTraining
@@ -198,10 +198,7 @@ class CharacterTrainer:
         # 2. Transformer, after the text encoders are freed: both together may not fit on the device.
         self.policy.free_encoders()
         torch.cuda.empty_cache()
-        self.policy.place_transformer(device)
-        torch.cuda.empty_cache()  # buffers of packing and casting
-        first = self.cache.batch(captions[:1], self.size)
-        check_adapter(self.policy, first, self.size, targets=adapter_targets(config, self.policy))
+        place_transformer(config, self.policy, device=device)
         self.sigmas = self.policy.training_sigmas(LEVELS, self.size)
 
         # 3. Optimizer and average. Training is not guided.

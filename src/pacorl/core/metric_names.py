@@ -18,11 +18,7 @@ SHOWN_NAMES: Mapping[str, str] = {"consistency": "consistency_reward", "p_yes": 
 SIGN_MEANINGS: Mapping[str, str] = {
     "duplicates": "panels of a set are becoming copies of each other",
     "blank": "panels are becoming empty",
-    "grid_artifact": "a fine regular pattern covers the images",
     "diversity": "different prompts get the same image",
-    "edges": "images are losing their outlines",
-    "entropy": "images are losing their colours",
-    "dark": "images are becoming dark",
 }
 ALIKE = "alike"
 """Sign of an epoch in which no reward tells the images of a prompt apart."""

@@ -33,7 +33,7 @@ from pacorl.rewards.reward import Reward, RewardFunction, smoke_test
 from pacorl.rewards.spec import UserReward
 from pacorl.runtime.compiled import compile_blocks
 from pacorl.runtime.logbook import check_trackers
-from pacorl.types import Conditioning, Prompt, Size
+from pacorl.types import Prompt, Size
 
 
 def checked_config(
@@ -243,35 +243,14 @@ def encode_prompts(
     return cache
 
 
-def place_transformer(
-    config: PolicyConfig,
-    policy: Policy,
-    cache: ConditioningCache,
-    prompt: Prompt,
-    *,
-    device: torch.device,
-    sharded: bool = False,
-) -> None:
-    """Move the adapted transformer to the device, and check its adapter's effect with a prompt.
+def place_transformer(config: LoraConfig, policy: Policy, *, device: torch.device, sharded: bool = False) -> None:
+    """Move the adapted transformer to the device.
 
-    For FSDP2 it stays in host memory, unchecked: the launcher moves it to the device block by block, so that no GPU
-    needs room for the whole model.
-
-    Raises:
-        ValueError: if the adapter has no effect.
+    For FSDP2 it stays in host memory: the launcher moves it to the device block by block, so that no GPU needs room for
+    the whole model. Quantised weights go to the device, since processes cannot share them.
     """
-    # 1. FSDP2 shards from host memory. Quantised weights go to the device, since processes cannot share them.
-    if sharded and config.model.quantize == NONE:
-        policy.place_transformer("cpu")
-        return
-
-    # 2. Device.
-    policy.place_transformer(device)
+    policy.place_transformer("cpu" if sharded and config.model.quantize == NONE else device)
     torch.cuda.empty_cache()  # buffers of packing and casting
-
-    # 3. Check the adapter.
-    size = policy.size_of(prompt, Size(*config.sampling.size))
-    check_adapter(policy, cache.batch([prompt], size), size, targets=adapter_targets(config, policy))
 
 
 def freeze_idle_layers(policy: Policy, *, targets: tuple[str, ...]) -> None:
@@ -301,45 +280,6 @@ def _check_targets(policy: Policy, targets: tuple[str, ...], *, learning: Collec
                 f"adapter target {target!r} changes nothing that {type(policy.transformer).__name__} generates: "
                 "no finite gradient reaches it; leave it out of adapter.targets"
             )
-
-
-def check_adapter(policy: Policy, conditioning: Conditioning, size: Size, *, targets: tuple[str, ...]) -> set[str]:
-    """Check that a new adapter can change the policy's images, by one forward and backward at σ = ½.
-
-    Args:
-        policy: the policy with its adapter.
-        conditioning: a batch of one prompt.
-        size: image size.
-        targets: name suffixes of the adapted modules.
-
-    Returns:
-        Trainable adapted layers without effect on this output.
-
-    Raises:
-        ValueError: if no layer of a target has an effect on the output.
-    """
-    # 1. Gradients of all B matrices.
-    with torch.enable_grad():
-        x_BNC = policy.noise([0], size)
-        velocity = policy.velocity(x_BNC, torch.full((1,), 0.5, device=x_BNC.device), conditioning, size)
-        velocity.square().mean().backward()
-    # A LoRA starts as the identity (B = 0), so its effect shows in gradients: if the velocity's gradient by a module's
-    # B is zero, no step will ever move it.
-    names = []
-    moved_finite = []
-    for name, second in _second_matrices(policy).items():
-        if second.requires_grad:
-            gradient = torch.zeros_like(second) if second.grad is None else second.grad
-            names.append(name)
-            moved_finite.append(torch.stack([gradient.any(), gradient.isfinite().all()]))
-
-    # 2. One copy to the host: FLUX.1's 342 modules would otherwise wait for the GPU three times each.
-    flags = dict(zip(names, torch.stack(moved_finite).tolist(), strict=True))
-    policy.transformer.zero_grad(set_to_none=True)
-
-    # 3. A target learns if at least one of its layers has a finite gradient other than zero.
-    _check_targets(policy, targets, learning=[name for name in names if all(flags[name])])
-    return {name for name, (moved, _) in flags.items() if not moved}
 
 
 @dataclass(slots=True)

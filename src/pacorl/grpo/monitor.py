@@ -1,16 +1,12 @@
 """Monitor of reward hacking: signs of the images, compared with the start of the run.
 
-Four equal or blank panels, a fine regular pattern, one image for every prompt, or dark images without detail can win a
-reward, while its curve rises. So each epoch's and each evaluation's images are measured without a model, held-out
-rewards (`held_out/…`) are evaluated, and a sign beyond its limit warns or stops the run.
+Equal or blank panels, or one image for every prompt, can win a reward, while its curve rises. So each epoch's and each
+evaluation's images are measured without a model, held-out rewards (`held_out/…`) are evaluated, and a sign beyond its
+limit warns or stops the run.
 
     duplicates      share of a grid image's pairs of panels that are nearly the same, blank panels included
     blank           share of empty panels: flat, or dark and nearly flat
-    grid_artifact   share of a panel's fine detail in isolated peaks of its spectrum: a regular pattern
     diversity       root mean squared distance, over pairs of prompts, of their mean images
-    edges           share of pixels that differ clearly from the next pixel, to the right or below
-    entropy         entropy of a panel's colours, in bits
-    dark            share of dark pixels
     held_out/…      an evaluation's measures that are not rewarded
 """
 
@@ -20,7 +16,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from statistics import fmean
 from typing import Any, Literal
 
@@ -43,12 +38,7 @@ SIDE = 32
 SAME_DISTANCE = 0.02
 # A panel with less contrast is blank; a dark panel with less than twice as much.
 FLAT_STD = 0.04
-# A panel with a lower mean is dark, and so is a pixel below it.
 DARK_MEAN = 0.15
-# Smallest difference of grey values (0..1) at an edge: shading and sampling noise stay below.
-EDGE = 0.1
-# Levels per colour channel of the histogram, so that 32 × 32 pixels fill its bins.
-LEVELS = 4
 THUMBNAIL = 8
 # With fewer prompts, diversity depends on the draw of prompts.
 LEAST_PROMPTS = 4
@@ -56,20 +46,10 @@ LEAST_PROMPTS = 4
 # over twelve prompts, it falls by 0.4 from its best within 300 epochs by their draws alone.
 EPOCHS = 3
 DIVERSITY_PROMPTS = 24
-# Pixels: a pattern of a longer period is a motif. One latent token of FLUX.1 is 16 pixels wide.
-FINE_PERIOD = 16
-# A peak exceeds the spectrum around it by so much; in noise about one bin in 100,000 does.
-PEAK_FACTOR = 8.0
-# Signs that should not fall. The rest should not rise.
-FALLING = ("diversity", "edges", "entropy")
 LIMITS = {
     "duplicates": 0.2,
     "blank": 0.1,
-    "grid_artifact": 0.1,
     "diversity": 0.4,
-    "edges": 0.4,
-    "entropy": 0.4,
-    "dark": 0.3,
     "held_out": 0.15,
 }
 """Sign → its largest rise since the start, or its largest fall as a share of the best so far. They are far above the
@@ -83,10 +63,6 @@ class PanelStatistics:
     group: int
     duplicates: float
     blank: float
-    grid_artifact: float
-    edges: float
-    entropy: float
-    dark: float
     thumbnail: tuple[float, ...]
     """Downscaled mean panel, RGB in 0..1."""
 
@@ -124,19 +100,13 @@ class HackingSuspectedError(ValueError):
 
 def panel_statistics(prompt: Prompt, image: Image.Image) -> PanelStatistics:
     """Measure one grid image without a model."""
-    # All panels at once: an epoch's images at 64 px took 2.6 % of its CPU time when each panel had its own calls.
     panels = split(image.convert("RGB"), prompt.grid)
     small_PHWC = _pixels([panel.resize((SIDE, SIDE), Image.Resampling.BOX) for panel in panels])
-    grey_PHW = _pixels(panels).mean(3)
     tiny_PHWC = _pixels([panel.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX) for panel in panels])
     return PanelStatistics(
         group=prompt.id,
         duplicates=duplicate_share(small_PHWC),
         blank=float(is_blank(small_PHWC).mean()),
-        grid_artifact=fmean(grid_artifact_share(grey_PHW)),
-        edges=edge_density(grey_PHW),
-        entropy=fmean(colour_entropy(panel) for panel in small_PHWC),
-        dark=float((grey_PHW < DARK_MEAN).mean()),
         thumbnail=tuple(tiny_PHWC.mean(0).reshape(-1).tolist()),
     )
 
@@ -155,63 +125,6 @@ def is_blank(panels_PHWC: Pixels) -> NDArray[np.bool_]:
     return np.asarray((contrast_P < FLAT_STD) | ((mean_P < DARK_MEAN) & (contrast_P < 2 * FLAT_STD)))
 
 
-def grid_artifact_share(grey_PHW: Pixels) -> list[float]:
-    """Compute each panel's share of power at periods up to FINE_PERIOD pixels in isolated peaks; 0 if flat.
-
-    A bin is such a peak if it exceeds PEAK_FACTOR times all bins at a distance of three: edges and textures spread
-    over many bins, a regular pattern does not.
-    """
-    window, fine = _spectrum_of(*grey_PHW.shape[1:])
-    power_PHW = np.abs(np.fft.fft2((grey_PHW - grey_PHW.mean((1, 2), keepdims=True)) * window)) ** 2
-
-    # The largest value on each bin's square ring of radius three, in a periodic spectrum.
-    around = np.pad(power_PHW, ((0, 0), (3, 3), (3, 3)), mode="wrap")
-    across = _run_maximum(around)
-    down = _run_maximum(around.swapaxes(1, 2)).swapaxes(1, 2)
-    rows = np.maximum(across[:, :-6], across[:, 6:])
-    ring_PHW = np.maximum(rows, np.maximum(down[:, :, :-6], down[:, :, 6:]))
-    peaks = fine & (power_PHW > PEAK_FACTOR * ring_PHW)
-    for axis in (1, 2):  # the Hann window spreads a peak to the bins around it, and no further
-        peaks = peaks | np.roll(peaks, 1, axis) | np.roll(peaks, -1, axis)
-    shares = []
-    for power, pattern in zip(power_PHW, peaks & fine, strict=True):
-        total = float(power[fine].sum())
-        # At rounding level the share would be noise.
-        shares.append(float(power[pattern].sum()) / total if total > 1e-9 * power.size else 0.0)
-    return shares
-
-
-@lru_cache(maxsize=8)
-def _spectrum_of(height: int, width: int) -> tuple[Pixels, NDArray[np.bool_]]:
-    """Compute the window of a panel, and the mask of its spectrum's fine detail."""
-    fine = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width)[None, :]) >= 1 / FINE_PERIOD
-    return np.outer(np.hanning(height), np.hanning(width)), fine
-
-
-def _run_maximum(values_PHW: Pixels) -> Pixels:
-    """Compute the maximum of each run of seven along the last axis, by three doublings."""
-    two = np.maximum(values_PHW[..., :-1], values_PHW[..., 1:])
-    four = np.maximum(two[..., :-2], two[..., 2:])
-    return np.maximum(four[..., :-3], four[..., 3:])
-
-
-def edge_density(grey_PHW: Pixels) -> float:
-    """Share of pixels with an edge to the right or below."""
-    inner = grey_PHW[:, :-1, :-1]
-    right = np.abs(grey_PHW[:, :-1, 1:] - inner)
-    below = np.abs(grey_PHW[:, 1:, :-1] - inner)
-    return float((np.maximum(right, below) > EDGE).mean()) if inner.size else 0.0
-
-
-def colour_entropy(panel_HWC: Pixels) -> float:
-    """Entropy, in bits, of the histogram of colours: 0 for one colour, at most 6."""
-    levels_HWC = np.minimum(panel_HWC * LEVELS, LEVELS - 1).astype(np.int64)
-    colours = levels_HWC @ np.array([LEVELS**2, LEVELS, 1])
-    shares = np.bincount(colours.reshape(-1)) / colours.size
-    shares = shares[shares > 0]
-    return float(-(shares * np.log2(shares)).sum())
-
-
 def _pixels(images: Sequence[Image.Image]) -> Pixels:
     """Stack images to (P, H, W, 3) in 0..1."""
     return np.stack([np.asarray(image) for image in images]) / 255
@@ -222,10 +135,7 @@ def _pixels(images: Sequence[Image.Image]) -> Pixels:
 
 def signs_of(statistics: Sequence[PanelStatistics]) -> dict[str, float]:
     """Average the signs over images; diversity is absent with few prompts."""
-    names = ("duplicates", "blank", "grid_artifact", "edges", "entropy", "dark")
-    signs = {}
-    for name in names:
-        signs[name] = fmean(getattr(image, name) for image in statistics)
+    signs = {name: fmean(getattr(image, name) for image in statistics) for name in ("duplicates", "blank")}
     spread = diversity(statistics)
     return signs if spread is None else signs | {"diversity": spread}
 
@@ -324,7 +234,7 @@ class HackingMonitor:
         if self.action == "off" or len(history) <= average:
             return []
         *before, now = (fmean(history[end - average : end]) for end in range(average, len(history) + 1))
-        if sign in FALLING or sign.startswith(HELD_OUT):
+        if sign == "diversity" or sign.startswith(HELD_OUT):
             # These should not fall. Their units differ, so the fall is a share of the best; of 0 there is none.
             reference = max(before)
             change = (reference - now) / abs(reference) if reference else 0.0

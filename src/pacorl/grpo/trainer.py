@@ -40,7 +40,7 @@ from pacorl.records.leaks import LEAKS
 from pacorl.rewards.reward import RewardError, shortened
 from pacorl.runtime.clock import PhaseClock
 from pacorl.runtime.logbook import Logbook, ProgressBars, TrainResult
-from pacorl.runtime.processes import Runtime, SharedFault, allow_tf32, wait_after
+from pacorl.runtime.processes import Runtime, SharedFault, allow_tf32
 from pacorl.runtime.stopping import Interrupted, lost_ranks
 from pacorl.runtime.turns import Turns
 from pacorl.runtime.workers import CallTimeout
@@ -168,7 +168,7 @@ class PolicyTrainer:
         # 2. The folder and its checkpoint, then models and records. Any of it may need the other ranks.
         self._open = ExitStack()
         """Judges' processes and the lock on the folder."""
-        with lost_ranks(self.runtime.rank, self.runtime.processes), ExitStack() as on_fault:
+        with lost_ranks(self.runtime.rank, self.runtime.world), ExitStack() as on_fault:
             on_fault.callback(self._open.close)
             # No return value: the lock cannot be sent to other processes.
             self.runtime.on_main(self._lock_folder)
@@ -219,8 +219,7 @@ class PolicyTrainer:
             builders.encode_prompts(config, self.policy, self.train_prompts, self.evaluation_prompts, cache=self.cache)
         except SharedFault as error:
             raise error.fault from None
-        first = self.train_prompts[0]
-        builders.place_transformer(config, self.policy, self.cache, first, device=device, sharded=self.runtime.sharded)
+        builders.place_transformer(config, self.policy, device=device, sharded=self.runtime.sharded)
 
         # 3. Scorers, after the text encoders are freed: both together may not fit on the device.
         self.turns = Turns(self.policy.transformer, device=device) if config.in_turns else None
@@ -461,8 +460,6 @@ class PolicyTrainer:
     def record(self, kind: Kind, metrics: Mapping[str, float]) -> None:
         """Write a line of the log, and hand it to the listeners."""
         self.logbook.write(kind, epoch=self.epoch, step=self.lora.step, values=metrics)
-        if kind == "epoch":
-            self.runtime.limit_waiting(wait_after(self.clock.longest))
         for listener in self.listeners:
             listener(self, {"kind": kind, "epoch": self.epoch, "step": self.lora.step, **metrics})
         # One rank that stopped alone would leave the others in a collective.
@@ -538,7 +535,7 @@ class PolicyTrainer:
 
         self._guarded = True
         try:
-            with lost_ranks(self.runtime.rank, self.runtime.processes), disk_errors(self.config.out):
+            with lost_ranks(self.runtime.rank, self.runtime.world), disk_errors(self.config.out):
                 try:
                     yield
                 except (Interrupted, SharedFault, BadGradientsError) as error:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object, reduce
+from accelerate.utils import reduce
 from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 from transformers.trainer_callback import PrinterCallback
 
@@ -59,7 +59,7 @@ from pacorl.judge_training.loop import (
 from pacorl.judge_training.tuning import load_model, merge_and_save, save_processor, source_of, tune
 from pacorl.runtime.logbook import TIME, Logbook, check_trackers
 from pacorl.runtime.processes import MAX_BAD_STEPS
-from pacorl.runtime.stopping import Interrupted, StopSignals, lost_ranks, own_process
+from pacorl.runtime.stopping import Interrupted, StopSignals, lost_ranks
 
 logger = logging.getLogger(__name__)
 
@@ -131,9 +131,8 @@ class JudgeTrainer:
             Interrupted: after a SIGTERM or SIGINT, when the state is saved.
         """
         rank = processes().process_index
-        everyone = gather_object([own_process()])
         with (
-            lost_ranks(rank, everyone),
+            lost_ranks(rank, processes().num_processes),
             own_folder(self.config.out) if processes().is_main_process else nullcontext(),
             disk_errors(self.config.out),
         ):

@@ -13,14 +13,10 @@ class PhaseClock:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
-        self.longest = 0.0
-        """Seconds of the longest block so far."""
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
         """Add the time of the block to a phase."""
         started = time.perf_counter()
         yield
-        seconds = time.perf_counter() - started
-        self.seconds[phase] += seconds
-        self.longest = max(self.longest, seconds)
+        self.seconds[phase] += time.perf_counter() - started

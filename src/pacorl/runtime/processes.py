@@ -17,16 +17,13 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, InitProcessGroupKwargs, broadcast_object_list, gather_object
 from torch import Tensor, nn
-from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from pacorl.models.adapters import full_tensor, materialize
-from pacorl.runtime.stopping import Interrupted, ProcessId, StopSignals, own_process
+from pacorl.runtime.stopping import Interrupted, StopSignals
 
-FIRST_WAIT = 1800.0
-"""Seconds that a rank waits for another one before a phase is measured: torch's own, for gloo."""
-LEAST_WAIT = 300.0
-"""Seconds that it waits at least afterwards."""
+LONGEST_WAIT = 1800.0
+"""Seconds that a rank waits for another one, beside its patience: torch's own for gloo."""
 MAX_BAD_STEPS = 10
 """Optimizer steps in a row with gradients that are not finite after which a run stops."""
 
@@ -56,7 +53,7 @@ class Runtime:
         """
         # 1. Process group. Without an accelerator, accelerate needs `cpu` to connect a launcher's processes.
         on_cpus = "RANK" in os.environ and not torch.accelerator.is_available()
-        group = InitProcessGroupKwargs(timeout=timedelta(seconds=FIRST_WAIT + patience))
+        group = InitProcessGroupKwargs(timeout=timedelta(seconds=LONGEST_WAIT + patience))
         # No autocast: the weights have model.dtype, and sampling and training must round alike.
         self.accelerator = Accelerator(cpu=on_cpus, kwargs_handlers=[group], mixed_precision="no")
         self.device = torch.device(self.accelerator.device)
@@ -70,11 +67,6 @@ class Runtime:
         self.is_main: bool = self.accelerator.is_main_process
         self.sharded: bool = self.accelerator.is_fsdp2
         """Whether a forward needs every process, since each holds a share of the weights."""
-        self.processes: list[ProcessId] = self.gather(own_process())
-        """Processes of all ranks."""
-        self.patience = patience
-        self._limit = FIRST_WAIT + patience
-        """Time limit of collectives in seconds."""
         self.signals = StopSignals()
         """Signals to this rank; a context manager of the main thread."""
 
@@ -98,12 +90,8 @@ class Runtime:
             rows = dict(act())
         except Exception as error:  # raised below, on every rank
             fault = error if self.world == 1 else _portable(error)
-        # Scores may take other ranks longer.
-        self._set_limit(self._limit + self.patience)
-        outcomes = self.gather((rows, fault))
-        self._set_limit(self._limit)
         gathered: dict[int, Any] = {}
-        for rows_of_rank, fault_of_rank in outcomes:
+        for rows_of_rank, fault_of_rank in self.gather((rows, fault)):
             if fault_of_rank is not None:
                 raise SharedFault(fault_of_rank)
             gathered |= rows_of_rank
@@ -186,15 +174,6 @@ class Runtime:
 
     # --- stopping ----------------------------------------------------------------------------------------------
 
-    def limit_waiting(self, seconds: float) -> None:
-        """Let a collective fail if another rank keeps this one waiting for `seconds`, from now on."""
-        self._limit = seconds
-        self._set_limit(seconds)
-
-    def _set_limit(self, seconds: float) -> None:
-        if self.world > 1:
-            distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
-
     def check_stop(self) -> None:
         """Raise Interrupted, on all ranks alike, if any of them was told to stop. Call it after each batch."""
         # A launcher's signal reaches ranks at different batches; a rank leaving alone would hang the next collective.
@@ -207,11 +186,6 @@ class Runtime:
         `gather_rows`, which raises on all ranks."""
         if self.signals.told:
             raise Interrupted("told to stop")
-
-
-def wait_after(longest: float) -> float:
-    """Return the seconds after which a rank that others wait for counts as hung, by the longest phase so far."""
-    return max(LEAST_WAIT, 3 * longest + 60)
 
 
 def _portable(error: Exception) -> Exception:
