@@ -25,7 +25,7 @@ def test_the_defaults_are_the_papers_recipe() -> None:
     assert (run.sampling.size, run.evaluation.size) == ((512, 512), (1024, 1024))
     assert (run.group_size, run.prompts_per_epoch, run.optimizer.lr) == (16, 42, 3e-4)
     assert (run.sampling.noise_level, run.sampling.sde_steps, run.sampling.steps) == (0.7, (1,), 10)
-    assert (run.adapter.rank, run.adapter.alpha, run.objective.clip_range) == (64, 128, 1e-4)
+    assert (run.adapter.rank, run.adapter.alpha, run.objective.epsilon) == (64, 128, 1e-4)
     assert (run.advantages.aggregate, run.advantages.threshold, run.advantages.std) == ("log_tamed", 0.2, "group")
 
 

@@ -80,7 +80,6 @@ def config_of(folder: Path, form: str) -> PolicyConfig:
     """The recipe `tiny` without its judge."""
     settings = [
         "judge=none",
-        "best_by=''",
         "rewards=[{name: 'examples/jpeg_reward.py:jpeg_size'}]",
         "trackers=[]",
         "save_every=1000",

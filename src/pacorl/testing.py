@@ -24,6 +24,7 @@ from PIL import Image
 from torch import Tensor
 
 from pacorl.core.objectives import Endpoint, ObjectiveOptions, ObjectiveSpec, Step
+from pacorl.core.objectives.grpo_clip import ClippedOptions
 from pacorl.core.sde import Transition, log_prob
 from pacorl.grpo.rollout import denoise
 from pacorl.io.images import as_rgb, open_image
@@ -95,6 +96,8 @@ def check_objective(spec: ObjectiveSpec, options: ObjectiveOptions | None = None
         AssertionError: with the fault, if the objective breaks the contract.
     """
     options = options or spec.options.model_validate({})
+    if isinstance(options, ClippedOptions):
+        options = options.model_copy(update={"clip_range": options.epsilon})
     start = _noise(3)
 
     # A small step against the gradient makes the better sample likelier, and the worse one less likely.

@@ -46,7 +46,7 @@ def unclipped(loss: Callable[..., Loss], batch: Any, options: Any) -> Loss:
 
 def exchanged_bounds(loss: Callable[..., Loss], batch: Any, options: Any) -> Loss:
     """A negative range is clip(ρ, 1+ε, 1−ε)."""
-    return loss(batch, options.model_copy(update={"clip_range": -options.clip_range}))
+    return loss(batch, options.model_copy(update={"clip_range": -options.epsilon}))
 
 
 def larger_of_both(loss: Callable[..., Loss], batch: Any, options: Any) -> Loss:

@@ -115,7 +115,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(
     assert 10 < died < 39, "not every moment was tried"
 
 
-STATE = {"epoch": 1, "seed": 42, "evaluated": 1, "best_by": "reward", "bad_steps": 0, "log_lines": 2, "identities": {}}
+STATE = {"epoch": 1, "seed": 42, "evaluated": 1, "bad_steps": 0, "log_lines": 2, "identities": {}}
 
 
 def saved(config: PolicyConfig, step: int, score: float, **more: Any) -> None:
@@ -229,8 +229,8 @@ LOCAL = {"checkpoint": "tiny"}
 HELD_OUT = [{"name": "consistency"}]
 """Measures of an evaluation, which a judge of its own needs."""
 CONFIGS: list[dict[str, Any]] = [
-    {"judge": SERVER, "evaluation": {"judge": SERVER, "rewards": HELD_OUT}},
-    {"judge": LOCAL, "evaluation": {"judge": LOCAL, "rewards": HELD_OUT}},
+    {"judge": SERVER, "evaluation": {"judge": SERVER["checkpoint"], "rewards": HELD_OUT}},
+    {"judge": LOCAL, "evaluation": {"judge": "other", "rewards": HELD_OUT}},
     {"optimizer": {"schedule": "cosine"}},
     *({"model": {"kind": kind}} for kind in POLICIES),
     *({"objective": {"name": name}} for name in OBJECTIVES),
@@ -242,9 +242,7 @@ ALWAYS_FREE = {
     *("advantages.max_missing", "model.gradient_checkpointing", "reward_timeout"),
     "monitor",
     *("judge.api_key_env", "judge.concurrency", "judge.timeout", "judge.outage"),
-    *("evaluation.judge.api_key_env", "evaluation.judge.concurrency", "evaluation.judge.timeout"),
-    "evaluation.judge.outage",
-    *("judge.overlap", "evaluation.judge.overlap"),
+    "judge.overlap",
 }
 """Keys that a resumed run may change: no reward, no gradient and no learning rate follows from them."""
 
@@ -266,7 +264,7 @@ def test_every_key_of_a_policys_config_is_free_or_refused() -> None:
     walked: set[str] = set()
     for document in CONFIGS:
         config = PolicyConfig.model_validate(document)
-        free = ALWAYS_FREE | (set() if document.get("optimizer") else {"epochs", "max_steps"})
+        free = ALWAYS_FREE | (set() if document.get("optimizer") else {"epochs"})
         free_keys = FREE_KEYS if document.get("optimizer") else FREE_KEYS + LENGTH_KEYS
         before = as_read_back(config.model_dump(mode="json"))
         assert not refused(before, config, ())
@@ -305,8 +303,13 @@ def keys_of(command: str) -> set[str]:
     return {name for name in names if not any(other.startswith(f"{name}.") for other in names)}
 
 
+def address(judge: dict[str, Any]) -> str:
+    """A judge's checkpoint, or its address with its model."""
+    return judge["checkpoint"] + (f"#{judge['model']}" if "model" in judge else "")
+
+
 def judged_by(folder: Path, **judge: Any) -> PolicyConfig:
-    return run_at(folder, judge=judge, evaluation={"judge": judge, "rewards": HELD_OUT})
+    return run_at(folder, judge=judge, evaluation={"judge": address(judge), "rewards": HELD_OUT})
 
 
 def changed(start: Path, config: PolicyConfig, *, allowed: bool = False) -> dict[str, list[Any]]:
@@ -325,7 +328,7 @@ def test_another_judge_is_refused_and_the_same_one_elsewhere_is_not(
     assert start
     first.rename(moved)
     (moved / "README.md").write_text("It lay elsewhere.")
-    both = {key: ["first", "moved"] for key in ("judge.checkpoint", "evaluation.judge.checkpoint")}
+    both = {key: ["first", "moved"] for key in ("judge.checkpoint", "evaluation.judge")}
     assert changed(start, judged_by(tmp_path, checkpoint="moved")) == both
 
     shutil.copytree(moved, other)
@@ -340,7 +343,7 @@ def test_another_judge_is_refused_and_the_same_one_elsewhere_is_not(
         changed(start, config)
     assert changed(start, config, allowed=True).keys() == both.keys()
     (moved / "config.json").write_text((moved / "config.json").read_text() + "\n")
-    with pytest.raises(ConfigError, match=r"evaluation.judge.checkpoint was 'first"):
+    with pytest.raises(ConfigError, match=r"evaluation.judge was 'first"):
         changed(start, judged_by(tmp_path, checkpoint="moved"))
 
 

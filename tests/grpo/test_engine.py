@@ -251,11 +251,11 @@ def test_a_spent_failure_budget_saves_and_stops(small: list[str], tmp_path: Path
     file = tmp_path / "mine.py"
     file.write_text(REWARD.replace("{values}", values))
     rewards = f"rewards=[{{name: '{file}:spotty'}}]"
-    config = tiny_run([*small, rewards, "advantages.max_missing=0.4", "best_by=''"])
+    config = tiny_run([*small, rewards, "advantages.max_missing=0.4"])
     with pytest.raises(ValueError, match=rf"50% of the scores of epoch 1 are missing.*the state is saved.*{cause}"):
         train_policy(config)
     assert checkpoint.checkpoints(config.out / "checkpoints")
-    out = train_policy(tiny_run([*small, rewards, "advantages.max_missing=0.5", "best_by=''"]), resume=True)
+    out = train_policy(tiny_run([*small, rewards, "advantages.max_missing=0.5"]), resume=True)
     (epoch,) = metrics(out, "epoch")
     assert epoch["samples/missing"] == epoch["samples/used"] == 0.5
     assert epoch["samples/not_finite"] == (0.5 if "nan" in values else 0.0)
@@ -278,7 +278,7 @@ def breaking(prompts, images):
 def test_a_reward_that_raises_in_an_evaluation_loses_nothing(small: list[str], tmp_path: Path) -> None:
     flag, file, cut = tmp_path / "flag", tmp_path / "mine.py", tmp_path / "cut"
     file.write_text(BREAKS.replace("{flag}", str(flag)).replace("{log}", str(cut / "metrics.jsonl")))
-    settings = [*small, f"rewards=[{{name: '{file}:breaking'}}]", "best_by=''", "sampling.size=[32,32]"]
+    settings = [*small, f"rewards=[{{name: '{file}:breaking'}}]", "sampling.size=[32,32]"]
     whole = train_policy(tiny_run([*settings, f"out={tmp_path / 'whole'}"]))
     flag.touch()
     with pytest.raises(ValueError, match="the scorer fell over"):
@@ -324,6 +324,6 @@ def test_an_evaluation_judge_behind_http_is_met_before_weights_load(
     monkeypatch.setattr(builders, "build_policy", lambda *args, **options: pytest.fail("weights were loaded"))
     with FakeServer(served=("gemma",)).running() as server:
         held_out = "evaluation.rewards=[{name: consistency, label: second}]"
-        judge = f"evaluation.judge={{checkpoint: '{server.url}', model: gema}}"
+        judge = f"evaluation.judge={server.url}#gema"
         with pytest.raises(ValueError, match="serves no model 'gema'; it serves gemma"):
             train_policy(tiny_run([*small, held_out, judge]))

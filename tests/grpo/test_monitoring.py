@@ -51,7 +51,7 @@ def dark_from_epoch_two(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("toy")
 def test_held_out_rewards_are_logged_and_never_trained_on(small: list[str], own: Path) -> None:
     plain = train_policy(tiny_run([*small, "evaluation.every=0"]))
-    judge = "evaluation.judge={checkpoint: tiny, dtype: float32}"
+    judge = "evaluation.judge=tiny"
     rewards = f"evaluation.rewards=[{{name: panel_match}}, {{name: '{own}:brightness', label: light}}]"
     held = train_policy(tiny_run([*small, f"out={plain.parent / 'held'}", judge, rewards]))
     first, epoch, _ = metrics(held)

@@ -173,7 +173,11 @@ def test_credit_left_out_is_panel_if_every_reward_has_parts(
         assert chosen.advantages.credit == credit
         assert note == f"advantages.credit is {credit}: {reason}"
         own = toy_config(tmp_path, f"rewards=[{rewards}]", "advantages.credit=0.5")
-        assert with_credit(own, functions, sets) == (own, "")
+        kept, note = with_credit(own, functions, sets)
+        assert (kept.advantages, note) == (own.advantages, "")
+        # The clip range follows the credit.
+        ranges = [made.objective.epsilon for made in (chosen, kept)]
+        assert ranges == [1e-3 if credit == "panel" else 1e-4, 1e-3]
 
 
 def test_edits_have_the_credit_of_their_image(tmp_path: Path) -> None:
@@ -196,7 +200,7 @@ def test_a_run_names_its_choice_of_credit_and_keeps_it(tmp_path: Path, capsys: p
 
 @pytest.mark.slow
 def test_a_function_may_have_parts(tmp_path: Path) -> None:
-    settings = ["judge=none", "rewards=[{name: reds}, {name: whole}]", "epochs=1", PANEL, "best_by=''"]
+    settings = ["judge=none", "rewards=[{name: reds}, {name: whole}]", "epochs=1", PANEL]
     with toy_world(), recorded_epochs() as records:
         PolicyTrainer(toy_config(tmp_path / "run", *settings), rewards={"reds": Reds(), "whole": Whole()}).train()
     assert records[0]["parts"][0] == {"reds": [0.25, 0.5, 0.75, 1.0]}
@@ -208,7 +212,7 @@ def test_a_file_s_parts_reach_the_epoch_and_are_tried_before_the_run(tmp_path: P
 
     def run(name: str) -> Path:
         reward = f"rewards=[{{name: '{tmp_path}/mine.py:{name}', label: mine}}]"
-        config = toy_config(tmp_path / name, "judge=none", reward, "epochs=1", PANEL, "best_by=''")
+        config = toy_config(tmp_path / name, "judge=none", reward, "epochs=1", PANEL)
         return train_policy(config)
 
     with toy_world(), recorded_epochs() as records:

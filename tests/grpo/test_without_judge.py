@@ -96,7 +96,6 @@ def test_a_run_without_a_judge_trains_evaluates_resumes_and_shows_itself(smaller
         assert record["p_yes"] == []
         assert record["reward"] == pytest.approx(record["scores"]["jpeg_size"] + 10 * record["scores"]["redness"])
     best = json.loads((out / "checkpoints" / "best.json").read_text())
-    assert best["best_by"] == "reward"
     assert best["score"] == pytest.approx(sum(one["reward"] for one in last) / len(last))
     assert configs.load(PolicyConfig, out / "config.yaml").judge is None
 
@@ -136,7 +135,7 @@ def test_measures_that_ask_the_run_s_judge_load_it(smaller: list[str], loads: li
 
 
 def test_a_judge_of_the_measures_alone_is_the_only_one_that_is_loaded(smaller: list[str], loads: list[str]) -> None:
-    judge = f"evaluation.judge={{checkpoint: '{TINY_JUDGE}', dtype: float32}}"
+    judge = f"evaluation.judge={TINY_JUDGE}"
     measures = "evaluation.rewards=[{name: panel_match}]"
     found = first_evaluation([*smaller, UNREACHABLE, f"rewards=[{JPEG}]", judge, measures])
     assert loads == [str(TINY_JUDGE)]
@@ -146,7 +145,7 @@ def test_a_judge_of_the_measures_alone_is_the_only_one_that_is_loaded(smaller: l
 
 @pytest.mark.slow
 def test_measures_that_ask_none_leave_the_evaluation_s_judge_alone(smaller: list[str], loads: list[str]) -> None:
-    unreachable = UNREACHABLE.replace("judge=", "evaluation.judge=")
+    unreachable = "evaluation.judge=http://127.0.0.1:9/v1"
     found = first_evaluation([*smaller, unreachable, f"evaluation.rewards=[{JPEG}]"])
     assert loads == ["tiny"]
     assert "held_out/jpeg_size" in found
@@ -158,12 +157,10 @@ def test_measures_that_ask_none_leave_the_evaluation_s_judge_alone(smaller: list
     [
         ([], True, False),
         ([f"rewards=[{JPEG}]"], False, False),
-        ([f"rewards=[{JPEG}]", "best_by=p_yes"], True, False),
         ([f"rewards=[{JPEG}]", "evaluation.rewards=[{name: consistency}]"], True, False),
-        ([f"rewards=[{JPEG}]", "evaluation={rewards: [{name: consistency}], judge: {checkpoint: x}}"], False, True),
-        ([f"evaluation={{rewards: [{JPEG}], judge: {{checkpoint: x}}}}"], True, False),
-        ([f"rewards=[{JPEG}]", f"evaluation={{rewards: [{JPEG}], judge: {{checkpoint: x}}}}"], False, False),
-        (["evaluation={rewards: [{name: consistency}], judge: none}"], True, False),
+        ([f"rewards=[{JPEG}]", "evaluation={rewards: [{name: consistency}], judge: x}"], False, True),
+        ([f"evaluation={{rewards: [{JPEG}], judge: x}}"], True, False),
+        ([f"rewards=[{JPEG}]", f"evaluation={{rewards: [{JPEG}], judge: x}}"], False, False),
         (["rewards=[{name: 'OWN:redness'}]"], False, False),
         (["rewards=[{name: 'OWN:Asking'}]"], True, False),
     ],
@@ -172,7 +169,7 @@ def test_who_is_asked_follows_from_rewards_and_measures(
     overrides: list[str], judge: bool, held_out: bool, own: Path
 ) -> None:
     config = without_idle_judges(tiny_run([override.replace("OWN", str(own)) for override in overrides]))
-    assert (config.judge is not None, config.evaluation.judge is not None) == (judge, held_out)
+    assert (config.judge is not None, bool(config.evaluation.judge)) == (judge, held_out)
     assert without_idle_judges(config) == config
 
 
@@ -196,7 +193,6 @@ def test_none_is_no_judge_and_is_written_and_read_again(word: str, tmp_path: Pat
             [f"rewards=[{JPEG}]", "evaluation.rewards=[{name: panel_match, label: fit}]"],
             r"evaluation\.rewards\.fit asks",
         ),
-        ([f"rewards=[{JPEG}]", "best_by=p_yes"], "best_by p_yes asks a judge"),
         (["rewards=[{name: 'OWN:Asking'}]"], r"rewards\.Asking asks a judge"),
     ],
 )
@@ -229,9 +225,7 @@ def test_an_idle_judge_is_not_planned(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_evaluation_s_own_judge_is_planned_beside_the_run_s(tmp_path: Path) -> None:
-    measures = (
-        "evaluation={rewards: [{name: consistency}], judge: {checkpoint: tiny, dtype: float32, adapter: no/lora}}"
-    )
+    measures = "evaluation={rewards: [{name: consistency}], judge: tiny}"
     both = {row.component: row.bytes for row in plan_policy(tiny_run([f"out={tmp_path}", measures])).rows}
     assert both["judge"] == both["evaluation's judge"]
     assert len([component for component in both if component.endswith("at work")]) == 1, "one works at a time"
@@ -239,7 +233,8 @@ def test_the_evaluation_s_own_judge_is_planned_beside_the_run_s(tmp_path: Path) 
     names = {row.component for row in found.rows}
     assert "evaluation's judge" in names
     assert "judge" not in names
-    assert [one.key for one in found.absences] == ["evaluation.judge.adapter"]
+    lacking = plan_policy(tiny_run([f"out={tmp_path}", measures.replace("judge: tiny", "judge: lab/judge")]))
+    assert [one.key for one in lacking.absences] == ["evaluation.judge"]
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ class Counted:
 
 
 def config_of(tmp_path: Path, *settings: str) -> PolicyConfig:
-    fixed = ["judge=none", "best_by=''", f"rewards=[{{name: '{JPEG_SIZE}'}}]", "sampling.sde_steps=[1]"]
+    fixed = ["judge=none", f"rewards=[{{name: '{JPEG_SIZE}'}}]", "sampling.sde_steps=[1]"]
     return toy_config(tmp_path / "run", *fixed, *settings)
 
 

@@ -37,7 +37,6 @@ SETTINGS = [
     "sampling.batch=2",
     "model.dtype=float64",
     "judge=none",
-    "best_by=''",
     "evaluation.every=0",
     "advantages.max_missing=1.0",
     "rewards=[{name: warmth, weight: 0.7}, {name: contrast, weight: 0.4}]",

@@ -147,8 +147,8 @@ def test_low_memory_leaves_what_is_given_and_refuses_what_contradicts_it() -> No
     assert load(PolicyConfig, None, ["memory=low", *served]).judge.overlap is True
     assert load(PolicyConfig, None, ["memory=low", "judge=none"]).judge is None
     held_out = load(
-        PolicyConfig, None, ["memory=lowest", "evaluation={judge: {checkpoint: tiny}, rewards: [{name: consistency}]}"]
-    ).evaluation.judge
+        PolicyConfig, None, ["memory=lowest", "evaluation={judge: tiny, rewards: [{name: consistency}]}"]
+    ).evaluation.judge_settings
     assert (held_out.quantize, held_out.stream) == ("int8", True)
 
 

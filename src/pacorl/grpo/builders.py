@@ -15,6 +15,7 @@ from torch import nn
 from pacorl.config.base import ConfigError
 from pacorl.config.reward_section import RewardConfig
 from pacorl.core.devices import NONE
+from pacorl.core.objectives.grpo_clip import PANEL_RANGE, SET_RANGE, ClippedOptions
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
@@ -59,7 +60,7 @@ def checked_config(
 
 
 def without_idle_judges(config: PolicyConfig, *, run: bool = True) -> PolicyConfig:
-    """Drop the judges that no reward, evaluation reward or `best_by` uses. Idempotent.
+    """Drop the judges that no reward or evaluation reward uses. Idempotent.
 
     Args:
         config: the run.
@@ -79,8 +80,6 @@ def without_idle_judges(config: PolicyConfig, *, run: bool = True) -> PolicyConf
             held_out.append(f"evaluation.rewards.{reward.key}")
     if not config.evaluation.judge:
         asking += held_out
-    if config.best_by == "p_yes":
-        asking.append("best_by p_yes")
 
     if asking and config.judge is None:
         verb = "asks" if len(asking) == 1 else "ask"
@@ -89,7 +88,7 @@ def without_idle_judges(config: PolicyConfig, *, run: bool = True) -> PolicyConf
             "metric"
         )
     if not held_out:
-        config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"judge": None})})
+        config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"judge": ""})})
     return config if asking else config.model_copy(update={"judge": None})
 
 
@@ -97,6 +96,8 @@ def with_credit(
     config: PolicyConfig, functions: Mapping[str, RewardFunction], prompts: Sequence[Prompt], *, run: bool = True
 ) -> tuple[PolicyConfig, str]:
     """Choose `advantages.credit` if it is left out: panel if every reward has parts and no prompt is an edit, else set.
+
+    A clip range that is left out follows from it.
 
     Args:
         config: the run.
@@ -108,7 +109,7 @@ def with_credit(
         The config, and the choice with its reason; empty if the config made it.
     """
     if config.advantages.credit is not None:
-        return config, ""
+        return _with_clip_range(config), ""
     without = []
     for reward in config.rewards:
         is_function = reward.name in functions
@@ -124,7 +125,17 @@ def with_credit(
     else:
         credit, reason = "panel", "every reward has scores of panels"
     advantages = config.advantages.model_copy(update={"credit": credit})
-    return config.model_copy(update={"advantages": advantages}), f"advantages.credit is {credit}: {reason}"
+    config = config.model_copy(update={"advantages": advantages})
+    return _with_clip_range(config), f"advantages.credit is {credit}: {reason}"
+
+
+def _with_clip_range(config: PolicyConfig) -> PolicyConfig:
+    """Choose an objective's clip range by the credit if it is left out."""
+    if not isinstance(config.objective, ClippedOptions) or config.objective.clip_range is not None:
+        return config
+    clip_range = PANEL_RANGE if config.advantages.panel_share else SET_RANGE
+    objective = config.objective.model_copy(update={"clip_range": clip_range})
+    return config.model_copy(update={"objective": objective})
 
 
 def read_prompts(config: PolicyConfig) -> tuple[list[Prompt], list[Prompt], str]:
@@ -154,7 +165,7 @@ def patience(config: PolicyConfig) -> float:
     scores = config.prompts_per_epoch * config.group_size * len(config.rewards)
     # Each missing score may take a judge all of its tries.
     missing = math.ceil(config.advantages.max_missing * scores)
-    judges = (config.judge, config.evaluation.judge)
+    judges = (config.judge, config.evaluation.judge_settings)
     services = []
     for reward in (*config.rewards, *config.evaluation.rewards):
         if reward.name == "http":
@@ -308,7 +319,7 @@ class RunJudges:
         settings = config.judge
         if settings and settings.remote != in_process:
             self.rewards = _open(settings, resumed=resumed, device=device, processes=processes)
-        settings = config.evaluation.judge
+        settings = config.evaluation.judge_settings
         if settings and settings.remote != in_process:
             self.held_out = _open(settings, resumed=resumed, device=device, processes=processes)
 

@@ -12,7 +12,6 @@ failures that it survives.
 from __future__ import annotations
 
 import errno
-import itertools
 import logging
 import re
 import shutil
@@ -50,11 +49,11 @@ from pacorl.rewards.reward import RewardFunction
 
 logger = logging.getLogger(__name__)
 
-STATE = ("epoch", "step", "bad_steps", "seed", "score", "best_by", "log_lines", "config", "identities", "files")
+STATE = ("epoch", "step", "bad_steps", "seed", "score", "log_lines", "config", "identities", "files")
 """Required keys of state.json."""
 TENSORS = "state.safetensors"
 JUDGES_OF_A_RUN = ("judge", "evaluation.judge")
-"""Config sections of the judges of the rewards and of the held-out rewards."""
+"""Config keys of the judges of the rewards and of the held-out rewards."""
 ACCESS_KEYS = ("api_key_env", "concurrency", "timeout", "outage", "overlap")
 """Keys that affect a judge's requests, not its answers."""
 SOURCE_KEYS = ("checkpoint", "adapter", "model")
@@ -62,10 +61,10 @@ SOURCE_KEYS = ("checkpoint", "adapter", "model")
 FREE_KEYS = (
     *("out", "save_every", "keep_checkpoints", "trackers", "evaluation.every", "prompts.leaks", "monitor", "character"),
     *("advantages.max_missing", "model.gradient_checkpointing", "reward_timeout"),
-    *(f"{judge}.{key}" for judge, key in itertools.product(JUDGES_OF_A_RUN, ACCESS_KEYS)),
+    *(f"judge.{key}" for key in ACCESS_KEYS),
 )
 """Config keys that a resumed run may change: no reward, gradient or learning rate depends on them."""
-LENGTH_KEYS = ("epochs", "max_steps", "steps")
+LENGTH_KEYS = ("epochs", "steps")
 """Config keys that are free under a constant schedule. Under a cosine schedule the learning rate depends on them."""
 CHECKPOINT_FILES = ("state.json", TENSORS, *(f"lora/{name}" for name in ADAPTER_FILES))
 """Patterns of a checkpoint's files. Files of other names belong to the user and are never deleted."""
@@ -272,19 +271,20 @@ def changes_since(
             changes |= {name: [then, now]} if then != now else {}
         elif then == now:
             # A judge at another place is the same judge: its weights and prompt decide.
-            free += [f"{name}.{source}" for source in SOURCE_KEYS]
+            free += ["evaluation.judge"] if name == "evaluation.judge" else [f"judge.{key}" for key in SOURCE_KEYS]
         else:
-            places = (_checkpoint_of(state["config"], name), _checkpoint_of(config.model_dump(), name))
-            changes[f"{name}.checkpoint"] = [f"{places[0]} ({then})", f"{places[1]} ({now})"]
+            key = name if name == "evaluation.judge" else "judge.checkpoint"
+            places = (_value_of(state["config"], key), _value_of(config.model_dump(), key))
+            changes[key] = [f"{places[0]} ({then})", f"{places[1]} ({now})"]
     check_changes(frozen_changes(changes, free=free), allowed=allowed)
     return changes
 
 
-def _checkpoint_of(config: Mapping[str, Any], judge: str) -> str:
-    section: Any = config
-    for key in judge.split("."):
-        section = section[key]
-    return str(section["checkpoint"])
+def _value_of(config: Mapping[str, Any], key: str) -> str:
+    value: Any = config
+    for part in key.split("."):
+        value = value[part]
+    return str(value)
 
 
 def identities_of(config: PolicyConfig, functions: Mapping[str, RewardFunction]) -> dict[str, str]:
@@ -294,7 +294,7 @@ def identities_of(config: PolicyConfig, functions: Mapping[str, RewardFunction])
         Section → weights, prompt and version of its judge; and `code of NAME` → short digest of a reward function or of
         a file that the config names. A judge whose identity is not known yet is left out.
     """
-    judges = zip(JUDGES_OF_A_RUN, (config.judge, config.evaluation.judge), strict=True)
+    judges = zip(JUDGES_OF_A_RUN, (config.judge, config.evaluation.judge_settings), strict=True)
     known = {name: identity_of(options) for name, options in judges if options}
     identities = {name: identity for name, identity in known.items() if identity}
     digests = {name: code_digest(function) for name, function in functions.items()}
@@ -332,7 +332,7 @@ def best_checkpoint(folder: Path) -> dict[str, Any] | None:
             logger.warning("%s; it cannot be the best checkpoint", fault)
             continue
         if state.get("score") is not None:
-            scored.append({"checkpoint": path.name, "best_by": state["best_by"], "score": state["score"]})
+            scored.append({"checkpoint": path.name, "score": state["score"]})
     return max(scored, key=lambda best: (best["score"], step_of(folder / best["checkpoint"])), default=None)
 
 

@@ -130,8 +130,6 @@ def learn(
     history: dict[str, list[float]] = defaultdict(list)
     with trainer.bars.phase("updating", total=len(samples)) as advance:
         for update in samples:
-            if config.max_steps and lora.step >= config.max_steps:
-                break
             rate = lora.set_learning_rate()
             # Before the first step the trained policy is the sampling policy: one forward serves as both.
             old = lora.old if lora.step > sampled_at or lag else None

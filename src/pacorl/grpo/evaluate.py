@@ -108,7 +108,7 @@ def evaluate(trainer: PolicyTrainer) -> dict[str, float]:
         metrics["seconds/evaluation"] = trainer.seconds_since(seconds_before)["seconds/evaluation"]
 
         # 3. Record.
-        trainer.score = score_by(config.best_by, config.rewards, metrics)
+        trainer.score = weighted_reward(config.rewards, metrics)
         trainer.evaluated = trainer.epoch
         trainer.record("evaluation", metrics)
     return metrics
@@ -250,18 +250,3 @@ def weighted_reward(rewards: Sequence[RewardConfig], scores: Mapping[str, float 
     if None in values or not values:
         return None
     return sum(reward.weight * value for reward, value in zip(rewards, values, strict=True) if value is not None)
-
-
-def score_by(best_by: str, rewards: Sequence[RewardConfig], metrics: Mapping[str, float]) -> float | None:
-    """Select the score for the choice of the best checkpoint; None if a judge failed.
-
-    Raises:
-        ValueError: if `best_by` names no measure of the evaluation.
-    """
-    if best_by == "reward":
-        return weighted_reward(rewards, metrics)
-    # An empty best_by keeps no best checkpoint.
-    if best_by and best_by not in metrics:
-        measures = ", ".join(name for name in metrics if "/" not in name)
-        raise ValueError(f"best_by {best_by!r} is no measure of the evaluation; it has reward, {measures}")
-    return metrics.get(best_by)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from pacorl.config.base import Positive, Section, Seed, TrackerName, Word
 from pacorl.config.one_of import OneOf
@@ -123,15 +123,28 @@ class EvaluationConfig(Section):
     """Images per forward."""
     rewards: tuple[RewardConfig, ...] = ()
     """Rewards that are evaluated but not trained on; logged as held_out/…."""
-    judge: JudgeSection = None
-    """Who answers for them: another model than the one that rewards, or, if none is given, the same. It is neither
-    reached nor loaded if they ask no judge."""
+    judge: str = ""
+    """Checkpoint or address of the judge that answers for them: another model than the one that rewards, with the other
+    settings of `judge`; empty for the same. It is neither reached nor loaded if they ask no judge."""
+    _judge_settings: JudgeSettings | None = PrivateAttr(None)
+
+    @property
+    def judge_settings(self) -> JudgeSettings | None:
+        """Settings of `judge`; None without one."""
+        return self._judge_settings if self.judge else None
 
     @model_validator(mode="after")
     def _judge_has_work(self) -> EvaluationConfig:
         if self.judge and not self.rewards:
             raise ValueError("evaluation.judge is given and evaluation.rewards is empty, so it would not be asked")
         return self
+
+    def judged_like(self, judge: JudgeSettings | None) -> EvaluationConfig:
+        """Return a copy whose judge has the other settings of the run's."""
+        copy = self.model_copy()
+        own = {"checkpoint": self.judge, "adapter": "", "model": "", "calibration": ""}
+        copy._judge_settings = (judge or JudgeSettings()).model_copy(update=own)
+        return copy
 
 
 OBJECTIVE = OneOf(OBJECTIVES, default="grpo_clip")
@@ -160,8 +173,6 @@ class PolicyConfig(LoraConfig):
     """Every random draw follows from it."""
     epochs: Positive = 100
     """The run ends after so many."""
-    max_steps: int = Field(0, ge=0)
-    """The run ends after so many optimizer steps, in the middle of an epoch if need be; 0 for no limit."""
     prompts_per_epoch: Positive = 42
     """Groups that are sampled in an epoch."""
     group_size: Annotated[int, Field(ge=2, le=LARGEST)] = 16
@@ -170,12 +181,6 @@ class PolicyConfig(LoraConfig):
     """Epochs between checkpoints."""
     keep_checkpoints: Positive = 3
     """Number of newest checkpoints to keep, besides the best."""
-    best_by: str = "reward"
-    """Evaluation metric for the choice of the best checkpoint: a reward's name, `p_yes`, or `reward` for the
-    weighted sum of the rewards; empty to keep none for it."""
-    tf32: bool = True
-    """Whether a card multiplies what is left in fp32, such as a reward's CLIP, by TF32: of 10 bits, at about eight
-    times the rate. It acts with `model.dtype: bfloat16` alone, where it changes no log-probability."""
     monitor: MonitorAction = "warn"
     """Action if a sign of reward hacking goes beyond its limit: none, a warning, or the end of the run, saved."""
     trackers: tuple[TrackerName, ...] = ("tensorboard",)
@@ -197,8 +202,8 @@ class PolicyConfig(LoraConfig):
     sampling: SamplingConfig = SamplingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     judge: JudgeSection = JudgeSettings()
-    """Who answers the rewards' questions, or `none`. It is neither reached nor loaded unless a reward, a measure of the
-    evaluation or best_by asks it."""
+    """Who answers the rewards' questions, or `none`. It is neither reached nor loaded unless a reward or a measure of
+    the evaluation asks it."""
     rewards: tuple[RewardConfig, ...] = (
         RewardConfig(name="consistency", weight=0.2),
         RewardConfig(name="panel_match", weight=0.8),
@@ -231,15 +236,17 @@ class PolicyConfig(LoraConfig):
             content = document.get(section, {})
             if isinstance(content, Mapping):  # not `judge: none`
                 filled[section] = {**keys, **content}
-        evaluation = document.get("evaluation")
-        if isinstance(evaluation, Mapping) and isinstance(evaluation.get("judge"), Mapping):
-            filled["evaluation"] = {**evaluation, "judge": {**weights, **evaluation["judge"]}}
         return filled
 
     @property
     def nodes_of_step(self) -> int:
         """Nodes that share a forward of a trained step, at least: of several prompts, if need be."""
         return NODES_OF_STEP if self.memory == "normal" else 1
+
+    @model_validator(mode="after")
+    def _judge_of_the_evaluation(self) -> PolicyConfig:
+        self.__dict__["evaluation"] = self.evaluation.judged_like(self.judge)  # a frozen model's own field
+        return self
 
     @property
     def in_turns(self) -> bool:
@@ -327,7 +334,7 @@ class PolicyConfig(LoraConfig):
                 f"prompts.record_sizes says nothing to edits by kind {self.model.kind}, whose images have their "
                 "source's shape; leave it out"
             )
-        for key, judge in {"judge": self.judge, "evaluation.judge": self.evaluation.judge}.items():
+        for key, judge in {"judge": self.judge}.items():
             if judge and judge.symmetric:
                 raise ValueError(
                     f"{key}.symmetric with edits by kind {self.model.kind}: questions about them say which image is "

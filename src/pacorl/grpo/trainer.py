@@ -132,7 +132,7 @@ class PolicyTrainer:
         self.evaluated = -1
         """Epoch of the newest evaluation; −1 before the first."""
         self.score: float | None = None
-        """Score of the newest evaluation, by `best_by`."""
+        """Score of the newest evaluation: the weighted sum of its rewards."""
         self.should_training_stop = False
         """Whether the run ends after this epoch, evaluated and saved."""
         self.alarms: list[Alarm] = []
@@ -159,7 +159,7 @@ class PolicyTrainer:
         self.runtime = Runtime(patience=builders.patience(config))
         """Processes of the run."""
         check_card_used(config.model.dtype, self.runtime.device)
-        allow_tf32(allowed=config.tf32 and config.model.dtype == "bfloat16")
+        allow_tf32(allowed=config.model.dtype == "bfloat16")
         prompts = [*self.train_prompts, *self.evaluation_prompts]
         foreign = "" if self.pipeline else config.generator.foreign_prompt(config.model.checkpoint, prompts)
         for warning in (self._leaks, foreign, config.model.warning, config.tree_warning):
@@ -248,7 +248,7 @@ class PolicyTrainer:
             self.policy,
             config.optimizer,
             runtime=self.runtime,
-            total_steps=min(config.epochs * updates, config.max_steps or config.epochs * updates),
+            total_steps=config.epochs * updates,
             lags=self.objective.needs == "endpoint",
         )
         # From now on an outage is waited for.
@@ -357,9 +357,8 @@ class PolicyTrainer:
 
     @property
     def finished(self) -> bool:
-        """Whether all epochs or all optimizer steps are done, or a listener stopped the training."""
-        limit = self.config.max_steps
-        return self.should_training_stop or self.epoch >= self.config.epochs or bool(limit and self.lora.step >= limit)
+        """Whether all epochs are done, or a listener stopped the training."""
+        return self.should_training_stop or self.epoch >= self.config.epochs
 
     # --- parts of an epoch -------------------------------------------------------------------------------------
 
@@ -494,7 +493,6 @@ class PolicyTrainer:
             "evaluated": self.evaluated,
             # Of these weights: None if the newest evaluation is older.
             "score": self.score if self.evaluated == self.epoch else None,
-            "best_by": self.config.best_by,
             "log_lines": self.logbook.count_lines(),
             "identities": self.identities,
         }

@@ -140,7 +140,7 @@ def judging(
         batch = config.sampling.batch
         train = [] if held_out else asked(config, prompt, size, images=batch, held_out=False)
         evaluated = [] if held_out else asked(config, prompt, evaluation_size, images=EVALUATED, held_out=False)
-        if held_out or config.evaluation.judge is None:
+        if held_out or not config.evaluation.judge:
             evaluated += asked(config, prompt, evaluation_size, images=EVALUATED, held_out=True)
     # Each pair in both orders shares nothing with itself.
     orders = 1 + options.symmetric

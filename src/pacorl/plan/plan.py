@@ -214,7 +214,10 @@ def plan_policy(config: PolicyConfig, *, world: int | None = None, ask: bool = F
     # Checkpoints.
     config.generator.check_trainable(config.model.checkpoint)
     checkpoint = sources.generator_of(config.model, config.generator)
-    judges = (sources.judge(config.judge, key="judge"), sources.judge(config.evaluation.judge, key="evaluation.judge"))
+    judges = (
+        sources.judge(config.judge, key="judge"),
+        sources.judge(config.evaluation.judge_settings, key="evaluation.judge"),
+    )
 
     # Memory and work, at the largest of the records' sizes if records decide.
     sizes = _sizes(config, checkpoint.configs, train, evaluation)
@@ -256,7 +259,7 @@ def _training(
     """Measure a run: its components, its generator, and what is asked of both judges."""
     # Models that score. Those of this process may work during sampling.
     size, full = sizes
-    options = (config.judge, config.evaluation.judge)
+    options = (config.judge, config.evaluation.judge_settings)
     asked = []
     scorers = []
     for number, (name, judge) in enumerate(zip(("judge", "evaluation's judge"), options, strict=True)):

@@ -143,7 +143,7 @@ def judge(options: JudgeSettings | None, *, key: str) -> Checkpoint:
         return Checkpoint({})
     # A LoRA names its base, whose configs have the shapes.
     source = options.checkpoint
-    key = f"{key}.checkpoint"
+    key = checkpoint_key(key)
     lora = None if _vision_language_folder(source) else _folder(source, EMBEDDED, marker=PEFT_CONFIG)
     if lora is None:
         return vision_language_model(source, key=key)
@@ -154,6 +154,11 @@ def judge(options: JudgeSettings | None, *, key: str) -> Checkpoint:
             f"{key.removesuffix('checkpoint')}adapter={source}"
         )
     return vision_language_model(base, key=f"{key} (the base of {source})")
+
+
+def checkpoint_key(section: str) -> str:
+    """Return the config key with the checkpoint of `judge` or of `evaluation.judge`."""
+    return section if section == "evaluation.judge" else f"{section}.checkpoint"
 
 
 def published_judge(source: str) -> tuple[str, Parts]:
@@ -264,7 +269,7 @@ def all_absences(config: PolicyConfig, checkpoints: Sequence[Checkpoint]) -> tup
 
     # Adapters to start from, and of judges.
     absences.append(adapter_absence("adapter.start", config.adapter.start))
-    for key, judge in (("judge", config.judge), ("evaluation.judge", config.evaluation.judge)):
+    for key, judge in (("judge", config.judge), ("evaluation.judge", config.evaluation.judge_settings)):
         if judge and not judge.remote:
             absences.append(adapter_absence(f"{key}.adapter", judge.adapter))
     return tuple(absence for absence in absences if absence)
@@ -328,10 +333,10 @@ def silent_judge(key: str, source: str, connect: Callable[[], Judge]) -> Missing
 
 def silent_judges(config: PolicyConfig) -> Iterator[MissingFile]:
     """List the judges over HTTP of a run that do not answer. No other address is connected to."""
-    for key, options in (("judge", config.judge), ("evaluation.judge", config.evaluation.judge)):
+    for key, options in (("judge", config.judge), ("evaluation.judge", config.evaluation.judge_settings)):
         if options and options.remote:
             connect = partial(open_judge, options, device="cpu", startup=0)
-            if silent := silent_judge(f"{key}.checkpoint", options.checkpoint, connect):
+            if silent := silent_judge(checkpoint_key(key), options.checkpoint, connect):
                 yield silent
 
 

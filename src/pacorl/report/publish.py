@@ -31,7 +31,7 @@ JUDGE_LICENCES = dict.fromkeys(("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3.5-9B"
 WHOLE: tuple[str, ...] = ()
 REWARD = ("name", "label", "weight")
 SHOWN: Mapping[str, Sequence[str]] = {
-    **dict.fromkeys(("seed", "epochs", "max_steps", "prompts_per_epoch", "group_size", "best_by"), WHOLE),
+    **dict.fromkeys(("seed", "epochs", "prompts_per_epoch", "group_size"), WHOLE),
     **dict.fromkeys(("model", "adapter", "tuning", "sampling", "advantages", "objective", "optimizer", "loss"), WHOLE),
     "prompts": ("train", "evaluation", "evaluation_limit", "leaks"),
     "data": ("train", "evaluation", "evaluation_limit"),

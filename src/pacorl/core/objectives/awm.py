@@ -20,7 +20,7 @@ class Awm(ClippedOptions):
     """Options of awm."""
 
     name: Literal["awm"] = "awm"
-    clip_range: float = Field(1.0, gt=0)
+    clip_range: float | None = Field(1.0, gt=0)
     """ε of the ratio, as released: wide, since the ratio is of a lower bound, and clipping it early was no help in
     2602.04663."""
 
@@ -39,7 +39,7 @@ def awm(end: Endpoint, options: Awm) -> Loss:
         return -sample_mean((velocity_BNC - target) ** 2, end.panels)
 
     ratio_B = (lower_bound(end.velocity_BNC) - lower_bound(end.old_velocity_BNC)).exp()
-    loss, metrics = clipped(ratio_B, end.advantage_B, clip_range=options.clip_range)
+    loss, metrics = clipped(ratio_B, end.advantage_B, clip_range=options.epsilon)
     moved = (end.velocity_BNC - end.old_velocity_BNC).detach()
     return loss, metrics | {"velocity_change": (moved**2).mean()}
 

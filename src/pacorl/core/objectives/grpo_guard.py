@@ -28,7 +28,7 @@ def grpo_guard(step: Step, options: GrpoGuard) -> Loss:
     assert step.old_mean_BNC is not None, "grpo_guard needs rollouts that keep their means"
     centre_B = kl(step.transition, Transition(step.old_mean_BNC, step.transition.std), step.panels)
     ratio_B = ((step.log_prob_B - step.old_log_prob_B + centre_B) * step.transition.std).exp()
-    loss, metrics = clipped(ratio_B, step.advantage_B, clip_range=options.clip_range)
+    loss, metrics = clipped(ratio_B, step.advantage_B, clip_range=options.epsilon)
     return loss / abs(step.dt), metrics
 
 
