@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pacorl.grpo.callbacks import TrainResult
 from PIL import Image
 from run_folder import EVIL, finished_run, json_lines, write_evaluation, write_metrics
 
@@ -29,7 +28,7 @@ from pacorl.report.figures import (
 )
 from pacorl.report.folder import Sample, read_run
 from pacorl.report.page import Pair, choose, match, spread, write_report
-from pacorl.report.results import Result, alarms, compared
+from pacorl.report.results import Result, alarms, compared, rows_of
 
 
 class Elements(HTMLParser):
@@ -410,7 +409,7 @@ def test_few_prompts_have_no_interval(tmp_path: Path, count: int) -> None:
     write_evaluation(run, 0, dict.fromkeys(range(count), 0.25))
     write_evaluation(run, 2, dict.fromkeys(range(count), 0.5))
 
-    change = TrainResult.of(run, adapter=run / "adapter").changes["consistency"]
+    (change,) = (row.difference for row in rows_of(read_run(run)) if row.name == "consistency")
     assert change == Interval(0.25, *((0.25, 0.25) if count == 8 else (None, None)), count)
     table = write_report(run).read_text("utf-8").partition('<section id="results">')[2].partition("</section>")[0]
     text = " ".join(table.split())
