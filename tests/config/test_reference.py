@@ -54,7 +54,7 @@ def test_the_end_of_a_key_is_enough() -> None:
 
 
 def test_a_key_that_no_config_has_names_the_nearest() -> None:
-    with pytest.raises(ValueError, match=r"no config has the key 'samplng.tree'; did you mean sampling.tree"):
+    with pytest.raises(ValueError, match=r"no config has the key 'samplng.tree'; did you mean 'sampling.tree'"):
         matching("samplng.tree")
 
 

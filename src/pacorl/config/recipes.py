@@ -8,10 +8,9 @@ a character's LoRA. Each file begins with a comment `# CARD: PURPOSE.`.
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
-from pacorl.io.documents import read_text
+from pacorl.io.documents import did_you_mean, read_text
 
 YAML = (".yaml", ".yml")
 """Endings of a config's file."""
@@ -52,9 +51,8 @@ def config_file(source: str | Path) -> Path:
     if name in recipe_names():
         return recipe(name)
 
-    near = difflib.get_close_matches(name, recipe_names(), n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    raise ValueError(f"{name}: there is no such file and no recipe of that name; {hint}`pacorl recipes` lists them")
+    hint = f"{did_you_mean(name, recipe_names())} `pacorl recipes` lists them".strip()
+    raise ValueError(f"{name}: there is no such file and no recipe of that name; {hint}")
 
 
 def read_header(path: Path) -> tuple[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import inspect
 import json
 import textwrap
@@ -20,6 +19,7 @@ from pydantic import BaseModel
 
 from pacorl.config.one_of import OneOf
 from pacorl.config.table import Table
+from pacorl.io.documents import did_you_mean
 
 RUNS: Table[type[BaseModel]] = Table(
     "command",
@@ -85,8 +85,7 @@ def matching(name: str) -> list[Key]:
         return matches
     # The whole name or its last part may be misspelt.
     names = {key.name for key in keys()} | {key.name.rpartition(".")[2] for key in keys()}
-    near = difflib.get_close_matches(name, names, n=3)
-    raise ValueError(f"no config has the key {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
+    raise ValueError(f"no config has the key {name!r}; {did_you_mean(name, sorted(names))}".removesuffix("; "))
 
 
 def _keys_of(model: type[BaseModel], *, run: str, prefix: str = "") -> Iterator[Key]:

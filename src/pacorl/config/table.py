@@ -10,13 +10,13 @@ its file, and one line of the table. Open tables also take a user's own entry, n
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
 from typing import Any, Generic, Literal, TypeVar, cast
 
 from pacorl.config.user_files import FORM, is_users, users_value
+from pacorl.io.documents import did_you_mean
 
 Spec = TypeVar("Spec")
 
@@ -73,10 +73,9 @@ class Table(Mapping[str, Spec], Generic[Spec]):
         if self.is_open and is_users(name) and name not in self._loaded:
             self._loaded[name] = self._checked(name, users_value(name))
         if name not in self:
-            near = difflib.get_close_matches(name, self, n=1)
-            guess = f"did you mean {near[0]!r}? " if near else ""
+            guess = f"{did_you_mean(name, self)} there are {', '.join(self)}".strip()
             own = f", or your own as {FORM}" if self.is_open else ""
-            raise ValueError(f"unknown {self.noun} {name!r}; {guess}there are {', '.join(self)}{own}")
+            raise ValueError(f"unknown {self.noun} {name!r}; {guess}{own}")
         return self[name]
 
     def _checked(self, name: str, entry: Any) -> Spec:

@@ -140,14 +140,20 @@ def blamed_on(location: object) -> Iterator[None]:
         raise ValueError(f"{location}: {error}") from None
 
 
+def did_you_mean(word: str, names: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Ask about the name that a misspelt word resembles, for the end of a message; empty if it resembles none."""
+    near = get_close_matches(word, list(names), n=1, cutoff=cutoff)
+    return f"did you mean {near[0]!r}?" if near else ""
+
+
 def check_keys(record: Mapping[str, Any], keys: Collection[str], *, foreign: bool = False) -> None:
     """Raise ValueError if a record has an unknown key; in a `foreign` record, only if that key looks misspelt."""
     for key in record:
         if key in keys:
             continue
-        near = get_close_matches(key, {*keys} - record.keys(), n=1, cutoff=0.85)
-        if near:
-            raise ValueError(f"unknown name {key!r}; did you mean {near[0]!r}?")
+        guess = did_you_mean(key, {*keys} - record.keys(), cutoff=0.85)
+        if guess:
+            raise ValueError(f"unknown name {key!r}; {guess}")
         if not foreign:
             raise ValueError(f"unknown name {key!r}; there are {', '.join(keys)}")
 

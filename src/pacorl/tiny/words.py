@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Container, Sequence
 
+from pacorl.io.documents import did_you_mean
 from pacorl.tiny.characters import EDITS, INSTRUCTIONS, KEPT, VALUES, Panel, write_prompt
 from pacorl.types import Grid, Prompt
 
@@ -147,9 +148,8 @@ def _quoted(unknown: Sequence[str], attributes: Container[str]) -> str:
     lacking = [word for word, name in ATTRIBUTE_OF.items() if name not in attributes]
     quoted = []
     for word in unknown[:5]:
-        near = difflib.get_close_matches(word, lacking, n=1, cutoff=MISSPELT)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        quoted.append(f"{word!r}{hint}")
+        hint = did_you_mean(word, lacking, cutoff=MISSPELT)
+        quoted.append(f"{word!r} ({hint})" if hint else repr(word))
     listed = ", ".join(quoted)
     if len(unknown) > 5:
         listed += f" and {len(unknown) - 5} more words"
