@@ -45,10 +45,10 @@ lint: $(READY)  ## format, lint and types
 	$(BIN)/mypy
 
 check: lint  ## what must hold before a commit: lint, and the fast tests that see the most
-	$(PYTEST) -m "not slow and not campaign and not vllm" $$($(BIN)/python .ci/named_tests.py) $(ARGS)
+	$(PYTEST) -m "not slow and not nightly" $$($(BIN)/python .ci/named_tests.py) $(ARGS)
 
 test: $(READY)  ## all tests but the long ones
-	$(PYTEST) --no-loadscope-reorder -m "not campaign and not vllm" $(ARGS)
+	$(PYTEST) --no-loadscope-reorder -m "not nightly" $(ARGS)
 
 docs: $(READY)  ## the documentation site, in build/site; dead links and undocumented names fail
 	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build  # not -q, with which nothing is strict
@@ -58,14 +58,14 @@ wheel: $(READY)  ## wheel and sdist, in dist
 
 nightly: $(READY)  ## hours: the long tests, a real vLLM, the lowest and the newest versions
 	PYTHON=$(BIN)/python tests/vllm/install.sh
-	$(PYTEST) -m "campaign or vllm" $(ARGS)
+	$(PYTEST) -m nightly $(ARGS)
 	rm -rf $(VERSIONS) && mkdir -p build
 	for end in lowest-direct highest; do \
 		$(BIN)/uv pip compile -q --resolution $$end --extra serve --extra data pyproject.toml -o build/$$end.txt; \
 		$(BIN)/python -m venv $(VERSIONS)/$$end; \
 		$(VERSIONS)/$$end/bin/pip install -q -c build/$$end.txt -e '.[serve,data]' pytest pytest-xdist hypothesis scipy; \
 		HF_HUB_OFFLINE=1 $(VERSIONS)/$$end/bin/python -m pytest -n $(WORKERS) --dist loadfile -p no:cacheprovider \
-			-m "not slow and not campaign and not vllm and not browser" $(VERSION_TESTS); \
+			-m "not slow and not nightly and not browser" $(VERSION_TESTS); \
 	done
 
 test-gpu: $(READY)  ## what only a card can show, on the tiny models: three minutes; skipped without a card

@@ -54,7 +54,7 @@ def run(pacorl: Path, *words: str | Path, cwd: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.campaign
+@pytest.mark.nightly
 def test_the_wheel_runs_alone(installed: Path, tmp_path: Path) -> None:
     where = [installed.with_name("python"), "-c", "import pacorl; print(pacorl.__file__)"]
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
@@ -86,7 +86,7 @@ def test_the_wheel_holds_what_the_package_reads_and_no_more(dist: Path) -> None:
     assert {name for name in names if ".dist-info/" not in name} == expected
 
 
-@pytest.mark.campaign
+@pytest.mark.nightly
 def test_the_sdist_holds_what_its_makefile_and_tests_read(dist: Path) -> None:
     (sdist,) = dist.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:

@@ -33,7 +33,7 @@ import yaml
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-FAST = "not slow and not campaign and not vllm"
+FAST = "not slow and not nightly"
 HEAVY = (
     "PIL",
     "accelerate",

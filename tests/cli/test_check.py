@@ -183,7 +183,7 @@ def test_a_limit_of_rankings_keeps_both_labels(tmp_path: Path) -> None:
     assert [pair.consistent for pair in pairs].count(True) == 4
 
 
-@pytest.mark.campaign
+@pytest.mark.nightly
 def test_the_example_s_workflow_fails_an_inconsistent_folder(folder: Path, tmp_path: Path) -> None:
     workflow = yaml.safe_load((EXAMPLES / "check-panels.yml").read_text())
     (step,) = (step for step in workflow["jobs"]["check"]["steps"] if "pacorl check" in step.get("run", ""))

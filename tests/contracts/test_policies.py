@@ -61,7 +61,7 @@ FEW_ROLES = pytest.mark.parametrize(
 PLANNED_ROLES = pytest.mark.parametrize(
     ROLES.args[0],
     [
-        pytest.param(*role.values, id=role.id, marks=pytest.mark.slow if role.id in FAST else pytest.mark.campaign)
+        pytest.param(*role.values, id=role.id, marks=pytest.mark.slow if role.id in FAST else pytest.mark.nightly)
         for role in ROLES.args[1]
     ],
 )

@@ -284,7 +284,7 @@ def good(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
 
 
 @pytest.mark.parametrize(
-    ("seed", "inputs"), [pytest.param(1, 10, id="few"), pytest.param(2, 400, id="many", marks=pytest.mark.campaign)]
+    ("seed", "inputs"), [pytest.param(1, 10, id="few"), pytest.param(2, 400, id="many", marks=pytest.mark.nightly)]
 )
 @pytest.mark.filterwarnings("ignore")  # of Pillow and PEFT, about what is wrong; a command prints them
 def test_a_damaged_file_is_read_or_named(good: tuple[str, Path], seed: int, inputs: int) -> None:

@@ -11,7 +11,7 @@ import worlds
 
 from pacorl.core.objectives import RATIO_DEVIATION
 
-pytestmark = pytest.mark.campaign
+pytestmark = pytest.mark.nightly
 
 
 @pytest.mark.parametrize("extra", [pytest.param({}, id="ddp"), pytest.param(worlds.fsdp2(), id="fsdp2")])

@@ -53,7 +53,7 @@ def train(settings: Sequence[str], errors: Path, frozen: int | None, resume: boo
     [
         pytest.param(0, {}, id="0"),
         pytest.param(1, {}, id="1"),
-        pytest.param(1, worlds.fsdp2(), id="1, sharded", marks=pytest.mark.campaign),
+        pytest.param(1, worlds.fsdp2(), id="1, sharded", marks=pytest.mark.nightly),
     ],
 )
 def test_a_rank_that_stands_still_ends_the_run_and_is_named(

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 # torchrun also starts the two machines below.
-@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.campaign), "accelerate"])
+@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.nightly), "accelerate"])
 def test_two_processes_train_an_epoch(launcher: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     done = launched(launcher, out=out)
@@ -23,7 +23,7 @@ def test_two_processes_train_an_epoch(launcher: str, tmp_path: Path) -> None:
     assert_trained_by_two(out)
 
 
-@pytest.mark.campaign
+@pytest.mark.nightly
 def test_two_machines_train_an_epoch(tmp_path: Path) -> None:
     out = tmp_path / "run"
     both = launched_on_two_machines(out=out)

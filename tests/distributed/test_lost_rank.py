@@ -29,7 +29,7 @@ def command(words: Sequence[str], errors: Path) -> None:
     cli.main()
 
 
-@pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.campaign), 1])
+@pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.nightly), 1])
 def test_the_others_say_in_one_line_which_rank_has_ended(tmp_path: Path, killed: int) -> None:
     run, errors = tmp_path / "run", tmp_path / "errors"
     words = ["train-policy", str(recipe()), *toy_world.SETTINGS, f"out={run}", "--resume", "auto"]

@@ -64,9 +64,9 @@ OBJECTIVES["flux_packed"] = [
     "optimizer.updates_per_epoch=1",
 ]
 LONG = tuple(case for case in (*OBJECTIVES, *EDITS) if case != "flux_suffix")
-"""Left to the campaign: other objectives, packed weights and edit models."""
+"""Left to `make nightly`: other objectives, packed weights and edit models."""
 QUICK = tuple(case for case in (*OBJECTIVES, *EDITS) if case not in LONG)
-CASES = [*QUICK, *(pytest.param(case, marks=pytest.mark.campaign) for case in LONG)]
+CASES = [*QUICK, *(pytest.param(case, marks=pytest.mark.nightly) for case in LONG)]
 
 
 def edit_settings(kind: str, folder: Path) -> list[str]:
@@ -212,7 +212,7 @@ def test_the_log_speaks_of_all_processes(run_of: Callable[[str, str], Path], mod
         assert other[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
 
 
-@pytest.mark.campaign
+@pytest.mark.nightly
 def test_weights_in_double_precision(tmp_path: Path) -> None:
     # With own noise: the halves of a node on two processes add up behind the fp32 norms of the transformer's backward.
     double = [*SETTINGS, "model.dtype=float64", "sampling.tree={}"]
@@ -224,7 +224,7 @@ def test_weights_in_double_precision(tmp_path: Path) -> None:
     torch.testing.assert_close(two, one, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.campaign
+@pytest.mark.nightly
 def test_a_run_goes_on_with_other_processes(run_of: Callable[[str, str], Path], tmp_path: Path) -> None:
     """From one process to two with sharded weights: the checkpoint is whole, whatever made it."""
     start = checkpoints(run_of("one", "flux") / "checkpoints")[-1]

@@ -24,7 +24,7 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
 
 
-@pytest.mark.campaign  # a trace per kind of block; with the fewest, klein's loop for edits is in test_recipes.py
+@pytest.mark.nightly  # a trace per kind of block; with the fewest, klein's loop for edits is in test_recipes.py
 @pytest.mark.parametrize("recipe", PEAK_GIB)
 def test_a_small_card_s_loop_and_its_peak(recipe: str, tmp_path: Path) -> None:
     """Of generator and judge at their published depth, loading included."""
@@ -35,7 +35,7 @@ def test_a_small_card_s_loop_and_its_peak(recipe: str, tmp_path: Path) -> None:
     assert plan_policy(load(PolicyConfig, CONFIGS / f"{recipe}.yaml", [])).peak_bytes == pytest.approx(peak, rel=WITHIN)
 
 
-@pytest.mark.campaign
+@pytest.mark.nightly
 @pytest.mark.parametrize(("memory", "gib"), [("low", 14.5), ("lowest", 2.5)])
 def test_sets_by_flux_fit_small_cards(memory: str, gib: float, tmp_path: Path) -> None:
     deep = deep_sets(tmp_path, memory=memory)

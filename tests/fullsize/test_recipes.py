@@ -53,7 +53,7 @@ def check_loop(traced: Trace) -> None:
 
 
 @pytest.mark.parametrize(
-    "recipe", [RECIPES[0], *(pytest.param(recipe, marks=pytest.mark.campaign) for recipe in RECIPES[1:])]
+    "recipe", [RECIPES[0], *(pytest.param(recipe, marks=pytest.mark.nightly) for recipe in RECIPES[1:])]
 )
 def test_a_recipe_s_loop(recipe: str, tmp_path: Path) -> None:
     """With the fewest blocks, and resumed."""

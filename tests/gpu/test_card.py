@@ -38,7 +38,7 @@ CARD = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here"),
 ]
-DEVICES = [pytest.param("cpu", marks=pytest.mark.campaign), pytest.param("cuda", marks=CARD)]
+DEVICES = [pytest.param("cpu", marks=pytest.mark.nightly), pytest.param("cuda", marks=CARD)]
 
 
 def on_devices(case: str, *, elsewhere: str) -> list[Any]:
@@ -46,8 +46,8 @@ def on_devices(case: str, *, elsewhere: str) -> list[Any]:
     cases = [pytest.param("cuda", name, marks=CARD) for name in (case, elsewhere)]
     return [
         *cases,
-        pytest.param("cpu", case, marks=pytest.mark.campaign),
-        pytest.param("cpu", elsewhere, marks=pytest.mark.campaign),
+        pytest.param("cpu", case, marks=pytest.mark.nightly),
+        pytest.param("cpu", elsewhere, marks=pytest.mark.nightly),
     ]
 
 
@@ -105,7 +105,7 @@ def judging(judge: LocalJudge) -> Iterator[None]:
     ("device", "dtype"),
     [
         pytest.param("cpu", "float32", marks=pytest.mark.slow),
-        pytest.param("cpu", "bfloat16", marks=pytest.mark.campaign),
+        pytest.param("cpu", "bfloat16", marks=pytest.mark.nightly),
         pytest.param("cuda", "float32", marks=CARD),
         pytest.param("cuda", "bfloat16", marks=CARD),
     ],
@@ -130,7 +130,7 @@ def ratio_cases() -> Iterator[Any]:
     """Every form."""
     for form in FORMS:
         yield pytest.param("cuda", form, marks=CARD)
-        yield pytest.param("cpu", form, marks=pytest.mark.campaign)
+        yield pytest.param("cpu", form, marks=pytest.mark.nightly)
 
 
 @pytest.mark.compiles

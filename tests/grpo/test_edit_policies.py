@@ -74,7 +74,7 @@ def recipe(tmp_path: Path, checkpoints: Path, request: pytest.FixtureRequest) ->
 @pytest.mark.parametrize(
     "recipe",
     # The other kinds have recipes, whose twins train in test_recipes.py.
-    [pytest.param(kind, marks=() if kind == "qwen_edit_plus" else pytest.mark.campaign) for kind in KINDS],
+    [pytest.param(kind, marks=() if kind == "qwen_edit_plus" else pytest.mark.nightly) for kind in KINDS],
     indirect=True,
 )
 def test_one_epoch_through_the_command(recipe: Path) -> None:

@@ -64,12 +64,12 @@ def kill_and_resume(folder: Path, settings: Sequence[str], *, kills: int, seed: 
     return turn
 
 
-@pytest.mark.campaign
+@pytest.mark.nightly
 def test_three_kills(tmp_path: Path) -> None:
     kill_and_resume(tmp_path, SETTINGS, kills=3, seed=0)
 
 
-@pytest.mark.campaign
+@pytest.mark.nightly
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_hundred_kills(tmp_path: Path, objective: str, measured: Callable[[str], None]) -> None:
     kills = math.ceil(100 / len(OBJECTIVES))

@@ -44,9 +44,9 @@ def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 # `test_update.py` compares the same gradients of the toy generator in every check. FLUX in fp64, held a million times
-# tighter than fp32, stands for the rest, which is left to the campaign.
+# tighter than fp32, stands for the rest, which is left to `make nightly`.
 CASES = [
-    pytest.param(twin, dtype, marks=pytest.mark.slow if (twin, dtype) == ("flux", "fp64") else pytest.mark.campaign)
+    pytest.param(twin, dtype, marks=pytest.mark.slow if (twin, dtype) == ("flux", "fp64") else pytest.mark.nightly)
     for twin in TWINS
     for dtype in DTYPES
 ]
@@ -60,7 +60,7 @@ def test_one_process(folder: Path, twin: str, dtype: str, tree: str) -> None:
         assert difference(ours[objective], reference(twin, dtype, tree, folder)[objective]) < TOLERANCE[dtype]
 
 
-@pytest.mark.campaign
+@pytest.mark.nightly
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize(("twin", "dtype"), CASES)
 def test_two_processes(folder: Path, twin: str, dtype: str, tree: str) -> None:

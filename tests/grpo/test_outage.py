@@ -158,7 +158,7 @@ def test_a_judge_that_comes_back_in_time_changes_nothing(
     assert told[1].startswith(f"judge judge at {url} answers again after ")
 
 
-@pytest.mark.parametrize("way", ["refused", "503", pytest.param("hangs", marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("way", ["refused", "503", pytest.param("hangs", marks=pytest.mark.nightly)])
 def test_a_run_that_gives_up_is_saved_and_resumed_as_if_undisturbed(
     tmp_path: Path, whole: dict[str, Any], way: str
 ) -> None:

@@ -137,13 +137,13 @@ def test_klein_s_recipes_are_another_s_with_another_generator(name: str, other: 
 
 
 PLANNED = ("flux_t2is_1gpu",)
-"""By `make test`; the campaign plans all."""
+"""By `make test`; `make nightly` plans all."""
 
 
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.stem in PLANNED else pytest.mark.campaign)
+        pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.stem in PLANNED else pytest.mark.nightly)
         for path in sorted(FOLDER.glob("*.yaml"))
     ],
 )
@@ -236,12 +236,12 @@ def twin(name: str, parts: Path, out: Path, url: str) -> PolicyConfig:
 
 
 TRAINED = ("flux_t2is", "kontext_edit_1gpu", "qwen_edit", "klein_edit_16gb")
-"""A recipe of each generator and of each judge; the campaign trains the others' twins."""
+"""A recipe of each generator and of each judge; `make nightly` trains the others' twins."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in TRAINED else pytest.mark.campaign) for name in RECIPES]
+    "name", [pytest.param(name, marks=() if name in TRAINED else pytest.mark.nightly) for name in RECIPES]
 )
 def test_the_tiny_twin_of_a_recipe_trains_an_epoch(name: str, parts: Path, tmp_path: Path, served: str) -> None:
     run = twin(name, parts, tmp_path / "run", served)

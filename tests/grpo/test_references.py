@@ -69,10 +69,7 @@ def lines(out: Path) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize(
     "recipe",
-    [
-        pytest.param(kind, marks=pytest.mark.campaign)
-        for kind in ("klein", "kontext", "qwen_edit_plus", "qwen_image_21")
-    ],
+    [pytest.param(kind, marks=pytest.mark.nightly) for kind in ("klein", "kontext", "qwen_edit_plus", "qwen_image_21")],
     indirect=True,
 )
 def test_a_run_is_on_policy_and_a_resumed_run_is_the_same(recipe: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 from safetensors import safe_open
 from tests.nightly.forks import Forks, Outcome
 
-pytestmark = pytest.mark.campaign
+pytestmark = pytest.mark.nightly
 RESUMED = ("train-policy", "train-reward", "dataset", "export")
 """The stories that go on from where they were stopped."""
 UNEQUAL = {".lock", "report.html", "training_args.bin", "set.pdf"}

@@ -19,7 +19,7 @@ def cells() -> list[str]:
     return ["".join(cell["source"]) for cell in code]
 
 
-@pytest.mark.campaign
+@pytest.mark.nightly
 def test_the_cells_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "__main__"}

@@ -37,7 +37,7 @@ def test_the_commands_of_the_front_page(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(list(tmp_path.rglob("set-1*.png"))) == 5
 
 
-@pytest.mark.campaign
+@pytest.mark.nightly
 def test_a_character(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_page(ROOT / "docs" / "characters.md", tmp_path, monkeypatch)
     assert (tmp_path / "ComfyUI/models/loras/hero.safetensors").stat().st_size > 10_000
@@ -53,7 +53,7 @@ def test_a_generator_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "license: mit" in (tmp_path / "runs/warm/adapter/README.md").read_text()
 
 
-@pytest.mark.campaign
+@pytest.mark.nightly
 def test_a_judge_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_page(ROOT / "docs" / "serve.md", tmp_path, monkeypatch)
     assert "https://rank.example.org/join#" in (tmp_path / "links.txt").read_text()
@@ -71,7 +71,7 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=pytest.mark.slow if page.stem in SEEN_FIRST else pytest.mark.campaign, id=page.stem)
+        pytest.param(page, marks=pytest.mark.slow if page.stem in SEEN_FIRST else pytest.mark.nightly, id=page.stem)
         for page in PAGES
         if page.name not in OF_THEIR_OWN and blocks(page, *RUN)
     ],

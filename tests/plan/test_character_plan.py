@@ -55,7 +55,7 @@ def test_training_at_guidance_takes_one_forward(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow if name == "character/klein_12gb" else pytest.mark.campaign)
+        pytest.param(name, marks=pytest.mark.slow if name == "character/klein_12gb" else pytest.mark.nightly)
         for name in RECIPES
         if name != "character/tiny"
     ],

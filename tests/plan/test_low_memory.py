@@ -41,7 +41,7 @@ def of(plan: Plan, component: str) -> tuple[float, tuple[str, ...]]:
     return row.bytes / 2**30, row.phases
 
 
-@pytest.mark.campaign
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", PEAK_GIB)
 def test_a_recipe_fits_its_card(name: str) -> None:
     document = json.loads(planned(name).to_json())
@@ -51,7 +51,7 @@ def test_a_recipe_fits_its_card(name: str) -> None:
     assert document["host_gib"] < (36 if "12gb" in name else 32)
 
 
-@pytest.mark.campaign
+@pytest.mark.nightly
 def test_seven_processes_of_flux_share_what_they_load() -> None:
     document = json.loads(planned("flux_t2is", world=7).to_json())
     assert 22 + 7 < document["host_gib"] <= 40
@@ -77,7 +77,7 @@ def test_generator_and_judge_are_on_the_device_in_turn() -> None:
     assert low.phase_bytes("encode") == plain.phase_bytes("encode")
 
 
-@pytest.mark.campaign
+@pytest.mark.nightly
 def test_streamed_weights_are_in_main_memory_of_each_process() -> None:
     plans = [planned("flux_t2is_12gb", world=world) for world in (1, 2)]
     low = planned("flux_t2is_12gb", "memory=low")

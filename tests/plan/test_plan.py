@@ -263,7 +263,7 @@ def test_the_published_architectures_have_the_published_sizes() -> None:
     assert sum(map(Tensor.numel, state.values())) == 179_306_496
 
 
-@pytest.mark.campaign
+@pytest.mark.nightly
 def test_the_paper_s_recipe_is_planned_without_data_and_weights(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

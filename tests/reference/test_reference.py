@@ -188,7 +188,7 @@ def test_drawn_settings_equal_plain_loops(overrides: list[str], stop_after: int)
     check(overrides, stop_after=stop_after)
 
 
-@pytest.mark.campaign
+@pytest.mark.nightly
 @settings(max_examples=DRAWN_IN_CAMPAIGN, deadline=None, suppress_health_check=list(HealthCheck))
 @given(configs(), st.integers(0, 1))
 def test_many_drawn_settings_equal_plain_loops(overrides: list[str], stop_after: int) -> None:
@@ -215,7 +215,7 @@ def fitting_configs(folder: Path, *, count: int, processes: int) -> list[list[st
     return found
 
 
-@pytest.mark.campaign
+@pytest.mark.nightly
 def test_drawn_settings_on_two_processes_equal_plain_loops(tmp_path: Path) -> None:
     drawn = fitting_configs(tmp_path / "none", count=DRAWN_ON_TWO_PROCESSES, processes=2)
     check_two_processes(tmp_path, [(overrides, 0) for overrides in drawn])

@@ -24,7 +24,7 @@ from pacorl.runtime.processes import Runtime
 from pacorl.tiny.characters import character_prompts, vocabulary
 from pacorl.types import Advantages, Samples, Size
 
-pytestmark = [pytest.mark.compiles, pytest.mark.campaign]
+pytestmark = [pytest.mark.compiles, pytest.mark.nightly]
 
 SIZE = Size(32, 32)
 SAMPLER = Sampler(size=SIZE, steps=3, sde_steps=(0, 1), tree=Tree(seeds=2, branches=(1, 1)))

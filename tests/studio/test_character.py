@@ -621,7 +621,7 @@ def test_an_absent_model_is_named_before_a_training_is_written(tmp_path):
     assert not characters.loras.exists()
 
 
-@pytest.mark.campaign
+@pytest.mark.nightly
 def test_a_character_is_drawn_taught_stopped_and_used(tmp_path):
     """By the embedded models: sheet, training in its own process, resume, gallery, LoRA."""
     from starlette.testclient import TestClient

@@ -190,7 +190,7 @@ def test_the_clips_cosine_varies_little_on_generated_sets_and_consistency_varies
     assert separation(right, wrong) >= 0.9
 
 
-@pytest.mark.parametrize("pixels", [64, pytest.param(128, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("pixels", [64, pytest.param(128, marks=pytest.mark.nightly)])
 def test_the_generator_is_able_but_unreliable(policy: FluxPolicy, pixels: int) -> None:
     prompts, oracle = characters.character_prompts("test", 48), Oracle()
     sampler = Sampler(size=Size(pixels, pixels), steps=10)
@@ -243,7 +243,7 @@ def another(edit: Edit, name: str) -> str:
     return next(value for value in VALUES[name] if value != getattr(edit.before, name))
 
 
-@pytest.mark.campaign
+@pytest.mark.nightly
 def test_the_editor_is_able_but_changes_too_much(tmp_path: Path) -> None:
     means = graded_edits(tmp_path, 96)
     assert means["valid"] >= 0.9, means
@@ -251,7 +251,7 @@ def test_the_editor_is_able_but_changes_too_much(tmp_path: Path) -> None:
     assert 0.55 <= means["kept"] <= 0.8, means
 
 
-@pytest.mark.campaign
+@pytest.mark.nightly
 def test_the_editor_draws_heroes_from_references_and_is_unsure_of_them(tmp_path: Path) -> None:
     editor = KONTEXT.from_pretrained("tiny", guidance_scale=3.5, max_sequence_length=48)
     prompts = prompts_from(str(write_heroes(tmp_path, hero_tasks("test", 96), name="test")), limit=None)

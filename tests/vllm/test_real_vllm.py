@@ -18,7 +18,7 @@ from pacorl.types import Question
 if TYPE_CHECKING:
     from conftest import Served
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.nightly
 
 SIDE = 32  # of which no image processor changes a pixel, so that no two resizers are compared
 PANELS = [draw(panel, SIDE) for panel in all_panels()[::1000]]

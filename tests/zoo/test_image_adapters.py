@@ -120,7 +120,7 @@ FAST = {"flux", "klein"}
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(kind, marks=[] if kind in FAST else pytest.mark.campaign) for kind in POLICIES]
+    scope="module", params=[pytest.param(kind, marks=[] if kind in FAST else pytest.mark.nightly) for kind in POLICIES]
 )
 def zoo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Zoo:
     torch.manual_seed(0)

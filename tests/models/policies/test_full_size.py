@@ -38,7 +38,7 @@ def deep(pipeline: Any, kind: str) -> Any:
     return type(pipeline)(**parts)
 
 
-@pytest.mark.campaign
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_at_its_own_size_the_pipeline_needs_no_help(kind: str, tmp_path: Path) -> None:
     torch.manual_seed(0)

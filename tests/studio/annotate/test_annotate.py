@@ -961,7 +961,7 @@ def test_control_questions_keep_their_turns(tmp_path):
     assert sum(map(bool, turns[0])) == 4
 
 
-@pytest.mark.campaign
+@pytest.mark.nightly
 def test_the_page_asks_in_the_uncertain_order_and_to_the_end(dataset):
     folder = dataset(prompts=2, grids=2)
     sharing = Sharing(overlap=1, judges=2, controls=2, control_every=10, order="uncertain")

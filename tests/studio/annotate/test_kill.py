@@ -39,8 +39,8 @@ def slots_of(instance, name):
     ("count", "kills"),
     [
         pytest.param(30, 1, id="short"),
-        pytest.param(100, 2, id="800 rankings", marks=pytest.mark.campaign),
-        pytest.param(5000, 30, id="5000 rankings each", marks=pytest.mark.campaign),
+        pytest.param(100, 2, id="800 rankings", marks=pytest.mark.nightly),
+        pytest.param(5000, 30, id="5000 rankings each", marks=pytest.mark.nightly),
     ],
 )
 def test_every_acknowledged_ranking_is_exported_exactly_once(tmp_path, count, kills, measured):
