@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pacorl.io.documents import did_you_mean, read_text
+from pacorl.io.documents import read_text
+from pacorl.io.terminal import did_you_mean
 
 YAML = (".yaml", ".yml")
 """Endings of a config's file."""

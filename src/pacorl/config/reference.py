@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from pacorl.config.one_of import OneOf
 from pacorl.config.table import Table
-from pacorl.io.documents import did_you_mean
+from pacorl.io.terminal import did_you_mean
 
 RUNS: Table[type[BaseModel]] = Table(
     "command",

@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Any, Generic, Literal, TypeVar, cast
 
 from pacorl.config.user_files import FORM, is_users, users_value
-from pacorl.io.documents import did_you_mean
+from pacorl.io.terminal import did_you_mean
 
 Spec = TypeVar("Spec")
 

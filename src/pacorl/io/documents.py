@@ -17,7 +17,6 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -36,6 +35,7 @@ from pacorl.io.files import (
     twin_hint,
     write_atomic,
 )
+from pacorl.io.terminal import did_you_mean
 
 Item = TypeVar("Item")
 JsonObject = dict[str, Any]
@@ -138,12 +138,6 @@ def blamed_on(location: object) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(f"{location}: {error}") from None
-
-
-def did_you_mean(word: str, names: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """Ask about the name that a misspelt word resembles, for the end of a message; empty if it resembles none."""
-    near = get_close_matches(word, list(names), n=1, cutoff=cutoff)
-    return f"did you mean {near[0]!r}?" if near else ""
 
 
 def check_keys(record: Mapping[str, Any], keys: Collection[str], *, foreign: bool = False) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 
 Progress = Callable[[int, int], None]
 """Callback of a long step with (done, total)."""
@@ -25,6 +26,12 @@ CONTROLS = re.compile(
 def printable(text: str) -> str:
     """Replace control characters by Python's escapes; tabs and newlines stay."""
     return CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+def did_you_mean(word: str, names: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Ask about the name that a misspelt word resembles, for the end of a message; empty if it resembles none."""
+    near = get_close_matches(word, list(names), n=1, cutoff=cutoff)
+    return f"did you mean {near[0]!r}?" if near else ""
 
 
 def silent(done: int, total: int) -> None:

@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Container, Sequence
 
-from pacorl.io.documents import did_you_mean
+from pacorl.io.terminal import did_you_mean
 from pacorl.tiny.characters import EDITS, INSTRUCTIONS, KEPT, VALUES, Panel, write_prompt
 from pacorl.types import Grid, Prompt
 
