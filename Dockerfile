@@ -38,7 +38,7 @@ COPY --from=wheel /dist/*.whl /tmp/
 # The torch of the stage before stays: its local version (+cpu) would not fit the pin.
 RUN grep -v '^torch==' /constraints.txt > /tmp/constraints.txt \
     && wheel=$(echo /tmp/*.whl) \
-    && pip install --no-cache-dir --only-binary=:all: -c /tmp/constraints.txt "$wheel[serve,data]" \
+    && pip install --no-cache-dir --only-binary=:all: -c /tmp/constraints.txt "$wheel[serve,studio,data]" \
     && rm /tmp/*.whl /tmp/constraints.txt && useradd --create-home --home-dir /work pacorl
 # A new named volume has the owner and mode of the folder under it, and a missing folder would be root's. Every user may
 # write here, since `docker run --user` names one that the image does not know; USER stands in for its missing name.

@@ -61,9 +61,9 @@ nightly: $(READY)  ## hours: the long tests, a real vLLM, the lowest and the new
 	$(PYTEST) -m nightly $(ARGS)
 	rm -rf $(VERSIONS) && mkdir -p build
 	for end in lowest-direct highest; do \
-		$(BIN)/uv pip compile -q --resolution $$end --extra serve --extra data pyproject.toml -o build/$$end.txt; \
+		$(BIN)/uv pip compile -q --resolution $$end --extra serve --extra studio --extra data pyproject.toml -o build/$$end.txt; \
 		$(BIN)/python -m venv $(VERSIONS)/$$end; \
-		$(VERSIONS)/$$end/bin/pip install -q -c build/$$end.txt -e '.[serve,data]' pytest pytest-xdist hypothesis scipy; \
+		$(VERSIONS)/$$end/bin/pip install -q -c build/$$end.txt -e '.[serve,studio,data]' pytest pytest-xdist hypothesis scipy; \
 		HF_HUB_OFFLINE=1 $(VERSIONS)/$$end/bin/python -m pytest -n $(WORKERS) --dist loadfile -p no:cacheprovider \
 			-m "not slow and not nightly and not browser" $(VERSION_TESTS); \
 	done
@@ -94,7 +94,7 @@ $(RUN): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Setting up $(VENV): a few minutes the first time …"
 	@$(BIN)/python .ci/torch_version.py >/dev/null || $(BIN)/pip install -q -c constraints.txt torch
 	@sed "s/^torch==.*/torch==$$($(BIN)/python .ci/torch_version.py)/" constraints.txt > $(PINS)
-	@$(BIN)/pip install -q -c $(PINS) -e '.[serve,data]'
+	@$(BIN)/pip install -q -c $(PINS) -e '.[serve,studio,data]'
 	@touch $@
 
 $(READY): $(RUN)

@@ -34,7 +34,7 @@ LAYERS = [
     {"bench", "dataset"},
     {"quickstart"},
     {"plan"},
-    {"studio"},
+    {"annotate", "studio"},
     {"cli", "testing"},
     {"__main__"},
 ]

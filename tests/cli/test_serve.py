@@ -98,15 +98,15 @@ def test_an_empty_key_starts_no_server(
 @pytest.mark.parametrize(
     ("command", "module", "what", "extra"),
     [
-        (["studio"], "pacorl.studio.server", "the studio", "serve"),
+        (["studio"], "pacorl.studio.server", "the studio", "studio"),
         (["serve", "tiny"], "pacorl.serve.builtin", "the built-in server", "serve"),
-        (["dataset", "annotate", "x"], "pacorl.studio.annotate.routes", "the annotation page", "data"),
+        (["dataset", "annotate", "x"], "pacorl.annotate.server", "the annotation page", "data"),
     ],
 )
 def test_an_extra_that_is_missing_is_named(
     command: list[str], module: str, what: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in (module, "pacorl.web.site"):
+    for name in (module, "pacorl.web"):
         package, _, leaf = name.rpartition(".")
         monkeypatch.delitem(sys.modules, name, raising=False)
         monkeypatch.delattr(

@@ -25,14 +25,12 @@ def run(*arguments: object) -> dict:
 
 def serve_and_simulate(folder, people):
     """People rank through a real server; returns how many rankings each made."""
-    from pacorl.studio.annotate.links import Sharing
-    from pacorl.studio.annotate.routes import make_app, prepare
-    from pacorl.studio.annotate.store import Store
+    from pacorl.annotate.server import Annotation, Sharing, make_app, roles
 
-    with Store(folder / "annotations.db") as store:
-        links = prepare(store, folder, people, sharing=Sharing(overlap=0.2, judges=2, controls=4))
-        with serving_app(make_app(folder, store)) as url:
-            return simulate(url, {name: links[name].rpartition("#")[2] for name in people}, noise=0.3)
+    annotation = Annotation(folder)
+    annotation.start(roles(people, []), Sharing(overlap=0.2, judges=2, controls=4))
+    with serving_app(make_app(annotation)) as url:
+        return simulate(url, {name: annotation.token(name) for name in people}, noise=0.3)
 
 
 def reasons(messages, number):
@@ -95,31 +93,25 @@ STEPS = {
 @pytest.fixture
 def halfway(dataset):
     """A folder in the middle of everything: people have ranked and go on, and a kill tore two journals' last lines."""
-    from pacorl.studio.annotate.links import Sharing
-    from pacorl.studio.annotate.routes import prepare
-    from pacorl.studio.annotate.store import Store, public_key
+    from pacorl.annotate.server import Annotation, Sharing
 
     folder = dataset(prompts=3, grids=2)
     (folder / "manifests").mkdir(exist_ok=True)
     for name in ("manifests/prompts.journal.jsonl", "explanations.jsonl"):
         (folder / name).write_text('{"key": "a", "consis')
-    store = Store(folder / "annotations.db")
-    ann = store.person_of(prepare(store, folder, ["ann"], sharing=Sharing(controls=0))["ann"].rpartition("#")[2])
+    annotation = Annotation(folder)
+    annotation.start({"ann": "annotator"}, Sharing(controls=0))
     for number in range(6):
-        (task,) = store.next_tasks("ann")
-        store.rank(ann, public_key(task.instance.id), sorted(task.slots), request=f"request-{number}")
-    yield folder, store
-    store.close()
+        task = annotation.state("ann")["task"]
+        annotation.rank("ann", task["instance"], range(len(task["candidates"])), request=f"request-{number}")
+    return folder
 
 
-@pytest.mark.parametrize("served", [True, False])
 @pytest.mark.parametrize("step", STEPS)
-def test_a_dry_run_writes_nothing_and_says_so(halfway, step, served):
-    folder, store = halfway
-    if not served:
-        store.close()
+def test_a_dry_run_writes_nothing_and_says_so(halfway, step):
+    folder = halfway
     before = {path: path.stat() for path in folder.rglob("*")}
-    content = {path: path.read_bytes() for path in before if path.is_file() and path.suffix != ".db-shm"}
+    content = {path: path.read_bytes() for path in before if path.is_file()}
     found = CliRunner().invoke(app, [step, str(folder), *map(str, STEPS[step]), "--dry-run"], catch_exceptions=False)
     assert found.exit_code == 0
     assert "dry run: nothing was written" in found.stderr
@@ -130,7 +122,7 @@ def test_a_dry_run_writes_nothing_and_says_so(halfway, step, served):
 
 
 def test_a_dry_run_counts_what_the_page_holds(halfway):
-    folder, _ = halfway
+    folder = halfway
     planned = run("export", folder, "--formats", "jsonl", "--dry-run")
     assert planned["balance"]["rankings"] == 6
     assert run("export", folder, "--formats", "jsonl") == planned

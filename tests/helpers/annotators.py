@@ -13,9 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
+import httpx2
+
 from pacorl.io.documents import parse_json
 from pacorl.io.images import open_image
-from pacorl.io.net import TransientError, blocking, exchange
 from pacorl.tiny.characters import KEPT, Oracle, Panel
 
 Rank = Callable[["Client", Mapping[str, Any]], Sequence[int]]
@@ -64,18 +65,20 @@ class Client:
         return dict(parse_json(self._retrying(path, {**body, "request": secrets.token_hex(16)})))
 
     def _retrying(self, path: str, body: Mapping[str, Any] | None = None) -> bytes:
-        options: dict[str, Any] = {"seconds": 30.0, "key": self._token, "max_bytes": IMAGE_BYTES}
+        headers = {"Authorization": f"Bearer {self._token}"}
         deadline = time.monotonic() + GIVE_UP_SECONDS
         while True:
             try:
-                answer = blocking(exchange(self._url + path, body, **options))
-                if answer.status < 400:
-                    return answer.body
-                if answer.status < 500:
+                if body is None:
+                    answer = httpx2.get(self._url + path, headers=headers, timeout=30)
+                else:
+                    answer = httpx2.post(self._url + path, json=body, headers=headers, timeout=30)
+                if answer.status_code < 400:
+                    return answer.content
+                if answer.status_code < 500:
                     # A refusal is final.
-                    raise ValueError(f"{path}: {answer.fault()}")
-                raise answer.fault()
-            except TransientError:
+                    raise ValueError(f"{path}: {answer.text}")
+            except httpx2.TransportError:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.2)

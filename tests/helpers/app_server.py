@@ -10,7 +10,7 @@ from typing import Any
 
 import uvicorn
 
-from pacorl.web.site import listening
+from pacorl.web import listening
 
 
 class QuickServer(uvicorn.Server):

@@ -73,26 +73,6 @@ class StepOptions(JsonOption):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharingOptions:
-    """Division of people's work."""
-
-    # None selects the stored value, so only the help texts contain the defaults.
-    overlap: float | None = option(
-        None, "Share of the instances that several people rank. Default: 0.1.", least=0, most=1
-    )
-    judges: int | None = option(None, "How many people each of those gets. Default: 3.", least=2, most=LARGEST)
-    controls: int | None = option(
-        None, "Hidden control questions, made from the data. Default: 40.", least=0, most=LARGEST
-    )
-    control_every: int | None = option(
-        None, "One control question among so many, or 0 for none. Default: 20.", least=0, most=LARGEST
-    )
-    seed: int | None = option(None, "Of the shares and the control questions. Default: 0.", least=0, most=SEEDS)
-    order: str | None = option(None, "shuffled, or uncertain: the most uncertain question first. Default: shuffled.")
-    question: str | None = option(None, "The wording on the page. Default: about the set of the reference.")
-
-
-@dataclass(frozen=True, kw_only=True)
 class ChatOptions:
     """A language model behind an OpenAI-compatible API."""
 
@@ -270,40 +250,34 @@ def annotate(
     folder: Path = FOLDER,
     *,
     annotators: str = Option("", help="Names, separated by commas; earlier annotators keep their links."),
-    adjudicators: str = Option("", help="Names of people who decide disputed questions."),
+    adjudicators: str = Option("", help="Names of people who settle what others disagree on."),
     host: str = Option("127.0.0.1", help="Where to listen; another address opens the page to the network."),
     port: int = Option(8765, min=0, max=65_535, help="0 for any free one."),
     public_url: str = Option("", help="The address in the links, such as a proxy's https://rank.example.org."),
-    days: float = Option(30, min=0, max=3650, help="How long a link is good for."),
-    renew: str = Option("", help="Make new links for these names ('admin' for the administrator)."),
-    share: SharingOptions,
+    renew: str = Option("", help="End the links of these names ('admin' for the administrator), and make new ones."),
+    overlap: float = Option(0.1, min=0, max=1, help="Share of the instances that several people rank."),
+    judges: int = Option(3, min=2, max=LARGEST, help="How many people each of those gets."),
+    controls: int = Option(40, min=0, max=LARGEST, help="Hidden control questions, made from the data."),
+    question: str = Option("", help="The wording on the page; by default about the set of the reference."),
     step: StepOptions,
 ) -> None:
-    """Serve the page on which people rank candidates.
-
-    The database stores the division of the work: a later start changes it only by the options that are named.
-    """
+    """Serve the page on which people rank candidates, and print everybody's link."""
     # The page's libraries are an extra, whose absence is a line with the fix.
     with needing("data", what="the annotation page"):
-        from pacorl.studio.annotate import routes
+        from pacorl.annotate import server
 
-    # Without its flag, the database's own value of an option holds.
-    sharing = {name: value for name, value in vars(share).items() if value is not None}
-    # A dry run shows the division of the work alone.
-    people = split_names(annotators)
+    sharing = server.Sharing(overlap=overlap, judges=judges, controls=controls, question=question)
+    people = server.roles(split_names(annotators), split_names(adjudicators))
     if step.dry_run:
-        step.print(routes.plan(folder, people, sharing=sharing, announce=echo_errors))
+        step.print(server.plan(folder, people, sharing))
         return
-    # Serve until SIGINT or SIGTERM.
-    routes.serve(
+    server.serve(
         folder,
         people,
         sharing=sharing,
         host=host,
         port=port,
-        days=days,
         renew=split_names(renew),
-        adjudicators=split_names(adjudicators),
         public_url=public_url,
         announce=echo,
     )

@@ -1,4 +1,4 @@
-"""`pacorl serve`, a judge over an OpenAI-compatible API, and `pacorl studio`, a local page to make and judge sets."""
+"""`pacorl serve`, a judge over an OpenAI-compatible API, and `pacorl studio`, a local page to draw pages."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _run_builtin(served: Served, *, key: str, calibration: Path | None) -> None:
     curve = read_calibration(calibration or "")
     check_judge(served.checkpoint, adapter=served.adapter)
     with needing("serve", what="the built-in server"):
-        from pacorl.web.site import listening
+        from pacorl.web import listening
 
         # Bind and close: a taken port fails now and not after minutes of loading.
         with listening(served.host, served.port):
@@ -95,43 +95,30 @@ def _run_builtin(served: Served, *, key: str, calibration: Path | None) -> None:
 def studio(
     *,
     models: StudioModels,
-    host: str = Option("127.0.0.1", help="Where to listen; by default this machine only."),
     port: int = Option(8767, min=0, max=65535, help="0 for any free one."),
-    history: str = Option("runs/studio", help="The folder that keeps the sets; none for none after the end."),
+    folder: Path = Option(Path("runs/studio"), help="The folder of pages and characters."),
     open_page: bool = Option(False, "--open", help="Open the page in your browser."),
 ) -> None:
-    """Open a page to make sets, see them ranked, compare an adapter with its base, and judge your own images."""
+    """Open a page to draw pages that belong together, check and repair them, and teach a character."""
     from pacorl.io.files import check_writable
     from pacorl.judge import NO_JUDGE, check_judge
     from pacorl.models.policies import POLICIES, kind_of
 
-    folder = None if history == "none" else Path(history)
-
     # Otherwise the page would open at once, and report missing models half a minute later.
-    if folder:
-        check_writable(folder, folder=True)
+    check_writable(folder, folder=True)
     POLICIES.named(models.kind or kind_of(models.model)).check_source(models.model, adapter=models.adapter)
     if models.model != TINY and models.judge == TINY:
         raise UsageError(NO_JUDGE)
     check_judge(models.judge, adapter=models.judge_adapter)
-    with needing("serve", what="the studio"):
-        from pacorl.io.net import is_loopback
+    with needing("studio", what="the studio"):
         from pacorl.studio.server import serve as serve_page
-    # The page's link is its only lock.
-    if not is_loopback(host):
-        echo_errors(f"anyone who can reach {host} and has the link can use this studio")
 
-    def announce(line: str) -> None:
-        echo(line)
-        echo("Open this link in a browser. It is good until the studio ends: each start prints a new one.")
-        echo(
-            "Ctrl+C ends the studio; what you made stays." if folder else "Ctrl+C ends the studio and deletes its sets."
-        )
+    def announce(link: str) -> None:
+        echo(f"studio: {link}")
+        echo("Open this link once in a browser, which keeps it; Ctrl+C ends the studio, and what you made stays.")
         if open_page:
             import webbrowser
 
-            # The line is `studio: URL`.
-            webbrowser.open(line.partition(" ")[2])
+            webbrowser.open(link)
 
-    # Serve until SIGINT or SIGTERM.
-    serve_page(models, history=folder, host=host, port=port, announce=announce)
+    serve_page(models, folder=folder, port=port, announce=announce)

@@ -6,7 +6,7 @@ A dataset is a folder; every step reads the files of earlier steps and adds new 
     diverse.jsonl      the selected records                          `diversify`
     grids/             GROUP/SEED.png, listed in grids.jsonl         `generate`
     images/            GROUP/SEED_POSITION.png, in instances.jsonl   `pair`
-    annotations.db     the rankings by person                        `annotate`
+    answers.jsonl      all that people did, one event a line         `annotate`
     rankings.jsonl     the answers, pairs.jsonl the labelled pairs   `export`
     explanations.jsonl reasons                                       `explain`
     manifests/         inputs, options, versions, seed and outputs of each step

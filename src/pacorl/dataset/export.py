@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pacorl.core.questions import same_theme
+from pacorl.dataset.answer_log import collect_answers, count_trail
 from pacorl.dataset.folder import (
     LabelledPair,
-    collect_answers,
-    count_trail,
     read_answers,
     read_pairs,
     write_records,

@@ -24,6 +24,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 
 from pacorl import __version__
 from pacorl.gate.paco_reward import PacoReward
@@ -31,6 +32,7 @@ from pacorl.io.images import ImageError
 from pacorl.judge.calibration import Calibration
 from pacorl.judge.http import FLOOR_LOGPROB
 from pacorl.judge.local import LocalJudge, placement
+from pacorl.serve.forms import JsonRoute, validation_message
 from pacorl.serve.request_images import RequestImages
 from pacorl.serve.schema import (
     ChatRequest,
@@ -47,9 +49,7 @@ from pacorl.serve.schema import (
 from pacorl.serve.served_judge import Continuation, ServedModel, UnjudgedError, check_length
 from pacorl.serve.vllm import Served
 from pacorl.types import Size
-from pacorl.web.forms import JsonRoute, validation_message
-from pacorl.web.guard import HEALTH, Guard, RefusedError
-from pacorl.web.site import HEADERS, listening, run, with_headers
+from pacorl.web import HEADERS, HEALTH, Guard, RefusedError, listening, run
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -152,7 +152,7 @@ def run_builtin(
     """Serve until a signal ends it, with the arguments of `create_app`."""
     app = create_app(judges, limits=limits, api_key=api_key, access_log=access_log)
     with listening(host, port) as (listener, _):
-        run(app, sockets=[listener], grace_seconds=GRACE_SECONDS)
+        run(app, listener, grace_seconds=GRACE_SECONDS)
 
 
 # --- endpoints -------------------------------------------------------------------------------------------------
@@ -343,7 +343,7 @@ def completion(
 
 
 def _add_guards(app: FastAPI, limits: Limits, keys: Collection[str]) -> None:
-    async def check_key(request: Request) -> None:
+    async def check_key(request: HTTPConnection) -> None:
         scheme, _, sent = request.headers.get("authorization", "").partition(" ")
         # Not by `request.url`, which begins with the Host header: a client may write /health there.
         is_health = request.scope["path"] == HEALTH
@@ -356,8 +356,8 @@ def _add_guards(app: FastAPI, limits: Limits, keys: Collection[str]) -> None:
             raise RefusedError("the key is not this server's", status=401)
 
     uploads = ("/v1/chat/completions", "/v1/consistency", "/v1/check")
-    app.add_middleware(Guard, answer=_error, admit=check_key, uploads=uploads, upload_bytes=limits.body_bytes)
-    app.middleware("http")(with_headers)
+    is_upload = uploads.__contains__
+    app.add_middleware(Guard, answer=_error, admit=check_key, is_upload=is_upload, upload_bytes=limits.body_bytes)
 
     for kind in (RefusedError, ImageError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_fault)

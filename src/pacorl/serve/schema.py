@@ -19,7 +19,7 @@ from pacorl.gate.scores import QuestionSpec
 from pacorl.io.images import MAX_PIXELS
 from pacorl.judge.calibration import Calibration, threshold
 from pacorl.records.characters import MAX_IMAGES
-from pacorl.web.forms import Form, Text
+from pacorl.serve.forms import Form, Text
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -20,7 +20,7 @@ from pacorl.judge.local import LocalJudge, log_softmax
 from pacorl.judge.prompting import ChatPrompt, DistinctImage, chat_text
 from pacorl.serve.schema import ChatRequest, CheckRequest, ConsistencyRequest, Message, TextPart
 from pacorl.types import Size
-from pacorl.web.guard import RefusedError
+from pacorl.web import RefusedError
 
 if TYPE_CHECKING:
     from PIL.Image import Image

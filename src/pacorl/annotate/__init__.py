@@ -1,0 +1,1 @@
+"""The page on which several people rank candidates (`pacorl dataset annotate`)."""

@@ -1,0 +1,200 @@
+"""The log of the annotation page, `answers.jsonl`: one event a line, appended and flushed, never changed.
+
+{"kind": "start", "people": {"ann": "annotator"}, "instances": […], "assigned": {"ann": ["i1"]}, "question": ""}
+{"kind": "rank", "person": "ann", "instance": "i1", "order": [[2], [0, 1]], "request": "…", "seconds": 4.2, "at": …}
+{"kind": "skip", "person": "ann", "instance": "i2", "reason": "…", "request": "…", "at": …}
+{"kind": "undo", "person": "ann", "instance": "i1", "request": "…", "at": …}
+{"kind": "renew", "person": "ann", "at": …}
+
+What people answered follows from its lines alone. A line that a killed server wrote in part was acknowledged to nobody,
+and is cut off.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from pacorl.dataset.folder import OWN_QUESTION, Instance, ranking_of, read_answers, write_records
+from pacorl.io.documents import blamed_on, dump_json, parse_object, typed
+from pacorl.io.files import PRIVATE, flush_to_disk, open_regular, read_bytes
+from pacorl.records.rankings import Ranking
+
+LOG = "answers.jsonl"
+Role = Literal["annotator", "adjudicator"]
+
+
+class Event(BaseModel):
+    """A line of the log."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["start", "rank", "skip", "undo", "renew"]
+    at: float = 0.0
+    person: str = ""
+    instance: str = ""
+    order: list[list[int]] = []
+    """Candidates of the instance, best first, in tiers of equally good ones."""
+    reason: str = ""
+    request: str = ""
+    """The browser's own id of the change, which counts once however often it is sent."""
+    seconds: float | None = None
+    people: dict[str, Role] = {}
+    """Everyone from this start on."""
+    instances: list[Any] = []
+    """Instances that no earlier start had, controls included."""
+    assigned: dict[str, list[str]] = {}
+    question: str = ""
+
+
+class AnswerLog:
+    """The events of a folder, and what follows from them. One process at a time writes it."""
+
+    def __init__(self, folder: Path, *, writes: bool = False) -> None:
+        """Read the log, if there is one; `writes` cuts an unfinished line off.
+
+        Raises:
+            ValueError: naming the line that is no event.
+        """
+        self.path = folder / LOG
+        self.people: dict[str, Role] = {}
+        self.instances: dict[str, Instance] = {}
+        self.assigned: dict[str, list[str]] = {}
+        self.question = ""
+        self.answers: dict[tuple[str, str], tuple[Event, str]] = {}
+        """(person, instance) → its ranking or skip that stands, and the wording of the page; the latest last."""
+        self.undone: dict[str, list[Event]] = {}
+        """Person → answers that were taken back and not given again, the latest last."""
+        self.requests: dict[str, Event] = {}
+        self.renewals: Counter[str] = Counter()
+        content = read_bytes(self.path) if self.path.is_file() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        for number, line in enumerate(whole.splitlines(), 1):
+            with blamed_on(f"{self.path}:{number}"):
+                self._apply(typed(parse_object(line), Event))
+        if writes and len(whole) < len(content):
+            os.truncate(self.path, len(whole))
+
+    def append(self, event: Event) -> None:
+        """Write an event, and return when it is on the disk. Raises OSError, and changes nothing, if it cannot be."""
+        event = event.model_copy(update={"at": round(time.time(), 3)})
+        is_new = not self.path.exists()
+        line = dump_json(event.model_dump(exclude_defaults=True), indent=None) + "\n"
+        with open(open_regular(self.path, os.O_WRONLY | os.O_APPEND, mode=PRIVATE), "ab", buffering=0) as file:
+            end = file.seek(0, os.SEEK_END)
+            try:
+                view = memoryview(line.encode())
+                while view:
+                    view = view[file.write(view) :]
+                os.fsync(file.fileno())
+            except OSError:
+                with suppress(OSError):
+                    file.truncate(end)
+                raise
+        if is_new:
+            flush_to_disk(self.path.parent)
+        self._apply(event)
+
+    def _apply(self, event: Event) -> None:
+        key = (event.person, event.instance)
+        if event.kind == "start":
+            self.people |= event.people
+            self.instances |= {instance.id: instance for instance in typed(event.instances, list[Instance])}
+            self.assigned = event.assigned
+            self.question = event.question
+        elif event.kind == "renew":
+            self.renewals[event.person] += 1
+        elif event.kind == "undo":
+            answer, _ = self.answers.pop(key)
+            self.undone.setdefault(event.person, []).append(answer)
+        else:
+            instance = self.instances[event.instance]
+            if event.kind == "rank" and sorted(chain(*event.order)) != list(range(len(instance.candidates))):
+                raise ValueError(f"a ranking of {event.instance} is {event.order}")
+            self.answers[key] = (event, self.question or OWN_QUESTION)
+            undone = self.undone.get(event.person, [])
+            self.undone[event.person] = [other for other in undone if other.instance != event.instance]
+        if event.request:
+            self.requests[event.request] = event
+
+    def of(self, person: str) -> list[Event]:
+        """List a person's answers that stand, the latest last."""
+        return [event for event, _ in self.answers.values() if event.person == person]
+
+    def rankings(self, *, controls: bool = False) -> list[Ranking]:
+        """List every ranking that stands, by person; with `controls`, of control questions only."""
+        answers = []
+        for event, question in self.answers.values():
+            instance = self.instances[event.instance]
+            if event.kind == "rank" and instance.is_control == controls:
+                tiers = [[instance.candidates[index] for index in tier] for tier in event.order]
+                decides = self.people.get(event.person) == "adjudicator"
+                answer = ranking_of(instance, tiers, annotator=event.person, adjudicated=decides, question=question)
+                answers.append(answer)
+        return sorted(answers, key=lambda answer: answer.annotator)
+
+    def passed(self, event: Event) -> bool:
+        """Whether a ranking of a control question has every order that is known."""
+        rank_of = {index: rank for rank, tier in enumerate(event.order) for index in tier}
+        return all(rank_of[better] < rank_of[worse] for better, worse in self.instances[event.instance].must)
+
+
+def start_event(
+    log: AnswerLog,
+    instances: Iterable[Instance],
+    assigned: Mapping[str, list[str]],
+    people: Mapping[str, Role],
+    *,
+    question: str,
+) -> Event:
+    """Describe a start, whose instances are those that the log lacks.
+
+    Raises:
+        ValueError: an instance of the log has changed, so that its rankings would be of something else.
+    """
+    new = []
+    for instance in instances:
+        known = log.instances.get(instance.id)
+        if known is None:
+            new.append(asdict(instance))
+        elif known != instance:
+            raise ValueError(f"{instance.id} has changed since people ranked it; give it another id")
+    return Event(kind="start", people=dict(people), instances=new, assigned=dict(assigned), question=question)
+
+
+def collect_answers(folder: Path, *, dry_run: bool = False) -> list[Ranking]:
+    """Rankings of a folder without control questions: from its log (stored in rankings.jsonl) or that file."""
+    path = folder / "rankings.jsonl"
+    if not (folder / LOG).is_file():
+        return read_answers(path) if path.is_file() else []
+    answers = AnswerLog(folder).rankings()
+    if not dry_run:
+        write_records(path, answers, mode=PRIVATE)
+    return answers
+
+
+def count_trail(folder: Path) -> dict[str, int]:
+    """Count the answers that stand: rankings, controls, decisions and skips. Empty if the folder has no log."""
+    if not (folder / LOG).is_file():
+        return {}
+    log = AnswerLog(folder)
+    counts = {"rankings": 0, "controls": 0, "decisions": 0, "skips": 0}
+    for event, _ in log.answers.values():
+        kind = "rankings"
+        if event.kind == "skip":
+            kind = "skips"
+        elif log.people.get(event.person) == "adjudicator":
+            kind = "decisions"
+        elif log.instances[event.instance].is_control:
+            kind = "controls"
+        counts[kind] += 1
+    return counts

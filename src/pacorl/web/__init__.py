@@ -1,1 +1,0 @@
-"""Base of all web servers: guards of requests, and pages."""

@@ -1,0 +1,459 @@
+"""The annotation page without a browser: division of the work, changes and their log, links, and the page's API."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from itertools import chain
+
+import pytest
+from fastapi.testclient import TestClient
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pacorl.annotate.server import (
+    ADMIN,
+    CONTROL_EVERY,
+    Annotation,
+    Sharing,
+    disagree,
+    foreign_controls,
+    held,
+    make_app,
+    plan,
+    public_key,
+    questions_of,
+    roles,
+    share_out,
+    shown_order,
+)
+from pacorl.dataset.answer_log import LOG, AnswerLog, collect_answers, count_trail
+from pacorl.dataset.folder import Instance, final_answers, read_instances, write_records
+from pacorl.records.rankings import Ranking
+from pacorl.web import RefusedError
+
+NUMBERS = iter(range(10**6))
+
+
+def request() -> str:
+    return f"request-{next(NUMBERS)}"
+
+
+def instances(count: int, groups: int = 3) -> list[Instance]:
+    made = []
+    for number in range(count):
+        group = f"g{number % groups}"
+        made.append(Instance(f"i{number}", group, f"{group}/r.png", tuple(f"{group}/{n}.png" for n in range(4))))
+    return made
+
+
+@pytest.fixture
+def annotation(dataset) -> Annotation:
+    """Two people and one who settles, on a folder whose every question both rank."""
+    annotation = Annotation(dataset(2, 2))
+    annotation.start(roles(["ann", "ben"], ["cy"]), Sharing(overlap=1, judges=2, controls=4))
+    return annotation
+
+
+def rank_next(annotation: Annotation, person: str, *, backwards: bool = False) -> str:
+    """Rank a person's next question by the candidates' names, and return its key."""
+    task = annotation.state(person)["task"]
+    instance = annotation.instance_of(person, task["instance"])
+    shown = shown_order(person, instance)
+    slots = sorted(range(len(shown)), key=lambda slot: shown[slot], reverse=backwards)
+    annotation.rank(person, task["instance"], slots, request=request(), seconds=2.0)
+    return str(task["instance"])
+
+
+# --- division ----------------------------------------------------------------------------------------------------
+
+
+@given(
+    count=st.integers(1, 60),
+    people=st.integers(1, 5),
+    overlap=st.sampled_from([0, 0.1, 0.5, 1]),
+    judges=st.integers(2, 4),
+)
+def test_every_question_has_its_people_and_loads_are_even(count, people, overlap, judges):
+    questions = instances(count)
+    names = [f"p{number}" for number in range(people)]
+    controls = foreign_controls(questions, 6) if count > 2 else []
+    shares = share_out([*questions, *controls], names, Sharing(overlap=overlap, judges=judges))
+    given_to = Counter(chain(*shares.values()))
+    several = min(judges, people)
+    shared = round(overlap * count) if several > 1 else 0
+    expected = +Counter({several: shared}) + Counter({1: count - shared})
+    assert Counter(given_to[one.id] for one in questions) == expected
+    known = {control.id for control in controls}
+    loads = [sum(name not in known for name in names) for names in shares.values()]
+    assert max(loads) - min(loads) <= 1
+    for assigned in shares.values():
+        assert len(assigned) == len(set(assigned))
+        assert sum(name in known for name in assigned) <= -(-len(assigned) // CONTROL_EVERY)
+    assert shares == share_out([*questions, *controls], names, Sharing(overlap=overlap, judges=judges))
+
+
+def test_what_was_answered_stays_and_counts():
+    questions = instances(6)
+    shares = share_out(questions, ["ann", "ben"], Sharing(overlap=0), answered={"i0": ["ann"], "i1": ["ann"]})
+    assert {"i0", "i1"} <= {*shares["ann"]}
+    assert not {"i0", "i1"} & {*shares["ben"]}
+
+
+def test_a_control_has_one_image_of_another_prompt_that_is_worst():
+    questions = instances(12)
+    # Prompts 0 and 1 share all of their images, so only prompt 2 has foreign ones.
+    shared = [Instance(f"x{n}", f"s{n}", "g0/r.png", questions[0].candidates) for n in range(2)]
+    for control in foreign_controls([*questions, *shared], 10):
+        own = {name for one in [*questions, *shared] if one.group == control.group for name in one.candidates}
+        foreign = [index for index, name in enumerate(control.candidates) if name not in own]
+        assert len(foreign) == 1
+        assert {worse for _, worse in control.must} == {*foreign}
+        assert len(control.must) == 3
+    with pytest.raises(ValueError, match="another prompt"):
+        foreign_controls(instances(4, groups=1), 2)
+
+
+def test_candidates_are_shown_in_each_persons_own_order():
+    orders = {shown_order(f"p{number}", instances(1)[0]) for number in range(40)}
+    assert len(orders) > 10
+    assert shown_order("ann", instances(1)[0]) == shown_order("ann", instances(1)[0])
+
+
+@pytest.mark.parametrize("options", [{"overlap": 1.5}, {"judges": 1}, {"question": "x" * 301}])
+def test_impossible_sharing(options):
+    with pytest.raises(ValueError, match=str(next(iter(options)))[:7]):
+        Sharing(**options)
+
+
+# --- changes -----------------------------------------------------------------------------------------------------
+
+
+def test_a_ranking_is_stored_as_it_was_shown_with_its_ties(annotation):
+    task = annotation.state("ann")["task"]
+    instance = annotation.instance_of("ann", task["instance"])
+    shown = shown_order("ann", instance)
+    slots = list(range(len(shown)))
+    annotation.rank("ann", task["instance"], [slots[1], [slots[0], *slots[2:]]], request=request())
+    answers = annotation.log.rankings() + annotation.log.rankings(controls=True)
+    tied = {instance.candidates[shown[slot]] for slot in [0, *slots[2:]]}
+    assert [set(tier) for tier in answers[0].tiers] == [{instance.candidates[shown[1]]}, tied]
+
+
+@pytest.mark.parametrize("slots", [[0], [0, 0, 1], [0, 1, 9], [], [[]], [[0, 1], []], [0, 1, 2, 3, 4, 5, 6]])
+def test_what_is_no_ranking_is_refused(annotation, slots):
+    before = (annotation.folder / LOG).read_bytes()
+    with pytest.raises(RefusedError, match="each of the"):
+        annotation.rank("ann", annotation.state("ann")["task"]["instance"], slots, request=request())
+    assert (annotation.folder / LOG).read_bytes() == before
+
+
+def test_sent_again_it_counts_once(annotation):
+    task = annotation.state("ann")["task"]
+    slots = list(range(len(task["candidates"])))
+    for _ in range(3):
+        annotation.rank("ann", task["instance"], slots, request="the-same-request")
+    assert len(annotation.log.of("ann")) == 1
+    with pytest.raises(RefusedError, match="something else"):
+        annotation.undo("ann", request="the-same-request")
+    with pytest.raises(RefusedError, match="something else"):
+        annotation.skip("ben", annotation.state("ben")["task"]["instance"], "why", request="the-same-request")
+    with pytest.raises(RefusedError, match="answered already"):
+        annotation.rank("ann", task["instance"], slots, request=request())
+    for _ in range(2):
+        annotation.undo("ann", request="another-request")
+    assert annotation.log.of("ann") == []
+
+
+def test_undo_shows_the_last_again_as_it_was(annotation):
+    first = rank_next(annotation, "ann")
+    second = rank_next(annotation, "ann", backwards=True)
+    annotation.undo("ann", request=request())
+    state = annotation.state("ann")
+    assert (state["task"]["instance"], state["progress"]["ranked"]) == (second, 1)
+    instance = annotation.instance_of("ann", second)
+    shown = shown_order("ann", instance)
+    assert [shown[slot] for slot in state["task"]["previous"]] == sorted(shown, reverse=True)
+    annotation.undo("ann", request=request())
+    assert annotation.state("ann")["task"]["instance"] == first
+    with pytest.raises(RefusedError, match="nothing to undo"):
+        annotation.undo("ann", request=request())
+    assert rank_next(annotation, "ann") == first
+    assert rank_next(annotation, "ann") == second
+
+
+def test_nobody_answers_for_another_and_the_administrator_ranks_nothing(dataset):
+    annotation = Annotation(dataset(2, 2))
+    annotation.start(roles(["ann", "ben"], []), Sharing(overlap=0, controls=0))
+    task = annotation.state("ben")["task"]
+    for person in ("ann", "nobody"):
+        with pytest.raises(RefusedError, match="no instance"):
+            annotation.rank(person, task["instance"], [0, 1, 2], request=request())
+    with pytest.raises(RefusedError, match="administrator"):
+        annotation.rank(ADMIN, task["instance"], list(range(len(task["candidates"]))), request=request())
+
+
+def test_skips_need_a_reason_and_are_no_rankings(annotation):
+    task = annotation.state("ann")["task"]
+    for reason in (" ", "x" * 501):
+        with pytest.raises(RefusedError, match="say why"):
+            annotation.skip("ann", task["instance"], reason, request=request())
+    annotation.skip("ann", task["instance"], "broken", request=request())
+    assert annotation.state("ann")["progress"]["skipped"] == 1
+    assert annotation.summary()["skips"] == [["ann", annotation.log.of("ann")[0].instance, "broken"]]
+    assert annotation.log.rankings() == []
+
+
+def test_a_foreign_image_tied_with_the_others_fails_its_control(dataset):
+    folder = dataset(2, 2)
+    annotation = Annotation(folder)
+    annotation.start(roles(["ann"], []), Sharing(controls=8))
+    controls = [name for name in annotation.log.assigned["ann"] if annotation.log.instances[name].is_control]
+    key = public_key(controls[0])
+    count = len(annotation.instance_of("ann", key).candidates)
+    annotation.rank("ann", key, [list(range(count))], request=request())
+    (person,) = annotation.summary()["people"]
+    assert (person["controls"], person["passed"]) == (1, 0)
+    annotation.undo("ann", request=request())
+    instance = annotation.instance_of("ann", key)
+    worst = instance.must[0][1]
+    shown = shown_order("ann", instance)
+    annotation.rank(
+        "ann", key, [*[s for s in range(count) if shown[s] != worst], shown.index(worst)], request=request()
+    )
+    assert annotation.summary()["people"][0]["passed"] == 1
+    assert collect_answers(folder) == []  # controls stay out of the export
+
+
+def test_what_people_disagree_on_is_settled_by_one_more(annotation):
+    keys = []
+    while annotation.state("ann")["task"]:
+        keys.append(rank_next(annotation, "ann"))
+    while annotation.state("ben")["task"]:
+        rank_next(annotation, "ben", backwards=True)
+    disputed = annotation.disputed()
+    shared = [name for name, one in annotation.log.instances.items() if not one.is_control]
+    assert sorted(disputed) == sorted(name for name in shared if public_key(name) in keys)
+    state = annotation.state("cy")
+    assert state["adjudicates"]
+    assert [opinion["name"] for opinion in state["task"]["opinions"]] == ["Person 1", "Person 2"]
+    settled = rank_next(annotation, "cy")
+    assert len(annotation.disputed()) == len(disputed) - 1
+    decisions = [answer for answer in final_answers(collect_answers(annotation.folder)) if answer.adjudicated]
+    assert [public_key(answer.instance) for answer in decisions] == [settled]
+    assert count_trail(annotation.folder)["decisions"] == 1
+    annotation.undo("cy", request=request())
+    assert len(annotation.disputed()) == len(disputed)
+
+
+def test_opposite_orders_disagree_and_ties_do_not():
+    def of(*ranks):
+        return Ranking("i", "p", "g", "r", ("a", "b", "c"), ranks=ranks)
+
+    assert disagree([of(1, 2, 3), Ranking("i", "q", "g", "r", ("b", "a", "c"))])
+    assert not disagree([of(1, 2, 3), of(1, 1, 1), of(1, 2, 2)])
+
+
+def test_each_ranking_keeps_the_wording_that_it_was_made_under(annotation):
+    rank_next(annotation, "ann")
+    annotation.start({}, Sharing(overlap=1, judges=2, controls=4, question="Which is best?"))
+    rank_next(annotation, "ann")
+    again = Annotation(annotation.folder)
+    wordings = {answer.question for answer in again.log.rankings() + again.log.rankings(controls=True)}
+    assert len(wordings) == 2
+    assert "Which is best?" in wordings
+
+
+# --- the log -----------------------------------------------------------------------------------------------------
+
+
+def test_a_restart_is_the_same_and_newcomers_take_what_nobody_answered(annotation):
+    for _ in range(3):
+        rank_next(annotation, "ann")
+    annotation.undo("ann", request=request())
+    again = Annotation(annotation.folder)
+    assert again.start({}, Sharing(overlap=1, judges=2, controls=4)) == ""
+    for name in ("ann", "ben", "cy"):
+        assert again.state(name) == annotation.state(name)
+    assert again.token("ann") == annotation.token("ann")
+    assert "dan 0 →" in again.start({"dan": "annotator"}, Sharing(overlap=0, controls=0))
+    assert len(again.log.of("ann")) == 2
+    assert (annotation.folder / LOG).stat().st_mode & 0o077 == 0
+
+
+def test_any_cut_of_the_log_is_a_start_of_it(annotation):
+    """Whatever a kill left of the last line, all lines before it stand, and the next one is whole."""
+    for _ in range(2):
+        rank_next(annotation, "ann")
+    path = annotation.folder / LOG
+    content = path.read_bytes()
+    start = content.index(b"\n") + 1
+    for cut in {start, start + 1, len(content) - 1, len(content) - 40, len(content)}:
+        path.write_bytes(content[:cut])
+        again = Annotation(annotation.folder)
+        assert len(again.log.of("ann")) == content[:cut].count(b"\n") - 1
+        while len(again.log.of("ann")) < 3:
+            rank_next(again, "ann")
+        assert len(AnswerLog(annotation.folder).of("ann")) == 3
+
+
+def test_a_damaged_line_is_named(annotation):
+    path = annotation.folder / LOG
+    content = path.read_text()
+    ranking = '{"kind": "rank", "person": "ann", "instance": "?"}'
+    for line in ("{", "[]", '{"kind": "vote"}', ranking, '{"kind": "undo"}'):
+        path.write_text(content + line + "\n")
+        with pytest.raises((ValueError, KeyError), match=f"{LOG}:2|\\?|''"):
+            AnswerLog(annotation.folder)
+
+
+def test_on_a_full_disk_nothing_is_acknowledged_and_with_room_all_goes_on(annotation, monkeypatch):
+    import pacorl.dataset.answer_log as module
+
+    before = (annotation.folder / LOG).read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module.os, "fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            rank_next(annotation, "ann")
+    assert (annotation.folder / LOG).read_bytes() == before
+    assert annotation.log.of("ann") == []
+    rank_next(annotation, "ann")
+    assert len(AnswerLog(annotation.folder).of("ann")) == 1
+
+
+def test_changed_questions_and_missing_images_are_refused(annotation):
+    folder = annotation.folder
+    known = read_instances(folder / "instances.jsonl")
+    changed = Instance(known[0].id, known[0].group, known[0].reference, tuple(reversed(known[0].candidates)))
+    write_records(folder / "instances.jsonl", [changed, *known[1:]])
+    with pytest.raises(ValueError, match="has changed"):
+        annotation.start({}, Sharing(controls=0))
+    write_records(folder / "instances.jsonl", known)
+    (folder / known[0].reference).unlink()
+    with pytest.raises(ValueError, match="images are missing"):
+        questions_of(folder, Sharing())
+
+
+@pytest.mark.parametrize(
+    ("people", "renew"),
+    [({}, []), ({"admin": "annotator"}, []), ({"ann": "annotator"}, ["ben"]), ({"a/b": "annotator"}, [])],
+)
+def test_a_start_that_fails_writes_nothing(dataset, people, renew):
+    annotation = Annotation(dataset(2, 2))
+    with pytest.raises(ValueError):  # noqa: PT011 - each its own
+        annotation.start(people, Sharing(controls=0), renew=renew)
+    assert not (annotation.folder / LOG).exists()
+    with pytest.raises(ValueError, match="ann"):
+        roles(["ann"], ["ann"])
+
+
+def test_a_folder_has_one_server_and_a_plan_writes_nothing(dataset):
+    folder = dataset(2, 2)
+    before = sorted(folder.rglob("*"))
+    assert sum(plan(folder, roles(["ann", "ben"], []), Sharing(overlap=0, controls=0)).values()) == len(
+        read_instances(folder / "instances.jsonl")
+    )
+    assert sorted(folder.rglob("*")) == before
+    code = "from pathlib import Path; from pacorl.annotate.server import held; "
+    code += f"held(Path({str(folder)!r}), url='u').__enter__()"
+    with held(folder, url="http://here"):
+        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert "http://here" in found.stderr
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- the page's API ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def client(annotation) -> Iterator[TestClient]:
+    with TestClient(make_app(annotation), base_url="http://localhost:8765") as client:
+        yield client
+
+
+def key_of(annotation: Annotation, person: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {annotation.token(person)}"}
+
+
+def test_people_rank_to_the_end_by_the_api(annotation, client):
+    keys = key_of(annotation, "ann")
+    state = client.get("/api/task", headers=keys).json()
+    total = state["progress"]["total"]
+    while state["task"]:
+        for address in (state["task"]["reference"], *state["task"]["candidates"]):
+            assert client.get(address, headers=keys).headers["content-type"] == "image/png"
+        slots = list(range(len(state["task"]["candidates"])))
+        body = {"instance": state["task"]["instance"], "order": slots, "request": request(), "seconds": 1.5}
+        state = client.post("/api/rankings", json=body, headers=keys).json()
+    assert state["progress"] == {"total": total, "ranked": total, "skipped": 0}
+    undone = client.post("/api/undo", json={"request": request()}, headers=keys).json()
+    skip = {"instance": undone["task"]["instance"], "reason": "why not", "request": request()}
+    assert client.post("/api/skips", json=skip, headers=keys).json()["progress"]["skipped"] == 1
+    summary = client.get("/api/admin", headers=key_of(annotation, ADMIN)).json()
+    assert summary["people"][0]["done"] == total
+    assert "pacorl dataset export" in summary["command"]
+    assert client.get("/health").json() == {"status": "ok"}
+
+
+def test_strangers_see_nothing_and_annotators_administer_nothing(annotation, client):
+    task = annotation.state("ann")["task"]
+    for path in ("/api/task", "/api/admin", task["reference"]):
+        assert client.get(path).status_code == 401
+        assert client.get(path, headers={"Authorization": "Bearer ann.0"}).status_code == 401
+    for path in ("/api/rankings", "/api/skips", "/api/undo"):
+        assert client.post(path, json={"request": request()}).status_code == 401
+    assert client.get("/api/admin", headers=key_of(annotation, "ann")).status_code == 403
+    ann = key_of(annotation, "ann")
+    assert client.get("/images/none/0", headers=ann).status_code == 404
+    assert client.get(task["reference"].replace("reference", "99"), headers=ann).status_code == 404
+    for path in ("/", "/admin", "/page/page.js", "/page/admin.js", "/page/style.css", "/page/shared/base.css"):
+        assert client.get(path).status_code == 200
+
+
+def test_nothing_tells_control_questions_apart(annotation, client):
+    keys = key_of(annotation, "ann")
+    shapes = set()
+    while task := annotation.state("ann")["task"]:
+        shown = client.get("/api/task", headers=keys).json()["task"]
+        shapes.add((tuple(shown), len(shown["instance"]), shown["previous"] is None))
+        assert "control" not in json.dumps(shown)
+        annotation.rank("ann", task["instance"], list(range(len(task["candidates"]))), request=request())
+    assert len(shapes) == 1
+    assert any(annotation.log.instances[event.instance].is_control for event in annotation.log.of("ann"))
+
+
+def test_a_renewed_link_ends_the_earlier_one(annotation, client):
+    before = key_of(annotation, "ann")
+    assert client.get("/api/task", headers=before).status_code == 200
+    annotation.start({}, Sharing(overlap=1, judges=2, controls=4), renew=["ann"])
+    assert client.get("/api/task", headers=before).status_code == 401
+    assert client.get("/api/task", headers=key_of(annotation, "ann")).status_code == 200
+    assert client.get("/api/task", headers=key_of(annotation, "ben")).status_code == 200
+    again = Annotation(annotation.folder)
+    assert again.token("ann") == annotation.token("ann")
+
+
+def test_malformed_changes_are_refused(annotation, client):
+    keys = key_of(annotation, "ann")
+    task = annotation.state("ann")["task"]
+    for body in ({}, {"request": request()}, {"request": request(), "instance": task["instance"], "order": "abc"}):
+        assert client.post("/api/rankings", json=body, headers=keys).status_code == 422
+    short = {"request": "short", "instance": task["instance"], "order": list(range(len(task["candidates"])))}
+    assert client.post("/api/rankings", json=short, headers=keys).status_code == 400
+    assert annotation.log.of("ann") == []
+
+
+def test_an_image_deleted_under_the_page_is_named(annotation, client):
+    task = annotation.state("ann")["task"]
+    instance = annotation.instance_of("ann", task["instance"])
+    (annotation.folder / instance.reference).unlink()
+    answer = client.get(task["reference"], headers=key_of(annotation, "ann"))
+    assert answer.status_code == 410
+    assert "missing on the disk" in answer.json()["error"]

@@ -1,0 +1,110 @@
+"""The annotation page in a real Chromium: by keys, on a phone, with a server that goes away, and one who settles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from browsers import PATIENCE, playwright
+from dataset_folder import AnnotationServer, free_port
+
+from pacorl.dataset.answer_log import AnswerLog
+
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
+ALONE = ("--annotators", "ann", "--controls", "0", "--overlap", "0")
+
+
+def opened(browser: Any, link: str, **options: Any) -> Any:
+    page = browser.new_context(**options).new_page()
+    page.set_default_timeout(PATIENCE)
+    page.goto(link)
+    playwright.expect(page.locator("#pool .card").first).to_be_visible(timeout=PATIENCE)
+    return page
+
+
+def test_ranked_by_keys_tied_undone_and_kept_over_a_reload(dataset, browser):
+    folder = dataset(2, 3)
+    with AnnotationServer(folder, *ALONE, port=free_port()) as links:
+        page = opened(browser, links["ann"])
+        assert "#" not in page.url
+        page.keyboard.press("b")
+        page.keyboard.press("=")
+        page.keyboard.press("a")
+        page.keyboard.press("Enter")
+        playwright.expect(page.locator("#count")).to_contain_text("1 of")
+        page.reload()
+        playwright.expect(page.locator("#count")).to_contain_text("1 of")
+        page.keyboard.press("Control+z")
+        playwright.expect(page.locator("#count")).to_contain_text("0 of")
+        playwright.expect(page.locator("#slots .filled").first).to_be_visible()
+    (undone,) = AnswerLog(folder).undone["ann"]
+    assert len(undone.order[0]) == 2
+
+
+def test_what_is_saved_while_the_server_is_away_is_there_once(dataset, browser):
+    folder, port = dataset(2, 3), free_port()
+    server = AnnotationServer(folder, *ALONE, port=port)
+    page = opened(browser, server.__enter__()["ann"])
+    server.kill()
+    count = page.locator("#pool .card").count()
+    for letter in "abcdefghi"[:count]:
+        page.keyboard.press(letter)
+    page.keyboard.press("Enter")
+    playwright.expect(page.locator("#saved")).to_have_text("Not saved yet")
+    server.__enter__()
+    playwright.expect(page.locator("#count")).to_contain_text("1 of", timeout=PATIENCE)
+    server.__exit__()
+    assert len(AnswerLog(folder).of("ann")) == 1
+
+
+@pytest.mark.parametrize("width", [360, 390, 430])
+def test_on_a_phone_nothing_lies_over_a_candidate(dataset, browser, width):
+    with AnnotationServer(dataset(2, 3), *ALONE, port=free_port()) as links:
+        page = opened(browser, links["ann"], viewport={"width": width, "height": 844}, has_touch=True)
+        hit = """
+            (card) => {
+                card.scrollIntoView({ block: 'nearest' });
+                const box = card.getBoundingClientRect();
+                const points = [[.5, .5], [.2, .2], [.8, .8], [.2, .8], [.8, .2]];
+                return points.every(([x, y]) => card.contains(
+                    document.elementFromPoint(box.x + x * box.width, box.y + y * box.height)));
+            }"""
+        for card in page.locator("#pool .card").all():
+            assert card.evaluate(hit)
+        rows = page.locator("nav button:visible").evaluate_all("(all) => new Set(all.map((one) => one.offsetTop)).size")
+        assert rows == 1
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        for card in page.locator("#pool .card .pick").all():
+            card.tap()
+        playwright.expect(page.locator("#submit")).to_be_enabled()
+        page.locator("#submit").tap()
+        playwright.expect(page.locator("#count")).to_contain_text("1 of")
+
+
+def test_one_more_person_settles_and_the_administrator_sees_it(dataset, browser):
+    from annotators import Client
+
+    folder = dataset(2, 3)
+    options = ("--annotators", "ann,ben", "--adjudicators", "cy", "--controls", "0", "--overlap", "1", "--judges", "2")
+    with AnnotationServer(folder, *options, port=free_port()) as links:
+        for name, step in (("ann", 1), ("ben", -1)):
+            url, _, token = links[name].partition("/join#")
+            names = AnswerLog(folder).instances
+
+            def by_name(client: Any, task: Any, step: int = step, name: str = name, names: Any = names) -> list[int]:
+                from pacorl.annotate.server import public_key, shown_order
+
+                (instance,) = [one for one in names.values() if public_key(one.id) == task["instance"]]
+                shown = shown_order(name, instance)
+                return sorted(range(len(shown)), key=lambda slot: step * shown[slot])
+
+            Client(url, token).work(by_name)
+        page = opened(browser, links["cy"])
+        page.locator("#opinions button").first.click()
+        page.keyboard.press("Enter")
+        playwright.expect(page.locator("#count")).to_contain_text("1 of")
+        admin = browser.new_context().new_page()
+        admin.goto(links["admin"])
+        playwright.expect(admin.locator("#people tr")).to_have_count(3)
+        playwright.expect(admin.locator("#agreement")).to_contain_text("0 %")
+        playwright.expect(admin.locator("#command")).to_contain_text("pacorl dataset export")

@@ -1,0 +1,158 @@
+"""The studio's folder: what is written is read again, a refused save leaves nothing, and what is removed comes back."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from pacorl.io.images import ImageError
+from pacorl.studio.folder import RECIPE, Draft, Folder, Recipe, TryLine, Verdict, opened
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = Folder(tmp_path / "studio")
+    yield folder
+    folder.close()
+
+
+def picture(number: int = 0) -> Image.Image:
+    return Image.new("RGB", (8, 8), (number, 0, 0))
+
+
+def files_of(folder: Folder) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
+
+
+@given(theme=TEXTS, panels=st.lists(TEXTS, max_size=4), seed=st.integers(0, 2**31), score=st.none() | st.floats(0, 1))
+def test_a_recipe_is_read_by_the_model_that_wrote_it(tmp_path_factory, theme, panels, seed, score):
+    path = tmp_path_factory.mktemp("studio")
+    recipe = Recipe(
+        theme=theme, panels=panels, seed=seed, score=score, loras={"a": 0.5}, matrix=[[None, score]], made="now"
+    )
+    recipe.tries.append(TryLine(panel=1, verdict=theme, accepted=True))
+    folder = Folder(path)
+    page = folder.add_page([(picture(), {"Software": "pacorl"}, recipe)], before=picture(1), tries=[picture(2)])
+    folder.keep_verdict(page, Verdict(passed=False, lines=[theme], odd=1))
+    folder.keep_draft(Draft(sentence=theme, panels=panels, seed=seed))
+    folder.close()
+
+    again = Folder(path)
+    (read,) = again.pages
+    assert read.recipes == (recipe,)
+    assert Recipe.of(read.candidates[0].read_bytes()) == recipe
+    assert read.verdict == Verdict(passed=False, lines=[theme], odd=1)
+    assert read.before
+    assert len(read.tries) == 1
+    assert again.draft == Draft(sentence=theme, panels=panels, seed=seed)
+    again.close()
+
+
+def test_a_page_that_cannot_be_written_leaves_nothing(folder, monkeypatch):
+    folder.add_page([(picture(), {}, Recipe())])
+    before = files_of(folder)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("pacorl.studio.folder.png_bytes", full)
+    with pytest.raises(OSError, match="no space"):
+        folder.add_page([(picture(), {}, Recipe()), (picture(), {}, Recipe())])
+    assert files_of(folder) == before
+    assert len(folder.pages) == 1
+
+
+def test_a_number_is_never_given_again_and_unfinished_pages_are_swept(folder):
+    first = folder.add_page([(picture(), {}, Recipe())])
+    folder.remove("it", first.folder)
+    assert folder.add_page([(picture(), {}, Recipe())]).number == first.number + 1
+    unfinished = folder.path / "pages" / ".new-x"
+    unfinished.mkdir()
+    folder.close()
+    Folder(folder.path).close()
+    assert not unfinished.exists()
+
+
+def test_what_is_removed_comes_back_as_it_was(folder):
+    name = folder.new_character("Banana king", "yellow")
+    for number in range(3):
+        folder.add_picture(name, picture(number), f"picture {number}")
+    page = folder.add_page([(picture(), {}, Recipe())])
+    before = files_of(folder)
+    path = folder.pictures(name)[1][0]
+    removed = [
+        folder.remove("a picture", path, path.with_suffix(".txt")),
+        folder.remove("a page", page.folder),
+        folder.remove("a character", folder.path / "characters" / name),
+    ]
+    assert (folder.characters(), folder.pages) == ([], [])
+    for one in reversed(removed):
+        folder.undo(one)
+    assert files_of(folder) == before
+    assert [page.number for page in folder.pages] == [1]
+
+
+def test_what_has_a_new_owner_stays_in_the_trash(folder):
+    name = folder.new_character("king", "yellow")
+    path = folder.add_picture(name, picture())
+    removed = folder.remove("a picture", path)
+    folder.add_picture(name, picture(9))
+    with pytest.raises(ValueError, match=r"01\.png"):
+        folder.undo(removed)
+    assert len(list(removed.trash.rglob("*.png"))) == 1
+
+
+def test_a_character_is_a_folder_that_the_commands_read(folder):
+    name = folder.new_character("Bananå king!", " a yellow king ")
+    assert name == "Banana_king_"
+    for number in range(3):
+        folder.add_picture(name, picture(number), f"picture {number}")
+    folder.make_first(name, folder.pictures(name)[2][0])
+    assert [caption for _, caption in folder.pictures(name)] == ["picture 2", "picture 1", "picture 0"]
+    character = folder.character(name)
+    assert (character.description, len(character.images)) == ("a yellow king", 3)
+    folder.describe(name, "a green king")
+    assert folder.description(name) == "a green king"
+    with pytest.raises(ValueError, match="already"):
+        folder.new_character("Bananå king!", "another")
+    with pytest.raises(ValueError, match="looks like"):
+        folder.new_character("nobody", " ")
+    assert folder.characters() == [name]
+
+
+def test_one_studio_at_a_time_and_files_are_the_owners_alone(folder):
+    with pytest.raises(ValueError, match="--folder"):
+        Folder(folder.path)
+    assert len(folder.key) > 16
+    folder.keep_draft(Draft())
+    folder.add_page([(picture(), {}, Recipe())])
+    for path in folder.path.rglob("*"):
+        if path.is_file() and os.name == "posix":
+            assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_no_other_file_is_shown(folder, tmp_path):
+    (tmp_path / "outside.png").write_bytes(b"x")
+    assert folder.key
+    for name in ("key", "../outside.png", "/etc/passwd", "pages/0001/1.png"):
+        with pytest.raises(ValueError, match=r"image|leads out"):
+            folder.file(name)
+
+
+def test_damaged_recipes_and_pictures_are_refused(folder, tmp_path):
+    from pacorl.io.images import png_bytes
+
+    assert Recipe.of(png_bytes(picture())) is None
+    for text in ("{", "[]", '{"layout": "none"}', '{"seed": "x"}'):
+        with pytest.raises(ValueError, match=r"."):
+            Recipe.of(png_bytes(picture(), {RECIPE: text}))
+    for content in (b"", b"no image", png_bytes(picture())[:40]):
+        with pytest.raises(ImageError, match=r"a\.png"):
+            opened(content, "a.png")

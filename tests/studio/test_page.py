@@ -1,0 +1,291 @@
+"""The page of the studio: by a simulated user without a browser, and once in a real Chromium by keys."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from browsers import PATIENCE, playwright
+from fastapi.testclient import TestClient
+from PIL import Image
+from starlette.websockets import WebSocketDisconnect
+
+from pacorl.io.images import png_bytes
+from pacorl.studio.folder import Recipe
+from pacorl.studio.models import Download
+from pacorl.studio.page import StudioPage, caption_of, standing
+from pacorl.studio.work import Studio
+from pacorl.types import TINY
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::FutureWarning"
+)
+
+
+@pytest.fixture
+def studio(tmp_path):
+    studio = Studio(tmp_path / "studio")
+    yield studio
+    studio.close()
+
+
+def visit(studio: Studio, story: Callable[[Any], Awaitable[None]]) -> None:
+    """Open the page as a simulated user, and do what a story says."""
+    from nicegui.testing import user_simulation
+
+    async def simulate() -> None:
+        async with user_simulation(root=lambda: StudioPage(studio, Download()) and None) as user:
+            await user.open("/")
+            await story(user)
+
+    asyncio.run(simulate())
+
+
+def add_page(studio: Studio, *, theme: str = "a fox", count: int = 2) -> None:
+    drawn = []
+    for number in range(count):
+        recipe = Recipe(
+            sentence=f"Two pictures of {theme}: runs; sleeps",
+            theme=theme, panels=["runs", "sleeps"], layout="1x2", prompt=theme, model=TINY, judge=TINY,
+            score=0.9 - number / 10, rank=number + 1, matrix=[[None, 0.9], [0.9, None]],
+        )  # fmt: skip
+        drawn.append((Image.new("RGB", (16, 8), (number, 0, 0)), {}, recipe))
+    page = studio.folder.add_page(drawn)
+    studio.keep(page=page.number, candidate=0)
+
+
+def test_a_sentence_unfolds_into_panels_that_are_kept_as_they_are_typed(studio):
+    async def story(user):
+        user.find("What should the pictures show?").type("Three pictures of a fox: runs; sleeps; eats")
+        user.find("Show the panels").click()
+        await user.should_see("Panel 3", retries=20)
+        assert (studio.draft.theme, studio.draft.panels) == ("a fox", ["runs", "sleeps", "eats"])
+        user.find("Panel 2").type(" deeply")
+        press(user, "Draw")  # the practice model knows no fox, and says so at once
+        await user.should_see("Choose another model above", retries=20)
+
+    visit(studio, story)
+    assert studio.job.ended
+    assert studio.folder.draft.panels == ["runs", "sleeps deeply", "eats"]
+
+
+def test_the_first_screen_has_no_word_of_machine_learning(studio):
+    async def story(user):
+        shown = " ".join(str(element) for element in user.find(kind=__import__("nicegui").ui.label).elements)
+        for word in ("LoRA", "seed", "candidate", "P(Yes)", "checkpoint", "adapter"):
+            assert word.lower() not in shown.lower()
+        await user.should_see("Drawn by the practice model", retries=20)
+
+    visit(studio, story)
+
+
+def test_pages_are_shown_ranked_removed_and_brought_back(studio):
+    add_page(studio)
+
+    async def story(user):
+        await user.should_see("0.90 of 1, number 1 of 2", retries=20)
+        press(user, "0.80 of 1")
+        await user.should_see("0.80 of 1, number 2 of 2", retries=20)
+        press(user, "Remove a fox")
+        await user.should_see("Removed page 1.", retries=20)
+        await user.should_see("Your pages appear here", retries=20)
+        assert studio.folder.pages == []
+        user.find("Undo").click()
+        await user.should_see("number 2 of 2", retries=20)
+
+    visit(studio, story)
+    assert len(studio.folder.pages) == 1
+
+
+def test_a_recipe_fills_the_form_in_and_asks_about_other_models(studio):
+    add_page(studio)
+    recipe = studio.folder.pages[0].recipes[0]
+
+    async def story(user):
+        user.find("Fill in its words").click()
+        await user.should_see("In all of them", retries=20)
+        assert (studio.draft.sentence, studio.draft.seed) == (recipe.sentence, recipe.seed)
+        studio.names = studio.names.__class__(loras={"somebody/else": 1.0})
+        user.find("Fill in its words").click()
+        await user.should_see("Drawn in another way", retries=20)
+        user.find("Draw as it was drawn").click()
+        assert dict(studio.names.strengths) == {}
+
+    visit(studio, story)
+
+
+def test_a_dropped_page_is_opened_and_names_no_model_that_is_not_here(studio, tmp_path):
+    from nicegui import ui
+
+    recipe = Recipe(theme="a fox", panels=["a", "b"], layout="1x2", prompt="a fox", model=str(tmp_path), judge=TINY)
+    content = png_bytes(Image.new("RGB", (16, 8)), {"pacorl page": recipe.model_dump_json()})
+
+    async def story(user):
+        await drop(user.find(kind=ui.upload).elements, {"fox.png": content})
+        await user.should_see("Its models are not all on this machine.", retries=20)
+        await user.should_not_see("Draw as it was drawn")
+
+    visit(studio, story)
+    assert studio.folder.pages[0].recipes[0] == recipe
+    assert studio.names.model == TINY
+
+
+def test_dropped_pictures_become_a_page_and_what_is_none_is_named(studio):
+    from nicegui import ui
+
+    async def story(user):
+        zones = user.find(kind=ui.upload).elements
+        await drop(zones, {"a.png": png_bytes(Image.new("RGB", (8, 8))), "b.png": b"no image"})
+        await user.should_see("b.png", retries=20)
+        assert studio.folder.pages == []
+        pictures = {f"{name}.png": png_bytes(Image.new("RGB", (8, 8))) for name in "abc"}
+        await drop(user.find(kind=ui.upload).elements, pictures)
+        await user.should_see("a.png, b.png, c.png", retries=20)
+        await user.should_see("Check and repair", retries=20)
+
+    visit(studio, story)
+    assert studio.folder.pages[0].recipes[0].layout == "1x3"
+
+
+def press(user: Any, name: str) -> None:
+    """Press the button of an accessible name."""
+    from nicegui import ui
+
+    found = user.find(kind=ui.button).elements
+    buttons = {button for button in found if name in (button.props.get("aria-label"), button.text)}
+    assert len(buttons) == 1
+    interaction = user.find(kind=ui.button)
+    interaction.elements = buttons
+    interaction.click()
+
+
+async def drop(zones: set[Any], files: dict[str, bytes]) -> None:
+    """Drop files on the first zone of a page."""
+    from nicegui.elements.upload_files import SmallFileUpload
+
+    zone = min(zones, key=lambda element: element.id)
+    await zone.handle_uploads([SmallFileUpload(name, "image/png", content) for name, content in files.items()])
+
+
+def test_a_character_is_made_captioned_and_removed_by_one_rule(studio):
+    async def story(user):
+        user.find("Characters").click()
+        user.find("A new character").click()
+        user.find("Name").type("Milo the hat")
+        user.find("What it looks like").type("red round hero, crown, night")
+        user.find("Make it").click()
+        await user.should_see("More pictures of it", retries=20)
+        studio.folder.add_picture("Milo_the_hat", Image.new("RGB", (8, 8)), "waving")
+        studio.version += 1
+        await user.should_see("What it shows", retries=20)
+        press(user, "Remove picture 1")
+        await user.should_see("Removed a picture.", retries=20)
+        assert studio.folder.pictures("Milo_the_hat") == []
+        user.find("Undo").click()
+        await user.should_see("What it shows", retries=20)
+        user.find("Remove Milo the hat").click()
+        await user.should_see("Removed Milo the hat.", retries=20)
+
+    visit(studio, story)
+    assert studio.folder.characters() == []
+
+
+@pytest.mark.parametrize(
+    ("line", "caption"),
+    [
+        ("Change the scene to sunset.", "sunset"),
+        ("Put a boat beside the hero.", "a boat beside the hero"),
+        ("from the side, walking", "from the side, walking"),
+        ("give the person a red scarf", "a red scarf"),
+    ],
+)
+def test_a_caption_says_what_is_shown_and_commands_nothing(line, caption):
+    assert caption_of(line) == caption
+
+
+def test_a_tie_is_said():
+    assert "equally good" in standing(Recipe(score=0.5, tied=3), 4)
+    assert standing(Recipe(note="dropped"), 1) == "dropped"
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    """The real server of a studio, and the secret of its link."""
+    from nicegui import core
+    from nicegui.testing.general import nicegui_reset_globals
+
+    from pacorl.studio.server import make_app
+
+    studio = Studio(tmp_path_factory.mktemp("served") / "studio")
+    add_page(studio)
+    core.app.middleware_stack = None  # of simulated users in this process
+    with (
+        nicegui_reset_globals(),
+        TestClient(make_app(studio), base_url="http://127.0.0.1:8767", raise_server_exceptions=False) as client,
+    ):
+        yield client, studio.folder.key
+    studio.close()
+
+
+def test_nothing_is_read_without_the_link_and_the_socket_asks_for_it_too(client):
+    client, key = client
+    own = {"Authorization": f"Bearer {key}"}
+    paths = ["/", "/file/pages/0001/1.png", "/_nicegui_ws/socket.io/?EIO=4&transport=polling"]
+    assert {client.get(path).status_code for path in paths} == {401}
+    assert {client.get(path, headers=own).status_code for path in paths[:2]} == {200}
+    assert client.get("/file/key", headers=own).status_code == 404
+    socket = "/_nicegui_ws/socket.io/?EIO=4&transport=websocket"
+    for headers in ({}, own | {"origin": "http://evil.example"}, own | {"host": "evil.example"}):
+        with pytest.raises(WebSocketDisconnect), client.websocket_connect(socket, headers=headers):
+            pass
+    with client.websocket_connect(socket, headers=own) as opened:
+        assert opened.receive_text().startswith("0{")
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_a_page_is_drawn_by_keys_and_outlasts_a_reload_and_a_restart(browser, tmp_path):
+    command = [sys.executable, "-m", "pacorl", "studio", "--port", "0", "--folder", str(tmp_path / "studio")]
+
+    def start() -> tuple[subprocess.Popen[str], str]:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout
+        return process, process.stdout.readline().strip().removeprefix("studio: ")
+
+    process, link = start()
+    context = browser.new_context(viewport={"width": 1320, "height": 900})
+    context.set_default_timeout(PATIENCE)
+    page = context.new_page()
+    requests: list[str] = []
+    faults: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+    page.goto(link)
+    example = page.get_by_role("button", name="An example")
+    example.press("Enter")
+    playwright.expect(page.get_by_label("Panel 4")).to_be_visible()
+    page.get_by_label("What should the pictures show?").press("Control+Enter")
+    playwright.expect(page.locator(".hero img").first).to_be_visible(timeout=PATIENCE)
+    playwright.expect(page.locator(".candidates button")).to_have_count(4)
+    page.reload()
+    playwright.expect(page.locator(".candidates button")).to_have_count(4)
+    assert page.url.endswith("/")  # no address keeps the token
+
+    # Another start has the same link.
+    process.terminate()
+    process.wait(30)
+    process, again = start()
+    assert again.partition("#")[2] == link.partition("#")[2]
+    page.goto(again)
+    playwright.expect(page.locator(".candidates button")).to_have_count(4)
+    playwright.expect(page.get_by_label("Panel 4")).to_be_visible()
+    process.terminate()
+    process.wait(30)
+    context.close()
+    assert all(url.startswith(("http://127.0.0.1:", "data:", "blob:")) for url in requests)
+    assert [fault for fault in faults if "ERR_CONNECTION" not in fault and "socket" not in fault.lower()] == []
