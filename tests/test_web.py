@@ -101,12 +101,14 @@ FOREIGN = [
 @pytest.mark.parametrize("headers", FOREIGN)
 def test_a_page_of_another_origin_changes_nothing(client, headers):
     assert client.post("/small", headers=BEARER | headers).status_code == 403
-    with pytest.raises(WebSocketDisconnect), client.websocket_connect("/socket", headers=BEARER | headers):
+    headers = BEARER | {"host": "localhost:8767"} | headers
+    with pytest.raises(WebSocketDisconnect), client.websocket_connect("/socket", headers=headers):
         pass
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, BEARER | {"host": "evil.example"}])
 def test_a_websocket_is_opened_by_the_token_under_an_own_name_alone(client, headers):
+    headers = {"host": "localhost:8767"} | headers  # the test client's own is another for websockets
     with pytest.raises(WebSocketDisconnect), client.websocket_connect("/socket", headers=headers):
         pass
 
