@@ -38,7 +38,7 @@ LAYERS = [
     {"cli", "testing"},
     {"__main__"},
 ]
-STILL = {"judge": {"tiny"}, "judge_training": {"report"}}
+STILL = {"judge": {"tiny"}}
 """Imports that have not been turned yet."""
 LAYER_OF = {package: number for number, packages in enumerate(LAYERS) for package in packages}
 METHOD = {"core", "models", "judge", "rewards", "runtime", "grpo", "judge_training"}

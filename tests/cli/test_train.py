@@ -126,7 +126,7 @@ def test_a_judges_training_ends_with_its_verdict_and_page(tmp_path: Path) -> Non
     steps, counted, verdict, done = shown.stdout.splitlines()[-4:]
     assert steps == "1 step"
     assert counted.startswith("12 held-out pairs of 12 prompts; accuracy 0.")
-    assert verdict.startswith("Too few for a conclusion, which needs 30 pairs of 8 prompts at least: AUC ")
+    assert verdict.startswith("AUC ")
     assert done == f"done: {tmp_path / 'run/report.html'}"
     assert counted in (tmp_path / "run/report.html").read_text()
 

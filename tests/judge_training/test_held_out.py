@@ -54,22 +54,17 @@ def answers(comparisons: Sequence[Comparison], *, right: float, seed: int = 0) -
 
 @pytest.mark.parametrize(
     ("prompts", "before", "after", "words"),
-    [
-        (12, 0.5, 0.95, "Better than before training: AUC +"),
-        (12, 0.95, 0.5, "Worse than before training: AUC −"),
-        (12, 0.7, 0.7, "No difference from before training is shown: AUC "),
-        (6, 0.5, 0.95, "Too few for a conclusion, which needs 30 pairs of 8 prompts at least: AUC +"),
-    ],
+    [(12, 0.5, 0.95, "AUC +0."), (12, 0.95, 0.5, "AUC -0."), (6, 0.5, 0.95, "AUC +0.")],
 )
-def test_the_verdict_follows_the_paired_interval(
+def test_the_words_have_the_paired_difference(
     tmp_path: Path, prompts: int, before: float, after: float, words: str
 ) -> None:
     given = pairs(tmp_path, prompts=prompts)
     summary = evaluate(tmp_path, given, answers(given, right=before), answers(given, right=after, seed=1))
-    first, second, *_ = summary["verdict"]
+    first, second = summary["verdict"]
     assert first.startswith(f"{6 * prompts} held-out pairs of {prompts} prompts; accuracy 0.")
-    assert first.endswith("; always answering the commoner label 0.500.")
     assert second.startswith(words)
+    assert (" to " in second) == (prompts == 12)  # few prompts give no interval
     assert judge_lines(tmp_path) == ["20 steps", *summary["verdict"]]
 
     # The page begins with the same lines, and has no row of a position or a time.
@@ -91,14 +86,6 @@ def test_a_difference_is_of_the_same_pairs(tmp_path: Path) -> None:
     assert summary["after"]["auc"]["high"] - summary["after"]["auc"]["low"] > 0.1
 
 
-def test_a_judge_no_better_than_the_commoner_label_is_told_so(tmp_path: Path) -> None:
-    given = pairs(tmp_path, prompts=12)
-    chance = answers(given, right=0.5)
-    assert evaluate(tmp_path, given, chance, chance)["verdict"][2:] == [
-        "The accuracy is not shown to be above that of the commoner label."
-    ]
-
-
 def test_answers_to_other_pairs_are_not_compared(tmp_path: Path) -> None:
     """As in a run that is resumed with another data.evaluation."""
     old, new = pairs(tmp_path / "old", prompts=9), pairs(tmp_path / "new", prompts=10, colour="blue")
@@ -107,7 +94,7 @@ def test_answers_to_other_pairs_are_not_compared(tmp_path: Path) -> None:
     line: Mapping[str, Any] = now.measure(dict(enumerate([0.4] * 2 * len(new))), 20)
     summary = now.summary({"decision_accuracy": 0.1}, line)
     assert (summary["before"], summary["difference"]) == ({}, {})
-    assert "There are no answers before training to these pairs" in summary["verdict"][1]
+    assert "There are no answers before training to these pairs" in summary["verdict"][0]
 
 
 def test_runs_with_different_test_data_are_told_apart(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Held-out pairs of a judge's training: its answers before and after, their paired comparison, and a verdict.
+"""Held-out pairs of a judge's training: its answers before and after, and their paired comparison.
 
 `held_out/before.json` and `held_out/after.json` in the run's folder have P(Yes) of each pair; before.json is of step 0,
 after.json of the newest evaluation.
@@ -14,14 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from pacorl.core.ranking import FEWEST, FEWEST_FOR_INTERVAL, Interval, bootstrap, difference
+from pacorl.core.ranking import Interval, bootstrap, difference
 from pacorl.io.documents import JsonObject, read_object, write_json
 from pacorl.io.files import kept_digest, text_digest
 from pacorl.judge_training.examples import ComparisonDataset, in_both_orders
-from pacorl.judge_training.loop import decision_metrics, processes
+from pacorl.judge_training.loop import METRICS, decision_metrics, processes
 from pacorl.records.comparisons import group_of
-from pacorl.report.figures import interval_text
-from pacorl.report.results import is_measure
 from pacorl.types import Comparison
 
 BEFORE, AFTER = SIDES = ("before", "after")
@@ -74,7 +72,7 @@ class HeldOut:
             first, last: lines of the log, for the figures without intervals.
 
         Returns:
-            Counts and digest of the pairs, `before`, `after` and `difference` by metric, and the verdict.
+            Counts and digest of the pairs, `before`, `after` and `difference` by metric, and the measured in words.
         """
         tables: dict[str, dict[str, Any]] = {BEFORE: {}, AFTER: {}, "difference": {}}
         intervals: dict[str, dict[str, Interval]] = {}
@@ -82,7 +80,7 @@ class HeldOut:
             intervals[side] = self._intervals(side)
             # A resumed run may have begun on other pairs, whose figures do not belong beside these.
             if intervals[side]:
-                tables[side] = {name: value for name, value in line.items() if is_measure(name)}
+                tables[side] = {name: value for name, value in line.items() if name.partition("/")[0] in METRICS}
                 tables[side] |= _plain(intervals[side])
         changes = {}
         for name, after in intervals[AFTER].items():
@@ -123,33 +121,20 @@ class HeldOut:
         return decision_metrics(p_N, y_N, swapped=swapped_N, category=[""])
 
     def _verdict(self, after: Mapping[str, Interval], changes: Mapping[str, Interval], commoner: float) -> list[str]:
-        """Say in two lines what was measured, and whether the judge is better than before."""
-        groups = len(set(self.groups))
+        """State what was measured, and the paired difference."""
         unit = "prompts" if any(comparison.group for comparison in self.comparisons) else "first images"
-        measured = f"{len(self.labels)} held-out pairs of {groups} {unit}"
+        line = f"{len(self.labels)} held-out pairs of {len(set(self.groups))} {unit}"
         if ACCURACY in after:
-            measured += f"; accuracy {interval_text(after[ACCURACY])}"
-        lines = [f"{measured}; always answering the commoner label {commoner:.3f}."]
-
+            line += f"; accuracy {after[ACCURACY].mean:.3f}, of always answering the commoner label {commoner:.3f}"
         if not changes:
-            return [*lines, "There are no answers before training to these pairs, so no difference is known."]
+            return [f"{line}. There are no answers before training to these pairs."]
         # AUC needs no threshold, but both labels.
         name, words = (AUC, "AUC") if not np.isnan(changes[AUC].mean) else (ACCURACY, "accuracy")
         change = changes[name]
-        figure = f"{words} {interval_text(change, signed=True)}"
-        if change.low is None or change.high is None or len(self.labels) < FEWEST:
-            least = f"{FEWEST} pairs of {FEWEST_FOR_INTERVAL} {unit}"
-            return [*lines, f"Too few for a conclusion, which needs {least} at least: {figure} from before training."]
-        if change.low > 0:
-            lines.append(f"Better than before training: {figure}.")
-        elif change.high < 0:
-            lines.append(f"Worse than before training: {figure}.")
-        else:
-            lines.append(f"No difference from before training is shown: {figure}.")
-        low = after[ACCURACY].low
-        if low is not None and low <= commoner:
-            lines.append("The accuracy is not shown to be above that of the commoner label.")
-        return lines
+        ends = (
+            f" ({change.low:+.3f} to {change.high:+.3f})" if change.low is not None and change.high is not None else ""
+        )
+        return [f"{line}.", f"{words} {change.mean:+.3f}{ends} from before training, on the same pairs."]
 
 
 def _plain(intervals: Mapping[str, Interval]) -> JsonObject:

@@ -10,10 +10,8 @@ merged/ on request.
 
 from __future__ import annotations
 
-import glob
 import logging
 import math
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -23,24 +21,20 @@ from typing import Any
 import torch
 from accelerate.utils import reduce
 from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
-from transformers.trainer_callback import PrinterCallback
+from transformers.trainer_callback import ExportableState, PrinterCallback
 
 from pacorl.config.base import changes_to, check_changes, described, dump, frozen_changes
 from pacorl.core.devices import available_device, check_card_used
-from pacorl.io.documents import read_jsonl, read_object, write_json
+from pacorl.io.documents import read_jsonl, read_yaml, write_json
 from pacorl.io.files import (
     PRIVATE,
     aside_of,
-    check_digests,
     check_no_link,
     check_no_run,
-    digests,
     disk_errors,
-    flush_to_disk,
     flush_tree,
     open_aside,
     own_folder,
-    remove_made,
     replacing,
     weight_write_errors,
     write_atomic,
@@ -49,8 +43,6 @@ from pacorl.judge_training.examples import JudgeData, each_once, load_data
 from pacorl.judge_training.held_out import HeldOut
 from pacorl.judge_training.judge_config import JudgeConfig
 from pacorl.judge_training.loop import (
-    ALL_FILES,
-    BEGUN,
     LossSums,
     WeightedLikelihoodTrainer,
     processes,
@@ -68,9 +60,8 @@ FREE_KEYS = (
     *("model.gradient_checkpointing", "data.evaluation", "data.evaluation_limit", "data.workers"),
 )
 """Config keys that a resumed run may change; not its length, which determines the learning rate's cosine."""
-CHECKPOINT = re.compile(r"checkpoint-(\d+)")
-MARK = "complete.json"
-"""Last file of a checkpoint: without it, the checkpoint is incomplete."""
+STATE = "trainer_state.json"
+"""Last file of a checkpoint of transformers' `Trainer`: without it, a kill has cut the checkpoint short."""
 UNUSED_FILES = ("training_args.bin", "README.md")
 """Further files by transformers and PEFT: a pickle, and an empty form (config.yaml contains more)."""
 UNLOGGED = ("runtime", "samples_per_second", "steps_per_second")
@@ -97,7 +88,7 @@ class JudgeTrainer:
 
         Args:
             config: the run.
-            resume: go on from the newest complete checkpoint in the run's folder, if there is one.
+            resume: go on from the newest whole checkpoint in the run's folder, if there is one.
             allow_changes: allow a resumed run another config; the log lists the changes.
 
         Raises:
@@ -107,15 +98,16 @@ class JudgeTrainer:
         check_trackers(config.trackers)
         check_card_used(config.model.dtype, torch.device(available_device()))
         self.config, self.resume = config, resume
-        complete = complete_checkpoints(config.out / "checkpoints")
-        check_own_checkpoints(config.out / "checkpoints") if resume else check_no_run(config.out)
+        if not resume:
+            check_no_run(config.out)
         check_no_link(*(config.out / name for name in ("adapter", "model", "merged")))
-        self.checkpoint = _newest_whole(complete) if complete else None
+        whole = checkpoints(config.out / "checkpoints")
+        self.checkpoint = whole[-1] if resume and whole else None
         """The checkpoint for resuming; None at the start."""
         self.changes: dict[str, list[Any]] = {}
         """Changed keys of a resumed run → both values."""
         if self.checkpoint:
-            self.changes = changes_to(config, read_object(self.checkpoint / MARK)["config"])
+            self.changes = changes_to(config, read_yaml(config.out / "config.yaml"))
             check_changes(frozen_changes(self.changes, free=FREE_KEYS), allowed=allow_changes)
         self.sums = LossSums()
         """Losses and decisions since the last line of the log."""
@@ -174,11 +166,8 @@ class JudgeTrainer:
         if main:
             write_atomic(config.out / "config.yaml", dump(config), mode=PRIVATE)
         if self.checkpoint and main:  # one process carries the sums of all
-            self.sums.sums = read_object(self.checkpoint / MARK)["tally"]
-            # A kill may have come between the newest checkpoint's mark and the pruning. A damaged newest checkpoint
-            # stays until it is written again, since the run resumes from an earlier one.
-            if self.checkpoint == complete_checkpoints(self.checkpoint.parent)[-1]:
-                prune(self.checkpoint.parent, keep=config.keep_checkpoints)
+            state = TrainerState.load_from_json(str(self.checkpoint / STATE))
+            self.sums.sums = state.stateful_callbacks[RunKeeper.__name__]["attributes"]["sums"]
         return logbook
 
     def _save(self, trainer: WeightedLikelihoodTrainer, data: JudgeData) -> None:
@@ -271,57 +260,9 @@ def build_trainer(
 # --- checkpoints and logs --------------------------------------------------------------------------------------
 
 
-def complete_checkpoints(folder: Path) -> list[Path]:
-    """Return the marked checkpoints, oldest first."""
-    marked = []
-    for path in folder.glob("checkpoint-*"):
-        if CHECKPOINT.fullmatch(path.name) and (path / MARK).exists():
-            marked.append(path)
-    return sorted(marked, key=step_of)
-
-
-def _newest_whole(complete: Sequence[Path]) -> Path:
-    """Return the newest checkpoint that matches its mark's digests, with a warning for each damaged one."""
-    for path in reversed(complete):
-        try:
-            check_digests(path, read_object(path / MARK)["files"])
-        except ValueError as fault:
-            logger.warning("%s; the checkpoint before it is taken", fault)
-        else:
-            return path
-    raise ValueError(f"no checkpoint in {complete[0].parent} is whole; copy one back, or start anew with out=…")
-
-
-def check_own_checkpoints(folder: Path) -> None:
-    """Raise ValueError for a foreign folder with a checkpoint's name: the run would write into it."""
-    for path in sorted(folder.glob("checkpoint-*")):
-        visible = [*path.glob("[!.]*")]
-        if CHECKPOINT.fullmatch(path.name) and visible and not _is_own(path):
-            raise ValueError(f"{path} is no checkpoint of this run; move it away to go on")
-
-
-def _is_own(checkpoint: Path) -> bool:
-    return (checkpoint / BEGUN).is_file() or (checkpoint / MARK).is_file()
-
-
-def prune(folder: Path, *, keep: int) -> None:
-    """Delete all but the newest `keep` complete checkpoints, and incomplete checkpoints."""
-    # Incomplete checkpoints are useless: they lack their mark.
-    newest = complete_checkpoints(folder)[-keep:]
-    for path in sorted(folder.glob("checkpoint-*")):
-        if path in newest or not CHECKPOINT.fullmatch(path.name):
-            continue
-        foreign = path.with_name(f"{path.name}.kept")
-        names = remove_made(path, _made_in(path), others=foreign if _is_own(path) else None)
-        if names:
-            logger.warning("%s is deleted but for what the run did not write: %s is in %s", path, names[0], foreign)
-
-
-def _made_in(checkpoint: Path) -> Sequence[str]:
-    """Return patterns of the files in a checkpoint's mark, and of the mark, in the order of their deletion."""
-    if not (checkpoint / MARK).is_file():
-        return ALL_FILES if _is_own(checkpoint) else ()
-    return (*map(glob.escape, read_object(checkpoint / MARK)["files"]), MARK)
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the whole checkpoints, oldest first."""
+    return sorted((path.parent for path in folder.glob(f"checkpoint-[0-9]*/{STATE}")), key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -329,8 +270,8 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-class RunKeeper(TrainerCallback):  # type: ignore[misc]
-    """Callback for the log, the marks of complete checkpoints, non-finite gradients, and signals."""
+class RunKeeper(TrainerCallback, ExportableState):  # type: ignore[misc]
+    """Callback for the log, non-finite gradients, and signals."""
 
     def __init__(
         self, config: JudgeConfig, logbook: Logbook, sums: LossSums, signals: StopSignals, *, evaluates: bool
@@ -405,23 +346,9 @@ class RunKeeper(TrainerCallback):  # type: ignore[misc]
         kind = "evaluation" if measured else "train"
         self.logbook.write(kind, epoch=math.floor(share + 1e-9), step=state.global_step, values=values)
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Mark a checkpoint once every process has written its part, then delete all but the newest."""
-        sums = self.sums.over_ranks(args.device)
-        processes().wait_for_everyone()
-        if not state.is_world_process_zero:
-            return
-        folder = Path(args.output_dir)
-        checkpoint = folder / f"checkpoint-{state.global_step}"
-
-        # The marked files must be on the disk before the mark.
-        flush_tree(checkpoint)
-        flush_to_disk(folder)
-        mark = {"step": state.global_step, "tally": sums, "config": self.config.model_dump(mode="json")}
-        write_json(checkpoint / MARK, {**mark, "files": digests(checkpoint)}, mode=PRIVATE)
-
-        # The Trainer's own rotation would delete the last good checkpoint before the new one is complete.
-        prune(folder, keep=self.config.keep_checkpoints)
+    def state(self) -> dict[str, Any]:
+        """Return the sums of the log for a checkpoint's state."""
+        return {"args": {}, "attributes": {"sums": self.sums.saved}}
 
 
 class Progress(ProgressCallback):  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +22,6 @@ from transformers.trainer_utils import EvalPrediction
 
 from pacorl.core.calibration import calibration_error
 from pacorl.core.objectives.decision_weighted import Form, decision_weighted, items_of
-from pacorl.io.documents import write_json
-from pacorl.io.files import remove_made
 from pacorl.judge_training.judge_config import JudgeConfig
 
 Values = NDArray[np.float64]
@@ -30,16 +29,14 @@ Labels = NDArray[np.bool_]
 
 LABEL_KEYS = ("answer", "index", "consistent")
 """Tensors of `Collator` for the loss and the metrics, which the model does not accept."""
+METRICS = ("decision_accuracy", "auc", "ece", "order_gap")
+"""Measures of held-out pairs."""
 SUMS = ("pairs", "loss", "decision_nll", "reasons_nll", "decision_accuracy")
-BEGUN = "begun.json"
-"""First file of a checkpoint: a folder without it does not belong to the run, and is not touched."""
 FIELDS = TrainingArguments.__dataclass_fields__
 CHECKPOINTING = "activation_checkpointing" if "activation_checkpointing" in FIELDS else "gradient_checkpointing"
 """Argument of `Trainer`; the older name is that of transformers 5.17."""
 SELECTS_POSITIONS = hasattr(modeling_utils, "slice_logits_to_keep")
 """Whether transformers takes a mask of positions (B, L) as `logits_to_keep`."""
-ALL_FILES = ("**/*",)
-"""Patterns of the files of an incomplete checkpoint."""
 
 
 def processes() -> PartialState:
@@ -110,6 +107,8 @@ class LossSums:
     lines as an uninterrupted run."""
 
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMS, 0.0))
+    saved: dict[str, float] = field(default_factory=dict)
+    """Sums over all processes at the newest checkpoint."""
 
     def add(self, *, pairs: int, right: int, means: Mapping[str, float]) -> None:
         self.sums["pairs"] += pairs
@@ -204,13 +203,12 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
 
     def _save_checkpoint(self, *model_and_trial: Any) -> None:
         """Raise OSError with the fix if the disk is full; earlier checkpoints stay as they were."""
+        self.sums.saved = self.sums.over_ranks(self.args.device)
         folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
         try:
-            if processes().is_main_process:
-                write_json(folder / BEGUN, {"step": self.state.global_step})
             super()._save_checkpoint(*model_and_trial)
         except (OSError, RuntimeError, SafetensorError) as error:  # of files, torch.save and safetensors
-            remove_made(folder, ALL_FILES)
+            shutil.rmtree(folder, ignore_errors=True)
             raise OSError(
                 f"checkpoint {folder} could not be written ({error}); earlier checkpoints are untouched, make room and "
                 "go on with --resume"
@@ -261,6 +259,7 @@ def training_arguments(config: JudgeConfig, *, evaluates: bool, resumed: bool = 
         "eval_on_start": evaluates and not resumed,
         "save_strategy": "steps",
         "save_steps": config.save_every,
+        "save_total_limit": config.keep_checkpoints,
         "report_to": [],
         "remove_unused_columns": False,  # rows are objects for the collator
         "dataloader_num_workers": config.data.workers,
