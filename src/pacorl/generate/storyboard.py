@@ -25,13 +25,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from pacorl.core.grid import parse_layout
-from pacorl.io.documents import blamed_on, dump_yaml, read_yaml
+from pacorl.io.documents import blamed_on, dump_yaml, read_yaml, typed
 from pacorl.io.files import write_atomic
 from pacorl.records.characters import find_character, in_turn
 from pacorl.records.compose import layout_for, prompt_from
+from pacorl.records.edits import NonBlank
 from pacorl.records.panels import MAX_COUNT, PanelDraft, write_panels
 from pacorl.types import TINY, Character, Grid, Prompt, Size
 
@@ -44,11 +47,28 @@ if TYPE_CHECKING:
     from pacorl.judge.judge import Judge
     from pacorl.judge.pairwise import Ask
 
-KEYS = ("title", "style", "layout", "characters", "scenes", "criteria")
 PAGE = Grid(2, 2)
 MENTION = re.compile(r"\{([^{}]*)\}")
 MAX_PANELS = MAX_COUNT
 """Maximum panels per page; more leave each panel too few pixels."""
+
+
+class BoardFile(BaseModel):
+    """The keys of a storyboard file."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    title: NonBlank
+    style: str = ""
+    layout: str = str(PAGE)
+    characters: dict[str, NonBlank] | list[NonBlank] = {}
+    """Name → description, or folders of characters."""
+    scenes: NonBlank | Annotated[list[NonBlank], Field(min_length=1)]
+    """A text per panel, or one sentence that asks for several images."""
+    criteria: dict[str, dict[str, NonBlank]] = {}
+
+
+KEYS = tuple(BoardFile.model_fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,45 +115,34 @@ def parse_storyboard(document: Any, *, folder: Path | None = None) -> Storyboard
     Raises:
         ValueError: naming an invalid key, its value and the fix.
     """
-    # Refuse unknown keys first: a typo would otherwise mean a default.
     if not isinstance(document, dict):
         raise ValueError(f"a storyboard is a mapping of {', '.join(KEYS)}, this is a {type(document).__name__}")
-    unknown = [key for key in document if key not in KEYS]
-    if unknown:
-        raise ValueError(f"unknown key {unknown[0]!r}; a storyboard has {', '.join(KEYS)}")
-
-    # Characters, in the file or in folders.
-    people = document.get("characters")
-    cards: list[Character] = []
-    if folder and isinstance(people, list):
-        cards = [find_character(_text(name, "characters"), folder) for name in people]
-        people = {card.name: card.text for card in cards}
-    characters = _texts(people, "characters")
-
-    # Scenes and their layout.
     scenes = document.get("scenes")
-    if isinstance(scenes, str):
-        scenes = list(write_panels(scenes).panels)
-    if not isinstance(scenes, list) or not scenes:
-        raise ValueError(f"scenes must be a list of texts, got {scenes!r}")
-    layout = parse_layout(_text(document.get("layout", str(PAGE)), "layout"))
+    # YAML reads an unquoted "{hero} waves" as a mapping.
+    if isinstance(scenes, list) and any(isinstance(scene, dict) for scene in scenes):
+        raise ValueError(f"scenes must be texts, got {scenes!r}; put quotes around a scene that begins with a mention")
+    given = typed({key: value for key, value in document.items() if value is not None}, BoardFile)
+
+    # Characters, in the file or in folders; a sentence's scenes; the layout.
+    cards: list[Character] = []
+    characters = given.characters
+    if isinstance(characters, list):
+        # A document without a folder comes from elsewhere, and opens no file of this machine.
+        if folder is None:
+            raise ValueError(f"characters must map names to texts, got {characters!r}")
+        cards = [find_character(name, folder) for name in characters]
+        characters = {card.name: card.text for card in cards}
+    layout = parse_layout(given.layout)
     if layout.count > MAX_PANELS:
         raise ValueError(f"layout {layout} has {layout.count} panels a page; give at most {MAX_PANELS}")
-
-    # Criteria.
-    dimensions = document.get("criteria") or {}
-    if not isinstance(dimensions, dict):
-        raise ValueError(f"criteria must map dimensions to named texts, got {dimensions!r}")
-    criteria = {}
-    for dimension, texts in dimensions.items():
-        criteria[str(dimension)] = _texts(texts, f"criteria.{dimension}")
+    scenes = list(write_panels(given.scenes).panels) if isinstance(given.scenes, str) else given.scenes
     board = Storyboard(
-        title=_text(document.get("title"), "title"),
-        style=_text(document.get("style", ""), "style", empty=True),
+        title=given.title.strip(),
+        style=given.style.strip(),
         layout=layout,
         characters=characters,
-        scenes=tuple(_text(scene, f"scene {number}") for number, scene in enumerate(scenes, 1)),
-        criteria=with_kept(criteria, cards),
+        scenes=tuple(scene.strip() for scene in scenes),
+        criteria=with_kept(given.criteria, cards),
         images={card.name: card.images for card in cards},
     )
     for scene in board.scenes:
@@ -344,19 +353,3 @@ def generate_storyboard(
         images += generate_sets(generator, [prompt], seed=seed + number * best_of, size=page, **common)
         earlier += images[-1].panels
     return images
-
-
-# --- the file --------------------------------------------------------------------------------------------------
-
-
-def _text(value: Any, key: str, *, empty: bool = False) -> str:
-    if not isinstance(value, str) or not (empty or value.strip()):
-        # YAML reads an unquoted "{hero} waves" as a mapping.
-        raise ValueError(f"{key} must be a text, got {value!r}" + (" (quote it)" if isinstance(value, dict) else ""))
-    return value.strip()
-
-
-def _texts(value: Any, key: str) -> dict[str, str]:
-    if not isinstance(value, dict | None):
-        raise ValueError(f"{key} must map names to texts, got {value!r}")
-    return {str(name): _text(text, f"{key}.{name}") for name, text in (value or {}).items()}
