@@ -157,7 +157,7 @@ def phases(card: PretendedCard) -> Iterator[None]:
             ("optimizer", Runtime, "step"),
             ("sample", evaluate, "sample_images"),
             ("sample", generator, "sample_images"),
-            ("score", evaluate, "_measure"),
+            ("score", evaluate, "score_images"),
             ("decode", PipelinePolicy, "decode"),
             ("save", PolicyTrainer, "save"),
         ):
