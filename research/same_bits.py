@@ -33,15 +33,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parents[1]
-BASE = "7ba0f379"
-
-BASE_ONLY = ["sampling.fuse_lora=false"]
-"""Settings by which the base computes what later revisions compute without them; left out where the key is unknown."""
-
-BASE_EDITS = {"src/pacorl/models/policies/flux.py": "        prune_last_block_text(pipeline.transformer)\n"}
-"""Lines that the base is compared without, by file: it computed FLUX's last block for the image's tokens alone. The
-block of diffusers has products of other shapes, whose sums round otherwise: by 2e-6 in the weights of `tiny`, and by
-6e-3 in bfloat16, where AdamW's first steps have the sign of a gradient. All cases are equal without the line."""
+BASE = "12274cd5"
+"""Since here nodes of several prompts share a forward, which moved the last bits of runs with trees."""
 
 SHORT = (
     "epochs=2 prompts_per_epoch=2 group_size=6 save_every=1 trackers=[] sampling.batch=3 evaluation.batch=2 "
@@ -55,10 +48,6 @@ MORE_PANELS = "--panel 'standing, tree' --panel 'waving, lamp'"
 SCORE = "pacorl score --judge tiny --json {data}/edits/test/0000.png {data}/edits/test/0001.png"
 GENERATE = "pacorl generate --judge tiny --json"
 
-STATE = {"weights": "adapter", "average": "average", "optimizer": "optimizer"}
-"""Row of the table → file of a checkpoint."""
-WHOLE = "state.safetensors"
-"""File of a checkpoint that holds all of its parts."""
 VOLATILE = re.compile("seconds|version|sha256|digest|path|time|per_second|created|host|pid|inputs|outputs|monitor")
 """Keys of durations, paths and digests of files with paths."""
 
@@ -80,10 +69,9 @@ def policy(recipe: str, settings: str = "", *, processes: int = 1, resumed: bool
     """Return a policy run of two epochs; a resumed run stops after the first."""
     launch = f"{LAUNCH} --num_processes {processes} -m " if processes > 1 else ""
     command = f"{launch}pacorl.cli train-policy {{source}}/configs/{recipe}.yaml out={{out}}/run {SHORT}"
-    command += f" {RECIPES[recipe]} {settings} {{base_only}} "
+    command += f" {RECIPES[recipe]} {settings} "
     commands = [command + "epochs=1", command + "--resume auto"] if resumed else [command]
-    last = "run/checkpoints/step-000004"
-    files = {row: f"{last}/{name}.safetensors" for row, name in STATE.items()}
+    files = {"weights": "run/checkpoints/step-000004/state.safetensors"}
     if not resumed:
         files |= {"metrics": "run/metrics.jsonl", "samples": "run/samples/epoch-*.png"}
         files["LoRA"] = "run/adapter/adapter_model.safetensors"
@@ -145,23 +133,14 @@ CASES = {
 
 @contextmanager
 def worktree(revision: str) -> Iterator[Path]:
-    """Check out a revision in a temporary folder, without the lines of `BASE_EDITS`."""
+    """Check out a revision in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="same-bits-") as parent:
         folder = Path(parent) / "base"
         subprocess.run(["git", "worktree", "add", "-q", "--detach", folder, revision], cwd=ROOT, check=True)
-        for name, line in BASE_EDITS.items():
-            if (folder / name).exists():
-                (folder / name).write_text((folder / name).read_text().replace(line, ""))
         try:
             yield folder
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", folder], cwd=ROOT, check=True)
-
-
-def known(source: Path, setting: str) -> bool:
-    """Check whether a checkout's config has the key of a setting."""
-    key = setting.partition("=")[0].rpartition(".")[2]
-    return any(re.search(rf"^    {key}:", path.read_text(), re.M) for path in source.glob("src/pacorl/**/*config*.py"))
 
 
 def run(case: Case, out: Path, *, source: Path, base: Path, data: Path) -> None:
@@ -170,10 +149,10 @@ def run(case: Case, out: Path, *, source: Path, base: Path, data: Path) -> None:
         return
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    extra = " ".join(setting for setting in BASE_ONLY if known(source, setting))
     for number, command in enumerate(case.commands):
-        words = shlex.split(command.replace("{base_only}", extra))
-        words = [word.format(out=out, data=data, source=source, base=base, port=free_port()) for word in words]
+        words = [
+            word.format(out=out, data=data, source=source, base=base, port=free_port()) for word in shlex.split(command)
+        ]
         (out / f"stdout-{number}.json").write_text(call(words, source))
     (out / "done").touch()
 
@@ -203,7 +182,8 @@ def free_port() -> int:
 
 def compare(before: Path, after: Path, pattern: str) -> str:
     """Compare the files of a pattern; return `equal`, or the first difference."""
-    first, second = found(before, pattern), found(after, pattern)
+    first = {path.relative_to(before): path for path in sorted(before.glob(pattern))}
+    second = {path.relative_to(after): path for path in sorted(after.glob(pattern))}
     if not first:
         return f"no file {pattern} at the base"
     if first.keys() - second.keys():
@@ -213,28 +193,10 @@ def compare(before: Path, after: Path, pattern: str) -> str:
     return "; ".join(unequal[:2]) or "equal"
 
 
-def found(folder: Path, pattern: str) -> dict[Path, Path]:
-    """List the files of a pattern. Parts of a checkpoint's one file have the names of the files that they were."""
-    paths = sorted(folder.glob(pattern))
-    whole = (folder / pattern).with_name(WHOLE)
-    if not paths and whole.exists() and tensors_of(folder / pattern):
-        paths = [folder / pattern]
-    return {path.relative_to(folder): path for path in paths}
-
-
-def tensors_of(path: Path) -> dict[str, torch.Tensor]:
-    """Read a file of tensors, or the part of its name in a checkpoint's one file."""
-    if path.exists():
-        return load_file(path)
-    part = f"{path.stem}/"
-    tensors = load_file(path.with_name(WHOLE))
-    return {name.removeprefix(part): value for name, value in tensors.items() if name.startswith(part)}
-
-
 def differences(first: Path, second: Path) -> str:
     """Compare two files; return an empty string if they are equal."""
     if first.suffix == ".safetensors":
-        return tensors_differ(tensors_of(first), tensors_of(second))
+        return tensors_differ(load_file(first), load_file(second))
     if first.suffix == ".png":
         one, two = (np.asarray(Image.open(path), dtype=int) for path in (first, second))
         if one.shape != two.shape:
@@ -289,7 +251,7 @@ def main() -> None:
 
     differ = False
     with tempfile.TemporaryDirectory(prefix="same-bits-") as temporary, worktree(options.base) as base:
-        cache = (options.cache.resolve() if options.cache else Path(temporary)) / f"{options.base}-edited"
+        cache = (options.cache.resolve() if options.cache else Path(temporary)) / options.base
         data = cache / "data"
         if not (data / "hero").exists():
             makers = "tools.tiny" if (base / "tools" / "tiny").exists() else "research.tiny"
