@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
 from pacorl.io.versions import install_command
-from pacorl.serve import builtin, vllm
+from pacorl.serve import server, vllm
 from pacorl.tiny.characters import vocabulary
 
 CALLS = dict[str, Any]
@@ -32,7 +32,7 @@ def judge_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def calls(monkeypatch: pytest.MonkeyPatch) -> CALLS:
     """What would be served, instead of serving it."""
     seen: CALLS = {}
-    monkeypatch.setattr(builtin, "run_builtin", lambda judges, **options: seen.update(options, judges=judges))
+    monkeypatch.setattr(server, "serve_judge", lambda served, judge, **options: seen.update(options, served=served))
 
     def run_vllm(served: Any, **options: Any) -> None:
         seen.update(options, served=served)
@@ -50,8 +50,7 @@ def run(*arguments: object) -> Result:
 def test_the_built_in_server_gets_a_judge_and_its_address(calls: CALLS, judge_folder: Path) -> None:
     result = run("serve", judge_folder, "--name", "mine", "--port", 9001)
     assert result.exit_code == 0, result.output
-    assert list(calls["judges"]) == ["mine"]
-    assert (calls["host"], calls["port"]) == ("127.0.0.1", 9001)
+    assert calls["served"] == vllm.Served(str(judge_folder), "mine", port=9001)
     assert "serving mine at http://127.0.0.1:9001/v1" in result.stderr
 
 
@@ -99,7 +98,7 @@ def test_an_empty_key_starts_no_server(
     ("command", "module", "what", "extra"),
     [
         (["studio"], "pacorl.studio.server", "the studio", "studio"),
-        (["serve", "tiny"], "pacorl.serve.builtin", "the built-in server", "serve"),
+        (["serve", "tiny"], "pacorl.serve.server", "the built-in server", "serve"),
         (["dataset", "annotate", "x"], "pacorl.annotate.server", "the annotation page", "data"),
     ],
 )

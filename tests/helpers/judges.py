@@ -24,7 +24,7 @@ from transformers import (
 from pacorl.core import questions
 from pacorl.io.processor import ImageTextProcessor, image_text_processor
 from pacorl.judge.local import LocalJudge
-from pacorl.serve.builtin import create_app
+from pacorl.serve.server import create_app
 from pacorl.tiny.characters import all_panels, draw, vocabulary
 from pacorl.types import Question, Verdict
 
@@ -148,8 +148,9 @@ def plain_p_yes(model: Any, processor: ImageTextProcessor, question: Question) -
 
 
 def serving(judges: Mapping[str, LocalJudge], **options: Any) -> AbstractContextManager[str]:
-    """The built-in server over these judges on a free port; its root URL."""
-    return serving_app(create_app(judges, **options))
+    """The server over one judge by its name, on a free port; its root URL."""
+    ((name, judge),) = judges.items()
+    return serving_app(create_app(name, judge, **options))
 
 
 class Grey:

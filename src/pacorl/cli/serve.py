@@ -80,13 +80,13 @@ def _run_builtin(served: Served, *, key: str, calibration: Path | None) -> None:
         # Bind and close: a taken port fails now and not after minutes of loading.
         with listening(served.host, served.port):
             pass
-        from pacorl.serve.builtin import load_judge, run_builtin
+        from pacorl.serve.server import load_judge, serve_judge
 
     use_cores()
     quiet_loading()
     judge = load_judge(served, calibration=curve)
     echo_errors(f"serving {served.name} at {served.url}")
-    run_builtin({served.name: judge}, host=served.host, port=served.port, api_key=key)
+    serve_judge(served, judge, api_key=key)
 
 
 # --- the studio ------------------------------------------------------------------------------------------------

@@ -1,0 +1,536 @@
+"""`pacorl serve`: a judge behind an OpenAI-compatible API, for a laptop, a small judge, or tests.
+
+The first-token questions of all callers are answered in batches, sets and longer answers one at a time, on one
+thread. For load there is vLLM (`pacorl.serve.vllm`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import secrets
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+import torch
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
+
+from pacorl import __version__
+from pacorl.core.questions import text_fault
+from pacorl.gate.check import ControlError, check_set
+from pacorl.gate.paco_reward import PacoReward
+from pacorl.gate.score_set import check_count, questions_about, score_set
+from pacorl.io.images import MAX_PIXELS, ImageError, check_shape
+from pacorl.io.uploads import submit_upload, upload_size
+from pacorl.judge.calibration import Calibration, threshold
+from pacorl.judge.http import FLOOR_LOGPROB
+from pacorl.judge.local import LocalJudge, log_softmax, placement
+from pacorl.judge.prompting import ChatPrompt, DistinctImage, chat_text
+from pacorl.serve.vllm import Served
+from pacorl.types import Size
+from pacorl.web import HEALTH, Guard, RefusedError, listening, run
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torch import Tensor
+
+T = TypeVar("T")
+
+GRACE_SECONDS = 10
+"""Most seconds for requests that run when the server is stopped."""
+BODY_BYTES = 64 * 2**20
+"""Limit of a request with images."""
+MOST_IMAGES = 64
+PROMPT_TOKENS = 8192
+"""Limit of a prompt, images included: one thread answers all callers, and a tenfold prompt stalls it."""
+LETTERS_OF_A_TOKEN = 16
+"""Upper bound of the letters per token of any prose; tokenizing a megabyte takes 20 s."""
+TOGETHER = 64
+"""Questions of one batch; their common beginning is computed once."""
+WAITING = 1024
+"""Questions that may wait; further ones are refused."""
+WINDOW_SECONDS = 0.003
+"""Wait of a batch's first question: short against a forward, long enough for the requests of one call."""
+
+
+# --- requests --------------------------------------------------------------------------------------------------
+
+
+def _encodable(text: str) -> str:
+    text.encode()  # half of a surrogate pair is no text
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+
+
+class Form(BaseModel):
+    """The JSON of a request. Unknown fields are refused by name, so that no setting is dropped in silence."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ImageUrl(Form):
+    url: str
+    detail: Literal["auto", "low", "high"] = "auto"
+
+
+class Part(Form):
+    """Text or image of a turn."""
+
+    type: Literal["text", "image_url"]
+    text: Text = ""
+    image_url: ImageUrl | None = None
+    uuid: str | None = None
+    """Key of vLLM's cache; not used here."""
+
+
+class Message(Form):
+    role: Literal["system", "user", "assistant"]
+    content: Text | Annotated[list[Part], Field(max_length=512)]
+
+    @property
+    def parts(self) -> list[Part]:
+        return [Part(type="text", text=self.content)] if isinstance(self.content, str) else self.content
+
+
+class TemplateOptions(Form):
+    enable_thinking: Literal[False] = False
+    """False, since a judge answers at once."""
+
+
+class ChatRequest(Form):
+    """Conversation to continue. The text is the likeliest; log-probabilities are the model's at temperature 1."""
+
+    model: str
+    messages: list[Message] = Field(min_length=1, max_length=32)
+    max_tokens: int = Field(512, ge=1, le=2048)
+    max_completion_tokens: int | None = Field(None, ge=1, le=2048)
+    temperature: float = Field(1.0, ge=0, le=2)
+    top_p: float = Field(1.0, gt=0, le=1)
+    seed: int | None = None
+    repetition_penalty: float | None = Field(None, gt=0, le=2)
+    """Penalty in longer answers; None for the checkpoint's."""
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=20)
+    logprob_token_ids: list[Annotated[int, Field(ge=0)]] = Field([], max_length=128)
+    """Tokens whose log-probabilities are listed besides the likeliest."""
+    return_tokens_as_token_ids: bool = False
+    """Whether tokens are named `token_id:N`, since two tokens may share a text."""
+    chat_template_kwargs: TemplateOptions = TemplateOptions()
+    n: Literal[1] = 1
+    stream: Literal[False] = False
+    user: str = ""
+
+
+class ConsistencyRequest(Form):
+    """Set of images to score, and with `least` to pass the gate."""
+
+    images: list[str] = Field(min_length=1, max_length=MOST_IMAGES)
+    """Data URLs."""
+    model: str = ""
+    theme: Text = ""
+    criteria: dict[Text, Text] = Field({}, max_length=64)
+    """Label → criterion in words."""
+    symmetric: bool = False
+    ranking: bool = False
+    """Whether the first image is compared with each further image, instead of all pairs."""
+    gate: bool = False
+    """Whether to give a verdict after the controls, with the calibration's threshold."""
+    least: float | None = Field(None, ge=0, le=1)
+    """Threshold of a panel's score; asks for a verdict too."""
+    references: dict[Text, Annotated[list[str], Field(min_length=1, max_length=MOST_IMAGES)]] = Field({}, max_length=16)
+    """Character → data URLs of its reference images, which every panel of a gate must show."""
+
+    def threshold(self, calibration: Calibration | None) -> float | None:
+        """Return the gate's threshold; None if no verdict is asked for. Raises ValueError if there is none to take."""
+        if not self.gate and self.least is None:
+            return None
+        counts = list(map(len, self.references.values()))
+        plain = not (self.theme or self.criteria)
+        return threshold(calibration, self.least, panels=len(self.images), references=counts, plain=plain)
+
+
+class TokenizeRequest(Form):
+    model: str = ""
+    prompt: Text
+    add_special_tokens: bool = False
+
+
+# --- the judge and its queue -----------------------------------------------------------------------------------
+
+
+class Metrics:
+    """What Prometheus reads."""
+
+    def __init__(self, waiting: Callable[[], float]) -> None:
+        self.registry = CollectorRegistry()
+        options: Any = {"registry": self.registry}
+        self.seconds = Histogram("pacorl_request_seconds", "Time of a request.", ["path", "status"], **options)
+        self.batches = Counter("pacorl_batches", "Batches of first-token questions.", **options)
+        self.questions = Counter("pacorl_batched_questions", "Questions of these batches.", **options)
+        gauge = Gauge("pacorl_waiting_questions", "Questions that wait for the judge.", **options)
+        gauge.set_function(waiting)
+
+
+class ServedJudge:
+    """A judge with its name, its one thread, and the queue of first-token questions."""
+
+    def __init__(self, name: str, judge: LocalJudge) -> None:
+        self.name = name
+        self.judge = judge
+        self.tokenizer: Any = judge.processor.tokenizer
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="judge")
+        self.queue: asyncio.Queue[tuple[ChatPrompt, asyncio.Future[Tensor]]] = asyncio.Queue(WAITING)
+        self.metrics = Metrics(self.queue.qsize)
+
+    def check_model(self, asked: str) -> None:
+        """Raise RefusedError for another model's name."""
+        if asked not in ("", self.name):
+            raise RefusedError(f"there is no model {asked!r}; served is {self.name}", status=404)
+
+    async def on_thread(self, work: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """Run work on the judge's thread."""
+        return await asyncio.get_running_loop().run_in_executor(self.thread, partial(work, *arguments, **options))
+
+    async def log_probs(self, prompt: ChatPrompt) -> Tensor:
+        """Return the (V,) log-probabilities of a prompt's first answer token.
+
+        Raises RefusedError if the queue is full.
+        """
+        answer: asyncio.Future[Tensor] = asyncio.get_running_loop().create_future()
+        try:
+            self.queue.put_nowait((prompt, answer))
+        except asyncio.QueueFull:
+            raise RefusedError("too many questions are waiting; ask again", status=429) from None
+        return await answer
+
+    async def work(self) -> None:
+        """Answer questions until the task is cancelled: all that wait when the thread is free share a forward."""
+        while True:
+            # The first question opens a window for the rest of its call.
+            batch = [await self.queue.get()]
+            await asyncio.sleep(WINDOW_SECONDS)
+            while len(batch) < TOGETHER and not self.queue.empty():
+                batch.append(self.queue.get_nowait())
+            # Callers who have hung up need no answer.
+            batch = [(prompt, answer) for prompt, answer in batch if not answer.done()]
+            self.metrics.batches.inc()
+            self.metrics.questions.inc(len(batch))
+            try:
+                rows = await self.on_thread(self.judge.log_probs, [prompt for prompt, _ in batch])
+            except Exception:
+                # One by one: the prompt at fault must not fail the others.
+                for waiting in batch:
+                    await self._answer_alone(*waiting)
+            else:
+                for (_, answer), row in zip(batch, rows, strict=True):
+                    if not answer.done():
+                        answer.set_result(row)
+
+    async def _answer_alone(self, prompt: ChatPrompt, answer: asyncio.Future[Tensor]) -> None:
+        try:
+            (row,) = await self.on_thread(self.judge.log_probs, [prompt])
+        except Exception as error:  # of any kind, for the caller
+            if not answer.done():
+                answer.set_exception(error)
+        else:
+            if not answer.done():
+                answer.set_result(row)
+
+    async def prompt(self, messages: Sequence[Message]) -> tuple[ChatPrompt, int]:
+        """Build the prompt of a conversation, and count its tokens.
+
+        Raises:
+            RefusedError: for a control token in a text, or a prompt that is too long.
+            ImageError: for an invalid image, or too many.
+        """
+        parts = [part for message in messages for part in message.parts]
+        for text in (part.text for part in parts):
+            check_length(text)
+            if fault := text_fault(text):
+                raise RefusedError(fault)
+        turns = []
+        for message in messages:
+            content = [
+                {"type": "text", "text": part.text} if part.type == "text" else {"type": "image"}
+                for part in message.parts
+            ]
+            turns.append({"role": message.role, "content": content})
+        images = await decoded([part.image_url.url for part in parts if part.image_url])
+        text = chat_text(self.judge.processor, turns)
+        distinct = tuple(DistinctImage.of(image, name=f"image {number}") for number, image in enumerate(images, 1))
+        tokens = self.judge.prompting.count(text, [Size(image.height, image.width) for image in images])
+        if tokens > PROMPT_TOKENS:
+            raise RefusedError(f"the request is {tokens:,} tokens long; at most {PROMPT_TOKENS:,} are taken")
+        return ChatPrompt(text, distinct), tokens
+
+    async def continuation(self, request: ChatRequest, prompt: ChatPrompt) -> tuple[list[int], Tensor]:
+        """Continue a conversation: the tokens, and the (tokens, V) log-probabilities of each position."""
+        most = request.max_completion_tokens or request.max_tokens
+        if most == 1:
+            row = await self.log_probs(prompt)
+            return [int(row.argmax())], row[None]
+        options: dict[str, Any] = {"max_new_tokens": most, "do_sample": False, "output_logits": request.logprobs}
+        if request.repetition_penalty is not None:
+            options["repetition_penalty"] = request.repetition_penalty
+        output = await self.on_thread(self.judge.generate, prompt, **options)
+        ids = output.sequences[0].tolist()
+        return ids, log_softmax(torch.cat(output.logits)) if request.logprobs else torch.empty(0, 0)
+
+
+def check_length(text: str) -> None:
+    """Raise RefusedError for a text far beyond the limit, before it is tokenized."""
+    if len(text) > LETTERS_OF_A_TOKEN * PROMPT_TOKENS:
+        raise RefusedError(f"a text of {len(text):,} letters; at most {PROMPT_TOKENS:,} tokens are taken")
+
+
+async def decoded(urls: Sequence[str]) -> list[Image]:
+    """Decode data URLs in the confined process, after their headers are checked.
+
+    Raises:
+        ImageError: if there are too many, they have too many pixels together, or one cannot be read.
+    """
+    if len(urls) > MOST_IMAGES:
+        raise ImageError(f"{len(urls)} images in one request; this server takes {MOST_IMAGES}")
+    files = []
+    pixels = 0
+    for number, url in enumerate(urls, 1):
+        name = f"image {number}"
+        content = await asyncio.to_thread(data_of, url, name=name)
+        size = upload_size(content, name=name)
+        check_shape(size, name)
+        pixels += size.height * size.width
+        files.append((name, content, size.height * size.width))
+    if pixels > MAX_PIXELS:
+        raise ImageError(f"the images of this request have {pixels:,} pixels together; send at most {MAX_PIXELS:,}")
+    # A header can be false: no more pixels are decoded than it states.
+    decoding = [submit_upload(content, name=name, max_pixels=most) for name, content, most in files]
+    return [await asyncio.wrap_future(future) for future in decoding]
+
+
+def data_of(url: str, *, name: str) -> bytes:
+    """Return the content of a data URL. Raises ImageError naming the image and the fault."""
+    head, comma, encoded = url.partition(",")
+    if not head.startswith("data:"):
+        raise ImageError(f"{name}: only data URLs are taken; this server does not fetch images")
+    if not comma or not head.endswith(";base64"):
+        raise ImageError(f"{name}: its data URL is not of the form data:image/png;base64,…")
+    try:
+        # Validated, since letters outside of the alphabet would be skipped, and a damaged URL could pass as an image.
+        return base64.b64decode(encoded, validate=True)
+    except ValueError as error:
+        raise ImageError(f"{name}: its data URL is not base64 ({error})") from None
+
+
+# --- the application -------------------------------------------------------------------------------------------
+
+router = APIRouter()
+
+
+# Async, or FastAPI would call it on a thread.
+async def _served(request: Request) -> ServedJudge:
+    served: ServedJudge = request.app.state.served
+    return served
+
+
+Judge = Annotated[ServedJudge, Depends(_served)]
+
+
+@router.post("/v1/chat/completions")
+async def chat(request: ChatRequest, served: Judge) -> dict[str, Any]:
+    """Continue a conversation."""
+    served.check_model(request.model)
+    vocabulary = served.judge.model.get_input_embeddings().num_embeddings
+    if beyond := [token for token in request.logprob_token_ids if token >= vocabulary]:
+        raise RefusedError(f"logprob_token_ids {beyond} are beyond the {vocabulary} tokens")
+    if (request.top_logprobs or request.logprob_token_ids) and not request.logprobs:
+        raise RefusedError("top_logprobs and logprob_token_ids need logprobs=true")
+    prompt, tokens = await served.prompt(request.messages)
+    ids, log_probs = await served.continuation(request, prompt)
+    return completion(request, served, ids, log_probs, prompt_tokens=tokens)
+
+
+@router.post("/v1/consistency")
+async def consistency(request: ConsistencyRequest, served: Judge) -> dict[str, Any]:
+    """Score a set, or check it: the documents of `pacorl score --json` and `pacorl check --json`."""
+    served.check_model(request.model)
+    judge = served.judge
+    specs = questions_about(request.theme, request.criteria)
+    for spec in specs:
+        check_length(spec.text)
+    if not request.references:
+        check_count(len(request.images), ranking=request.ranking)
+    least = request.threshold(judge.calibration)
+
+    images = await decoded([*request.images, *chain(*request.references.values())])
+    note = PacoReward(judge, name=served.name).note
+    document = {"judge": served.name, "model": served.name, "note": note}
+    options: dict[str, Any] = {"questions": specs, "symmetric": request.symmetric}
+    if least is None:
+        scores = await served.on_thread(score_set, judge, images, ranking=request.ranking, **options)
+        return document | scores.to_dict()
+    panels, rest = images[: len(request.images)], iter(images[len(request.images) :])
+    characters = [(name, [next(rest) for _ in urls]) for name, urls in request.references.items()]
+    checked = await served.on_thread(check_set, judge, panels, least=least, characters=characters, **options)
+    return document | checked.to_dict()
+
+
+@router.post("/tokenize")
+async def tokenize(request: TokenizeRequest, served: Judge) -> dict[str, Any]:
+    """Cut a text into tokens, as vLLM does."""
+    served.check_model(request.model)
+    check_length(request.prompt)
+    encode = partial(served.tokenizer.encode, add_special_tokens=request.add_special_tokens)
+    ids = await asyncio.to_thread(encode, request.prompt)
+    return {"count": len(ids), "tokens": list(ids)}
+
+
+@router.get("/v1/models")
+async def models(served: Judge) -> dict[str, Any]:
+    """List the model, with the note of its answers."""
+    note = PacoReward(served.judge, name=served.name).note
+    return {"object": "list", "data": [{"id": served.name, "object": "model", "owned_by": "pacorl", "note": note}]}
+
+
+@router.get(HEALTH)
+async def health() -> dict[str, str]:
+    """Answer without a key, for a load balancer."""
+    return {"status": "ok"}
+
+
+@router.get("/metrics")
+async def show_metrics(served: Judge) -> Response:
+    """Return the metrics in Prometheus' text format."""
+    return Response(generate_latest(served.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def create_app(name: str, judge: LocalJudge, *, api_key: str = "") -> FastAPI:
+    """Build the server's application for one judge; `api_key` is the callers' key, empty for none."""
+    served = ServedJudge(name, judge)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        worker = asyncio.create_task(served.work())
+        yield
+        worker.cancel()
+        await asyncio.gather(worker, return_exceptions=True)
+        served.thread.shutdown(cancel_futures=True)
+
+    async def admit(connection: HTTPConnection) -> None:
+        scheme, _, sent = connection.headers.get("authorization", "").partition(" ")
+        if not api_key or connection.scope["path"] == HEALTH:
+            return
+        if scheme.lower() != "bearer" or not sent:
+            raise RefusedError("a key is needed: send it as `Authorization: Bearer KEY`", status=401)
+        # Compared in constant time, or the time of an answer would show how much of a key is right.
+        if not secrets.compare_digest(sent.encode(), api_key.encode()):
+            raise RefusedError("the key is not this server's", status=401)
+
+    app = FastAPI(title="pacorl judge", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.served = served
+    app.include_router(router)
+    uploads = ("/v1/chat/completions", "/v1/consistency")
+    app.add_middleware(Guard, answer=error_of, admit=admit, is_upload=uploads.__contains__, upload_bytes=BODY_BYTES)
+    app.middleware("http")(_measured)
+    for kind in (ValueError, RuntimeError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, lambda _, fault: error_of(fault))
+    return app
+
+
+async def _measured(request: Request, proceed: Callable[[Request], Any]) -> Response:
+    """Measure the time of each response, by known paths and status."""
+    start = time.perf_counter()
+    response: Response = await proceed(request)
+    path = request.scope["path"]
+    known = path if path in {route.path for route in router.routes} else "other"  # type: ignore[attr-defined]
+    seconds = request.app.state.served.metrics.seconds
+    seconds.labels(known, str(response.status_code)).observe(time.perf_counter() - start)
+    return response
+
+
+def completion(
+    request: ChatRequest, served: ServedJudge, ids: Sequence[int], log_probs: Tensor, *, prompt_tokens: int
+) -> dict[str, Any]:
+    """Write the API's answer to a request."""
+
+    def entry(token: int, row: Tensor) -> dict[str, Any]:
+        text = f"token_id:{token}" if request.return_tokens_as_token_ids else str(served.tokenizer.decode([token]))
+        # JSON has no −inf.
+        return {"token": text, "logprob": max(float(row[token]), FLOOR_LOGPROB), "bytes": list(text.encode())}
+
+    content = []
+    for token, row in zip(ids, log_probs, strict=False):
+        listed = dict.fromkeys(
+            [*row.topk(min(request.top_logprobs, len(row))).indices.tolist(), *request.logprob_token_ids]
+        )
+        content.append(entry(token, row) | {"top_logprobs": [entry(other, row) for other in listed]})
+
+    ends = served.judge.model.generation_config.eos_token_id
+    stopped = bool(ids) and ids[-1] in ([ends] if isinstance(ends, int) else ends or [])
+    message = {"role": "assistant", "content": served.tokenizer.decode(list(ids), skip_special_tokens=True)}
+    return {
+        "id": f"chatcmpl-{uuid.uuid4().hex}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": served.name,
+        "choices": [
+            {
+                "index": 0,
+                "message": message,
+                "logprobs": {"content": content} if request.logprobs else None,
+                "finish_reason": "stop" if stopped else "length",
+            }
+        ],
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": len(ids),
+            "total_tokens": prompt_tokens + len(ids),
+        },
+    }
+
+
+def error_of(fault: Exception) -> JSONResponse:
+    """Write an error as the API does."""
+    # The server's log has a fault of the judge itself; a client need not read it.
+    status, message, kind = 500, f"the judge failed ({type(fault).__name__})", "server_error"
+    further: dict[str, Any] = {}
+    if isinstance(fault, ControlError):
+        status, message, kind = 422, str(fault), "refused"
+        further = {"control": asdict(fault.control), "image": fault.control.image}
+    elif isinstance(fault, RequestValidationError):
+        faults = [f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}"[:200] for each in fault.errors()[:3]]
+        status, message, kind = 400, "; ".join(faults), "invalid_request_error"
+    elif isinstance(fault, HTTPException):  # an unknown path or method, or a body that is no JSON
+        status, message, kind = fault.status_code, str(fault.detail), "invalid_request_error"
+    elif isinstance(fault, ValueError):  # RefusedError and ImageError among them
+        status, message, kind = getattr(fault, "status", 400), str(fault), "invalid_request_error"
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}.get(status)
+    error = {"message": message, "type": kind, "param": None, "code": status} | further
+    return JSONResponse({"error": error}, status_code=status, headers=headers)
+
+
+def load_judge(served: Served, *, calibration: Calibration | None = None) -> LocalJudge:
+    """Load a judge, its adapter merged; `calibration` maps the answers of /v1/consistency alone."""
+    options = {**placement(served.checkpoint), "calibration": calibration}
+    return LocalJudge.from_pretrained(served.checkpoint, adapter=served.adapter, **options)
+
+
+def serve_judge(served: Served, judge: LocalJudge, *, api_key: str = "") -> None:
+    """Serve until a signal ends it."""
+    app = create_app(served.name, judge, api_key=api_key)
+    with listening(served.host, served.port) as (listener, _):
+        run(app, listener, grace_seconds=GRACE_SECONDS)
