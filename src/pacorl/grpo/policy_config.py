@@ -34,7 +34,8 @@ class PromptsConfig(Section):
     """Training and evaluation prompts."""
 
     train: str = "data/t2is/train.jsonl"
-    """A JSONL of T2IS records, a text file of one prompt a line, or `tiny:train|dev|test`."""
+    """A JSONL of T2IS records or of {theme, panels}, a text file of one prompt or sentence a line, or
+    `tiny:train|dev|test`."""
     evaluation: str = "data/t2is/test.jsonl"
     """Evaluation prompts, named like `train`."""
     evaluation_limit: Positive = 64
