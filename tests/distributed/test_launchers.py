@@ -1,40 +1,60 @@
-"""The documented launchers take a run through an epoch in two processes."""
+"""The documented launch lines take a run of the tiny world through an epoch, in two processes on CPUs."""
 
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from launching import launched, launched_on_two_machines
 
 from pacorl.grpo.start import checkpoints
 
-pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+SETTINGS = [
+    *("epochs=1", "prompts_per_epoch=2", "group_size=2", "trackers=[]", "prompts.train=tiny:train:2"),
+    *("prompts.evaluation=tiny:dev:1", "sampling.steps=2", "sampling.suffix={}", "sampling.batch=2"),
+    *("evaluation.size=[64,64]", "evaluation.steps=1", "optimizer.updates_per_epoch=1"),
+]
+ACCELERATE = ["accelerate.commands.launch", "--config_file", f"{ROOT}/configs/launch/ddp.yaml", "--num_processes", "2"]
+MACHINE = ["torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1", "--rdzv_backend", "c10d"]
+LAUNCHES = {
+    "accelerate": [[*ACCELERATE, "--main_process_port", "{port}"]],
+    "torchrun": [["torch.distributed.run", "--nproc_per_node", "2", "--master_port", "{port}"]],
+    "two machines": [[*MACHINE, "--rdzv_endpoint", "127.0.0.1:{port}", "--node_rank", rank] for rank in ("0", "1")],
+}
 
 
-# torchrun also starts the two machines below.
-@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.nightly), "accelerate"])
-def test_two_processes_train_an_epoch(launcher: str, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    done = launched(launcher, out=out)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("done: ") == 1, "the main process alone speaks"
-    assert_trained_by_two(out)
-
-
-@pytest.mark.nightly
-def test_two_machines_train_an_epoch(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    both = launched_on_two_machines(out=out)
-    assert [done.returncode for done in both] == [0, 0], [done.stderr[-2000:] for done in both]
-    assert sum(done.stdout.count("done: ") for done in both) == 1
-    assert_trained_by_two(out)
-
-
-def assert_trained_by_two(out: Path) -> None:
-    (checkpoint,) = checkpoints(out / "checkpoints")
-    assert json.loads((checkpoint / "state.json").read_text())["processes"] == 2
-    assert len(json.loads((checkpoint / "generators.json").read_text())) == 2
-    kinds = [json.loads(line)["kind"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name == "accelerate" else pytest.mark.nightly) for name in LAUNCHES],
+)
+def test_two_processes_train_an_epoch(name: str, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    command = ["-m", "pacorl.cli", "train-policy", f"{ROOT}/configs/tiny.yaml", *SETTINGS, f"out={tmp_path / 'run'}"]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", *(word.replace("{port}", port) for word in line), *command],
+            env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for line in LAUNCHES[name]
+    ]
+    try:
+        said = [process.communicate(timeout=600) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * len(processes), [errors[-3000:] for _, errors in said]
+    assert sum(output.count("done: ") for output, _ in said) == 1, "the main process alone speaks"
+    (checkpoint,) = checkpoints(tmp_path / "run" / "checkpoints")
+    assert json.loads((checkpoint / "state.json").read_text())["epoch"] == 1
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert kinds == ["evaluation", "epoch", "evaluation"]
