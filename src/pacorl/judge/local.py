@@ -26,13 +26,13 @@ from pacorl.judge.pairwise import both_orders
 from pacorl.judge.prompting import ChatPrompt, Prompting
 from pacorl.judge.sharing import SharedForward, can_share, packed, prefix_forest
 from pacorl.models.int8 import quantize_model
-from pacorl.tiny import CHECKPOINTS
 from pacorl.types import TINY, TINY_EDITS, Chat, Question, Verdict
 
 logger = logging.getLogger(__name__)
 
-TINY_JUDGE = CHECKPOINTS / "judge"
-EMBEDDED = {TINY: TINY_JUDGE, TINY_EDITS: CHECKPOINTS / "edit-judge"}
+COMMITTED = Path(__file__).parents[1] / "tiny" / "checkpoints"
+TINY_JUDGE = COMMITTED / "judge"
+EMBEDDED = {TINY: TINY_JUDGE, TINY_EDITS: COMMITTED / "edit-judge"}
 """Name of a committed judge → its folder."""
 BASES = {
     "Qwen2.5-VL-7B": Path(__file__).with_name("qwen2_5_vl_7b.json"),
