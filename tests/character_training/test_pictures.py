@@ -8,17 +8,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from tiny_hero import hero_config, make_hero
-from toy_world import ToyJudge
-from typer.testing import CliRunner
 
 from pacorl.character_training.character_config import CharacterConfig
-from pacorl.character_training.pictures import describe_picture, fitted_image, gallery_prompts, read_pictures
-from pacorl.cli import app
-from pacorl.cli.train import _caption_pictures
+from pacorl.character_training.pictures import fitted_image, gallery_prompts, read_pictures
 from pacorl.config.base import ConfigError
-from pacorl.config.options import JudgeOptions
-from pacorl.gate.paco_reward import PacoReward
-from pacorl.types import Chat, Size
+from pacorl.types import Size
 
 
 def test_captions_are_files_or_the_card_with_the_trigger(tmp_path: Path) -> None:
@@ -88,27 +82,6 @@ def test_pictures_of_other_shapes_are_cropped_or_padded() -> None:
     assert fitted_image(wide, Size(64, 32), "crop").size == (32, 64)
     assert fitted_image(wide, Size(64, 32), "crop").getpixel((16, 2)) == (255, 0, 0)
     assert fitted_image(wide, Size(64, 32), "pad").getpixel((16, 2)) == (255, 255, 255)
-
-
-class Narrator(ToyJudge):
-    """A judge with words."""
-
-    def reply(self, chat: Chat, *, max_new_tokens: int = 512) -> str:
-        assert chat.images[0].size == (64, 64)
-        assert "pose" in chat.text
-        return '"waving\n by a lamp"'
-
-
-def test_a_judge_describes_the_pictures_without_a_caption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hero = make_hero(tmp_path / "zorp", captions=False)
-    (hero / "0.txt").write_text("by hand")
-    monkeypatch.setattr(PacoReward, "from_pretrained", lambda source, **access: PacoReward(Narrator()))
-    refused = CliRunner().invoke(app, ["train-character", str(hero), "--caption", f"out={tmp_path / 'run'}"])
-    assert "the tiny judge answers Yes or No only" in refused.output + str(refused.exception)
-    _caption_pictures(str(hero), JudgeOptions(judge="vlm"))
-    assert [(hero / f"{number}.txt").read_text() for number in range(6)] == ["by hand"] + ["waving by a lamp"] * 5
-    with pytest.raises(ValueError, match="ToyJudge describes no images"):
-        describe_picture(hero / "0.png", ToyJudge())
 
 
 @pytest.mark.parametrize(

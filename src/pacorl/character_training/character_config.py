@@ -16,9 +16,6 @@ from pacorl.models.policies.policy import PolicyOptions
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import TINY
 
-PROGRESS = "progress.json"
-"""File of a run with its finished steps, and its seconds per step."""
-
 
 class CharacterAdapterConfig(AdapterConfig):
     """The LoRA of the character."""

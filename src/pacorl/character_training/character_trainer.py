@@ -17,13 +17,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pacorl.character_training.character_config import PROGRESS, CharacterConfig
+from pacorl.character_training.character_config import CharacterConfig
 from pacorl.character_training.pictures import Picture, gallery_prompts, read_pictures
 from pacorl.config.base import described, dump
 from pacorl.core.batches import in_batches
@@ -152,16 +151,11 @@ class CharacterTrainer:
     def _train_steps(self) -> None:
         """Train, evaluate and save, beginning with the evaluation that a stop cut short."""
         self.bars.epoch(self.epoch, note="")
-        began, first = monotonic(), self.lora.step
-        self._note_progress()
         self._evaluate_if_due()
         while not self.finished:
-            before = self.lora.step
             self.train_step()
-            # A step may be skipped for its gradients; only a taken step is evaluated.
-            if self.lora.step > before:
-                self._note_progress((monotonic() - began) / (self.lora.step - first))
-                self._evaluate_if_due()
+            # A step that is skipped for its gradients leaves an evaluated step.
+            self._evaluate_if_due()
             self.runtime.check_stop()
 
     @property
@@ -380,12 +374,6 @@ class CharacterTrainer:
             "identities": self.identities,
         }
         return checkpoints.save(self.lora, self.config, state)
-
-    def _note_progress(self, seconds_per_step: float | None = None) -> None:
-        """Write how far the run is, for a page that watches it."""
-        progress = {"step": self.lora.step, "seconds_per_step": seconds_per_step}
-        # At every step, so it does not wait for the disk.
-        write_atomic(self.config.out / PROGRESS, dump_json(progress), flush=False)
 
     def _finish(self) -> None:
         """Draw the gallery with the LoRA in `adapter`, and write summary.json and the page."""

@@ -17,9 +17,8 @@ from pacorl.character_training.character_config import CharacterConfig
 from pacorl.io.documents import read_jsonl, read_text
 from pacorl.io.files import digest
 from pacorl.io.images import open_image
-from pacorl.judge.judge import ChatJudge, Judge
 from pacorl.records.characters import find_character
-from pacorl.types import Chat, Prompt, Size
+from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,11 +40,6 @@ METADATA = "metadata.jsonl"
 """Table of captions by `file_name`, as Hugging Face's image folders have it."""
 PLACEHOLDER = re.compile(r"\[(trigger|name)\]|\{trigger\}|<trigger>", re.IGNORECASE)
 """The trigger word in captions of other tools."""
-QUESTION = (
-    "Caption this picture in at most 25 words: the pose and action, the place, the light and the framing. "
-    "Neither name nor describe the character itself. Answer with the caption alone."
-)
-"""What a vision-language model is asked about a training image."""
 SUBJECT = "{character}"
 """Placeholder of the trigger word and the description in a gallery's prompts."""
 
@@ -97,7 +91,7 @@ def read_pictures(config: CharacterConfig) -> PictureSet:
     trigger = config.trigger or character.name
     subject = f"{trigger}, {character.text}"
     pictures = [Picture(path, caption_of(path, subject, trigger=trigger)) for path in character.images]
-    named = ", ".join(path.name for path in uncaptioned(character.images))
+    named = ", ".join(path.name for path in character.images if _caption(path)[0] is None)
     if named:
         logger.warning("without a caption, so trained on as %r: %s", subject, named)
 
@@ -158,27 +152,6 @@ def _caption(path: Path) -> tuple[Path | None, str]:
         if row.get("file_name") == path.name:
             return table, next((str(row[key]) for key in ("text", "caption", "prompt") if row.get(key)), "")
     return None, ""
-
-
-def uncaptioned(images: Sequence[Path]) -> list[Path]:
-    """List the images without a caption."""
-    return [path for path in images if _caption(path)[0] is None]
-
-
-def describe_picture(path: Path, judge: Judge) -> str:
-    """Ask a judge's vision-language model for the caption of an image.
-
-    Raises:
-        ValueError: if the judge answers Yes or No only.
-        RuntimeError: if there is no answer.
-    """
-    if not isinstance(judge, ChatJudge):
-        raise ValueError(f"{type(judge).__name__} describes no images; choose a vision-language model as the judge")
-    answer = judge.reply(Chat((open_image(path), QUESTION)), max_new_tokens=80)
-    caption = " ".join(answer.split()).strip('"')
-    if not caption:
-        raise RuntimeError(f"the judge has no caption for {path.name}; write it by hand")
-    return caption
 
 
 def fitted_image(image: Image.Image, size: Size, fit: str) -> Image.Image:

@@ -17,7 +17,7 @@ from typer import Argument, Exit, Option
 from typer.core import TyperCommand
 
 from pacorl.cli.shared import echo, echo_errors, echo_json, program
-from pacorl.config.options import JudgeOptions, inherited, option
+from pacorl.config.options import inherited, option
 from pacorl.types import TINY
 
 if TYPE_CHECKING:
@@ -257,12 +257,6 @@ def train_character(
     overrides: list[str] = OVERRIDES,
     *,
     config: Path = Option("character/tiny", help="A YAML file, or a recipe of `pacorl recipes`."),
-    caption: bool = Option(
-        False,
-        "--caption",
-        help="First let the vision-language model of --judge describe each image without a text file.",
-    ),
-    judge: JudgeOptions,
     options: RunOptions,
 ) -> None:
     """Train a LoRA of one character on your own images."""
@@ -287,9 +281,6 @@ def train_character(
             echo("\n".join(plan.lines()))
         raise Exit(plan.exit_code)
 
-    if caption:
-        with config_errors(config, run):
-            _caption_pictures(run.character, judge)
     # Import. The pipeline's class imports diffusers, which takes seconds.
     from pacorl.io.imports import frozen_imports
 
@@ -311,27 +302,6 @@ def train_character(
 
         _echo_peak(peaks, lambda: plan_character(run))
     echo(f"done: {result.folder / 'report.html'}\nLoRA: {result.adapter}")
-
-
-def _caption_pictures(name: str, options: JudgeOptions) -> None:
-    """Write a text file beside each image without one."""
-    from pacorl.character_training.pictures import LEAST, MOST, describe_picture, uncaptioned
-    from pacorl.gate.paco_reward import PacoReward
-    from pacorl.io.files import write_atomic
-    from pacorl.records.characters import find_character
-
-    pictures = uncaptioned(find_character(name, least=LEAST, most=MOST).images)
-    if options.judge in ("", TINY):
-        raise ValueError(
-            "--caption: the tiny judge answers Yes or No only; name a vision-language model, such as "
-            "--judge Qwen/Qwen2.5-VL-7B-Instruct"
-        )
-    # The judge's weights go before the generator's come.
-    with PacoReward.from_pretrained(options.judge, **options.judge_access) as reward:
-        for picture in pictures:
-            caption = describe_picture(picture, reward.judge)
-            write_atomic(picture.with_suffix(".txt"), caption)
-            echo(f"{picture.name}: {caption}")
 
 
 def train_reward(
