@@ -20,7 +20,7 @@ def image_source(
     checkpoint: str,
     *,
     kind: str = "",
-    edits: bool = False,
+    edits: bool | None = None,
     adapter: str = "",
     size: Size | None = None,
     steps: int | None = 20,
@@ -37,7 +37,7 @@ def image_source(
     Args:
         checkpoint: a diffusers folder, a hub name, or "tiny".
         kind: a key of POLICIES; detected from the checkpoint if empty.
-        edits: whether it edits images, rather than generate sets.
+        edits: whether it must edit images, or generate sets; None for either.
         adapter: a LoRA in any form; a recipe identifies it by its content.
         size: for every prompt, of a panel if they are separate; None for the records' own.
         steps: denoising steps; None for the kind's own.
@@ -55,9 +55,9 @@ def image_source(
     check_previous(separate=separate, previous=previous)
 
     # Resolve the defaults of the kind.
-    kind = kind or kind_of(checkpoint, edits=edits)
+    kind = kind or kind_of(checkpoint, edits=bool(edits))
     spec = POLICIES.named(kind)
-    if not (spec.edits if edits else spec.sets):
+    if edits is not None and not (spec.edits if edits else spec.sets):
         raise ValueError(f"{checkpoint} is of kind {kind!r}, which {'makes sets' if edits else 'edits images'}")
     dtype = dtype or ("float32" if checkpoint == TINY else "bfloat16")
     settings = spec.options_for(checkpoint, dtype=dtype, **options)
