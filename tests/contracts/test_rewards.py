@@ -23,6 +23,7 @@ from pacorl.types import Character, Prompt, Question, Verdict
 
 REQUIRED: dict[str, dict[str, Any]] = {
     "http": {"url": "http://127.0.0.1:9"},
+    "aesthetic": {"head": "head.pth"},
     "reference": {"copy_penalty": 0},
 }
 """Arguments without which a reward cannot be made, or would not rise with every answer."""
@@ -30,6 +31,7 @@ CHECKED_ELSEWHERE = {
     "panel_clip_text": "rewards/test_clip.py: test_batch_and_order_change_nothing",
     "panel_clip_image": "rewards/test_clip.py: test_batch_and_order_change_nothing",
     "pick_score": "rewards/test_clip.py: test_batch_and_order_change_nothing",
+    "aesthetic": "rewards/test_clip.py: test_batch_and_order_change_nothing",
     "dreamsim": "rewards/test_plain.py: test_dreamsim_is_called_as_its_readme_says",
     "ocr": "rewards/test_plain.py: test_ocr_scores_by_any_reader",
     "http": "rewards/test_plain.py: test_a_service_scores",

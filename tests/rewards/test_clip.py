@@ -17,10 +17,10 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from pacorl.config.reward_section import RewardConfig
 from pacorl.core.grid import split
 from pacorl.rewards import check_rewards
-from pacorl.rewards.clip import PanelClipImage, PanelClipText, PickScore, _once_each, clip_encoder
+from pacorl.rewards.clip import Aesthetic, PanelClipImage, PanelClipText, PickScore, _once_each, clip_encoder
 from pacorl.rewards.reward import Reward
 from pacorl.testing import check_reward
-from pacorl.types import Prompt
+from pacorl.types import Grid, Prompt
 
 
 class Reference:
@@ -43,6 +43,22 @@ class Reference:
 @pytest.fixture(scope="module")
 def reference(tiny_clip: Path) -> Reference:
     return Reference(tiny_clip)
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random aesthetic head under the published file's names."""
+    torch.manual_seed(1)
+    path = tmp_path_factory.mktemp("head") / "linearMSE.pth"
+    sizes = [24, 1024, 128, 64, 16, 1]
+    tensors = {}
+    for number, wide, narrow in zip((0, 2, 4, 6, 7), sizes[:-1], sizes[1:], strict=True):
+        tensors |= {
+            f"layers.{number}.weight": torch.randn(narrow, wide) / wide**0.5,
+            f"layers.{number}.bias": torch.randn(narrow),
+        }
+    torch.save(tensors, path)
+    return path
 
 
 def close(found: Sequence[float | None], expected: Sequence[float]) -> None:
@@ -89,14 +105,31 @@ def test_pick_score(tiny_clip: Path, reference: Reference, prompts: list[Prompt]
     close(PickScore(str(tiny_clip), panels=True)(prompts, sheets), panels)
 
 
-@pytest.mark.parametrize("kind", ["panel_clip_text", "panel_clip_image", "pick_score"])
+def test_aesthetic(
+    tiny_clip: Path, head: Path, reference: Reference, prompts: list[Prompt], sheets: list[Image.Image]
+) -> None:
+    tensors = torch.load(head, weights_only=True)
+
+    def by_hand(image: Image.Image) -> float:
+        row = reference(image)[1]
+        for number in (0, 2, 4, 6, 7):
+            row = tensors[f"layers.{number}.weight"] @ row + tensors[f"layers.{number}.bias"]
+        return float(row)
+
+    close(Aesthetic(str(tiny_clip), head=str(head), panels=False)(prompts, sheets), [by_hand(one) for one in sheets])
+    panels = [fmean(by_hand(panel) for panel in split(sheet, Grid(2, 2))) for sheet in sheets]
+    close(Aesthetic(str(tiny_clip), head=str(head))(prompts, sheets), panels)
+
+
+@pytest.mark.parametrize("kind", ["panel_clip_text", "panel_clip_image", "pick_score", "aesthetic"])
 def test_batch_and_order_change_nothing(
-    kind: str, tiny_clip: Path, prompts: list[Prompt], sheets: list[Image.Image]
+    kind: str, tiny_clip: Path, head: Path, prompts: list[Prompt], sheets: list[Image.Image]
 ) -> None:
     makers: dict[str, Callable[[], Reward]] = {
         "panel_clip_text": lambda: PanelClipText(str(tiny_clip)),
         "panel_clip_image": lambda: PanelClipImage(str(tiny_clip)),
         "pick_score": lambda: PickScore(str(tiny_clip)),
+        "aesthetic": lambda: Aesthetic(str(tiny_clip), head=str(head)),
     }
     check_reward(makers[kind](), prompts, sheets)
 
@@ -118,7 +151,27 @@ def test_one_checkpoint_is_loaded_once(tiny_clip: Path) -> None:
 
 def test_nothing_is_loaded_before_it_is_needed() -> None:
     """The published defaults are named, checked and not fetched."""
-    check_rewards([RewardConfig(name=name) for name in ("panel_clip_text", "panel_clip_image", "pick_score")])
+    check_rewards(
+        [RewardConfig(name=name) for name in ("panel_clip_text", "panel_clip_image", "pick_score", "aesthetic")]
+    )
+
+
+def test_a_head_that_is_none_is_named(tiny_clip: Path, tmp_path: Path, prompts: list[Prompt]) -> None:
+    with pytest.raises(ValueError, match=r"args\.head: .*absent\.pth is no file; get sac\+logos"):
+        Aesthetic(str(tiny_clip), head=str(tmp_path / "absent.pth")).load()
+    torch.save({"weight": torch.zeros(2)}, tmp_path / "other.pth")
+    for name in ("cut.pth", "cut.safetensors"):
+        (tmp_path / name).write_bytes((tmp_path / "other.pth").read_bytes()[:40])
+        with pytest.raises(ValueError, match=rf"{name}.* damaged or cut off"):
+            Aesthetic(str(tiny_clip), head=str(tmp_path / name)).load()
+    with pytest.raises(ValueError, match="does not hold the aesthetic predictor's layers"):
+        Aesthetic(str(tiny_clip), head=str(tmp_path / "other.pth")).load()
+
+
+def test_a_head_that_runs_code_is_refused(tiny_clip: Path, tmp_path: Path) -> None:
+    torch.save({"layers.0.weight": tmp_path}, tmp_path / "code.pth")  # a Path is no tensor
+    with pytest.raises(ValueError, match=r"code\.pth holds more than tensors"):
+        Aesthetic(str(tiny_clip), head=str(tmp_path / "code.pth")).load()
 
 
 def test_what_is_encoded_once_is_handed_back_to_each() -> None:

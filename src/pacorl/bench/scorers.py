@@ -177,7 +177,7 @@ class JudgeTexts:
 
 @dataclass(frozen=True, slots=True)
 class RewardTexts:
-    """Scorer by any reward of (text, image): your own service (`http`), or CLIP."""
+    """Scorer by any reward of (text, image): your own service (`http`), CLIP, or an aesthetics predictor."""
 
     reward: Reward
     name: str

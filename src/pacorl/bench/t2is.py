@@ -86,8 +86,8 @@ class T2isOptions(GeneratorBenchmarkOptions):
     batch: int = inherited(BenchmarkOptions, "batch", default=1, help="Cases per call of the judge.")
     prompts: Path | None = option(None, "T2IS records to generate from, by their original_idx.")
     alignment: str = option("judge", "Prompt alignment by: judge, none, a scorer's URL, or a reward.")
-    aesthetics: str = option("", "A reward of single images, as file.py:NAME; none if left out.")
-    aesthetics_scale: float = option(1.0, "Brings its scores to 0..1.", least=0, most=STRONGEST)
+    aesthetics: str = option("", "A reward of single images, e.g. aesthetic; none if left out.")
+    aesthetics_scale: float = option(1.0, "Brings its scores to 0..1; LAION's predictor: 0.1.", least=0, most=STRONGEST)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from pacorl.models.policies.policy import WITHOUT_WEIGHTS, Parts, PolicyOptions
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.plan.generators import model_on_meta
 from pacorl.rewards import build_rewards
-from pacorl.rewards.clip import ClipEncoder
+from pacorl.rewards.clip import AESTHETIC_SOURCE, CLIP_L, Aesthetic, ClipEncoder
 from pacorl.rewards.consistency import EditConsistency
 from pacorl.rewards.reward import Reward
 from pacorl.types import TINY, Prompt
@@ -37,7 +37,8 @@ GEDIT_COMMAND = "pacorl data get gedit"
 JUDGE_PARTS: Parts = read_object(next(iter(BASES.values())))
 """Qwen2.5-VL-7B as published, the base of PaCo-Reward-7B: 8.29 B parameters."""
 CLIP_PARTS: Parts = read_object(Path(__file__).with_name("clip.json"))
-"""CLIP as published: ViT-H-14 of CLIP-T, CLIP-I and PickScore (986 M parameters)."""
+"""CLIP as published: ViT-H-14 of CLIP-T, CLIP-I and PickScore (986 M parameters), ViT-L-14 of the aesthetic head
+(428 M)."""
 NOT_READY = 2
 """Exit code of a dry run if something is absent or at fault."""
 
@@ -226,7 +227,7 @@ def clip_encoders(config: PolicyConfig) -> dict[str, ClipEncoder]:
 def clip_parts(encoder: ClipEncoder) -> Mapping[str, Any]:
     """Read the config of an encoder's model; the published one if it is absent."""
     folder = _clip_folder(encoder)
-    published = CLIP_PARTS["ViT-H-14"]
+    published = CLIP_PARTS["ViT-L-14" if encoder.checkpoint == CLIP_L else "ViT-H-14"]
     if folder is None:
         return published
     # A checkpoint's own config.json may omit its class.
@@ -244,6 +245,10 @@ def _reward_absences(config: PolicyConfig) -> Iterator[MissingFile]:
         folder = _clip_folder(encoder)
         if folder is None or not (_has_weights(folder) or any(folder.glob("pytorch_model*.bin"))):
             yield _absence(key, encoder.checkpoint, "a CLIP model", shapes=[clip_parts(encoder)], files=OF_MODEL)
+    for key, reward in rewards_of(config):
+        if isinstance(reward, Aesthetic) and not reward.head_path.is_file():
+            remedy = f"the published head: get it from {AESTHETIC_SOURCE}"
+            yield MissingFile(f"{key}.args.head", str(reward.head_path), remedy)
 
 
 # --- absences --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Rewards that CLIP measures: a panel against its text, panels against each other, and PickScore.
+"""Rewards that CLIP measures: a panel against its text, panels against each other, PickScore, and aesthetics.
 
 All take the model's own processor (its PIL backend) and fp32 unless told otherwise. Weights load on first use, and
 rewards that name one checkpoint share it. Every distinct image and text is encoded once per call.
@@ -6,9 +6,11 @@ rewards that name one checkpoint share it. Every distinct image and text is enco
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from itertools import chain, combinations
+from itertools import chain, combinations, pairwise
+from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, TypeVar
 from weakref import WeakValueDictionary
@@ -20,13 +22,17 @@ from torch import Tensor, nn
 from pacorl.core.batches import in_batches
 from pacorl.core.grid import split
 from pacorl.core.set_scores import panel_shares
+from pacorl.io.files import safetensors_errors
 from pacorl.io.pretrained import pretrained
-from pacorl.rewards.reward import PanelScores, check_pairs, check_panels
+from pacorl.rewards.reward import PanelScores, RewardError, check_pairs, check_panels
 from pacorl.types import Prompt
 
 CLIP_H = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 """The weights that the released code loads through open_clip, as transformers reads them."""
+CLIP_L = "openai/clip-vit-large-patch14"
 PICK_SCORE = "yuvalkirstain/PickScore_v1"
+AESTHETIC_HEAD = "sac+logos+ava1-l14-linearMSE.pth"
+AESTHETIC_SOURCE = "https://github.com/christophschuhmann/improved-aesthetic-predictor"
 
 T = TypeVar("T")
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -202,6 +208,77 @@ class PickScore(ClipReward):
         cosines = _means((self.clip.images(panels) * self.clip.texts(texts)).sum(1), counts)
         scale = float(self.clip.load()[0].logit_scale.float().exp())
         return [scale * cosine / self.divide_by for cosine in cosines]
+
+
+class Aesthetic(ClipReward):
+    """LAION's aesthetic predictor v2 (1 to 10) over CLIP ViT-L/14, mean over panels, or of the whole image.
+
+    `head` is a file: the published `.pth`, which exists in no other form and is read as plain tensors, or the same
+    tensors as safetensors.
+    """
+
+    def __init__(
+        self,
+        checkpoint: str = CLIP_L,
+        *,
+        head: str = AESTHETIC_HEAD,
+        panels: bool = True,
+        dtype: Dtype = "float32",
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self.clip = clip_encoder(checkpoint, device=device, dtype=dtype)
+        self.head_path = Path(head)
+        self.panels = panels
+        self._head: nn.Module | None = None
+
+    def load(self) -> nn.Module:
+        """Its head. Raises RewardError if the file is absent or is no such head."""
+        if self._head is None:
+            self._head = load_aesthetic_head(self.head_path)
+            self.clip.load()
+        return self._head
+
+    def check(self, prompts: Sequence[Prompt]) -> None: ...
+
+    @torch.inference_mode()
+    def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
+        head = self.load()
+        panels, counts = _panels(prompts, images, whole=not self.panels)
+        return [*_means(head(self.clip.images(panels))[:, 0], counts)]
+
+
+def load_aesthetic_head(path: Path) -> nn.Module:
+    """Read a head of any width. Raises RewardError if the file is missing or holds other tensors."""
+    if not path.is_file():
+        raise RewardError(
+            f"rewards.aesthetic.args.head: {path} is no file; get {AESTHETIC_HEAD} from {AESTHETIC_SOURCE}"
+        )
+    # 1. Tensors of the file, without running its code.
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        with safetensors_errors(path):
+            state = load_file(path)
+    else:
+        try:
+            # The published head is a pickle; without `weights_only` it could run code.
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError:
+            raise RewardError(f"{path} holds more than tensors, and is not read: it could run code") from None
+        except (EOFError, RuntimeError, ValueError) as error:
+            raise RewardError(f"{path} is damaged or cut off ({' '.join(str(error).split())[:120]})") from None
+
+    # 2. The published layers, of any input width.
+    state = {name.removeprefix("layers."): tensor.float() for name, tensor in state.items()}
+    try:
+        sizes = (state["0.weight"].shape[1], 1024, 128, 64, 16, 1)
+        first, second, third, fourth, last = (nn.Linear(a, b) for a, b in pairwise(sizes))
+        # Linear throughout, as published; the idle dropouts preserve the published layer numbers.
+        head = nn.Sequential(first, nn.Dropout(), second, nn.Dropout(), third, nn.Dropout(), fourth, last).eval()
+        head.load_state_dict(state)
+    except (KeyError, RuntimeError) as error:
+        raise RewardError(f"{path} does not hold the aesthetic predictor's layers: {error}") from None
+    return head.requires_grad_(False)
 
 
 def _panels(
