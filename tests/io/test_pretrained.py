@@ -140,9 +140,13 @@ def modules() -> dict[str, ast.AST]:
 
 def own_classes(trees: dict[str, ast.AST]) -> set[str]:
     """Classes of the package with a `from_pretrained` of their own."""
-    classes = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-    methods = {node.name: {part.name for part in node.body if isinstance(part, ast.FunctionDef)} for node in classes}
-    return {name for name, names in methods.items() if "from_pretrained" in names}
+    found = set()
+    for tree in trees.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                methods = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
+                found |= {node.name} if "from_pretrained" in methods else set()
+    return found
 
 
 PICKLES = re.compile(r"torch\.(load|hub)\b.*|pickle\.(load|loads|Unpickler)|joblib\.load|(np|numpy)\.load")
