@@ -92,6 +92,8 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(self.fake.pages[self.path])
         elif self.path == "/v1/models":
             self.answer({"object": "list", "data": [{"id": name, "object": "model"} for name in self.fake.served]})
+        elif self.path in self.fake.posts:
+            self.fail(405)
         else:
             self.fail(404)
 
@@ -171,7 +173,7 @@ def p_of(body: dict[str, Any]) -> float:
 
 def images_of(body: dict[str, Any]) -> list[Image.Image]:
     *parts, _ = body["messages"][0]["content"]
-    return [_decoded(part["image_url"]["url"]) for part in parts]
+    return [decoded(part["image_url"]["url"].partition(",")[2]) for part in parts]
 
 
 def p_of_images(images: list[Image.Image], text: str) -> float:
@@ -179,8 +181,8 @@ def p_of_images(images: list[Image.Image], text: str) -> float:
     return (digest[0] + 1) / 258
 
 
-def _decoded(url: str) -> Image.Image:
-    return Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB")
+def decoded(content: str) -> Image.Image:
+    return Image.open(io.BytesIO(base64.b64decode(content))).convert("RGB")
 
 
 def completion(body: dict[str, Any], p: float, *, mass: float = 0.9) -> dict[str, Any]:

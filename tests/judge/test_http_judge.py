@@ -10,7 +10,7 @@ from threading import Barrier, Event
 from typing import Any
 
 import pytest
-from fake_server import FakeServer, Handler, chat_answer, p_of_images
+from fake_server import FakeServer, Handler, chat_answer, decoded, p_of_images
 from PIL import Image
 
 from pacorl.io import outage
@@ -179,6 +179,25 @@ def test_a_server_without_token_ids_is_read_by_text(fake: FakeServer) -> None:
         assert_all_right(judge)
         assert "logprob_token_ids" not in fake.chats[-1]
         assert fake.chats[-1]["repetition_penalty"] == 1
+
+
+def test_a_server_of_decisions_is_asked_for_them(server: FakeServer) -> None:
+    """As `transformers serve`, which ignores logprobs."""
+
+    def decide(handler: Handler, body: dict[str, Any]) -> None:
+        images = [decoded(asset["data_base64"]) for asset in body["assets"].values()]
+        assert body["state"] == "".join(body["assets"])
+        p_yes = p_of_images(images, body["questions"]["same"]["instructions"])
+        handler.answer({"model": body["model"], "answers": {"same": {"type": "noul", "noul": p_yes}}})
+
+    server.tokens = None
+    server.posts["/v1/systemone"] = decide
+    with judge_of(server) as judge:
+        assert_all_right(judge)
+    assert server.chats == []
+    with judge_of(server, temperature=2.0) as judge:
+        odds = math.exp(math.log(truth(QUESTIONS[0]) / (1 - truth(QUESTIONS[0]))) / 2)
+        assert judge.verdicts(QUESTIONS[:1])[0].p_yes == pytest.approx(odds / (1 + odds))
 
 
 def test_a_judge_is_asked_not_to_think_first(server: FakeServer) -> None:

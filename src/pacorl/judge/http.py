@@ -136,6 +136,26 @@ def verdict_body(
     return turn_body(model, [*images, text], max_tokens=1) | sampling | by_id
 
 
+def decision_body(model: str, images: Sequence[EncodedImage], text: str) -> dict[str, Any]:
+    """Build a request of transformers' `/v1/systemone`, for servers without log-probabilities."""
+    assets = {}
+    for number, image in enumerate(images, 1):
+        content = image.url.partition(",")[2]
+        assets[f"image-{number}"] = {"type": "image", "format": "png", "data_base64": content}
+    question = {"type": "noul", "instructions": text}
+    return {"model": model, "state": "".join(assets), "questions": {"same": question}, "assets": assets}
+
+
+def read_decision(answer: Json, *, temperature: float = 1.0) -> float:
+    """Read P(Yes) from an answer of `/v1/systemone`."""
+    p_yes = answer["answers"]["same"]["noul"]
+    if not isinstance(p_yes, float) or not 0 <= p_yes <= 1:
+        raise TransientError(f"a probability that is none: {str(p_yes)[:40]}")
+    if p_yes in (0, 1):
+        return p_yes
+    return _sigmoid((math.log(p_yes) - math.log1p(-p_yes)) / temperature)
+
+
 def sharing_order(questions: Sequence[Question]) -> list[int]:
     """Order the questions so that those with the same first images follow one another, for a server's prefix cache."""
     position: dict[int, int] = {}
@@ -270,6 +290,8 @@ class Server:
     """Token ids of Yes and No; None if unknown or unsupported."""
     refused_fields: set[str] = field(default_factory=set)
     """Refused `OPTIONAL_FIELDS`, left out from then on."""
+    decides: bool = False
+    """Whether it is asked for decisions, because it has no log-probabilities."""
     note: str = ""
     """Caveat of the server about the judge; empty for most."""
 
@@ -450,9 +472,13 @@ class HttpJudge:
 
     async def _verdict(self, images: Sequence[EncodedImage], text: str) -> Verdict:
         def body(server: Server) -> dict[str, Any]:
+            if server.decides:
+                return decision_body(self.model, images, text)
             return verdict_body(self.model, images, text, ids=server.ids)
 
         def read(answer: Json, server: Server) -> float:
+            if "answers" in answer:
+                return read_decision(answer, temperature=self.temperature)
             return read_p_yes(answer, self.words, ids=server.ids, temperature=self.temperature)
 
         try:
@@ -553,7 +579,8 @@ class HttpJudge:
             self.counters.requests += 1
             sent = {name: value for name, value in body(server).items() if name not in server.refused_fields}
             try:
-                return await self._exchange(server, f"{server.url}/chat/completions", sent)
+                page = "systemone" if "assets" in sent else "chat/completions"
+                return await self._exchange(server, f"{server.url}/{page}", sent)
             except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
                 fault = str(status_fault(error.response, key=self._key))
                 refused = {name for name in OPTIONAL_FIELDS if name in sent and name in fault}
@@ -641,11 +668,26 @@ class HttpJudge:
             if not self.model and len(notes) != 1:
                 raise JudgeRefusedError(f"{server.url} serves {names or 'no list of models'}; name one as URL#MODEL")
             self.model = self.model or next(iter(notes))
-            if notes and self.model not in notes:
+            if notes and self.model not in notes and not await self._decides(server):
                 raise JudgeRefusedError(f"{server.url} serves no model {self.model!r}; it serves {names}")
             server.note = notes.get(self.model, "")
             server.ids = await self._token_ids(server)
+            # `transformers serve` has no log-probabilities, and another page for probabilities.
+            server.decides = server.ids is None and await self._decides(server)
             server.known = True  # last: it marks the handshake as complete
+
+    async def _decides(self, server: Server) -> bool:
+        """Whether a server has transformers' page of decisions, which is there for posts alone."""
+        import openai
+
+        try:
+            await self._exchange(server, f"{server.url}/systemone")
+        except openai.APIStatusError as error:
+            return error.status_code == 405
+        except TransientError as fault:
+            if fault.unreachable:
+                raise
+        return False
 
     async def _token_ids(self, server: Server) -> TokenIds | None:
         """Query the ids of single-token words from vLLM's /tokenize; None if there is no such page."""

@@ -39,6 +39,7 @@ from pacorl.io.files import (
     weight_write_errors,
     write_atomic,
 )
+from pacorl.judge.decision import save_decision
 from pacorl.judge_training.examples import JudgeData, each_once, load_data
 from pacorl.judge_training.held_out import HeldOut
 from pacorl.judge_training.judge_config import JudgeConfig
@@ -197,7 +198,9 @@ class JudgeTrainer:
         base = config.model.checkpoint
         if full:
             save_processor(data.processor, folder, source=source_of(base))
-        elif config.merge:
+        else:
+            save_decision(folder, data.processor)
+        if config.merge and not full:
             merged = config.out / "merged"
             merge_and_save(base, folder, merged, dtype=config.model.dtype, processor=data.processor)
         self._summarise(data, folder, steps=trainer.state.global_step)

@@ -19,6 +19,7 @@ from pacorl.io.hub import check_checkpoint
 from pacorl.io.pretrained import pretrained
 from pacorl.io.processor import load_processor
 from pacorl.judge.adapter import lora_config, merge_adapter, read_adapter, with_lora
+from pacorl.judge.decision import save_decision
 from pacorl.judge.local import EMBEDDED
 from pacorl.judge_training.judge_config import RewardTuningConfig
 from pacorl.models.adapters import copy_start
@@ -170,6 +171,9 @@ def save_processor(processor: Any, out: Path, *, source: str) -> None:
         "processor_class": PROCESSORS[kind],
     }
     write_json(out / "preprocessor_config.json", image)
+
+    # For servers that answer decisions without pacorl.
+    save_decision(out, processor)
 
     # The part for videos.
     video_file = cached_file(source, VIDEO_FILE, _raise_exceptions_for_missing_entries=False)

@@ -1,0 +1,42 @@
+"""A judge as a decision model of transformers: any program gets P(Yes) without pacorl.
+
+    transformers serve runs/judge/merged                        # with the decision.json that was saved there
+    transformers serve X-GenGroup/PaCo-Reward-7B --decision-config configs/reward/paco_reward_7b.decision.json
+
+`POST /v1/systemone` then answers a question of type `noul` about the images of the state.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pacorl.io.documents import write_json
+from pacorl.io.files import write_atomic
+from pacorl.judge.prompting import chat_text
+
+TEMPLATE = "decision_template.jinja"
+CONFIG = "decision.json"
+QUESTION = "\0"
+"""Stands for a question while the checkpoint's own template is rendered."""
+
+
+def decision_template(processor: Any) -> str:
+    """Write a checkpoint's chat turn as a template of a decision: the images of the state, then the question."""
+    text = {"type": "text", "text": QUESTION}
+    before, after = chat_text(processor, [{"role": "user", "content": [text]}]).split(QUESTION)
+    shown = chat_text(processor, [{"role": "user", "content": [{"type": "image"}, text]}])
+    image = shown[len(before) : shown.index(QUESTION)]
+    # As literals: Jinja would drop a template's last line break.
+    parts = "{% for part in state %}{{ " + json.dumps(image) + ' if part.type == "image" else part.text }}{% endfor %}'
+    state = "{% if state is string %}{{ state }}{% else %}" + parts + "{% endif %}"
+    return "".join(
+        ["{{ ", json.dumps(before), " }}", state, "{{ question.instructions }}{{ ", json.dumps(after), " }}"]
+    )
+
+
+def save_decision(folder: Path, processor: Any) -> None:
+    """Write `decision.json` and its template beside a judge's weights."""
+    write_json(folder / CONFIG, {"labels": {"noul": ["Yes", "No"]}, "noul_options": ["true", "false"]})
+    write_atomic(folder / TEMPLATE, decision_template(processor))
