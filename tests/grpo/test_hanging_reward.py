@@ -114,7 +114,7 @@ def test_a_reward_that_hangs_ends_the_run_saved(
     overlaps = f"judge.overlap={overlap}"
     said = (
         rf"^reward brightness \({batch}.*\) has not returned for \S+ s; mend it, or raise reward_timeout; "
-        rf"stopped after epoch {finished}, and saved; go on with resume=\"auto\"$"
+        rf"stopped after epoch {finished}, and saved; go on with --resume auto$"
     )
     with pytest.raises(Interrupted, match=said) as stop:
         run(tmp_path / "run", hanging(hangs_in=call), overlaps, "reward_timeout=0.5")
@@ -138,7 +138,7 @@ def test_the_first_signal_ends_the_wait_for_a_reward(
 ) -> None:
     call, finished, _ = WHERE[place]
     reward = hanging(hangs_in=call, first=lambda: os.kill(os.getpid(), number))
-    with pytest.raises(Interrupted, match=rf'^stopped after epoch {finished}, and saved; go on with resume="auto"$'):
+    with pytest.raises(Interrupted, match=rf"^stopped after epoch {finished}, and saved; go on with --resume auto$"):
         run(tmp_path / "run", reward)
     run(tmp_path / "run", Brightness(), resume=True)
     assert same(tmp_path / "run", whole("true"))

@@ -291,7 +291,7 @@ def test_what_cannot_run_is_refused(small: list[str], override: str, message: st
 def test_a_checkpoint_of_another_shape_is_refused(small: list[str]) -> None:
     config = tiny_run([*small, "save_every=1"])
     train_policy(config)
-    with pytest.raises(ValueError, match=r"set adapter\.rank and targets as it was trained"):
+    with pytest.raises(ValueError, match="was trained with another rank"):
         train_policy(tiny_run([*small, "epochs=2", "adapter.rank=8"]), resume=True, allow_changes=True)
 
 
