@@ -28,7 +28,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_table_has_every_recipe_with_its_model_and_licence() -> None:
     rows = json.loads(run("recipes", "--json").stdout)["recipes"]
     facts = {row["name"]: row for row in rows}
-    assert set(facts) == set(recipe_names()) >= {"flux_t2is_24gb", "klein_edit_16gb", "reward/tiny"}
+    assert set(facts) == set(recipe_names()) >= {"flux_t2is_24gb", "klein_t2is_16gb", "reward/tiny"}
     assert all(all(row.values()) for row in rows)
     assert facts["flux_t2is_24gb"]["card"] == "One card of 24 GB"
     assert facts["flux_t2is_24gb"]["model"] == "black-forest-labs/FLUX.1-dev"

@@ -93,6 +93,10 @@ Run = TypeVar("Run", bound=Section)
 
 NAME = "name"
 """Key of a section that chooses the section's other keys, such as an objective's."""
+KIND = "kind"
+"""The same of a generator."""
+EXTENDS = "extends"
+"""Key of a file that names the config which it changes: a recipe, or a file beside it."""
 
 
 def load(kind: type[Run], path: Path | None, overrides: Sequence[str] = ()) -> Run:
@@ -210,16 +214,44 @@ def described(changes: Mapping[str, Sequence[Any]]) -> list[str]:
 def read_config(path: Path) -> dict[str, Any]:
     """Read a config's keys from a file, or from a recipe by its name, without their defaults.
 
+    A key `extends` names the config that the file changes: its own keys win, section by section.
+
     Raises:
         ConfigError: it cannot be read, or is no mapping.
     """
+    return _read_config(path, ())
+
+
+def _read_config(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     try:
-        document = read_yaml(config_file(path))
+        file = config_file(path)
+        document = read_yaml(file)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if not isinstance(document, dict | None):
         raise ConfigError(f"{path}: a config is a mapping of keys, this is a {type(document).__name__}")
-    return document or {}
+    document = document or {}
+    base = document.pop(EXTENDS, None)
+    if base is None:
+        return document
+    if not isinstance(base, str) or file in above:
+        raise ConfigError(f"{path}: extends {base!r} is not another config; name a recipe, or a file beside this one")
+    beside = file.parent / base
+    return _merged(_read_config(beside if beside.is_file() else Path(base), (*above, file)), document)
+
+
+def _merged(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Change a config's keys. A section that chooses another entry keeps no key of the former one."""
+    merged = dict(base)
+    for key, value in changes.items():
+        before = merged.get(key)
+        if not isinstance(before, dict) or not isinstance(value, Mapping):
+            merged[key] = value
+        elif any(choice in value and value[choice] != before.get(choice) for choice in (NAME, KIND)):
+            merged[key] = dict(value)
+        else:
+            merged[key] = _merged(before, value)
+    return merged
 
 
 def _apply(document: dict[str, Any], override: str, given: set[str], *, source: str) -> None:
