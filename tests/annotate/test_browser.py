@@ -74,8 +74,8 @@ def test_on_a_phone_nothing_lies_over_a_candidate(dataset, browser, width):
         rows = page.locator("nav button:visible").evaluate_all("(all) => new Set(all.map((one) => one.offsetTop)).size")
         assert rows == 1
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
-        for card in page.locator("#pool .card .pick").all():
-            card.tap()
+        while page.locator("#pool .card").count():
+            page.locator("#pool .card .pick").first.tap()
         playwright.expect(page.locator("#submit")).to_be_enabled()
         page.locator("#submit").tap()
         playwright.expect(page.locator("#count")).to_contain_text("1 of")
