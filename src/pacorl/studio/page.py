@@ -46,7 +46,7 @@ class StudioPage:
     def __init__(self, studio: Studio, download: Download) -> None:
         self.studio = studio
         self.download = download
-        self.seen = -1
+        self.seen = studio.version  # all is drawn below
         self.opened = studio.draft.page
         self.character = next(iter(studio.folder.characters()), "")
         self.form_shown: dict[str, Any] = {}
