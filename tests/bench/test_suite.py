@@ -17,7 +17,6 @@ from pacorl.bench.items import BadItemError, Dataset, parse_records
 from pacorl.bench.running import read_results, run
 from pacorl.bench.suite import Line, PaperTable, Row, Table, cell_text
 from pacorl.core.ranking import Interval, bootstrap
-from pacorl.generate.image_queue import Shard
 from pacorl.io.documents import write_jsonl
 from pacorl.records.prompts import evenly_spread
 from pacorl.report.folder import read_run
@@ -374,11 +373,3 @@ def test_cells() -> None:
     assert cell_text(Interval(0.0, -1e-17, 0.1)) == "0.000 [0.000, 0.100]"
     with pytest.raises(AssertionError, match="x has 1 cells"):
         Table("t", ("a", "b"), (Line("x", (1.0,)),))
-
-
-def test_shards_and_limits_are_checked() -> None:
-    for text in ("4/4", "1", "-1/2", "a/b"):
-        with pytest.raises(ValueError, match=r"is not of the form|does not exist"):
-            Shard.parse(text)
-    with pytest.raises(ValueError, match="a limit of 0"):
-        evenly_spread(KEYS, 0)

@@ -174,7 +174,6 @@ def test_the_command_says_what_it_would_cost_and_what_it_took(tmp_path, llm):
     [
         (["prompts", "x", "--price", "2"], "--price '2' is not two numbers"),
         (["explain", "x", "--price", "a/b"], "--price 'a/b' is not two numbers"),
-        (["generate", "x", "--model", "tiny", "--dry-run", "--shard", "1"], "shard '1' is not of the form INDEX/COUNT"),
         (["prompts", "x", "--writer", "template"], "--writer template"),
         (["prompts", "x", "--writer", "tiny", "--sentences", "y"], "--writer tiny"),
         (["prompts", "x"], "give --model"),

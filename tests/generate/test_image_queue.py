@@ -155,7 +155,10 @@ def test_progress_counts_what_is_missing(tmp_path: Path) -> None:
     assert steps == [(2, 3), (3, 3)]
 
 
-@pytest.mark.parametrize("text", ["1", "2/2", "-1/2", "a/b", "0/0", ""])
-def test_impossible_shards(text: str) -> None:
-    with pytest.raises(ValueError, match=r"shard.*(is not of the form INDEX/COUNT|count from 0 to)"):
-        Shard.parse(text)
+def test_a_shard_is_torchrun_s_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Shard.of_process() == Shard(0, 1)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert Shard.of_process() == Shard(1, 4)
+    with pytest.raises(ValueError, match="shards count from 0 to 1"):
+        Shard(2, 2)

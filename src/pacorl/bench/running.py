@@ -11,7 +11,6 @@ again without the judge.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -148,7 +147,7 @@ def run_benchmark(
     # Generate.
     if spec.generate and not getattr(options, "images", None):
         with progress("generating") as advance:
-            spec.generate(items, options, out, _shard(), advance)
+            spec.generate(items, options, out, Shard.of_process(), advance)
     if generate_only:
         return None
 
@@ -158,11 +157,6 @@ def run_benchmark(
         benchmark = spec.build(items, options, reward, out)
         outcome = run(benchmark, out, options, progress=progress, notice=notice)
     return replace(outcome, note=f"{reward.note} {UNCALIBRATED}".strip() if reward else "")
-
-
-def _shard() -> Shard:
-    """Return the shard of torchrun's rank."""
-    return Shard(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
 
 def opened_judge(options: BenchmarkOptions, *, all_spellings: bool) -> AbstractContextManager[PacoReward | None]:
@@ -206,7 +200,7 @@ def run(
     # Before judging, because it can fail and costs nothing.
     trained_on = _leaked(benchmark, options, notice)
     # A folder holds results of one setting: other settings would mix in one table.
-    shard = _shard()
+    shard = Shard.of_process()
     if options.against:
         # Now, since the comparison itself comes after hours of judging.
         _check_comparable(options.against, benchmark)

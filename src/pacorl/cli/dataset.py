@@ -207,7 +207,6 @@ def generate(
     folder: Path = FOLDER,
     *,
     grids: int = Option(4, min=1, max=1000, help="Grids per prompt."),
-    shard: str = Option("0/1", help="INDEX/COUNT: this process's share, from 0."),
     prompts: str = PROMPTS,
     generator: GridGeneratorOptions,
     step: StepOptions,
@@ -221,7 +220,7 @@ def generate(
     # None is the checkpoint's own default.
     options = vars(generator).copy()
     source = image_source(options.pop("model") or default_options().checkpoint, **options)
-    shares: dict[str, Any] = {"grids": grids, "prompts": prompts, "shard": Shard.parse(shard)}
+    shares: dict[str, Any] = {"grids": grids, "prompts": prompts, "shard": Shard.of_process()}
     step.perform("generating", module.generate, folder, source, lines=True, **shares)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,16 +50,9 @@ class Shard:
             )
 
     @classmethod
-    def parse(cls, text: str) -> Shard:
-        """Parse a shard; `0/4` is the first of four.
-
-        Raises:
-            ValueError: if the text has another form, or the shard does not exist.
-        """
-        index, slash, count = text.partition("/")
-        if not (slash and index.isdecimal() and count.isdecimal()):
-            raise ValueError(f"shard {text!r} is not of the form INDEX/COUNT with INDEX from 0, e.g. 0/4")
-        return cls(int(index), int(count))
+    def of_process(cls) -> Shard:
+        """Return the share of this process by torchrun's rank; all of it without torchrun."""
+        return cls(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
     def batches(self, items: Sequence[Item], *, size: int) -> list[Sequence[Item]]:
         """Return this process's batches of a job.
