@@ -52,14 +52,14 @@ def open_judge(
     if settings.remote:
         from pacorl.judge.http import HttpJudge
 
-        keys = {"model", "api_key_env", "concurrency", "timeout", "outage", "symmetric", "variants"}
+        keys = {"model", "api_key_env", "concurrency", "timeout", "outage", "symmetric"}
         options = settings.model_dump(include=keys)
         return HttpJudge.connect(
             settings.checkpoint, startup=startup, processes=processes, calibration=calibration, **options
         )
     from pacorl.judge.local import LocalJudge
 
-    keys = {"checkpoint", "adapter", "dtype", "quantize", "stream", "batch_tokens", "symmetric", "variants"}
+    keys = {"checkpoint", "adapter", "dtype", "quantize", "stream", "symmetric"}
     options = settings.model_dump(include=keys)
     return LocalJudge.from_pretrained(device=device, calibration=calibration, **options)
 

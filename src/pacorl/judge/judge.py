@@ -94,6 +94,9 @@ def close_judge(judge: Judge | None) -> None:
 
 # --- settings --------------------------------------------------------------------------------------------------
 
+BATCH_TOKENS = 8192
+"""Most tokens of one forward, padding included; so many keep a GPU busy with a 7B model, whose activations then take
+about 2 GiB."""
 STARTUP_SECONDS = 180.0
 """Time for which a run that begins waits for a server that does not answer yet: a 7B model loads that long."""
 DAY = 86_400.0
@@ -115,8 +118,6 @@ class JudgeSettings(Section):
     # Verdicts.
     symmetric: bool = False
     """Whether each pair is asked about in both orders and scored by the mean, at twice the questions."""
-    variants: bool = False
-    """Whether yes/Yes/YES/y/Y are added up against no/No/NO/n/N; for judges that spell their answers freely."""
     calibration: str = ""
     """A file of `pacorl calibrate`, whose curve maps each P(Yes)."""
 
@@ -128,9 +129,6 @@ class JudgeSettings(Section):
     stream: bool = False
     """Whether the weights of the model's blocks stay in main memory, and are sent to the device layer by layer in each
     forward."""
-    batch_tokens: Positive = 8192
-    """Most tokens of one forward, padding included; so many keep a GPU busy with a 7B model, whose activations then
-    take about 2 GiB."""
     overlap: bool | Literal["auto"] = "auto"
     """Whether samples are scored while the next are drawn. auto: yes, unless judge and generator would share the same
     CPU cores; so it is without a judge too. Scores are the same either way."""

@@ -21,7 +21,7 @@ from pacorl.core.questions import text_fault
 from pacorl.io.documents import read_object
 from pacorl.io.hub import check_checkpoint, checkpoint_digest, local_file
 from pacorl.judge.calibration import Calibration
-from pacorl.judge.judge import VARIANTS, WORDS
+from pacorl.judge.judge import BATCH_TOKENS, VARIANTS, WORDS
 from pacorl.judge.pairwise import both_orders
 from pacorl.judge.prompting import ChatPrompt, Prompting
 from pacorl.judge.sharing import SharedForward, can_share, packed, prefix_forest
@@ -74,7 +74,7 @@ class LocalJudge:
         model: Any,
         processor: Any,
         *,
-        batch_tokens: int = 8192,
+        batch_tokens: int = BATCH_TOKENS,
         temperature: float = 1.0,
         symmetric: bool = False,
         variants: bool = False,

@@ -21,7 +21,7 @@ from PIL import Image
 from pacorl.core.devices import NONE
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.processor import image_tokens
-from pacorl.judge.judge import JudgeSettings
+from pacorl.judge.judge import BATCH_TOKENS, JudgeSettings
 from pacorl.judge.sharing import Node, batches, prefix_forest
 from pacorl.models.int8 import parameter_count, quantize_model, streamed_bytes, weight_bytes
 from pacorl.models.policies.policy import Parts
@@ -148,7 +148,6 @@ def judging(
     model: Any = model_on_meta(configs["model"], dtype=getattr(torch, form.dtype))
     tower = parameter_count(model.model.visual) * model.config.vision_config.spatial_merge_size**2
     quantize_model(model, form.quantize, device=META, stream=form.stream)
-    tokens = form.batch_tokens
 
     peak, per_token = 0, 0.0
     counts = []
@@ -156,7 +155,7 @@ def judging(
         language = seen = forwards = 0
         for call in calls:
             forest = prefix_forest([symbols_of(question, configs["processor"]) for question in call])
-            walked = list(forwards_of(forest, tokens=tokens))
+            walked = list(forwards_of(forest, tokens=BATCH_TOKENS))
             forwards += len(walked)
             language += sum(forward.tokens for forward in walked)
             seen += sum(distinct_images(call, configs["processor"]).values())
@@ -277,7 +276,7 @@ def pair_judge(options: JudgeSettings, configs: Parts, *, panel: Size) -> Scorer
     model: Any = model_on_meta(configs["model"], dtype=getattr(torch, options.dtype))
     quantize_model(model, options.quantize, device=META, stream=options.stream)
     pair = HEAD_TOKENS + 2 * image_tokens(panel, configs["processor"]) + TEXT_TOKENS
-    rows = max(1, options.batch_tokens // pair)
+    rows = max(1, BATCH_TOKENS // pair)
     peak, _ = language_forward(model, Forward(rows, pair, rows * pair, kept=0))
     work = Judging(parameter_count(model), weight_bytes(model), streamed_bytes(model), peak)
     return scorer_of("judge", options, work)
