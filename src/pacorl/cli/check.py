@@ -464,7 +464,7 @@ def _labelled(source: str, limit: int | None, scratch: Path) -> list[Comparison]
     for ranking in load_rankings(source):
         question = same_theme(ranking.theme) if ranking.theme else consistent()
         for name, label in best_worst(ranking.tiers):
-            with blamed_on(f"{source}, line {ranking.line}"):
+            with blamed_on(f"{source}, {ranking.reference}"):
                 images = (inside(folder, ranking.reference), inside(folder, name))
             pairs.append(Comparison(images, question, label, group=ranking.group or ranking.reference))
     # Sorted by their labels, which otherwise take turns: every second pair would be a Yes.

@@ -23,6 +23,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
 
 from pacorl.core.questions import text_fault
 from pacorl.io.images import as_rgb
@@ -31,6 +32,7 @@ from pacorl.io.net import (
     PASSING,
     TransientError,
     client_options,
+    is_loopback,
     key_from,
     own_headers,
     status_fault,
@@ -652,7 +654,7 @@ class HttpJudge:
                 except TransientError as fault:
                     left = deadline - time.monotonic()
                     if left <= 0:
-                        raise UnreachableError(f"no judge at {server.url}: {fault}") from None
+                        raise UnreachableError(f"no judge at {server.url}: {fault}{_remedy(server.url)}") from None
                     if not announced:
                         announced = True
                         logger.warning("no judge at %s: %s; waiting up to %g s for it", server.url, fault, patience)
@@ -733,6 +735,12 @@ def _parsed(parse: Callable[[], T]) -> T:
         raise
     except MALFORMED as error:
         raise TransientError(f"an answer of another form ({type(error).__name__})") from None
+
+
+def _remedy(url: str) -> str:
+    """Name the command that serves a judge at an address of this machine, as a clause; empty for any other address."""
+    parts = urlsplit(url)
+    return f" (`pacorl serve CHECKPOINT --port {parts.port}` serves one)" if is_loopback(parts.hostname or "") else ""
 
 
 def _notes_by_model(document: Json) -> dict[str, str]:
