@@ -100,8 +100,11 @@ class HttpScorer:
         batches = [slice(start, start + self.batch) for start in range(0, len(images), self.batch)]
         options = client_options(self.url, seconds=self.timeout, key=key_from(self.key_env))
         with httpx2.Client(**options) as client, ThreadPoolExecutor(self.concurrency) as pool:
-            answers = pool.map(lambda batch: self._scores(client, prompts[batch], images[batch]), batches)
-            return list(chain(*answers))
+
+            def scores(batch: slice) -> Sequence[float | None]:
+                return self._scores(client, prompts[batch], images[batch])
+
+            return list(chain(*pool.map(scores, batches)))
 
     def _scores(
         self, client: httpx2.Client, prompts: Sequence[Prompt], images: Sequence[Image]
