@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from pacorl import cli
 from pacorl.cli import app
-from pacorl.cli.check import CheckOptions, _labelled
+from pacorl.cli.check import CheckOptions
 from pacorl.cli.repair import RepairOptions
 from pacorl.cli.shared import BELOW
 from pacorl.core.calibration import Curve
@@ -174,13 +174,6 @@ def test_thresholds_are_not_lost(tmp_path: Path) -> None:
     result = run("calibrate", "tiny", "tiny:dev:60", "--out", out)
     assert "has thresholds, which would be lost" in str(result.exception)
     assert read_calibration(out) == calibration
-
-
-def test_a_limit_of_rankings_keeps_both_labels(tmp_path: Path) -> None:
-    lines = ["reference,candidates", *(f"{number}.png,a.png | b.png" for number in range(8))]
-    (tmp_path / "rankings.csv").write_text("\n".join(lines))
-    pairs = _labelled(str(tmp_path / "rankings.csv"), 8, tmp_path)
-    assert [pair.consistent for pair in pairs].count(True) == 4
 
 
 @pytest.mark.nightly
