@@ -287,13 +287,19 @@ def test_an_adapter_is_worn_in_every_form(painter, prompts, adapter, form):
 
 
 @pytest.mark.slow
-def test_an_adapter_without_its_config_says_alpha_itself(adapter, tmp_path):
-    """diffusers' file alone, as `load_lora_weights` takes it."""
+def test_an_adapter_without_its_config_has_its_strength(adapter, tmp_path):
+    """diffusers' file alone, as `load_lora_weights` takes it: α is folded into B, and the scale is 1."""
+
+    def change(source):
+        transformer = FLUX.from_pretrained("tiny").transformer
+        load_lora(transformer, source)
+        layer = dict(transformer.named_modules())["transformer_blocks.0.attn.to_q"]
+        return layer.scaling["default"] * layer.lora_B["default"].weight @ layer.lora_A["default"].weight
+
     alone = tmp_path / "only.safetensors"
     alone.write_bytes((adapter / "pytorch_lora_weights.safetensors").read_bytes())
-    transformer = FLUX.from_pretrained("tiny").transformer
-    load_lora(transformer, alone)
-    assert dict(transformer.named_modules())["transformer_blocks.0.attn.to_q"].scaling["default"] == 3
+    torch.testing.assert_close(change(alone), change(adapter))
+    assert change(adapter).any()
 
 
 def test_a_checkpoint_is_worn_by_its_lora_folder(adapter, tmp_path):
