@@ -132,7 +132,6 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*TRAIN, "trackers=[wandb]"], "wandb"),
     ([*TRAIN, "optimizer.lr=1e300"], "optimizer.lr"),
     ([*TRAIN, "sampling.size=[33,35]"], "32x32"),
-    ([*TRAIN, "sampling.batch=7"], "sampling.batch"),
     ([*TRAIN, "sampling.tree={seeds: 5}"], "5 seeds × 2 branches = 10 samples and group_size is 12"),
     ([*TRAIN, "sampling.tree={seeds: 1, branches: [3, 4]}"], "1 stochastic steps"),
     ([*TRAIN, "sampling.tree={seeds: 0}"], "sampling.tree.seeds"),
