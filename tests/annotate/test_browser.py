@@ -45,6 +45,9 @@ def test_what_is_saved_while_the_server_is_away_is_there_once(dataset, browser):
     folder, port = dataset(2, 3), free_port()
     server = AnnotationServer(folder, *ALONE, port=port)
     page = opened(browser, server.__enter__()["ann"])
+    # A ranking of images that never came could not be saved.
+    for image in page.locator("#pool img").all():
+        playwright.expect(image).to_have_js_property("complete", True)
     server.kill()
     count = page.locator("#pool .card").count()
     for letter in "abcdefghi"[:count]:

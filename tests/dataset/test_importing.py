@@ -133,7 +133,10 @@ def test_a_benchmark_keeps_criteria_and_images_of_one_name(mine, tmp_path: Path)
         ("Ink", {}),
     ]
     shown = [
-        [(tmp_path / "export/benchmark/images" / name).read_bytes() for name in (item.reference, *item.best_first)]
+        [
+            (tmp_path / "export/benchmark/images" / item.folder / name).read_bytes()
+            for name in (item.reference, *item.best_first)
+        ]
         for item in items
     ]
     assert shown == [[(source.parent / f"{group}/0.png").read_bytes() for group in range(3)]] * 2

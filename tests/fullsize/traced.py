@@ -258,7 +258,6 @@ class Trace:
 
 OF: dict[str, tuple[str, ...]] = {
     "encode": ("load", "encode"),
-    "check": ("place",),
     "sample": ("sample", "evaluation/sample"),
     "decode": ("decode", "evaluation/decode"),
     "score": ("score", "evaluation/score"),

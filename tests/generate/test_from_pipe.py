@@ -62,7 +62,7 @@ def test_a_loaded_pipeline_is_trained(pipeline: Any, tmp_path: Path) -> None:
         pipeline,
         rewards=[brightness],
         prompts=["a red hero", "a blue hero"],
-        model_init_kwargs={"max_sequence_length": 48, "gradient_checkpointing": False},
+        model={"max_sequence_length": 48, "gradient_checkpointing": False},
         adapter={"rank": 4, "alpha": 8},
         sampling={"size": [32, 32], "steps": 3},
         evaluation={"size": [32, 32], "steps": 2},

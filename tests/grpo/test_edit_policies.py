@@ -100,9 +100,9 @@ def test_one_epoch_through_the_command(recipe: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gone.png", r"train\.jsonl:3: image 'gone\.png' cannot be read \(No such file"),
+        ("gone.png", r"train\.jsonl:3: .*gone\.png does not exist"),
         ("broken.png", r"train\.jsonl:3: .*broken\.png: not an image"),
-        ("../../secret.png", r"train\.jsonl:3: image '\.\./\.\./secret\.png' is outside"),
+        ("../../secret.png", r"train\.jsonl:3: '\.\./\.\./secret\.png' leads out of"),
     ],
 )
 def test_a_bad_source_is_named_before_weights_load(

@@ -65,11 +65,11 @@ def test_generator_and_judge_are_on_the_device_in_turn() -> None:
     # The blocks' weights of fp32 are a quarter in int8, and the judge's.
     assert of(low, "transformer")[0] < 0.4 * of(plain, "transformer")[0]
     assert of(low, "judge")[0] < 0.6 * of(plain, "judge")[0]
-    assert of(low, "transformer")[1] == ("check", "sample", "decode", "train")
+    assert of(low, "transformer")[1] == ("load", "sample", "decode", "train")
     assert of(low, "judge")[1] == of(low, "judge at work")[1] == ("score",)
     assert of(plain, "judge")[1] == of(plain, "transformer")[1][1:] == ("sample", "decode", "score", "train")
     # What waits for its turn is in main memory, once in each process.
-    assert of(low, "generator, parked") == (of(low, "transformer")[0], ("check", "score"))
+    assert of(low, "generator, parked") == (of(low, "transformer")[0], ("load", "score"))
     parked = (of(low, "judge")[0], ("sample", "decode", "score", "train"))  # all of them where turns change
     assert of(low, "models that score, parked") == parked
     assert low.phase_bytes("score") < plain.phase_bytes("score")
@@ -85,7 +85,7 @@ def test_streamed_weights_are_in_main_memory_of_each_process() -> None:
         one, two = (of(plan, f"{component}, streamed") for plan in plans)
         assert one[0] + of(plans[0], component)[0] == pytest.approx(of(low, component)[0])
         assert two == (2 * one[0], one[1])
-        assert one[1] == ("check", "sample", "decode", "score", "train")
+        assert one[1] == ("load", "sample", "decode", "score", "train")
     assert of(plans[0], "T5 text encoder")[0] < 0.03 * of(low, "T5 text encoder")[0]
     assert all("streamed" not in row.component for row in low.rows)
 

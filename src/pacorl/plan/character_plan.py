@@ -109,7 +109,7 @@ def plan_character(config: CharacterConfig) -> CharacterPlan:
 
     # Counts, and warnings that depend on the whole plan.
     plan = CharacterPlan(
-        in_phases(rows, ("encode", "check", "sample", "decode", "train")),
+        in_phases(rows, ("encode", "load", "sample", "decode", "train")),
         checkpoint.absences,
         (),
         *device(),

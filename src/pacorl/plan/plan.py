@@ -369,10 +369,9 @@ def plan_generation(
     if judge and not judge.remote:
         scorers.append(pair_judge(judge, judge_files.configs, panel=panel))
 
-    # Generating checks no adapter: this phase is the moment after loading, when all models are in main memory.
     rows = model_rows(options, generator, scorers, in_turns=low, generates=True)
     rows += pass_rows(generator, batches, prompts=1)
-    phases: tuple[Phase, ...] = ("encode", "check", "sample", "decode")
+    phases: tuple[Phase, ...] = ("encode", "load", "sample", "decode")
     kept = in_phases(rows, (*phases, "score") if scorers else phases)
     notes = tuple(each.note for each in (checkpoint, judge_files) if each.note)
     return Plan(kept, (*checkpoint.absences, *judge_files.absences), notes, *device())

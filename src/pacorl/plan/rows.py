@@ -28,13 +28,13 @@ from pacorl.plan.generators import META, Inputs, policy_on_meta
 from pacorl.plan.judges import Scorer
 from pacorl.types import Size
 
-Phase = Literal["encode", "check", "sample", "decode", "score", "train"]
+Phase = Literal["encode", "load", "sample", "decode", "score", "train"]
 Phases = tuple[Phase, ...]
 Place = Literal["device", "host", "disk"]
 
 PHASES: dict[Phase, str] = {
     "encode": "encoding prompts, once",
-    "check": "checking the adapter, once",
+    "load": "after loading, once",
     "sample": "sampling",
     "decode": "decoding images",
     "score": "scoring",
@@ -99,8 +99,6 @@ class Generator:
     """Bytes of the adapter's weights."""
     trained: int
     """Bytes of the weights that receive gradients."""
-    single: int
-    """Peak of a trained sample."""
     train: int
     """Peak of a trained micro-batch."""
     samples: tuple[int, ...]
@@ -161,10 +159,7 @@ def measure_generator(
             step = passes.training_pass(
                 inputs, sampler=training.sampler, batch=training.batch, with_base=training.with_base
             )
-            single = step
-            if training.batch > 1 or training.with_base:
-                single = passes.training_pass(inputs, sampler=training.sampler, batch=1, with_base=False)
-            figures |= {"single": single.peak, "train": step.peak, "train_flops": step.flops}
+            figures |= {"train": step.peak, "train_flops": step.flops}
         for number, batch in enumerate(batches):
             forward = passes.sampling_pass(inputs, size=batch.size, batch=batch.count)
             figures |= {f"sample {number}": forward.peak, f"sample_flops {number}": forward.flops}
@@ -186,7 +181,6 @@ def measure_generator(
         streamed=whole("streamed"),
         adapter=whole("adapter"),
         trained=whole("trained"),
-        single=whole("single"),
         train=whole("train"),
         samples=tuple(whole(f"sample {number}") for number in numbers),
         train_flops=figures.get("train_flops", 0.0),
@@ -218,9 +212,9 @@ def model_rows(
     """
     policy = generator.inputs.policy
     pipeline = policy.pipeline
-    lies: Phases = ("check", "sample", "decode", "train") if in_turns else ("check", *EPOCH)
+    lies: Phases = ("load", "sample", "decode", "train") if in_turns else ("load", *EPOCH)
     if generates:
-        lies = tuple(phase for phase in lies if phase != "check") if in_turns else ALL
+        lies = tuple(phase for phase in lies if phase != "load") if in_turns else ALL
     form = options.dtype if options.quantize == NONE else f"{options.quantize} blocks, else {options.dtype}"
     form += ", blocks streamed" if options.stream else ""
     transformer = Row("transformer", generator.weights, generator.parameters, phases=lies, note=form)
@@ -238,22 +232,22 @@ def model_rows(
     if scorers:
         working, mapped = max(scorers, key=attrgetter("buffers")), max(scorers, key=attrgetter("files"))
         rows.append(Row(f"{working.name} at work", working.buffers, phases=("score",)))
-        rows.append(_host(f"{mapped.name}'s files, mapped", mapped.files, ("check",), is_file=True))
+        rows.append(_host(f"{mapped.name}'s files, mapped", mapped.files, ("load",), is_file=True))
 
     # Weights that stay in main memory.
     streamed = {"transformer": world * generator.streamed} | {each.name: world * each.streamed for each in scorers}
     if generates:
         streamed |= {name: streamed_bytes(getattr(pipeline, attribute)) for attribute, name in policy.encoders.items()}
-    rows += [_host(f"{name}, streamed", size, ("check", *EPOCH)) for name, size in streamed.items() if size]
+    rows += [_host(f"{name}, streamed", size, ("load", *EPOCH)) for name, size in streamed.items() if size]
 
     # Weights that wait for their turn on the device. All are in main memory while turns change.
     if in_turns:
         parked = world * sum(row.bytes for row in ([transformer, *encoders] if generates else [transformer]))
-        rows.append(_host("generator, parked", parked, ("check", "score")))
+        rows.append(_host("generator, parked", parked, ("load", "score")))
         parked = world * sum(row.bytes for row in scoring)
         # Generating counts a judge's pages and its parked weights together; a run parks it after its pages are dropped.
         if parked:
-            rows.append(_host("models that score, parked", parked, ("check", *EPOCH) if generates else EPOCH))
+            rows.append(_host("models that score, parked", parked, ("load", *EPOCH) if generates else EPOCH))
 
     # Loading. An encoder's pages are dropped before the next encoder's are read; streamed ones keep theirs.
     sizes = [row.bytes + streamed_bytes(getattr(pipeline, name)) for row, name in zip(encoders, policy.encoders)]  # noqa: B905
@@ -272,11 +266,11 @@ def model_rows(
 def adapter_rows(generator: Generator) -> list[Row]:
     """List a run's adapter with its gradients, its optimizer's state and its average."""
     size, trained = generator.adapter, generator.trained
-    since_check: Phases = ("check", *EPOCH)
+    since_loading: Phases = ("load", *EPOCH)
     return [
-        Row("adapter", size, size // FP32, phases=since_check, note="float32"),
+        Row("adapter", size, size // FP32, phases=since_loading, note="float32"),
         Row("adapter's moving average", size, phases=EPOCH),
-        Row("adapter's gradients", trained, phases=("check", "train")),
+        Row("adapter's gradients", trained, phases=("train",)),
         Row("AdamW's moments", 2 * trained, phases=EPOCH),
         Row("adapter, set aside", size, phases=("score",), note="evaluation of the average"),
     ]
@@ -306,7 +300,6 @@ def training_rows(generator: Generator, training: Training) -> list[Row]:
     note = f"{training.batch} at {training.sampler.size}, {checkpointing} gradient checkpointing"
     # AdamW's step needs one number per trained parameter in addition to its moments.
     return [
-        Row("a forward and backward", generator.single, phases=("check",)),
         Row("training a batch", max(generator.train, generator.trained), phases=("train",), note=note),
     ]
 
