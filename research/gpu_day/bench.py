@@ -16,6 +16,7 @@ from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION
 from pacorl.core.sampler import Sampler, Tree
 from pacorl.grpo import builders
 from pacorl.grpo.conditioning import ConditioningCache
+from pacorl.grpo.lora_training import build_optimizer
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import Draw, collect, denoise, sigmas_of
 from pacorl.grpo.rows import Row
@@ -161,7 +162,7 @@ class Bench:
         transformer.train()
         self._fill_adapter()
         self.trained = [parameter for parameter in transformer.parameters() if parameter.requires_grad]
-        self.optimizer = builders.build_optimizer(config, self.policy, device=device)
+        self.optimizer = build_optimizer(self.policy, config.optimizer, device=device)
         self.average = MovingAverage(transformer, decay=0.9)
 
     @torch.no_grad()

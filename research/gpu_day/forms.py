@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pacorl.grpo import builders
+from pacorl.grpo.lora_training import build_optimizer
 from pacorl.plan.rows import Phase
 from pacorl.types import Samples
 
@@ -154,7 +154,7 @@ def wrap(bench: Bench, wrapper: str) -> None:
                 fully_shard(block)
         fully_shard(transformer)
         bench.trained = [parameter for parameter in transformer.parameters() if parameter.requires_grad]
-        bench.optimizer = builders.build_optimizer(bench.config, bench.policy, device=bench.device)
+        bench.optimizer = build_optimizer(bench.policy, bench.config.optimizer, device=bench.device)
 
 
 @contextmanager
