@@ -17,11 +17,12 @@ from typing import NamedTuple
 
 import torch
 from diffusers import FluxPipeline
+from tests.twins import tiny_kontext
 from torch import Tensor
 
 from pacorl.models.adapters import adapter_state, add_lora
 from pacorl.models.lora import save_lora
-from pacorl.models.policies.kontext import KONTEXT, tiny_kontext
+from pacorl.models.policies.kontext import KONTEXT
 from pacorl.models.policies.pipeline import PipelinePolicy, pack, stitch
 from pacorl.types import Conditioning, Size
 from research.tiny.pretrain import STATE, Stage, flow_matching_loss, publish, seeded

@@ -16,7 +16,7 @@ from pacorl.config.base import load
 from pacorl.config.recipes import recipe
 from pacorl.core.grid import split
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.trainer import train_policy
+from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.io.documents import read_jsonl
 from pacorl.io.images import open_image
 from pacorl.io.quiet import quiet_loading
@@ -78,7 +78,7 @@ def main(out: Path, generator: str, judge: str, *overrides: str) -> None:
         ],
     )  # fmt: skip
     began = time.process_time()
-    train_policy(config)
+    PolicyTrainer(config).train()
     print("CPU s", round(time.process_time() - began, 1))
     grade(out)
 

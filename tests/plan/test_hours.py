@@ -142,7 +142,7 @@ def test_training_on_a_card_ends_with_its_peak(
     command: str, peaks: tuple[int, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Trained:
-        page, adapter = tmp_path / "report.html", tmp_path / "best"
+        folder, adapter = tmp_path, tmp_path / "adapter"
 
         def __init__(self, *_: object, **__: object) -> None: ...
 

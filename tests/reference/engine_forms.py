@@ -198,6 +198,11 @@ def settings_of(config: PolicyConfig, policy: ToyPolicy) -> paco.Settings:
     # One of the rewards has no parts, so that the credit is the set's if it is left out.
     shares: dict[Any, float] = {None: 0.0, "set": 0.0, "panel": 1.0}
     credit = config.advantages.credit
+    share = shares.get(credit, credit)
+    objective = config.objective
+    if getattr(objective, "clip_range", 1.0) is None:
+        # Panels' ratios deviate more than images'.
+        objective = objective.model_copy(update={"clip_range": 1e-3 if share else 1e-4})
     is_gdpo = config.advantages.aggregate == "gdpo"
     return paco.Settings(
         sigmas=policy.sigmas(sampling.steps, size).tolist(),
@@ -212,8 +217,8 @@ def settings_of(config: PolicyConfig, policy: ToyPolicy) -> paco.Settings:
         weights=[reward.weight for reward in config.rewards],
         advantages=config.advantages,
         std_over="global" if is_gdpo else config.advantages.std,  # type: ignore[attr-defined]
-        panel_share=shares.get(credit, credit),
-        objective=config.objective,
+        panel_share=share,
+        objective=objective,
         optimizer=options,
         total_steps=config.epochs * options.updates_per_epoch,
     )

@@ -281,7 +281,7 @@ def divisor(scores: list[float], floor: Any) -> float:
 
 def clipped(rho: Tensor, advantage: float, options: Any) -> Tensor:
     """−min(ρA, clip(ρ, 1−ε, 1+ε)A)."""
-    epsilon = options.clip_range or 1e-4
+    epsilon = options.clip_range
     return -torch.minimum(rho * advantage, rho.clamp(1 - epsilon, 1 + epsilon) * advantage)
 
 

@@ -114,7 +114,7 @@ def test_grid_layout_asks_of_the_whole_sheet() -> None:
     text = questions.shows_grid(1, 3)
     assert "exactly 3 separate pictures, laid out as a grid of 1 row and 3 columns" in text
     assert GridLayout(Answering({text: [0.7]}))([PROMPT], [SHEET]) == [0.7]
-    with pytest.raises(ValueError, match="prompt 1 is a 1x1 grid, and grid_layout"):
+    with pytest.raises(ValueError, match="prompt 1: 'a' is one image, and grid_layout"):
         GridLayout(Answering({})).check([Prompt(id=1, text="a")])
 
 

@@ -145,7 +145,7 @@ def test_a_score_is_missing_if_one_of_its_parts_is() -> None:
 
 def test_prompts_that_do_not_serve_are_named() -> None:
     single = Prompt(id=3, text="a fox", grid=Grid(1, 1))
-    with pytest.raises(ValueError, match="prompt 3 is a 1x1 grid"):
+    with pytest.raises(ValueError, match="prompt 3: 'a fox' is one image"):
         Consistency(Notebook([])).check([single])
     with pytest.raises(ValueError, match="prompt 3 has 0 panel texts"):
         PanelMatch(Notebook([])).check([single])
