@@ -28,6 +28,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pacorl.io.documents import read_text
+
 SHARED_FILES = Path(__file__).parent / "shared_page"
 HOSTS_VARIABLE = "PACORL_HOSTS"
 """Further names of a server, separated by commas, for instance behind a proxy."""
@@ -225,7 +227,7 @@ class Door:
         def join_page(request: Request) -> Response:
             # A link on a foreign page could sign a person in as another, so a visitor from a page is asked first.
             asks = "no" if request.headers.get("sec-fetch-site") == "none" else "yes"
-            page = (SHARED_FILES / "join.html").read_text(encoding="utf-8")
+            page = read_text(SHARED_FILES / "join.html")
             return HTMLResponse(page.format(title=html.escape(self.title), asks=asks))
 
         @router.post("/join")

@@ -267,7 +267,7 @@ def test_a_page_is_drawn_by_keys_and_outlasts_a_reload_and_a_restart(browser, tm
     page.goto(link)
     example = page.get_by_role("button", name="An example")
     example.press("Enter")
-    playwright.expect(page.get_by_label("Panel 4")).to_be_visible()
+    playwright.expect(page.get_by_label("Panel 4", exact=True)).to_be_visible()
     page.get_by_label("What should the pictures show?").press("Control+Enter")
     playwright.expect(page.locator(".hero img").first).to_be_visible(timeout=PATIENCE)
     playwright.expect(page.locator(".candidates button")).to_have_count(4)
@@ -282,7 +282,7 @@ def test_a_page_is_drawn_by_keys_and_outlasts_a_reload_and_a_restart(browser, tm
     assert again.partition("#")[2] == link.partition("#")[2]
     page.goto(again)
     playwright.expect(page.locator(".candidates button")).to_have_count(4)
-    playwright.expect(page.get_by_label("Panel 4")).to_be_visible()
+    playwright.expect(page.get_by_label("Panel 4", exact=True)).to_be_visible()
     process.terminate()
     process.wait(30)
     context.close()

@@ -16,7 +16,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -26,7 +25,7 @@ from pydantic import BaseModel, ConfigDict
 
 from pacorl.dataset.folder import OWN_QUESTION, Instance, ranking_of, read_answers, write_records
 from pacorl.io.documents import blamed_on, dump_json, parse_object, typed
-from pacorl.io.files import PRIVATE, flush_to_disk, open_regular, read_bytes
+from pacorl.io.files import PRIVATE, append_flushed, read_bytes
 from pacorl.records.rankings import Ranking
 
 LOG = "answers.jsonl"
@@ -87,21 +86,8 @@ class AnswerLog:
     def append(self, event: Event) -> None:
         """Write an event, and return when it is on the disk. Raises OSError, and changes nothing, if it cannot be."""
         event = event.model_copy(update={"at": round(time.time(), 3)})
-        is_new = not self.path.exists()
         line = dump_json(event.model_dump(exclude_defaults=True), indent=None) + "\n"
-        with open(open_regular(self.path, os.O_WRONLY | os.O_APPEND, mode=PRIVATE), "ab", buffering=0) as file:
-            end = file.seek(0, os.SEEK_END)
-            try:
-                view = memoryview(line.encode())
-                while view:
-                    view = view[file.write(view) :]
-                os.fsync(file.fileno())
-            except OSError:
-                with suppress(OSError):
-                    file.truncate(end)
-                raise
-        if is_new:
-            flush_to_disk(self.path.parent)
+        append_flushed(self.path, line.encode())
         self._apply(event)
 
     def _apply(self, event: Event) -> None:

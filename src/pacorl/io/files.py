@@ -366,6 +366,24 @@ def flush_all(folder: Path) -> None:
         flush_tree(folder)
 
 
+def append_flushed(path: Path, data: bytes) -> None:
+    """Append to a private file, and wait until it is on the disk. Raises OSError, and then nothing is appended."""
+    is_new = not path.exists()
+    with open(open_regular(path, os.O_WRONLY | os.O_APPEND, mode=PRIVATE), "ab", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[file.write(view) :]
+            os.fsync(file.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(end)
+            raise
+    if is_new:
+        flush_to_disk(path.parent)
+
+
 def flush_to_disk(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
     try:
