@@ -196,6 +196,15 @@ def pretrain_generator(out: Path, *, vae: Path, share: float = 1.0) -> None:
     train(pipeline, out, lessons=LESSONS, share=share)
 
 
+def go_on(out: Path, *, vae: Path) -> None:
+    """Go on from `words/`, in which 1,000 steps of the second lesson are done."""
+    pipeline = FluxPipeline.from_pretrained(
+        Path(__file__).with_name("words"), vae=AutoencoderKL.from_pretrained(vae), dtype=torch.float32
+    )
+    words, everything = LESSONS[1:]
+    train(pipeline, out, lessons=(words._replace(steps=words.steps - 1000), everything))
+
+
 def make_unreliable(
     out: Path, *, start: Path, steps: int = UNRELIABLE.steps, redraw: float = UNRELIABLE.redraw
 ) -> None:
@@ -210,7 +219,9 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["faultless", out, vae]:
             pretrain_generator(Path(out), vae=Path(vae))
+        case ["words", out, vae]:
+            go_on(Path(out), vae=Path(vae))
         case ["unreliable", out, start, steps, redraw]:
             make_unreliable(Path(out), start=Path(start), steps=int(steps), redraw=float(redraw))
         case _:
-            print(json.dumps({"usage": "faultless OUT VAE | unreliable OUT START STEPS REDRAW"}))
+            print(json.dumps({"usage": "faultless OUT VAE | words OUT VAE | unreliable OUT START STEPS REDRAW"}))
