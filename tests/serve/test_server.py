@@ -71,6 +71,9 @@ def about(*images: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [*parts, {"type": "text", "text": "Same?"}]}]
 
 
+URLS = list(map(url_of, PANELS))
+
+
 # --- the judge's own numbers -----------------------------------------------------------------------------------
 
 
@@ -204,6 +207,7 @@ def test_a_judge_that_fails_its_controls_refuses(tiny_url: str, hero: list[str])
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "surrogates not allowed"),
         ({"messages": [{"role": "user", "content": "a " * 9000}]}, "tokens long; at most 8,192 are taken"),
         ({"messages": [{"role": "user", "content": "a" * 200_000}]}, "a text of 200,000 letters; at most 8,192 tokens"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "needs its image_url"),
         ({"messages": about("file:///etc/hostname")}, "image 1: only data URLs"),
         ({"messages": about("http://127.0.0.1:1/a.png")}, "does not fetch"),
         ({"messages": about("data:image/png;base64,%%%")}, "not base64"),
@@ -232,6 +236,20 @@ def test_a_set_that_cannot_be_scored_is_told_why(url: str, fields: dict[str, Any
     status, answer = ask(f"{url}/v1/consistency", fields)
     assert status == 400
     assert message in answer["error"]["message"]
+
+
+def test_a_fault_of_the_judge_is_no_fault_of_the_caller(
+    url: str, local_judge: LocalJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ValueError("/srv/judge: a weight of another shape")
+
+    for name in ("log_probs", "verdicts"):
+        monkeypatch.setattr(local_judge, name, fail)
+    for path, fields in (("chat/completions", TEXT | {"max_tokens": 1}), ("consistency", {"images": URLS})):
+        status, answer = ask(f"{url}/v1/{path}", fields)
+        assert (status, answer["error"]["type"]) == (500, "server_error")
+        assert "/srv/judge" not in answer["error"]["message"]
 
 
 def test_a_wrong_name_lists_the_served_one(url: str) -> None:

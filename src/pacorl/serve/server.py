@@ -24,11 +24,12 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
 from pacorl import __version__
+from pacorl.config.options import UsageError
 from pacorl.core.questions import text_fault
 from pacorl.gate.check import ControlError, check_set
 from pacorl.gate.paco_reward import PacoReward
@@ -96,6 +97,12 @@ class Part(Form):
     image_url: ImageUrl | None = None
     uuid: str | None = None
     """Key of vLLM's cache; not used here."""
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Part:
+        if (self.type == "image_url") != (self.image_url is not None):
+            raise ValueError(f"a part of type {self.type} {'has an' if self.image_url else 'needs its'} image_url")
+        return self
 
 
 class Message(Form):
@@ -446,7 +453,7 @@ def create_app(name: str, judge: LocalJudge, *, api_key: str = "") -> FastAPI:
     uploads = ("/v1/chat/completions", "/v1/consistency")
     app.add_middleware(Guard, answer=error_of, admit=admit, is_upload=uploads.__contains__, upload_bytes=BODY_BYTES)
     app.middleware("http")(_measured)
-    for kind in (ValueError, RuntimeError, RequestValidationError, HTTPException, Exception):
+    for kind in (RefusedError, ImageError, UsageError, ControlError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, lambda _, fault: error_of(fault))
     return app
 
@@ -505,7 +512,7 @@ def completion(
 
 def error_of(fault: Exception) -> JSONResponse:
     """Write an error as the API does."""
-    # The server's log has a fault of the judge itself; a client need not read it.
+    # A ValueError of any other class is a fault of the judge: the server's log has it, and a client need not read it.
     status, message, kind = 500, f"the judge failed ({type(fault).__name__})", "server_error"
     further: dict[str, Any] = {}
     if isinstance(fault, ControlError):
@@ -516,7 +523,7 @@ def error_of(fault: Exception) -> JSONResponse:
         status, message, kind = 400, "; ".join(faults), "invalid_request_error"
     elif isinstance(fault, HTTPException):  # an unknown path or method, or a body that is no JSON
         status, message, kind = fault.status_code, str(fault.detail), "invalid_request_error"
-    elif isinstance(fault, ValueError):  # RefusedError and ImageError among them
+    elif isinstance(fault, RefusedError | ImageError | UsageError):
         status, message, kind = getattr(fault, "status", 400), str(fault), "invalid_request_error"
     headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}.get(status)
     error = {"message": message, "type": kind, "param": None, "code": status} | further
