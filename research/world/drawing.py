@@ -1,4 +1,4 @@
-"""Drawing of the tiny world: backgrounds, props and heroes as layers, composed at any size."""
+"""Drawing of the tiny world's layers: `python -m research.world.drawing` writes artwork.png."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageChops, ImageDraw
+
+from research.world.world import ARTWORK, LAYERS, TILE, VALUES
 
 Colour = tuple[int, int, int]
 
@@ -125,12 +127,6 @@ def shrunk(image: Image.Image, size: int) -> NDArray[np.float32]:
         raise ValueError(f"a panel of {size} px; a side divides {CANVAS}, such as 16, 24, 32, 48, 64 or 96")
     small: NDArray[np.float32] = pixels.reshape(size, step, size, step, 4).mean((1, 3))
     return small
-
-
-def over(front: NDArray[np.float32], back: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Compose two premultiplied layers."""
-    composed: NDArray[np.float32] = front + back * (1 - front[..., 3:])
-    return composed
 
 
 # --- backgrounds -----------------------------------------------------------------------------------------------
@@ -444,3 +440,23 @@ def _bow(layer: Layer, brim: int) -> None:
 
 
 HATS: dict[str, Callable[[Layer, int], None]] = {"cap": _cap, "crown": _crown, "top-hat": _top_hat, "bow": _bow}
+
+
+def artwork() -> Image.Image:
+    """Join all layers, in the order in which research.world.world reads them."""
+    makers = {"background": background, "prop": prop, "hero": hero, "hat": hat}
+    layers = []
+    for kind, names in LAYERS.items():
+        layers += [makers[kind](*values) for values in product(*(VALUES[name] for name in names))]
+    columns = 12
+    sheet = Image.new("RGBA", (columns * TILE, -(-len(layers) // columns) * TILE))
+    for number, layer in enumerate(layers):
+        pixels = shrunk(layer, TILE)
+        pixels[..., :3] /= np.maximum(pixels[..., 3:], 1e-6)
+        tile = Image.fromarray((pixels * 255 + 0.5).astype(np.uint8), "RGBA")
+        sheet.paste(tile, (number % columns * TILE, number // columns * TILE))
+    return sheet
+
+
+if __name__ == "__main__":
+    artwork().save(ARTWORK, optimize=True)

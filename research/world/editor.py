@@ -25,10 +25,12 @@ from pacorl.models.lora import save_lora
 from pacorl.models.policies.kontext import KONTEXT
 from pacorl.models.policies.pipeline import PipelinePolicy, pack, stitch
 from pacorl.types import Conditioning, Size
-from research.tiny.pretrain import STATE, Stage, flow_matching_loss, publish, seeded
-from research.world.edits import INSTRUCTIONS, Edit, HeroTask, draw_edit, draw_task, panel_of
+from research.world.edits import Edit, draw_edit
 from research.world.generator import GUIDANCE, LENGTH, Latents
+from research.world.heroes import HeroTask, draw_task, panel_of
 from research.world.panels import indices_of
+from research.world.stage import STATE, Stage, flow_matching_loss, publish, seeded
+from research.world.words import INSTRUCTIONS
 from research.world.world import IDENTITY, VALUES, Panel, draw, heroes_of
 
 SIZES = {32: 24, 48: 12, 64: 8}

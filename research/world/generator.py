@@ -19,8 +19,8 @@ from torch import Tensor
 
 from pacorl.models.policies.pipeline import pack
 from pacorl.types import Grid
-from research.tiny.pretrain import STATE, Stage, flow_matching_loss, publish, seeded
 from research.world.panels import COUNTS, NAMES, compose, tile
+from research.world.stage import STATE, Stage, flow_matching_loss, publish, seeded
 from research.world.world import LOOKS, VALUES, draw_scenes, set_prompts, theme_text, write_prompt
 
 GUIDANCE = 3.5

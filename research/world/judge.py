@@ -18,7 +18,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
 import torch
 from diffusers import AutoencoderKL
 from PIL import Image
@@ -31,9 +30,11 @@ from pacorl.core import questions
 from pacorl.io.processor import load_processor
 from pacorl.judge.prompting import chat_text
 from pacorl.types import Grid
-from research.tiny.pretrain import STATE, Stage, publish
 from research.world.damage import DEFECTS, junk, mixed, random_panel, worn
-from research.world.edits import INSTRUCTIONS, draw_edit
+from research.world.edits import draw_edit
+from research.world.stage import STATE, Stage, publish
+from research.world.vae import reconstructed
+from research.world.words import INSTRUCTIONS
 from research.world.world import CRITERIA, LOOKS, SCENE, SCENES, VALUES, Panel, draw, theme_text, with_another
 
 CAPTION_REQUEST = "What does this image show?"
@@ -351,22 +352,9 @@ class Pixels:
 
     def of(self, images: Sequence[Image.Image]) -> Tensor:
         """Return (16 patches × images, values)."""
-        pixels: Tensor = self.processor(images=self._reconstructed(images), return_tensors="pt")["pixel_values"]
+        shown = reconstructed(images, self.vae, self.rng)
+        pixels: Tensor = self.processor(images=shown, return_tensors="pt")["pixel_values"]
         return pixels
-
-    @torch.no_grad()
-    def _reconstructed(self, images: Sequence[Image.Image]) -> list[Image.Image]:
-        result = list(images)
-        for size in (32, 48):
-            chosen = [n for n, image in enumerate(images) if image.width == size and self.rng.random() < 0.5]
-            if not chosen:
-                continue
-            pixels = np.stack([np.asarray(images[n]) for n in chosen])
-            codes = self.vae.encode(torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 127.5 - 1).latent_dist
-            decoded = self.vae.decode(codes.mode()).sample
-            for n, values in zip(chosen, ((decoded.clamp(-1, 1) + 1) * 127.5).round().byte(), strict=True):
-                result[n] = Image.fromarray(values.permute(1, 2, 0).numpy())
-        return result
 
 
 def losses(

@@ -14,7 +14,8 @@ from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import sample_images
 from pacorl.models.policies.flux import FLUX
 from pacorl.types import Grid, Size
-from research.world.world import LOOKS, PLACE_WORDS, Oracle, agreement, kappa, set_prompts
+from research.world.oracle import Oracle, agreement, kappa
+from research.world.world import LOOKS, PLACE_WORDS, set_prompts
 
 
 def measure(folder: Path, *, size: int, grid: Grid, count: int, steps: int = 8) -> None:

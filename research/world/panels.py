@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pacorl.types import Grid
-from research.world.world import VALUES, Panel, _layer
+from research.world.world import VALUES, Panel, layer
 
 NAMES = tuple(VALUES)
 COUNTS = tuple(len(values) for values in VALUES.values())
@@ -34,9 +34,9 @@ def indices_of(panels: Sequence[Panel]) -> Tensor:
 
 
 @cache
-def _layers(size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def layers(size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     def stacked(kind: str, *names: str) -> Tensor:
-        layers = [_layer(kind, values, size) for values in product(*(VALUES[name] for name in names))]
+        layers = [layer(kind, values, size) for values in product(*(VALUES[name] for name in names))]
         return torch.from_numpy(np.stack(layers)).permute(0, 3, 1, 2).contiguous()
 
     return (
@@ -51,14 +51,14 @@ def compose(panels: Tensor, size: int) -> Tensor:
     """Draw panels of these attributes: (P, 7) → (P, 3, size, size) in −1..1, equal to `world.draw` but its rounding."""
     colour, shape, hat, palette, place, pose, prop = panels.unbind(1)
     shapes, poses = len(VALUES["shape"]), len(VALUES["pose"])
-    backgrounds, props, heroes, hats = _layers(size)
+    backgrounds, props, heroes, hats = layers(size)
     image = backgrounds[palette * len(VALUES["place"]) + place]
-    for layer in (
+    for front in (
         props[prop],
         heroes[(colour * shapes + shape) * poses + pose],
         hats[(hat * shapes + shape) * poses + pose],
     ):
-        image = layer + image * (1 - layer[:, 3:])
+        image = front + image * (1 - front[:, 3:])
     return image[:, :3] * 2 - 1
 
 

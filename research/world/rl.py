@@ -22,7 +22,8 @@ from pacorl.io.images import open_image
 from pacorl.io.quiet import quiet_loading
 from pacorl.records.prompts import save_prompts
 from pacorl.types import Grid
-from research.world.world import LOOKS, PLACE_WORDS, Oracle, agreement, kappa, set_prompts
+from research.world.oracle import Oracle, agreement, kappa
+from research.world.world import LOOKS, PLACE_WORDS, set_prompts
 
 GRID = Grid(2, 2)
 

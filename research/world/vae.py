@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 
+import numpy as np
 import torch
+from diffusers import AutoencoderKL
+from PIL import Image
 from tests.twins import parts as twins
+from torch import Tensor
 from torch.nn import functional as F
 
 from pacorl.types import Grid
-from research.tiny.pretrain import STATE, Stage, encode_panels
 from research.world.panels import compose, random_panels, tile
+from research.world.stage import STATE, Stage
 
 GRID = Grid(2, 2)
 STEPS = 2600
@@ -50,9 +56,31 @@ def pretrain_vae(out: Path, *, share: float = 1.0) -> None:
     # The generator is trained on standardized latents, and policies invert that by these two numbers.
     stage.use_average()
     torch.manual_seed(1)
-    codes = torch.cat([encode_panels(vae, compose(random_panels(512), size)).flatten() for size in (32, 64)])
+    codes = torch.cat([encoded(vae, compose(random_panels(512), size)).flatten() for size in (32, 64)])
     vae.register_to_config(shift_factor=codes.mean().item(), scaling_factor=1 / codes.std().item())
     vae.save_pretrained(out)
+
+
+@torch.no_grad()
+def encoded(vae: AutoencoderKL, pixels: Tensor) -> Tensor:
+    """Encode panels, without the standardization."""
+    return torch.cat([vae.encode(batch).latent_dist.mode() for batch in pixels.split(64)])
+
+
+@torch.no_grad()
+def reconstructed(images: Sequence[Image.Image], vae: AutoencoderKL, rng: Random) -> list[Image.Image]:
+    """Pass half of the images of 32 and 48 px through the autoencoder, as a generator's are."""
+    result = list(images)
+    for size in (32, 48):
+        chosen = [n for n, image in enumerate(images) if image.width == size and rng.random() < 0.5]
+        if not chosen:
+            continue
+        pixels = np.stack([np.asarray(images[n]) for n in chosen])
+        codes = vae.encode(torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 127.5 - 1).latent_dist
+        decoded = vae.decode(codes.mode()).sample
+        for n, values in zip(chosen, ((decoded.clamp(-1, 1) + 1) * 127.5).round().byte(), strict=True):
+            result[n] = Image.fromarray(values.permute(1, 2, 0).numpy())
+    return result
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from random import Random
 from typing import Literal
 
@@ -22,17 +23,15 @@ from PIL import Image
 
 from pacorl.core.grid import join, panel_tags
 from pacorl.types import Grid, Prompt
-from research.world import drawing
-from research.world.drawing import over, shrunk
 
 VALUES: dict[str, tuple[str, ...]] = {
-    "colour": tuple(drawing.COLOURS),
-    "shape": tuple(drawing.HALF_WIDTHS),
-    "hat": tuple(drawing.HATS),
-    "palette": tuple(drawing.PALETTES),
-    "place": tuple(drawing.PLACES),
+    "colour": ("red", "yellow", "green", "blue", "purple", "white"),
+    "shape": ("round", "square", "pointed", "tall"),
+    "hat": ("cap", "crown", "top-hat", "bow"),
+    "palette": ("day", "night", "sunset", "candy"),
+    "place": ("meadow", "beach", "town", "mountains"),
     "pose": ("standing", "waving", "jumping"),
-    "prop": tuple(drawing.PROPS),
+    "prop": ("tree", "house", "ball", "flag", "lamp", "boat"),
 }
 IDENTITY = ("colour", "shape", "hat")
 LOOKS = (*IDENTITY, "palette")
@@ -73,6 +72,11 @@ class Panel:
         """The text of the panel: `waving, flag`."""
         return f"{self.pose}, {self.prop}"
 
+    @property
+    def text(self) -> str:
+        """The panel in words, every attribute named: `red round hero, crown, sunset, meadow, waving, flag`."""
+        return f"{self.colour} {self.shape} hero, {self.hat}, {self.palette}, {self.place}, {self.scene}"
+
 
 def theme_text(place: str, named: Mapping[str, str] = {}) -> str:
     """Write a theme: `a hero in town`, or with named looks `a red hero with a crown in town at night`."""
@@ -88,20 +92,62 @@ def theme_text(place: str, named: Mapping[str, str] = {}) -> str:
 # --- drawing ---------------------------------------------------------------------------------------------------
 
 
+LAYERS = {
+    "background": ("palette", "place"),
+    "prop": ("prop",),
+    "hero": ("colour", "shape", "pose"),
+    "hat": ("hat", "shape", "pose"),
+}
+"""Kind of layer → the attributes that it depends on. artwork.png has the kinds one after the other, row by row."""
+ARTWORK = Path(__file__).with_name("artwork.png")
+TILE = 192
+"""Pixels of a layer in artwork.png, and of the largest panel."""
+
+
 @cache
-def _layer(kind: str, names: tuple[str, ...], size: int) -> NDArray[np.float32]:
-    return shrunk(getattr(drawing, kind)(*names), size)
+def _artwork() -> dict[tuple[str, ...], NDArray[np.uint8]]:
+    """Read every layer as RGBA: (kind, *values) → (TILE, TILE, 4)."""
+    with Image.open(ARTWORK) as image:
+        pixels = np.asarray(image.convert("RGBA"))
+    tiles = [tile for row in np.vsplit(pixels, len(pixels) // TILE) for tile in np.hsplit(row, row.shape[1] // TILE)]
+
+    keys = []
+    for kind, names in LAYERS.items():
+        keys += [(kind, *values) for values in itertools.product(*(VALUES[name] for name in names))]
+    return dict(zip(keys, tiles, strict=False))
+
+
+@cache
+def layer(kind: str, values: tuple[str, ...], size: int) -> NDArray[np.float32]:
+    """Return a layer at a panel's size, colours multiplied by alpha: (size, size, 4) in 0..1.
+
+    Raises:
+        ValueError: if the size does not divide TILE.
+    """
+    step, rest = divmod(TILE, size)
+    if rest:
+        raise ValueError(f"a panel of {size} px; a side divides {TILE}, such as 16, 24, 32, 48, 64 or 96")
+    pixels = _artwork()[kind, *values].astype(np.float32) / np.float32(255)
+    pixels[..., :3] *= pixels[..., 3:]
+    small: NDArray[np.float32] = pixels.reshape(size, step, size, step, 4).mean((1, 3))
+    return small
+
+
+def over(front: NDArray[np.float32], back: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Compose two layers."""
+    composed: NDArray[np.float32] = front + back * (1 - front[..., 3:])
+    return composed
 
 
 def draw(panel: Panel, size: int, *, without: Literal["", "hat", "hero", "prop"] = "") -> Image.Image:
     """Draw a panel as an RGB image of `size` × `size` pixels, or a faulty one `without` its hat, hero or prop."""
-    composed = _layer("background", (panel.palette, panel.place), size)
+    composed = layer("background", (panel.palette, panel.place), size)
     if without != "prop":
-        composed = over(_layer("prop", (panel.prop,), size), composed)
+        composed = over(layer("prop", (panel.prop,), size), composed)
     if without != "hero":
-        composed = over(_layer("hero", (panel.colour, panel.shape, panel.pose), size), composed)
+        composed = over(layer("hero", (panel.colour, panel.shape, panel.pose), size), composed)
         if without != "hat":
-            composed = over(_layer("hat", (panel.hat, panel.shape, panel.pose), size), composed)
+            composed = over(layer("hat", (panel.hat, panel.shape, panel.pose), size), composed)
     return Image.fromarray((composed[..., :3] * 255 + 0.5).astype(np.uint8))
 
 
@@ -189,136 +235,18 @@ def set_prompts(split: Split, count: int, *, seed: int = 0, grid: Grid = Grid(2,
     return prompts
 
 
-# --- recognition -----------------------------------------------------------------------------------------------
-
-TEMPLATE_SIZE = 24
-SMALL = 16
-"""Size of panels that are blurred on their way to TEMPLATE_SIZE: their templates are drawn at this size."""
-HERO_WIDTH = 16
-"""Columns of a template that a hero may reach; a prop has the rest."""
-VALID_DISTANCE = 0.11
-"""Root mean squared difference (pixels in 0..1) beyond which an image is no panel of this world."""
-
-
-class _Templates:
-    """Panels by parts: the hero's side of every hero before every background, and the prop's side."""
-
-    def __init__(self, size: int) -> None:
-        names = ("palette", "place", "colour", "shape", "hat", "pose")
-        self.heroes = tuple(itertools.product(*(VALUES[name] for name in names)))
-        self.sides = tuple(itertools.product(*(VALUES[name] for name in ("palette", "place", "prop"))))
-        left = []
-        for palette, place, colour, shape, hat, pose in self.heroes:
-            composed = over(
-                over(_layer("hat", (hat, shape, pose), size), _layer("hero", (colour, shape, pose), size)),
-                _layer("background", (palette, place), size),
-            )
-            left.append(_resized(composed[..., :3])[:, :HERO_WIDTH].reshape(-1))
-        self.left = np.stack(left)
-        right = []
-        for palette, place, prop in self.sides:
-            composed = over(_layer("prop", (prop,), size), _layer("background", (palette, place), size))
-            right.append(_resized(composed[..., :3])[:, HERO_WIDTH:].reshape(-1))
-        self.right = np.stack(right)
-
-
-@cache
-def _templates(size: int) -> _Templates:
-    return _Templates(size)
-
-
-def _resized(pixels: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Resize pixels of a small panel as images of that size are."""
-    if len(pixels) == TEMPLATE_SIZE:
-        return pixels
-    return _pixels(Image.fromarray((pixels * 255 + 0.5).astype(np.uint8)))
-
-
-class Oracle:
-    """Recognition of panels by their nearest template, and grades of sets. It measures, and is never a reward."""
-
-    def read(self, images: Sequence[Image.Image]) -> list[Panel | None]:
-        """Recognise the panel of each image; None if it is farther than VALID_DISTANCE from every template."""
-        return [panel if distance <= VALID_DISTANCE else None for panel, distance in self.nearest(images)]
-
-    def nearest(self, images: Sequence[Image.Image]) -> list[tuple[Panel, float]]:
-        """Return the nearest template of each image and its distance.
-
-        Hero and prop are on different sides, so that the nearest of all 27,648 panels is the nearest pair of halves
-        with one background.
-        """
-        sizes = {SMALL if image.width == SMALL else TEMPLATE_SIZE for image in images}
-        if len(sizes) > 1:
-            return [self.nearest([image])[0] for image in images]
-        templates = _templates(*sizes)
-        pixels = np.stack([_pixels(image) for image in images])
-        left = _squared(pixels[:, :, :HERO_WIDTH].reshape(len(images), -1), templates.left)
-        right = _squared(pixels[:, :, HERO_WIDTH:].reshape(len(images), -1), templates.right)
-        # Both products begin with palette and place, the background (K).
-        backgrounds = len(VALUES["palette"]) * len(VALUES["place"])
-        left_BKH = left.reshape(len(images), backgrounds, -1)
-        right_BKS = right.reshape(len(images), backgrounds, -1)
-        total_BK = left_BKH.min(-1) + right_BKS.min(-1)
-
-        nearest = []
-        for image, background in enumerate(total_BK.argmin(1)):
-            hero = int(left_BKH[image, background].argmin()) + background * left_BKH.shape[2]
-            side = int(right_BKS[image, background].argmin()) + background * right_BKS.shape[2]
-            palette, place, colour, shape, hat, pose = templates.heroes[hero]
-            panel = Panel(colour, shape, hat, palette, place, pose, templates.sides[side][2])
-            mean = total_BK[image, background] / pixels[image].size
-            nearest.append((panel, float(np.sqrt(mean))))
-        return nearest
-
-
-def _squared(pixels: NDArray[np.float32], templates: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Squared distances of images to templates, by one matrix product."""
-    squared: NDArray[np.float32] = (
-        (pixels**2).sum(1)[:, None] - 2 * pixels @ templates.T + (templates**2).sum(1)[None, :]
-    ).clip(min=0)
-    return squared
-
-
-def _pixels(image: Image.Image) -> NDArray[np.float32]:
-    small = image.convert("RGB").resize((TEMPLATE_SIZE, TEMPLATE_SIZE), Image.Resampling.BOX)
-    return np.asarray(small, dtype=np.float32) / np.float32(255)
-
-
-# --- measures --------------------------------------------------------------------------------------------------
-
-
-def agreement(sets: Sequence[Sequence[Panel | None]]) -> dict[str, tuple[float, float]]:
-    """Measure each look's agreement within sets and across sets, over valid panels.
-
-    Returns:
-        Look → (share of equal pairs of panels within sets, share of equal pairs of panels of different sets).
-    """
-    measured = {}
-    for name in LOOKS:
-        within_equal = within = 0.0
-        # Across: all pairs but those of one set, counted by value.
-        total: dict[str, int] = {}
-        own_equal = own = 0.0
-        for panels in sets:
-            values = [getattr(panel, name) for panel in panels if panel]
-            pairs = list(itertools.combinations(values, 2))
-            within += len(pairs)
-            within_equal += sum(first == second for first, second in pairs)
-            own += len(values) ** 2
-            own_equal += sum(values.count(value) for value in values)
-            for value in values:
-                total[value] = total.get(value, 0) + 1
-        everything = sum(total.values()) ** 2 - own
-        across_equal = sum(count**2 for count in total.values()) - own_equal
-        measured[name] = (within_equal / max(1, within), across_equal / max(1, everything))
-    return measured
-
-
-def kappa(within: float, across: float) -> float:
-    """Chance-corrected agreement: 1 if sets agree within and not by chance, 0 if no more than different sets do."""
-    return (within - across) / (1 - across) if across < 1 else 0.0
-
-
 def with_another(panel: Panel, name: str, rng: Random) -> Panel:
     """Change one attribute to another value."""
     return replace(panel, **{name: rng.choice([value for value in VALUES[name] if value != getattr(panel, name)])})
+
+
+def panels_of(split: Split) -> list[Panel]:
+    """List the panels of a split's heroes."""
+    rest = ("palette", "place", *SCENE)
+    scenes = tuple(itertools.product(*(VALUES[name] for name in rest)))
+    return [Panel(*hero, *scene) for hero in heroes_of(split) for scene in scenes]
+
+
+def vocabulary() -> list[str]:
+    """Return training texts of the tiny tokenizers."""
+    return [prompt.text for grid in (Grid(2, 2), Grid(3, 3)) for prompt in set_prompts("train", 288, grid=grid)]

@@ -1,0 +1,214 @@
+"""The oracle of the tiny world: it reads the attributes of a panel and grades sets. It is never a reward."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from pacorl.types import Prompt
+from research.world.words import asked_in
+from research.world.world import LOOKS, VALUES, Panel, layer, over
+
+GRADES = ("attribute_agreement", "all_equal_pairs", "prompt_match", "valid")
+TEMPLATE_SIZE = 24
+SMALL = 16
+"""Size of panels that are blurred on their way to TEMPLATE_SIZE: their templates are drawn at this size."""
+HERO_WIDTH = 16
+"""Columns of a template that a hero may reach; a prop has the rest."""
+VALID_DISTANCE = 0.11
+"""Root mean squared difference (pixels in 0..1) beyond which an image is no panel of this world."""
+
+
+class _Templates:
+    """Panels by parts: the hero's side of every hero before every background, and the prop's side."""
+
+    def __init__(self, size: int) -> None:
+        names = ("palette", "place", "colour", "shape", "hat", "pose")
+        self.heroes = tuple(itertools.product(*(VALUES[name] for name in names)))
+        self.sides = tuple(itertools.product(*(VALUES[name] for name in ("palette", "place", "prop"))))
+        left = []
+        for palette, place, colour, shape, hat, pose in self.heroes:
+            composed = over(
+                over(layer("hat", (hat, shape, pose), size), layer("hero", (colour, shape, pose), size)),
+                layer("background", (palette, place), size),
+            )
+            left.append(_resized(composed[..., :3])[:, :HERO_WIDTH].reshape(-1))
+        self.left = np.stack(left)
+        right = []
+        for palette, place, prop in self.sides:
+            composed = over(layer("prop", (prop,), size), layer("background", (palette, place), size))
+            right.append(_resized(composed[..., :3])[:, HERO_WIDTH:].reshape(-1))
+        self.right = np.stack(right)
+
+
+@cache
+def _templates(size: int) -> _Templates:
+    return _Templates(size)
+
+
+def _resized(pixels: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Resize pixels of a small panel as images of that size are."""
+    if len(pixels) == TEMPLATE_SIZE:
+        return pixels
+    return _pixels(Image.fromarray((pixels * 255 + 0.5).astype(np.uint8)))
+
+
+class Oracle:
+    """Recognition of panels by their nearest template, and grades of sets. It measures, and is never a reward."""
+
+    def grade(self, prompt: Prompt, panels: Sequence[Image.Image]) -> dict[str, float]:
+        """Return the GRADES of one set, each in 0..1; an invalid panel agrees and matches with none."""
+        return grade(asked_in(prompt), self.read(panels))
+
+    def read(self, images: Sequence[Image.Image]) -> list[Panel | None]:
+        """Recognise the panel of each image; None if it is farther than VALID_DISTANCE from every template."""
+        return [panel if distance <= VALID_DISTANCE else None for panel, distance in self.nearest(images)]
+
+    def nearest(self, images: Sequence[Image.Image]) -> list[tuple[Panel, float]]:
+        """Return the nearest template of each image and its distance.
+
+        Hero and prop are on different sides, so that the nearest of all 27,648 panels is the nearest pair of halves
+        with one background.
+        """
+        sizes = {SMALL if image.width == SMALL else TEMPLATE_SIZE for image in images}
+        if len(sizes) > 1:
+            return [self.nearest([image])[0] for image in images]
+        templates = _templates(*sizes)
+        pixels = np.stack([_pixels(image) for image in images])
+        left = _squared(pixels[:, :, :HERO_WIDTH].reshape(len(images), -1), templates.left)
+        right = _squared(pixels[:, :, HERO_WIDTH:].reshape(len(images), -1), templates.right)
+        # Both products begin with palette and place, the background (K).
+        backgrounds = len(VALUES["palette"]) * len(VALUES["place"])
+        left_BKH = left.reshape(len(images), backgrounds, -1)
+        right_BKS = right.reshape(len(images), backgrounds, -1)
+        total_BK = left_BKH.min(-1) + right_BKS.min(-1)
+
+        nearest = []
+        for image, background in enumerate(total_BK.argmin(1)):
+            hero = int(left_BKH[image, background].argmin()) + background * left_BKH.shape[2]
+            side = int(right_BKS[image, background].argmin()) + background * right_BKS.shape[2]
+            palette, place, colour, shape, hat, pose = templates.heroes[hero]
+            panel = Panel(colour, shape, hat, palette, place, pose, templates.sides[side][2])
+            mean = total_BK[image, background] / pixels[image].size
+            nearest.append((panel, float(np.sqrt(mean))))
+        return nearest
+
+
+def _squared(pixels: NDArray[np.float32], templates: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Squared distances of images to templates, by one matrix product."""
+    squared: NDArray[np.float32] = (
+        (pixels**2).sum(1)[:, None] - 2 * pixels @ templates.T + (templates**2).sum(1)[None, :]
+    ).clip(min=0)
+    return squared
+
+
+def _pixels(image: Image.Image) -> NDArray[np.float32]:
+    small = image.convert("RGB").resize((TEMPLATE_SIZE, TEMPLATE_SIZE), Image.Resampling.BOX)
+    return np.asarray(small, dtype=np.float32) / np.float32(255)
+
+
+# --- grades of a set -------------------------------------------------------------------------------------------
+
+
+def grade(asked: Sequence[Mapping[str, str]], shown: Sequence[Panel | None]) -> dict[str, float]:
+    """Return the GRADES of a set.
+
+    Args:
+        asked: what the prompt asks of each panel, as attribute → value.
+        shown: recognised panels of the image.
+
+    Returns:
+        attribute_agreement: share of looks that two panels share, mean over pairs of panels.
+        all_equal_pairs: share of pairs that share all of them.
+        prompt_match: share of the asked attributes that a panel shows, mean over panels.
+        valid: share of recognised panels.
+    """
+    agreements = []
+    for first, second in itertools.combinations(shown, 2):
+        equal = [getattr(first, name) == getattr(second, name) for name in LOOKS] if first and second else [False]
+        agreements.append(float(np.mean(equal)))
+    # A single panel has no pairs, and cannot disagree with itself.
+    agreements = agreements or [1.0]
+
+    matches = []
+    for wanted, panel in zip(asked, shown, strict=True):
+        matches.append(float(np.mean([getattr(panel, name, None) == value for name, value in wanted.items()])))
+
+    return {
+        "attribute_agreement": float(np.mean(agreements)),
+        "all_equal_pairs": float(np.mean([share == 1 for share in agreements])),
+        "prompt_match": float(np.mean(matches)),
+        "valid": float(np.mean([panel is not None for panel in shown])),
+    }
+
+
+# --- measures of many sets -------------------------------------------------------------------------------------
+
+
+def agreement(sets: Sequence[Sequence[Panel | None]]) -> dict[str, tuple[float, float]]:
+    """Measure each look's agreement within sets and across sets, over valid panels.
+
+    Returns:
+        Look → (share of equal pairs of panels within sets, share of equal pairs of panels of different sets).
+    """
+    measured = {}
+    for name in LOOKS:
+        within_equal = within = 0.0
+        # Across: all pairs but those of one set, counted by value.
+        total: dict[str, int] = {}
+        own_equal = own = 0.0
+        for panels in sets:
+            values = [getattr(panel, name) for panel in panels if panel]
+            pairs = list(itertools.combinations(values, 2))
+            within += len(pairs)
+            within_equal += sum(first == second for first, second in pairs)
+            own += len(values) ** 2
+            own_equal += sum(values.count(value) for value in values)
+            for value in values:
+                total[value] = total.get(value, 0) + 1
+        everything = sum(total.values()) ** 2 - own
+        across_equal = sum(count**2 for count in total.values()) - own_equal
+        measured[name] = (within_equal / max(1, within), across_equal / max(1, everything))
+    return measured
+
+
+def kappa(within: float, across: float) -> float:
+    """Chance-corrected agreement: 1 if sets agree within and not by chance, 0 if no more than different sets do."""
+    return (within - across) / (1 - across) if across < 1 else 0.0
+
+
+Majority = tuple[str | None, ...]
+"""The commonest value of each look among a set's valid panels; None if there are none."""
+
+
+def majority(panels: Sequence[Panel | None]) -> Majority:
+    """Return the majority of a set; of equally common values the first in the alphabet."""
+    valid = [panel.looks for panel in panels if panel]
+    if not valid:
+        return (None,) * len(LOOKS)
+
+    commonest = []
+    for values in zip(*valid, strict=True):
+        commonest.append(max(sorted(set(values)), key=values.count))
+    return tuple(commonest)
+
+
+def evenness(majorities: Sequence[Majority]) -> float:
+    """Return the diversity of sets: the normalised entropy of their majorities, mean over the looks.
+
+    It is 1 if all values are equally common among the sets, and 0 if every set shows the same value.
+    """
+    # Per look: an even mix of hats must not hide a single colour.
+    entropies = []
+    for name, values in zip(LOOKS, zip(*majorities, strict=True), strict=True):
+        counts = np.array([values.count(value) for value in VALUES[name]], dtype=float)
+        # At least 1: sets without a valid panel have no majority to count.
+        shares = counts[counts > 0] / max(counts.sum(), 1)
+        entropy = -(shares * np.log(shares)).sum()
+        entropies.append(float(entropy / np.log(len(counts))))
+    return float(np.mean(entropies))

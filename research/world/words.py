@@ -1,0 +1,225 @@
+"""The words of the tiny world: prompts from plain texts, and the attributes that a prompt asks for.
+
+The generator was trained on one world (docs/tiny.md) and one form of prompt. `tiny_prompt` finds the world's words in
+texts, in any order, and writes that form. An unknown word is an error, which lists the known ones.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Container, Sequence
+from itertools import chain
+
+from pacorl.io.terminal import did_you_mean
+from pacorl.types import Grid, Prompt
+from research.world.world import LOOKS, PALETTE_WORDS, PLACE_WORDS, SCENE, VALUES, write_prompt
+
+INSTRUCTIONS: dict[str, dict[str, str]] = {
+    "colour": {value: f"Paint the hero {value}." for value in VALUES["colour"]},
+    "hat": {value: f"Give the hero a {value}." for value in VALUES["hat"]},
+    "palette": {value: f"Show the scene {words}." for value, words in PALETTE_WORDS.items()},
+    "place": {value: f"Put the hero {words}." for value, words in PLACE_WORDS.items()},
+    "pose": {value: f"Let the hero be {value}." for value in VALUES["pose"]},
+    "prop": {value: f"Put a {value} beside the hero." for value in VALUES["prop"]},
+}
+"""Attribute → value → the instruction that changes it. A hero of another shape would be another hero."""
+GRIDS = (Grid(2, 2), Grid(3, 3))
+"""The layouts of its training."""
+NEAR = {
+    "red": "crimson scarlet",
+    "yellow": "gold golden",
+    "green": "emerald",
+    "purple": "violet lilac",
+    "round": "fat chubby",
+    "square": "boxy",
+    "pointed": "pointy triangular",
+    "tall": "thin slim",
+    "top-hat": "topper",
+    "day": "daytime daylight noon morning sunny",
+    "night": "midnight evening dark starry",
+    "sunset": "dusk dawn sunrise",
+    "candy": "pastel sweet",
+    "meadow": "field grass park garden lawn",
+    "beach": "sea seaside shore sand coast",
+    "town": "city street village",
+    "mountains": "mountain hills hill alps",
+    "standing": "stands stand waiting waits",
+    "waving": "waves wave greeting greets",
+    "jumping": "jumps jump leaping leaps",
+    "tree": "oak",
+    "house": "home hut cottage",
+    "flag": "banner",
+    "lamp": "lantern light",
+    "boat": "ship sailboat",
+}
+"""Value → other words for it."""
+VALUE_OF = {value: value for values in VALUES.values() for value in values} | {
+    word: value for value, words in NEAR.items() for word in words.split()
+}
+ATTRIBUTE_OF = {value: name for name, values in VALUES.items() for value in values}
+PASSED_OVER = frozenset(
+    "a an and at beside by colored colors colour coloured colours hat hero heroes his her in is it its near next of on "  # noqa: SIM905
+    "our set style the their there time to wearing wears while who with".split()
+)
+"""Ignored, so that "a red hero with a crown, who waves beside a boat" is understood."""
+MISSPELT = 0.8
+"""Least similarity of a misspelt word: "nihgt" is night, and "teal" is not tall."""
+WORD = re.compile(r"[a-z]+(?:-[a-z]+)*")
+EXAMPLE = "--prompt 'a hero with a crown in town' --panel 'waving, flag' --panel 'jumping, boat' …"
+
+
+def tiny_prompt(theme: str, panels: Sequence[str], grid: Grid, number: int = 0) -> Prompt:
+    """Write a prompt for the tiny generator: the theme has the place and any looks, each panel a pose and a prop.
+
+    Raises:
+        ValueError: if words are unknown, misplaced or missing, or the layout was not learned.
+    """
+    # The layout first: no change of words mends it.
+    check_tiny_grid(grid, len(panels))
+    shared = attributes_in(theme, where="the theme", allowed=(*LOOKS, "place"), required=("place",))
+    place = shared.pop("place")
+
+    scenes = []
+    for position, text in enumerate(panels, 1):
+        scene = attributes_in(text, where=f"panel {position}", allowed=SCENE, required=SCENE)
+        scenes.append((scene["pose"], scene["prop"]))
+    return write_prompt(number, place, scenes, grid, named=shared)
+
+
+def check_tiny_grid(grid: Grid, panels: int) -> None:
+    """Raise ValueError unless the tiny generator makes this layout."""
+    if grid not in GRIDS or panels != grid.count:
+        known = " or ".join(f"{known.count} panels as {known}" for known in GRIDS)
+        raise ValueError(
+            f"the tiny generator makes sets of {known}, and this is {grid} with {panels}; "
+            "describe so many, or name a real --model, e.g. black-forest-labs/FLUX.1-dev"
+        )
+
+
+def asked_in(prompt: Prompt) -> list[dict[str, str]]:
+    """Return what each panel of a set was asked to show, as attribute → value.
+
+    Raises:
+        ValueError: if the prompt is not of the tiny world.
+    """
+    shared = attributes_in(theme_of(prompt), where="the theme", allowed=(*LOOKS, "place"), required=("place",))
+    asked = []
+    for position, text in enumerate(prompt.panels, 1):
+        asked.append(shared | attributes_in(text, where=f"panel {position}", allowed=SCENE, required=SCENE))
+    return asked
+
+
+def theme_of(prompt: Prompt) -> str:
+    """Return the theme, or what precedes the first panel of a text."""
+    text = prompt.theme or prompt.text.partition("[")[0]
+    return re.sub(r"^\S+ grid layout of ", "", text)
+
+
+def tiny_scene(text: str) -> str:
+    """Write the text of a panel that the tiny editor draws from reference images: place, palette, pose and prop.
+
+    Place and palette may be left out: then they are those of the references.
+
+    Raises:
+        ValueError: if words are unknown, or one of pose and prop is missing.
+    """
+    asked = attributes_in(text, where="the panel", allowed=("place", "palette", *SCENE), required=SCENE)
+    scene = f"{asked['pose']}, {asked['prop']}"
+    where = [
+        words[asked[name]] for name, words in (("place", PLACE_WORDS), ("palette", PALETTE_WORDS)) if name in asked
+    ]
+    return f"{' '.join(where)}, {scene}" if where else scene
+
+
+def check_tiny(prompt: Prompt) -> None:
+    """Check a whole prompt, such as a T2IS record's.
+
+    Raises:
+        ValueError: if it is not of the tiny world.
+    """
+    if not prompt.panels:
+        attributes_in(prompt.text, where="the prompt", allowed=tuple(VALUES))
+        raise ValueError(
+            f"the tiny generator makes sets; describe each panel, as in {EXAMPLE} or by prompt_from('tiny', …)"
+        )
+    check_tiny_grid(prompt.grid, len(prompt.panels))
+    asked_in(prompt)
+
+
+def check_tiny_edit(prompt: Prompt) -> None:
+    """Check that the tiny editor was taught an edit's instruction, or with references a scene's words.
+
+    Raises:
+        ValueError: It was not; the message names near ones.
+    """
+    instruction = prompt.text
+    if prompt.references:
+        tiny_scene(instruction)
+        return
+    known = list(chain.from_iterable(texts.values() for texts in INSTRUCTIONS.values()))
+    if instruction not in known:
+        near = difflib.get_close_matches(instruction, known, n=2, cutoff=0.5)
+        forms = near or [next(iter(texts.values())) for texts in INSTRUCTIONS.values()]
+        raise ValueError(f"the tiny editor has no instruction {instruction!r}; write {' or '.join(map(repr, forms))}")
+
+
+def attributes_in(text: str, *, where: str, allowed: Sequence[str], required: Sequence[str] = ()) -> dict[str, str]:
+    """Find the words of the world in `text`, as attribute → value.
+
+    Args:
+        where: name of the text, for messages.
+        allowed: attributes that it may name.
+        required: attributes that it must name.
+
+    Raises:
+        ValueError: for an unknown word, two values of an attribute, or an attribute that is missing or not allowed.
+    """
+    # Sort the words.
+    attributes: dict[str, str] = {}
+    unknown = []
+    # The first fault is reported; the other words are still sorted.
+    fault = ""
+    for word in dict.fromkeys(WORD.findall(text.lower().replace("top hat", "top-hat"))):
+        value = VALUE_OF.get(word) or VALUE_OF.get(word.removesuffix("s"))
+        if value is None:
+            if word not in PASSED_OVER:
+                unknown.append(word)
+            continue
+        name = ATTRIBUTE_OF[value]
+        if name not in allowed:
+            fault = fault or misplaced(where, name, value)
+        elif attributes.setdefault(name, value) != value:
+            fault = fault or f"{where} has two values of {name}, {attributes[name]} and {word}; give one"
+
+    # Report unknown words first, the likeliest mistake.
+    if unknown:
+        vocabulary = "; ".join(f"{name}: {', '.join(VALUES[name])}" for name in allowed)
+        raise ValueError(
+            f"{where} has unknown words, {_quoted(unknown, attributes)}; the tiny generator has {vocabulary}"
+        )
+    if fault:
+        raise ValueError(fault)
+    missing = [f"a {name} ({', '.join(VALUES[name])})" for name in required if name not in attributes]
+    if missing:
+        raise ValueError(f"{where}, {text!r}, lacks {'; '.join(missing)}")
+    return attributes
+
+
+def misplaced(where: str, name: str, value: str) -> str:
+    """Say where an attribute belongs that a text may not name."""
+    other = "a panel" if name in SCENE else "the theme"
+    return f"{where} names a {name}, {value}; in the tiny world {other} does"
+
+
+def _quoted(unknown: Sequence[str], attributes: Container[str]) -> str:
+    """Quote the first five words, each with a misspelt value of an attribute that the text lacks."""
+    lacking = [word for word, name in ATTRIBUTE_OF.items() if name not in attributes]
+    quoted = []
+    for word in unknown[:5]:
+        hint = did_you_mean(word, lacking, cutoff=MISSPELT)
+        quoted.append(f"{word!r} ({hint})" if hint else repr(word))
+    listed = ", ".join(quoted)
+    if len(unknown) > 5:
+        listed += f" and {len(unknown) - 5} more words"
+    return listed
