@@ -121,7 +121,7 @@ CASES = {
             "pacorl dataset diversify {out}/set --number 4",
             "pacorl dataset generate {out}/set --model tiny --grids 2",
             "pacorl dataset pair {out}/set",
-            "pacorl dataset import {out}/own {base}/examples/rankings/rankings.csv --kind rankings",
+            "pacorl dataset import {out}/own {base}/examples/rankings/rankings.csv",
             "pacorl dataset export {out}/own --test-share 0.25",
         ],
         {"prompts": "set/*.jsonl", "images": "set/**/*.png", "export": "own/export/**/*.json*"},

@@ -161,7 +161,6 @@ REFUSED: list[tuple[list[str], str]] = [
     (["benchmark", "consistency-rank", "rank", "--judge", "tiny", "--out", "mine"], "mine"),
     (["benchmark", "t2is", "empty"], "--model"),
     (["benchmark", "t2is", "empty", "--images", "nothere"], "nothere"),
-    (["dataset", "prompts", "new", "--price", "nan/1"], "--price 'nan/1'"),
     (["dataset", "annotate", "nowhere", "--annotators", "ann"], "instances.jsonl"),
     (["serve", "nothere"], "nothere"),
     (["serve", "tiny", "--adapter", "lora"], "no layer foo"),

@@ -32,7 +32,7 @@ from pacorl.cli import exit_code
 from pacorl.config.base import load
 from pacorl.config.recipes import recipe
 from pacorl.dataset.convert import convert
-from pacorl.dataset.folder import read_answers, read_instances, read_pairs, read_prompts
+from pacorl.dataset.folder import read_answers, read_instances, read_prompts
 from pacorl.dataset.manifest import DatasetStep
 from pacorl.dataset.prompts import PAPER, read_taxonomy
 from pacorl.generate.storyboard import read_storyboard
@@ -46,7 +46,7 @@ from pacorl.judge_training.judge_config import JudgeConfig
 from pacorl.models.adapters import load_lora
 from pacorl.models.lora import save_lora
 from pacorl.records.characters import read_character
-from pacorl.records.comparisons import comparisons_from, missing_file, sharegpt_files
+from pacorl.records.comparisons import comparisons_from, missing_file
 from pacorl.records.prompts import load_prompts
 from pacorl.records.rankings import load_rankings
 from pacorl.report.folder import read_run
@@ -106,7 +106,6 @@ RANKING = {"reference": "a.png", "candidates": ["b.png", ["c.png", "d.png"]], "c
 CSV = b"reference,candidates,theme\na.png,b.png | c.png = d.png,t\nb.png,a.png|c.png,u\n"
 INSTANCE = {"id": "i", "group": "g", "reference": "a.png", "candidates": ["b.png", "c.png"], "must": [[0, 1]]}
 ANSWER = {"instance": "i", "annotator": "p", "group": "g", "reference": "a", "candidates": ["b", "c"], "ranks": [1, 2]}
-PAIR = {"key": "k", "group": "g", "images": ["a.png"], "consistent": True, "question": "q", "votes": [1, 2]}
 ENTRY = {"file_name": "d.json", "formatting": "sharegpt", "columns": {"messages": "m"}, "tags": {"role_tag": "from"}}
 TURNS = [{"from": "human", "value": "<image>q"}, {"from": "gpt", "value": "Yes. r"}]
 SAMPLE = {"prompt_id": 1, "seed": 2, "image": "a.png", "grid": "1x2", "p_yes": [[None, 0.5]], "scores": {"a": 0.5}}
@@ -136,7 +135,7 @@ def read_run_and_card(path: Path) -> object:
 
 def read_sharegpt(path: Path) -> object:
     folder = path.parent
-    return missing_file(f"{folder}:d"), list(sharegpt_files(folder)), comparisons_from(f"{folder}:d")
+    return missing_file(f"{folder}:d"), comparisons_from(f"{folder}:d")
 
 
 JSONL: dict[str, tuple[Any, Callable[[Path], Any]]] = {
@@ -146,7 +145,6 @@ JSONL: dict[str, tuple[Any, Callable[[Path], Any]]] = {
     "rankings.jsonl": (RANKING, load_rankings),
     "instances.jsonl": (INSTANCE, read_instances),
     "answers.jsonl": (ANSWER, read_answers),
-    "pairs.jsonl": (PAIR, read_pairs),
     "dataset_prompts.jsonl": (PROMPT | {"idx": "i"}, read_prompts),
 }
 DOCUMENTS: dict[str, tuple[Any, Callable[[Path], Any]]] = {

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from pacorl.dataset.explain import explain
-from pacorl.dataset.export import export
-from pacorl.dataset.folder import read_instances, read_pairs, write_records
+from pacorl.dataset.export import export, label
+from pacorl.dataset.folder import read_instances, write_records
+from pacorl.dataset.rules import pair_key
 from pacorl.io.documents import read_jsonl
 from pacorl.judge.chat import ChatRefusedError
 from pacorl.records.rankings import Ranking
@@ -34,14 +35,17 @@ def told(messages):
 
 def test_every_pair_gets_reasons_that_reach_the_export(ranked, llm):
     server, model = llm(lambda messages, number: say(told(messages)))
-    counts = explain(ranked, model, price=(2.0, 8.0))
-    pairs = read_pairs(ranked / "pairs.jsonl")
+    counts = explain(ranked, model)
+    pairs = label(ranked).pairs
     assert counts["explained"] == len(pairs) == len(server.requests)
-    assert counts["usage"]["cost"] == pytest.approx(len(pairs) * (100 * 2 + 10 * 8) / 1e6)
+    assert (counts["usage"]["prompt_tokens"], counts["usage"]["completion_tokens"]) == (
+        100 * len(pairs),
+        10 * len(pairs),
+    )
     content = server.requests[0][0]["content"]
     assert [part["type"] for part in content] == ["image_url", "image_url", "text"]
     assert content[0]["image_url"]["url"].startswith("data:image/png;base64,")
-    export(ranked, formats=["sharegpt"], shares={"train": 1.0})
+    export(ranked, shares={"train": 1.0})
     rows = json.loads((ranked / "export/consistency_train.json").read_text())
     assert all(row["messages"][1]["content"].endswith("Logic: Both show the same hat.") for row in rows)
     assert {row["messages"][1]["content"].split(".")[0] for row in rows} == {"Yes", "No"}
@@ -61,13 +65,13 @@ def test_contradictions_are_retried_then_flagged_and_left_out(ranked, llm):
 
     _, model = llm(stubborn)
     counts = explain(ranked, model, attempts=2, workers=1)
-    pairs = {pair.key: pair for pair in read_pairs(ranked / "pairs.jsonl")}
+    pairs = {pair_key(pair): pair for pair in label(ranked).pairs}
     no = sum(not pair.consistent for pair in pairs.values())
     assert (counts["explained"], counts["contradicted"]) == (len(pairs) - no, no)
     assert model.usage.contradicted == 2 * no
     flagged = [row for row in read_jsonl(ranked / "explanations.jsonl") if row["status"] == "contradicted"]
     assert {pairs[row["key"]].consistent for row in flagged} == {False}
-    splits = export(ranked, formats=["jsonl"], shares={"train": 1.0})["splits"]
+    splits = export(ranked, shares={"train": 1.0})["splits"]
     assert splits["train"]["with_reasons"] == len(pairs) - no
 
 
@@ -103,7 +107,10 @@ def test_a_wrong_model_name_stops_at_once(ranked, llm):
 
 def test_dry_run_says_what_it_would_cost(ranked, llm):
     server, model = llm(lambda messages, number: say("Yes"))
-    counts = explain(ranked, model, price=(1.0, 1.0), dry_run=True)
-    assert counts["estimate"]["cost"] == pytest.approx(counts["to_explain"] * 2700 / 1e6)
+    counts = explain(ranked, model, dry_run=True)
+    assert counts["estimate"] == {
+        "prompt_tokens": 2500 * counts["to_explain"],
+        "completion_tokens": 200 * counts["to_explain"],
+    }
     assert server.requests == []
     assert not (ranked / "explanations.jsonl").exists()

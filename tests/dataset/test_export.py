@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -12,9 +10,8 @@ from typer.testing import CliRunner
 from pacorl.bench.consistency_rank import read_rank_data
 from pacorl.cli.dataset import app
 from pacorl.dataset.export import Export, export, label
-from pacorl.dataset.folder import read_instances, read_pairs, write_records
-from pacorl.dataset.importing import import_folder
-from pacorl.dataset.rules import label_pairs
+from pacorl.dataset.folder import read_instances, write_records
+from pacorl.dataset.rules import label_pairs, pair_key
 from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.io.files import digest
 from pacorl.io.images import open_image
@@ -33,7 +30,14 @@ def ranked(dataset):
         folder / "rankings.jsonl",
         [
             Ranking(
-                one.id, who, one.group, one.reference, tuple(rng.sample(one.candidates, 3)), one.theme, one.category
+                one.id,
+                who,
+                one.group,
+                one.reference,
+                tuple(rng.sample(one.candidates, 3)),
+                one.theme,
+                one.category,
+                criteria=one.criteria,
             )
             for one in read_instances(folder / "instances.jsonl")
             for who in ("ann", "ben")
@@ -93,7 +97,7 @@ def test_export_twice_is_the_same(ranked):
 @pytest.mark.slow
 def test_a_dry_run_counts_what_an_export_would(ranked):
     planned = export(ranked, shares=SHARES, dry_run=True)
-    assert not (ranked / "pairs.jsonl").exists()
+    assert not (ranked / "export").exists()
     assert export(ranked, shares=SHARES) == planned
 
 
@@ -105,13 +109,17 @@ def test_an_export_is_told_in_sentences(ranked):
     assert f"{made['rankings']} rankings by 2 people label {made['yes']} pairs Yes and {made['no']} No" in told
     for name, split in counts["splits"].items():
         assert f"{name}: {split['yes']} pairs Yes and {split['no']} No, of {split['groups']} prompts" in told
-    assert "imported" not in told
 
 
 @pytest.mark.slow
 def test_exports_are_what_a_judge_learns_from(ranked):
     pairs = label(ranked).pairs
-    explained = {"key": pairs[0].key, "consistent": pairs[0].consistent, "status": "explained", "reasons": "Both red."}
+    explained = {
+        "key": pair_key(pairs[0]),
+        "consistent": pairs[0].consistent,
+        "status": "explained",
+        "reasons": "Both red.",
+    }
     write_jsonl(ranked / "explanations.jsonl", [explained])
     export(ranked, shares=SHARES)
     for split in ("train", "test"):
@@ -121,34 +129,21 @@ def test_exports_are_what_a_judge_learns_from(ranked):
         assert [one.answer for one in records] == [answer_text(one) for one in lines]
         known = {pair.images: pair for pair in pairs}
         for one in lines:
-            pair = known[tuple(path.relative_to(ranked / "export").as_posix() for path in one.images)]
+            pair = known[tuple(path.relative_to(ranked / "export") for path in one.images)]
             assert (one.question, one.consistent, one.category) == (pair.question, pair.consistent, pair.category)
-            assert one.reasons == ("Both red." if pair.key == pairs[0].key else "")
+            assert one.reasons == ("Both red." if pair == pairs[0] else "")
 
 
 def test_the_benchmark_of_an_export_is_one_that_runs(ranked):
-    export(ranked, shares=SHARES, formats=["consistency_rank"])
+    export(ranked, shares=SHARES)
     items = read_rank_data(ranked / "export/benchmark").items.values()
     rows = read_jsonl(ranked / "export/benchmark/consistency_full_rank.jsonl")
     assert [item.best_first for item in items] == [tuple(row["rank_images"]) for row in rows]
     assert all(item.prompt and item.criteria for item in items)
 
 
-@pytest.mark.slow
-def test_sharegpt_round_trip(ranked, tmp_path):
-    export(ranked, shares=SHARES, formats=["sharegpt"])
-    other = tmp_path / "other"
-    counts = import_folder(other, ranked / "export", kind="sharegpt", name="ours")
-    pairs, known = read_pairs(other / "imported/ours/pairs.jsonl"), read_pairs(ranked / "pairs.jsonl")
-    assert counts["pairs"] == len(known)
-    assert sorted((pair.images[0].removeprefix("imported/ours/files/"), pair.consistent) for pair in pairs) == sorted(
-        (pair.images[0], pair.consistent) for pair in known
-    )
-    assert export(other, shares=SHARES, formats=["jsonl"])["balance"]["imported_yes"] == counts["yes"]
-
-
 def test_the_benchmark_has_images_and_criteria(ranked):
-    export(ranked, shares=SHARES, formats=["consistency_rank"])
+    export(ranked, shares=SHARES)
     bench = ranked / "export/benchmark"
     row = read_jsonl(bench / "consistency_full_rank.jsonl")[0]
     assert sorted(row["rank_images"]) == row["comp_images"]
@@ -158,30 +153,24 @@ def test_the_benchmark_has_images_and_criteria(ranked):
 
 
 def test_another_export_leaves_nothing_of_the_last(ranked):
-    export(ranked, shares=SHARES, formats=["sharegpt", "jsonl", "consistency_rank"])
+    export(ranked, shares=SHARES)
     (ranked / "export" / "README.md").write_text("mine")
-    export(ranked, shares={"train": 1.0}, formats=["jsonl"])
+    (ranked / "export" / "comparisons_test.jsonl").write_text("changed")
+    export(ranked, shares={"train": 1.0})
     names = sorted(path.name for path in (ranked / "export").rglob("*") if path.is_file() and path.suffix != ".png")
-    assert names == [".pacorl", "README.md", "comparisons_train.jsonl"]
-
-
-def test_a_file_of_an_earlier_export_that_was_edited_stays(ranked):
-    export(ranked, shares=SHARES, formats=["jsonl", "sharegpt"])
-    (ranked / "export" / "dataset_info.json").write_text("mine")
-    export(ranked, shares=SHARES, formats=["jsonl"])
-    assert (ranked / "export" / "dataset_info.json").read_text() == "mine"
-    assert not (ranked / "export" / "consistency_train.json").exists()
+    kept = [".pacorl", "README.md", "comparisons_test.jsonl"]
+    assert names == sorted([*kept, "comparisons_train.jsonl", "consistency_train.json", "dataset_info.json"])
 
 
 def test_a_manifest_of_somebody_else_deletes_nothing_elsewhere(ranked, tmp_path):
     secret = tmp_path / "secret.txt"
     secret.write_text("mine")
-    export(ranked, shares=SHARES, formats=["jsonl"])
+    export(ranked, shares=SHARES)
     manifest = json.loads((ranked / "manifests/export.json").read_text())
     leading_out = f"export/{'../' * 30}{str(secret).lstrip('/')}"
     manifest["outputs"] |= {leading_out: digest(secret), str(secret): digest(secret)}
     (ranked / "manifests/export.json").write_text(json.dumps(manifest))
-    export(ranked, shares={"train": 1.0}, formats=["jsonl"])
+    export(ranked, shares={"train": 1.0})
     assert secret.read_text() == "mine"
 
 
@@ -196,147 +185,24 @@ def test_a_folder_of_somebody_else_is_refused_and_stays(ranked, tmp_path):
 
 
 def test_other_reasons_are_another_export(ranked):
-    export(ranked, shares=SHARES, formats=["jsonl"])
+    export(ranked, shares=SHARES)
     before = json.loads((ranked / "manifests/export.json").read_text())["plan"]["inputs"]
-    assert list(before) == ["pairs.jsonl", "rankings.jsonl"]
+    assert list(before) == ["rankings.jsonl"]
     pair = label(ranked).pairs[0]
-    row = {"key": pair.key, "consistent": pair.consistent, "status": "explained", "reasons": "Both red."}
+    row = {"key": pair_key(pair), "consistent": pair.consistent, "status": "explained", "reasons": "Both red."}
     write_jsonl(ranked / "explanations.jsonl", [row])
-    export(ranked, shares=SHARES, formats=["jsonl"])
+    export(ranked, shares=SHARES)
     after = json.loads((ranked / "manifests/export.json").read_text())["plan"]["inputs"]
     assert list(after) == [*before, "explanations.jsonl"]
 
 
 def test_a_deleted_image_is_named(ranked):
-    lost = read_pairs_after_label(ranked)[0].images[0]
+    lost = label(ranked).pairs[0].images[0]
     (ranked / lost).unlink()
-    with pytest.raises(ValueError, match=lost):
+    with pytest.raises(ValueError, match=str(lost)):
         export(ranked, shares=SHARES)
-
-
-def read_pairs_after_label(folder):
-    label(folder)
-    return read_pairs(folder / "pairs.jsonl")
 
 
 def test_no_rankings_is_an_error(dataset):
     with pytest.raises(ValueError, match="rank with `pacorl dataset annotate` first"):
         export(dataset(prompts=1, grids=2))
-
-
-def test_unknown_format_is_named(ranked):
-    with pytest.raises(ValueError, match="unknown formats csv"):
-        export(ranked, formats=["csv"])
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"messages": [], "images": ["../secret.png", "a.png"]}, r"record 1: its turns are \[\]"),
-        (
-            {"messages": [{"role": "user", "content": "<image>Q"}, {"role": "assistant", "content": "No"}],
-             "images": ["b.png"]},
-            "record 1: a pair shows two images, this has 1",
-        ),
-        (
-            {"messages": [{"role": "user", "content": "<image><image>Q"}, {"role": "assistant", "content": "Yes. R"}],
-             "images": ["../secret.png", "a.png"]},
-            r"record 1: '\.\./secret\.png' leads out of",
-        ),
-        (
-            {"messages": [{"role": "user", "content": "<image><image>Q"}, {"role": "assistant", "content": "Maybe"}],
-             "images": ["a.png", "b.png"]},
-            "must begin with Yes or No",
-        ),
-        (
-            {"messages": [{"role": "user", "content": "<image><image>Q"}, {"role": "assistant", "content": "No"}],
-             "images": ["a.png", "b.png"]},
-            r"1 image\(s\) missing; unpack them into its folder:\n  .*a\.png$",
-        ),
-    ],
-)  # fmt: skip
-def test_bad_sharegpt_records_are_named_and_leave_nothing(tmp_path, row, message):
-    source = tmp_path / "bad"
-    source.mkdir()
-    for name in ("secret.png", "bad/b.png"):
-        (tmp_path / name).write_bytes(b"x")
-    tags = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
-    columns = {"messages": "messages", "images": "images"}
-    info = {"d": {"file_name": "d.json", "formatting": "sharegpt", "columns": columns, "tags": tags}}
-    (source / "dataset_info.json").write_text(json.dumps(info))
-    (source / "d.json").write_text(json.dumps([row]))
-    with pytest.raises(ValueError, match=message):
-        import_folder(tmp_path / "set", source, kind="sharegpt")
-    assert not (tmp_path / "set/imported/bad/pairs.jsonl").exists()
-
-
-def published(ranked):
-    """A folder as others publish it, of one's own rankings."""
-    export(ranked, shares=SHARES, formats=["sharegpt"])
-    return ranked / "export"
-
-
-@pytest.mark.slow
-def test_a_dry_import_counts_and_writes_nothing(ranked, tmp_path):
-    source, other = published(ranked), tmp_path / "other"
-    arguments = ["import", str(other), str(source), "--kind", "sharegpt", "--name", "theirs", "--json"]
-    planned = CliRunner().invoke(app, [*arguments, "--dry-run"], catch_exceptions=False)
-    assert planned.exit_code == 0
-    assert "dry run: nothing was written" in planned.stderr
-    assert not other.exists()
-    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    counts = json.loads(done.stdout)
-    assert json.loads(planned.stdout) == counts
-    assert counts["pairs"] > 0
-    assert counts["images"] == sum(path.is_file() for path in (other / "imported/theirs/files").rglob("*"))
-    plan = json.loads((other / "manifests/import-theirs.json").read_text())["plan"]
-    inputs = {Path(name).name for name in plan["inputs"]}
-    assert inputs == {"dataset_info.json", "consistency_train.json", "consistency_test.json"}
-
-
-@pytest.mark.slow
-def test_an_import_again_repairs_it_and_changes_nothing(ranked, tmp_path):
-    source, other = published(ranked), tmp_path / "other"
-    counts = import_folder(other, source, kind="sharegpt", name="theirs")
-    before = {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
-    next((other / "imported/theirs/files").rglob("*.png")).unlink()
-    heard = []
-    again = import_folder(
-        other, source, kind="sharegpt", name="theirs", progress=lambda done, total: heard.append((done, total))
-    )
-    assert again == counts
-    assert heard[-1] == (counts["images"], counts["images"])
-    assert {path: path.read_bytes() for path in other.rglob("*") if path.is_file()} == before
-
-
-@pytest.mark.slow
-def test_two_sources_of_one_name_do_not_replace_each_other(ranked, tmp_path):
-    source, other = published(ranked), tmp_path / "other"
-    import_folder(other, source, kind="sharegpt")
-    shutil.copytree(source, tmp_path / "copy" / "export")
-    import_folder(other, tmp_path / "copy" / "export", kind="sharegpt")  # the same files from elsewhere
-    before = read_pairs(other / "imported/export/pairs.jsonl")
-    (source / "consistency_test.json").write_text("[]")
-    with pytest.raises(ValueError, match=r"'export' is already the import of .*/copy/export; give this one a --name"):
-        import_folder(other, source, kind="sharegpt")
-    assert read_pairs(other / "imported/export/pairs.jsonl") == before
-
-
-def test_a_pair_counts_once_and_one_with_both_labels_not_at_all(ranked, tmp_path):
-    source = published(ranked)
-    rows = json.loads((source / "consistency_train.json").read_text())
-    same, other = rows[0], json.loads(json.dumps(rows[1]))
-    same = {**same, "images": same["images"][::-1]}
-    answer = other["messages"][1]
-    answer["content"] = "No." if answer["content"].startswith("Yes") else "Yes."
-    (source / "consistency_train.json").write_text(json.dumps([*rows, same, other]))
-    counts = import_folder(tmp_path / "other", source, kind="sharegpt")
-    assert (counts["repeated"], counts["contradictory"]) == (2, 1)
-    pairs = read_pairs(tmp_path / "other/imported/export/pairs.jsonl")
-    assert len(pairs) == counts["pairs"] == len(read_pairs(ranked / "pairs.jsonl")) - 1
-    assert not any(set(pair.images) == {f"imported/export/files/{name}" for name in other["images"]} for pair in pairs)
-
-
-def test_another_folder_than_the_kind_says_is_named(tmp_path):
-    with pytest.raises(ValueError, match="unknown kind 'csv'; there are sharegpt"):
-        import_folder(tmp_path / "set", tmp_path, kind="csv")

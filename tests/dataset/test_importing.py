@@ -1,4 +1,4 @@
-"""Rankings of one's own become a dataset: `pacorl dataset import --kind rankings`, then `export`."""
+"""Rankings of one's own become a dataset: `pacorl dataset import`, then `export`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pacorl.cli.dataset import app
 from pacorl.core import questions
 from pacorl.dataset.export import export
 from pacorl.dataset.folder import read_answers
-from pacorl.dataset.importing import import_folder
+from pacorl.dataset.importing import import_rankings
 from pacorl.records.comparisons import comparisons_from, load_comparisons
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rankings" / "rankings.csv"
@@ -46,7 +46,7 @@ def line(group: int, rest: str = ",") -> str:
 def test_the_example_becomes_comparisons_that_a_judge_learns_from(tmp_path: Path) -> None:
     images = [path for path in EXAMPLE.parent.rglob("*") if path.suffix in {".png", ".jpg"}]
     assert sum(path.stat().st_size for path in images) < 300_000
-    counts = import_folder(tmp_path, EXAMPLE, kind="rankings")
+    counts = import_rankings(tmp_path, EXAMPLE)
     assert counts == {"rankings": 12, "groups": 8, "annotators": 2, "images": len(images)}
     exported = export(tmp_path, shares={"train": 0.75, "test": 0.25})
     assert {name: split["groups"] for name, split in exported["splits"].items()} == {"train": 6, "test": 2}
@@ -68,11 +68,11 @@ def test_votes_of_several_people_are_pooled_and_ties_vote_together(mine, tmp_pat
         "0/0.png,0/2.png | 0/1.png | 0/3.png,,cat",
         line(1, ",ann"),
     )
-    import_folder(tmp_path, source, kind="rankings")
+    import_rankings(tmp_path, source)
     answers = read_answers(tmp_path / "imported/rankings/rankings.jsonl")
     assert [one.instance for one in answers] == ["rankings:1"] * 3 + ["rankings:2"]
     assert answers[1].ranks == (1, 2, 2)
-    balance = export(tmp_path, shares=HALF, formats=["jsonl"])["balance"]
+    balance = export(tmp_path, shares=HALF)["balance"]
     # 0/1: Yes, Yes. 0/2: No of ben, Yes of cat, so it is dropped. 0/3: No three times.
     assert {name: balance[name] for name in ("votes", "yes", "no", "tied", "annotators")} == {
         "votes": 9, "yes": 2, "no": 2, "tied": 1, "annotators": 3
@@ -82,7 +82,7 @@ def test_votes_of_several_people_are_pooled_and_ties_vote_together(mine, tmp_pat
 @pytest.mark.slow
 def test_no_image_leaks_not_even_one_between_best_and_worst(mine, tmp_path: Path) -> None:
     source = mine(line(0), "1/0.png,0/2.png | 1/1.png,,", line(2))
-    import_folder(tmp_path, source, kind="rankings")
+    import_rankings(tmp_path, source)
     for seed in range(8):  # some of which part groups that nothing ties
         out = tmp_path / f"export-{seed}"
         export(tmp_path, out=out, shares=HALF, seed=seed)
@@ -99,25 +99,25 @@ def test_copies_of_an_image_are_that_image(mine, tmp_path: Path) -> None:
     source = mine(line(0), line(1), line(2))
     (source.parent / "copy.png").write_bytes((source.parent / "0/2.png").read_bytes())
     source = mine(line(0), "1/0.png,1/1.png | copy.png,,", line(2))
-    assert import_folder(tmp_path, source, kind="rankings")["images"] == 10
+    assert import_rankings(tmp_path, source)["images"] == 10
     counts = export(tmp_path, shares=HALF)
     assert sorted(split["groups"] for split in counts["splits"].values()) == [1, 2]
     mine("0/0.png,0/2.png | copy.png,,")
     with pytest.raises(ValueError, match=r"rankings\.csv:2: 0/2\.png and copy\.png are the same image; take one out"):
-        import_folder(tmp_path, source, kind="rankings")
+        import_rankings(tmp_path, source)
 
 
 def test_a_theme_of_all_is_no_leak_between_groups_that_are_given(mine, tmp_path: Path) -> None:
     source = mine(*(line(group, "One hero,") for group in range(3)))
-    import_folder(tmp_path, source, kind="rankings")
+    import_rankings(tmp_path, source)
     with pytest.raises(ValueError, match=r"nothing is left for test: all 3 groups hang together .* \(--test-share 0\)"):
         export(tmp_path)
-    assert export(tmp_path, shares={"train": 1.0, "test": 0.0}, formats=["jsonl"])["splits"]["train"]["groups"] == 3
+    assert export(tmp_path, shares={"train": 1.0, "test": 0.0})["splits"]["train"]["groups"] == 3
     mine(
         *(line(group, f"One hero,,hero {group}") for group in range(3)),
         header="reference,candidates,theme,annotator,group",
     )
-    import_folder(tmp_path, source, kind="rankings")
+    import_rankings(tmp_path, source)
     counts = export(tmp_path)
     assert {name: split["groups"] for name, split in counts["splits"].items()} == {"train": 2, "test": 1}
 
@@ -125,7 +125,7 @@ def test_a_theme_of_all_is_no_leak_between_groups_that_are_given(mine, tmp_path:
 def test_a_benchmark_keeps_criteria_and_images_of_one_name(mine, tmp_path: Path) -> None:
     lines = [f"0/0.png,1/0.png | 2/0.png,{theme},,all,{text}" for theme, text in (("Outfit", "Same hat."), ("Ink", ""))]
     source = mine(*lines, header="reference,candidates,theme,annotator,group,criteria")
-    import_folder(tmp_path, source, kind="rankings", name="own")
+    import_rankings(tmp_path, source, name="own")
     export(tmp_path, shares={"train": 0.0, "test": 1.0})
     items = read_rank_data(tmp_path / "export/benchmark").items.values()
     assert [(item.prompt, item.criteria) for item in items] == [
@@ -144,16 +144,16 @@ def test_a_benchmark_keeps_criteria_and_images_of_one_name(mine, tmp_path: Path)
 
 def test_an_edited_file_replaces_its_import(mine, tmp_path: Path) -> None:
     source = mine(line(0), line(1))
-    import_folder(tmp_path, source, kind="rankings")
+    import_rankings(tmp_path, source)
     mine(line(0), line(1), line(2))
-    assert import_folder(tmp_path, source, kind="rankings")["rankings"] == 3
+    assert import_rankings(tmp_path, source)["rankings"] == 3
     assert len(read_answers(tmp_path / "imported/rankings/rankings.jsonl")) == 3
 
 
 def test_missing_images_are_listed_by_line(mine, tmp_path: Path) -> None:
     source = mine(line(0), "0/0.png,gone.png | 0/1.png=0/2.png,,", r"1\0.png,1/1.png | 1/2.png,,")
     with pytest.raises(ValueError, match="missing") as raised:
-        import_folder(tmp_path / "set", source, kind="rankings")
+        import_rankings(tmp_path / "set", source)
     assert str(raised.value) == (
         f"{source}: 3 image(s) missing; paths are relative to {source.parent}:\n"
         "  line 3: gone.png\n"
@@ -182,20 +182,41 @@ def test_bad_lines_are_named_and_leave_nothing(mine, tmp_path: Path, lines: list
     source = mine(*lines)
     (source.parent / "torn.png").write_bytes(b"torn")
     with pytest.raises(ValueError, match=message):
-        import_folder(tmp_path / "set", source, kind="rankings")
+        import_rankings(tmp_path / "set", source)
     assert not (tmp_path / "set").exists()
+
+
+def test_two_sources_of_one_name_do_not_replace_each_other(mine, tmp_path: Path) -> None:
+    source = mine(line(0))
+    import_rankings(tmp_path, source, name="own")
+    moved = source.parent.rename(tmp_path / "elsewhere") / source.name
+    import_rankings(tmp_path, moved, name="own")  # the same file from elsewhere
+    other = moved.with_name("other.csv")
+    other.write_text(moved.read_text() + line(1) + "\n")
+    with pytest.raises(ValueError, match=r"'own' is already the import of .*elsewhere/rankings\.csv; give .* a --name"):
+        import_rankings(tmp_path, other, name="own")
+    assert len(read_answers(tmp_path / "imported/own/rankings.jsonl")) == 1
+
+
+def test_an_import_again_repairs_it_and_changes_nothing(mine, tmp_path: Path) -> None:
+    source, folder = mine(line(0), line(1)), tmp_path / "set"
+    counts = import_rankings(folder, source)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    next((folder / "imported/rankings/files").rglob("*.png")).unlink()
+    assert import_rankings(folder, source) == counts
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 def test_a_folder_is_no_file_of_rankings(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"is a folder; rankings come from a \.csv or \.jsonl file .*: name it"):
-        import_folder(tmp_path / "set", tmp_path, kind="rankings")
+        import_rankings(tmp_path / "set", tmp_path)
     with pytest.raises(ValueError, match=r"gone\.csv is missing; rankings come from"):
-        import_folder(tmp_path / "set", tmp_path / "gone.csv", kind="rankings")
+        import_rankings(tmp_path / "set", tmp_path / "gone.csv")
 
 
 def test_the_command_takes_a_file_of_any_name(mine, tmp_path: Path) -> None:
     source = mine(line(0)).rename(tmp_path / "mine" / "My rankings.csv")
-    command = ["import", str(tmp_path / "set"), str(source), "--kind", "rankings", "--json"]
+    command = ["import", str(tmp_path / "set"), str(source), "--json"]
     assert CliRunner().invoke(app, [*command, "--dry-run"], catch_exceptions=False).exit_code == 0
     assert not (tmp_path / "set").exists()
     result = CliRunner().invoke(app, command, catch_exceptions=False)
@@ -205,7 +226,7 @@ def test_the_command_takes_a_file_of_any_name(mine, tmp_path: Path) -> None:
 
 def test_rankings_given_as_comparisons_are_told_the_way(mine) -> None:
     source = mine(line(0))
-    way = re.escape("`pacorl dataset import SET FILE --kind rankings` and `pacorl dataset export SET`")
+    way = re.escape("`pacorl dataset import SET FILE` and `pacorl dataset export SET`")
     with pytest.raises(ValueError, match=rf"rankings\.csv: rankings are no comparisons yet; .*{way}"):
         comparisons_from(str(source))
     path = source.with_suffix(".jsonl")

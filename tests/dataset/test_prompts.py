@@ -1,4 +1,4 @@
-"""Records of a taxonomy and of sentences, by a language model, the tiny world or the template."""
+"""Records of a taxonomy, by a language model or the tiny world."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pacorl.dataset.folder import read_prompts
 from pacorl.dataset.prompts import PAPER, TINY, llm_writer, orders, read_taxonomy, tiny_writer, write_all
 from pacorl.io.documents import read_jsonl
 from pacorl.judge.chat import ChatRefusedError
-from pacorl.records.prompts import load_prompts
 from pacorl.types import Grid
 
 SQUARE = Grid(2, 2)
@@ -157,30 +156,21 @@ def test_themes_are_told_and_not_repeated(tmp_path, llm, workers):
 
 def test_the_command_says_what_it_would_cost_and_what_it_took(tmp_path, llm):
     server, _ = llm(obedient)
-    words = [str(tmp_path), "--count", "12", "--price", "2/8", "--model", "stub", "--endpoint", server.url]
+    words = [str(tmp_path), "--count", "12", "--model", "stub", "--endpoint", server.url]
     planned = command(*words, "--dry-run")
-    assert (planned["to_write"], planned["estimate"]["cost"]) == (12, pytest.approx(12 * (600 * 2 + 900 * 8) / 1e6))
+    assert planned["to_write"] == 12
+    assert planned["estimate"] == {"prompt_tokens": 12 * 600, "completion_tokens": 12 * 900}
     assert server.requests == []
     assert list(tmp_path.iterdir()) == []
     done = command(*words)
     assert done["usage"]["calls"] == len(server.requests) == 12
-    assert done["usage"]["cost"] == pytest.approx(12 * (100 * 2 + 10 * 8) / 1e6)
+    assert done["usage"]["prompt_tokens"] == 12 * 100
     free = command(str(tmp_path / "b"), "--writer", "tiny", "--dry-run")
-    assert free["estimate"] == {"prompt_tokens": 0, "completion_tokens": 0, "cost": 0}
+    assert free["estimate"] == {"prompt_tokens": 0, "completion_tokens": 0}
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["prompts", "x", "--price", "2"], "--price '2' is not two numbers"),
-        (["explain", "x", "--price", "a/b"], "--price 'a/b' is not two numbers"),
-        (["prompts", "x", "--writer", "template"], "--writer template"),
-        (["prompts", "x", "--writer", "tiny", "--sentences", "y"], "--writer tiny"),
-        (["prompts", "x"], "give --model"),
-    ],
-)
-def test_malformed_options_are_named(words, message):
-    assert message in str(CliRunner().invoke(app, words).exception)
+def test_a_language_model_needs_a_name():
+    assert "give --model" in str(CliRunner().invoke(app, ["prompts", "x"]).exception)
 
 
 def test_the_tiny_writer_needs_no_network_and_the_oracle_reads_it(tmp_path):
@@ -200,40 +190,3 @@ def test_bad_taxonomies_are_named(tmp_path, content, named):
     (tmp_path / "t.yaml").write_text(content)
     with pytest.raises(ValueError, match=named):
         read_taxonomy(tmp_path / "t.yaml")
-
-
-def test_sentences_become_records(tmp_path):
-    source = tmp_path / "sentences.txt"
-    source.write_text("Two images of one fox: it runs, it sleeps\n\nA 3-step recipe: boil, steep, pour\n")
-    words = [str(tmp_path / "set"), "--sentences", str(source)]
-    assert command(*words)["records"] == command(*words)["records"] == 2
-    fox, recipe = load_prompts(tmp_path / "set" / "prompts.jsonl")
-    assert (str(fox.grid), str(recipe.grid)) == ("1x2", "1x3")
-    assert fox.theme == "one fox"
-    assert recipe.criteria["Logic"]
-    source.write_text("Two images of a fox\n\n40 images of a fox\n")
-    assert "sentences.txt:3: '40 images of a fox'" in str(CliRunner().invoke(app, ["prompts", *words]).exception)
-
-
-def test_a_language_model_writes_the_panels_of_sentences(tmp_path, llm):
-    """A fault is one line's, and the next call asks about that line alone."""
-
-    def panels(messages, number):
-        count = int(re.search(r"set of (\d+) images", messages[0]["content"])[1])
-        scenes = [f"a fox, scene {position}" for position in range(count)]
-        return json.dumps({"theme": "one fox", "panels": scenes, "criteria": {"Logic": {"Order": "..."}}})
-
-    source = tmp_path / "sentences.txt"
-    source.write_text("Two images of one fox\n\nThree images of a bear\n")
-    server, _ = llm(lambda messages, number: "No." if "bear" in str(messages) else panels(messages, number))
-    words = [str(tmp_path / "set"), "--sentences", str(source), "--writer", "llm", "--model", "stub", "--endpoint"]
-    assert (command(*words, server.url, "--dry-run")["to_write"], server.requests) == (2, [])
-    failed = CliRunner().invoke(app, ["prompts", *words, server.url, "--json"])
-    assert "1 records could not be written" in str(failed.exception)
-
-    server, _ = llm(panels)
-    assert command(*words, server.url)["records"] == 2
-    assert len(server.requests) == 1
-    fox, bear = load_prompts(tmp_path / "set" / "prompts.jsonl")
-    assert (fox.panels, str(bear.grid)) == (("a fox, scene 0", "a fox, scene 1"), "1x3")
-    assert fox.criteria == {"Logic": {"Order": "..."}}

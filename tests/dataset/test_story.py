@@ -55,10 +55,10 @@ def test_from_prompts_to_training_pairs(tmp_path, llm, monkeypatch):
     server, _ = llm(reasons)
     explained = run("explain", folder, "--model", "stub", "--endpoint", server.url)
     assert explained["explained"] == explained["pairs"] > 100
-    counts = run("export", folder, "--formats", "sharegpt,jsonl,consistency_rank", "--test-share", 0.3)
+    counts = run("export", folder, "--test-share", 0.3)
     assert counts["splits"]["train"]["with_reasons"] > 0
     assert counts["splits"]["test"]["yes"] > 0
-    assert run("export", folder, "--formats", "sharegpt,jsonl,consistency_rank", "--test-share", 0.3) == counts
+    assert run("export", folder, "--test-share", 0.3) == counts
 
     # The labels say what the oracle says of the images.
     rows = [row for split in ("train", "test") for row in read_jsonl(folder / f"export/comparisons_{split}.jsonl")]
@@ -86,7 +86,7 @@ STEPS = {
     "pair": [],
     "annotate": ["--annotators", "ann,ben"],
     "explain": ["--model", "stub", "--endpoint", "http://127.0.0.1:9"],
-    "export": ["--formats", "sharegpt,jsonl,consistency_rank"],
+    "export": [],
 }
 
 
@@ -123,6 +123,6 @@ def test_a_dry_run_writes_nothing_and_says_so(halfway, step):
 
 def test_a_dry_run_counts_what_the_page_holds(halfway):
     folder = halfway
-    planned = run("export", folder, "--formats", "jsonl", "--dry-run")
+    planned = run("export", folder, "--dry-run")
     assert planned["balance"]["rankings"] == 6
-    assert run("export", folder, "--formats", "jsonl") == planned
+    assert run("export", folder) == planned

@@ -38,7 +38,7 @@ STORIES = {
         ["dataset", "pair", "run"],
     ],
     "export": [
-        ["dataset", "import", "run", "rankings.csv", "--kind", "rankings"],
+        ["dataset", "import", "run", "rankings.csv"],
         ["dataset", "export", "run", "--test-share", "0.5"],
     ],
     "generate": [

@@ -118,7 +118,7 @@ def test_an_existing_file_of_another_form_is_at_fault_and_not_absent(tmp_path: P
     )
     assert found.absences == ()
     of_rankings, of_notes = found.faults
-    assert "`pacorl dataset import SET FILE --kind rankings`" in of_rankings
+    assert "`pacorl dataset import SET FILE`" in of_rankings
     assert "no such source; give a .jsonl of comparisons" in of_notes
 
 

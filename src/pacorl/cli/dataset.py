@@ -6,7 +6,7 @@ Every step works on one folder, has a --dry-run, and may be run again at any tim
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -16,11 +16,9 @@ from pacorl.cli.shared import Commands, JsonOption, echo, echo_errors, needing, 
 from pacorl.config.options import (
     LARGEST,
     SEEDS,
-    TEMPLATE,
     WORKERS,
     FrugalJudge,
     GeneratorOptions,
-    amount,
     inherited,
     option,
 )
@@ -29,28 +27,18 @@ if TYPE_CHECKING:
     from pacorl.io.documents import JsonObject
     from pacorl.judge.chat import ChatModel
 
-Writer = Literal["llm", "tiny", "template"]
+Writer = Literal["llm", "tiny"]
 
 app = Commands(name="dataset", help="Make a dataset of consistency judgements.", no_args_is_help=True)
 
 FOLDER = Argument(help="The dataset's folder.")
 SEED = Option(0, min=0, max=SEEDS, help="Of everything that is drawn.")
 PROMPTS = Option("diverse.jsonl", help="The prompts file inside the folder.")
-QUESTION = Option("theme", help="What the judge is asked: theme, criteria, plain, or asked (what people were).")
 
 
 def split_names(text: str) -> list[str]:
     """Split a text at its commas; empty names are left out."""
     return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def parse_price(text: str) -> tuple[float, float]:
-    """Parse `0.5/1.5`: prices per million prompt and completion tokens."""
-    try:
-        prompt, completion = text.split("/")
-        return amount(prompt), amount(completion)
-    except ValueError:
-        raise ValueError(f"{text!r} is not two numbers with a slash between them, such as 0.5/1.5") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +69,6 @@ class ChatOptions:
     model: str = option("", "The model's name at its routes.")
     endpoint: str = option("", "Base URL of an OpenAI-compatible API; empty for OPENAI_BASE_URL, or OpenAI's own.")
     key_env: str = option("OPENAI_API_KEY", "The environment variable that holds the key.")
-    price: tuple[float, float] | None = option(
-        None, "Per million prompt/completion tokens, e.g. 0.5/1.5, for the cost.", parse=parse_price
-    )
     workers: int = option(8, "Requests at a time.", least=1, most=WORKERS)
 
     def connect(self) -> ChatModel:
@@ -117,15 +102,8 @@ def prompts(
     folder: Path = FOLDER,
     *,
     count: int = Option(2000, min=1, max=LARGEST, help="How many records."),
-    by: Writer | None = Option(
-        None,
-        "--writer",
-        help="llm (default), or tiny for the tiny world; of --sentences template (default) or llm.",
-    ),
+    writer: Writer = Option("llm", help="llm, or tiny for the tiny world."),
     taxonomy: Path | None = Option(None, help="A YAML of your own; see dataset/taxonomy.yaml."),
-    sentences: Path | None = Option(
-        None, help="In place of a taxonomy: a file of requests such as 'four images of …', one a line."
-    ),
     layouts: str = Option("2x2", help="Layouts that take turns, separated by commas."),
     seed: int = SEED,
     chat: ChatOptions,
@@ -134,52 +112,32 @@ def prompts(
     """Write prompts, balanced over a taxonomy."""
     from pacorl.core.grid import parse_layout
     from pacorl.dataset import prompts as written
-    from pacorl.generate.language_writers import chat_writer
     from pacorl.io.documents import read_text
 
-    writer: str = by or (TEMPLATE if sentences else "llm")
-    writers = (TEMPLATE, "llm") if sentences else ("llm", "tiny")
-    if writer not in writers:
-        kind = "sentences" if sentences else "a taxonomy"
-        raise ValueError(f"--writer {writer} does not write prompts of {kind}; there are {', '.join(writers)}")
-
-    # The writer and its orders. A dry run needs neither key nor server: the cost follows from the usual length.
-    model = None if step.dry_run or writer in ("tiny", TEMPLATE) else chat.connect()
-    price = chat.price or (0.0, 0.0)
-    tokens = written.TOKENS_PER_RECORD if writer == "llm" else (0, 0)
+    # A dry run calls no writer, and needs neither key nor server.
+    model = None if step.dry_run or writer == "tiny" else chat.connect()
     options: JsonObject = {"writer": writer, "model": chat.model}
     if writer == "llm" and not chat.model:
         raise ValueError("no language model is named; give --model, and --endpoint unless it is the client's default")
-    if sentences:
-        panels = chat_writer(model) if model else None
-        write = written.sentence_writer(sentences, panels)
-        planned = written.sentence_orders(sentences, writer=f"{writer} {chat.model}")
-    else:
-        # The tiny world has a vocabulary of its own, and thus a taxonomy.
-        path = taxonomy or (written.TINY if writer == "tiny" else written.PAPER)
-        write = written.tiny_writer(count=count, seed=seed)
-        if writer == "llm":
-            write = written.llm_writer(model or chat.connect())
-        grids = [parse_layout(layout) for layout in split_names(layouts)]
-        planned = written.orders(written.read_taxonomy(path), count=count, grids=grids)
-        options["taxonomy"] = read_text(path)
+    # The tiny world has a vocabulary of its own, and thus a taxonomy.
+    path = taxonomy or (written.TINY if writer == "tiny" else written.PAPER)
+    options["taxonomy"] = read_text(path)
+    grids = [parse_layout(layout) for layout in split_names(layouts)]
     with progress("writing") as advance:
         counts = written.write_all(
             folder,
-            write,
-            planned,
+            written.llm_writer(model) if model else written.tiny_writer(count=count, seed=seed),
+            written.orders(written.read_taxonomy(path), count=count, grids=grids),
             options=options,
-            inputs=[sentences] if sentences else [],
             seed=seed,
             workers=chat.workers if writer == "llm" else 1,
-            tokens=tokens,
-            price=price,
+            tokens=written.TOKENS_PER_RECORD if writer == "llm" else (0, 0),
             dry_run=step.dry_run,
             progress=advance,
         )
-    # The costs of this call, which the manifest does not have.
+    # The tokens of this call, which the manifest does not have.
     if model and model.usage.calls:
-        counts |= {"usage": model.usage.with_cost(price)}
+        counts |= {"usage": asdict(model.usage)}
     step.print(counts)
 
     # After the counts, which are of use all the same.
@@ -286,7 +244,6 @@ def annotate(
 def explain(
     folder: Path = FOLDER,
     *,
-    question: str = QUESTION,
     limit: int | None = Option(None, min=1, max=LARGEST, help="At most so many pairs."),
     chat: ChatOptions,
     step: StepOptions,
@@ -294,8 +251,7 @@ def explain(
     """Write reasons for the labelled pairs."""
     from pacorl.dataset.explain import explain as write
 
-    requests: dict[str, Any] = {"limit": limit, "workers": chat.workers, "price": chat.price or (0.0, 0.0)}
-    step.perform("explaining", write, folder, chat.connect(), question=question, **requests)
+    step.perform("explaining", write, folder, chat.connect(), limit=limit, workers=chat.workers)
 
 
 @app.command()
@@ -303,8 +259,6 @@ def export(
     folder: Path = FOLDER,
     *,
     out: Path | None = Option(None, help="Where to write; FOLDER/export unless named."),
-    formats: str = Option("sharegpt,jsonl,consistency_rank", help="Formats, separated by commas."),
-    question: str = QUESTION,
     test_share: float = Option(0.1, min=0, max=1, help="Share of the prompts that is held out."),
     seed: int = SEED,
     step: StepOptions,
@@ -313,18 +267,12 @@ def export(
     from pacorl.dataset.export import export as write
 
     shares = {"train": 1 - test_share, "test": test_share}
-    options: dict[str, Any] = {"formats": split_names(formats), "shares": shares, "seed": seed}
     if step.as_json:
-        step.perform("exporting", write, folder, out=out, question=question, **options)
+        step.perform("exporting", write, folder, out=out, shares=shares, seed=seed)
         return
     with progress("exporting") as advance:
-        counts = write(folder, out=out, question=question, **options, dry_run=step.dry_run, progress=advance)
+        counts = write(folder, out=out, shares=shares, seed=seed, dry_run=step.dry_run, progress=advance)
     echo_errors("dry run: nothing was written" if step.dry_run else "")
-    for wording, rankings in counts.get("other questions", {}).items():
-        echo_errors(
-            f"warning: {rankings} rankings answer {wording!r}, but the judge is asked another question (--question "
-            f"{question}): people and judge may judge different things; --question asked gives the judge theirs"
-        )
     echo("\n".join(export_sentences(counts)))
 
 
@@ -338,12 +286,11 @@ def export_sentences(counts: JsonObject) -> Iterator[str]:
         yield f"{made['tied']} pairs have as many votes for Yes as for No, and are left out"
     if made["adjudicated"]:
         yield f"{made['adjudicated']} rankings are replaced by an adjudicator's decisions"
-    if made["imported_yes"] or made["imported_no"]:
-        yield f"imported pairs: {made['imported_yes']} Yes, {made['imported_no']} No"
     for name, split in counts["splits"].items():
         reasons = f", {split['with_reasons']} with reasons" if split["with_reasons"] else ""
         yield f"{name}: {split['yes']} pairs Yes and {split['no']} No, of {split['groups']} prompts{reasons}"
-    if benchmark := counts.get("benchmark"):
+    benchmark = counts["benchmark"]
+    if benchmark["rankings"]:
         tied = benchmark["left out as tied"]
         yield f"benchmark: {benchmark['rankings']} held-out rankings" + (f"; {tied} tied are left out" if tied else "")
 
@@ -367,16 +314,15 @@ def people_sentences(counts: JsonObject) -> Iterator[str]:
 @app.command("import")
 def import_(
     folder: Path = FOLDER,
-    source: Path = Argument(help="A published folder, unpacked; or your rankings, a .csv or .jsonl."),
+    source: Path = Argument(help="Your rankings, a .csv or .jsonl."),
     *,
-    kind: str = Option(..., help="rankings (your own), or sharegpt (PaCo-Dataset)."),
     name: str = Option("", help="Its name here; the source's name unless given."),
     step: StepOptions,
 ) -> None:
-    """Bring in rankings of your own, or published data."""
-    from pacorl.dataset.importing import import_folder
+    """Bring in rankings of your own."""
+    from pacorl.dataset.importing import import_rankings
 
-    step.perform("importing", import_folder, folder, source, kind=kind, name=name)
+    step.perform("importing", import_rankings, folder, source, name=name)
 
 
 def print_counts(counts: JsonObject, *, as_json: bool) -> None:

@@ -103,14 +103,6 @@ def packed_form(memory: str) -> dict[str, Any]:
     return {} if form == "none" else {"quantize": form}
 
 
-def amount(text: str) -> float:
-    """Parse a number from 0 to LARGEST; NaN and infinity are refused."""
-    number = float(text)
-    if not 0 <= number <= LARGEST:
-        raise ValueError(f"{text!r} is no number from 0 to {LARGEST:,}")
-    return number
-
-
 def one_of(*names: str) -> Callable[[str], str]:
     """Create a parser of these names."""
 

@@ -1,8 +1,8 @@
-"""Cutting of sequences into batches."""
+"""Items in batches, and in groups that hang together."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -11,3 +11,31 @@ Item = TypeVar("Item")
 def in_batches(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
     """Cut a sequence into batches of `size`; the last may be smaller."""
     return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def components(ties: Iterable[tuple[Item, Hashable]]) -> list[list[Item]]:
+    """Group items that share something, directly or through others.
+
+    Args:
+        ties: (item, something that it has).
+
+    Returns:
+        The groups in the order of their first items; the items of a group are in their own order.
+    """
+    parent: dict[Item, Item] = {}
+    first: dict[Hashable, Item] = {}
+
+    def root(item: Item) -> Item:
+        while parent[item] != item:
+            # Halving the path keeps later searches short.
+            parent[item] = parent[parent[item]]
+            item = parent[item]
+        return item
+
+    for item, shared in ties:
+        parent.setdefault(item, item)
+        parent[root(item)] = root(first.setdefault(shared, item))
+    groups: dict[Item, list[Item]] = {}
+    for item in parent:
+        groups.setdefault(root(item), []).append(item)
+    return list(groups.values())

@@ -7,7 +7,7 @@ A dataset is a folder; every step reads the files of earlier steps and adds new 
     grids/             GROUP/SEED.png, listed in grids.jsonl         `generate`
     images/            GROUP/SEED_POSITION.png, in instances.jsonl   `pair`
     answers.jsonl      all that people did, one event a line         `annotate`
-    rankings.jsonl     the answers, pairs.jsonl the labelled pairs   `export`
+    rankings.jsonl     the answers that stand                        `export`
     explanations.jsonl reasons                                       `explain`
     manifests/         inputs, options, versions, seed and outputs of each step
 """

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pacorl.dataset.export import label
-from pacorl.dataset.folder import LabelledPair
+from pacorl.dataset.export import label, ranking_files
 from pacorl.dataset.llm import estimate, fill_journal
 from pacorl.dataset.manifest import DatasetStep
+from pacorl.dataset.rules import pair_key
 from pacorl.io.documents import Journal, JsonObject, read_journal
 from pacorl.io.files import inside
 from pacorl.io.images import IMAGE_TYPES
 from pacorl.io.terminal import Progress, silent
 from pacorl.judge.chat import ChatError, ChatModel
+from pacorl.types import Comparison
 
 DIMENSIONS = ("style", "identity", "logic")
 TOKENS_PER_PAIR = (2500, 200)
@@ -48,26 +50,21 @@ def explain(
     folder: Path,
     model: ChatModel,
     *,
-    question: str = "theme",
     attempts: int = 3,
     workers: int = 4,
-    price: tuple[float, float] = (0.0, 0.0),
     limit: int | None = None,
     dry_run: bool = False,
     progress: Progress = silent,
 ) -> JsonObject:
-    """Explain labelled pairs: pairs.jsonl → explanations.jsonl.
+    """Explain labelled pairs: rankings → explanations.jsonl.
 
     Args:
-        question: see `export.label`.
         attempts: number of answers per pair before it is flagged.
-        price: per million prompt and completion tokens.
 
     Returns:
-        The number of explained, flagged and failed pairs, and the cost.
+        The number of explained, flagged and failed pairs, and of tokens.
     """
-    labelled = label(folder, question=question, dry_run=dry_run)
-    pairs = [pair for pair in labelled.pairs if not pair.reasons][:limit]
+    pairs = {pair_key(pair): pair for pair in label(folder, dry_run=dry_run).pairs[:limit]}
 
     # Opening a journal drops a torn line, which a dry run must not.
     path = folder / "explanations.jsonl"
@@ -76,30 +73,30 @@ def explain(
 
     # A label may change when more people rank: the pair then needs reasons for the new label.
     missing = []
-    for pair in pairs:
-        row = rows.get(pair.key)
+    for key, pair in pairs.items():
+        row = rows.get(key)
         if row is None or row["status"] == "failed" or row["consistent"] != pair.consistent:
             missing.append(pair)
     if journal is None:
-        estimated = estimate(len(missing), TOKENS_PER_PAIR, price)
+        estimated = estimate(len(missing), TOKENS_PER_PAIR)
         return {"pairs": len(pairs), "to_explain": len(missing), "estimate": estimated}
 
     # Explain them, and count all pairs. Answers arrive in any order, and the journal keeps each at once.
     answer = partial(explain_pair, folder, model, attempts=attempts)
     fill_journal(journal, missing, answer, workers=workers, progress=progress)
-    status = Counter(rows[pair.key]["status"] for pair in pairs)
+    status = Counter(rows[key]["status"] for key in pairs)
     counts = {"pairs": len(pairs), **{name: status[name] for name in ("explained", "contradicted", "failed")}}
     options = {"model": model.model, "attempts": attempts}
-    step = DatasetStep(folder, "explain", inputs=[folder / "pairs.jsonl"], options=options)
-    return step.finish(outputs=[path], counts={**counts, "usage": model.usage.with_cost(price)})
+    step = DatasetStep(folder, "explain", inputs=ranking_files(folder), options=options)
+    return step.finish(outputs=[path], counts={**counts, "usage": asdict(model.usage)})
 
 
-def explain_pair(folder: Path, model: ChatModel, pair: LabelledPair, *, attempts: int = 3) -> JsonObject:
+def explain_pair(folder: Path, model: ChatModel, pair: Comparison, *, attempts: int = 3) -> JsonObject:
     """Request one row of explanations.jsonl: `explained`, `contradicted` (after `attempts`), or `failed`."""
-    row: JsonObject = {"key": pair.key, "consistent": pair.consistent, "reasons": "", "error": ""}
+    row: JsonObject = {"key": pair_key(pair), "consistent": pair.consistent, "reasons": "", "error": ""}
     content: list[JsonObject] = []
-    for name in pair.images:
-        path = inside(folder, name)
+    for image in pair.images:
+        path = inside(folder, image.as_posix())
         kind = IMAGE_TYPES.get(path.suffix.lower())
         if kind is None or not path.is_file():
             raise ValueError(f"{path} is missing or no image; put it back, or export without its rankings")
@@ -121,7 +118,7 @@ def explain_pair(folder: Path, model: ChatModel, pair: LabelledPair, *, attempts
     return row | {"status": "contradicted", "error": f"{attempts} answers argued for the other label"}
 
 
-def request_text(pair: LabelledPair) -> str:
+def request_text(pair: Comparison) -> str:
     """Request for one pair, the label included."""
     verdict = "consistent" if pair.consistent else "not consistent"
     word = "Yes" if pair.consistent else "No"

@@ -1,8 +1,8 @@
 """Rankings → files for training and testing (`pacorl dataset export`).
 
-    dataset_info.json, consistency_SPLIT.json   LLaMA-Factory's sharegpt form       `sharegpt`
-    comparisons_SPLIT.jsonl                     the project's own                   `jsonl`
-    benchmark/                                  ConsistencyRank's layout, of `test` `consistency_rank`
+    dataset_info.json, consistency_SPLIT.json   LLaMA-Factory's sharegpt form
+    comparisons_SPLIT.jsonl                     the project's own
+    benchmark/                                  ConsistencyRank's layout, of the test split
 
 The folder is self-contained: images are linked into it, or copied if the file system has no links.
 """
@@ -10,22 +10,16 @@ The folder is self-contained: images are linked into it, or copied if the file s
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from pacorl.core.questions import same_theme
 from pacorl.dataset.answer_log import collect_answers, count_trail
-from pacorl.dataset.folder import (
-    LabelledPair,
-    read_answers,
-    read_pairs,
-    write_records,
-)
+from pacorl.dataset.folder import read_answers
 from pacorl.dataset.manifest import DatasetStep
-from pacorl.dataset.rules import label_pairs, mean_rankings, other_questions, pair_agreement, split_groups
-from pacorl.io.documents import JsonObject, read_journal, read_jsonl
+from pacorl.dataset.rules import label_pairs, mean_rankings, pair_agreement, pair_key, split_groups
+from pacorl.io.documents import JsonObject, read_journal
 from pacorl.io.files import claim_folder, digest, flush_all, inside, make_folder, write_atomic
 from pacorl.io.terminal import Progress, silent
 from pacorl.records.comparisons import save_comparisons, save_sharegpt
@@ -39,7 +33,7 @@ SHARES = {"train": 0.9, "test": 0.1}
 class Export:
     """The pairs and rankings to be written, by split."""
 
-    def __init__(self, folder: Path, out: Path, *, pairs: list[LabelledPair], answers: list[Ranking]) -> None:
+    def __init__(self, folder: Path, out: Path, *, pairs: Sequence[Comparison], answers: Sequence[Ranking]) -> None:
         self.folder = folder
         self.out = out
         self.pairs = pairs
@@ -53,24 +47,14 @@ class Export:
         """
         # Candidates between the best and the worst are in no pair, but in the benchmark's rankings.
         ties = []
-        own_groups = set()
-        for pair in self.pairs:
-            ties += [(pair.group, image) for image in pair.images]
         labelled = {pair.group for pair in self.pairs}
         for answer in self.answers:
             # A group whose votes are all tied would fill a split with nothing.
             if answer.group not in labelled:
                 continue
             ties += [(answer.group, image) for image in (answer.reference, *answer.candidates)]
-            if answer.own_group:
-                own_groups.add(answer.group)
-
-        # A question without a theme belongs to every group, and would tie all of them.
-        plain = same_theme("")
-        for pair in self.pairs:
-            names_theme = pair.question != plain and pair.question.startswith(plain.partition('"')[0])
-            if names_theme and pair.group not in own_groups:
-                ties.append((pair.group, pair.question))
+            if answer.theme and not answer.own_group:
+                ties.append((answer.group, f"theme {answer.theme}"))
 
         # Split by components: groups with a common tie stay together.
         self.split_of = split_groups(ties, shares=shares, seed=seed)
@@ -87,7 +71,7 @@ class Export:
                 "or train on all (--test-share 0)"
             )
 
-    def splits(self) -> Iterator[tuple[str, list[LabelledPair]]]:
+    def splits(self) -> Iterator[tuple[str, list[Comparison]]]:
         for name in sorted(set(self.split_of.values())):
             yield name, [pair for pair in self.pairs if self.split_of[pair.group] == name]
 
@@ -99,20 +83,13 @@ class Export:
                 tested.append(answer)
         return mean_rankings(tested)
 
-    def comparisons(self, pairs: Sequence[LabelledPair]) -> Iterator[Comparison]:
-        """Yield pairs as a judge's training data, after their images are in the export and on the disk."""
+    def comparisons(self, pairs: Sequence[Comparison]) -> Iterator[Comparison]:
+        """Yield pairs with their images in the export, after these are on the disk."""
         for image in dict.fromkeys(image for pair in pairs for image in pair.images):
-            self.bring_image(image)
+            self.bring_image(image.as_posix())
         flush_all(self.out)  # one wait, before a file names them
         for pair in pairs:
-            yield Comparison(
-                images=tuple(self.out / image for image in pair.images),
-                question=pair.question,
-                consistent=pair.consistent,
-                reasons=pair.reasons,
-                category=pair.category,
-                group=pair.group,
-            )
+            yield replace(pair, images=tuple(self.out / image for image in pair.images))
 
     def bring_image(self, name: str) -> Path:
         """Link an image into the export; return its path there."""
@@ -157,18 +134,13 @@ def write_comparisons(export: Export) -> list[Path]:
 
 def write_consistency_rank(export: Export) -> list[Path]:
     """Write ConsistencyRank's folder of the test split: one ranking per instance, by mean rank; ties are left out."""
-    # Criteria by prompt, if the folder has prompts of its own.
+    rankings, _ = export.benchmark()
+    if not rankings:
+        return []
     root = export.out / "benchmark"
-    criteria = {}
-    path = export.folder / "diverse.jsonl"
-    if path.is_file():
-        for record in read_jsonl(path):
-            criteria[str(record.get("idx"))] = record.get("criteria", {})
-
     # One folder per instance, in the layout of the released benchmark.
     items = []
     shown: dict[tuple[str, str], str] = {}
-    rankings, _ = export.benchmark()
     folders = _benchmark_folders(rankings)
     for ranking in rankings:
         folder = folders[ranking.instance]
@@ -185,9 +157,8 @@ def write_consistency_rank(export: Export) -> list[Path]:
         # The reference comes first in `names`, and the ranking is by quality.
         reference, *candidates = names.values()
         best_first = tuple(names[image] for image in ranking.candidates)
-        of_prompt = ranking.criteria or criteria.get(ranking.group, {})
         order = (folder, reference, tuple(candidates), best_first)
-        items.append(Ranked(*order, prompt=ranking.theme, criteria=of_prompt))
+        items.append(Ranked(*order, prompt=ranking.theme, criteria=ranking.criteria))
 
     # One wait for all images, before the lists name them.
     flush_all(root)
@@ -208,91 +179,65 @@ def _benchmark_folders(rankings: Sequence[Ranking]) -> dict[str, str]:
     return folders
 
 
-FORMATS: dict[str, Callable[[Export], list[Path]]] = {
-    "sharegpt": write_sharegpt,
-    "jsonl": write_comparisons,
-    "consistency_rank": write_consistency_rank,
-}
+WRITERS = (write_sharegpt, write_comparisons, write_consistency_rank)
 
 
-class LabelledData(NamedTuple):
-    """Pairs and rankings of people and imports."""
+class Labelled(NamedTuple):
+    """Pairs, and the rankings that they follow from."""
 
-    pairs: list[LabelledPair]
+    pairs: list[Comparison]
+    """Images are named relative to the dataset's folder."""
     answers: list[Ranking]
     balance: dict[str, int]
 
 
-def label(
-    folder: Path,
-    *,
-    question: str = "theme",
-    dry_run: bool = False,
-) -> LabelledData:
-    """Label pairs by the rankings: rankings.jsonl → pairs.jsonl, imported rankings and pairs included.
+def label(folder: Path, *, dry_run: bool = False) -> Labelled:
+    """Label pairs by a folder's own rankings and the imported ones.
 
-    Args:
-        question: the question to the judge, a key of QUESTIONS.
+    Raises:
+        ValueError: there are none.
     """
-    # The folder's own rankings, and imports.
     answers = collect_answers(folder, dry_run=dry_run)
-    imported_files = sorted(folder.glob("imported/*/*.jsonl"))
-    if not answers and not imported_files:
+    for path in _imported(folder):
+        answers += read_answers(path)
+    if not answers:
         raise ValueError(
             f"{folder} has no rankings and nothing imported; rank with `pacorl dataset annotate` first, or bring yours "
-            f"with `pacorl dataset import {folder} FILE.csv --kind rankings`"
+            f"with `pacorl dataset import {folder} FILE.csv`"
         )
+    pairs, balance = label_pairs(answers)
+    return Labelled(pairs, answers, balance)
 
-    # Imported rankings are labelled as the folder's own; imported pairs have labels already.
-    imported = []
-    for path in imported_files:
-        if path.name == "rankings.jsonl":
-            answers += read_answers(path)
-        elif path.name == "pairs.jsonl":
-            imported += read_pairs(path)
-    pairs, balance = label_pairs(answers, question=question)
-    # Balance of the labels, with the imported pairs.
-    yes = sum(pair.consistent for pair in imported)
-    counts = {**balance, "imported_yes": yes, "imported_no": len(imported) - yes}
-    labelled = LabelledData(pairs + imported, answers, counts)
 
-    if not dry_run:
-        sources = [path for path in (folder / "rankings.jsonl", *imported_files) if path.is_file()]
-        # A separate step: `explain` and `export` both label, and the second must not rewrite the file.
-        step = DatasetStep(folder, "label", inputs=sources, options={"question": question})
-        if step.counts_if_done() is None:
-            write_records(folder / "pairs.jsonl", labelled.pairs)
-            step.finish(outputs=[folder / "pairs.jsonl"], counts=counts)
-    return labelled
+def ranking_files(folder: Path) -> list[Path]:
+    """List the files that labels follow from."""
+    own = folder / "rankings.jsonl"
+    return [*([own] if own.is_file() else []), *_imported(folder)]
+
+
+def _imported(folder: Path) -> list[Path]:
+    return sorted(folder.glob("imported/*/rankings.jsonl"))
 
 
 def export(
     folder: Path,
     *,
     out: Path | None = None,
-    formats: Sequence[str] = ("sharegpt", "jsonl", "consistency_rank"),
     shares: Mapping[str, float] = SHARES,
-    question: str = "theme",
     seed: int = 0,
     dry_run: bool = False,
     progress: Progress = silent,
 ) -> JsonObject:
-    """Write labelled pairs and a held-out benchmark in every format of `formats`.
+    """Write labelled pairs and a held-out benchmark.
 
     Args:
         shares: split → its share of the groups.
-        question: see `label`.
 
     Returns:
-        Counts per split, of the labels and of the audit trail, people's agreement, and the wordings that differ from
-        the judge's question.
+        Counts per split, of the labels and of the audit trail, and people's agreement.
     """
-    # Formats are checked before hours of labelling are read.
-    unknown = [name for name in formats if name not in FORMATS]
-    if unknown:
-        raise ValueError(f"unknown formats {', '.join(unknown)}; there are {', '.join(FORMATS)}")
     # Label the pairs and split the groups.
-    labelled = label(folder, question=question, dry_run=dry_run)
+    labelled = label(folder, dry_run=dry_run)
     pairs = with_reasons(folder, labelled.pairs)
     bundle = Export(folder, out or folder / "export", pairs=pairs, answers=labelled.answers)
     bundle.assign_splits(shares, seed=seed)
@@ -306,29 +251,26 @@ def export(
             "no": sum(not pair.consistent for pair in split),
             "with_reasons": sum(bool(pair.reasons) for pair in split),
         }
+    ranked, tied = bundle.benchmark()
     counts: JsonObject = {"balance": labelled.balance, "splits": splits}
+    counts["benchmark"] = {"rankings": len(ranked), "left out as tied": tied}
     if trail := count_trail(folder):
         counts["trail"] = {"exported": len(collect_answers(folder, dry_run=True)) - trail["decisions"], **trail}
     if agreement := pair_agreement(labelled.answers):
         counts["agreement"] = agreement.document()
-    if others := other_questions(labelled.answers, question):
-        counts["other questions"] = others
-    if "consistency_rank" in formats:
-        ranked, tied = bundle.benchmark()
-        counts["benchmark"] = {"rankings": len(ranked), "left out as tied": tied}
     if dry_run:
         return counts
 
-    # Write the formats, then delete files of an earlier export.
+    # Write every format, then delete files of an earlier export.
     claim_folder(bundle.out)
     written = []
-    for done, name in enumerate(formats, 1):
-        written += FORMATS[name](bundle)
-        progress(done, len(formats))
+    for done, write in enumerate(WRITERS, 1):
+        written += write(bundle)
+        progress(done, len(WRITERS))
     # The manifest lists the inputs, so that a later export can be compared.
-    sources = [folder / name for name in ("pairs.jsonl", "rankings.jsonl", "explanations.jsonl")]
-    inputs = [path for path in sources if path.is_file()]
-    options = {"formats": list(formats), "shares": dict(shares), "out": str(bundle.out)}
+    explanations = folder / "explanations.jsonl"
+    inputs = [*ranking_files(folder), *([explanations] if explanations.is_file() else [])]
+    options = {"shares": dict(shares), "out": str(bundle.out)}
     step = DatasetStep(folder, "export", inputs=inputs, options=options, seed=seed)
     _remove_earlier(step.last().get("outputs", {}), bundle, written)
     return step.finish(outputs=written, counts=counts)
@@ -350,15 +292,10 @@ def _remove_earlier(outputs: Mapping[str, str], bundle: Export, written: Sequenc
             path.unlink()
 
 
-def with_reasons(folder: Path, pairs: Sequence[LabelledPair]) -> list[LabelledPair]:
-    """Add the reasons of explanations.jsonl to pairs with the same label."""
-    explained = []
+def with_reasons(folder: Path, pairs: Sequence[Comparison]) -> list[Comparison]:
+    """Add the reasons of explanations.jsonl to pairs with the same label, which may have changed since."""
     reasons = {}
-    # Reasons by pair and label: a label may have changed since they were written.
     for row in read_journal(folder / "explanations.jsonl").values():
         if row["status"] == "explained":
             reasons[row["key"], row["consistent"]] = row["reasons"]
-    for pair in pairs:
-        text = reasons.get((pair.key, pair.consistent), pair.reasons)
-        explained.append(pair if text == pair.reasons else replace(pair, reasons=text))
-    return explained
+    return [replace(pair, reasons=reasons.get((pair_key(pair), pair.consistent), "")) for pair in pairs]

@@ -1,4 +1,4 @@
-"""Records of a dataset folder: prompts in the T2IS form, instances to rank, rankings and labelled pairs.
+"""Records of a dataset folder: prompts in the T2IS form, instances to rank, and rankings.
 
 Rankings come from the log of the annotation page (`answer_log`), which may be read while it serves.
 """
@@ -104,22 +104,6 @@ def ranking_of(
     )
 
 
-@dataclass(frozen=True, slots=True, config=RECORD)
-class LabelledPair:
-    """Two sub-figures (or an edit's source and result) and whether people found them consistent."""
-
-    key: str
-    """Name of the pair, the same in both orders."""
-    group: str
-    images: tuple[str, ...]
-    consistent: bool
-    question: str
-    category: str = ""
-    votes: tuple[int, int] = (0, 0)
-    """(Yes, No)"""
-    reasons: str = ""
-
-
 def read_prompts(path: Path) -> list[PromptRecord]:
     """Read prompts. Raises ValueError as `load_prompts`, and if an idx is missing, repeated or no file name."""
     prompts = iter(load_prompts(path))
@@ -144,12 +128,7 @@ def read_answers(path: Path) -> list[Ranking]:
     return _read(path, Ranking, "a ranking", "{0.annotator} has already ranked {0.instance}")
 
 
-def read_pairs(path: Path) -> list[LabelledPair]:
-    """Read labelled pairs. Raises ValueError with file and record if one is malformed or repeats a key."""
-    return _read(path, LabelledPair, "a labelled pair", "key {0.key!r} is already taken by an earlier record")
-
-
-def write_records(path: Path, records: Iterable[Instance | Ranking | LabelledPair], *, mode: int = SHARED) -> None:
+def write_records(path: Path, records: Iterable[Instance | Ranking], *, mode: int = SHARED) -> None:
     write_jsonl(path, map(asdict, records), mode=mode)
 
 

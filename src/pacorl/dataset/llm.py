@@ -1,4 +1,4 @@
-"""Requests of a dataset step to a language model: their cost, and the journal of the answers."""
+"""Requests of a dataset step to a language model: their tokens, and the journal of the answers."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from typing import TypeVar
 
 from pacorl.io.documents import Journal, JsonObject
 from pacorl.io.terminal import Progress
-from pacorl.judge.chat import Usage
 
 Item = TypeVar("Item")
 
 
-def estimate(count: int, tokens: tuple[int, int], price: tuple[float, float]) -> dict[str, float]:
-    """Tokens and cost of `count` requests: `tokens` of each, `price` per million, prompt and completion."""
-    usage = Usage(prompt_tokens=count * tokens[0], completion_tokens=count * tokens[1]).with_cost(price)
-    return {name: usage[name] for name in ("prompt_tokens", "completion_tokens", "cost")}
+def estimate(count: int, tokens: tuple[int, int]) -> dict[str, int]:
+    """Estimate the tokens of `count` requests from those of one, of its prompt and its completion."""
+    return {"prompt_tokens": count * tokens[0], "completion_tokens": count * tokens[1]}
 
 
 def fill_journal(

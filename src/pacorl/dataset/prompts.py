@@ -1,8 +1,7 @@
-"""Write T2IS records (`pacorl dataset prompts`): balanced over a taxonomy, or one for each sentence of a file.
+"""Write T2IS records (`pacorl dataset prompts`), balanced over a taxonomy.
 
-A taxonomy (a YAML of categories, subcategories and the dimensions that a set must keep) yields orders, and so does a
-file of sentences. A writer turns an order into a record. `llm_writer` asks a language model. `tiny_writer` writes the
-prompts of the tiny world and needs no network. `sentence_writer` writes the panels of a sentence.
+A taxonomy (a YAML of categories, subcategories and the dimensions that a set must keep) yields orders, and a writer
+turns an order into a record. `llm_writer` asks a language model; `tiny_writer` writes the prompts of the tiny world.
 """
 
 from __future__ import annotations
@@ -18,11 +17,10 @@ from typing import Any
 from pacorl.dataset.llm import estimate, fill_journal
 from pacorl.dataset.manifest import DatasetStep
 from pacorl.generate.language_writers import SetReply, answer_form, ask_for_set
-from pacorl.io.documents import Journal, JsonObject, read_journal, read_yaml, text_lines, write_jsonl
+from pacorl.io.documents import Journal, JsonObject, read_journal, read_yaml, write_jsonl
 from pacorl.io.terminal import Progress, silent
 from pacorl.judge.chat import ChatError, ChatModel
-from pacorl.records.compose import compose, prompt_from
-from pacorl.records.panels import PanelWriter, write_panels
+from pacorl.records.compose import compose
 from pacorl.records.prompts import record_of
 from pacorl.tiny.characters import character_prompts
 from pacorl.types import Grid, Size
@@ -48,16 +46,13 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class PromptOrder:
-    """Order of one prompt, of a subject or of a sentence."""
+    """Order of one prompt."""
 
     key: str
     number: int
-    """Its position among all orders, or its line; names the record."""
-    subject: Subject = Subject("", "", ())
-    grid: Grid | None = None
-    """None if the sentence decides."""
-    sentence: str = ""
-    """A person's request; empty for a subject of the taxonomy."""
+    """Its position among all orders; names the record."""
+    subject: Subject
+    grid: Grid
 
 
 Writer = Callable[[PromptOrder, Sequence[str]], JsonObject]
@@ -103,30 +98,7 @@ def orders(subjects: Sequence[Subject], *, count: int, grids: Sequence[Grid]) ->
     return planned
 
 
-def sentence_orders(source: Path, *, writer: str) -> list[PromptOrder]:
-    """Order one prompt for each line of a file of sentences; `writer` identifies the panels' writer."""
-    planned = []
-    for number, text in text_lines(source, fix="name a file of sentences, one a line"):
-        planned.append(PromptOrder(f"{number} {text} ({writer})", number, sentence=text))
-    return planned
-
-
 # --- writers -----------------------------------------------------------------------------------------------------
-
-
-def sentence_writer(source: Path, writer: PanelWriter | None) -> Writer:
-    """Writer of a sentence's record, by a panel writer or the template."""
-
-    def write(order: PromptOrder, themes: Sequence[str]) -> JsonObject:
-        try:
-            draft = write_panels(order.sentence, writer=writer)
-        except ChatError:  # of one line; the others may fare better
-            raise
-        except ValueError as error:
-            raise ValueError(f"{source}:{order.number}: {error}") from None
-        return record_of(prompt_from("", theme=draft.theme, panels=draft.panels, criteria=draft.criteria))
-
-    return write
 
 
 def llm_writer(model: ChatModel, *, attempts: int = 3) -> Writer:
@@ -135,15 +107,12 @@ def llm_writer(model: ChatModel, *, attempts: int = 3) -> Writer:
     lock = Lock()
 
     def write(order: PromptOrder, themes: Sequence[str]) -> JsonObject:
-        grid = order.grid
-        assert grid is not None, "an order of a subject has a layout"
-
         # Another thread's answer may have the same theme, so the check and its note share a lock.
         def check(reply: SetReply) -> None:
             dimensions = order.subject.dimensions
             if set(reply.criteria) != set(dimensions) or not all(reply.criteria.values()):
                 raise ValueError(f"criteria must be given for exactly {', '.join(dimensions)}")
-            compose(reply.theme, reply.panels, grid, shared=reply.shared)
+            compose(reply.theme, reply.panels, order.grid, shared=reply.shared)
             theme = reply.theme.casefold()
             with lock:
                 if theme in used_themes | {theme.casefold() for theme in themes}:
@@ -151,8 +120,8 @@ def llm_writer(model: ChatModel, *, attempts: int = 3) -> Writer:
                 used_themes.add(theme)
 
         text = request_text(order, themes)
-        reply = ask_for_set(model, text, count=grid.count, check=check, attempts=attempts)
-        prompt = compose(reply.theme, reply.panels, grid, shared=reply.shared)
+        reply = ask_for_set(model, text, count=order.grid.count, check=check, attempts=attempts)
+        prompt = compose(reply.theme, reply.panels, order.grid, shared=reply.shared)
         return record_of(replace(prompt, size=SIZE, criteria=reply.criteria)) | _kind(order, source="Generated")
 
     return write
@@ -161,7 +130,6 @@ def llm_writer(model: ChatModel, *, attempts: int = 3) -> Writer:
 def request_text(order: PromptOrder, themes: Sequence[str]) -> str:
     """Request for one record."""
     subject = order.subject
-    assert order.grid is not None, "an order of a subject has a layout"
     count = order.grid.count
     shared = '"shared": "<what all images have in common>", '
     form = answer_form(count, subject.dimensions, theme="the request in one or two sentences", further=shared)
@@ -204,11 +172,9 @@ def write_all(
     planned: Sequence[PromptOrder],
     *,
     options: JsonObject,
-    inputs: Sequence[Path] = (),
     seed: int = 0,
     workers: int = 1,
     tokens: tuple[int, int] = TOKENS_PER_RECORD,
-    price: tuple[float, float] = (0.0, 0.0),
     dry_run: bool = False,
     progress: Progress = silent,
 ) -> JsonObject:
@@ -216,18 +182,16 @@ def write_all(
 
     Args:
         options: the writer's name and settings, for the manifest.
-        inputs: files that the orders come from.
         tokens: prompt and completion tokens per record, for the estimate of a dry run.
-        price: per million tokens, prompt and completion.
 
     Returns:
         The number of records, the number per category, and order → fault of the `failed` records, which the next call
         tries again.
     """
     # Stop if the step is done, or if only an estimate is asked for.
-    grids = list(dict.fromkeys(str(order.grid or "") for order in planned))
+    grids = list(dict.fromkeys(str(order.grid) for order in planned))
     plan = {"count": len(planned), "grids": grids, **options}
-    step = DatasetStep(folder, "prompts", inputs=inputs, options=plan, seed=seed)
+    step = DatasetStep(folder, "prompts", options=plan, seed=seed)
     finished = step.counts_if_done()
     if finished is not None:
         return finished
@@ -235,7 +199,7 @@ def write_all(
     if dry_run:
         done = read_journal(path)
         missing = sum(order.key not in done for order in planned)
-        return {"records": len(planned), "to_write": missing, "estimate": estimate(missing, tokens, price)}
+        return {"records": len(planned), "to_write": missing, "estimate": estimate(missing, tokens)}
 
     # Write the missing records into the journal.
     journal = Journal(path)

@@ -7,18 +7,21 @@ with the reference, the worst is not.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 from random import Random
 
 import numpy as np
 
 from pacorl.core import questions
+from pacorl.core.batches import components
 from pacorl.core.ranking import FEWEST_FOR_INTERVAL, Interval, bootstrap
-from pacorl.dataset.folder import OWN_QUESTION, LabelledPair, final_answers
+from pacorl.dataset.folder import OWN_QUESTION, final_answers
 from pacorl.io.files import text_digest
 from pacorl.records.rankings import Ranking
+from pacorl.types import Comparison
 
 AGREEMENT_DRAWS = 500
 """Resamples for the interval of people's agreement, which the administrator's page computes after each ranking."""
@@ -80,16 +83,13 @@ def pair_agreement(answers: Sequence[Ranking]) -> Interval | None:
     return share
 
 
-def _by_theme(answer: Ranking) -> str:
+def question_of(answer: Ranking) -> str:
+    """Return the judge's question: people's own wording, else the theme, else all criteria, else the general one."""
+    if answer.question not in ("", OWN_QUESTION):
+        return questions.meets_criterion(answer.question)
     if answer.theme:
         return questions.same_theme(answer.theme)
-    if answer.criteria:
-        return _by_criteria(answer)
-    return questions.consistent()
-
-
-def _by_criteria(answer: Ranking) -> str:
-    """Join all criteria into one question: people ranked by all of them, so a label judges no single criterion."""
+    # In one question: people ranked by all of them, so a label judges no single criterion.
     sentences = []
     for criteria in answer.criteria.values():
         for text in criteria.values():
@@ -97,78 +97,38 @@ def _by_criteria(answer: Ranking) -> str:
             if not sentence.endswith((".", "!", "?")):
                 sentence += "."
             sentences.append(sentence)
-
-    if not sentences:
-        raise ValueError(
-            f"ranking {answer.instance} by {answer.annotator} has no criteria to ask for; give it some, or ask for its "
-            "theme (--question theme)"
-        )
-    return questions.meets_criterion(" ".join(sentences))
+    return questions.meets_criterion(" ".join(sentences)) if sentences else questions.consistent()
 
 
-def _as_asked(answer: Ranking) -> str:
-    """Take people's own question as a criterion, as `pacorl score --criterion` asks it."""
-    if answer.question in ("", OWN_QUESTION):
-        return _by_theme(answer)
-    return questions.meets_criterion(answer.question)
-
-
-QUESTIONS: dict[str, Callable[[Ranking], str]] = {
-    "theme": _by_theme,
-    "criteria": _by_criteria,
-    "plain": lambda answer: questions.consistent(),
-    "asked": _as_asked,
-}
-"""Question of a ranking's pairs. theme: its theme, else its criteria, else the plain question. asked: the lead's own
-wording of the page's question, else as theme."""
-
-
-def other_questions(answers: Sequence[Ranking], question: str) -> dict[str, int]:
-    """Count rankings by a wording of the user's own that the judge's question does not contain."""
-    counts: dict[str, int] = defaultdict(int)
-    for answer in answers:
-        own = answer.question not in ("", OWN_QUESTION)
-        if own and answer.question.casefold().rstrip(".!?") not in QUESTIONS[question](answer).casefold():
-            counts[answer.question] += 1
-    return dict(counts)
-
-
-def label_pairs(answers: Sequence[Ranking], *, question: str = "theme") -> tuple[list[LabelledPair], dict[str, int]]:
+def label_pairs(answers: Sequence[Ranking]) -> tuple[list[Comparison], dict[str, int]]:
     """Count every vote of every ranking for its question about an unordered pair; the majority is the label.
 
     An adjudicator's decision replaces the rankings of its instance. It also outvotes the instance that has the same
     pair from the other side.
 
     Returns:
-        The pairs, and counts of votes and labels. A `tied` pair has as many votes for Yes as for No and is dropped.
+        The pairs, whose images are named as in the rankings, and counts of votes and labels. A `tied` pair has as many
+        votes for Yes as for No and is dropped.
     """
-    if question not in QUESTIONS:
-        raise ValueError(f"unknown question {question!r}; there are {', '.join(QUESTIONS)}")
-
     # Collect the votes. Decisions come first, so that later rankings of the same pair are skipped.
-    voted: dict[str, LabelledPair] = {}
+    voted: dict[str, list[Comparison]] = defaultdict(list)
     adjudicated: set[str] = set()
     for answer in sorted(final_answers(answers), key=lambda answer: not answer.adjudicated):
-        # The question of this ranking, and a pair per vote.
-        text = QUESTIONS[question](answer)
-        for images, consistent in _voted_pairs(answer):
-            key = pair_key(*images, text)
+        for pair in _voted_pairs(answer):
+            key = pair_key(pair)
             if answer.adjudicated:
                 adjudicated.add(key)
             elif key in adjudicated:
                 continue
-
-            new = LabelledPair(key, answer.group, images, consistent, text, category=answer.category)
-            pair = voted.setdefault(key, new)
-            yes, no = pair.votes
-            voted[key] = replace(pair, votes=(yes + consistent, no + (not consistent)))
+            voted[key].append(pair)
 
     # The majority decides. Sorted, so that the pairs do not depend on the order in which people answered.
     pairs = []
-    for _, pair in sorted(voted.items()):
-        yes, no = pair.votes
+    for _, votes in sorted(voted.items()):
+        yes = sum(pair.consistent for pair in votes)
+        no = len(votes) - yes
         if yes != no:
-            pairs.append(replace(pair, consistent=yes > no))
+            pairs.append(replace(votes[0], consistent=yes > no))
 
     # Statistics of people's rankings: decisions are counted apart.
     ranked = [answer for answer in answers if not answer.adjudicated]
@@ -177,22 +137,26 @@ def label_pairs(answers: Sequence[Ranking], *, question: str = "theme") -> tuple
         "rankings": len(ranked),
         "annotators": len({answer.annotator for answer in ranked}),
         "adjudicated": len(answers) - len(ranked),
-        "votes": sum(sum(pair.votes) for pair in voted.values()),
+        "votes": sum(map(len, voted.values())),
         "yes": yes_count,
         "no": len(pairs) - yes_count,
         "tied": len(voted) - len(pairs),
     }
 
 
-def _voted_pairs(answer: Ranking) -> Iterator[tuple[tuple[str, str], bool]]:
+def _voted_pairs(answer: Ranking) -> Iterator[Comparison]:
     """Yield a ranking's votes, each for a candidate with the reference."""
+    question = question_of(answer)
     for candidate, consistent in best_worst(answer.tiers):
-        yield in_either_order(answer.reference, candidate), consistent
+        first, second = in_either_order(answer.reference, candidate)
+        images = (Path(first), Path(second))
+        yield Comparison(images, question, consistent, category=answer.category, group=answer.group)
 
 
-def pair_key(first: str, second: str, question: str) -> str:
+def pair_key(pair: Comparison) -> str:
     """Key of a pair and its question, the same in both orders."""
-    return f"{_digest(*sorted((first, second)))}-{_digest(question)[:8]}"
+    names = sorted(image.as_posix() for image in pair.images)
+    return f"{_digest(*names)}-{_digest(pair.question)[:8]}"
 
 
 def _digest(*texts: str) -> str:
@@ -245,7 +209,7 @@ def split_groups(ties: Iterable[tuple[str, str]], *, shares: Mapping[str, float]
         raise ValueError(f"the shares of the splits {dict(shares)} must be positive and sum to 1")
 
     # Sort before the shuffle: the splits depend on the groups and the seed, not on the order of the answers.
-    clusters = sorted(_clusters(ties))
+    clusters = sorted(sorted(groups) for groups in components(ties))
     Random(seed).shuffle(clusters)
 
     # The split that is farthest behind its share receives the next cluster.
@@ -269,26 +233,3 @@ def split_groups(ties: Iterable[tuple[str, str]], *, shares: Mapping[str, float]
         for cluster in assigned:
             split_of.update(dict.fromkeys(cluster, name))
     return split_of
-
-
-def _clusters(ties: Iterable[tuple[str, str]]) -> list[list[str]]:
-    """Find the connected components of the groups (union-find)."""
-    parent: dict[str, str] = {}
-    first_group: dict[str, str] = {}
-
-    def root(group: str) -> str:
-        parent.setdefault(group, group)
-        while parent[group] != group:
-            # Halving the path keeps later searches short.
-            parent[group] = parent[parent[group]]
-            group = parent[group]
-        return group
-
-    for group, member in ties:
-        parent[root(group)] = root(first_group.setdefault(member, group))
-
-    clusters: dict[str, list[str]] = defaultdict(list)
-    # Sorted, so that the clusters do not depend on the order of the ties.
-    for group in sorted(parent):
-        clusters[root(group)].append(group)
-    return list(clusters.values())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -44,11 +44,6 @@ class Usage:
     """Questions that ended without a usable answer."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
-
-    def with_cost(self, price: tuple[float, float]) -> dict[str, float]:
-        """The counts, and their cost in the currency of `price`, which is per million prompt and completion tokens."""
-        cost = (self.prompt_tokens * price[0] + self.completion_tokens * price[1]) / 1e6
-        return asdict(self) | {"cost": cost}
 
 
 @dataclass(slots=True)

@@ -47,7 +47,7 @@ from pacorl.types import Comparison
 IMAGE_TAG = "<image>"
 SOURCES = "a .jsonl of comparisons, FOLDER:NAME for an entry of its dataset_info.json, a .json, or tiny:train|dev|test"
 IMPORT_RANKINGS = (
-    "rankings are no comparisons yet; make them some with `pacorl dataset import SET FILE --kind rankings` and "
+    "rankings are no comparisons yet; make them some with `pacorl dataset import SET FILE` and "
     "`pacorl dataset export SET`, and name SET/export/comparisons_train.jsonl"
 )
 DECISION = re.compile(r"(Yes|No)\b[.,:;!]*\s*")
@@ -325,15 +325,6 @@ def save_sharegpt(datasets: Mapping[str, Iterable[Comparison]], folder: Path) ->
         info[name] = {"file_name": path.name, **OPENAI_FORM}
     write_json(folder / INFO, info)
     return [*paths, folder / INFO]
-
-
-def sharegpt_files(folder: Path) -> dict[str, Path]:
-    """Return the file of each sharegpt entry of a folder's dataset_info.json, by the entry's name."""
-    files = {}
-    for name, entry in _info(folder).items():
-        if entry.formatting == "sharegpt":
-            files[name] = inside(folder, entry.file_name)
-    return files
 
 
 def _info(folder: Path) -> dict[str, DatasetEntry]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
+from pacorl.core.batches import components
 from pacorl.core.grid import shared_text
 from pacorl.io.documents import read_jsonl, read_yaml
 from pacorl.io.files import kept_digest
@@ -142,20 +143,21 @@ def split_prompts(
     leaks = find_leaks(prompts, keep_out or {})
     # By identity: an id is a position in a file, and these prompts may come from several.
     dropped = {id(leak.prompt) for leak in leaks}
-    families = _families([prompt for prompt in prompts if id(prompt) not in dropped])
+    kept = {id(prompt): prompt for prompt in prompts if id(prompt) not in dropped}
+    families = components((name, key) for name, prompt in kept.items() for key in _keys(prompt))
 
     # Whole families, until there are enough.
     Random(seed).shuffle(families)
     held_out: set[int] = set()
     while families and len(held_out) < test:
-        held_out.update(id(prompt) for prompt in families.pop())
+        held_out.update(families.pop())
     if not families:
         raise ValueError(
             f"holding out {test} of {len(prompts)} prompts, {len(leaks)} kept out, leaves none to train on"
         )
 
-    train = [prompt for prompt in prompts if id(prompt) not in dropped | held_out]
-    test_prompts = [prompt for prompt in prompts if id(prompt) in held_out]
+    train = [prompt for name, prompt in kept.items() if name not in held_out]
+    test_prompts = [prompt for name, prompt in kept.items() if name in held_out]
     return train, test_prompts, leaks
 
 
@@ -244,31 +246,6 @@ def _keys(prompt: Prompt) -> list[str]:
     if not prompt.sources:
         return [" ".join(["text", plain(prompt.text), *map(kept_digest, prompt.references)])]
     return [f"image {kept_digest(source)}" for source in prompt.sources]
-
-
-def _families(prompts: Sequence[Prompt]) -> list[list[Prompt]]:
-    """Group prompts that share a key directly or transitively, in order of their first member."""
-    family_of: dict[str, list[Prompt]] = {}
-    for prompt in prompts:
-        # One edit of two sources joins the families of both.
-        joined = {}
-        for key in _keys(prompt):
-            if key in family_of:
-                joined[id(family_of[key])] = family_of[key]
-
-        family = []
-        for members in joined.values():
-            family += members
-        family.append(prompt)
-        for member in family:
-            family_of.update(dict.fromkeys(_keys(member), family))
-
-    # Each family once, at its first member.
-    families = {}
-    for prompt in prompts:
-        family = family_of[_keys(prompt)[0]]
-        families[id(family)] = family
-    return list(families.values())
 
 
 def plain(text: str) -> str:
