@@ -59,8 +59,8 @@ VALUE_OF = {value: value for values in VALUES.values() for value in values} | {
 }
 ATTRIBUTE_OF = {value: name for name, values in VALUES.items() for value in values}
 PASSED_OVER = frozenset(
-    "a an and at beside by colored colors colour coloured colours hat hero heroes his her in is it its near next of on "  # noqa: SIM905
-    "our set style the their there time to wearing wears while who with".split()
+    "a an and at beside by colored colors colour coloured colours hat he her hero heroes him his in is it its near "  # noqa: SIM905
+    "next of on our same set she style the their them there they time to wearing wears while who with".split()
 )
 """Ignored, so that "a red hero with a crown, who waves beside a boat" is understood."""
 MISSPELT = 0.8

@@ -1,0 +1,201 @@
+"""The tiny world: its splits, its texts, and an oracle that is right on drawings and grades as worked by hand."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+from PIL import Image
+from research.world.edits import EDIT_GRADES, edit_of, grade_edits, world_edits, write_edits
+from research.world.oracle import Oracle, agreement, evenness, grade, kappa, majority
+from research.world.words import asked_in, check_tiny, check_tiny_edit, tiny_prompt, tiny_scene
+from research.world.world import IDENTITY, LOOKS, VALUES, Panel, draw, draw_grid, heroes_of, panels_of, set_prompts
+
+from pacorl.core.grid import panel_texts, split
+from pacorl.records.prompts import prompts_from
+from pacorl.types import Grid, Prompt
+
+SPLITS = ("train", "dev", "test")
+HERO = Panel("red", "round", "crown", "sunset", "town", "jumping", "boat")
+ASKED = {"place": "town", "pose": "jumping", "prop": "boat"}
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Oracle:
+    return Oracle()
+
+
+# --- splits and prompts ----------------------------------------------------------------------------------------
+
+
+def test_splits_share_no_hero_and_each_has_every_value() -> None:
+    for first, second in itertools.combinations(SPLITS, 2):
+        assert set(heroes_of(first)).isdisjoint(heroes_of(second))
+    for name in SPLITS:
+        for index, look in enumerate(IDENTITY):
+            assert {hero[index] for hero in heroes_of(name)} == set(VALUES[look])
+    assert sum(len(panels_of(name)) for name in SPLITS) == np.prod([len(values) for values in VALUES.values()])
+
+
+def scenes_of(prompt: Prompt) -> tuple[str, tuple[str, ...]]:
+    return asked_in(prompt)[0]["place"], tuple(sorted(prompt.panels))
+
+
+@pytest.mark.parametrize("grid", [Grid(2, 2), Grid(3, 3)])
+def test_splits_share_no_scenes(grid: Grid) -> None:
+    scenes = {name: {scenes_of(prompt) for prompt in set_prompts(name, 288, grid=grid)} for name in SPLITS}
+    for first, second in itertools.combinations(SPLITS, 2):
+        assert scenes[first].isdisjoint(scenes[second])
+
+
+@pytest.mark.parametrize("grid", [Grid(2, 2), Grid(3, 3)])
+def test_no_panel_names_a_look_and_half_of_the_themes_name_none(grid: Grid) -> None:
+    prompts = set_prompts("train", 200, grid=grid)
+    named = []
+    for prompt in prompts:
+        assert [text.rstrip(".") for text in panel_texts(prompt.text)] == list(prompt.panels)
+        assert len(set(prompt.panels)) == grid.count
+        named.append(len(set(asked_in(prompt)[0]) & set(LOOKS)))
+    assert 0.4 < np.mean([count == 0 for count in named]) < 0.6
+    assert max(named) == 2
+
+
+def test_prompts_depend_on_split_count_and_seed_alone() -> None:
+    assert set_prompts("dev", 12) == set_prompts("dev", 48)[:12]
+    assert set_prompts("dev", 12) != set_prompts("dev", 12, seed=1)
+
+
+# --- words -----------------------------------------------------------------------------------------------------
+
+SCENES = ("waving, flag", "jumping, boat", "standing, lamp", "standing, tree")
+
+
+@pytest.mark.parametrize(
+    ("theme", "written"),
+    [
+        ("a hero in town", "a hero in town"),
+        ("TOWN", "a hero in town"),
+        ("A red, round hero with a top hat, at night in the city!", "a red round hero with a top-hat in town at night"),
+        ("the same golden hero by the sea, at dusk", "a yellow hero at the beach at sunset"),
+    ],
+)
+def test_near_words_case_and_punctuation_do_not_matter(theme: str, written: str) -> None:
+    assert tiny_prompt(theme, SCENES, Grid(2, 2)).theme == written
+
+
+def test_the_order_of_a_panels_words_does_not_matter() -> None:
+    texts = ("He waves beside a flag.", "ship, JUMPING", "stands near a lantern", "the trees: standing")
+    assert tiny_prompt("a hero in town", texts, Grid(2, 2)).panels == SCENES
+
+
+@pytest.mark.parametrize(
+    ("theme", "panels", "named"),
+    [
+        ("a hero in twon", SCENES, "twon"),
+        ("a hero", SCENES, "place"),
+        ("a red blue hero in town", SCENES, "colour"),
+        ("a hero in town, waving", SCENES, "pose"),
+        ("a hero in town", ("red, waving, flag", *SCENES[1:]), "panel 1"),
+        ("a hero in town", ("waving", *SCENES[1:]), "prop"),
+        ("a hero in town", SCENES[:3], "2x2"),
+    ],
+)
+def test_a_refusal_names_what_is_wrong(theme: str, panels: Sequence[str], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        tiny_prompt(theme, panels, Grid(2, 2))
+
+
+def test_other_prompts_and_instructions_are_refused() -> None:
+    for prompt in set_prompts("test", 12):
+        check_tiny(prompt)
+    with pytest.raises(ValueError, match="dentist"):
+        check_tiny(Prompt(id=0, text="a dentist in her surgery"))
+    check_tiny_edit(Prompt(id=0, text="Give the hero a crown."))
+    with pytest.raises(ValueError, match="Give the hero a cap"):
+        check_tiny_edit(Prompt(id=0, text="Give the hero a cape."))
+
+
+def test_a_scene_for_references_needs_no_place() -> None:
+    assert tiny_scene("waves, banner") == "waving, flag"
+    assert tiny_scene("by the sea at night, waving, flag") == "at the beach at night, waving, flag"
+
+
+# --- the oracle ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [16, 32, pytest.param(64, marks=pytest.mark.slow)])
+def test_the_oracle_reads_drawings(oracle: Oracle, size: int) -> None:
+    panels = Random(0).sample(panels_of("test"), 200)
+    assert oracle.read([draw(panel, size) for panel in panels]) == panels
+
+
+def test_the_oracle_reads_and_grades_a_set(oracle: Oracle) -> None:
+    prompt = tiny_prompt("a red hero in town", SCENES, Grid(2, 2))
+    described = [replace(HERO, pose=pose, prop=prop) for pose, prop in (scene.split(", ") for scene in SCENES)]
+    panels = split(draw_grid(described, prompt.grid, 32), prompt.grid)
+    assert oracle.read(panels) == described
+    assert set(oracle.grade(prompt, panels).values()) == {1.0}
+
+
+def test_what_is_nothing_of_this_world_is_invalid(oracle: Oracle) -> None:
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))
+    junk = [noise, Image.new("RGB", (64, 64)), Image.new("RGB", (64, 64), "white"), Image.new("RGB", (32, 32), "red")]
+    assert oracle.read(junk) == [None] * 4
+
+
+# --- grades, worked by hand ------------------------------------------------------------------------------------
+
+
+def test_grades_of_one_wrong_hat() -> None:
+    seen = [HERO, HERO, HERO, replace(HERO, hat="cap")]
+    # Three of six pairs differ in one of four looks; no text names the hat.
+    assert grade([ASKED] * 4, seen) == pytest.approx(
+        {"attribute_agreement": (3 + 3 * 0.75) / 6, "all_equal_pairs": 0.5, "prompt_match": 1, "valid": 1}
+    )
+    assert grade([ASKED | {"hat": "crown"}] * 4, seen)["prompt_match"] == pytest.approx(1 - 1 / 16)
+
+
+def test_an_invalid_panel_agrees_with_nothing_and_matches_nothing() -> None:
+    grades = grade([ASKED] * 4, [HERO, HERO, HERO, None])
+    assert grades == {"attribute_agreement": 0.5, "all_equal_pairs": 0.5, "prompt_match": 0.75, "valid": 0.75}
+
+
+def test_kappa_takes_out_what_different_sets_share() -> None:
+    blue = replace(HERO, colour="blue")
+    learned = agreement([[HERO] * 4, [blue] * 4])
+    assert learned["colour"] == (1, 0)
+    assert learned["hat"] == (1, 1)
+    assert (kappa(*learned["colour"]), kappa(*learned["hat"])) == (1, 0)
+    by_chance = agreement([[HERO, blue], [HERO, blue]])
+    # Within: no pair is equal. Across: two of four are.
+    assert by_chance["colour"] == (0, 0.5)
+    assert kappa(*by_chance["colour"]) == -1
+
+
+def test_diversity_is_that_of_majorities() -> None:
+    blue = replace(HERO, colour="blue")
+    everyone = [majority([Panel(*looks, "town", "waving", "flag")]) for looks in itertools.product(*(VALUES[name] for name in LOOKS))]  # fmt: skip # noqa: E501
+    assert evenness(everyone) == pytest.approx(1)
+    assert evenness([majority([HERO] * 4)] * 10) == pytest.approx(0, abs=1e-12)
+    # One of four looks has two equally common majorities out of six values.
+    assert evenness([majority([HERO, HERO, blue, None]), majority([blue, blue, HERO])]) == pytest.approx(
+        np.log(2) / np.log(6) / 4
+    )
+    assert evenness([majority([None] * 4)] * 10) == 0
+
+
+# --- edits -----------------------------------------------------------------------------------------------------
+
+
+def test_edits_are_written_read_and_graded(tmp_path, oracle: Oracle) -> None:  # type: ignore[no-untyped-def]
+    edits = world_edits("test", 12)
+    prompts = prompts_from(write_edits(tmp_path, edits, name="test"))
+    assert [edit_of(prompt, edit.before) for prompt, edit in zip(prompts, edits, strict=True)] == edits
+    perfect = [draw(edit.after, 64) for edit in edits]
+    assert grade_edits(prompts, perfect, oracle=oracle) == dict.fromkeys(EDIT_GRADES, 1.0)
+    ignored = [draw(edit.before, 64) for edit in edits]
+    assert grade_edits(prompts, ignored, oracle=oracle) == {"kept": 1, "followed": 0, "edited_well": 0, "valid": 1}
