@@ -102,7 +102,7 @@ def test_criteria_are_averaged_per_dimension(rank_folder: Path, tmp_path: Path, 
 
 
 def test_any_reward_may_score_the_pairs(rank_folder: Path, tmp_path: Path) -> None:
-    bench = ConsistencyRank(read_rank_data(rank_folder), RewardPairs(*load_reward(JPEG_SIZE, ())))
+    bench = ConsistencyRank(read_rank_data(rank_folder), RewardPairs(load_reward(JPEG_SIZE), "jpeg_size"))
     outcome = run(bench, tmp_path / "run", BenchmarkOptions(judge="jpeg_size"))
     assert outcome.complete
     (row, *_) = read_jsonl(tmp_path / "run" / "results.jsonl")
@@ -115,6 +115,7 @@ def test_clip_i_is_the_cosine_of_two_images(rank_folder: Path, tmp_path: Path) -
     from transformers import CLIPConfig, CLIPModel
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
+    from pacorl.rewards.clip import PanelClipImage
     from pacorl.tiny.characters import vocabulary
 
     torch.manual_seed(0)
@@ -125,12 +126,10 @@ def test_clip_i_is_the_cosine_of_two_images(rank_folder: Path, tmp_path: Path) -
     model, processor = CLIPModel(config).eval(), CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size=32)
     for saved in (model, processor, clip_tokenizer_of(vocabulary())):
         saved.save_pretrained(tmp_path / "clip")
-    done = command(
-        "consistency-rank", rank_folder, "--scorer", "clip-i", "--scorer-arg", f"checkpoint={tmp_path / 'clip'}",
-        "--out", tmp_path / "run", "--limit", 1,
-    )  # fmt: skip
-    assert done.exit_code == 0, (done.output, done.exception)
-    (row,) = read_jsonl(tmp_path / "run" / "results.jsonl")
+    bench = ConsistencyRank(
+        read_rank_data(rank_folder, limit=1), RewardPairs(PanelClipImage(str(tmp_path / "clip")), "clip-i")
+    )
+    (row,) = bench.measure(list(bench.texts()))
     folder = rank_folder / "images" / row["folder"]
     images = [open_image(folder / name) for name in (row["ref_image"], *row["comp_images"])]
     with torch.no_grad():

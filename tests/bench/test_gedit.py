@@ -23,7 +23,7 @@ from typer.testing import CliRunner, Result
 
 from pacorl.bench.benchmarks import GeneratorBenchmarkOptions
 from pacorl.bench.gedit import SUBSETS, read_edits
-from pacorl.bench.rating import RUBRIC, read_rubric, read_scores
+from pacorl.bench.rating import read_scores
 from pacorl.cli.benchmark import app
 from pacorl.cli.shared import INCOMPLETE
 from pacorl.io.documents import read_jsonl
@@ -221,24 +221,10 @@ def test_rows_of_another_schema_are_named(tmp_path: Path, change: dict[str, Any]
 
 
 def test_answers_are_read_or_refused() -> None:
-    assert read_scores('Sure.\n```json\n{"score": [5, 25], "reasoning": "x"}\n```', scale=25) == ([2.0, 10.0], "x")
+    assert read_scores('Sure.\n```json\n{"score": [2, 10], "reasoning": "x"}\n```') == ([2.0, 10.0], "x")
     for answer in ("none", '{"score": [5]}', '{"score": [5, 11]}', '{"score": [true, 1]}', '{"score": [5, 1'):
         with pytest.raises(ValueError, match=r"JSON|'score'"):
-            read_scores(answer, scale=10)
-
-
-def test_a_rubric_must_say_what_was_asked(tmp_path: Path) -> None:
-    assert read_rubric(RUBRIC).scale == 10
-    path = tmp_path / "rubric.yaml"
-    path.write_text("semantics: rate it\nquality: rate it\n")
-    with pytest.raises(ValueError, match=r"'semantics' must hold \{instruction\}"):
-        read_rubric(path)
-    path.write_text("semantics: '{instruction}'\n")
-    with pytest.raises(ValueError, match="'quality' must be a text"):
-        read_rubric(path)
-    path.write_text("semantics: '{instruction}'\nquality: rate\nscale: -1\n")
-    with pytest.raises(ValueError, match="'scale' must be a number above 0"):
-        read_rubric(path)
+            read_scores(answer)
 
 
 def test_who_rates_must_be_named(gedit_folder: Path, edits: Path) -> None:

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from pacorl.bench import t2is
 from pacorl.bench.benchmarks import BenchmarkOptions
 from pacorl.bench.running import run
-from pacorl.bench.scorers import JudgeTexts, RewardTexts, load_reward
+from pacorl.bench.scorers import load_reward
 from pacorl.bench.t2is import TAB_3, T2isBench, average, prompts_by_case, read_cases
 from pacorl.cli.benchmark import app
 from pacorl.core.ranking import Interval
@@ -75,7 +75,7 @@ def by_hand(folder: Path, images: Path, judge: LocalJudge) -> dict[str, Any]:
 def test_generated_judged_and_averaged(t2is_folder: Path, tmp_path: Path, tiny: LocalJudge) -> None:
     arguments = (
         t2is_folder, "--model", "tiny", "--steps", 2, "--size", "64x64", "--out", tmp_path / "run",
-        "--aesthetics", JPEG_SIZE, "--aesthetics-scale", 0.5, "--json", "--limit", 3,
+        "--aesthetics", JPEG_SIZE, "--json", "--limit", 3,
     )  # fmt: skip
     done = command(*arguments)
     assert done.exit_code == 0, (done.output, done.exception)
@@ -127,8 +127,7 @@ def finished(folder: Path, images: Path) -> Path:
 
 def bench_over(folder: Path, images: Path, **options: Any) -> T2isBench:
     judge = PacoReward(Counted(), name="counted")
-    defaults: dict[str, Any] = {"alignment": JudgeTexts(judge), "made_by": {"images": str(images)}}
-    return T2isBench(read_cases(folder), images, judge=judge, **(defaults | options))
+    return T2isBench(read_cases(folder), images, judge=judge, made_by={"images": str(images)}, **options)
 
 
 def test_zero_valued_cases_are_left_out_as_released_and_kept_beside(t2is_folder: Path, tmp_path: Path) -> None:
@@ -165,21 +164,23 @@ def _mean(value: Interval | float | None) -> float:
     return value.mean
 
 
-def test_images_of_others_and_no_alignment(t2is_folder: Path, tmp_path: Path) -> None:
+def test_images_of_others_and_their_aesthetics(t2is_folder: Path, tmp_path: Path) -> None:
     images = finished(t2is_folder, tmp_path / "images")
-    aesthetics = RewardTexts(*load_reward(JPEG_SIZE, ()))
-    bench = bench_over(t2is_folder, images, alignment=None, aesthetics=aesthetics)
-    (line, *_) = run(bench, tmp_path / "run", BenchmarkOptions(judge="here")).tables[0].lines
-    cells = dict(zip(bench.columns, line.cells, strict=True))
-    assert _mean(cells["Entity"]) != _mean(cells["Entity"])
-    assert _mean(cells["Identity"]) == 0.5
+    values = {}
+    for name in ("jpeg_size", "aesthetic"):
+        bench = bench_over(t2is_folder, images, aesthetics=load_reward(JPEG_SIZE), aesthetics_name=name)
+        (line, *_) = run(bench, tmp_path / name, BenchmarkOptions(judge="here")).tables[0].lines
+        cells = dict(zip(bench.columns, line.cells, strict=True))
+        assert _mean(cells["Identity"]) == 0.5
+        values[name] = _mean(cells["Aesthetics"])
+    assert values["aesthetic"] == pytest.approx(0.1 * values["jpeg_size"])  # LAION's are from 0 to 10
 
 
 @pytest.mark.slow
 def test_a_missing_image_is_named(t2is_folder: Path, tmp_path: Path) -> None:
     images = finished(t2is_folder, tmp_path / "images")
     (images / "0002_0001_0003.png").unlink()
-    done = command(t2is_folder, "--images", images, "--alignment", "none", "--out", tmp_path / "run")
+    done = command(t2is_folder, "--images", images, "--out", tmp_path / "run")
     assert "0002_0001_0003.png is missing" in str(done.exception)
 
 
@@ -187,8 +188,8 @@ def test_a_missing_image_is_named(t2is_folder: Path, tmp_path: Path) -> None:
     ("file", "change", "fault"),
     [
         ("T2IS-Bench.json", lambda document: document.update(output_image_count=3), "'output_image_count' is 3 for 4"),
-        ("T2IS-Bench.json", lambda document: document.pop("sub_caption"), "'sub_caption' must be a list of texts"),
-        ("T2IS-Bench.json", lambda document: document.pop("instruction"), "'instruction' is missing"),
+        ("T2IS-Bench.json", lambda document: document.pop("sub_caption"), "sub_caption: Field required"),
+        ("T2IS-Bench.json", lambda document: document.pop("instruction"), "instruction: Field required"),
         (
             "prompt_alignment.json",
             lambda document: document.pop("sub_0"),
@@ -197,7 +198,7 @@ def test_a_missing_image_is_named(t2is_folder: Path, tmp_path: Path) -> None:
         (
             "prompt_consistency.json",
             lambda document: document.update(Identity=["x"]),
-            "Identity must map names to texts",
+            "prompt_consistency.json: Identity",
         ),
     ],
 )

@@ -52,7 +52,6 @@ class RankOptions(BenchmarkOptions):
     panel: ClassVar[str] = "Scorer"
 
     scorer: str = option("judge", "judge, clip-i, dreamsim, or any other reward of pairs.")
-    scorer_arg: list[str] = option([], "name=value for that reward; may be repeated.")
     wording: Wording = option(
         "reasons", "The question to a judge: reasons, word, or criteria.", parse=one_of("reasons", "word", "criteria")
     )
@@ -142,7 +141,8 @@ def pair_scorer(options: RankOptions, reward: PacoReward | None) -> PairScorer:
     """Create the scorer: a judge, or a reward of pairs (`clip-i`, `dreamsim`, any other)."""
     if reward:
         return JudgePairs(reward, options.wording)
-    return RewardPairs(*load_reward(REWARD_OF.get(options.scorer, options.scorer), options.scorer_arg))
+    name = REWARD_OF.get(options.scorer, options.scorer)
+    return RewardPairs(load_reward(name), name)
 
 
 SPEC = BenchmarkSpec(

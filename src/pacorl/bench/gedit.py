@@ -18,9 +18,9 @@ import numpy as np
 
 from pacorl.bench.benchmarks import BenchmarkSpec, GeneratorBenchmarkOptions
 from pacorl.bench.items import BadItemError, Dataset, ImageCache, check_filled, parse_rows
-from pacorl.bench.rating import RUBRIC, Rubric, UnratedError, figures_of, rate, read_rubric
+from pacorl.bench.rating import Rubric, UnratedError, figures_of, rate, read_rubric
 from pacorl.bench.suite import Row, Table, Texts, grouped, paper_table
-from pacorl.config.options import WORKERS, JudgeOptions, inherited, one_of, option
+from pacorl.config.options import JudgeOptions, inherited, one_of, option
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.generate.image_queue import ImageJob, Shard, generate_missing
 from pacorl.io.documents import JsonObject
@@ -43,6 +43,8 @@ LANGUAGES = ("en", "cn")
 SUBSETS = ("EN-I", "EN", "CN-I", "CN")
 FIGURES = ("SC", "PQ", "O")
 TASK_TYPES = 11
+WORKERS = 8
+"""Ratings at a time, of a rater at a server."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +60,6 @@ class GeditOptions(GeneratorBenchmarkOptions):
         help="The rater: a server's URL, checkpoint folder or hub name.",
     )
     language: str = option("", "en or cn; both if left out.", parse=one_of(*LANGUAGES))
-    rubric: Path | None = option(None, "A YAML with semantics, quality and scale; ours if left out.")
-    workers: int = option(8, "Ratings at a time, of a rater at a server.", least=1, most=WORKERS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -225,9 +225,9 @@ def _build(data: Dataset[Edit, Rows], options: GeditOptions, reward: PacoReward,
         data,
         options.images or out,
         judge=reward,
-        rubric=read_rubric(options.rubric or RUBRIC),
+        rubric=read_rubric(),
         made_by=options.described(edits=True),
-        workers=options.workers if remote else 1,
+        workers=WORKERS if remote else 1,
     )
 
 

@@ -82,15 +82,6 @@ def parse_rows(
     return parse_records(records, parse, key=key)
 
 
-def named_texts(mapping: Any) -> dict[str, str]:
-    """Select the texts of a mapping; published criteria have a few names without one."""
-    texts = {}
-    for name, text in (mapping or {}).items():
-        if isinstance(text, str) and text:
-            texts[str(name)] = text
-    return texts
-
-
 def check_filled(row: JsonObject, columns: Sequence[str], *, schema: str) -> None:
     """Raise ValueError naming the columns without a value in a row; `schema` describes a row."""
     missing = []

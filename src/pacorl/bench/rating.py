@@ -7,12 +7,13 @@ SC (semantic consistency) and PQ (perceptual quality) are each the lower of two 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pacorl.io.documents import JsonObject, object_within, parse_yaml, read_text
+from pydantic import BaseModel
+
+from pacorl.io.documents import JsonObject, object_within, read_yaml, typed
 from pacorl.io.files import text_digest
 from pacorl.types import Question
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 RUBRIC = Path(__file__).with_name("rubric.yaml")
 INSTRUCTION = "{instruction}"
+BEST = 10
+"""Highest score."""
 ATTEMPTS = 3
 """Number of questions before an unusable answer is given up."""
 
@@ -31,44 +34,33 @@ class UnratedError(Exception):
     """No usable answer of the model."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rubric:
+class Rubric(BaseModel):
     """Wording of a rating."""
 
     semantics: str
     quality: str
-    scale: float
-    digest: str
+
+    @property
+    def digest(self) -> str:
+        """Digest of the words: two wordings of a rubric are two benchmarks."""
+        return text_digest(self.semantics + self.quality)[:16]
 
 
-def read_rubric(path: Path = RUBRIC) -> Rubric:
-    """Read a YAML of `semantics` (with {instruction}), `quality` and `scale`. Raises ValueError if one is unusable."""
-    content = read_text(path)
-    document = parse_yaml(content, name=str(path))
-    texts: Any = document if isinstance(document, dict) else {}
-    for name in ("semantics", "quality"):
-        if not isinstance(texts.get(name), str) or not texts[name].strip():
-            raise ValueError(f"{path}: {name!r} must be a text; see the rubric that comes with pacorl")
-    if INSTRUCTION not in texts["semantics"]:
-        raise ValueError(f"{path}: 'semantics' must hold {INSTRUCTION}, or the rater never learns what was asked for")
-    scale = texts.get("scale", 10)
-    if not isinstance(scale, int | float) or not scale > 0:
-        raise ValueError(f"{path}: 'scale' must be a number above 0, got {scale!r}")
-    # A digest of the whole file: two wordings of a rubric are two benchmarks.
-    digest = text_digest(content)[:16]
-    return Rubric(texts["semantics"], texts["quality"], float(scale), digest)
+def read_rubric() -> Rubric:
+    """Read the rubric."""
+    return typed(read_yaml(RUBRIC), Rubric)
 
 
 def rate(judge: Judge, rubric: Rubric, before: Image, after: Image, *, instruction: str) -> JsonObject:
-    """Ask for both pairs of scores, on VIEScore's scale of 0 to 10, and their reasons.
+    """Ask for both pairs of scores, from 0 to 10, and their reasons.
 
     Raises:
         UnratedError: with the last fault.
     """
     # Not `format`: a rubric shows the requested JSON, braces and all.
     text = rubric.semantics.replace(INSTRUCTION, instruction)
-    semantics, why_semantics = ask_scores(judge, Question((before, after), text), rubric.scale)
-    quality, why_quality = ask_scores(judge, Question((after,), rubric.quality), rubric.scale)
+    semantics, why_semantics = ask_scores(judge, Question((before, after), text))
+    quality, why_quality = ask_scores(judge, Question((after,), rubric.quality))
     return {"semantics": semantics, "quality": quality, "reasons": [why_semantics, why_quality]}
 
 
@@ -79,8 +71,8 @@ def figures_of(rating: JsonObject) -> tuple[float, float, float]:
     return semantic, perceptual, sqrt(semantic * perceptual)
 
 
-def ask_scores(judge: Judge, question: Question, scale: float) -> tuple[list[float], str]:
-    """Ask for two scores, on VIEScore's scale of 0 to 10, and their reason; raises UnratedError with the last fault."""
+def ask_scores(judge: Judge, question: Question) -> tuple[list[float], str]:
+    """Ask for two scores and their reason; raises UnratedError with the last fault."""
     text = question.text
     fault = ""
     for _ in range(ATTEMPTS):
@@ -89,7 +81,7 @@ def ask_scores(judge: Judge, question: Question, scale: float) -> tuple[list[flo
         except RuntimeError as error:  # no answer, after retries of its own
             raise UnratedError(str(error)) from None
         try:
-            return read_scores(answer, scale=scale)
+            return read_scores(answer)
         except ValueError as error:
             # At temperature 0 the same question would get the same answer, so add the fault.
             fault = str(error)
@@ -97,8 +89,8 @@ def ask_scores(judge: Judge, question: Question, scale: float) -> tuple[list[flo
     raise UnratedError(f"{ATTEMPTS} answers in a row could not be used; the last: {fault}")
 
 
-def read_scores(answer: str, *, scale: float) -> tuple[list[float], str]:
-    """Read two scores, scaled to 0 … 10, and the reasoning, from the JSON object in an answer.
+def read_scores(answer: str) -> tuple[list[float], str]:
+    """Read two scores and the reasoning from the JSON object in an answer.
 
     Raises:
         ValueError: there is no such object, or a score is off the scale: a wrong score must not become a figure.
@@ -107,6 +99,6 @@ def read_scores(answer: str, *, scale: float) -> tuple[list[float], str]:
     scores: Any = document.get("score")
     is_pair = isinstance(scores, list) and len(scores) == 2
     # Compare types: a bool is an int to Python, but no score.
-    if not is_pair or any(type(score) not in (int, float) or not 0 <= score <= scale for score in scores):
-        raise ValueError(f"'score' must be two numbers from 0 to {scale:g}, it is {json.dumps(scores)[:60]}")
-    return [float(score) * 10 / scale for score in scores], str(document.get("reasoning", ""))[:500]
+    if not is_pair or any(type(score) not in (int, float) or not 0 <= score <= BEST for score in scores):
+        raise ValueError(f"'score' must be two numbers from 0 to {BEST}, it is {json.dumps(scores)[:60]}")
+    return [float(score) for score in scores], str(document.get("reasoning", ""))[:500]

@@ -1,8 +1,4 @@
-"""Scorers of a benchmark: a judge, or a reward such as CLIP-I or DreamSim.
-
-A `PairScorer` scores candidates against a reference, a `TextScorer` images against texts; `settings` lists the inputs
-of their scores. Any reward may be either, by its name and `key=value` arguments, as in a config.
-"""
+"""Scorers of candidates against a reference: a judge, or a reward of pairs such as CLIP-I or DreamSim."""
 
 from __future__ import annotations
 
@@ -15,10 +11,10 @@ from pacorl.bench.items import BadItemError
 from pacorl.core import questions as wordings
 from pacorl.core.devices import available_device
 from pacorl.core.grid import join
-from pacorl.io.documents import JsonObject, parse_yaml
+from pacorl.io.documents import JsonObject
 from pacorl.judge.pairwise import THEME, Criterion, ask_pairs, by_criterion, mean_over_dimensions
 from pacorl.records.consistency_rank import Ranked
-from pacorl.types import Grid, Prompt, Question
+from pacorl.types import Grid, Prompt
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -35,36 +31,25 @@ PAIR = Grid(1, 2)  # rewards take one image per prompt, so a pair is a grid
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Score of a pair or of an image, or the reason why there is none."""
+    """Score of a pair, or the reason why there is none."""
 
     value: float | None
     error: str = ""
 
 
-def load_reward(kind: str, arguments: Sequence[str]) -> tuple[Reward, str]:
-    """Load a reward by its name and `key=value` arguments; return it and a name for both.
-
-    Raises:
-        ValueError: there is no such reward, or it has no such arguments.
-    """
+def load_reward(name: str) -> Reward:
+    """Load a reward of the table or of a file. Raises ValueError if there is no such reward."""
     # Rewards import torch; a command's help, which reads this file, must not.
     from pacorl.config.reward_section import RewardConfig
     from pacorl.rewards import build_rewards, check_rewards
     from pacorl.rewards.reward import Loads
 
-    # Arguments as a config would have them.
-    args = {}
-    for text in arguments:
-        name, equals, argument = text.partition("=")
-        if not (name and equals):
-            raise ValueError(f"argument {text!r} is not of the form name=value")
-        args[name] = parse_yaml(argument, name=f"argument {text!r}")
-    config = RewardConfig(name=kind, args=args)
-    check_rewards([config], key="scorer")  # names and types of arguments, before weights are loaded
+    config = RewardConfig(name=name)
+    check_rewards([config], key="scorer")
     (reward,) = build_rewards([config], judge=_NoJudge(), device=available_device()).values()
     if isinstance(reward, Loads):
         reward.load()
-    return reward, " ".join([kind, *arguments])
+    return reward
 
 
 class _NoJudge:
@@ -74,13 +59,6 @@ class _NoJudge:
         raise ValueError("this reward asks a judge; score with --scorer judge instead")
 
     explain = verdicts
-
-
-def score_of(value: float | None, name: str) -> Score:
-    """Score of `name`; infinities and NaN are no score."""
-    if value is None or not isfinite(value):
-        return Score(None, f"{name} gave no score")
-    return Score(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,48 +128,13 @@ class RewardPairs:
         values = iter(self.reward(prompts, images))
         scores = []
         for item in items:
-            scores.append([score_of(next(values), self.name) for _ in item.candidates])
+            scores.append([self._score(next(values)) for _ in item.candidates])
         return scores
+
+    def _score(self, value: float | None) -> Score:
+        """Infinities and NaN are no score."""
+        return Score(value) if value is not None and isfinite(value) else Score(None, f"{self.name} gave no score")
 
 
 PairScorer = JudgePairs | RewardPairs
 """Scorer of every candidate of several items; higher fits better."""
-
-
-@dataclass(frozen=True, slots=True)
-class JudgeTexts:
-    """Scorer of images and texts in VQA style: a judge's P(Yes) to VQAScore's question."""
-
-    judge: PacoReward
-
-    def settings(self) -> JsonObject:
-        return {"alignment": f"judge {self.judge.name}"}
-
-    def scores(self, images: Sequence[Image], texts: Sequence[str]) -> list[Score]:
-        questions = []
-        for image, text in zip(images, texts, strict=True):
-            questions.append(Question((image,), wordings.figure_shows(text)))
-
-        return [Score(verdict.p_yes, verdict.error) for verdict in self.judge.judge.verdicts(questions)]
-
-
-@dataclass(frozen=True, slots=True)
-class RewardTexts:
-    """Scorer by any reward of (text, image): your own service (`http`), CLIP, or an aesthetics predictor."""
-
-    reward: Reward
-    name: str
-
-    def settings(self) -> JsonObject:
-        return {"alignment": f"reward {self.name}"}
-
-    def scores(self, images: Sequence[Image], texts: Sequence[str]) -> list[Score]:
-        # The text as the prompt and as its only panel, because rewards differ in the field they read.
-        prompts = []
-        for number, text in enumerate(texts):
-            prompts.append(Prompt(id=number, text=text, theme=text, panels=(text,)))
-        return [score_of(value, self.name) for value in self.reward(prompts, images)]
-
-
-TextScorer = JudgeTexts | RewardTexts
-"""Scorer of images with one text each."""

@@ -16,26 +16,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from math import isfinite
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
+from pydantic import BaseModel, Field
 
 from pacorl.bench.benchmarks import BenchmarkOptions, BenchmarkSpec, GeneratorBenchmarkOptions
-from pacorl.bench.items import Dataset, ImageCache, named_texts, parse_records
-from pacorl.bench.scorers import JudgeTexts, RewardTexts, Score, TextScorer, load_reward
+from pacorl.bench.items import Dataset, ImageCache, parse_records
+from pacorl.bench.scorers import load_reward
 from pacorl.bench.suite import PaperTable, Row, Table, Texts, grouped, paper_table
-from pacorl.config.options import STRONGEST, inherited, option
+from pacorl.config.options import inherited, option
 from pacorl.core import questions as wordings
 from pacorl.core.grid import split
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.generate.image_queue import ImageJob, Shard, generate_missing
-from pacorl.io.documents import JsonObject, read_jsonl, read_object
+from pacorl.io.documents import JsonObject, blamed_on, read_jsonl, read_object, typed
 from pacorl.io.files import safe_name, write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.io.terminal import Progress
 from pacorl.judge.pairwise import Criterion, ask, by_criterion
+from pacorl.records.criteria import written
 from pacorl.records.leaks import id_text
 from pacorl.records.prompts import evenly_spread, load_prompts
 from pacorl.types import Prompt, Question, Size
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from pacorl.gate.paco_reward import PacoReward
+    from pacorl.rewards.reward import Reward
 
 Name = TypeVar("Name")
 
@@ -58,6 +62,8 @@ PAIR = Size(512, 512)
 """Size of the images of a pair, which a judge's processor rounds to its patches."""
 SERVED_PAIR = Size(504, 504)
 """That size as Qwen2.5-VL reads it, for a judge whose processor is elsewhere."""
+AESTHETIC, AESTHETIC_SCALE = "aesthetic", 0.1
+"""LAION's predictor, and the factor that brings its scores to 0..1."""
 WEIGHTS = (0.2, 0.3, 0.5)
 """Weights of aesthetics, alignment and consistency."""
 
@@ -85,9 +91,7 @@ class T2isOptions(GeneratorBenchmarkOptions):
 
     batch: int = inherited(BenchmarkOptions, "batch", default=1, help="Cases per call of the judge.")
     prompts: Path | None = option(None, "T2IS records to generate from, by their original_idx.")
-    alignment: str = option("judge", "Prompt alignment by: judge, none, a scorer's URL, or a reward.")
-    aesthetics: str = option("", "A reward of single images, e.g. aesthetic; none if left out.")
-    aesthetics_scale: float = option(1.0, "Brings its scores to 0..1; LAION's predictor: 0.1.", least=0, most=STRONGEST)
+    aesthetics: str = option("", "A reward of single images, with scores from 0 to 1, or aesthetic (LAION's).")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,55 +136,46 @@ def read_cases(folder: Path, *, limit: int | None = None) -> Dataset[Case, Path]
     return Dataset(dict(evenly_spread(list(items.items()), limit)), content, folder)
 
 
+class CaseRecord(BaseModel):
+    """A case of CASES."""
+
+    instruction: str
+    sub_caption: Annotated[list[str], Field(min_length=1)]
+    output_image_count: int | None = None
+    category: str | None = None
+
+
+Named = dict[str, str | None]
+CaseCriteria = dict[str, Named | list[Named] | None]
+"""Dimension → texts by name, or a list of one such mapping: the released evaluation reads only the first."""
+CaseAlignment = dict[str, dict[str, list[str] | None]]
+"""Image → dimension → texts that it must show."""
+
+
 def _case(name: str, record: Any, criteria: Any, alignment: Any) -> Case:
-    if not isinstance(record, dict):
-        raise ValueError(f"a case is an object, this is a {type(record).__name__}")
-    captions = record.get("sub_caption")
-    count = record.get("output_image_count")
-    if not isinstance(captions, list) or not captions or not all(isinstance(text, str) for text in captions):
-        raise ValueError(f"'sub_caption' must be a list of texts, got {str(captions)[:60]!r}")
-    if count is not None and count != len(captions):
-        raise ValueError(f"'output_image_count' is {count!r} for {len(captions)} sub-captions")
-    if not isinstance(record.get("instruction"), str):
-        raise ValueError("'instruction' is missing")
+    given = typed(record, CaseRecord)
+    captions = given.sub_caption
+    if given.output_image_count not in (None, len(captions)):
+        raise ValueError(f"'output_image_count' is {given.output_image_count} for {len(captions)} sub-captions")
+    with blamed_on(CRITERIA):
+        lists = typed(criteria, CaseCriteria)
+    with blamed_on(ALIGNMENT):
+        aligned = typed(alignment, CaseAlignment)
+    if len(aligned) != len(captions):
+        raise ValueError(f"{ALIGNMENT} has {len(aligned)} entries for its {len(captions)} images")
+
+    first = {}
+    for dimension in CONSISTENT:
+        texts = lists.get(dimension)
+        first[dimension] = next(iter(texts), None) if isinstance(texts, list) else texts
     return Case(
         id=safe_name(name),
-        instruction=record["instruction"],
+        instruction=given.instruction,
         captions=tuple(captions),
-        criteria=_criteria(criteria),
-        alignment=_alignment(alignment, len(captions)),
-        category=str(record.get("category") or ""),
+        criteria=written(first),
+        alignment=tuple({name: tuple(texts.get(name) or ()) for name in ALIGNED} for texts in aligned.values()),
+        category=given.category or "",
     )
-
-
-def _criteria(record: Any) -> dict[str, dict[str, str]]:
-    if not isinstance(record, dict):
-        raise ValueError(f"it has no criteria in {CRITERIA}")
-    criteria: dict[str, dict[str, str]] = {}
-    for dimension in CONSISTENT:
-        mapping = record.get(dimension) or {}
-        # A dimension is a list of one mapping; the released evaluation reads only the first.
-        if isinstance(mapping, list):
-            mapping = mapping[0]
-        if not isinstance(mapping, dict):
-            raise ValueError(f"{CRITERIA}: {dimension} must map names to texts, got {str(mapping)[:60]!r}")
-        texts = named_texts(mapping)
-        if texts:
-            criteria[dimension] = texts
-    return criteria
-
-
-def _alignment(record: Any, count: int) -> tuple[dict[str, tuple[str, ...]], ...]:
-    if not isinstance(record, dict):
-        raise ValueError(f"{ALIGNMENT} has no entries for its {count} images")
-    images = list(record.values())
-    if len(images) != count or not all(isinstance(texts, dict) for texts in images):
-        raise ValueError(f"{ALIGNMENT} has {len(images)} entries for its {count} images")
-
-    alignment = []
-    for texts in images:
-        alignment.append({name: tuple(texts.get(name) or ()) for name in ALIGNED})
-    return tuple(alignment)
 
 
 # --- generating --------------------------------------------------------------------------------------------------
@@ -243,11 +238,9 @@ class T2isBench:
     judge: PacoReward
     made_by: JsonObject
     """Description of the images in the settings."""
-    alignment: TextScorer | None
-    aesthetics: RewardTexts | None = None
+    aesthetics: Reward | None = None
     """Reward of single images."""
-    aesthetics_scale: float = 1.0
-    """Factor of the reward's scores, to 0..1."""
+    aesthetics_name: str = ""
 
     title = "T2IS-Bench"
     columns = COLUMNS
@@ -257,11 +250,7 @@ class T2isBench:
     def settings(self) -> JsonObject:
         settings: JsonObject = {"benchmark": "t2is", "data": self.data.fingerprint, "judge": self.judge.name}
         settings["images"] = dict(self.made_by)
-        if self.alignment:
-            settings |= self.alignment.settings()
-        if self.aesthetics:
-            settings |= {"aesthetics": self.aesthetics.name, "aesthetics_scale": self.aesthetics_scale}
-        return settings
+        return settings | {"aesthetics": self.aesthetics_name}
 
     def texts(self) -> Texts:
         # Ids too: a training record of a case may have other words, and the case's id.
@@ -279,33 +268,52 @@ class T2isBench:
         try:
             alignment = self._aligned(case, images)
             consistency = self._consistent(case, images)
-            aesthetics = []
-            if self.aesthetics:
-                for value in _values(self.aesthetics.scores(images, case.captions)):
-                    aesthetics.append(value * self.aesthetics_scale)
+            aesthetics = self._aesthetics(case, images)
         except _UnscoredError as fault:
             return {"key": case.id, "error": str(fault)}
         return {"key": case.id, "alignment": alignment, "consistency": consistency, "aesthetics": aesthetics}
 
     def _aligned(self, case: Case, images: Sequence[Image]) -> list[dict[str, float]]:
         """Return for each image: dimension → mean over its texts."""
-        if self.alignment is None:
-            return []
-
         # One question per image and text.
-        positions = []
-        texts = []
+        questions = {}
         for index, dimensions in enumerate(case.alignment):
-            for dimension, dimension_texts in dimensions.items():
-                for text in dimension_texts:
-                    positions.append((index, dimension))
-                    texts.append(text)
-        scores = self.alignment.scores([images[index] for index, _ in positions], texts)
+            for dimension, texts in dimensions.items():
+                for number, text in enumerate(texts):
+                    questions[index, dimension, number] = Question((images[index],), wordings.figure_shows(text))
 
         by_image: list[dict[str, list[float]]] = [{} for _ in images]
-        for (index, dimension), value in zip(positions, _values(scores), strict=True):
-            by_image[index].setdefault(dimension, []).append(value)
+        for (index, dimension, _), p_yes in self._p_yes(questions).items():
+            by_image[index].setdefault(dimension, []).append(p_yes)
         return [_means(values) for values in by_image]
+
+    def _aesthetics(self, case: Case, images: Sequence[Image]) -> list[float]:
+        if self.aesthetics is None:
+            return []
+        # The caption as the prompt and as its only panel, because rewards differ in the field they read.
+        prompts = []
+        for number, text in enumerate(case.captions):
+            prompts.append(Prompt(id=number, text=text, theme=text, panels=(text,)))
+        scale = AESTHETIC_SCALE if self.aesthetics_name == AESTHETIC else 1.0
+        scores = []
+        for value in self.aesthetics(prompts, images):
+            if value is None or not isfinite(value):
+                raise _UnscoredError(f"{self.aesthetics_name} gave no score")
+            scores.append(value * scale)
+        return scores
+
+    def _p_yes(self, questions: Mapping[Name, Question]) -> dict[Name, float]:
+        """Ask all questions; means over fewer of them would not be comparable.
+
+        Raises:
+            _UnscoredError: one has no answer.
+        """
+        answers = {}
+        for name, verdict in ask(self.judge.judge, questions).items():
+            if verdict.p_yes is None:
+                raise _UnscoredError(verdict.error or "no answer")
+            answers[name] = verdict.p_yes
+        return answers
 
     def _consistent(self, case: Case, images: Sequence[Image]) -> dict[str, float]:
         """Return dimension → mean over criteria of the mean over pairs."""
@@ -319,10 +327,8 @@ class T2isBench:
             for i, j in pairs:
                 questions[criterion, (i, j)] = Question((small[i], small[j]), text)
 
-        verdicts = ask(self.judge.judge, questions)
-        scores = _values([Score(verdict.p_yes, verdict.error) for verdict in verdicts.values()])
         by_pair: dict[Criterion, list[float]] = {}
-        for (criterion, _), p_yes in zip(verdicts, scores, strict=True):
+        for (criterion, _), p_yes in self._p_yes(questions).items():
             by_pair.setdefault(criterion, []).append(p_yes)
 
         # Means of means: a dimension's criteria count alike, however many pairs were asked about.
@@ -368,20 +374,6 @@ class _UnscoredError(Exception):
     """A question of a case has no answer."""
 
 
-def _values(scores: Sequence[Score]) -> list[float]:
-    """Return the values of complete scores; means over fewer questions would not be comparable.
-
-    Raises:
-        _UnscoredError: if a score is missing.
-    """
-    values = []
-    for score in scores:
-        if score.value is None:
-            raise _UnscoredError(score.error or "no answer")
-        values.append(score.value)
-    return values
-
-
 def _means(values: Mapping[Name, Sequence[float]]) -> dict[Name, float]:
     """Return the mean of each entry."""
     return {name: fmean(numbers) for name, numbers in values.items()}
@@ -396,30 +388,13 @@ def _mean(column: Floats) -> float:
     return float(column.mean()) if len(column) else float("nan")
 
 
-def text_scorer(options: T2isOptions, reward: PacoReward) -> TextScorer | None:
-    """Create the scorer of prompt alignment: the judge, none, a URL, or a reward."""
-    kind = options.alignment
-    arguments: list[str] = []
-    if kind == "none":
-        return None
-    if kind == "judge":
-        return JudgeTexts(reward)
-    if kind.startswith(("http://", "https://")):
-        kind, arguments = "http", [f"url={kind}"]  # e.g. VQAScore, behind the reward's protocol
-    return RewardTexts(*load_reward(kind, arguments))
-
-
 def _build(data: Dataset[Case, Path], options: T2isOptions, reward: PacoReward, out: Path) -> T2isBench:
-    aesthetics = None
-    if options.aesthetics:
-        aesthetics = RewardTexts(*load_reward(options.aesthetics, ()))
     return T2isBench(
         data,
         options.images or out / "images",
         judge=reward,
-        alignment=text_scorer(options, reward),
-        aesthetics=aesthetics,
-        aesthetics_scale=options.aesthetics_scale,
+        aesthetics=load_reward(options.aesthetics) if options.aesthetics else None,
+        aesthetics_name=options.aesthetics,
         made_by=options.described(edits=False),
     )
 

@@ -16,6 +16,7 @@ from pydantic import AliasChoices, BaseModel, Field
 
 from pacorl.io.documents import JsonObject, read_jsonl, read_keyed, typed, write_jsonl
 from pacorl.io.files import existing
+from pacorl.records.criteria import PublishedCriteria, written
 
 IMAGES = "images"
 PROMPTS = "prompt_data.jsonl"
@@ -51,11 +52,11 @@ class RankRow(BaseModel):
 
 
 class PromptRow(BaseModel):
-    """A line of PROMPTS; published criteria have a few names without a text."""
+    """A line of PROMPTS."""
 
     prompt: str | None = None
     category: str | None = None
-    criteria: dict[str, dict[str, str | None] | None] | None = None
+    criteria: PublishedCriteria | None = None
 
 
 def rank_rows(folder: Path) -> dict[str, tuple[JsonObject, Mapping[str, JsonObject]]]:
@@ -85,9 +86,6 @@ def ranked_of(row: JsonObject, prompts: Mapping[str, JsonObject], *, images: Pat
     # Missing files are reported now, not after hours of judging.
     for name in (given.reference, *given.candidates):
         existing(images, f"{given.folder}/{name}")
-    criteria = {}
-    for dimension, texts in (prompt.criteria or {}).items():
-        criteria[dimension] = {name: text for name, text in (texts or {}).items() if text}
     return Ranked(
         folder=given.folder,
         reference=given.reference,
@@ -95,7 +93,7 @@ def ranked_of(row: JsonObject, prompts: Mapping[str, JsonObject], *, images: Pat
         best_first=tuple(given.best_first),
         category=given.category or prompt.category or "",
         prompt=prompt.prompt or "",
-        criteria=criteria,
+        criteria=written(prompt.criteria),
     )
 
 

@@ -32,6 +32,7 @@ from pacorl.core.grid import LAYOUT, panel_texts, parse_layout
 from pacorl.io.documents import JsonObject, blamed_on, parse_object, read_jsonl, text_lines, write_jsonl
 from pacorl.io.files import SHARED
 from pacorl.records.compose import check_panel_count, prompt_from, text_prompt
+from pacorl.records.criteria import PublishedCriteria, written
 from pacorl.records.edits import (
     CastRecord,
     NonBlank,
@@ -67,7 +68,7 @@ class SetRecord(CastRecord):
     layout: str | None = None
     theme: str | None = None
     panels: list[NonBlank] | None = None
-    criteria: dict[str, dict[str, str | None] | None] | None = None
+    criteria: PublishedCriteria | None = None
     height: Annotated[PositiveInt | None, Field(strict=True)] = None
     width: Annotated[PositiveInt | None, Field(strict=True)] = None
 
@@ -213,7 +214,7 @@ def record_prompt(record: Mapping[str, Any], number: int = 0, *, folder: Path = 
     text = given.prompt or ""
     theme = given.theme or ""
     panels = tuple(given.panels or panel_texts(text))
-    criteria = _criteria(given)
+    criteria = written(given.criteria)
     grid = Grid(1, 1)
     if given.layout or LAYOUT.search(text) or (panels and text):
         grid = parse_layout(given.layout or text)
@@ -234,16 +235,6 @@ def record_prompt(record: Mapping[str, Any], number: int = 0, *, folder: Path = 
         task=given.task_name or "",
         **shown_characters(given, folder),
     )
-
-
-def _criteria(record: SetRecord) -> dict[str, dict[str, str]]:
-    """Dimension → name → text, without the few texts that are null."""
-    criteria = {}
-    for dimension, texts in (record.criteria or {}).items():
-        given = {name: text for name, text in (texts or {}).items() if text is not None}
-        if given:
-            criteria[dimension] = given
-    return criteria
 
 
 def _size(record: SetRecord) -> Size | None:
