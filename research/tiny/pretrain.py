@@ -39,10 +39,10 @@ from pacorl.models.policies.kontext import KONTEXT
 from pacorl.models.policies.pipeline import PipelinePolicy, pack, stitch
 from pacorl.records.prompts import save_prompts
 from pacorl.tiny import characters
-from pacorl.tiny.character_edits import Edit, character_edits, draw_edit, write_edits
 from pacorl.tiny.characters import EDITS, INSTRUCTIONS, VALUES, Panel, Split
 from pacorl.tiny.generators import TRAINED_WITH
 from pacorl.types import Conditioning, Grid, Size
+from research.tiny.character_edits import Edit, character_edits, draw_edit, write_edits
 from research.tiny.heroes import taught_heroes
 
 PANEL_SIZES = (32, 64)

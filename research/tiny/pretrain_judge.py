@@ -28,9 +28,9 @@ from pacorl.core import questions
 from pacorl.io.processor import load_processor
 from pacorl.judge.prompting import chat_text
 from pacorl.tiny import characters
-from pacorl.tiny.character_edits import Edit, draw_edit
 from pacorl.tiny.characters import EDITS, KEPT, VALUES, Panel, Split, with_another
 from pacorl.tiny.words import SCENE
+from research.tiny.character_edits import Edit, draw_edit
 from research.tiny.defects import LEGIBLE, SIZES, Defect, Mixed, by_kind, draw_defects, draw_mixed, worn
 from research.tiny.negatives import draw_negatives, to_images
 from research.tiny.pretrain import GRID, PANEL_SIZES, STATE, Stage, encode_panels, panel_pixels, publish, tile

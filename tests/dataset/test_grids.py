@@ -8,15 +8,11 @@ from io import BytesIO
 
 import pytest
 from dataset_folder import draw_unreliably
-from edit_twins import klein_pipeline
 from PIL import Image
-from typer.testing import CliRunner
 
-from pacorl.cli.dataset import app
 from pacorl.core.grid import parse_layout, split
 from pacorl.dataset.folder import PromptRecord, read_instances, read_prompts
 from pacorl.dataset.grids import generate, instances_of, pair, panel_path
-from pacorl.generate.generator import Generator
 from pacorl.generate.image_queue import ImageSource, Shard
 from pacorl.generate.image_sources import image_source
 from pacorl.io.documents import read_jsonl, write_jsonl
@@ -373,31 +369,3 @@ def test_a_prompt_without_grids_is_named(dataset):
     write_atomic(folder / "grids.jsonl", "\n".join(row for row in rows if json.loads(row)["group"] != "0001"))
     with pytest.raises(ValueError, match="0001 first"):
         pair(folder)
-
-
-@pytest.mark.slow
-def test_panels_may_be_generated_as_separate_images(tmp_path):
-    """A cut panel has the pixels of the image that its prompt makes alone."""
-    klein_pipeline().save_pretrained(tmp_path / "klein")
-    records = [
-        {"idx": "0", "prompt": "1x2 grid", "layout": "1x2", "theme": "red hero", "panels": ["waving, flag", "tree"]}
-    ]
-    write_jsonl(tmp_path / "diverse.jsonl", records)
-    words = ["generate", str(tmp_path), "--checkpoint", str(tmp_path / "klein"), "--grids", "2", "--batch", "1"]
-    words += ["--steps", "1", "--size", "32x48", "--dtype", "float32", "--separate"]
-    made = CliRunner().invoke(app, words, catch_exceptions=False)
-    lines = [line for line in made.stderr.splitlines() if line.startswith("generating")]
-    assert lines == ["generating: 1 of 2", "generating: 2 of 2"]
-    pair(tmp_path)
-    seed = read_jsonl(tmp_path / "grids.jsonl")[1]["seed"]
-    alone = Prompt(0, "red hero. tree")
-    generator = Generator.from_pretrained(str(tmp_path / "klein"), dtype="float32")
-    (image,) = generator.sample(alone, [seed * 2 + 1], size=Size(32, 48), steps=1)
-    assert open_image(tmp_path / panel_path("0", 1, 1)).tobytes() == image.tobytes()
-    CliRunner().invoke(app, [*words, "--previous"], catch_exceptions=False)
-    pair(tmp_path)
-    assert open_image(tmp_path / panel_path("0", 1, 1)).tobytes() != image.tobytes()
-
-    write_jsonl(tmp_path / "diverse.jsonl", [records[0] | {"panels": []}])
-    assert "separate panels need a text each" in str(CliRunner().invoke(app, words).exception)
-    assert "it goes with --separate" in str(CliRunner().invoke(app, [*words[:-1], "--previous"]).exception)

@@ -4,7 +4,7 @@ import pytest
 
 from pacorl.dataset.folder import read_answers, read_instances, read_prompts
 from pacorl.dataset.manifest import DatasetStep
-from pacorl.io.documents import read_keyed, write_jsonl
+from pacorl.io.documents import write_jsonl
 from pacorl.io.files import write_atomic
 
 
@@ -81,15 +81,3 @@ def test_what_stands_twice_is_refused(tmp_path):
     write_jsonl(tmp_path / "r.jsonl", [ANSWER, ANSWER])
     with pytest.raises(ValueError, match="record 2: ann has already ranked i"):
         read_answers(tmp_path / "r.jsonl")
-
-
-def test_rows_by_their_key(tmp_path):
-    path = tmp_path / "r.jsonl"
-    write_jsonl(path, [{"idx": 1, "prompt": "a"}, {"idx": "2", "prompt": "b"}, {"idx": "2", "prompt": "b"}])
-    assert {key: row["prompt"] for key, row in read_keyed(path, key="idx").items()} == {"1": "a", "2": "b"}
-    write_jsonl(path, [{"idx": "1", "prompt": "a"}, {"idx": 1, "prompt": "other"}])
-    with pytest.raises(ValueError, match=r"record 2: idx '1' is already taken by another record"):
-        read_keyed(path, key="idx")
-    write_jsonl(path, [{"prompt": "a"}])
-    with pytest.raises(ValueError, match="record 1: 'idx' is missing"):
-        read_keyed(path, key="idx")

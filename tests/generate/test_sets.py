@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageChops
+from research.tiny.character_edits import character_edits, write_edits
 from tests.twins import tiny_flux, tiny_klein, tiny_kontext
 
 from pacorl.core.grid import split
@@ -27,7 +28,6 @@ from pacorl.models.policies.flux import FLUX, LORA_TARGETS
 from pacorl.models.policies.klein import KLEIN
 from pacorl.models.policies.kontext import KONTEXT
 from pacorl.records.prompts import prompts_from
-from pacorl.tiny.character_edits import character_edits, write_edits
 from pacorl.tiny.characters import Oracle, character_prompts, vocabulary
 from pacorl.types import Prompt, Question, Size, Verdict
 

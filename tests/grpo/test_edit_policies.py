@@ -7,6 +7,7 @@ import pytest
 import torch
 import yaml
 from edit_twins import kontext_pipeline, qwen_pipeline, source_image
+from research.tiny.character_edits import character_edits, write_edits
 from safetensors.torch import load_file
 from tiny_runs import JPEG_SIZE
 from typer.testing import CliRunner
@@ -17,7 +18,6 @@ from pacorl.generate.generator import Generator
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.io.images import upright_size
-from pacorl.tiny.character_edits import character_edits, write_edits
 from pacorl.types import Size
 
 KINDS = ("kontext", "qwen_edit", "qwen_edit_plus")

@@ -12,13 +12,13 @@ import yaml
 from edit_twins import klein_pipeline, kontext_pipeline, qwen_pipeline
 from fake_server import FakeServer
 from research import hardware
+from research.tiny.character_edits import character_edits, write_edits
 from tiny_runs import train_policy
 
 from pacorl.config import base as configs
 from pacorl.config.base import ConfigError
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.models.policies import POLICIES
-from pacorl.tiny.character_edits import character_edits, write_edits
 from pacorl.tiny.characters import vocabulary
 
 FOLDER = Path(__file__).parents[2] / "configs"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
+from research.tiny.character_edits import draw_edit
 
-from pacorl.tiny.character_edits import draw_edit
 from pacorl.tiny.characters import all_panels, draw
 from pacorl.types import Prompt
 

@@ -86,8 +86,7 @@ def write_edit_twins(folder: Path) -> None:
     import json
 
     from edit_twins import klein_pipeline, kontext_pipeline, qwen_pipeline, source_image
-
-    from pacorl.tiny.character_edits import character_edits, write_edits
+    from research.tiny.character_edits import character_edits, write_edits
 
     kontext_pipeline().save_pretrained(folder / "kontext")
     qwen_pipeline().save_pretrained(folder / "qwen_edit")

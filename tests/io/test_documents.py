@@ -18,11 +18,9 @@ from pacorl.io.documents import (
     read_journal,
     read_json,
     read_jsonl,
-    read_keyed,
     read_object,
     read_records,
     read_yaml,
-    text_field,
     typed,
     write_json,
     write_jsonl,
@@ -69,24 +67,12 @@ def test_an_absent_document_is_named_with_the_fix(tmp_path: Path) -> None:
     [
         ("{oops", r"a\.jsonl:2: not valid JSON at column 2 \(.*\); a story is one JSON object a line"),
         ("[]", r"a\.jsonl:2: a story is a JSON object, this is a list"),
-        ('{"a": 3}', r"a\.jsonl:2: 'a' must be a text, got 3"),
     ],
 )
 def test_a_fault_in_a_record_names_its_line(tmp_path: Path, line: str, fault: str) -> None:
     (tmp_path / "a.jsonl").write_text(f'{{"a": "x"}}\n{line}\n')
     with pytest.raises(ValueError, match=fault):
-        read_records(tmp_path / "a.jsonl", lambda record: text_field(record, "a"), kind="story")
-
-
-def test_records_by_key_refuse_what_is_ambiguous(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    write_jsonl(path, [{"idx": 1, "a": 2}, {"idx": 1, "a": 2}])
-    assert read_keyed(path, key="idx") == {"1": {"idx": 1, "a": 2}}
-    write_jsonl(path, [{"idx": 1, "a": 2}, {"idx": 1, "a": 3}])
-    with pytest.raises(ValueError, match=r"record 2: idx '1' is already taken"):
-        read_keyed(path, key="idx")
-    with pytest.raises(ValueError, match=r"record 1: 'name' is missing"):
-        read_keyed(path, key="name")
+        read_records(tmp_path / "a.jsonl", dict, kind="story")
 
 
 def test_text_without_a_file_names_no_line() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from research.tiny.character_edits import Edit, character_edits, grade_edits, write_edits
 
 from pacorl.io import files
 from pacorl.io.files import digest
@@ -13,7 +14,6 @@ from pacorl.records import edits
 from pacorl.records.edits import save_edits
 from pacorl.records.prompts import load_prompts
 from pacorl.tiny import characters
-from pacorl.tiny.character_edits import Edit, character_edits, grade_edits, write_edits
 from pacorl.tiny.characters import EDITS, VALUES, Oracle, Panel, draw, split_of
 from pacorl.types import Grid, Prompt
 

@@ -8,6 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 from PIL import Image
+from research.tiny.character_edits import Edit, character_edits, grade_edits, write_edits
 from research.tiny.heroes import HERO_GRADES, grade_heroes, hero_tasks, write_heroes
 from research.tiny.negatives import draw_negatives
 from research.tiny.pretrain import PIXELS
@@ -31,7 +32,6 @@ from pacorl.records.prompts import prompts_from
 from pacorl.rewards.clip import PanelClipText, clip_encoder
 from pacorl.rewards.consistency import Consistency
 from pacorl.tiny import CHECKPOINTS, characters
-from pacorl.tiny.character_edits import Edit, character_edits, grade_edits, write_edits
 from pacorl.tiny.characters import GRADES, VALUES, Oracle
 from pacorl.types import Question, Size
 

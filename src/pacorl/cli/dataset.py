@@ -93,8 +93,6 @@ class GridGeneratorOptions(GeneratorOptions):
     dtype: str = option("", "float32 or bfloat16; bfloat16 unless the model is tiny.")
     memory: str = inherited(FrugalJudge, "memory")
     batch: int = option(4, "Grids at a time.", least=1, most=LARGEST)
-    separate: bool = option(False, "Generate each panel as an image of its own, of --size.")
-    previous: bool = option(False, "With --separate: give each panel the image before it as a reference.")
 
 
 @app.command()

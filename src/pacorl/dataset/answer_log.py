@@ -24,8 +24,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from pacorl.dataset.folder import OWN_QUESTION, Instance, ranking_of, read_answers, write_records
-from pacorl.io.documents import blamed_on, dump_json, parse_object, typed
-from pacorl.io.files import PRIVATE, append_flushed, read_bytes
+from pacorl.io.documents import append_jsonl, blamed_on, parse_object, typed
+from pacorl.io.files import PRIVATE, read_bytes
 from pacorl.records.rankings import Ranking
 
 LOG = "answers.jsonl"
@@ -86,8 +86,7 @@ class AnswerLog:
     def append(self, event: Event) -> None:
         """Write an event, and return when it is on the disk. Raises OSError, and changes nothing, if it cannot be."""
         event = event.model_copy(update={"at": round(time.time(), 3)})
-        line = dump_json(event.model_dump(exclude_defaults=True), indent=None) + "\n"
-        append_flushed(self.path, line.encode())
+        append_jsonl(self.path, event.model_dump(exclude_defaults=True))
         self._apply(event)
 
     def _apply(self, event: Event) -> None:

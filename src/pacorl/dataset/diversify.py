@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,7 @@ def diversify(
         number: Number of prompts; all of them if there are fewer.
 
     Returns:
-        The spread of the selection, with its nearest pair by idx.
+        The number of prompts and of selected ones, and the distance of the nearest two of them, by idx.
     """
     # Stop if the step is done.
     source = folder / "prompts.jsonl"
@@ -69,12 +68,13 @@ def diversify(
     progress(1, 3)
     selected = sorted(independent_set(vectors_NC, number))
     progress(2, 3)
-    measured = spread(vectors_NC, selected)
-    progress(3, 3)
     write_jsonl(target, [records[index].row for index in selected])
-    # Rows are written unchanged, but the pair is given by idx.
-    pair = [records[index].idx for index in measured.pair]
-    return step.finish(outputs=[target], counts={**asdict(measured), "prompts": len(records), "pair": pair})
+    counts: JsonObject = {"prompts": len(records), "kept": len(selected)}
+    if len(selected) > 1:
+        distance, pair = nearest_pair(vectors_NC[np.asarray(selected)])
+        counts |= {"nearest": distance, "pair": [records[selected[index]].idx for index in pair]}
+    progress(3, 3)
+    return step.finish(outputs=[target], counts=counts)
 
 
 def cost(prompts: int, number: int) -> str:
@@ -166,46 +166,14 @@ def _independent(vectors_NC: Vectors, order: Indices, distance: float, *, stop_a
 # --- measuring ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Distances between selected prompts, and their coverage of all prompts. Distances are 1 − cosine."""
-
-    kept: int
-    nearest: float
-    """Distance of the nearest pair."""
-    mean_nearest: float
-    """Mean over the selection of the distance to the nearest neighbour in it."""
-    coverage: float
-    """Mean over all prompts of the similarity to the most similar selected prompt."""
-    farthest: float
-    """Largest distance from any prompt to its nearest selected prompt."""
-    pair: tuple[int, int]
-    """Indices of the nearest pair."""
-
-
-def spread(vectors_NC: Vectors, selected: Sequence[int]) -> Spread:
-    """Measure a selection, exactly."""
-    if len(selected) < 2:
-        raise ValueError(f"{len(selected)} prompts are selected, and a spread needs two; raise the number")
-    selected_MC = vectors_NC[np.asarray(selected)]
-    similar_N = np.empty(len(vectors_NC), np.float32)
-    for start in range(0, len(vectors_NC), BLOCK):
-        similar_N[start : start + BLOCK] = (vectors_NC[start : start + BLOCK] @ selected_MC.T).max(1)
-
-    # The nearest pair: the prompt with the nearest neighbour, and that neighbour.
-    nearest_M, neighbour_M = np.empty(len(selected_MC), np.float32), np.empty(len(selected_MC), np.int64)
-    for start in range(0, len(selected_MC), BLOCK):
-        similarity = selected_MC[start : start + BLOCK] @ selected_MC.T
+def nearest_pair(vectors_MC: Vectors) -> tuple[float, tuple[int, int]]:
+    """Find the distance (1 − cosine) and the indices of the nearest two of at least two prompts, exactly."""
+    nearest, pair = -np.inf, (0, 0)
+    for start in range(0, len(vectors_MC), BLOCK):
+        similarity = vectors_MC[start : start + BLOCK] @ vectors_MC.T
         rows = np.arange(len(similarity))
         similarity[rows, rows + start] = -np.inf
-        nearest_M[start : start + BLOCK] = 1 - similarity.max(1)
-        neighbour_M[start : start + BLOCK] = similarity.argmax(1)
-    first = int(np.argmin(nearest_M))
-    return Spread(
-        kept=len(selected),
-        nearest=float(nearest_M.min()),
-        mean_nearest=float(nearest_M.mean()),
-        coverage=float(similar_N.mean()),
-        farthest=float(1 - similar_N.min()),
-        pair=(int(selected[first]), int(selected[neighbour_M[first]])),
-    )
+        row, column = np.unravel_index(int(similarity.argmax()), similarity.shape)
+        if similarity[row, column] > nearest:
+            nearest, pair = float(similarity[row, column]), (start + int(row), int(column))
+    return 1 - nearest, pair

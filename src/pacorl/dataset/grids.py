@@ -26,12 +26,10 @@ from pacorl.generate.image_queue import (
     generate_missing,
     unfinished_batches,
 )
-from pacorl.generate.separate import panel_prompts
 from pacorl.io.documents import blamed_on, read_jsonl, write_jsonl
 from pacorl.io.files import digest, flush_all, inside, write_atomic
 from pacorl.io.images import open_image, png_bytes
 from pacorl.io.terminal import Progress, silent
-from pacorl.models.policies import POLICIES
 from pacorl.records.prompts import evenly_spread
 from pacorl.tiny.words import check_tiny_grid
 from pacorl.types import TINY
@@ -54,17 +52,13 @@ def generate(
         generate, and the number of finished grids to sample again to repeat their batches.
 
     Raises:
-        ValueError: a prompt has a layout that the tiny generator does not make, or no text for each separate panel.
+        ValueError: a prompt has a layout that the tiny generator does not make.
     """
     records = read_prompts(folder / prompts)
-    options = source.generator
-    for record in records:
-        with blamed_on(f"{folder / prompts}, prompt {record.idx}"):
-            if options.get("separate"):
-                limit = POLICIES[options["kind"]].policy.max_references
-                panel_prompts(record.prompt, options["checkpoint"], limit, previous=options["previous"])
-            # The tiny generator draws its own layout whatever the prompt says, and `pair` would cut that wrongly.
-            elif options.get("checkpoint") == TINY:
+    if source.generator.get("checkpoint") == TINY:
+        # The tiny generator draws its own layout whatever the prompt says, and `pair` would cut that wrongly.
+        for record in records:
+            with blamed_on(f"{folder / prompts}, prompt {record.idx}"):
                 check_tiny_grid(record.prompt.grid, record.prompt.grid.count)
 
     # Generate this shard's grids.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from pacorl.config.options import check_previous, packed_form
+from pacorl.config.options import packed_form
 from pacorl.generate.image_queue import GenerateImages, ImageSource
 from pacorl.io.documents import JsonObject
 from pacorl.io.files import digest
@@ -28,8 +28,6 @@ def image_source(
     memory: str = "normal",
     batch: int = 4,
     seed: int = 0,
-    separate: bool = False,
-    previous: bool = False,
     **options: Any,
 ) -> ImageSource:
     """Describe a generator by any name, without loading it.
@@ -39,20 +37,16 @@ def image_source(
         kind: a key of POLICIES; detected from the checkpoint if empty.
         edits: whether it must edit images, or generate sets; None for either.
         adapter: a LoRA in any form; a recipe identifies it by its content.
-        size: for every prompt, of a panel if they are separate; None for the records' own.
+        size: for every prompt; None for the records' own.
         steps: denoising steps; None for the kind's own.
         dtype: float32 or bfloat16; bfloat16 if empty, unless the checkpoint is tiny.
         memory: see `Generator.from_pretrained`.
-        separate: whether each panel is generated as an image of its own.
-        previous: with `separate`, whether each panel has the one before it as a reference.
         options: of the kind by name, such as guidance_scale; None for the checkpoint's default.
 
     Raises:
         ValueError: the kind has the other purpose, or no such option.
     """
     from pacorl.models.lora import adapter_file
-
-    check_previous(separate=separate, previous=previous)
 
     # Resolve the defaults of the kind.
     kind = kind or kind_of(checkpoint, edits=bool(edits))
@@ -75,22 +69,12 @@ def image_source(
         description["size"] = str(size)
     if adapter:
         description["adapter"] = digest(adapter_file(adapter))
-    if separate or edits:
+    if edits:
         description["kind"] = kind
-    if separate:
-        description |= {"separate": True, "previous": previous}
 
     # Loaded late: a folder without missing images needs no weights.
     names = {"kind": kind, "adapter": adapter, "dtype": dtype, "memory": memory}
-    load = partial(
-        _load,
-        checkpoint,
-        names | options,
-        batch=batch,
-        size=size,
-        steps=steps,
-        previous=previous if separate else None,
-    )
+    load = partial(_load, checkpoint, names | options, batch=batch, size=size, steps=steps)
     return ImageSource(load, description, seed=seed, batch=batch)
 
 
@@ -101,15 +85,12 @@ def _load(
     batch: int,
     size: Size | None,
     steps: int | None,
-    previous: bool | None,
 ) -> GenerateImages:
-    """Load the generator; `previous` is None unless panels are separate."""
     POLICIES.named(options["kind"]).check_source(checkpoint, adapter=options["adapter"])  # before torch is imported
     quiet_loading()
     import torch
 
     from pacorl.generate.generator import Generator
-    from pacorl.generate.separate import sample_separately
 
     # Under torchrun each process uses its own GPU; without a rank, the usual choice.
     rank = os.environ.get("LOCAL_RANK")
@@ -117,5 +98,4 @@ def _load(
     generator = Generator.from_pretrained(checkpoint, device=device, **options)
     # Not in the recipe: each image has its own seed, so a batch changes speed and at most last bits.
     generator.batch = batch
-    sample = generator.sample if previous is None else partial(sample_separately, generator, previous=previous)
-    return lambda prompts, seeds: sample(prompts, seeds, size=size, steps=steps)
+    return lambda prompts, seeds: generator.sample(prompts, seeds, size=size, steps=steps)

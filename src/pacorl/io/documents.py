@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,9 +26,7 @@ from pydantic_core import from_json
 from pacorl.io.files import (
     PRIVATE,
     SHARED,
-    disk_errors,
-    flush_to_disk,
-    open_regular,
+    append_flushed,
     read_bytes,
     replacing,
     twin_hint,
@@ -109,26 +106,6 @@ def text_lines(path: Path, *, fix: str = "") -> Iterator[tuple[int, str]]:
     for number, line in enumerate(read_text(path, fix=fix).split("\n"), start=1):
         if line.strip():
             yield number, line.strip()
-
-
-def read_keyed(path: Path, *, key: str) -> dict[str, JsonObject]:
-    """Read the objects of a JSONL file by their `key`, as text; two that have one key must be equal."""
-    rows: dict[str, JsonObject] = {}
-    for number, row in enumerate(read_jsonl(path), start=1):
-        if key not in row:
-            raise ValueError(f"{path}, record {number}: {key!r} is missing")
-        name = str(row[key])
-        if rows.setdefault(name, row) != row:
-            raise ValueError(f"{path}, record {number}: {key} {name!r} is already taken by another record")
-    return rows
-
-
-def text_field(record: Mapping[str, Any], key: str) -> str:
-    """Return a record's text; empty if it is absent or null, a ValueError if it is of another type."""
-    value = record.get(key)
-    if value is not None and not isinstance(value, str):
-        raise ValueError(f"{key!r} must be a text, got {value!r}")
-    return value or ""
 
 
 @contextmanager
@@ -339,20 +316,8 @@ def _write_pieces(path: Path, pieces: Iterable[str], *, mode: int = SHARED) -> N
 
 
 def append_jsonl(path: Path, *rows: Mapping[str, Any]) -> None:
-    """Append rows to a private file, which are on the disk when this returns.
-
-    Raises:
-        OSError: it cannot be written, or is a link or no regular file.
-    """
-    is_new = not path.exists()
-    with disk_errors(path):
-        with open(open_regular(path, os.O_WRONLY | os.O_APPEND), "a", encoding="utf-8") as handle:
-            handle.write("".join([_line(row) for row in rows]))
-            handle.flush()
-            os.fsync(handle.fileno())  # without it a power cut takes rows that were reported as done
-        # The name too: after a power cut, rows of a file without a name would be lost.
-        if is_new:
-            flush_to_disk(path.parent)
+    """Append rows to a private file by `append_flushed`. Raises OSError."""
+    append_flushed(path, "".join([_line(row) for row in rows]).encode())
 
 
 def _line(row: Mapping[str, Any]) -> str:

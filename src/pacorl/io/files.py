@@ -367,9 +367,14 @@ def flush_all(folder: Path) -> None:
 
 
 def append_flushed(path: Path, data: bytes) -> None:
-    """Append to a private file, and wait until it is on the disk. Raises OSError, and then nothing is appended."""
+    """Append to a private file, and wait until it is on the disk.
+
+    Raises:
+        OSError: it cannot be written, or is a link or no regular file; then nothing is appended.
+    """
     is_new = not path.exists()
-    with open(open_regular(path, os.O_WRONLY | os.O_APPEND, mode=PRIVATE), "ab", buffering=0) as file:
+    descriptor = open_regular(path, os.O_WRONLY | os.O_APPEND, mode=PRIVATE)
+    with open(descriptor, "ab", buffering=0) as file, disk_errors(path):
         end = file.seek(0, os.SEEK_END)
         try:
             view = memoryview(data)
@@ -380,6 +385,7 @@ def append_flushed(path: Path, data: bytes) -> None:
             with contextlib.suppress(OSError):
                 file.truncate(end)
             raise
+    # The name too: after a power cut, rows of a file without a name would be lost.
     if is_new:
         flush_to_disk(path.parent)
 

@@ -32,7 +32,6 @@ from pacorl.io.documents import (
     check_keys,
     read_json,
     read_records,
-    text_field,
     typed,
     write_json,
     write_json_list,
@@ -224,10 +223,13 @@ def save_comparisons(comparisons: Iterable[Comparison], path: Path) -> None:
     write_jsonl(path, rows())
 
 
+ImageNames = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+
+
 class ComparisonRecord(BaseModel):
     """A line of the project's own JSONL."""
 
-    images: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+    images: ImageNames
     question: Annotated[str, Field(pattern=r"\S")]
     consistent: bool
     reasons: str | None = None
@@ -356,18 +358,17 @@ def _turns(record: Any, folder: Path, columns: Mapping[str, str], tags: Mapping[
         raise ValueError(f"a record is a JSON object, this is a {type(record).__name__}")
 
     # A question and its answer.
-    messages = record.get(columns["messages"])
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise ValueError(f"{columns['messages']!r} must be a list of messages, got {str(messages)[:60]!r}")
+    with blamed_on(columns["messages"]):
+        messages = typed(record.get(columns["messages"]), list[dict[str, str]])
     roles = [message.get(tags["role_tag"]) for message in messages]
     turns = [tags["user_tag"], tags["assistant_tag"]]
     if roles != turns:
         raise ValueError(f"its turns are {roles}, and must be {turns}: a question and its answer")
-    question = text_field(messages[0], tags["content_tag"])
-    answer = text_field(messages[1], tags["content_tag"])
+    question, answer = (message.get(tags["content_tag"], "") for message in messages)
 
     # Images and tags: each tag in the question is an image in the list.
-    images = image_paths(record.get(columns["images"]), folder)
+    with blamed_on(columns["images"]):
+        images = image_paths(typed(record.get(columns["images"]), ImageNames), folder)
     _check_tags(question, images, tags_required=True)
     _check_turns(question, answer)
     consistent, reasons = _decision(answer)
@@ -377,8 +378,8 @@ def _turns(record: Any, folder: Path, columns: Mapping[str, str], tags: Mapping[
         question=question.removeprefix(IMAGE_TAG * len(images)),
         consistent=consistent,
         reasons=reasons,
-        category=text_field(record, "category"),
-        group=text_field(record, "group"),
+        category=str(record.get("category") or ""),
+        group=str(record.get("group") or ""),
         answer=answer,
     )
 
@@ -397,10 +398,8 @@ def _check_tags(question: str, images: Sequence[Path], *, tags_required: bool) -
         raise ValueError(f"it has {len(images)} images and {count} {IMAGE_TAG} tags; there must be one for each")
 
 
-def image_paths(names: Any, folder: Path) -> tuple[Path, ...]:
-    """Parse the paths of a record's images. Raises ValueError for other values, and for paths out of the folder."""
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
-        raise ValueError(f"'images' must be a list of paths, got {names!r}")
+def image_paths(names: Sequence[str], folder: Path) -> tuple[Path, ...]:
+    """Resolve the paths of a record's images. Raises ValueError for paths out of the folder."""
     paths = []
     for name in names:
         inside(folder, name)

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from pydantic import AliasChoices, BaseModel, Field
 
-from pacorl.io.documents import JsonObject, read_jsonl, read_keyed, typed, write_jsonl
+from pacorl.io.documents import JsonObject, read_jsonl, typed, write_jsonl
 from pacorl.io.files import existing
 from pacorl.records.criteria import PublishedCriteria, written
 
@@ -68,7 +68,7 @@ def rank_rows(folder: Path) -> dict[str, tuple[JsonObject, Mapping[str, JsonObje
     for name in (IMAGES, PROMPTS, RANKS):
         if not (folder / name).exists():
             raise ValueError(f"{folder / name} is missing; give the folder of ConsistencyRank-Bench as published")
-    prompts = read_keyed(folder / PROMPTS, key="idx")
+    prompts = {str(row.get("idx")): row for row in read_jsonl(folder / PROMPTS)}
     rows = enumerate(read_jsonl(folder / RANKS), 1)
     return {f"{folder / RANKS}, record {number}": (row, prompts) for number, row in rows}
 
