@@ -40,7 +40,7 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.documents import Journal, dump_yaml, read_text, write_json, write_jsonl
 from pacorl.io.files import read_bytes
 from pacorl.io.images import open_image, png_bytes, png_texts, upright_size
-from pacorl.io.uploads import open_upload
+from pacorl.io.uploads import submit_upload
 from pacorl.judge.calibration import read_calibration
 from pacorl.judge_training.judge_config import JudgeConfig
 from pacorl.models.adapters import load_lora
@@ -209,7 +209,7 @@ READERS: dict[str, tuple[str, Reader]] = {
         Reader({"hero/card.yaml": CARD, "hero/a.png": IMAGE}, lambda path: read_character(path.parent)),
     ),
     "image": ("a.png", Reader({}, read_image)),
-    "upload": ("a.png", Reader({}, lambda path: open_upload(read_bytes(path), name="a.png"))),
+    "upload": ("a.png", Reader({}, lambda path: submit_upload(read_bytes(path), name="a.png").result())),
     **{
         f"{form} {file}": (
             file,

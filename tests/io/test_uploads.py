@@ -13,15 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import ExifTags, Image
+from PIL import Image
 
 from pacorl.io import uploads
 from pacorl.io.images import ImageError, open_image
-from pacorl.io.uploads import open_upload, submit_upload, upload_size
+from pacorl.io.uploads import submit_upload, upload_size
 from pacorl.types import Size
 
 MODES = {"PNG": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"), "JPEG": ("L", "RGB", "CMYK"), "WEBP": ("RGB", "RGBA")}
 SIDE = 24
+
+
+def open_upload(data: bytes, **options: Any) -> Image.Image:
+    return submit_upload(data, **options).result(timeout=300)
 
 
 def saved(kind: str, mode: str = "RGB", side: int = SIDE, **options: Any) -> bytes:
@@ -81,19 +85,6 @@ def test_an_upload_is_the_image_that_a_file_is() -> None:
     with pytest.raises(ImageError, match=r"^b: 48x40 is too large; an image may have 99 pixels"):
         open_upload(data, name="b", max_pixels=99)
     assert open_upload(data, name="d").size == (48, 40)
-
-
-@pytest.mark.parametrize("quarter_turns", [False, True])
-def test_an_image_is_resized_where_it_is_decoded(quarter_turns: bool) -> None:
-    buffer = io.BytesIO()
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = 6 if quarter_turns else 1
-    Image.linear_gradient("L").resize((60, 40)).save(buffer, format="PNG", exif=exif)
-    whole = open_image(buffer.getvalue())
-
-    small = submit_upload(buffer.getvalue(), name="a", resized=Size(height=20, width=30)).result(timeout=120)
-    assert small.size == ((20, 30) if quarter_turns else (30, 20))
-    assert small.tobytes() == whole.resize(small.size, Image.Resampling.BICUBIC).tobytes()
 
 
 def test_the_process_is_another_one_and_a_dead_one_is_replaced() -> None:
@@ -158,7 +149,7 @@ def test_the_process_inherits_no_key_and_ends_with_its_parent(monkeypatch: pytes
     assert variables <= {*uploads.INHERITED}
     code = (
         "import io, os; from PIL import Image; from pacorl.io import uploads; b = io.BytesIO(); "
-        "Image.new('L', (8, 8)).save(b, 'PNG'); uploads.open_upload(b.getvalue(), name='a'); "
+        "Image.new('L', (8, 8)).save(b, 'PNG'); uploads.submit_upload(b.getvalue(), name='a').result(); "
         "print(uploads._DECODER._process.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

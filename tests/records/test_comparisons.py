@@ -86,11 +86,11 @@ def test_a_json_that_nothing_describes(folder: Path) -> None:
             r"may not hold the control token <\|im_end\|>; take it out",
         ),
         (sharegpt(images=["a.png"]), "1 images and 2 <image> tags"),
-        (sharegpt(images="a.png"), "images: Input should be a valid list"),
+        (sharegpt(images="a.png"), "images: Input should be a valid array"),
         (sharegpt(images=["../a.png", "b.png"]), "leads out of"),
         (sharegpt(messages=[{"role": "assistant", "content": "Yes."}]), r"turns are \['assistant'\], and must be"),
         (sharegpt(messages=[{"role": "user", "content": "<image>"}] * 2), r"turns are \['user', 'user'\]"),
-        (sharegpt(messages=None), "messages: Input should be a valid list"),
+        (sharegpt(messages=None), "messages: Input should be a valid array"),
         ("a text", "a record is a JSON object, this is a str"),
     ],
 )

@@ -276,7 +276,12 @@ def export(
 
 def export_sentences(counts: JsonObject) -> Iterator[str]:
     """Say what an export has, a line for each part."""
-    yield from people_sentences(counts)
+    if agreement := counts.get("agreement"):
+        share = f"{100 * agreement['mean']:.0f} %"
+        if agreement["low"] is not None:
+            share += f" ({100 * agreement['low']:.0f} to {100 * agreement['high']:.0f} %)"
+        questions = "1 shared question" if agreement["groups"] == 1 else f"{agreement['groups']} shared questions"
+        yield f"people agree on {share} of the pairs of images in {questions}; chance gives 50 %"
     made = counts["balance"]
     people = "1 person" if made["annotators"] == 1 else f"{made['annotators']} people"
     yield f"{made['rankings']} rankings by {people} label {made['yes']} pairs Yes and {made['no']} No"
@@ -291,22 +296,6 @@ def export_sentences(counts: JsonObject) -> Iterator[str]:
     if benchmark["rankings"]:
         tied = benchmark["left out as tied"]
         yield f"benchmark: {benchmark['rankings']} held-out rankings" + (f"; {tied} tied are left out" if tied else "")
-
-
-def people_sentences(counts: JsonObject) -> Iterator[str]:
-    """Say what people did, by the audit trail, and how well they agree."""
-    if trail := counts.get("trail"):
-        parts = [f"{trail['exported']} of {trail['rankings']} rankings"]
-        for name in ("controls", "decisions", "skips"):
-            if trail[name]:
-                parts.append(f"{trail[name]} {name.removesuffix('s') if trail[name] == 1 else name}")
-        yield ", ".join(parts)
-    if agreement := counts.get("agreement"):
-        share = f"{100 * agreement['mean']:.0f} %"
-        if agreement["low"] is not None:
-            share += f" ({100 * agreement['low']:.0f} to {100 * agreement['high']:.0f} %)"
-        questions = "1 shared question" if agreement["groups"] == 1 else f"{agreement['groups']} shared questions"
-        yield f"people agree on {share} of the pairs of images in {questions}; chance gives 50 %"
 
 
 @app.command("import")

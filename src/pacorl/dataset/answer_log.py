@@ -165,21 +165,3 @@ def collect_answers(folder: Path, *, dry_run: bool = False) -> list[Ranking]:
     if not dry_run:
         write_records(path, answers, mode=PRIVATE)
     return answers
-
-
-def count_trail(folder: Path) -> dict[str, int]:
-    """Count the answers that stand: rankings, controls, decisions and skips. Empty if the folder has no log."""
-    if not (folder / LOG).is_file():
-        return {}
-    log = AnswerLog(folder)
-    counts = {"rankings": 0, "controls": 0, "decisions": 0, "skips": 0}
-    for event, _ in log.answers.values():
-        kind = "rankings"
-        if event.kind == "skip":
-            kind = "skips"
-        elif log.people.get(event.person) == "adjudicator":
-            kind = "decisions"
-        elif log.instances[event.instance].is_control:
-            kind = "controls"
-        counts[kind] += 1
-    return counts

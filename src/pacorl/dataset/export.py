@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from pacorl.dataset.answer_log import collect_answers, count_trail
+from pacorl.dataset.answer_log import collect_answers
 from pacorl.dataset.folder import read_answers
 from pacorl.dataset.manifest import DatasetStep
 from pacorl.dataset.rules import label_pairs, mean_rankings, pair_agreement, pair_key, split_groups
@@ -234,7 +234,7 @@ def export(
         shares: split → its share of the groups.
 
     Returns:
-        Counts per split, of the labels and of the audit trail, and people's agreement.
+        Counts per split and of the labels, and people's agreement.
     """
     # Label the pairs and split the groups.
     labelled = label(folder, dry_run=dry_run)
@@ -254,8 +254,6 @@ def export(
     ranked, tied = bundle.benchmark()
     counts: JsonObject = {"balance": labelled.balance, "splits": splits}
     counts["benchmark"] = {"rankings": len(ranked), "left out as tied": tied}
-    if trail := count_trail(folder):
-        counts["trail"] = {"exported": len(collect_answers(folder, dry_run=True)) - trail["decisions"], **trail}
     if agreement := pair_agreement(labelled.answers):
         counts["agreement"] = agreement.document()
     if dry_run:

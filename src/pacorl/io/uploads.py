@@ -1,7 +1,7 @@
 """Images from strangers: PNG, JPEG and WebP, decoded in one confined process.
 
     size = upload_size(data, name="cat.png")
-    image = open_upload(data, name="cat.png", max_pixels=25_000_000)
+    image = submit_upload(data, name="cat.png", max_pixels=25_000_000).result()
 
 Pixels do not bound a decoder's time: a repeated scan of a JPEG takes 95 bytes and decodes the whole image once more. So
 the process decodes one image at a time, under limits of memory and CPU time. It is isolated from the environment, and
@@ -59,27 +59,14 @@ def upload_size(data: bytes, *, name: str = "the image") -> Size:
 # --- this side ---------------------------------------------------------------------------------------------------
 
 
-def open_upload(data: bytes, *, name: str, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Read the content of a file as `open_image` does.
-
-    Raises:
-        ImageError: as `open_image`; also if it has another format, or decoding takes too much time or memory.
-    """
-    return submit_upload(data, name=name, max_pixels=max_pixels).result()
-
-
-def submit_upload(
-    data: bytes, *, name: str, max_pixels: int = MAX_PIXELS, resized: Size | None = None
-) -> Future[Image.Image]:
+def submit_upload(data: bytes, *, name: str, max_pixels: int = MAX_PIXELS) -> Future[Image.Image]:
     """Queue the content of a file for decoding, and return at once.
 
-    Args:
-        resized: Return the image in this size, by bicubic resampling; its sides are exchanged for an upright image.
-
     Returns:
-        The image, or the error of `open_upload`. Cancelling before its turn skips the decoding.
+        The image as `open_image` reads it, or its ImageError; also one for an image of another format, or that takes
+        too much time or memory. Cancelling before its turn skips the decoding.
     """
-    return _QUEUE.submit(_DECODER.decode, data, name=name, max_pixels=max_pixels, resized=resized)
+    return _QUEUE.submit(_DECODER.decode, data, name=name, max_pixels=max_pixels)
 
 
 class _Decoder:
@@ -88,16 +75,13 @@ class _Decoder:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
-    def decode(self, data: bytes, *, name: str, max_pixels: int, resized: Size | None) -> Image.Image:
+    def decode(self, data: bytes, *, name: str, max_pixels: int) -> Image.Image:
         """Decode one image; raises ImageError."""
         process = self._running(name)
-        question: dict[str, Any] = {"name": name, "max_pixels": max_pixels}
-        if resized is not None:
-            question["resized"] = (resized.width, resized.height)
         alarm = threading.Timer(MAX_SECONDS, process.kill)
         alarm.start()
         try:
-            _send(cast(IO[bytes], process.stdin), question, data)
+            _send(cast(IO[bytes], process.stdin), {"name": name, "max_pixels": max_pixels}, data)
             answer, pixels = _receive(cast(IO[bytes], process.stdout), most=3 * max_pixels)
             image = None if "fault" in answer else Image.frombytes("RGB", tuple(answer["size"]), pixels)
         except Exception:  # the process is gone, perhaps within a message, or an image has made it answer anything
@@ -172,12 +156,6 @@ def serve() -> None:
         except ImageError as error:
             _send(answers, {"fault": str(error)})
         else:
-            if "resized" in question:
-                # The size was computed from the file's header, and the image may have been turned since.
-                width, height = question["resized"]
-                if (image.width > image.height) != (width > height):
-                    width, height = height, width
-                image = image.resize((width, height), Image.Resampling.BICUBIC)
             _send(answers, {"size": image.size}, image.tobytes())
 
 

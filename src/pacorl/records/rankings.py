@@ -190,44 +190,30 @@ def _csv_records(path: Path) -> Iterator[tuple[int, JsonObject]]:
     delimiter = max(",;", key=text.lstrip().partition("\n")[0].count)
     # newline="": the reader must see the line breaks within quoted cells as they are.
     # strict: a stray quote is a fault and no part of a path.
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    header: list[str] = []
-    start = 1
+    rows = csv.DictReader(io.StringIO(text, newline=""), restval="", delimiter=delimiter, strict=True)
     try:
-        for row in reader:
-            cells = [cell.strip() for cell in row]
-            with blamed_on(f"{path}:{start}"):
-                if not header:
-                    header = _header(cells)
-                elif any(cells):
-                    yield start, _csv_record(header, cells, delimiter)
-            start = reader.line_num + 1  # a quoted cell may run over several lines; a row is named by its first
+        header = [name.strip().lower() for name in rows.fieldnames or []]
+        for name in ("reference", "candidates"):
+            if header and header.count(name) != 1:
+                raise ValueError(
+                    f"{path}:1: {header.count(name)} columns are called {name!r}; the first line names the columns, "
+                    f"e.g. {EXAMPLE}"
+                )
+        rows.fieldnames = header
+        for row in rows:
+            surplus: list[str] = row.pop(None, [])  # type: ignore[call-overload]
+            # A quoted cell may run over several lines; a row is named by its first.
+            start = rows.line_num - sum(cell.count("\n") for cell in (*row.values(), *surplus))
+            cells: JsonObject = {name: cell.strip() for name, cell in row.items() if name}
+            for cell in surplus:
+                if cell.strip():
+                    fix = f"name its column, or put quotes around a {delimiter!r}"
+                    raise ValueError(f"{path}:{start}: {cell!r} has no column name; {fix}")
+            if any(cells.values()):
+                tiers = [[name.strip() for name in TIE.split(tier)] for tier in _split(cells["candidates"])]
+                yield start, {**cells, "criteria": _split(cells.get("criteria", "")), "candidates": tiers}
     except csv.Error as error:
-        raise ValueError(f"{path}:{start}: not valid CSV ({error})") from None
-
-
-def _header(cells: Sequence[str]) -> list[str]:
-    header = [name.lower() for name in cells]
-    for name in ("reference", "candidates"):
-        if header.count(name) != 1:
-            raise ValueError(
-                f"{header.count(name)} columns are called {name!r}, there are {', '.join(header)}; the first line "
-                f"names the columns, e.g. {EXAMPLE}"
-            )
-    return header
-
-
-def _csv_record(header: Sequence[str], cells: Sequence[str], delimiter: str) -> JsonObject:
-    surplus = [cell for cell in cells[len(header) :] if cell]
-    if surplus:
-        raise ValueError(f"{surplus[0]!r} has no column name; name its column, or put quotes around a {delimiter!r}")
-    # Spreadsheets leave out the last empty cells of a row.
-    row: JsonObject = dict(zip(header, [*cells, *[""] * len(header)], strict=False))
-    row.pop("", None)
-    candidates = []
-    for tier in _split(row["candidates"]):
-        candidates.append([name.strip() for name in TIE.split(tier)])
-    return {**row, "criteria": _split(row.get("criteria", "")), "candidates": candidates}
+        raise ValueError(f"{path}:{rows.line_num + 1}: not valid CSV ({error})") from None
 
 
 def _split(cell: str) -> list[str]:
