@@ -25,7 +25,8 @@ from pacorl.models.adapters import MovingAverage, adapter_state
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Parts, Policy
 from pacorl.plan import sources
-from pacorl.plan.generators import META, Inputs, policy_on_meta
+from pacorl.plan.generators import Inputs, policy_on_meta
+from pacorl.plan.ledger import META
 from pacorl.plan.plan import Plan, plan_policy
 from pacorl.runtime.compiled import compile_blocks
 from pacorl.runtime.processes import Runtime

@@ -15,7 +15,8 @@ from pacorl.grpo.scoring import torch_context
 from pacorl.io.pretrained import model_of
 from pacorl.io.processor import image_text_processor
 from pacorl.judge.local import LocalJudge
-from pacorl.plan.generators import META, model_on_meta
+from pacorl.plan.generators import model_on_meta
+from pacorl.plan.ledger import META
 from pacorl.plan.sources import JUDGE_PARTS
 from pacorl.tiny.characters import all_panels, draw
 from pacorl.types import Question

@@ -1,4 +1,4 @@
-"""Recipes by name: `pacorl recipes`, `pacorl init`, and a recipe in place of a config's path."""
+"""Recipes by name: `pacorl recipes`, and a recipe in place of a config's path."""
 
 from __future__ import annotations
 
@@ -69,17 +69,3 @@ def test_a_file_wins_over_a_recipe_of_its_name(here: Path) -> None:
 def test_a_recipe_after_resume_is_no_checkpoint() -> None:
     assert spelled_out(["--resume", "tiny"]) == ["--resume", "auto", "tiny"]
     assert spelled_out(["--resume", "runs/checkpoints/step-000002"]) == ["--resume", "runs/checkpoints/step-000002"]
-
-
-def test_init_writes_a_copy_and_never_overwrites(here: Path) -> None:
-    assert run("init", "flux_t2is_24gb", "my.yaml").exit_code == 0
-    assert Path("my.yaml").read_bytes() == recipe("flux_t2is_24gb").read_bytes()
-    Path("my.yaml").write_text("mine")
-    refused = run("init", "tiny", "my.yaml")
-    assert refused.exit_code == 1
-    assert "my.yaml is there already" in str(refused.exception)
-    assert Path("my.yaml").read_text() == "mine"
-    run("init", "reward/tiny")
-    assert JudgeConfig.from_yaml("tiny.yaml") == JudgeConfig.from_yaml("reward/tiny")
-    shown = run("init", "character/klein_12gb").stdout
-    assert "`pacorl train-character FOLDER --config klein_12gb.yaml --dry-run`" in shown

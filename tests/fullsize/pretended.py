@@ -28,8 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from pacorl.plan.generators import META
-from pacorl.plan.ledger import fused_attention, tensors_in
+from pacorl.plan.ledger import META, fused_attention, tensors_in
 
 aten = torch.ops.aten
 DRAWN = 2**24

@@ -40,7 +40,8 @@ from pacorl.models.int8 import quantize_model, weight_bytes
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.flux import FLUX
 from pacorl.models.policies.pipeline import PipelinePolicy
-from pacorl.plan.generators import META, model_on_meta
+from pacorl.plan.generators import model_on_meta
+from pacorl.plan.ledger import META
 from pacorl.plan.passes import Depth, fewest_blocks, published_depth
 from pacorl.plan.plan import Plan, plan_policy
 from pacorl.plan.rows import PHASES, Phase

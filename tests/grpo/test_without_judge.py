@@ -220,7 +220,7 @@ def test_an_idle_judge_is_not_planned(tmp_path: Path) -> None:
     assert {"judge", "judge at work"} <= {row.component for row in asked.rows}
     assert {one.key for one in asked.absences} == {"judge.checkpoint", "judge.adapter"}
     assert not [row for row in idle.rows if "judge" in row.component]
-    assert (idle.absences, idle.warnings) == ((), ())
+    assert (idle.absences, idle.notes) == ((), ())
 
 
 @pytest.mark.slow

@@ -31,8 +31,7 @@ from pacorl.models.int8 import (
     weight_bytes,
 )
 from pacorl.models.policies.flux import FLUX
-from pacorl.plan.generators import META
-from pacorl.plan.ledger import MemoryLedger
+from pacorl.plan.ledger import META, MemoryLedger
 from pacorl.types import Prompt, Question, Size
 
 WIDTH, BLOCKS = 256, 12

@@ -21,19 +21,18 @@ RECIPES = [name for name in recipe_names() if name.startswith("character/")]
 def test_the_plan_counts_images_steps_and_weights(tmp_path: Path) -> None:
     hero = make_hero(tmp_path / "zorp", captions=False)
     plan = plan_character(hero_config(hero, tmp_path / "run", "steps=10", "adapter={rank: 4, alpha: 4}"))
-    assert (plan.images, plan.held_out, plan.steps) == (5, 1, 10)
-    assert plan.passes == 10 * 8 / 5
-    assert plan.trained_parameters == 49_152  # the tiny transformer's layers at rank 4
-    assert plan.lora_bytes == 4 * plan.trained_parameters
-    assert plan.captions["0.png"] == "zorp, hero"
-    assert any("share the card's caption" in note for note in plan.warnings)
+    assert (plan.facts["images"], plan.facts["steps"]) == ({"trained": 5, "held out": 1}, 10)
+    assert plan.facts["each_image_seen"] == 10 * 8 / 5
+    assert plan.facts["trained_parameters"] == 49_152  # the tiny transformer's layers at rank 4
+    assert "0.png: zorp, hero" in str(plan)
+    assert any("share the card's caption" in note for note in plan.notes)
     assert plan.exit_code == 0
     assert not (tmp_path / "run").exists()
 
     # A larger image takes more memory.
     large = plan_character(hero_config(hero, tmp_path / "run", "size=[128, 128]"))
     assert large.phase_bytes("train") > 2 * plan.phase_bytes("train")
-    assert any("0.png has fewer pixels than size 128x128 (6 such)" in note for note in large.warnings)
+    assert any("0.png has fewer pixels than size 128x128 (6 such)" in note for note in large.notes)
 
 
 def test_a_size_that_does_not_divide_is_refused(tmp_path: Path) -> None:
@@ -49,7 +48,7 @@ def test_training_at_guidance_takes_one_forward(tmp_path: Path) -> None:
         plan_character(hero_config(hero, tmp_path / "run", f"model.true_cfg_scale={scale}")) for scale in (1, 4)
     )
     assert plain.phase_bytes("train") == guided.phase_bytes("train")
-    assert any("no image is held out" in note for note in plain.warnings)
+    assert any("no image is held out" in note for note in plain.notes)
 
 
 @pytest.mark.parametrize(

@@ -56,10 +56,10 @@ def tiny(tmp_path: Path, *overrides: str) -> list[str]:
 def test_a_dry_run_with_everything_here_ends_with_its_verdict(tmp_path: Path) -> None:
     result = dry_run("tiny.yaml", *tiny(tmp_path))
     assert result.exit_code == 0, result.output
-    assert "20 pairs, 10 yes, 10 no, 20 with reasons" in result.stdout
+    assert "train: pairs 20, yes 10, no 10, with reasons 20" in result.stdout
     assert result.stdout.splitlines()[0] == "verdict: all that it needs is here"
     document = json.loads(dry_run("tiny.yaml", *tiny(tmp_path), "--json").stdout)
-    assert document["optimizer_steps"] == 2
+    assert document["facts"]["optimizer_steps"] == 2
     assert (document["absences"], document["faults"]) == ([], [])
     assert document["verdict"] == "verdict: all that it needs is here"
 
@@ -90,8 +90,8 @@ def test_a_recipe_is_planned_without_data_and_weights(
     ]
     assert all(FETCH.format("data/PaCo-Dataset") in line for line in absent[:3])
     assert f"`hf download {base}`, 1" in absent[3]  # GB
-    assert "optimizer steps     unknown until all its data are here" in lines
-    assert f"trained parameters  {trained}" in lines
+    assert "optimizer steps: unknown until all its data are here" in lines
+    assert f"trained parameters: {trained}" in lines
     assert lines[0] == "verdict: it would not run: 4 absent (data.train, data.evaluation, model.checkpoint)"
 
 
@@ -100,13 +100,13 @@ def test_what_is_here_is_counted_beside_what_is_absent(tmp_path: Path, pairs: Pa
         JudgeConfig, CONFIGS / "tiny.yaml", tiny(tmp_path, f"data.train=['{pairs}', '{tmp_path / 'no.jsonl'}']")
     )
     found = plan_reward(config)
-    assert found.train["pairs"] == 2
-    assert found.optimizer_steps is None
+    assert found.facts["train"]["pairs"] == 2
+    assert found.facts["optimizer_steps"] == "unknown until all its data are here"
     (absence,) = found.absences
     assert (absence.key, absence.source) == ("data.train", str(tmp_path / "no.jsonl"))
     assert absence.remedy.startswith(f"{tmp_path / 'no.jsonl'} is not there; put it there, or name a .jsonl")
     capped = plan_reward(config.model_copy(update={"max_steps": 7}))
-    assert capped.optimizer_steps == 7
+    assert capped.facts["optimizer_steps"] == 7
 
 
 def test_an_existing_file_of_another_form_is_at_fault_and_not_absent(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_weights_and_an_adapter_that_are_absent_are_listed(tmp_path: Path) -> No
     assert found.absences[1].remedy == "a LoRA adapter: `hf download lab/lora`"
     assert found.notes == ()
     whole = plan_reward(load(JudgeConfig, CONFIGS / "tiny.yaml", tiny(tmp_path)))
-    assert (found.trained_parameters, found.all_parameters) == (whole.trained_parameters, whole.all_parameters)
+    assert found.facts["all_parameters"] == whole.facts["all_parameters"]
 
 
 # --- at fault --------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_a_fault_hides_neither_another_nor_the_plan(tmp_path: Path, pairs: Path)
     ]
     assert "broken.jsonl:1: not valid JSON" in faults[0]
     assert "1 image(s) cannot be used" in faults[1]
-    assert "train               2 pairs, 1 yes, 1 no, 0 with reasons" in lines
+    assert "train: pairs 2, yes 1, no 1, with reasons 0" in lines
     assert lines[0] == "verdict: it would not run: 3 at fault"
 
 

@@ -46,7 +46,7 @@ def test_a_recipe_fits_its_card(name: str) -> None:
     document = json.loads(planned(name).to_json())
     assert document["peak_gib"] <= PEAK_GIB[name]
     # Two nodes of a group of 16 are trained on, in two forwards each if the generator is guided.
-    assert document["forwards_per_image"]["training"] == (4 if "klein" in name else 2) / 16
+    assert document["facts"]["forwards_per_image"]["training"] == (4 if "klein" in name else 2) / 16
     assert document["host_gib"] < (36 if "lowest" in name else 32)
 
 
@@ -71,7 +71,7 @@ def test_generator_and_judge_are_on_the_device_in_turn() -> None:
     # What waits for its turn is in main memory, once in each process.
     assert of(low, "generator, parked") == (of(low, "transformer")[0], ("load", "score"))
     parked = (of(low, "judge")[0], ("sample", "decode", "score", "train"))  # all of them where turns change
-    assert of(low, "models that score, parked") == parked
+    assert of(low, "scorers, parked") == parked
     assert low.phase_bytes("score") < plain.phase_bytes("score")
     assert low.phase_bytes("encode") == plain.phase_bytes("encode")
 
@@ -87,7 +87,7 @@ def test_streamed_weights_are_in_main_memory_of_each_process() -> None:
         assert two == (2 * one[0], one[1])
         assert one[1] == ("load", "sample", "decode", "score", "train")
     assert of(plans[0], "T5 text encoder")[0] < 0.03 * of(low, "T5 text encoder")[0]
-    assert all("streamed" not in row.component for row in low.rows)
+    assert not any(row.bytes for row in low.rows if "streamed" in row.component)
 
 
 def dry_run(*flags: str) -> dict[str, float]:

@@ -17,7 +17,7 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import check_sharded
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.models.int8 import Arena
-from pacorl.plan.generators import META
+from pacorl.plan.ledger import META
 from pacorl.runtime.turns import Turns
 
 

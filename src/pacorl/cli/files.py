@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shutil import rmtree
 from typing import Any, Literal
 
 from typer import Argument, Exit, Option
@@ -47,7 +48,9 @@ def recipes(*, output: JsonOption) -> None:
     for row in rows:
         table.add_row(*row.values())
     PlainConsole().print(table)
-    echo("`pacorl train-policy NAME --dry-run` plans a run, `pacorl init NAME my.yaml` writes a copy to change")
+    echo(
+        "`pacorl train-policy NAME --dry-run` plans a run; `pacorl init my.yaml --prompts FILE` writes one of your own"
+    )
 
 
 def _recipe_facts(name: str) -> dict[str, str]:
@@ -82,22 +85,30 @@ def _recipe_facts(name: str) -> dict[str, str]:
 
 
 def init(
-    name: str = Argument(help="A recipe of `pacorl recipes`."),
-    path: Path = Argument(None, help="The new file; NAME.yaml in this folder if left out."),
+    path: Path = Argument(help="The new file, such as my.yaml."),
+    *,
+    prompts: str = Option(..., help="Your prompts: sentences that ask for sets (.txt), sets or edits (.jsonl)."),
+    model: str = Option("flux", help="A kind of generator, such as klein, or a checkpoint."),
+    card: str = Option("24", help="Gigabytes of the card, as 24, or of several as 8x80."),
+    reward: str = Option("", help="Your own reward, file.py:NAME, in place of the judge's."),
+    references: str = Option("", help="A folder of a character's images that every prompt shows."),
 ) -> None:
-    """Write a copy of a recipe, to change and run; an existing file stays."""
-    from pacorl.config.recipes import config_file, recipe_command
-    from pacorl.io.documents import read_text
+    """Write a config for your prompts, model and card, each setting explained, and print its plan."""
     from pacorl.io.files import check_new, check_writable, write_atomic
+    from pacorl.plan.init import config_text, fitting, next_steps, read_job, write_prompts
 
-    content = read_text(config_file(Path(name)))
-    path = path or Path(f"{Path(name).stem}.yaml")
-    check_new(path, fix=f"name another file: pacorl init {name} FILE")
+    job = read_job(path, model=model, prompts=prompts, card=card, reward=reward, references=references)
+    check_new(path, job.folder, fix="name another file")
     check_writable(path)
-    write_atomic(path, content)
-    command = recipe_command(name)
-    arguments = f"FOLDER --config {path}" if command == "train-character" else path
-    echo(f"wrote {path}; `pacorl {command} {arguments} --dry-run` shows what it needs")
+    write_prompts(job)
+    try:
+        config, plan, form = fitting(path, job)
+    except ValueError:
+        rmtree(job.folder)
+        raise
+    write_atomic(path, config_text(path, job, config, form))
+    echo(plan)
+    echo("\n".join([f"wrote {path} and {job.folder}", *next_steps(path, config)]))
 
 
 @prompts.command("check")

@@ -465,7 +465,7 @@ def dry_run(
     """
     from pacorl.io.documents import parse_json
     from pacorl.judge import judge_from
-    from pacorl.plan.plan import judge_options, plan_generation, print_plan
+    from pacorl.plan.plan import judge_options, plan_generation
     from pacorl.plan.sources import silent_judge
 
     # The generator.
@@ -491,7 +491,7 @@ def dry_run(
     if as_json:
         print_json({"panels": list(panels)} | parse_json(plan.to_json()))
     else:
-        print_plan(plan)
+        echo(plan)
     raise Exit(plan.exit_code)
 
 

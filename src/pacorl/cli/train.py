@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from typer import Argument, Exit, Option
 from typer.core import TyperCommand
@@ -102,18 +102,22 @@ def train_policy(
     if options.stop_with_stdin:
         stop_with_stdin()
     if options.dry_run:
-        from pacorl.plan.plan import plan_policy, print_plan
+        from pacorl.plan.plan import plan_policy
 
         with config_errors(config, run):
-            plan = plan_policy(run, world=options.gpus, ask=True)
-        if options.as_json:
-            echo_json(plan.to_json())
-        else:
-            print_plan(plan)
-        raise Exit(plan.exit_code)
+            show_plan(plan_policy(run, world=options.gpus, ask=True), as_json=options.as_json)
     # Train; a SIGTERM still ends the command by its handlers.
     with exit_on_sigterm():
         _train_policy(run, config, options)
+
+
+def show_plan(plan: Plan, *, as_json: bool) -> NoReturn:
+    """Print a dry run, and end the command with its exit code."""
+    if as_json:
+        echo_json(plan.to_json())
+    else:
+        echo(plan)
+    raise Exit(plan.exit_code)
 
 
 def _train_policy(run: PolicyConfig, config: Path, options: RunOptions) -> None:
@@ -270,16 +274,9 @@ def train_character(
         stop_with_stdin()
     if options.dry_run:
         from pacorl.plan.character_plan import plan_character
-        from pacorl.plan.plan import print_plan
 
         with config_errors(config, run):
-            plan = plan_character(run)
-        if options.as_json:
-            echo_json(plan.to_json())
-        else:
-            print_plan(plan)
-            echo("\n".join(plan.lines()))
-        raise Exit(plan.exit_code)
+            show_plan(plan_character(run), as_json=options.as_json)
 
     # Import. The pipeline's class imports diffusers, which takes seconds.
     from pacorl.io.imports import frozen_imports
@@ -350,12 +347,7 @@ def train_reward(
         from pacorl.plan.judge_plan import plan_reward
 
         with config_errors(config, run):
-            plan = plan_reward(run)
-        if options.as_json:
-            echo_json(plan.to_json())
-        else:
-            echo("\n".join(plan.lines()))
-        raise Exit(plan.exit_code)
+            show_plan(plan_reward(run), as_json=options.as_json)
 
     # Train; the trainer imports the heavy libraries.
     from pacorl.judge_training.judge_trainer import JudgeTrainer

@@ -7,8 +7,7 @@ network is not used.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 from pacorl.character_training.character_config import CharacterConfig
 from pacorl.character_training.pictures import PictureSet, read_pictures, small_pictures
@@ -16,57 +15,14 @@ from pacorl.config.base import ConfigError
 from pacorl.core.sampler import Sampler
 from pacorl.plan import sources
 from pacorl.plan.generators import policy_on_meta
-from pacorl.plan.passes import image_encoding_pass, shallow
-from pacorl.plan.plan import Plan, card_shortage, device, disk_shortage, size_text
-from pacorl.plan.rows import (
-    ALL,
-    FP32,
-    Batch,
-    Row,
-    Training,
-    adapter_rows,
-    file_rows,
-    host_row,
-    in_phases,
-    measure_generator,
-    model_rows,
-    pass_rows,
-    training_rows,
-)
+from pacorl.plan.passes import Batch, Training, image_encoding_pass, measure_generator, shallow
+from pacorl.plan.plan import Plan, shortages, with_notes
+from pacorl.plan.rows import ALL, FP32, Row, adapter_rows, disk_bytes, in_phases, model_rows, pass_rows
 from pacorl.runtime.logbook import check_trackers
 from pacorl.types import Size
 
-SHARED = 3
-"""Images with one caption from which the plan advises files of captions."""
 
-
-@dataclass(frozen=True, slots=True)
-class CharacterPlan(Plan):
-    """Requirements of a character's training."""
-
-    images: int = 0
-    """Images that are trained on."""
-    held_out: int = 0
-    """Images that measure overfitting."""
-    captions: Mapping[str, str] = field(default_factory=dict)
-    """File of each image → its caption."""
-    steps: int = 0
-    passes: float = 0.0
-    """Times that each image is trained on."""
-    trained_parameters: int = 0
-    lora_bytes: int = 0
-    """Size of the saved LoRA in one form."""
-
-    def lines(self) -> Iterator[str]:
-        """Describe images, captions, steps and the LoRA, a line each."""
-        yield f"images: {self.images} to train on, {self.held_out} held out"
-        for name, caption in self.captions.items():
-            yield f"  {name}: {caption}"
-        yield f"steps: {self.steps}, each image {self.passes:.3g} times"
-        yield f"LoRA: {self.trained_parameters:,} parameters, {size_text(self.lora_bytes)} as a file"
-
-
-def plan_character(config: CharacterConfig) -> CharacterPlan:
+def plan_character(config: CharacterConfig) -> Plan:
     """Check a config and its images, and measure the memory of the run.
 
     Raises:
@@ -76,12 +32,12 @@ def plan_character(config: CharacterConfig) -> CharacterPlan:
     # Images and config.
     check_trackers(config.trackers)
     pictures = read_pictures(config)
-    config.generator.check_trainable(config.model.checkpoint)
+    spec, model, size = config.generator, config.model, Size(*config.size)
+    spec.check_trainable(model.checkpoint)
 
     # The size.
-    checkpoint = sources.generator_of(config.model, config.generator)
-    policy = policy_on_meta(config.generator, config.model, shallow(checkpoint.configs))
-    size = Size(*config.size)
+    checkpoint = sources.generator_of(model, spec)
+    policy = policy_on_meta(spec, model, shallow(checkpoint.configs))
     try:
         policy.check_size(size)
     except ValueError as error:
@@ -90,7 +46,6 @@ def plan_character(config: CharacterConfig) -> CharacterPlan:
     # Memory. The loss is of the unguided velocity, and the gallery is guided.
     batches = [Batch(size, config.optimizer.micro_batch)]
     training = Training(config, Sampler(size=size, steps=config.gallery.steps), config.optimizer.micro_batch)
-    spec, model = config.generator, config.model
     trained = measure_generator(
         spec, model.unguided, checkpoint.configs, images=None, batches=batches, training=training
     )
@@ -100,29 +55,24 @@ def plan_character(config: CharacterConfig) -> CharacterPlan:
     rows = [
         *model_rows(model, generator, [], in_turns=False),
         *adapter_rows(generator),
-        *pass_rows(generator, [dataclasses.replace(batches[0], beside=generator.adapter)], prompts=policy.encode_batch),
-        *training_rows(generator, training),
-        Row("encoding an image", image_encoding_pass(generator.inputs, size=size).peak, phases=("encode",)),
-        host_row("latents of the images", count * policy.noise([0], size).numel() * FP32, ALL),
-        *file_rows(config, generator.adapter),
+        *pass_rows(generator, batches, overlap=(generator.adapter,), prompts=policy.encode_batch),
+        Row("encoding an image", image_encoding_pass(generator.inputs, size=size).peak, ("encode",)),
+        Row("latents of the images", count * policy.noise([0], size).numel() * FP32, ALL, "host"),
     ]
-
-    # Counts, and warnings that depend on the whole plan.
-    plan = CharacterPlan(
-        in_phases(rows, ("encode", "load", "sample", "decode", "train")),
+    captions = {f"  {each.path.name}": each.caption for each in (*pictures.train, *pictures.held_out)}
+    plan = Plan(
         checkpoint.absences,
-        (),
-        *device(),
-        images=len(pictures.train),
-        held_out=len(pictures.held_out),
-        captions={picture.path.name: picture.caption for picture in (*pictures.train, *pictures.held_out)},
-        steps=config.steps,
-        passes=config.steps * config.optimizer.batch / len(pictures.train),
-        trained_parameters=generator.trained // FP32,
-        lora_bytes=generator.trained,
+        rows=in_phases(rows, ("encode", "load", "sample", "decode", "train")),
+        disk_bytes=disk_bytes(generator.adapter, keep=config.keep_checkpoints),
+        facts={
+            "images": {"trained": len(pictures.train), "held out": len(pictures.held_out)},
+            **captions,
+            "steps": config.steps,
+            "each_image_seen": round(config.steps * config.optimizer.batch / len(pictures.train), 1),
+            "trained_parameters": generator.trained // FP32,
+        },
     )
-    warnings = [checkpoint.note, *_advice(config, pictures), card_shortage(plan), disk_shortage(config, plan)]
-    return dataclasses.replace(plan, warnings=tuple(warning for warning in warnings if warning))
+    return with_notes(plan, [checkpoint.note, *_advice(config, pictures), *shortages(config, plan)])
 
 
 def _advice(config: CharacterConfig, pictures: PictureSet) -> Iterator[str]:
@@ -131,8 +81,7 @@ def _advice(config: CharacterConfig, pictures: PictureSet) -> Iterator[str]:
     if small:
         yield f"{small[0].name} has fewer pixels than size {Size(*config.size)} ({len(small)} such): it is enlarged"
     # A caption names what may vary; what it leaves out becomes part of the character.
-    captions = [picture.caption for picture in pictures.train]
-    if captions.count(pictures.subject) >= SHARED:
+    if [picture.caption for picture in pictures.train].count(pictures.subject) >= 3:
         yield "images share the card's caption: what differs between them is told best in FILE.txt beside each image"
     if not pictures.held_out:
         yield "no image is held out, so that overfitting is not seen; give at least 5 images, and held_out above 0"

@@ -26,9 +26,9 @@ from pacorl.models.policies.qwen_image import QwenEditPolicy, QwenImagePolicy
 from pacorl.models.policies.qwen_image_21 import SLOT, QwenImage21Policy
 from pacorl.models.policies.sd3 import SD3Policy
 from pacorl.models.policies.spec import PolicySpec
+from pacorl.plan.ledger import META
 from pacorl.types import Conditioning, Size
 
-META = torch.device("meta")
 INSTRUCTION_TOKENS = 128
 """Tokens of an edit's text for Qwen-Image-Edit: an instruction of a few sentences, and the template's rest."""
 TEXT_TOKENS = 512

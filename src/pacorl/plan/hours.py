@@ -11,8 +11,8 @@ from pacorl.core.devices import NONE
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.models.policies.policy import PolicyOptions
 from pacorl.plan import passes
-from pacorl.plan.judges import Judging
-from pacorl.plan.rows import Generator
+from pacorl.plan.judges import Scorer
+from pacorl.plan.passes import Generator
 from pacorl.plan.work import Work
 from pacorl.types import Size
 
@@ -22,7 +22,6 @@ BUS_SHARE = 0.8
 """Share of the bus's rate that copies of weights are assumed to reach."""
 DISK_RATE = 1e9
 """Bytes per second of a checkpoint that is written."""
-
 MEASURED = {"bfloat16": (1.06, 1.10), "int8": (1.10, 1.76), "streamed": (1.10, 1.59)}
 """Form of the generator's weights → its time over the computed time, at best and as measured."""
 
@@ -81,13 +80,10 @@ class Cost:
     """Phase → a training image's share, judging included if it is done on the cards of the run."""
     judged: float
     """FLOPs of the questions about a training image, shared prefixes once."""
-    questions: int
-    """Questions about a training image."""
     judge_elsewhere: bool
     samples: int
     """Training images of an epoch."""
     epochs: int
-    prompts_per_epoch: int
     evaluation: Load
     """Of one evaluation."""
     evaluations: int
@@ -104,14 +100,8 @@ class Cost:
         return sum(load.flops for load in self.image.values())
 
     @property
-    def evaluation_share(self) -> float:
-        """Share of the evaluations in the run's FLOPs."""
-        evaluation = self.evaluations * self.evaluation.flops
-        return evaluation / (evaluation + self.epochs * self.samples * self.image_flops)
-
-    @property
     def judge_cards(self) -> int:
-        """Cards that judge as fast as the processes train."""
+        """Cards that judge as fast as the processes train; 0 if the processes judge."""
         return math.ceil(self.world * self.judged / self.image_flops) if self.judge_elsewhere else 0
 
     def hours(self, card: Card) -> tuple[float, float]:
@@ -127,8 +117,8 @@ def cost_of(
     *,
     work: Work,
     generator: Generator,
-    judge: Judging,
-    held_out_judge: Judging,
+    judge: Scorer | None,
+    held_out_judge: Scorer | None,
     evaluated: int,
     world: int,
 ) -> Cost:
@@ -138,8 +128,8 @@ def cost_of(
         config: the run.
         work: its forwards.
         generator: as measured, for batches of sampling and of evaluation.
-        judge: its questions.
-        held_out_judge: those of the evaluation's own judge.
+        judge: of the run.
+        held_out_judge: the evaluation's own.
         evaluated: prompts of an evaluation.
         world: number of processes.
     """
@@ -161,21 +151,19 @@ def cost_of(
     evaluation = Load(generator.sample_flops[1], sent) * (config.evaluation.steps / config.evaluation.batch)
     evaluation += Load(passes.decoding_pass(generator.inputs, size=full).flops)
     # Judges in other processes cost the run's cards nothing.
-    elsewhere = bool(judge.questions) and bool(config.judge and config.judge.remote)
-    if not elsewhere:
+    elsewhere = bool(judge and config.judge and config.judge.remote)
+    if judge and not elsewhere:
         image["judging"] = Load(judge.image_flops, judge.forwards * judge.streamed)
-        evaluation += Load(judge.evaluated_flops)
-    evaluation += Load(held_out_judge.evaluated_flops)
+    for each in (None if elsewhere else judge, held_out_judge):
+        evaluation += Load(each.evaluated_flops if each else 0)
 
     between = (config.epochs - 1) // config.evaluation.every if config.evaluation.every else 0
     return Cost(
         image=image,
-        judged=judge.image_flops,
-        questions=judge.questions,
+        judged=judge.image_flops if judge else 0.0,
         judge_elsewhere=elsewhere,
         samples=work.samples,
         epochs=config.epochs,
-        prompts_per_epoch=config.prompts_per_epoch,
         evaluation=evaluation * (evaluated * config.evaluation.samples_per_prompt),
         evaluations=between + 2,
         saved=4 * generator.adapter * math.ceil(config.epochs / config.save_every),

@@ -6,8 +6,6 @@ loaded, and the network is not used.
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,86 +20,21 @@ from pacorl.judge_training.judge_config import ComparisonsConfig, JudgeConfig
 from pacorl.judge_training.loop import micro_batches, processes, training_arguments
 from pacorl.judge_training.tuning import parameter_counts, processor_of, source_of, tune
 from pacorl.plan import sources
-from pacorl.plan.generators import META, model_on_meta
+from pacorl.plan.generators import model_on_meta
+from pacorl.plan.ledger import META
+from pacorl.plan.plan import Plan
 from pacorl.plan.sources import Checkpoint, MissingFile
 from pacorl.records.comparisons import SOURCES, MissingImagesError, comparisons_from, missing_file
 from pacorl.runtime.logbook import check_trackers
 from pacorl.types import Comparison
 
 PACO_HOME = "X-GenGroup/PaCo-Dataset"
-PACO_ENTRIES = frozenset(
-    source.rpartition(":")[2] for source in (*ComparisonsConfig().train, *ComparisonsConfig().evaluation)
-)
+PACO_ENTRIES = {source.rpartition(":")[2] for source in (*ComparisonsConfig().train, *ComparisonsConfig().evaluation)}
 STATE_BYTES = 16
 """Bytes of a trained parameter: the fp32 weight, its gradient and AdamW's two moments."""
-UNKNOWN = "unknown until all its data are here"
 
 
-@dataclass(frozen=True, slots=True)
-class RewardPlan:
-    """Requirements of a judge's training."""
-
-    train: dict[str, int]
-    """Pairs by label in the present sources."""
-    evaluation: dict[str, int]
-    optimizer_steps: int | None
-    """None if it depends on absent data."""
-    per_forward: int
-    forwards_per_step: int
-    trained_parameters: int
-    all_parameters: int
-    weights_gib: float
-    """Frozen weights."""
-    training_state_gib: float
-    absences: tuple[MissingFile, ...]
-    faults: tuple[str, ...]
-    """Present sources that cannot be trained on, with the reason."""
-    notes: tuple[str, ...]
-
-    @property
-    def verdict(self) -> str:
-        """The first line of the dry run."""
-        return sources.verdict(self.absences, faults=len(self.faults), notes=len(self.notes))
-
-    @property
-    def exit_code(self) -> int:
-        """Exit code of the dry run."""
-        if self.absences or self.faults:
-            return sources.NOT_READY
-        return 0
-
-    def to_json(self) -> str:
-        """Return the whole plan."""
-        return json.dumps(dataclasses.asdict(self) | {"verdict": self.verdict}, indent=2, ensure_ascii=False)
-
-    def lines(self) -> list[str]:
-        """List the lines for a terminal: the verdict, absences, faults, notes and figures."""
-        # Figures, in one column.
-        names = []
-        for fact in dataclasses.fields(self):
-            if fact.name not in ("absences", "faults", "notes"):
-                names.append(fact.name)
-
-        width = max(len(name) for name in names)
-        lines = [self.verdict]
-        lines += [f"absent {absence.key} = {absence.source}: {absence.remedy}" for absence in self.absences]
-        lines += [f"fault {fault}" for fault in self.faults]
-        lines += [f"note {note}" for note in self.notes]
-        return lines + [f"{name.replace('_', ' '):<{width}}  {_shown(getattr(self, name))}" for name in names]
-
-
-def _shown(fact: object) -> str:
-    if fact is None:
-        return UNKNOWN
-    if isinstance(fact, dict):
-        counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in fact.items())
-        if fact["pairs"]:
-            return counts
-        return "none here"
-    return f"{fact:,}"
-
-
-def plan_reward(config: JudgeConfig) -> RewardPlan:
+def plan_reward(config: JudgeConfig) -> Plan:
     """Check everything but the weights themselves, and count the work of a run.
 
     Absent data and weights are listed, the published architecture replaces absent configs, and a faulty source does not
@@ -113,40 +46,44 @@ def plan_reward(config: JudgeConfig) -> RewardPlan:
     # The config alone.
     check_trackers(config.trackers)
     training_arguments(config, evaluates=bool(config.data.evaluation))
-    micro, accumulate = micro_batches(config, world=processes().num_processes)
+    per_forward, forwards = micro_batches(config, world=processes().num_processes)
 
     # Data.
-    scratch = config.out / "data"
-    train = _read("data.train", config.data.train, limit=None, scratch=scratch)
+    train = _read("data.train", config.data.train, limit=None, scratch=config.out / "data")
     limit = config.data.evaluation_limit
-    evaluation = _read("data.evaluation", config.data.evaluation, limit=limit, scratch=scratch)
-    steps: int | None = math.ceil(config.epochs * math.ceil(len(train.comparisons) / config.optimizer.batch))
+    evaluation = _read("data.evaluation", config.data.evaluation, limit=limit, scratch=config.out / "data")
+    steps: int | str = math.ceil(config.epochs * math.ceil(len(train.comparisons) / config.optimizer.batch))
     if train.absences or train.faults:
-        steps = None
+        steps = "unknown until all its data are here"
 
-    # Weights.
+    # Weights. The adapter of `start` has the config's shape, so that a new one has the same count.
     checkpoint = sources.vision_language_model(config.model.checkpoint, key="model.checkpoint")
     start = sources.adapter_absence("tuning.start", config.tuning.start)
-    trained, total = _parameters(config, checkpoint, start_is_here=start is None)
-    frozen_bytes = (total - trained) * getattr(torch, config.model.dtype).itemsize
-    answer_faults = _answer_faults(config, checkpoint, [*train.comparisons, *evaluation.comparisons])
-    return RewardPlan(
-        train=_balance(train.comparisons),
-        evaluation=_balance(evaluation.comparisons),
-        optimizer_steps=config.max_steps or steps,
-        per_forward=micro,
-        forwards_per_step=accumulate,
-        trained_parameters=trained,
-        all_parameters=total,
-        weights_gib=round(frozen_bytes / 2**30, 3),
-        training_state_gib=round(trained * STATE_BYTES / 2**30, 3),
-        absences=(*train.absences, *evaluation.absences, *checkpoint.absences, *([start] if start else [])),
-        faults=(*train.faults, *evaluation.faults, *answer_faults),
-        notes=(checkpoint.note,) if checkpoint.note else (),
+    if checkpoint.folder:
+        source_of(str(checkpoint.folder))  # refuses a model of another family
+    model = model_on_meta(checkpoint.configs["model"], dtype=getattr(torch, config.model.dtype))
+    with META:
+        tuned = tune(model, config.tuning.model_copy(update={"start": ""}) if start else config.tuning)
+    trained, total = parameter_counts(tuned)
+    frozen_bytes = (total - trained) * model.dtype.itemsize
+    faults = [*train.faults, *evaluation.faults]
+    faults += _answer_faults(config, checkpoint, [*train.comparisons, *evaluation.comparisons])
+    return Plan(
+        (*train.absences, *evaluation.absences, *checkpoint.absences, *([start] if start else [])),
+        tuple(faults),
+        (checkpoint.note,) if checkpoint.note else (),
+        facts={
+            "train": _balance(train.comparisons),
+            "evaluation": _balance(evaluation.comparisons),
+            "optimizer_steps": config.max_steps or steps,
+            "pairs_per_forward": per_forward,
+            "forwards_per_step": forwards,
+            "trained_parameters": trained,
+            "all_parameters": total,
+            "frozen_weights_gib": round(frozen_bytes / 2**30, 3),
+            "training_state_gib": round(trained * STATE_BYTES / 2**30, 3),
+        },
     )
-
-
-# --- data ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -163,8 +100,7 @@ def _read(key: str, names: Sequence[str], *, limit: int | None, scratch: Path) -
     data = SourceData()
     for source in names:
         try:
-            absence = _comparisons_absence(key, source)
-            if absence:
+            if absence := _comparisons_absence(key, source):
                 data.absences.append(absence)
                 continue
             comparisons = comparisons_from(source, limit=limit, scratch=scratch)
@@ -190,34 +126,19 @@ def _comparisons_absence(key: str, source: str) -> MissingFile | None:
     # PaCo-Dataset is known by its folder's name or by the names of its entries.
     folder, _, entry = source.rpartition(":")
     home = Path(folder or source)
-    if home.name != "PaCo-Dataset" and entry not in PACO_ENTRIES:
-        return MissingFile(key, source, f"{missing} is not there; put it there, or name {SOURCES}")
-    return MissingFile(
-        key,
-        source,
-        f"PaCo-Dataset: `hf download --repo-type dataset {PACO_HOME} --local-dir {home}`, then unpack it there as its "
-        f"card says (decompress.sh); {missing} is not there",
-    )
+    remedy = f"{missing} is not there; put it there, or name {SOURCES}"
+    if home.name == "PaCo-Dataset" or entry in PACO_ENTRIES:
+        remedy = (
+            f"PaCo-Dataset: `hf download --repo-type dataset {PACO_HOME} --local-dir {home}`, then unpack it there as "
+            f"its card says (decompress.sh); {missing} is not there"
+        )
+    return MissingFile(key, source, remedy)
 
 
 def _balance(comparisons: Sequence[Comparison]) -> dict[str, int]:
     yes = sum(comparison.consistent for comparison in comparisons)
     explained = sum(bool(comparison.reasons) for comparison in comparisons)
-    return {"pairs": len(comparisons), "yes": yes, "no": len(comparisons) - yes, "with_reasons": explained}
-
-
-# --- weights ---------------------------------------------------------------------------------------------------
-
-
-def _parameters(config: JudgeConfig, checkpoint: Checkpoint, *, start_is_here: bool) -> tuple[int, int]:
-    """Count the trained and all parameters, on the meta device."""
-    if checkpoint.folder:
-        source_of(str(checkpoint.folder))  # refuses a model of another family
-    model = model_on_meta(checkpoint.configs["model"], dtype=getattr(torch, config.model.dtype))
-    # The adapter of `start` has the config's shape, so that a new one has the same count.
-    tuning = config.tuning if start_is_here else config.tuning.model_copy(update={"start": ""})
-    with META:
-        return parameter_counts(tune(model, tuning))
+    return {"pairs": len(comparisons), "yes": yes, "no": len(comparisons) - yes, "with reasons": explained}
 
 
 def _answer_faults(config: JudgeConfig, checkpoint: Checkpoint, comparisons: Sequence[Comparison]) -> Iterator[str]:

@@ -7,7 +7,7 @@ and fragments, and the CUDA context (together about 1 GiB on a card).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -17,30 +17,22 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from pacorl.plan.generators import META
-
+META = torch.device("meta")
 aten = torch.ops.aten
 
 
 def attention_flops(query_BHSD: Tensor, key_BHSD: Tensor, value_BHSD: Tensor, *_: Any, **__: Any) -> float:
     """FLOPs of attention; several heads of the query may share a head of key and value."""
-    widths = query_BHSD.shape[-1] + value_BHSD.shape[-1]
-    return _scores(query_BHSD, key_BHSD) * 2.0 * widths
+    scores = query_BHSD.shape[:-1].numel() * key_BHSD.shape[-2]
+    return scores * 2.0 * (query_BHSD.shape[-1] + value_BHSD.shape[-1])
 
 
-def attention_backward_flops(
-    _: Tensor, query_BHSD: Tensor, key_BHSD: Tensor, value_BHSD: Tensor, *__: Any, **___: Any
-) -> float:
+def attention_backward_flops(_: Tensor, query: Tensor, key: Tensor, value: Tensor, *__: Any, **___: Any) -> float:
     """FLOPs of attention's gradients: the scores once more, and two products each for query, key and value."""
-    widths = 3 * query_BHSD.shape[-1] + 2 * value_BHSD.shape[-1]
-    return _scores(query_BHSD, key_BHSD) * 2.0 * widths
+    return attention_flops(query, key, value) * 2.5
 
 
-def _scores(query_BHSD: Tensor, key_BHSD: Tensor) -> int:
-    return query_BHSD.shape[:-1].numel() * key_BHSD.shape[-2]
-
-
-FLOPS: Mapping[Any, Callable[..., float]] = {
+FLOPS = {
     **flop_registry,
     aten._scaled_dot_product_flash_attention_for_cpu: attention_flops,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward_flops,

@@ -1,4 +1,4 @@
-"""Passes of a run, measured on meta tensors: its own forwards, backwards and codecs.
+"""A generator's peaks and FLOPs in a run, measured on meta tensors: its own forwards, backwards and codecs.
 
 All blocks of a kind are alike, so that a transformer's figures are linear in the number of blocks. They are measured
 with the fewest blocks, and with one more of each kind.
@@ -6,19 +6,28 @@ with the fewest blocks, and with one more of each kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from pacorl.config.base import ConfigError
 from pacorl.core.sampler import Sampler
 from pacorl.core.sde import log_prob
+from pacorl.grpo.builders import add_adapter
+from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.rollout import transition_at
-from pacorl.models.adapters import adapter_off
-from pacorl.models.policies.policy import Parts
-from pacorl.plan.generators import META, Inputs
-from pacorl.plan.ledger import MemoryLedger, measured
+from pacorl.models.adapters import adapter_off, adapter_state
+from pacorl.models.int8 import parameter_count, streamed_bytes, weight_bytes
+from pacorl.models.policies.policy import Parts, PolicyOptions
+from pacorl.models.policies.spec import PolicySpec
+from pacorl.plan.generators import Inputs, policy_on_meta
+from pacorl.plan.ledger import META, MemoryLedger, measured
 from pacorl.types import Size
 
 AXES = {
@@ -30,7 +39,6 @@ AXES = {
 }
 """A transformer's class → its config's names for the number of blocks of each kind; SD 3.5 lists its dual blocks."""
 
-Figures = Mapping[str, float]
 Depth = tuple[int, ...]
 
 
@@ -45,7 +53,7 @@ def fewest_blocks(depth: Depth) -> Depth:
     """One block of each kind, and two of the last: the very last block is unlike its kind, since nothing reads what it
     makes of the text."""
     fewest = (*(1 for _ in depth[1:]), 2)
-    return tuple(min(few, full) for few, full in zip(fewest, depth, strict=True))
+    return tuple(map(min, fewest, depth))
 
 
 def cut(config: Mapping[str, Any], depth: Depth) -> dict[str, Any]:
@@ -64,46 +72,141 @@ def shallow(configs: Parts) -> Parts:
     return {**configs, "transformer": cut(transformer, fewest_blocks(full))} if full else configs
 
 
-def at_full_depth(configs: Parts, measure: Callable[[Parts], Figures]) -> dict[str, float]:
+def at_full_depth(configs: Parts, measure: Callable[[Parts], NDArray[np.float64]]) -> NDArray[np.float64]:
     """Measure a generator's configs at their number of blocks, by those with fewer blocks."""
     transformer = configs["transformer"]
     full = published_depth(transformer)
-    if not full:
-        return dict(measure(configs))
     fewest = fewest_blocks(full)
-    base = measure(shallow(configs))
-    figures = dict(base)
-    for kind, (few, all_blocks) in enumerate(zip(fewest, full, strict=True)):
-        if all_blocks == few:
-            continue
-        more = tuple(count + (number == kind) for number, count in enumerate(fewest))
-        deeper = measure({**configs, "transformer": cut(transformer, more)})
-        for name, value in base.items():
-            figures[name] += (all_blocks - few) * (deeper[name] - value)
+    base = figures = measure(shallow(configs))
+    for kind, left_out in enumerate(np.subtract(full, fewest)):
+        if left_out:
+            more = tuple(count + (number == kind) for number, count in enumerate(fewest))
+            figures = figures + left_out * (measure({**configs, "transformer": cut(transformer, more)}) - base)
     return figures
 
 
-def training_pass(inputs: Inputs, *, sampler: Sampler, batch: int, with_base: bool) -> MemoryLedger:
-    """Measure one trained step of one micro-batch, forward and backward, without its gradients.
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Images that are sampled together."""
 
-    `with_base` adds the base's forward that a KL term needs.
+    size: Size
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What a run trains: its adapter, and its largest micro-batch."""
+
+    config: LoraConfig
+    sampler: Sampler
+    batch: int
+    with_base: bool = False
+    """Whether a KL term needs the base's forward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generator:
+    """A generator's bytes and FLOPs, at its full depth."""
+
+    inputs: Inputs
+    """Of the policy with the fewest blocks."""
+    parameters: int
+    weights: int
+    """On the device."""
+    streamed: int
+    """In main memory."""
+    adapter: int
+    """Bytes of the adapter's weights."""
+    trained: int
+    """Bytes of the weights that receive gradients."""
+    train: int
+    """Peak of a trained micro-batch."""
+    train_flops: float
+    samples: tuple[int, ...]
+    """Peak of a forward of each batch."""
+    sample_flops: tuple[float, ...]
+
+
+def measure_generator(
+    spec: PolicySpec,
+    options: PolicyOptions,
+    configs: Parts,
+    *,
+    images: int | None,
+    batches: Sequence[Batch],
+    training: Training | None = None,
+    record_sizes: bool = False,
+) -> Generator:
+    """Measure a generator's transformer.
+
+    Args:
+        spec: of its kind.
+        options: of its weights.
+        configs: config.json of each component.
+        images: sources and references of a prompt; None for one of an editor.
+        batches: that are sampled.
+        training: None for generating.
+        record_sizes: whether sets have their records' sizes.
+
+    Raises:
+        ConfigError: The adapter's targets match no module.
     """
-    policy, size = inputs.policy, sampler.size
-    conditioning = inputs.conditioning(size, batch=batch)
-    sigmas = policy.sigmas(sampler.steps, size)
-    before, after = policy.noise(range(batch), size), policy.noise(range(batch), size)
-    sigma_B = torch.empty(batch, device=META)
+    policies: list[Inputs] = []
+
+    def measure(parts: Parts) -> NDArray[np.float64]:
+        policy = policy_on_meta(spec, options, parts, record_sizes=record_sizes)
+        inputs = Inputs.of(policy) if images is None else Inputs(policy, images)
+        policies.append(inputs)
+        model = policy.transformer
+        figures: list[float] = [parameter_count(model), weight_bytes(model), streamed_bytes(model)]
+        figures += _training_figures(inputs, training) if training else [0, 0, 0, 0]
+        passes = [sampling_pass(inputs, size=batch.size, batch=batch.count) for batch in batches]
+        return np.array([*figures, *(each.peak for each in passes), *(each.flops for each in passes)])
+
+    # Targets that name a block are found at the full depth alone.
+    targets = training.config.adapter.targets if training else ()
+    names_block = any(re.search(r"blocks\.\d", target) for target in targets)
+    figures = (measure(configs) if names_block else at_full_depth(configs, measure)).tolist()
+    of_batches = figures[7:]
+    peaks, flops = of_batches[: len(batches)], of_batches[len(batches) :]
+    return Generator(policies[0], *map(round, figures[:6]), figures[6], tuple(map(round, peaks)), tuple(flops))
+
+
+def _training_figures(inputs: Inputs, training: Training) -> list[float]:
+    """Add the adapter, and measure it: its bytes, those with gradients, and a step's peak and FLOPs."""
+    policy = inputs.policy
+    try:
+        with META:
+            add_adapter(training.config, policy)
+    except ValueError as error:
+        raise ConfigError(f"adapter.targets: {error}") from None
+    adapter = sum(weight.nbytes for weight in adapter_state(policy.transformer).values())
+    trained = sum(weight.nbytes for weight in policy.transformer.parameters() if weight.requires_grad)
+    step = training_pass(inputs, training)
+    return [adapter, trained, step.peak, step.flops]
+
+
+# --- passes ----------------------------------------------------------------------------------------------------
+
+
+def training_pass(inputs: Inputs, training: Training) -> MemoryLedger:
+    """Measure one trained step of one micro-batch, forward and backward, without its gradients."""
+    policy, sampler, count = inputs.policy, training.sampler, training.batch
+    conditioning = inputs.conditioning(sampler.size, batch=count)
+    sigmas = policy.sigmas(sampler.steps, sampler.size)
+    before, after = policy.noise(range(count), sampler.size), policy.noise(range(count), sampler.size)
+    sigma_B = torch.empty(count, device=META)
     # Gradients are allocated outside the ledger: the adapter's rows of the plan count them.
     for parameter in policy.transformer.parameters():
         parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
     policy.transformer.train()
 
     def step() -> None:
-        velocity = policy.velocity(before, sigma_B, conditioning, size)
+        velocity = policy.velocity(before, sigma_B, conditioning, sampler.size)
         loss = log_prob(after, transition_at(sampler, sigmas, 0, before, velocity)).mean()
-        if with_base:
+        if training.with_base:
             with torch.no_grad(), adapter_off(policy.transformer):
-                base = policy.velocity(before, sigma_B, conditioning, size)
+                base = policy.velocity(before, sigma_B, conditioning, sampler.size)
             loss = loss + (velocity - base).square().mean()
         torch.autograd.backward(loss)
 

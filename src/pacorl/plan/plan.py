@@ -11,8 +11,8 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -30,27 +30,22 @@ from pacorl.models.policies.policy import Parts, PolicyOptions
 from pacorl.plan import sources
 from pacorl.plan.generators import policy_on_meta
 from pacorl.plan.hours import CARDS, Card, Cost, cost_of
-from pacorl.plan.judges import Judging, clip_scorers, judging, pair_judge, scorer_of
-from pacorl.plan.passes import shallow
+from pacorl.plan.judges import clip_scorers, judges_of, pair_judge
+from pacorl.plan.passes import Batch, Generator, Training, measure_generator, shallow
 from pacorl.plan.rows import (
     ALL,
     EPOCH,
     FP32,
     PHASES,
-    Batch,
-    Generator,
     Phase,
+    Phases,
     Place,
     Row,
-    Training,
     adapter_rows,
-    file_rows,
-    host_row,
+    disk_bytes,
     in_phases,
-    measure_generator,
     model_rows,
     pass_rows,
-    training_rows,
 )
 from pacorl.plan.sources import MissingFile
 from pacorl.plan.work import Work, work_of
@@ -60,16 +55,12 @@ from pacorl.rewards import check_rewards
 from pacorl.runtime.logbook import check_trackers
 from pacorl.types import TINY, Prompt, Size
 
-if TYPE_CHECKING:
-    from pacorl.io.console import PlainConsole
-
 AUTO = "auto"
+NOT_READY = 2
+"""Exit code of a dry run if something is absent or at fault."""
+SHOWN_CARDS = 3
 LEAST_HOURS = 0.05
 """Hours below which a run's time is not printed."""
-MUCH = 0.25
-"""Share of a run's FLOPs above which its evaluations deserve a note."""
-LITTLE = 1e17
-"""FLOPs of evaluation below which no note is made: six minutes of an H100."""
 CARD_MARGIN = 2 * 2**30
 """Bytes that `auto` leaves free on a card. CUDA's context, kernels' scratch space and the allocator's fragments, which
 the plan does not count, take about half of it."""
@@ -79,90 +70,87 @@ the plan does not count, take about half of it."""
 class Plan:
     """Requirements of a run."""
 
-    rows: tuple[Row, ...]
-    absences: tuple[MissingFile, ...]
-    warnings: tuple[str, ...]
-    device: str
-    device_bytes: int | None
-    """Memory of the card; None without CUDA."""
-    forwards_per_image: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Forwards by phase, counted by `plan.work`."""
-    prompts: int = 0
-    """Training prompts; 0 if they are absent."""
+    absences: tuple[MissingFile, ...] = ()
+    faults: tuple[str, ...] = ()
+    """Present sources that cannot be used, with the reason."""
+    notes: tuple[str, ...] = ()
+    rows: tuple[Row, ...] = ()
+    """Components in memory; none for a judge's training."""
+    disk_bytes: int = 0
+    """Bytes of the run's files."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Counts of data, steps and weights."""
     cost: Cost | None = None
-    """FLOPs of the run; None for generating."""
+    """Work of a policy's training."""
     checkpointed: Plan | None = None
     """The plan with gradient checkpointing, where a card that is not here decides `auto`."""
+    device: str = field(default_factory=lambda: device()[0])
+    device_bytes: int | None = field(default_factory=lambda: device()[1])
+    """Memory of the card; None without one."""
 
-    def phase_bytes(self, phase: Phase, *, place: Place = "device", files: bool = True) -> int:
-        """Add up a phase's bytes on the device or elsewhere, with or without pages of files."""
-        rows = [row for row in self.rows if row.place == place and phase in row.phases]
-        return sum(row.bytes for row in rows if files or not row.is_file)
+    def phase_bytes(self, phase: Phase, *, places: Sequence[Place] = ("device",)) -> int:
+        """Add up a phase's bytes on the device or elsewhere."""
+        return sum(row.bytes for row in self.rows if row.place in places and phase in row.phases)
 
     @property
     def phases(self) -> dict[Phase, int]:
-        """Bytes on the device in each phase that the command has."""
-        used = {phase for row in self.rows if row.place == "device" and row.phases != ALL for phase in row.phases}
-        return {phase: self.phase_bytes(phase) for phase in PHASES if phase in used or not used}
+        """Bytes on the device in each phase of the command."""
+        return {phase: size for phase in PHASES if (size := self.phase_bytes(phase))}
 
     @property
     def peak_bytes(self) -> int:
         """Peak memory of the device."""
-        return max(self.phase_bytes(phase) for phase in PHASES)
+        return max(self.phases.values(), default=0)
 
     @property
-    def least_bytes(self) -> int:
-        """Peak memory of the device, with gradient checkpointing where a card decides it."""
-        return min(self.peak_bytes, self.checkpointed.peak_bytes) if self.checkpointed else self.peak_bytes
+    def fits(self) -> bool:
+        """Whether the card of this machine holds it; true without a card."""
+        return self.peak_bytes <= (self.device_bytes or self.peak_bytes)
 
     @property
     def host_bytes(self) -> int:
         """Peak main memory of all processes of a machine, loading included."""
-        return max(self.phase_bytes(phase, place="host") for phase in PHASES)
+        return max(self.phase_bytes(phase, places=("host", "files")) for phase in PHASES)
 
     @property
     def held_bytes(self) -> int:
         """`host_bytes` without pages of files, which the system may drop."""
-        return max(self.phase_bytes(phase, place="host", files=False) for phase in PHASES)
-
-    @property
-    def disk_bytes(self) -> int:
-        """Bytes of the run's files."""
-        return sum(row.bytes for row in self.rows if row.place == "disk")
+        return max(self.phase_bytes(phase, places=("host",)) for phase in PHASES)
 
     @property
     def download_bytes(self) -> int:
         """Bytes of the absent weights, those of one source once."""
         return sum({absence.source: absence.bytes for absence in self.absences}.values())
 
-    def __str__(self) -> str:
-        return "\n".join(text_of(self))
-
     @property
     def verdict(self) -> str:
         """The first line of the dry run."""
-        return sources.verdict(self.absences, notes=len(self.warnings))
+        keys = dict.fromkeys(absence.key for absence in self.absences)
+        reasons = [f"{len(self.absences)} absent ({', '.join(keys)})"] if keys else []
+        reasons += [f"{len(self.faults)} at fault"] if self.faults else []
+        if reasons:
+            return f"verdict: it would not run: {' and '.join(reasons)}"
+        mind = {0: "", 1: "; mind the note"}.get(len(self.notes), f"; mind the {len(self.notes)} notes")
+        return f"verdict: all that it needs is here{mind}"
 
     @property
     def exit_code(self) -> int:
         """Exit code of the dry run."""
-        return sources.NOT_READY if self.absences else 0
+        return NOT_READY if self.absences or self.faults else 0
 
     def to_json(self) -> str:
         """Return the whole plan; sizes in bytes."""
-        # Totals follow from the rows, and are printed for programs that do not add up.
-        totals: dict[str, Any] = {
-            "phases": {phase: self.phase_bytes(phase) for phase in PHASES},
-            "peak_bytes": self.peak_bytes,
-            "peak_gib": round(self.peak_bytes / 2**30, 2),
-            "least_gib": round(self.least_bytes / 2**30, 2),
-            "host_gib": round(self.host_bytes / 2**30, 2),
-            "download_bytes": self.download_bytes,
-            "verdict": self.verdict,
-        }
-        if self.cost:
-            totals["hours"] = {card.name: self.cost.hours(card) for card in CARDS}
-        return json.dumps(dataclasses.asdict(self) | totals, indent=2)
+        document = dataclasses.asdict(dataclasses.replace(self, checkpointed=None))
+        document["rows"] = [row._asdict() for row in self.rows]
+        document |= {name: getattr(self, name) for name in ("verdict", "phases", "peak_bytes", "download_bytes")}
+        least = min(self.peak_bytes, self.checkpointed.peak_bytes if self.checkpointed else self.peak_bytes)
+        gib = {"peak_gib": self.peak_bytes, "least_gib": least, "host_gib": self.host_bytes}
+        document |= {name: round(size / 2**30, 2) for name, size in gib.items()}
+        document["hours"] = {card.name: self.cost.hours(card) for card in CARDS} if self.cost else {}
+        return json.dumps(document, indent=2, ensure_ascii=False)
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
 
 
 # --- plans -----------------------------------------------------------------------------------------------------
@@ -204,12 +192,8 @@ def plan_policy(config: PolicyConfig, *, world: int | None = None, ask: bool = F
     config, _ = with_credit(config, {}, train, run=False)
     for key, reward in sources.rewards_of(config):
         reward.check(evaluation if key.startswith("evaluation.") else prompts)
-    leaks = check_leaks(
-        train,
-        evaluation,
-        benchmarks={name: _prompts(config, name) for name in config.prompts.benchmarks},
-        action=config.prompts.leaks,
-    )
+    benchmarks = {name: _prompts(config, name) for name in config.prompts.benchmarks}
+    leaks = check_leaks(train, evaluation, benchmarks=benchmarks, action=config.prompts.leaks)
 
     # Checkpoints.
     config.generator.check_trainable(config.model.checkpoint)
@@ -218,120 +202,110 @@ def plan_policy(config: PolicyConfig, *, world: int | None = None, ask: bool = F
         sources.judge(config.judge, key="judge"),
         sources.judge(config.evaluation.judge_settings, key="evaluation.judge"),
     )
+    absences = sources.all_absences(config, (checkpoint, *judges))
+    absences += tuple(sources.silent_judges(config)) if ask else ()
 
     # Memory and work, at the largest of the records' sizes if records decide.
     sizes = _sizes(config, checkpoint.configs, train, evaluation)
-    rows, generator, asked = _training(
-        config, checkpoint.configs, judges=judges, work=work, sizes=sizes, prompts=prompts, world=world
+    scorers = judges_of(config, judges, prompts=prompts, sizes=sizes)
+    generator, rows = _training(
+        config, checkpoint.configs, scorers, work=work, sizes=sizes, prompts=prompts, world=world
     )
-    evaluated = len(evaluation) or config.prompts.evaluation_limit
     cost = cost_of(
         config,
         work=work,
         generator=generator,
-        judge=asked[0],
-        held_out_judge=asked[1],
-        evaluated=evaluated,
+        judge=scorers[0],
+        held_out_judge=scorers[1],
+        evaluated=len(evaluation) or config.prompts.evaluation_limit,
         world=world,
     )
-
-    # Absent weights, and warnings, most of which are empty.
-    checkpoints = (checkpoint, *judges)
-    absences = sources.all_absences(config, checkpoints)
-    if ask:
-        absences += tuple(sources.silent_judges(config))
-    plan = Plan(rows, absences, (), *device(), work.forwards_per_image, len(train), cost, checkpointed)
-    warnings = [leaks, *(each.note for each in checkpoints), _costly_evaluation(cost)]
-    warnings += [card_shortage(plan), host_shortage(plan), disk_shortage(config, plan)]
-    return dataclasses.replace(plan, warnings=tuple(warning for warning in warnings if warning))
+    plan = Plan(
+        absences,
+        rows=rows,
+        disk_bytes=disk_bytes(generator.adapter, keep=config.keep_checkpoints),
+        facts=_work_facts(config, work, prompts=len(train)),
+        cost=cost,
+        checkpointed=checkpointed,
+    )
+    return with_notes(plan, [leaks, checkpoint.note, *(judge.note for judge in judges), *shortages(config, plan)])
 
 
 def _training(
     config: PolicyConfig,
     configs: Parts,
+    judges: Sequence[Any],
     *,
-    judges: Sequence[sources.Checkpoint],
     work: Work,
-    sizes: tuple[Size, Size],
+    sizes: Sequence[Size],
     prompts: Sequence[Prompt],
     world: int,
-) -> tuple[tuple[Row, ...], Generator, tuple[Judging, Judging]]:
-    """Measure a run: its components, its generator, and what is asked of both judges."""
+) -> tuple[Generator, tuple[Row, ...]]:
+    """Measure a run's generator, and list its components."""
     # Models that score. Those of this process may work during sampling.
-    size, full = sizes
     options = (config.judge, config.evaluation.judge_settings)
-    asked = []
-    scorers = []
-    for number, (name, judge) in enumerate(zip(("judge", "evaluation's judge"), options, strict=True)):
-        parts = judges[number].configs or (sources.published_judge(judge.name)[1] if judge else {})
-        work_of_judge = judging(
-            config, judge, parts, prompts=prompts, size=size, evaluation_size=full, held_out=number == 1
-        )
-        asked.append(work_of_judge)
-        if judge and not judge.remote:
-            scorers.append(scorer_of(name, judge, work_of_judge))
     panels = min((prompt.grid.count for prompt in prompts), default=4)
+    scorers = [judge for judge, settings in zip(judges, options, strict=True) if settings and not settings.remote]
     scorers += clip_scorers(config, panels=panels)
     in_turns = config.in_turns and bool(scorers)
-    beside = 0 if in_turns else max((scorer.buffers for scorer in scorers), default=0)
+    overlap = 0 if in_turns else max((scorer.buffers for scorer in scorers), default=0)
 
     # The generator: a batch of nodes is trained if the tree branches, else a batch of samples.
+    size, full = sizes
+    batches = [Batch(size, config.sampling.batch), Batch(full, config.evaluation.batch)]
     nodes = work.node_batch or config.sampling.batch
     sampler = work.sampler.model_copy(update={"size": size})
-    training = Training(config, sampler, nodes, with_base=config.objective.kl_weight > 0)
-    batches = [Batch(size, config.sampling.batch, beside), Batch(full, config.evaluation.batch)]
-    images = sources.planned_images(config, prompts)
     generator = measure_generator(
         config.generator,
         config.model,
         configs,
-        images=images,
+        images=sources.planned_images(config, prompts),
         batches=batches,
-        training=training,
+        training=Training(config, sampler, nodes, with_base=config.objective.kl_weight > 0),
         record_sizes=config.prompts.record_sizes,
     )
-    # Compiled SDE steps are sampled as they are trained. The average replaces the adapter during an evaluation.
-    least = generator.train if config.model.compile != "none" and work.node_batch else 0
-    batches = [
-        dataclasses.replace(batches[0], least=least),
-        dataclasses.replace(batches[1], beside=generator.adapter),
-    ]
-    rows = [
-        *model_rows(config.model, generator, scorers, in_turns=in_turns, world=world),
-        *adapter_rows(generator),
-        *pass_rows(generator, batches, prompts=generator.inputs.policy.encode_batch),
-        *training_rows(generator, training),
-        *_records(config, generator, work, size, full, prompts=len(prompts), world=world),
-        *file_rows(config, generator.adapter),
-    ]
-    if world > 1:
-        rows.append(Row("gradients' buckets", generator.trained, phases=EPOCH, note="in which DDP sums them"))
-    if OBJECTIVES[config.objective.name].needs == "endpoint":
-        rows.append(Row("adapter that samples", generator.adapter, phases=EPOCH, note=config.objective.name))
-    return tuple(rows), generator, (asked[0], asked[1])
 
-
-def _records(
-    config: PolicyConfig, generator: Generator, work: Work, size: Size, full: Size, *, prompts: int, world: int
-) -> Iterator[Row]:
-    """List samples, prompts and adapters in main memory."""
+    # Main memory: latents of the trained steps in fp32, 8-bit images, and with panel credit a log-probability per
+    # token; encoded prompts, in one file for all processes.
     policy = generator.inputs.policy
-    # Rollouts: latents of the trained steps in fp32, 8-bit images, and with panel credit a log-probability per token.
     noise_BNC = policy.noise([0], size)
     rollouts = work.latents * noise_BNC.numel() * FP32 + work.samples * 3 * size.height * size.width
     if config.advantages.panel_share:
         rollouts += work.samples * len(work.sampler.stochastic_steps) * noise_BNC.shape[1] * FP32
-    yield host_row("an epoch's rollouts", rollouts, EPOCH, note=f"{work.samples} samples")
-
-    # Encoded prompts, in one file for all processes.
-    encoded = prompts or config.prompts_per_epoch + config.prompts.evaluation_limit
+    encoded = len(prompts) or config.prompts_per_epoch + config.prompts.evaluation_limit
     of_prompt = sum(tensor.nbytes for tensor in generator.inputs.conditioning(size, batch=1).tensors.values())
-    yield host_row("encoded prompts", encoded * of_prompt, ALL, note=f"{encoded} prompts, on disk and mapped")
+    evaluated = config.prompts.evaluation_limit * config.evaluation.samples_per_prompt
+    adapter = generator.adapter
+    rows = [
+        *model_rows(config.model, generator, scorers, in_turns=in_turns, world=world),
+        *adapter_rows(generator),
+        # Compiled SDE steps are sampled as they are trained. The average replaces the adapter during an evaluation.
+        *pass_rows(
+            generator,
+            batches,
+            overlap=(overlap, adapter),
+            least=generator.train if config.model.compile != "none" and work.node_batch else 0,
+            prompts=policy.encode_batch,
+        ),
+        Row("an epoch's rollouts", rollouts, EPOCH, "host"),
+        Row("encoded prompts", encoded * of_prompt, ALL, "host"),
+        Row("an evaluation's images", evaluated * 3 * full.height * full.width, EPOCH, "host"),
+        Row("adapters, before they are placed", world * adapter, ("encode",), "host"),
+    ]
+    if world > 1:
+        rows.append(Row("gradients' buckets", generator.trained, EPOCH))
+    if OBJECTIVES[config.objective.name].needs == "endpoint":
+        rows.append(Row("adapter that samples", adapter, EPOCH))
+    return generator, tuple(rows)
 
-    # An evaluation's 8-bit images.
-    images = config.prompts.evaluation_limit * config.evaluation.samples_per_prompt
-    yield host_row("an evaluation's images", images * 3 * full.height * full.width, EPOCH, note=f"at most {images}")
-    yield host_row("adapters, before they are placed", world * generator.adapter, ("encode",))
+
+def _work_facts(config: PolicyConfig, work: Work, *, prompts: int) -> dict[str, Any]:
+    """Count a run's work: epochs, images, how often a prompt is seen, and forwards."""
+    drawn = config.epochs * work.samples / config.group_size
+    counts = {"epochs": config.epochs, "images an epoch": work.samples}
+    if prompts:
+        counts |= {"prompts": prompts, "each seen": round(drawn / prompts, 1)}
+    return {"work": counts, "forwards_per_image": dict(work.forwards_per_image)}
 
 
 def plan_generation(
@@ -362,19 +336,16 @@ def plan_generation(
     own = 0 if policy.source_optional else min(1, policy.max_sources)
     generator = measure_generator(spec, options, checkpoint.configs, images=max(own, images), batches=batches)
 
-    # Candidates that are sets are compared by panels, the largest of which a grid of 2 × 2 has.
     judge_files = sources.judge(judge, key="judge")
-    panel = Size(size.height // 2, size.width // 2) if spec.sets else size
+    phases: Phases = ("encode", "load", "sample", "decode")
     scorers = []
     if judge and not judge.remote:
-        scorers.append(pair_judge(judge, judge_files.configs, panel=panel))
-
+        phases += ("score",)
+        scorers.append(pair_judge(judge, judge_files.configs, size=size, sets=spec.sets))
     rows = model_rows(options, generator, scorers, in_turns=low, generates=True)
-    rows += pass_rows(generator, batches, prompts=1)
-    phases: tuple[Phase, ...] = ("encode", "load", "sample", "decode")
-    kept = in_phases(rows, (*phases, "score") if scorers else phases)
-    notes = tuple(each.note for each in (checkpoint, judge_files) if each.note)
-    return Plan(kept, (*checkpoint.absences, *judge_files.absences), notes, *device())
+    rows += pass_rows(generator, batches, overlap=(0,), prompts=1)
+    absences = (*checkpoint.absences, *judge_files.absences)
+    return with_notes(Plan(absences, rows=in_phases(rows, phases)), [checkpoint.note, judge_files.note])
 
 
 def judge_options(source: str, adapter: str, weights: Mapping[str, Any]) -> JudgeSettings | None:
@@ -388,8 +359,7 @@ def judge_options(source: str, adapter: str, weights: Mapping[str, Any]) -> Judg
     if not source or is_address(source):
         return None
     dtype = "float32" if source == TINY else "bfloat16"
-    settings = {"checkpoint": source, "adapter": adapter, **weights, "dtype": dtype}
-    return JudgeSettings.model_validate(settings)
+    return JudgeSettings.model_validate({"checkpoint": source, "adapter": adapter, **weights, "dtype": dtype})
 
 
 def plan_training(model: Any, **arguments: Any) -> Plan:
@@ -409,7 +379,7 @@ def plan_training(model: Any, **arguments: Any) -> Plan:
     planned = [reward for reward in inputs.config.rewards if reward.name not in inputs.functions]
     plan = plan_policy(inputs.config.model_copy(update={"rewards": tuple(planned)}), ask=True)
     notes = [f"the memory of reward {name!r}, a function, is not in the plan" for name in inputs.functions]
-    return dataclasses.replace(plan, warnings=(*plan.warnings, *notes))
+    return with_notes(plan, notes)
 
 
 def decided(config: PolicyConfig, *, card_bytes: int | None) -> PolicyConfig:
@@ -422,15 +392,19 @@ def decided(config: PolicyConfig, *, card_bytes: int | None) -> PolicyConfig:
         return config
     # Recomputing activations costs time, so that it is off wherever the run fits without.
     without = with_checkpointing(config, on=False)
-    if card_bytes is None or plan_policy(without).peak_bytes + CARD_MARGIN <= card_bytes:
-        return without
-    return with_checkpointing(config, on=True)
+    fits = card_bytes is None or plan_policy(without).peak_bytes + CARD_MARGIN <= card_bytes
+    return without if fits else with_checkpointing(config, on=True)
 
 
 def with_checkpointing(config: PolicyConfig, *, on: bool) -> PolicyConfig:
     """Set `model.gradient_checkpointing`."""
     model = config.model.model_copy(update={"gradient_checkpointing": on})
     return config.model_copy(update={"model": model})
+
+
+def with_notes(plan: Plan, notes: Sequence[str | None]) -> Plan:
+    """Add the notes that are not empty."""
+    return dataclasses.replace(plan, notes=(*plan.notes, *(note for note in notes if note)))
 
 
 def _sizes(
@@ -442,11 +416,8 @@ def _sizes(
         ConfigError: VAE and patches do not divide a size of the config; the message names the nearest.
     """
     policy = policy_on_meta(config.generator, config.model, shallow(configs), record_sizes=config.prompts.record_sizes)
-    sizes = []
-    for key, sides, prompts in (
-        ("sampling.size", config.sampling.size, train),
-        ("evaluation.size", config.evaluation.size, evaluation),
-    ):
+
+    def largest(key: str, sides: tuple[int, int], prompts: Sequence[Prompt]) -> Size:
         size = Size(*sides)
         try:
             policy.check_size(size)
@@ -456,8 +427,12 @@ def _sizes(
         found = [policy.size_of(prompt, Size(*config.sampling.size)) for prompt in prompts]
         if config.prompts.record_sizes and found:
             size = max((prompt.size or size for prompt in prompts), key=lambda one: one.height * one.width)
-        sizes.append(policy.nearest_size(size))
-    return sizes[0], sizes[1]
+        return policy.nearest_size(size)
+
+    return (
+        largest("sampling.size", config.sampling.size, train),
+        largest("evaluation.size", config.evaluation.size, evaluation),
+    )
 
 
 def _prompts(config: PolicyConfig, source: str, *, limit: int | None = None) -> Sequence[Prompt]:
@@ -469,82 +444,57 @@ def _prompts(config: PolicyConfig, source: str, *, limit: int | None = None) -> 
 # --- the screen ------------------------------------------------------------------------------------------------
 
 
-def print_plan(plan: Plan, console: PlainConsole | None = None) -> None:
-    """Print the plan on one screen: the verdict, absences and notes, memory, work and hours."""
-    from pacorl.io.console import PlainConsole
-
-    console = console or PlainConsole()
-    # Without wrapping, so that a command can be copied.
-    for line in text_of(plan):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def text_of(plan: Plan) -> Iterator[str]:
-    """List the lines of a dry run."""
+def _lines(plan: Plan) -> Iterator[str]:
+    """List the lines of a dry run: the verdict, absences, faults and notes, memory, work and hours."""
     yield plan.verdict
     for absence in plan.absences:
         yield f"absent {absence.key} = {absence.source}: {absence.remedy}"
-    for warning in plan.warnings:
-        yield f"note {warning}"
+    for name, messages in {"fault": plan.faults, "note": plan.notes}.items():
+        yield from (f"{name} {message}" for message in messages)
 
-    # The card.
-    phases = plan.phases
-    largest = max(phases, key=lambda phase: phases[phase])
-    card = f" of {size_text(plan.device_bytes)}" if plan.device_bytes else ""
-    either = f"; {size_text(plan.checkpointed.peak_bytes)} with gradient checkpointing" if plan.checkpointed else ""
-    yield (
-        f"device: {plan.device}; {size_text(plan.peak_bytes)}{card} needed at the peak, {PHASES[largest]}, and about "
-        f"1 GiB for CUDA{either}"
-    )
-    yield "  " + ", ".join(f"{PHASES[phase]} {size_text(size)}" for phase, size in phases.items())
-
-    # The machine.
-    downloads = f"; to download {plan.download_bytes / 10**9:.0f} GB" if plan.download_bytes else ""
-    files = f"; files {size_text(plan.disk_bytes)}" if plan.disk_bytes else ""
-    yield f"main memory: {size_text(plan.host_bytes)} for all processes, loading included{files}{downloads}"
-
-    # The work.
+    if plan.rows:
+        phases = plan.phases
+        largest = max(phases, key=lambda phase: phases[phase])
+        card = f" of {size_text(plan.device_bytes)}" if plan.device_bytes else ""
+        either = f"; {size_text(plan.checkpointed.peak_bytes)} with gradient checkpointing" if plan.checkpointed else ""
+        yield (
+            f"device: {plan.device}; {size_text(plan.peak_bytes)}{card} needed at the peak, {PHASES[largest]}, and "
+            f"about 1 GiB for CUDA{either}"
+        )
+        yield "  " + ", ".join(f"{PHASES[phase]} {size_text(size)}" for phase, size in phases.items())
+        downloads = f"; to download {plan.download_bytes / 10**9:.0f} GB" if plan.download_bytes else ""
+        files = f"; files {size_text(plan.disk_bytes)}" if plan.disk_bytes else ""
+        yield f"main memory: {size_text(plan.host_bytes)} for all processes, loading included{files}{downloads}"
+    for name, fact in plan.facts.items():
+        counts = fact if isinstance(fact, Mapping) else {"": fact}
+        text = ", ".join(f"{key} {_number(value)}".strip() for key, value in counts.items())
+        yield f"{name.replace('_', ' ')}: {text}"
     if plan.cost:
-        yield _work(plan, plan.cost)
         yield from _hours(plan, plan.cost)
 
 
-def _work(plan: Plan, cost: Cost) -> str:
-    """Describe a run's work."""
-    seen = ""
-    if plan.prompts:
-        drawn = cost.epochs * cost.prompts_per_epoch
-        seen = f", each of {plan.prompts} prompts {drawn / plan.prompts:.3g} times"
-    counts = {phase.replace("_", " "): count for phase, count in plan.forwards_per_image.items() if count}
-    forwards = ", ".join(f"{count:.4g} in {phase}" for phase, count in counts.items())
-    return f"work: {cost.epochs} epochs of {cost.samples} images{seen}; forwards per image: {forwards}"
+def _number(fact: Any) -> str:
+    return f"{fact:,}" if isinstance(fact, int) else f"{fact:.4g}" if isinstance(fact, float) else str(fact)
 
 
 def _hours(plan: Plan, cost: Cost) -> Iterator[str]:
     """Describe the time of a run, and the balance of a judge elsewhere with its trainers."""
     if cost.judge_cards:
-        servers = f"{cost.judge_cards} card" + "s" * (cost.judge_cards > 1)
-        yield (
-            f"judge: {cost.questions} questions about an image are {cost.judged / 1e12:.1f} TFLOP beside "
-            f"{cost.image_flops / 1e12:.0f} of training; {servers} of the trainers' kind keep up with {cost.world}"
-        )
+        yield f"judge: {cost.judge_cards} of the trainers' cards at its server keep up with {cost.world} that train"
     shown = timed_cards(plan, cost)
     if not shown and plan.checkpointed and plan.checkpointed.cost:
         cost = plan.checkpointed.cost
         shown = timed_cards(plan.checkpointed, cost)
-    if shown:
-        hours = []
-        for card in shown:
-            low, high = cost.hours(card)
-            hours.append(f"{low:.2g} to {high:.2g} on {cost.world} × {card.name}")
-        yield f"hours, evaluations ({cost.evaluation_share:.0%}), judging and saving included: {', '.join(hours)}"
+    hours = ["{:.2g} to {:.2g} on {} × {}".format(*cost.hours(card), cost.world, card.name) for card in shown]
+    if hours:
+        yield f"hours, with evaluations, judging and saving: {', '.join(hours)}"
 
 
 def timed_cards(plan: Plan, cost: Cost) -> list[Card]:
-    """Return this machine's card, or if it is unknown all cards that fit the run; none for a run of minutes."""
+    """Return this machine's card, or if it is unknown the smallest that fit the run; none for a run of minutes."""
     here = [card for card in CARDS if card.name == plan.device]
     fitting = [card for card in CARDS if plan.peak_bytes + CARD_MARGIN <= card.gigabytes * 10**9]
-    return [card for card in here or fitting if cost.hours(card)[1] > LEAST_HOURS]
+    return [card for card in here or fitting[:SHOWN_CARDS] if cost.hours(card)[1] > LEAST_HOURS]
 
 
 def peak_line(plan: Plan, *, allocated: int, reserved: int) -> str:
@@ -557,10 +507,7 @@ def peak_line(plan: Plan, *, allocated: int, reserved: int) -> str:
 
 def size_text(number: int) -> str:
     """Format bytes as `3.0 GiB`."""
-    for name, unit in {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}.items():
-        if number >= unit:
-            return f"{number / unit:.1f} {name}"
-    return f"{number} B"
+    return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.1f} MiB"
 
 
 # --- this machine ----------------------------------------------------------------------------------------------
@@ -577,41 +524,18 @@ def device() -> tuple[str, int | None]:
     return "CPU (no GPU here)", None
 
 
-def card_shortage(plan: Plan) -> str:
-    """Return a message if the card has too little memory, else an empty string."""
-    if not plan.device_bytes or plan.peak_bytes <= plan.device_bytes:
-        return ""
-    return (
-        f"the device has {size_text(plan.device_bytes)} and {size_text(plan.peak_bytes)} are needed: lower "
-        "sampling.batch or evaluation.batch, take memory: low or lowest, or turn model.gradient_checkpointing on"
-    )
-
-
-def host_shortage(plan: Plan) -> str:
-    """Return a message if a machine with a card has too little main memory for the run, else an empty string."""
+def shortages(config: LoraConfig, plan: Plan) -> Iterator[str]:
+    """Yield a message for the card, main memory and disk, if there is too little for the run."""
+    if not plan.fits:
+        yield (
+            f"the device has {size_text(plan.device_bytes or 0)} and {size_text(plan.peak_bytes)} are needed: lower "
+            "sampling.batch or evaluation.batch, take memory: low or lowest, or turn model.gradient_checkpointing on"
+        )
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if not plan.device_bytes or plan.held_bytes <= memory:
-        return ""
-    return f"the machine has {size_text(memory)} of main memory and {size_text(plan.held_bytes)} are needed"
-
-
-def disk_shortage(config: LoraConfig, plan: Plan) -> str:
-    """Return a message if the disk of the run's folder has too little space, else an empty string."""
+    if plan.device_bytes and plan.held_bytes > memory:
+        yield f"the machine has {size_text(memory)} of main memory and {size_text(plan.held_bytes)} are needed"
     # The run's folder does not exist yet: its nearest existing parent is on the same disk.
-    folder = config.out.absolute()
-    while not folder.exists():
-        folder = folder.parent
+    folder = next(parent for parent in (config.out.absolute(), *config.out.absolute().parents) if parent.exists())
     free = shutil.disk_usage(folder).free
-    if plan.disk_bytes <= free:
-        return ""
-    needed = size_text(plan.disk_bytes)
-    return f"out = {config.out} has {size_text(free)} free and needs {needed}: lower keep_checkpoints"
-
-
-def _costly_evaluation(cost: Cost) -> str:
-    if cost.evaluation_share <= MUCH or cost.evaluations * cost.evaluation.flops <= LITTLE:
-        return ""
-    return (
-        f"evaluation takes {cost.evaluation_share:.0%} of the run's FLOPs: lower evaluation.size, evaluation.steps or "
-        "prompts.evaluation_limit, or raise evaluation.every"
-    )
+    if plan.disk_bytes > free:
+        yield f"out = {config.out} has {size_text(free)} free and needs {size_text(plan.disk_bytes)}"

@@ -16,7 +16,7 @@ import torch
 from pacorl.config.base import ConfigError
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.documents import JsonObject, read_object
-from pacorl.io.hub import HUB_NAME, OF_MODEL, OF_PIPELINE, PIPELINE, download_command
+from pacorl.io.hub import HUB_NAME, OF_MODEL, OF_PIPELINE, PIPELINE, download_command, local_file
 from pacorl.judge import open_judge
 from pacorl.judge.judge import Judge, JudgeSettings, close_judge
 from pacorl.judge.local import BASES, EMBEDDED
@@ -31,16 +31,11 @@ from pacorl.rewards.consistency import EditConsistency
 from pacorl.rewards.reward import Reward
 from pacorl.types import TINY, Prompt
 
-T2IS_COMMAND = "pacorl data get t2is"
-GEDIT_COMMAND = "pacorl data get gedit"
-
 JUDGE_PARTS: Parts = read_object(next(iter(BASES.values())))
 """Qwen2.5-VL-7B as published, the base of PaCo-Reward-7B: 8.29 B parameters."""
 CLIP_PARTS: Parts = read_object(Path(__file__).with_name("clip.json"))
 """CLIP as published: ViT-H-14 of CLIP-T, CLIP-I and PickScore (986 M parameters), ViT-L-14 of the aesthetic head
 (428 M)."""
-NOT_READY = 2
-"""Exit code of a dry run if something is absent or at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +52,6 @@ class MissingFile:
     """Size of a download of published weights; 0 if it is unknown."""
 
 
-def verdict(absences: Sequence[MissingFile], *, faults: int = 0, notes: int = 0) -> str:
-    """Write the first line of a dry run."""
-    reasons = []
-    if absences:
-        keys = dict.fromkeys(absence.key for absence in absences)
-        reasons.append(f"{len(absences)} absent ({', '.join(keys)})")
-    if faults:
-        reasons.append(f"{faults} at fault")
-    if reasons:
-        return f"verdict: it would not run: {' and '.join(reasons)}"
-    mind = {0: "", 1: "; mind the note"}.get(notes, f"; mind the {notes} notes")
-    return f"verdict: all that it needs is here{mind}"
-
-
-# --- checkpoints -----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A checkpoint's configs, read without its weights."""
@@ -86,65 +64,49 @@ class Checkpoint:
     folder: Path | None = None
 
 
+# --- checkpoints -----------------------------------------------------------------------------------------------
+
+
 def generator_of(model: PolicyOptions, spec: PolicySpec) -> Checkpoint:
     """Read the configs of a generator.
 
     Raises:
-        ConfigError: The folder holds another kind of model.
+        ValueError: The folder holds another kind of model.
     """
-    source = model.checkpoint
-    key = "model.checkpoint"
-    note = _replaced(key, spec.published.split("/")[1])
+    source, key = model.checkpoint, "model.checkpoint"
     folder = _folder(source, {TINY: spec.committed.folder} if spec.tiny else {}, marker=PIPELINE)
-    if folder is None:
-        parts = [config for name, config in spec.parts.items() if name not in WITHOUT_WEIGHTS]
-        absence = _absence(key, source, "a diffusers checkpoint", shapes=parts, files=OF_PIPELINE)
-        return Checkpoint(spec.parts, (absence,), note)
-
-    # Configs that are here replace the published ones.
+    lacking = [name for name in spec.parts if name not in WITHOUT_WEIGHTS]
     configs = dict(spec.parts)
-    for name in spec.parts:
-        local = _processor(folder / name) if name == "processor" else _json(folder / name / "config.json")
-        if local:
-            configs[name] = local
-            note = "" if name == "transformer" else note
-
-    # FLUX.1 and its Kontext have one architecture: only the pipeline's name differs.
-    pipeline = _json(folder / PIPELINE).get("_class_name", spec.pipeline)
-    transformer = str(configs["transformer"].get("_class_name"))
-    needed = {transformer: spec.parts["transformer"]["_class_name"], pipeline: spec.pipeline}
-    for present, expected in needed.items():
-        if present != expected:
-            raise ConfigError(
-                f"{key}: {source} holds a {present}, and model.kind {spec.kind!r} needs a {expected} such as "
-                f"{spec.published}"
-            )
-
-    # Weights, component by component.
-    lacking = [name for name in spec.parts if name not in WITHOUT_WEIGHTS and not _has_weights(folder / name)]
+    if folder is not None:
+        # Configs that are here replace the published ones.
+        spec.check_source(str(folder))
+        for name in spec.parts:
+            local = _processor(folder / name) if name == "processor" else _json(folder / name / "config.json")
+            configs[name] = local or configs[name]
+        lacking = [name for name in lacking if not _has_weights(folder / name)]
+    note = "" if folder and _json(folder / "transformer" / "config.json") else _replaced(key, spec.published)
     if not lacking:
-        return Checkpoint(configs, (), note)
+        return Checkpoint(configs, (), note, folder)
+    what = f"the weights of {', '.join(lacking)}" if folder else "a diffusers checkpoint"
     shapes = [configs[name] for name in lacking]
-    absence = _absence(key, source, f"the weights of {', '.join(lacking)}", shapes=shapes, files=OF_PIPELINE)
-    return Checkpoint(configs, (absence,), note)
+    return Checkpoint(configs, (_absence(key, source, what, shapes=shapes, files=OF_PIPELINE),), note, folder)
 
 
-def judge(options: JudgeSettings | None, *, key: str) -> Checkpoint:
+def judge(settings: JudgeSettings | None, *, key: str) -> Checkpoint:
     """Read a judge's configs, `model` and `processor` (image options); empty for a judge behind HTTP, or without one.
 
     Args:
-        options: the config's section.
+        settings: the config's section.
         key: name of that section.
 
     Raises:
         ConfigError: The checkpoint is a LoRA without the name of its base.
     """
-    if options is None or options.remote:
+    if settings is None or settings.remote:
         return Checkpoint({})
     # A LoRA names its base, whose configs have the shapes.
-    source = options.checkpoint
-    key = checkpoint_key(key)
-    lora = None if _vision_language_folder(source) else _folder(source, EMBEDDED, marker=PEFT_CONFIG)
+    source, key = settings.checkpoint, checkpoint_key(key)
+    lora = None if _folder(source, EMBEDDED, marker="config.json") else _folder(source, EMBEDDED, marker=PEFT_CONFIG)
     if lora is None:
         return vision_language_model(source, key=key)
     base = _json(lora / PEFT_CONFIG).get("base_model_name_or_path")
@@ -170,7 +132,7 @@ def published_judge(source: str) -> tuple[str, Parts]:
 
 def vision_language_model(source: str, *, key: str) -> Checkpoint:
     """Read the configs of a judge or its base: `model` and `processor` (image options)."""
-    folder = _vision_language_folder(source)
+    folder = _folder(source, EMBEDDED, marker="config.json")
     if folder is None:
         base, configs = published_judge(source)
         absence = _absence(key, source, "a transformers checkpoint", shapes=[configs["model"]])
@@ -180,12 +142,8 @@ def vision_language_model(source: str, *, key: str) -> Checkpoint:
     return Checkpoint(configs, absences, folder=folder)
 
 
-def _vision_language_folder(source: str) -> Path | None:
-    return _folder(source, EMBEDDED, marker="config.json")
-
-
 def _replaced(key: str, published: str) -> str:
-    return f"{key} is not here: its sizes are those of {published} as published"
+    return f"{key} is not here: its sizes are those of {published.rpartition('/')[2]} as published"
 
 
 def _processor(folder: Path) -> JsonObject:
@@ -216,58 +174,41 @@ def rewards_of(config: PolicyConfig, *, judge: Judge | None = None) -> Iterator[
 
 def clip_encoders(config: PolicyConfig) -> dict[str, ClipEncoder]:
     """Map config keys to the encoders of their rewards, which are not loaded."""
-    encoders = {}
-    for key, reward in rewards_of(config):
-        encoder = getattr(reward, "clip", None)
-        if isinstance(encoder, ClipEncoder):
-            encoders[f"{key}.args.checkpoint"] = encoder
-    return encoders
+    encoders = {f"{key}.args.checkpoint": getattr(reward, "clip", None) for key, reward in rewards_of(config)}
+    return {key: encoder for key, encoder in encoders.items() if isinstance(encoder, ClipEncoder)}
 
 
 def clip_parts(encoder: ClipEncoder) -> Mapping[str, Any]:
     """Read the config of an encoder's model; the published one if it is absent."""
-    folder = _clip_folder(encoder)
     published = CLIP_PARTS["ViT-L-14" if encoder.checkpoint == CLIP_L else "ViT-H-14"]
-    if folder is None:
-        return published
+    folder = _folder(encoder.checkpoint, {}, marker="config.json")
     # A checkpoint's own config.json may omit its class.
     classes = {name: published[name] for name in ("architectures", "model_type")}
-    return {**_json(folder / "config.json"), **classes}
-
-
-def _clip_folder(encoder: ClipEncoder) -> Path | None:
-    return _folder(encoder.checkpoint, {}, marker="config.json")
-
-
-def _reward_absences(config: PolicyConfig) -> Iterator[MissingFile]:
-    """List the absent models and files of rewards."""
-    for key, encoder in clip_encoders(config).items():
-        folder = _clip_folder(encoder)
-        if folder is None or not (_has_weights(folder) or any(folder.glob("pytorch_model*.bin"))):
-            yield _absence(key, encoder.checkpoint, "a CLIP model", shapes=[clip_parts(encoder)], files=OF_MODEL)
-    for key, reward in rewards_of(config):
-        if isinstance(reward, Aesthetic) and not reward.head_path.is_file():
-            remedy = f"the published head: get it from {AESTHETIC_SOURCE}"
-            yield MissingFile(f"{key}.args.head", str(reward.head_path), remedy)
+    return {**_json(folder / "config.json"), **classes} if folder else published
 
 
 # --- absences --------------------------------------------------------------------------------------------------
 
 
 def all_absences(config: PolicyConfig, checkpoints: Sequence[Checkpoint]) -> tuple[MissingFile, ...]:
-    """List the absent files of a run, data first."""
-    data = config.prompts
-    edits = planned_images(config) > 0
+    """List the absent files of a run: prompts, checkpoints, models of rewards, adapters."""
+    data, edits = config.prompts, planned_images(config) > 0
     prompts = [("prompts.train", data.train), ("prompts.evaluation", data.evaluation)]
     prompts += [("prompts.benchmarks", name) for name in data.benchmarks]
     absences = [prompts_absence(key, source, spec=config.generator, edits=edits) for key, source in prompts]
-
-    # Checkpoints and models of rewards.
     for checkpoint in checkpoints:
         absences += checkpoint.absences
-    absences += _reward_absences(config)
 
-    # Adapters to start from, and of judges.
+    for key, encoder in clip_encoders(config).items():
+        folder = _folder(encoder.checkpoint, {}, marker="config.json")
+        if not folder or not (_has_weights(folder) or any(folder.glob("pytorch_model*.bin"))):
+            shapes = [clip_parts(encoder)]
+            absences.append(_absence(key, encoder.checkpoint, "a CLIP model", shapes=shapes, files=OF_MODEL))
+    for key, reward in rewards_of(config):
+        if isinstance(reward, Aesthetic) and not reward.head_path.is_file():
+            remedy = f"the published head: get it from {AESTHETIC_SOURCE}"
+            absences.append(MissingFile(f"{key}.args.head", str(reward.head_path), remedy))
+
     absences.append(adapter_absence("adapter.start", config.adapter.start))
     for key, judge in (("judge", config.judge), ("evaluation.judge", config.evaluation.judge_settings)):
         if judge and not judge.remote:
@@ -295,14 +236,13 @@ def prompts_absence(key: str, source: str, *, spec: PolicySpec, edits: bool) -> 
     """
     if source.startswith("tiny:") or Path(source).exists():
         return None
-    if not edits:
-        return MissingFile(key, source, f"T2IS records: `{T2IS_COMMAND}`; or name a JSONL or text file of your own")
-    return MissingFile(
-        key,
-        source,
-        f"edits: `{GEDIT_COMMAND}`, then `pacorl prompts split {spec.edit_data} --test 128 --out "
-        f"{Path(source).parent}`; or name a JSONL of your own edits ({{image, instruction}})",
-    )
+    remedy = "T2IS records: `pacorl data get t2is`; or name a JSONL or text file of your own"
+    if edits:
+        remedy = (
+            f"edits: `pacorl data get gedit`, then `pacorl prompts split {spec.edit_data} --test 128 --out "
+            f"{Path(source).parent}`; or name a JSONL of your own edits ({{image, instruction}})"
+        )
+    return MissingFile(key, source, remedy)
 
 
 def adapter_absence(key: str, source: str) -> MissingFile | None:
@@ -333,10 +273,10 @@ def silent_judge(key: str, source: str, connect: Callable[[], Judge]) -> Missing
 
 def silent_judges(config: PolicyConfig) -> Iterator[MissingFile]:
     """List the judges over HTTP of a run that do not answer. No other address is connected to."""
-    for key, options in (("judge", config.judge), ("evaluation.judge", config.evaluation.judge_settings)):
-        if options and options.remote:
-            connect = partial(open_judge, options, device="cpu", startup=0)
-            if silent := silent_judge(checkpoint_key(key), options.checkpoint, connect):
+    for key, settings in (("judge", config.judge), ("evaluation.judge", config.evaluation.judge_settings)):
+        if settings and settings.remote:
+            connect = partial(open_judge, settings, device="cpu", startup=0)
+            if silent := silent_judge(checkpoint_key(key), settings.checkpoint, connect):
                 yield silent
 
 
@@ -352,28 +292,22 @@ def _absence(
         shapes: configs of the models, if they are known.
         files: options of the download that choose what is read.
     """
-    # In bf16, as they are published; nothing is fetched for a folder.
+    in_repo = HUB_PATH.fullmatch(source)
     is_hub = bool(HUB_NAME.fullmatch(source)) and not Path(source).expanduser().exists()
+    # In bf16, as they are published; nothing is fetched for a folder.
     models = [model_on_meta(shape, dtype=torch.bfloat16) for shape in shapes if is_hub]
     size = sum(weight.nbytes for model in models for weight in model.parameters())
-    return MissingFile(key, source, f"{lacking}: {_remedy(source, size, files)}", size)
-
-
-def _remedy(source: str, size: int, files: Sequence[str]) -> str:
     if source == TINY:
-        return "`python -m research.tiny all` makes it again"
-    # A file within a repository, a folder, or a whole repository.
-    in_repo = HUB_PATH.fullmatch(source)
-    if in_repo and not Path(source).exists():
-        return f"`hf download {in_repo['repo']} --include '{in_repo['path']}*'`"
-    if not HUB_NAME.fullmatch(source) or Path(source).expanduser().exists():
-        return f"put it into the folder {source}, or name a model of the hub"
-    command = f"`{download_command(source, *files)}`"
-    if size:
-        command += f", {size / 10**9:.0f} GB"
-    if any(spec.gated and spec.published == source for spec in POLICIES.values()):
-        return f"gated; accept the licence at https://huggingface.co/{source}, `hf auth login`, then {command}"
-    return command
+        remedy = "`python -m research.tiny all` makes it again"
+    elif in_repo and not Path(source).exists():
+        remedy = f"`hf download {in_repo['repo']} --include '{in_repo['path']}*'`"
+    elif not is_hub:
+        remedy = f"put it into the folder {source}, or name a model of the hub"
+    else:
+        remedy = f"`{download_command(source, *files)}`" + (f", {size / 10**9:.0f} GB" if size else "")
+        if any(spec.gated and spec.published == source for spec in POLICIES.values()):
+            remedy = f"gated; accept the licence at https://huggingface.co/{source}, `hf auth login`, then {remedy}"
+    return MissingFile(key, source, f"{lacking}: {remedy}", size)
 
 
 # --- folders ---------------------------------------------------------------------------------------------------
@@ -381,18 +315,8 @@ def _remedy(source: str, size: int, files: Sequence[str]) -> str:
 
 def _folder(source: str, embedded: Mapping[str, Path], *, marker: str) -> Path | None:
     """Find the local folder with the file `marker`: an embedded, a named, or the newest in the hub's cache."""
-    from huggingface_hub import try_to_load_from_cache
-
-    local = embedded.get(source, Path(source).expanduser())
-    if (local / marker).exists():
-        return local
-    # An existing folder is never a hub name.
-    if source in embedded or local.exists() or not HUB_NAME.fullmatch(source):
-        return None
-    cached = try_to_load_from_cache(source, marker)
-    if isinstance(cached, str):
-        return Path(cached).parent
-    return None
+    file = local_file(str(embedded.get(source, Path(source).expanduser())), marker)
+    return file.parent if file else None
 
 
 def _has_weights(folder: Path) -> bool:
@@ -401,12 +325,9 @@ def _has_weights(folder: Path) -> bool:
     if not indices:
         return any(folder.glob("*.safetensors"))
     # An interrupted download leaves the index and some of the shards. The index names a shard once per tensor.
-    shards = set(_json(indices[0])["weight_map"].values())
-    return all((folder / shard).exists() for shard in shards)
+    return all((folder / shard).exists() for shard in set(_json(indices[0])["weight_map"].values()))
 
 
 def _json(path: Path) -> JsonObject:
     """Read a JSON file's mapping; empty without the file. Raises ValueError if it holds no mapping."""
-    if path.exists():
-        return read_object(path, fix="fetch the checkpoint again")
-    return {}
+    return read_object(path, fix="fetch the checkpoint again") if path.exists() else {}

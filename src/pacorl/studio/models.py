@@ -205,7 +205,7 @@ def training_config(names: StudioModels, character: Path, out: Path, *, steps: i
         ValueError: there is no recipe for the model, or the pictures or the memory do not suffice.
     """
     from pacorl.plan.character_plan import plan_character
-    from pacorl.plan.plan import card_shortage, device
+    from pacorl.plan.plan import device
     from pacorl.plan.sources import generator_of
 
     kind = names.kind or kind_of(names.model)
@@ -227,7 +227,7 @@ def training_config(names: StudioModels, character: Path, out: Path, *, steps: i
     if absences:
         raise ValueError(f"{absences[0].source} is not on this machine; download it in the header")
     plan = plan_character(config)
-    if card_shortage(plan):
+    if not plan.fits:
         raise ValueError(f"teaching {config.model.checkpoint} needs {gib(plan.peak_bytes)}; choose a smaller model")
     return config
 

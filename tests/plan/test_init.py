@@ -1,0 +1,153 @@
+"""A config of one's own: what `pacorl init` derives holds together for every model, card and purpose, and trains."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from edit_twins import drawn, settings_of, source_image
+from tests.twins import TWINS
+from tiny_hero import make_hero
+from tiny_runs import JPEG_SIZE, train_policy
+from typer.testing import CliRunner, Result
+
+from pacorl.cli import app
+from pacorl.config.base import load
+from pacorl.grpo.builders import read_prompts, with_credit, without_idle_judges
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.grpo.rows import divide
+from pacorl.models.policies import POLICIES
+from pacorl.plan import init as inits
+from pacorl.plan.plan import Plan
+from pacorl.plan.rows import Row
+from pacorl.rewards import check_rewards
+from pacorl.tiny import CHECKPOINTS
+from pacorl.tiny.characters import vocabulary
+
+SCENES = ("asleep", "in snow", "in a boat", "reading")
+JOBS = ("consistency", "own", "edit", "references")
+CARDS = ("12", "16", "24", "80", "8x80")
+EDITORS = [kind for kind, spec in POLICIES.items() if spec.edits]
+SETS = [kind for kind, spec in POLICIES.items() if spec.sets]
+WITH_REFERENCES = [kind for kind, spec in POLICIES.items() if spec.policy.max_references]
+KINDS = {"consistency": SETS, "own": list(POLICIES), "edit": EDITORS, "references": WITH_REFERENCES}
+MATRIX = [(job, kind) for job in JOBS for kind in KINDS[job]]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with sentences, edits and a hero."""
+    monkeypatch.chdir(tmp_path)
+    for number in range(3):
+        source_image(tmp_path / f"{number}.png", height=96, width=128, seed=number)
+    texts = [f"Four pictures of hero {number}: {', '.join(SCENES)}" for number in range(10)]
+    (tmp_path / "sets.txt").write_text("\n".join(texts))
+    edits = [{"image": f"{number}.png", "instruction": f"Give {number} a crown."} for number in range(3)]
+    (tmp_path / "edits.jsonl").write_text("".join(json.dumps(edit) + "\n" for edit in edits))
+    make_hero(tmp_path / "hero", pictures=3)
+    return tmp_path
+
+
+def start(job: str, kind: str, card: str = "24", *more: str) -> Result:
+    edits = job == "edit" or (not POLICIES[kind].sets and job == "own")
+    words = ["init", "my.yaml", "--model", kind, "--card", card, *more]
+    words += ["--prompts", "edits.jsonl" if edits else "sets.txt"]
+    words += ["--reward", JPEG_SIZE] if job == "own" else []
+    words += ["--references", "hero"] if job == "references" else []
+    return CliRunner().invoke(app, words)
+
+
+@pytest.fixture
+def by_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of a plan's minute: the weights of the published transformer in their form."""
+
+    def plan(config: PolicyConfig) -> Plan:
+        size = config.generator.parameters * {"normal": 2, "low": 1, "lowest": 0}[config.memory]
+        return Plan(rows=(Row("transformer", size + 4 * 2**30, ("train",)),))
+
+    monkeypatch.setattr(inits, "plan_policy", plan)
+
+
+@pytest.mark.usefixtures("by_weights")
+@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize(("job", "kind"), MATRIX)
+def test_what_is_written_holds_together(job: str, kind: str, card: str) -> None:
+    done = start(job, kind, card)
+    assert done.exit_code == 0, done.output
+    text = Path("my.yaml").read_text()
+    assert len(text.splitlines()) <= 25
+    assert max(map(len, text.splitlines())) <= 150
+
+    # A run of it would start: its prompts are read, its rewards suit them, and its samples divide.
+    config = load(PolicyConfig, Path("my.yaml"))
+    train, held_out, leaks = read_prompts(config)
+    assert (bool(train), bool(held_out), leaks) == (True, True, "")
+    assert divide(config, world=config.processes, train=train).differences(config) == ""
+    check_rewards(config.rewards)
+    assert with_credit(without_idle_judges(config), {}, train)[1] == "", "the credit is set"
+    judge = without_idle_judges(config).judge
+    assert (judge is None) == (job == "own")
+    assert config.processes + bool(judge and judge.remote) == (8 if card == "8x80" else 1)
+    assert all(prompt.references for prompt in train) == (job == "references")
+
+
+def test_what_does_not_fit_together_is_refused_and_nothing_is_written() -> None:
+    for words, named in (
+        (("references", "flux"), r"flux takes no reference images; kontext, "),
+        (("edit", "flux"), r"model.kind flux generates sets and edits no images"),
+        (("consistency", "flux", "24GB"), r"--card 24GB"),
+    ):
+        refused = start(*words)
+        assert refused.exit_code == 1
+        assert named in str(refused.exception)
+    Path("one.txt").write_text("a fox in the snow\na bear\n")
+    refused = CliRunner().invoke(app, ["init", "my.yaml", "--prompts", "one.txt"])
+    assert "one.txt:1 is one image" in str(refused.exception)
+    assert not list(Path().glob("my*"))
+
+
+@pytest.mark.usefixtures("by_weights")
+def test_a_card_that_is_too_small_is_refused_and_a_file_stays() -> None:
+    refused = start("consistency", "flux", "4")
+    assert "take a smaller --model" in str(refused.exception)
+    assert not list(Path().glob("my*"))
+    assert start("consistency", "flux").exit_code == 0
+    again = start("consistency", "klein")
+    assert "my.yaml is there already" in str(again.exception)
+
+
+@pytest.mark.usefixtures("by_weights")
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("job", "kind"), [("consistency", "flux"), ("own", "sd3"), ("edit", "qwen_edit"), ("references", "klein")]
+)
+def test_what_is_written_trains_at_the_first_attempt(job: str, kind: str, here: Path) -> None:
+    """With random weights, in small."""
+    assert start(job, kind).exit_code == 0
+    drawn(TWINS[kind](vocabulary())).save_pretrained("checkpoint")
+    model = {"checkpoint": "checkpoint", "dtype": "float32", "compile": "none", **settings_of(POLICIES[kind])}
+    small: dict[str, Any] = {f"model.{name}": value for name, value in model.items()}
+    small |= {"epochs": 1, "prompts_per_epoch": 2, "group_size": 4, "evaluation.steps": 2, "adapter.rank": 4}
+    small |= {f"{name}.size": [64, 64] for name in ("sampling", "evaluation")}
+    small |= {"prompts.evaluation_limit": 1, "trackers": [], "prompts.leaks": "off"}
+    if job != "own":
+        small |= {"judge.checkpoint": "tiny-edits" if job == "edit" else "tiny", "judge.dtype": "float32"}
+        rewards = [reward.model_dump() for reward in load(PolicyConfig, Path("my.yaml")).rewards]
+        for reward in rewards:
+            if reward["name"] == "panel_clip_text":
+                reward["args"]["checkpoint"] = str(CHECKPOINTS / "clip")
+        small["rewards"] = json.dumps(rewards)
+    config = load(PolicyConfig, Path("my.yaml"), [f"{name}={value}" for name, value in small.items()])
+    assert (train_policy(config) / "adapter").is_dir()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("kind", "card"), [(kind, card) for kind in SETS for card in ("12", "24", "80")])
+def test_the_plan_of_a_published_model_fits_the_card_or_is_refused(kind: str, card: str) -> None:
+    done = start("consistency", kind, card)
+    assert done.exit_code == 0 or "take a smaller --model" in str(done.exception)
+    if not done.exit_code:
+        assert f"a card of {card} GB" in done.stdout
+        assert "train: pacorl train-policy my.yaml" in done.stdout
