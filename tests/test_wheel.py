@@ -63,8 +63,7 @@ def test_the_wheel_runs_alone(installed: Path, tmp_path: Path) -> None:
         "the environment's own package, not the checkout's"
     )
     assert "flux_t2is_24gb" in run(installed, "recipes", cwd=tmp_path)
-    run(installed, "init", "tiny", "my.yaml", cwd=tmp_path)
-    plan = json.loads(run(installed, "train-policy", "my.yaml", "--dry-run", "--json", cwd=tmp_path))
+    plan = json.loads(run(installed, "train-policy", "tiny", "--dry-run", "--json", cwd=tmp_path))
     assert plan["absences"] == []
     run(installed, "quickstart", *SMALL_QUICKSTART, cwd=tmp_path)
     assert (tmp_path / "runs/quickstart/before-after.png").is_file()

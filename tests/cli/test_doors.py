@@ -152,7 +152,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (["quickstart", "--out", "a.png"], "a.png: Not a directory"),
     (["quickstart", "model.checkpoint=nothere"], "nothere"),
     (["quickstart", "nokey=3"], "nokey"),
-    (["init", "tiny", "mine.yaml"], "mine.yaml"),
+    (["init", "mine.yaml", "--prompts", "tiny:train:4"], "mine.yaml"),
     (["report", "run"], "run/report.html"),
     (["report", "other", "run"], "run/compare-other.html"),
     (["prompts", "split", "mine/train.jsonl", "--out", "mine"], "mine/train.jsonl"),

@@ -553,13 +553,13 @@ def test_a_config_that_makes_no_sense_is_refused(override: str, message: str) ->
 @pytest.mark.slow
 def test_the_plan_counts_what_training_does(run: Any) -> None:
     config = run("epochs=1.5", "optimizer.batch=5")
-    plan = plan_reward(config)
-    assert plan.train == {"pairs": 12, "yes": 6, "no": 6, "with_reasons": 12}
+    facts = plan_reward(config).facts
+    assert facts["train"] == {"pairs": 12, "yes": 6, "no": 6, "with reasons": 12}
     # Three steps an epoch, the last of two comparisons.
-    assert (plan.optimizer_steps, plan.per_forward, plan.forwards_per_step) == (5, 5, 1)
+    assert (facts["optimizer_steps"], facts["pairs_per_forward"], facts["forwards_per_step"]) == (5, 5, 1)
     JudgeTrainer(config).train()
     assert lines(config.out)[-1]["step"] == 5
-    assert plan.trained_parameters == sum(value.numel() for value in weights(config.out).values())
+    assert facts["trained_parameters"] == sum(value.numel() for value in weights(config.out).values())
 
 
 def test_rows_open_their_images_in_order(data: Path) -> None:

@@ -24,7 +24,7 @@ def test_the_plan_counts_images_steps_and_weights(tmp_path: Path) -> None:
     assert (plan.facts["images"], plan.facts["steps"]) == ({"trained": 5, "held out": 1}, 10)
     assert plan.facts["each_image_seen"] == 10 * 8 / 5
     assert plan.facts["trained_parameters"] == 49_152  # the tiny transformer's layers at rank 4
-    assert "0.png: zorp, hero" in str(plan)
+    assert "0.png zorp, hero" in str(plan)
     assert any("share the card's caption" in note for note in plan.notes)
     assert plan.exit_code == 0
     assert not (tmp_path / "run").exists()

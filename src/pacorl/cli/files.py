@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from shutil import rmtree
 from typing import Any, Literal
 
 from typer import Argument, Exit, Option
@@ -94,21 +93,11 @@ def init(
     references: str = Option("", help="A folder of a character's images that every prompt shows."),
 ) -> None:
     """Write a config for your prompts, model and card, each setting explained, and print its plan."""
-    from pacorl.io.files import check_new, check_writable, write_atomic
-    from pacorl.plan.init import config_text, fitting, next_steps, read_job, write_prompts
+    from pacorl.plan.init import write_config
 
-    job = read_job(path, model=model, prompts=prompts, card=card, reward=reward, references=references)
-    check_new(path, job.folder, fix="name another file")
-    check_writable(path)
-    write_prompts(job)
-    try:
-        config, plan, form = fitting(path, job)
-    except ValueError:
-        rmtree(job.folder)
-        raise
-    write_atomic(path, config_text(path, job, config, form))
+    plan, steps = write_config(path, model=model, prompts=prompts, card=card, reward=reward, references=references)
     echo(plan)
-    echo("\n".join([f"wrote {path} and {job.folder}", *next_steps(path, config)]))
+    echo("\n".join(steps))
 
 
 @prompts.command("check")

@@ -59,14 +59,14 @@ def plan_character(config: CharacterConfig) -> Plan:
         Row("encoding an image", image_encoding_pass(generator.inputs, size=size).peak, ("encode",)),
         Row("latents of the images", count * policy.noise([0], size).numel() * FP32, ALL, "host"),
     ]
-    captions = {f"  {each.path.name}": each.caption for each in (*pictures.train, *pictures.held_out)}
+    captions = {each.path.name: each.caption for each in (*pictures.train, *pictures.held_out)}
     plan = Plan(
         checkpoint.absences,
         rows=in_phases(rows, ("encode", "load", "sample", "decode", "train")),
         disk_bytes=disk_bytes(generator.adapter, keep=config.keep_checkpoints),
         facts={
             "images": {"trained": len(pictures.train), "held out": len(pictures.held_out)},
-            **captions,
+            "captions": captions,
             "steps": config.steps,
             "each_image_seen": round(config.steps * config.optimizer.batch / len(pictures.train), 1),
             "trained_parameters": generator.trained // FP32,

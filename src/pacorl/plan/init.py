@@ -13,12 +13,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 from pacorl.config.base import validated
 from pacorl.config.reward_section import RewardConfig
 from pacorl.grpo.builders import with_credit
 from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.io.files import check_new, check_writable, write_atomic
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.models.policies.policy import check_images
 from pacorl.models.policies.spec import PolicySpec
@@ -66,15 +68,21 @@ FORMS = (
 class Job:
     """What is asked for."""
 
+    path: Path
+    """Of the config."""
     spec: PolicySpec
     checkpoint: str
     train: Sequence[Prompt]
     held_out: Sequence[Prompt]
-    folder: Path
-    """Of the two files of prompts."""
     reward: str
+    """Of a user's file; empty for the judge's."""
     cards: int
     gigabytes: int
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the prompts, beside the config."""
+        return self.path.with_name(f"{self.path.stem}-prompts")
 
     @property
     def edits(self) -> bool:
@@ -94,20 +102,42 @@ class Job:
         return [{"name": "consistency", "weight": 0.2}, *reference, clip]
 
 
-def read_job(path: Path, *, model: str, prompts: str, card: str, reward: str = "", references: str = "") -> Job:
-    """Read prompts and references, and hold prompts out for the evaluation.
+def write_config(
+    path: Path, *, prompts: str, model: str = "flux", card: str = "24", reward: str = "", references: str = ""
+) -> tuple[Plan, list[str]]:
+    """Write a config, and its prompts into a folder beside it.
 
     Args:
-        path: of the new config, beside which the prompts are written.
-        model: a kind of generator, or a checkpoint.
+        path: of the new config.
         prompts: a file of sentences, sets or edits.
+        model: a kind of generator, or a checkpoint.
         card: gigabytes of the card, as 24, or of several as 8x80.
         reward: `file.py:NAME` in place of the judge's; empty for those.
         references: a character's folder for all prompts; empty for none.
 
+    Returns:
+        The plan, and lines with the commands that follow.
+
     Raises:
-        ValueError: Something does not fit together; the message names it and the fix.
+        ValueError: Something does not fit together; the message names it and the fix. Nothing is written.
     """
+    check_writable(path)
+    job = _read_job(path, model=model, prompts=prompts, card=card, reward=reward, references=references)
+    check_new(path, job.folder, fix="name another file")
+    save = save_edits if job.edits else save_prompts
+    save(job.train, job.folder / "train.jsonl")
+    save(job.held_out, job.folder / "test.jsonl")
+    try:
+        config, plan, form = _fitting(job)
+    except ValueError:
+        rmtree(job.folder)
+        raise
+    write_atomic(path, _text(job, config, form))
+    return plan, [f"wrote {path} and {job.folder}", *_next_steps(path, config)]
+
+
+def _read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, references: str) -> Job:
+    """Read prompts and references, and hold prompts out for the evaluation."""
     sizes = CARD.fullmatch(card)
     if not sizes:
         raise ValueError(f"--card {card} is no size of a card: give its gigabytes, as 24, or 8x80 for eight of 80")
@@ -141,28 +171,15 @@ def read_job(path: Path, *, model: str, prompts: str, card: str, reward: str = "
             "asleep, in snow, in a boat, reading', or name a reward of yours with --reward file.py:NAME"
         )
     train, held_out, _ = split_prompts(found, test=min(MOST_HELD_OUT, math.ceil(len(found) / 8)))
-    folder = path.with_name(f"{path.stem}-prompts")
-    cards, gigabytes = int(sizes[1] or 1), int(sizes[2])
-    return Job(spec, checkpoint, train, held_out, folder, reward, cards, gigabytes)
+    return Job(path, spec, checkpoint, train, held_out, reward, int(sizes[1] or 1), int(sizes[2]))
 
 
-def write_prompts(job: Job) -> None:
-    """Write the prompts of training and evaluation."""
-    save = save_edits if job.edits else save_prompts
-    save(job.train, job.folder / "train.jsonl")
-    save(job.held_out, job.folder / "test.jsonl")
-
-
-def fitting(path: Path, job: Job) -> tuple[PolicyConfig, Plan, Form]:
-    """Find the fastest form that fits the card; the prompts are written already.
-
-    Raises:
-        ValueError: None does; the message has the memory that the smallest needs.
-    """
+def _fitting(job: Job) -> tuple[PolicyConfig, Plan, Form]:
+    """Find the fastest form whose plan fits the card."""
     plan = None
     for form in FORMS:
         # What cannot fit by its weights alone is not planned.
-        config = validated(PolicyConfig, document_of(path, job, form))
+        config = validated(PolicyConfig, _document(job, form))
         judge = config.judge and not config.judge.remote and form.memory == "normal"
         weights = job.spec.parameters * form.bytes + JUDGE_BYTES * bool(judge)
         if weights > job.gigabytes * 2**30:
@@ -178,7 +195,7 @@ def fitting(path: Path, job: Job) -> tuple[PolicyConfig, Plan, Form]:
     )
 
 
-def document_of(path: Path, job: Job, form: Form) -> dict[str, Any]:
+def _document(job: Job, form: Form) -> dict[str, Any]:
     """Build the config's document."""
     spec = job.spec
     rewards = job.rewards
@@ -202,7 +219,7 @@ def document_of(path: Path, job: Job, form: Form) -> dict[str, Any]:
         sampling |= {"tree": {"seeds": 2}, "suffix": {"solver": "ab2", "steps": 4}}
     judge = "http://127.0.0.1:8000/v1#PaCo-Reward-7B" if elsewhere else "X-GenGroup/PaCo-Reward-7B"
     document: dict[str, Any] = {
-        "out": f"runs/{path.stem}",
+        "out": f"runs/{job.path.stem}",
         "epochs": min(most, max(least, math.ceil(SEEN * len(job.train) / per_epoch))),
         "prompts_per_epoch": per_epoch,
         "processes": trainers,
@@ -229,9 +246,9 @@ def document_of(path: Path, job: Job, form: Form) -> dict[str, Any]:
 # --- the file --------------------------------------------------------------------------------------------------
 
 
-def config_text(path: Path, job: Job, config: PolicyConfig, form: Form) -> str:
+def _text(job: Job, config: PolicyConfig, form: Form) -> str:
     """Format a config as YAML, a comment beside each setting."""
-    document = document_of(path, job, form)
+    document = _document(job, form)
     if config.processes == 1:
         del document["processes"]
     if form.memory == "normal":
@@ -240,20 +257,23 @@ def config_text(path: Path, job: Job, config: PolicyConfig, form: Form) -> str:
     lines = [
         f"# {job.checkpoint} on {card} of {job.gigabytes} GB, {len(job.train)} prompts. What is left out has the "
         "paper's value:",
-        f"# `pacorl config KEY` explains a key, `pacorl train-policy {path} --dry-run` plans the run again.",
+        f"# `pacorl config KEY` explains a key, `pacorl train-policy {job.path} --dry-run` plans the run again.",
     ]
+    comments = _comments(job, config, form)
+
+    def add(line: str, key: str) -> None:
+        lines.append(f"{line:<{COLUMN}} # {comments[key]}" if key in comments else line)
+
     for key, value in document.items():
-        if key in ("prompts", "sampling"):
-            lines.append(f"{key}:")
-            inner = {f"{key}.{name}": (f"  {name}", entry) for name, entry in value.items()}
-        elif key == "rewards":
-            lines.append(_commented("rewards:", _comments(job, config, form)[key]))
-            lines += [f"  - {flow(reward)}" for reward in value]
-            continue
+        if key == "rewards":
+            add("rewards:", key)
+            lines += [f"  - {_flow(reward)}" for reward in value]
+        elif key in ("prompts", "sampling"):
+            add(f"{key}:", key)
+            for name, entry in value.items():
+                add(f"  {name}: {_flow(entry)}", f"{key}.{name}")
         else:
-            inner = {key: (key, value)}
-        for name, (label, entry) in inner.items():
-            lines.append(_commented(f"{label}: {flow(entry)}", _comments(job, config, form).get(name, "")))
+            add(f"{key}: {_flow(value)}", key)
     return "\n".join(lines) + "\n"
 
 
@@ -261,9 +281,13 @@ def _comments(job: Job, config: PolicyConfig, form: Form) -> Mapping[str, str]:
     """Explain each setting."""
     seen = config.epochs * config.prompts_per_epoch / len(job.train)
     samples = config.prompts_per_epoch * config.group_size
-    credit = "every reward scores panels, each learns its own" if config.advantages.credit == "panel" else (
-        "an edit is one image" if job.edits else "a reward without panels' scores: all of a set learn the same"
-    )  # fmt: skip
+    credit = "a reward without scores of panels: a set learns as a whole"
+    if config.advantages.credit == "panel":
+        credit = "every reward has scores of panels: each panel learns its own"
+    rewards = "consistent pairs, and panels that show their texts"
+    if job.reward or job.edits:
+        rewards = "yours" if job.reward else "what should stay is kept, the instruction is followed"
+        credit = "an edit is one image" if job.edits else credit
     return {
         "out": "log, page, checkpoints and the LoRA",
         "epochs": f"each prompt is seen {seen:.0f} times",
@@ -273,37 +297,31 @@ def _comments(job: Job, config: PolicyConfig, form: Form) -> Mapping[str, str]:
         "model": "compiled blocks take 0.7 of the time" if config.model.compile != "none" else form.why,
         "prompts.evaluation": f"{len(job.held_out)} held out, with all that shares their text or image",
         "prompts.evaluation_limit": "all of them, at 1024 × 1024",
-        "sampling.size": "trained small, judged large"
-        if not job.edits
-        else "an area; an edit keeps its source's shape",
+        "sampling.size": "an area, in the source's shape" if job.edits else "trained small, judged large",
         "sampling.batch": "images a forward, at most",
         "sampling.tree": "samples of a group share their first steps",
         "sampling.suffix": "second order after the noise: fewer forwards",
         "evaluation": "epochs between evaluations",
         "judge": "a server on a card of its own" if config.judge and config.judge.remote else "in this process",
-        "rewards": "yours" if job.reward else "the judge's pairs, and what each text asks for",
+        "rewards": rewards,
         "advantages": credit,
         "objective": "the clip range that fits this credit",
     }
 
 
-def _commented(line: str, comment: str) -> str:
-    return f"{line:<{COLUMN}} # {comment}" if comment else line
-
-
-def flow(value: Any) -> str:
+def _flow(value: Any) -> str:
     """Format a value as YAML in one line."""
     match value:
         case dict():
-            return "{" + ", ".join(f"{key}: {flow(entry)}" for key, entry in value.items()) + "}"
+            return "{" + ", ".join(f"{key}: {_flow(entry)}" for key, entry in value.items()) + "}"
         case list():
-            return f"[{', '.join(map(flow, value))}]"
+            return f"[{', '.join(map(_flow, value))}]"
         case str() if not re.fullmatch(r"[A-Za-z][\w./-]*", value):
             return json.dumps(value, ensure_ascii=False)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def next_steps(path: Path, config: PolicyConfig) -> Iterator[str]:
+def _next_steps(path: Path, config: PolicyConfig) -> Iterator[str]:
     """List the commands that train and that measure the result."""
     train = f"pacorl train-policy {path} --resume auto"
     if config.judge and config.judge.remote:

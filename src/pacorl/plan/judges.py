@@ -64,8 +64,6 @@ class Scorer:
     """Of the questions about a training image."""
     evaluated_flops: float = 0.0
     """Of the questions about an image of an evaluation."""
-    forwards: float = 0.0
-    """Per training image, each of which sends the streamed weights."""
 
 
 @dataclass
@@ -154,7 +152,7 @@ def _judge(name: str, settings: JudgeSettings, configs: Parts, train: Calls, eva
     # Each pair in both orders shares nothing with itself.
     orders = 1 + settings.symmetric
     peak = 0
-    flops, forwards = [0.0, 0.0], [0, 0]
+    flops = [0.0, 0.0]
     for number, call in [*((0, call) for call in train), *((1, call) for call in evaluated)]:
         tokens = {image.tobytes(): _tokens(image, configs) for question in call for image in question.images}
         numbers = {image: number for number, image in enumerate(tokens)}
@@ -163,7 +161,6 @@ def _judge(name: str, settings: JudgeSettings, configs: Parts, train: Calls, eva
         largest = max(walked, key=lambda forward: forward.rows * forward.longest)
         forward_peak, per_token = _language_forward(model, largest)
         peak = max(peak, forward_peak)
-        forwards[number] += len(walked)
         language = sum(forward.tokens for forward in walked) * per_token
         flops[number] += orders * (language + sum(tokens.values()) * per_visual_token)
     return Scorer(
@@ -175,7 +172,6 @@ def _judge(name: str, settings: JudgeSettings, configs: Parts, train: Calls, eva
         files,
         image_flops=flops[0] / batch,
         evaluated_flops=flops[1] / EVALUATED,
-        forwards=orders * forwards[0] / batch,
     )
 
 

@@ -56,6 +56,7 @@ from pacorl.runtime.logbook import check_trackers
 from pacorl.types import TINY, Prompt, Size
 
 AUTO = "auto"
+CAPTIONS, LINE = "captions", "\n  "
 NOT_READY = 2
 """Exit code of a dry run if something is absent or at fault."""
 SHOWN_CARDS = 3
@@ -467,8 +468,8 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield f"main memory: {size_text(plan.host_bytes)} for all processes, loading included{files}{downloads}"
     for name, fact in plan.facts.items():
         counts = fact if isinstance(fact, Mapping) else {"": fact}
-        text = ", ".join(f"{key} {_number(value)}".strip() for key, value in counts.items())
-        yield f"{name.replace('_', ' ')}: {text}"
+        texts = [f"{key} {_number(value)}".strip() for key, value in counts.items()]
+        yield f"{name.replace('_', ' ')}: {(LINE if name == CAPTIONS else ', ').join(texts)}"
     if plan.cost:
         yield from _hours(plan, plan.cost)
 
