@@ -59,7 +59,7 @@ class Form:
 FORMS = (
     Form("normal", False, 2, "bf16, and no activation is computed twice"),
     Form("normal", True, 2, "bf16; activations are computed again in the backward"),
-    Form("low", True, 1, "int8; generator and judge take turns on the card"),
+    Form("low", True, 1, "int8; generator and what scores take turns on the card"),
     Form("lowest", True, 0, "int8 in main memory, sent layer by layer"),
 )
 
@@ -181,7 +181,7 @@ def _fitting(job: Job) -> tuple[PolicyConfig, Plan, Form]:
         # What cannot fit by its weights alone is not planned.
         config = validated(PolicyConfig, _document(job, form))
         judge = config.judge and not config.judge.remote and form.memory == "normal"
-        weights = job.spec.parameters * form.bytes + JUDGE_BYTES * bool(judge)
+        weights = job.spec.parameters * form.bytes + JUDGE_BYTES * bool(judge) + CARD_MARGIN
         if weights > job.gigabytes * 2**30:
             continue
         plan = plan_policy(config)
@@ -231,10 +231,11 @@ def _document(job: Job, form: Form) -> dict[str, Any]:
             "evaluation_limit": len(job.held_out),
         },
         "sampling": sampling,
-        "evaluation": {"every": 20 if is_small else 10, "batch": 1},
         "judge": {"checkpoint": judge} if asks else "none",
         "rewards": rewards,
     }
+    if is_small:
+        document["evaluation"] = {"every": 20}
     if len(rewards) == 1:
         document["advantages"] = {"aggregate": "weighted_sum"}
     config, _ = with_credit(validated(PolicyConfig, document), {}, job.train, run=False)
