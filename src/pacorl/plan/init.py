@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
@@ -36,13 +36,17 @@ CARD = re.compile(r"(?:(\d+)[x×])?(\d+)")
 MOST_HELD_OUT = 16
 """Prompts of an evaluation at most: it is a fixed cost."""
 SEEN = 20
-"""Times that each prompt is seen, within `EPOCHS`."""
-EPOCHS = (30, 100)
+"""Times that each prompt is seen, if that takes this many epochs."""
+LEAST_EPOCHS, MOST_EPOCHS = 30, 100
+JUDGE = "X-GenGroup/PaCo-Reward-7B"
 JUDGE_BYTES = 17 * 10**9
 LARGE = 15 * 10**9
 """Parameters of a generator that samples one image a forward."""
 COLUMN = 42
 """Column of the comments."""
+
+Settings = dict[str, tuple[Any, str]]
+"""Dotted key → its value and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +132,11 @@ def write_config(
     save(job.train, job.folder / "train.jsonl")
     save(job.held_out, job.folder / "test.jsonl")
     try:
-        config, plan, form = _fitting(job)
+        settings, config, plan = _fitting(job)
     except ValueError:
         rmtree(job.folder)
         raise
-    write_atomic(path, _text(job, config, form))
+    write_atomic(path, _text(job, settings))
     return plan, [f"wrote {path} and {job.folder}", *_next_steps(path, config)]
 
 
@@ -174,20 +178,21 @@ def _read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, r
     return Job(path, spec, checkpoint, train, held_out, reward, int(sizes[1] or 1), int(sizes[2]))
 
 
-def _fitting(job: Job) -> tuple[PolicyConfig, Plan, Form]:
+def _fitting(job: Job) -> tuple[Settings, PolicyConfig, Plan]:
     """Find the fastest form whose plan fits the card."""
+    room = job.gigabytes * 2**30 - CARD_MARGIN
     plan = None
     for form in FORMS:
+        settings = _settings(job, form)
+        config = validated(PolicyConfig, _document(settings))
         # What cannot fit by its weights alone is not planned.
-        config = validated(PolicyConfig, _document(job, form))
-        judge = config.judge and not config.judge.remote and form.memory == "normal"
-        weights = job.spec.parameters * form.bytes + JUDGE_BYTES * bool(judge) + CARD_MARGIN
-        if weights > job.gigabytes * 2**30:
+        judge = config.judge and not config.judge.remote and not config.in_turns
+        if job.spec.parameters * form.bytes + JUDGE_BYTES * bool(judge) > room:
             continue
         plan = plan_policy(config)
-        if plan.peak_bytes + CARD_MARGIN <= job.gigabytes * 2**30:
+        if plan.peak_bytes <= room:
             card = {"device": f"a card of {job.gigabytes} GB", "device_bytes": job.gigabytes * 2**30}
-            return config, dataclasses.replace(plan, **card), form
+            return settings, config, dataclasses.replace(plan, **card)
     assert plan
     raise ValueError(
         f"--card {job.gigabytes}: {job.checkpoint} needs {size_text(plan.peak_bytes + CARD_MARGIN)}; take a smaller "
@@ -195,119 +200,89 @@ def _fitting(job: Job) -> tuple[PolicyConfig, Plan, Form]:
     )
 
 
-def _document(job: Job, form: Form) -> dict[str, Any]:
-    """Build the config's document."""
-    spec = job.spec
-    rewards = job.rewards
-    asks = any(asks_judge(validated(RewardConfig, reward), run=False) for reward in rewards)
-    elsewhere = asks and job.cards > 1
-    trainers = max(1, job.cards - elsewhere)
-    # With 16 samples a prompt, as many prompts for each card divide into two updates of whole batches.
-    per_card = min(math.ceil(len(job.train) / trainers), 12 if trainers == 1 else 6)
-    per_epoch = per_card * trainers
-    least, most = EPOCHS
-    is_small = form.memory != "normal"
+def _settings(job: Job, form: Form) -> Settings:
+    """Derive every setting that is no default, with its reason."""
+    spec, is_small = job.spec, form.memory != "normal"
+    settings: Settings = {"out": (f"runs/{job.path.stem}", "log, page, checkpoints and the LoRA")}
+
+    # Cards, and what an epoch draws. With 16 samples a prompt, as many prompts for each card divide into two updates of
+    # whole batches.
+    asks = any(asks_judge(validated(RewardConfig, reward), run=False) for reward in job.rewards)
+    is_served = asks and job.cards > 1
+    trainers = max(1, job.cards - is_served)
+    prompts = trainers * min(math.ceil(len(job.train) / trainers), 12 if trainers == 1 else 6)
+    epochs = min(MOST_EPOCHS, max(LEAST_EPOCHS, math.ceil(SEEN * len(job.train) / prompts)))
+    settings["epochs"] = (epochs, f"each prompt is seen {epochs * prompts / len(job.train):.0f} times")
+    settings["prompts_per_epoch"] = (prompts, f"with 16 samples each {16 * prompts} images")
+    if trainers > 1:
+        settings["processes"] = (trainers, "cards that train" + ", and one more for the judge" * is_served)
+
+    # The generator.
+    if is_small:
+        settings["memory"] = (form.memory, form.why)
     model: dict[str, Any] = {"kind": spec.kind}
     if job.checkpoint != spec.published:
         model["checkpoint"] = job.checkpoint
     if spec.kind == "kontext":
         model["guidance_scale"] = 2.5
-    model |= {"gradient_checkpointing": form.checkpointing, "compile": "none" if form.memory == "lowest" else "blocks"}
-    sampling: dict[str, Any] = {"size": [384, 384] if job.edits else [512, 512]}
-    sampling["batch"] = (8 if is_small else 4) if spec.parameters < LARGE else (4 if is_small else 1)
+    model |= {"gradient_checkpointing": form.checkpointing}
+    # Compiled steps are sampled as they are trained, for which the smallest cards have no room.
+    model |= {} if form.memory == "lowest" else {"compile": "blocks"}
+    settings["model"] = (model, form.why if form.memory == "lowest" else "compiled blocks take 0.7 of the time")
+
+    # Prompts, sampling and evaluation.
+    settings["prompts.train"] = (str(job.folder / "train.jsonl"), f"{len(job.train)} prompts")
+    settings["prompts.evaluation"] = (str(job.folder / "test.jsonl"), "held out, with all of their text or image")
+    settings["prompts.evaluation_limit"] = (len(job.held_out), "all of them, at 1024 × 1024")
+    size = ([384, 384], "an area, in the source's shape") if job.edits else ([512, 512], "trained small, judged large")
+    settings["sampling.size"] = size
+    batch = (8 if is_small else 4) if spec.parameters < LARGE else (4 if is_small else 1)
+    settings["sampling.batch"] = (batch, "images a forward, at most")
     if is_small:
-        sampling |= {"tree": {"seeds": 2}, "suffix": {"solver": "ab2", "steps": 4}}
-    judge = "http://127.0.0.1:8000/v1#PaCo-Reward-7B" if elsewhere else "X-GenGroup/PaCo-Reward-7B"
-    document: dict[str, Any] = {
-        "out": f"runs/{job.path.stem}",
-        "epochs": min(most, max(least, math.ceil(SEEN * len(job.train) / per_epoch))),
-        "prompts_per_epoch": per_epoch,
-        "processes": trainers,
-        "memory": form.memory,
-        "model": model,
-        "prompts": {
-            "train": str(job.folder / "train.jsonl"),
-            "evaluation": str(job.folder / "test.jsonl"),
-            "evaluation_limit": len(job.held_out),
-        },
-        "sampling": sampling,
-        "judge": {"checkpoint": judge} if asks else "none",
-        "rewards": rewards,
-    }
-    if is_small:
-        document["evaluation"] = {"every": 20}
-    if len(rewards) == 1:
-        document["advantages"] = {"aggregate": "weighted_sum"}
-    config, _ = with_credit(validated(PolicyConfig, document), {}, job.train, run=False)
-    document.setdefault("advantages", {})["credit"] = config.advantages.credit
-    document["objective"] = {"clip_range": config.objective.model_dump()["clip_range"]}
-    return document
+        settings["sampling.tree"] = ({"seeds": 2}, "samples of a group share their first steps")
+        settings["sampling.suffix"] = ({"solver": "ab2", "steps": 4}, "second order after the noise: fewer forwards")
+        settings["evaluation"] = ({"every": 20}, "epochs, since an evaluation is a fixed cost")
+
+    # Rewards, and the credit and clip range that follow.
+    judge = {"checkpoint": "http://127.0.0.1:8000/v1#PaCo-Reward-7B" if is_served else JUDGE}
+    settings["judge"] = (judge if asks else "none", "a server on its own card" if is_served else "")
+    settings["rewards"] = (job.rewards, "")
+    advantages: dict[str, Any] = {"aggregate": "weighted_sum"} if len(job.rewards) == 1 else {}
+    settings["advantages"] = (advantages, "")
+    config, why = with_credit(validated(PolicyConfig, _document(settings)), {}, job.train, run=False)
+    settings["advantages"] = (advantages | {"credit": config.advantages.credit}, why.partition(": ")[2])
+    settings["objective"] = ({"clip_range": config.objective.model_dump()["clip_range"]}, "fits this credit")
+    return settings
 
 
 # --- the file --------------------------------------------------------------------------------------------------
 
 
-def _text(job: Job, config: PolicyConfig, form: Form) -> str:
-    """Format a config as YAML, a comment beside each setting."""
-    document = _document(job, form)
-    if config.processes == 1:
-        del document["processes"]
-    if form.memory == "normal":
-        del document["memory"]
-    card = f"{job.cards} cards" if job.cards > 1 else "one card"
+def _document(settings: Settings) -> dict[str, Any]:
+    document: dict[str, Any] = {}
+    for key, (value, _) in settings.items():
+        section, _, name = key.rpartition(".")
+        (document.setdefault(section, {}) if section else document)[name] = value
+    return document
+
+
+def _text(job: Job, settings: Settings) -> str:
+    """Format settings as YAML, each with its reason."""
+    cards = f"{job.cards} cards" if job.cards > 1 else "one card"
     lines = [
-        f"# {job.checkpoint} on {card} of {job.gigabytes} GB, {len(job.train)} prompts. What is left out has the "
-        "paper's value:",
+        f"# {job.checkpoint} on {cards} of {job.gigabytes} GB. Settings left out have the paper's values.",
         f"# `pacorl config KEY` explains a key, `pacorl train-policy {job.path} --dry-run` plans the run again.",
     ]
-    comments = _comments(job, config, form)
-
-    def add(line: str, key: str) -> None:
-        lines.append(f"{line:<{COLUMN}} # {comments[key]}" if key in comments else line)
-
-    for key, value in document.items():
-        if key == "rewards":
-            add("rewards:", key)
-            lines += [f"  - {_flow(reward)}" for reward in value]
-        elif key in ("prompts", "sampling"):
-            add(f"{key}:", key)
-            for name, entry in value.items():
-                add(f"  {name}: {_flow(entry)}", f"{key}.{name}")
-        else:
-            add(f"{key}: {_flow(value)}", key)
+    within = ""
+    for key, (value, why) in settings.items():
+        section, _, name = key.rpartition(".")
+        if section not in ("", within):
+            lines.append(f"{section}:")
+        within = section
+        line = f"{'  ' * bool(section)}{name}: {'' if isinstance(value, list) and name == 'rewards' else _flow(value)}"
+        lines.append(f"{line:<{COLUMN}} # {why}" if why else line.rstrip())
+        lines += [f"  - {_flow(reward)}" for reward in value] if name == "rewards" else []
     return "\n".join(lines) + "\n"
-
-
-def _comments(job: Job, config: PolicyConfig, form: Form) -> Mapping[str, str]:
-    """Explain each setting."""
-    seen = config.epochs * config.prompts_per_epoch / len(job.train)
-    samples = config.prompts_per_epoch * config.group_size
-    credit = "a reward without scores of panels: a set learns as a whole"
-    if config.advantages.credit == "panel":
-        credit = "every reward has scores of panels: each panel learns its own"
-    rewards = "consistent pairs, and panels that show their texts"
-    if job.reward or job.edits:
-        rewards = "yours" if job.reward else "what should stay is kept, the instruction is followed"
-        credit = "an edit is one image" if job.edits else credit
-    return {
-        "out": "log, page, checkpoints and the LoRA",
-        "epochs": f"each prompt is seen {seen:.0f} times",
-        "prompts_per_epoch": f"with 16 samples each {samples} images",
-        "processes": f"cards that train; {'one more is the judge' if job.cards > config.processes else 'all of them'}",
-        "memory": form.why,
-        "model": "compiled blocks take 0.7 of the time" if config.model.compile != "none" else form.why,
-        "prompts.evaluation": f"{len(job.held_out)} held out, with all that shares their text or image",
-        "prompts.evaluation_limit": "all of them, at 1024 × 1024",
-        "sampling.size": "an area, in the source's shape" if job.edits else "trained small, judged large",
-        "sampling.batch": "images a forward, at most",
-        "sampling.tree": "samples of a group share their first steps",
-        "sampling.suffix": "second order after the noise: fewer forwards",
-        "evaluation": "epochs between evaluations",
-        "judge": "a server on a card of its own" if config.judge and config.judge.remote else "in this process",
-        "rewards": rewards,
-        "advantages": credit,
-        "objective": "the clip range that fits this credit",
-    }
 
 
 def _flow(value: Any) -> str:
@@ -326,7 +301,7 @@ def _next_steps(path: Path, config: PolicyConfig) -> Iterator[str]:
     """List the commands that train and that measure the result."""
     train = f"pacorl train-policy {path} --resume auto"
     if config.judge and config.judge.remote:
-        yield "serve: CUDA_VISIBLE_DEVICES=0 pacorl serve X-GenGroup/PaCo-Reward-7B --backend vllm"
+        yield f"serve: CUDA_VISIBLE_DEVICES=0 pacorl serve {JUDGE} --backend vllm"
     if config.processes > 1:
         first = int(bool(config.judge and config.judge.remote))
         cards = ",".join(map(str, range(first, first + config.processes)))

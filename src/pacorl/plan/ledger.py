@@ -7,7 +7,7 @@ and fragments, and the CUDA context (together about 1 GiB on a card).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -32,7 +32,7 @@ def attention_backward_flops(_: Tensor, query: Tensor, key: Tensor, value: Tenso
     return attention_flops(query, key, value) * 2.5
 
 
-FLOPS = {
+FLOPS: Mapping[Any, Callable[..., float]] = {
     **flop_registry,
     aten._scaled_dot_product_flash_attention_for_cpu: attention_flops,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward_flops,

@@ -83,8 +83,8 @@ class Plan:
     """Counts of data, steps and weights."""
     cost: Cost | None = None
     """Work of a policy's training."""
-    checkpointed: Plan | None = None
-    """The plan with gradient checkpointing, where a card that is not here decides `auto`."""
+    checkpointed_bytes: int = 0
+    """Peak memory with gradient checkpointing, where a card that is not here decides `auto`; else 0."""
     device: str = field(default_factory=lambda: device()[0])
     device_bytes: int | None = field(default_factory=lambda: device()[1])
     """Memory of the card; None without one."""
@@ -141,12 +141,9 @@ class Plan:
 
     def to_json(self) -> str:
         """Return the whole plan; sizes in bytes."""
-        document = dataclasses.asdict(dataclasses.replace(self, checkpointed=None))
+        names = ("verdict", "phases", "peak_bytes", "host_bytes", "download_bytes")
+        document = dataclasses.asdict(self) | {name: getattr(self, name) for name in names}
         document["rows"] = [row._asdict() for row in self.rows]
-        document |= {name: getattr(self, name) for name in ("verdict", "phases", "peak_bytes", "download_bytes")}
-        least = min(self.peak_bytes, self.checkpointed.peak_bytes if self.checkpointed else self.peak_bytes)
-        gib = {"peak_gib": self.peak_bytes, "least_gib": least, "host_gib": self.host_bytes}
-        document |= {name: round(size / 2**30, 2) for name, size in gib.items()}
         document["hours"] = {card.name: self.cost.hours(card) for card in CARDS} if self.cost else {}
         return json.dumps(document, indent=2, ensure_ascii=False)
 
@@ -170,9 +167,9 @@ def plan_policy(config: PolicyConfig, *, world: int | None = None, ask: bool = F
         ValueError: A reward is unknown, or a prompt is bad (with file and line) or lacks what a reward needs.
     """
     # The config alone. Without a card both of `auto`'s choices are planned.
-    checkpointed = None
+    checkpointed_bytes = 0
     if config.model.gradient_checkpointing == AUTO and device()[1] is None:
-        checkpointed = plan_policy(with_checkpointing(config, on=True), world=world)
+        checkpointed_bytes = plan_policy(with_checkpointing(config, on=True), world=world).peak_bytes
     config = decided(config, card_bytes=device()[1])
     world = world or int(os.environ.get("WORLD_SIZE", "0")) or config.processes
     try:
@@ -227,7 +224,7 @@ def plan_policy(config: PolicyConfig, *, world: int | None = None, ask: bool = F
         disk_bytes=disk_bytes(generator.adapter, keep=config.keep_checkpoints),
         facts=_work_facts(config, work, prompts=len(train)),
         cost=cost,
-        checkpointed=checkpointed,
+        checkpointed_bytes=checkpointed_bytes,
     )
     return with_notes(plan, [leaks, checkpoint.note, *(judge.note for judge in judges), *shortages(config, plan)])
 
@@ -457,7 +454,8 @@ def _lines(plan: Plan) -> Iterator[str]:
         phases = plan.phases
         largest = max(phases, key=lambda phase: phases[phase])
         card = f" of {size_text(plan.device_bytes)}" if plan.device_bytes else ""
-        either = f"; {size_text(plan.checkpointed.peak_bytes)} with gradient checkpointing" if plan.checkpointed else ""
+        less = plan.checkpointed_bytes
+        either = f"; {size_text(less)} with gradient checkpointing" if less else ""
         yield (
             f"device: {plan.device}; {size_text(plan.peak_bytes)}{card} needed at the peak, {PHASES[largest]}, and "
             f"about 1 GiB for CUDA{either}"
@@ -482,11 +480,8 @@ def _hours(plan: Plan, cost: Cost) -> Iterator[str]:
     """Describe the time of a run, and the balance of a judge elsewhere with its trainers."""
     if cost.judge_cards:
         yield f"judge: {cost.judge_cards} of the trainers' cards at its server keep up with {cost.world} that train"
-    shown = timed_cards(plan, cost)
-    if not shown and plan.checkpointed and plan.checkpointed.cost:
-        cost = plan.checkpointed.cost
-        shown = timed_cards(plan.checkpointed, cost)
-    hours = ["{:.2g} to {:.2g} on {} × {}".format(*cost.hours(card), cost.world, card.name) for card in shown]
+    cards = timed_cards(plan, cost)
+    hours = ["{:.2g} to {:.2g} on {} × {}".format(*cost.hours(card), cost.world, card.name) for card in cards]
     if hours:
         yield f"hours, with evaluations, judging and saving: {', '.join(hours)}"
 
