@@ -56,7 +56,7 @@ from pacorl.runtime.logbook import check_trackers
 from pacorl.types import TINY, Prompt, Size
 
 AUTO = "auto"
-CAPTIONS, LINE = "captions", "\n  "
+CAPTIONS = "captions"
 NOT_READY = 2
 """Exit code of a dry run if something is absent or at fault."""
 SHOWN_CARDS = 3
@@ -467,7 +467,10 @@ def _lines(plan: Plan) -> Iterator[str]:
     for name, fact in plan.facts.items():
         counts = fact if isinstance(fact, Mapping) else {"": fact}
         texts = [f"{key} {_number(value)}".strip() for key, value in counts.items()]
-        yield f"{name.replace('_', ' ')}: {(LINE if name == CAPTIONS else ', ').join(texts)}"
+        if name == CAPTIONS:
+            yield from ("captions:", *(f"  {text}" for text in texts))
+        else:
+            yield f"{name.replace('_', ' ')}: {', '.join(texts)}"
     if plan.cost:
         yield from _hours(plan, plan.cost)
 
