@@ -300,6 +300,13 @@ def test_a_pilot_spreads_its_questions_over_all_prompts(dataset):
     assert len({one.id.partition(":")[2] for one in pilot}) > 4
 
 
+def test_a_limit_cuts_no_grid_without_a_question(dataset):
+    folder = dataset(prompts=4, grids=2, paired=False)
+    assert pair(folder, limit=2) == {"prompts": 2, "panels": 16, "instances": 2}
+    asked = {one.group for one in read_instances(folder / "instances.jsonl")}
+    assert {path.name for path in (folder / "images").iterdir()} == asked
+
+
 def test_pair_is_idempotent_and_repairs_a_lost_panel(dataset):
     folder = dataset(prompts=1, grids=2)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
@@ -341,9 +348,10 @@ def test_a_changed_grid_is_named(dataset):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({}, r"record 7: grid 0 of '0000' is already taken"),
+        ({}, r"a grid of '0000' is listed twice"),
         ({"number": 9, "file": "../secret.png"}, "leads out of"),
-        ({"sha256": None}, "is not the image that was generated"),
+        ({"number": 9, "sha256": "0"}, "is not the image that was generated"),
+        ({"sha256": None}, r"grids\.jsonl:7: sha256"),
     ],
 )
 def test_bad_lists_of_grids_are_named(dataset, change, message):
@@ -359,7 +367,7 @@ def test_bad_lists_of_grids_are_named(dataset, change, message):
 def test_a_grid_without_its_number_is_named(dataset):
     folder = dataset(prompts=1, grids=2, paired=False)
     write_jsonl(folder / "grids.jsonl", [{"group": "0000", "file": "grids/0000/0.png"}])
-    with pytest.raises(ValueError, match=r"record 1: a grid has group, number, file and sha256, this has group, file"):
+    with pytest.raises(ValueError, match=r"grids\.jsonl:1: number: Field required"):
         pair(folder)
 
 

@@ -10,11 +10,16 @@ at that position in all grids of the prompt (arXiv 2512.04784, §3.1): 4 grids o
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
-from itertools import permutations
+from itertools import chain, permutations, product
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
+
+from pydantic import BaseModel
 
 from pacorl.core.grid import shared_text, split
 from pacorl.dataset.folder import Instance, PromptRecord, read_prompts, write_records
@@ -26,8 +31,8 @@ from pacorl.generate.image_queue import (
     generate_missing,
     unfinished_batches,
 )
-from pacorl.io.documents import blamed_on, read_jsonl, write_jsonl
-from pacorl.io.files import digest, flush_all, inside, write_atomic
+from pacorl.io.documents import blamed_on, read_records, typed, write_jsonl
+from pacorl.io.files import digest, flush_all, inside, read_bytes, write_atomic
 from pacorl.io.images import open_image, png_bytes
 from pacorl.io.terminal import Progress, silent
 from pacorl.records.prompts import evenly_spread
@@ -133,7 +138,7 @@ def pair(
     dry_run: bool = False,
     progress: Progress = silent,
 ) -> dict[str, int]:
-    """Cut every grid of grids.jsonl, and write instances.jsonl.
+    """Cut the grids of grids.jsonl, and write instances.jsonl.
 
     Args:
         limit: the number of questions at most, evenly spread over the prompts.
@@ -141,26 +146,10 @@ def pair(
     Raises:
         ValueError: a prompt has no grids, or a grid is missing, changed, no image, or too small to cut.
     """
-    # Read the grids of all prompts.
-    records = read_prompts(folder / prompts)
-    grids = grids_of(folder)
-    absent = [record.idx for record in records if record.idx not in grids]
-    if absent:
-        raise ValueError(
-            f"{len(absent)} prompts have no grids yet, {absent[0]} first; run `pacorl dataset generate` to the end"
-        )
-
-    # Count the questions, so that only those within the limit are made: 100,000 prompts have five million.
-    counted = []
-    panels: list[str] = []
-    for record in records:
-        of_prompt = grids[record.idx]
-        counted.append(count_instances(record, grids=len(of_prompt)))
-        for number in range(len(of_prompt)):
-            panels += [panel_path(record.idx, number, position) for position in range(record.prompt.grid.count)]
-    total = sum(counted)
-    chosen = range(total) if limit is None else evenly_spread(range(total), limit)
-    counts = {"prompts": len(records), "panels": len(panels), "instances": len(chosen)}
+    questions = chosen_questions(read_prompts(folder / prompts), grids_of(folder), limit=limit)
+    panels = [panel for asked in questions for panel in asked.panels]
+    total = sum(len(asked.positions) for asked in questions)
+    counts = {"prompts": len(questions), "panels": len(panels), "instances": total}
 
     # The manifest covers the instances but not the panels, which a copied folder may lack: check the files.
     step = DatasetStep(folder, "pair", inputs=[folder / prompts, folder / "grids.jsonl"])
@@ -168,14 +157,79 @@ def pair(
         return counts
 
     # Cut the grids, and wait for the disk once before the manifest names the panels.
-    for done, record in enumerate(records, 1):
-        for number, name in enumerate(grids[record.idx]):
-            cut(folder, name, record, number)
-        progress(done, len(records))
+    for done, asked in enumerate(questions, 1):
+        for number, grid in enumerate(asked.grids):
+            cut(folder, grid, asked.record, number)
+        progress(done, len(questions))
     flush_all(folder / "images")
     target = folder / "instances.jsonl"
-    write_records(target, _chosen_instances(records, grids, counted, chosen, shuffled=limit is not None))
+    write_records(target, chain.from_iterable(asked.instances(shuffled=limit is not None) for asked in questions))
     return step.finish(outputs=[target], counts=counts)
+
+
+class GridRow(BaseModel):
+    """A line of grids.jsonl."""
+
+    group: str
+    number: int
+    file: str
+    sha256: str
+
+
+class Questions(NamedTuple):
+    """Questions about one prompt."""
+
+    record: PromptRecord
+    grids: Sequence[GridRow]
+    positions: Sequence[int]
+    """Positions of the chosen ones among all questions about all prompts."""
+    start: int
+    """Position of the prompt's first."""
+
+    @property
+    def panels(self) -> list[str]:
+        """Paths of all panels of the prompt."""
+        positions = range(self.record.prompt.grid.count)
+        return [
+            panel_path(self.record.idx, grid, position) for grid, position in product(range(len(self.grids)), positions)
+        ]
+
+    def instances(self, *, shuffled: bool) -> Iterator[Instance]:
+        """Yield the chosen ones; `shuffled`, since even steps would ask about the same panels of every prompt."""
+        instances = list(instances_of(self.record, grids=len(self.grids)))
+        if shuffled:
+            Random(self.record.idx).shuffle(instances)
+        for position in self.positions:
+            yield instances[position - self.start]
+
+
+def chosen_questions(
+    records: Sequence[PromptRecord], grids: Mapping[str, Sequence[GridRow]], *, limit: int | None
+) -> list[Questions]:
+    """Choose at most `limit` questions, evenly spread, and leave out prompts without one.
+
+    They are counted and not made: 100,000 prompts have five million.
+
+    Raises:
+        ValueError: a prompt has no grids, or nothing to rank.
+    """
+    absent = [record.idx for record in records if record.idx not in grids]
+    if absent:
+        raise ValueError(
+            f"{len(absent)} prompts have no grids yet, {absent[0]} first; run `pacorl dataset generate` to the end"
+        )
+    counted = [count_instances(record, grids=len(grids[record.idx])) for record in records]
+    positions: Sequence[int] = range(sum(counted))
+    if limit is not None:
+        positions = evenly_spread(positions, limit)
+    questions = []
+    start = 0
+    for record, count in zip(records, counted, strict=True):
+        chosen = positions[bisect_left(positions, start) : bisect_left(positions, start + count)]
+        if chosen:
+            questions.append(Questions(record, grids[record.idx], chosen, start))
+        start += count
+    return questions
 
 
 def count_instances(record: PromptRecord, *, grids: int) -> int:
@@ -187,58 +241,31 @@ def count_instances(record: PromptRecord, *, grids: int) -> int:
     return grids * positions * (positions - 1)
 
 
-def _chosen_instances(
-    records: Sequence[PromptRecord],
-    grids: Mapping[str, Sequence[str]],
-    counted: Sequence[int],
-    chosen: Sequence[int],
-    *,
-    shuffled: bool,
-) -> Iterator[Instance]:
-    """Yield the instances at the ascending positions `chosen` among those of all prompts."""
-    start = 0
-    remaining = iter(chosen)
-    position = next(remaining, None)
-    for record, count in zip(records, counted, strict=True):
-        if position is not None and position < start + count:
-            questions = list(instances_of(record, grids=len(grids[record.idx])))
-            # Even steps would ask about the same grid and positions of every prompt.
-            if shuffled:
-                Random(record.idx).shuffle(questions)
-            while position is not None and position < start + count:
-                yield questions[position - start]
-                position = next(remaining, None)
-        start += count
-
-
-def grids_of(folder: Path) -> dict[str, list[str]]:
-    """Group → the files of its grids in order, as listed in grids.jsonl."""
+def grids_of(folder: Path) -> dict[str, list[GridRow]]:
+    """Group → its grids in order, as listed in grids.jsonl."""
     path = folder / "grids.jsonl"
-    files_of = dict[str, dict[int, str]]()
-    for number, row in enumerate(read_jsonl(path), 1):
-        where = f"{path}, record {number}"
-        if not {"group", "number", "file", "sha256"} <= row.keys():
-            raise ValueError(f"{where}: a grid has group, number, file and sha256, this has {', '.join(row)}")
-        # A replaced image would be ranked under the recipe of another.
-        if digest(inside(folder, row["file"])) != row["sha256"]:
-            raise ValueError(
-                f"{folder / row['file']} is not the image that was generated; run `pacorl dataset generate` again"
-            )
-        files = files_of.setdefault(row["group"], {})
-        if row["number"] in files:
-            raise ValueError(f"{where}: grid {row['number']} of {row['group']!r} is already taken by an earlier record")
-        files[row["number"]] = row["file"]
-    return {group: [file for _, file in sorted(files.items())] for group, files in files_of.items()}
+    grids: dict[str, list[GridRow]] = {}
+    for row in read_records(path, partial(typed, kind=GridRow), kind="grid", fix="run `pacorl dataset generate` first"):
+        grids.setdefault(row.group, []).append(row)
+    for group, rows in grids.items():
+        rows.sort(key=lambda row: row.number)
+        if len({row.number for row in rows}) < len(rows):
+            raise ValueError(f"{path}: a grid of {group!r} is listed twice")
+    return grids
 
 
-def cut(folder: Path, name: str, record: PromptRecord, number: int) -> None:
+def cut(folder: Path, grid: GridRow, record: PromptRecord, number: int) -> None:
     """Write the sub-figures of one grid; equal files on the disk remain untouched.
 
     They may reach the disk later: a panel torn by a power cut is not equal, and is written again.
     """
-    image = open_image(folder / name)
-    with blamed_on(folder / name):
-        panels = split(image, record.prompt.grid)
+    file = folder / grid.file
+    data = read_bytes(inside(folder, grid.file))
+    # A replaced image would be ranked under the recipe of another.
+    if sha256(data).hexdigest() != grid.sha256:
+        raise ValueError(f"{file} is not the image that was generated; run `pacorl dataset generate` again")
+    with blamed_on(file):
+        panels = split(open_image(data), record.prompt.grid)
     for position, panel in enumerate(panels):
         path = folder / panel_path(record.idx, number, position)
         content = png_bytes(panel)
