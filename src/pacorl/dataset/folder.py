@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from pydantic import BeforeValidator, StrictInt, ValidationError
+from pydantic import StrictInt, ValidationError
 from pydantic.dataclasses import dataclass
 
 from pacorl.io.documents import JsonObject, blamed_on, faults_of, read_jsonl, write_jsonl
@@ -22,12 +21,6 @@ from pacorl.records.rankings import RECORD, Criteria, Ranking, ranks_of
 from pacorl.types import Prompt
 
 Record = TypeVar("Record")
-
-
-def _no_text(names: Any) -> Any:
-    if isinstance(names, str):  # a text is a sequence too, of letters
-        raise ValueError(f"a list of images, not {names!r}")
-    return tuple(names) if isinstance(names, list) else names  # strict validation makes no tuple behind a validator
 
 
 class PromptRecord(NamedTuple):
@@ -57,7 +50,7 @@ class Instance:
     group: str
     """Prompt of the instance; all instances of a group belong to one split."""
     reference: str
-    candidates: Annotated[tuple[str, ...], BeforeValidator(_no_text)]
+    candidates: tuple[str, ...]
     theme: str = ""
     category: str = ""
     task: str = ""
@@ -71,14 +64,6 @@ class Instance:
             raise ValueError(f"an instance needs at least two different candidates, got {list(self.candidates)}")
         if any(not 0 <= min(pair) <= max(pair) < count for pair in self.must):
             raise ValueError(f"`must` names candidates beyond the {count} that there are: {list(self.must)}")
-        # An order with all of these pairs exists unless they form a circle.
-        order = TopologicalSorter[int]()
-        for better, worse in self.must:
-            order.add(worse, better)
-        try:
-            order.prepare()
-        except CycleError:
-            raise ValueError(f"`must` puts a candidate above itself, which nobody can: {list(self.must)}") from None
 
     @property
     def is_control(self) -> bool:
