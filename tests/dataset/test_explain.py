@@ -105,12 +105,9 @@ def test_a_wrong_model_name_stops_at_once(ranked, llm):
     assert len(server.requests) <= 2
 
 
-def test_dry_run_says_what_it_would_cost(ranked, llm):
+def test_a_dry_run_asks_nothing(ranked, llm):
     server, model = llm(lambda messages, number: say("Yes"))
     counts = explain(ranked, model, dry_run=True)
-    assert counts["estimate"] == {
-        "prompt_tokens": 2500 * counts["to_explain"],
-        "completion_tokens": 200 * counts["to_explain"],
-    }
+    assert counts["to_explain"] == counts["pairs"] > 0
     assert server.requests == []
     assert not (ranked / "explanations.jsonl").exists()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, zip_longest
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
@@ -37,7 +37,7 @@ from pacorl.io.documents import JsonObject, blamed_on, read_jsonl, read_object, 
 from pacorl.io.files import safe_name, write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.io.terminal import Progress
-from pacorl.judge.pairwise import Criterion, ask, by_criterion
+from pacorl.judge.pairwise import ask, by_criterion
 from pacorl.records.criteria import written
 from pacorl.records.leaks import id_text
 from pacorl.records.prompts import evenly_spread, load_prompts
@@ -282,10 +282,12 @@ class T2isBench:
                 for number, text in enumerate(texts):
                     questions[index, dimension, number] = Question((images[index],), wordings.figure_shows(text))
 
-        by_image: list[dict[str, list[float]]] = [{} for _ in images]
-        for (index, dimension, _), p_yes in self._p_yes(questions).items():
-            by_image[index].setdefault(dimension, []).append(p_yes)
-        return [_means(values) for values in by_image]
+        answers = self._p_yes(questions)
+        means = _means(((index, dimension), p_yes) for (index, dimension, _), p_yes in answers.items())
+        by_image: list[dict[str, float]] = [{} for _ in images]
+        for (index, dimension), mean in means.items():
+            by_image[index][dimension] = mean
+        return by_image
 
     def _aesthetics(self, case: Case, images: Sequence[Image]) -> list[float]:
         if self.aesthetics is None:
@@ -327,38 +329,25 @@ class T2isBench:
             for i, j in pairs:
                 questions[criterion, (i, j)] = Question((small[i], small[j]), text)
 
-        by_pair: dict[Criterion, list[float]] = {}
-        for (criterion, _), p_yes in self._p_yes(questions).items():
-            by_pair.setdefault(criterion, []).append(p_yes)
-
         # Means of means: a dimension's criteria count alike, however many pairs were asked about.
-        by_dimension: dict[str, list[float]] = {}
-        for (dimension, _), mean in _means(by_pair).items():
-            by_dimension.setdefault(dimension, []).append(mean)
-        return _means(by_dimension)
+        of_criterion = _means((criterion, p_yes) for (criterion, _), p_yes in self._p_yes(questions).items())
+        return _means((dimension, mean) for (dimension, _), mean in of_criterion.items())
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
-        # Sum and count of each score, per case.
-        sums_CN2 = [_sums([row["aesthetics"] for row in rows])]
+        aesthetic_CN = _padded([row["aesthetics"] for row in rows])
+        aligned_CN = []
         for name in ALIGNED:
-            scores = []
-            for row in rows:
-                scores.append([means[name] for means in row["alignment"] if name in means])
-            sums_CN2.append(_sums(scores))
+            aligned_CN.append(_padded([[means[name] for means in row["alignment"] if name in means] for row in rows]))
         # NaN for a dimension without criteria, because 0 is a judgement.
-        consistent_ND = np.array([[row["consistency"].get(name, np.nan) for name in CONSISTENT] for row in rows])
+        consistent_CD = np.array([[row["consistency"].get(name, np.nan) for name in CONSISTENT] for row in rows])
 
         def statistic(drawn: Indices) -> Floats:
-            means = []
-            for sum_N2 in sums_CN2:
-                total, count = sum_N2[drawn].sum(0)
-                means.append(float(total / count) if count else float("nan"))
-            aesthetic, *alignment = means
-
-            columns = consistent_ND[drawn].T
+            aesthetic = _mean(aesthetic_CN[drawn])
+            alignment = [_mean(scores_CN[drawn]) for scores_CN in aligned_CN]
+            columns = consistent_CD[drawn].T
             # The released evaluation leaves out 0, the mean of cases without criteria in a dimension.
             released = [_mean(column[column > 0]) for column in columns]
-            every = [_mean(column[~np.isnan(column)]) for column in columns]
+            every = [_mean(column) for column in columns]
             # Without aesthetics the average is NaN: one of two parts would not be comparable with the paper's.
             return np.array([aesthetic, *alignment, *released, average(aesthetic, alignment, released), *every])
 
@@ -374,18 +363,23 @@ class _UnscoredError(Exception):
     """A question of a case has no answer."""
 
 
-def _means(values: Mapping[Name, Sequence[float]]) -> dict[Name, float]:
-    """Return the mean of each entry."""
-    return {name: fmean(numbers) for name, numbers in values.items()}
+def _means(values: Iterable[tuple[Name, float]]) -> dict[Name, float]:
+    """Return the mean of each name's values."""
+    by_name: dict[Name, list[float]] = {}
+    for name, value in values:
+        by_name.setdefault(name, []).append(value)
+    return {name: fmean(numbers) for name, numbers in by_name.items()}
 
 
-def _sums(cases: Iterable[Sequence[float]]) -> Floats:
-    """Return (cases, 2): the sum over a case's images, and their number."""
-    return np.array([[sum(scores), len(scores)] for scores in cases])
+def _padded(cases: Sequence[Sequence[float]]) -> Floats:
+    """Return (cases, images), NaN behind the scores of a case with fewer images than another."""
+    return np.array([*zip_longest(*cases, fillvalue=np.nan)], dtype=float).reshape(-1, len(cases)).T
 
 
-def _mean(column: Floats) -> float:
-    return float(column.mean()) if len(column) else float("nan")
+def _mean(scores: Floats) -> float:
+    """Return the mean of the scores, NaN aside; NaN if there are none."""
+    present = scores[~np.isnan(scores)]
+    return float(present.mean()) if len(present) else float("nan")
 
 
 def _build(data: Dataset[Case, Path], options: T2isOptions, reward: PacoReward, out: Path) -> T2isBench:

@@ -45,7 +45,7 @@ def split_names(text: str) -> list[str]:
 class StepOptions(JsonOption):
     """Options of every step."""
 
-    dry_run: bool = option(False, "Say what it would do and cost, and change nothing.")
+    dry_run: bool = option(False, "Say what it would do, and change nothing.")
 
     def perform(
         self, activity: str, step: Callable[..., JsonObject], *inputs: Any, lines: bool = False, **options: Any
@@ -129,7 +129,6 @@ def prompts(
             options=options,
             seed=seed,
             workers=chat.workers if writer == "llm" else 1,
-            tokens=written.TOKENS_PER_RECORD if writer == "llm" else (0, 0),
             dry_run=step.dry_run,
             progress=advance,
         )

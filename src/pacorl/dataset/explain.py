@@ -16,7 +16,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from pacorl.dataset.export import label, ranking_files
-from pacorl.dataset.llm import estimate, fill_journal
+from pacorl.dataset.llm import fill_journal
 from pacorl.dataset.manifest import DatasetStep
 from pacorl.dataset.rules import pair_key
 from pacorl.io.documents import Journal, JsonObject, read_journal
@@ -27,8 +27,6 @@ from pacorl.judge.chat import ChatError, ChatModel
 from pacorl.types import Comparison
 
 DIMENSIONS = ("style", "identity", "logic")
-TOKENS_PER_PAIR = (2500, 200)
-"""Prompt (with two images) and completion tokens of one pair, for the estimate of a dry run."""
 
 
 class Explanation(BaseModel):
@@ -78,8 +76,7 @@ def explain(
         if row is None or row["status"] == "failed" or row["consistent"] != pair.consistent:
             missing.append(pair)
     if journal is None:
-        estimated = estimate(len(missing), TOKENS_PER_PAIR)
-        return {"pairs": len(pairs), "to_explain": len(missing), "estimate": estimated}
+        return {"pairs": len(pairs), "to_explain": len(missing)}
 
     # Explain them, and count all pairs. Answers arrive in any order, and the journal keeps each at once.
     answer = partial(explain_pair, folder, model, attempts=attempts)

@@ -1,4 +1,4 @@
-"""Requests of a dataset step to a language model: their tokens, and the journal of the answers."""
+"""Requests of a dataset step to a language model, and the journal of the answers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,6 @@ from pacorl.io.documents import Journal, JsonObject
 from pacorl.io.terminal import Progress
 
 Item = TypeVar("Item")
-
-
-def estimate(count: int, tokens: tuple[int, int]) -> dict[str, int]:
-    """Estimate the tokens of `count` requests from those of one, of its prompt and its completion."""
-    return {"prompt_tokens": count * tokens[0], "completion_tokens": count * tokens[1]}
 
 
 def fill_journal(

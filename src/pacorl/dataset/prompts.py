@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from pacorl.dataset.llm import estimate, fill_journal
+from pacorl.dataset.llm import fill_journal
 from pacorl.dataset.manifest import DatasetStep
 from pacorl.generate.language_writers import SetReply, answer_form, ask_for_set
 from pacorl.io.documents import Journal, JsonObject, read_journal, read_yaml, write_jsonl
@@ -30,8 +30,6 @@ PAPER = Path(__file__).with_name("taxonomy.yaml")
 TINY = Path(__file__).with_name("taxonomy_tiny.yaml")
 REMEMBERED_THEMES = 12
 """Number of a subcategory's latest themes in the request, which the model must not repeat."""
-TOKENS_PER_RECORD = (600, 900)
-"""Prompt and completion tokens of one record, for the estimate of a dry run."""
 SIZE = Size(1024, 1024)
 
 
@@ -174,7 +172,6 @@ def write_all(
     options: JsonObject,
     seed: int = 0,
     workers: int = 1,
-    tokens: tuple[int, int] = TOKENS_PER_RECORD,
     dry_run: bool = False,
     progress: Progress = silent,
 ) -> JsonObject:
@@ -182,13 +179,12 @@ def write_all(
 
     Args:
         options: the writer's name and settings, for the manifest.
-        tokens: prompt and completion tokens per record, for the estimate of a dry run.
 
     Returns:
         The number of records, the number per category, and order → fault of the `failed` records, which the next call
         tries again.
     """
-    # Stop if the step is done, or if only an estimate is asked for.
+    # Stop if the step is done, or for a dry run.
     grids = list(dict.fromkeys(str(order.grid) for order in planned))
     plan = {"count": len(planned), "grids": grids, **options}
     step = DatasetStep(folder, "prompts", options=plan, seed=seed)
@@ -199,7 +195,7 @@ def write_all(
     if dry_run:
         done = read_journal(path)
         missing = sum(order.key not in done for order in planned)
-        return {"records": len(planned), "to_write": missing, "estimate": estimate(missing, tokens)}
+        return {"records": len(planned), "to_write": missing}
 
     # Write the missing records into the journal.
     journal = Journal(path)
