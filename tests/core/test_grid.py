@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pacorl.core.grid import join, panel_texts, parse_layout, shared_text, split, subject_text
+from pacorl.core.grid import QUOTED, join, panel_texts, parse_layout, shared_text, split, subject_text
 from pacorl.types import Grid
 
 LAYOUTS = ["1x2", "1x3", "1x5", "1x7", "2x2", "2x3", "2x4"]
@@ -134,3 +134,23 @@ def test_the_subject_of_a_shared_text_is_without_its_layout(shared, subject):
 def test_a_grid_unpacks_into_rows_and_columns() -> None:
     rows, cols = Grid(2, 3)
     assert (rows, cols) == (2, 3)
+
+
+def test_many_opening_marks_are_read_in_a_moment() -> None:
+    start = time.process_time()
+    for mark in "\"'“‘「":
+        assert QUOTED.findall(mark * 20_000) == []
+    assert time.process_time() - start < 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("The dog's bowl and the cats' bed.", []),
+        ("Menus in chalk reading 'Fresh Brew' and ‘Homemade’.", ["Fresh Brew", "Homemade"]),
+        ("a “first “Open” sign” and ‘shut’", ["Open", "shut"]),
+        ("招牌「咖啡」", ["咖啡"]),
+    ],
+)
+def test_quotations(text: str, words: list[str]) -> None:
+    assert ["".join(groups) for groups in QUOTED.findall(text)] == words

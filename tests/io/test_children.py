@@ -16,8 +16,8 @@ from pacorl.io.children import SAFE_PATH, start_python
 
 SOURCE = Path(pacorl.__file__).parent
 HOME = "io/children.py"
-PROGRAMS = {"core/devices.py", "serve/vllm.py", "rewards/ocr.py"}
-"""Modules that start programs, vLLM, Tesseract and nvidia-smi, which are no Python of this package."""
+PROGRAMS = {"core/devices.py", "serve/vllm.py"}
+"""Modules that start programs, vLLM and nvidia-smi, which are no Python of this package."""
 STARTERS = re.compile(
     r"subprocess\.\w+|os\.(system|popen|startfile|posix_spawnp?|fork|forkpty|exec\w+|spawn\w+)"
     r"|(concurrent\.futures\.)?ProcessPoolExecutor|(torch\.)?multiprocessing\..+|asyncio\.create_subprocess_\w+|pty\.\w+"

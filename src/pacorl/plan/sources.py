@@ -34,7 +34,7 @@ from pacorl.types import TINY, Prompt
 JUDGE_PARTS: Parts = read_object(next(iter(BASES.values())))
 """Qwen2.5-VL-7B as published, the base of PaCo-Reward-7B: 8.29 B parameters."""
 CLIP_PARTS: Parts = read_object(Path(__file__).with_name("clip.json"))
-"""CLIP as published: ViT-H-14 of CLIP-T, CLIP-I and PickScore (986 M parameters), ViT-L-14 of the aesthetic head
+"""CLIP as published: ViT-H-14 of CLIP-T and CLIP-I (986 M parameters), ViT-L-14 of the aesthetic head
 (428 M)."""
 
 

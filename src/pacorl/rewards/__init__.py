@@ -26,14 +26,11 @@ REWARDS: Table[Callable[..., Reward]] = Table(
         "consistency": "pacorl.rewards.consistency:Consistency",
         "panel_match": "pacorl.rewards.consistency:PanelMatch",
         "reference": "pacorl.rewards.reference:Reference",
-        "grid_layout": "pacorl.rewards.consistency:GridLayout",
         "edit_consistency": "pacorl.rewards.consistency:EditConsistency",
         "panel_clip_text": "pacorl.rewards.clip:PanelClipText",
         "panel_clip_image": "pacorl.rewards.clip:PanelClipImage",
-        "pick_score": "pacorl.rewards.clip:PickScore",
         "aesthetic": "pacorl.rewards.clip:Aesthetic",
         "dreamsim": "pacorl.rewards.dream:DreamSim",
-        "ocr": "pacorl.rewards.ocr:Ocr",
         "http": "pacorl.rewards.http:HttpScorer",
     },
 )
@@ -85,8 +82,7 @@ def asks_judge(config: RewardConfig, *, run: bool = True) -> bool:
 
 def has_parts(config: RewardConfig, *, run: bool = True) -> bool:
     """Check whether a reward's score has a part for each panel (`ScoresPanels`); `run` as in `check_rewards`."""
-    # The worst panel's score is no sum of parts.
-    return hasattr(reward_spec(config.name, run=run).target, "panel_scores") and config.args.get("statistic") != "worst"
+    return hasattr(reward_spec(config.name, run=run).target, "panel_scores")
 
 
 def build_rewards(

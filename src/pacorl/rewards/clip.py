@@ -1,4 +1,4 @@
-"""Rewards that CLIP measures: a panel against its text, panels against each other, PickScore, and aesthetics.
+"""Rewards that CLIP measures: a panel against its text, panels against each other, and aesthetics.
 
 All take the model's own processor (its PIL backend) and fp32 unless told otherwise. Weights load on first use, and
 rewards that name one checkpoint share it. Every distinct image and text is encoded once per call.
@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from pacorl.core.batches import in_batches
 from pacorl.core.grid import split
 from pacorl.core.set_scores import panel_shares
-from pacorl.io.files import safetensors_errors
 from pacorl.io.pretrained import pretrained
 from pacorl.rewards.reward import PanelScores, RewardError, check_pairs, check_panels
 from pacorl.types import Prompt
@@ -30,7 +29,6 @@ from pacorl.types import Prompt
 CLIP_H = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 """The weights that the released code loads through open_clip, as transformers reads them."""
 CLIP_L = "openai/clip-vit-large-patch14"
-PICK_SCORE = "yuvalkirstain/PickScore_v1"
 AESTHETIC_HEAD = "sac+logos+ava1-l14-linearMSE.pth"
 AESTHETIC_SOURCE = "https://github.com/christophschuhmann/improved-aesthetic-predictor"
 
@@ -43,7 +41,6 @@ class ClipEncoder:
     """A transformers `CLIPModel`: images and texts → unit vectors, fp32 on the CPU."""
 
     checkpoint: str
-    processor: str
     device: str
     dtype: Dtype
     _loaded: tuple[Any, Any, Any] | None = None
@@ -57,8 +54,8 @@ class ClipEncoder:
             model = pretrained(CLIPModel, self.checkpoint, dtype=getattr(torch, self.dtype))
             self._loaded = (
                 model.eval().requires_grad_(False).to(self.device),
-                pretrained(CLIPImageProcessorPil, self.processor),
-                pretrained(CLIPTokenizer, self.processor),
+                pretrained(CLIPImageProcessorPil, self.checkpoint),
+                pretrained(CLIPTokenizer, self.checkpoint),
             )
         return self._loaded
 
@@ -96,11 +93,9 @@ class ClipEncoder:
 _ENCODERS: WeakValueDictionary[tuple[str, ...], ClipEncoder] = WeakValueDictionary()
 
 
-def clip_encoder(
-    checkpoint: str, *, processor: str = "", device: str | torch.device = "cpu", dtype: Dtype = "float32"
-) -> ClipEncoder:
+def clip_encoder(checkpoint: str, *, device: str | torch.device = "cpu", dtype: Dtype = "float32") -> ClipEncoder:
     """Return the shared encoder of a checkpoint."""
-    key = (checkpoint, processor or checkpoint, str(device), dtype)
+    key = (checkpoint, str(device), dtype)
     encoder = _ENCODERS.get(key) or ClipEncoder(*key)
     _ENCODERS[key] = encoder
     return encoder
@@ -173,48 +168,10 @@ class PanelClipImage(PartsReward):
         return parts
 
 
-class PickScore(ClipReward):
-    """PickScore v1 (arXiv 2305.01569): scaled cosine of the whole image and the prompt, over `divide_by`.
-
-    The released code divides by 26, which brings it near 1. With `panels`, each panel is scored against its own text.
-    """
-
-    def __init__(
-        self,
-        checkpoint: str = PICK_SCORE,
-        *,
-        processor: str = "",
-        divide_by: float = 26.0,
-        panels: bool = False,
-        dtype: Dtype = "float32",
-        device: str | torch.device = "cpu",
-    ) -> None:
-        if not divide_by > 0:
-            raise ValueError(f"rewards.pick_score.args.divide_by must be above 0, got {divide_by}")
-        published = CLIP_H if checkpoint == PICK_SCORE else ""  # the model card names CLIP-H's processor
-        self.clip = clip_encoder(checkpoint, processor=processor or published, device=device, dtype=dtype)
-        self.divide_by = divide_by
-        self.panels = panels
-
-    def check(self, prompts: Sequence[Prompt]) -> None:
-        if self.panels:
-            check_panels("pick_score with panels", prompts)
-
-    def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        panels, counts = _panels(prompts, images, whole=not self.panels)
-        texts = [prompt.text for prompt in prompts]
-        if self.panels:
-            texts = list(chain(*(prompt.panels for prompt in prompts)))
-        cosines = _means((self.clip.images(panels) * self.clip.texts(texts)).sum(1), counts)
-        scale = float(self.clip.load()[0].logit_scale.float().exp())
-        return [scale * cosine / self.divide_by for cosine in cosines]
-
-
 class Aesthetic(ClipReward):
-    """LAION's aesthetic predictor v2 (1 to 10) over CLIP ViT-L/14, mean over panels, or of the whole image.
+    """LAION's aesthetic predictor v2 (1 to 10) over CLIP ViT-L/14, mean over panels.
 
-    `head` is a file: the published `.pth`, which exists in no other form and is read as plain tensors, or the same
-    tensors as safetensors.
+    `head` is the published `.pth`, which exists in no other form and is read as plain tensors.
     """
 
     def __init__(
@@ -222,13 +179,11 @@ class Aesthetic(ClipReward):
         checkpoint: str = CLIP_L,
         *,
         head: str = AESTHETIC_HEAD,
-        panels: bool = True,
         dtype: Dtype = "float32",
         device: str | torch.device = "cpu",
     ) -> None:
         self.clip = clip_encoder(checkpoint, device=device, dtype=dtype)
         self.head_path = Path(head)
-        self.panels = panels
         self._head: nn.Module | None = None
 
     def load(self) -> nn.Module:
@@ -243,8 +198,9 @@ class Aesthetic(ClipReward):
     @torch.inference_mode()
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
         head = self.load()
-        panels, counts = _panels(prompts, images, whole=not self.panels)
-        return [*_means(head(self.clip.images(panels))[:, 0], counts)]
+        panels, counts = _panels(prompts, images)
+        score_P = head(self.clip.images(panels))[:, 0]
+        return [fmean(score.tolist()) for score in score_P.split(counts)]
 
 
 def load_aesthetic_head(path: Path) -> nn.Module:
@@ -253,20 +209,14 @@ def load_aesthetic_head(path: Path) -> nn.Module:
         raise RewardError(
             f"rewards.aesthetic.args.head: {path} is no file; get {AESTHETIC_HEAD} from {AESTHETIC_SOURCE}"
         )
-    # 1. Tensors of the file, without running its code.
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        with safetensors_errors(path):
-            state = load_file(path)
-    else:
-        try:
-            # The published head is a pickle; without `weights_only` it could run code.
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError:
-            raise RewardError(f"{path} holds more than tensors, and is not read: it could run code") from None
-        except (EOFError, RuntimeError, ValueError) as error:
-            raise RewardError(f"{path} is damaged or cut off ({' '.join(str(error).split())[:120]})") from None
+    # 1. Tensors of the file.
+    try:
+        # It is a pickle; without `weights_only` it could run code.
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise RewardError(f"{path} holds more than tensors, and is not read: it could run code") from None
+    except (EOFError, RuntimeError, ValueError) as error:
+        raise RewardError(f"{path} is damaged or cut off ({' '.join(str(error).split())[:120]})") from None
 
     # 2. The published layers, of any input width.
     state = {name.removeprefix("layers."): tensor.float() for name, tensor in state.items()}
@@ -281,21 +231,12 @@ def load_aesthetic_head(path: Path) -> nn.Module:
     return head.requires_grad_(False)
 
 
-def _panels(
-    prompts: Sequence[Prompt], images: Sequence[Image], *, whole: bool = False
-) -> tuple[list[Image], list[int]]:
-    """Split all images into panels, and count them per image; `whole` returns the images."""
-    if whole:
-        return list(images), [1] * len(images)
+def _panels(prompts: Sequence[Prompt], images: Sequence[Image]) -> tuple[list[Image], list[int]]:
+    """Split all images into panels, and count them per image."""
     panels = []
     for prompt, image in zip(prompts, images, strict=True):
         panels.append(split(image, prompt.grid))
     return list(chain(*panels)), [len(image_panels) for image_panels in panels]
-
-
-def _means(value_P: Tensor, counts: list[int]) -> list[float]:
-    """Average over each image's panels."""
-    return [fmean(value.tolist()) for value in value_P.split(counts)]
 
 
 def _unit(rows_BC: Tensor) -> Tensor:
