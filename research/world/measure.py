@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pacorl.core.contrast import kappa
 from pacorl.core.grid import join, split
 from pacorl.core.sampler import Sampler
 from pacorl.core.schedule import seed_of
@@ -14,7 +15,7 @@ from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import sample_images
 from pacorl.models.policies.flux import FLUX
 from pacorl.types import Grid, Size
-from research.world.oracle import Oracle, agreement, kappa
+from research.world.oracle import Oracle, agreement
 from research.world.world import LOOKS, PLACE_WORDS, set_prompts
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from pacorl.core.contrast import equal_shares
 from pacorl.types import Prompt
 from research.world.words import asked_in
 from research.world.world import LOOKS, VALUES, Panel, layer, over
@@ -158,28 +159,8 @@ def agreement(sets: Sequence[Sequence[Panel | None]]) -> dict[str, tuple[float, 
     """
     measured = {}
     for name in LOOKS:
-        within_equal = within = 0.0
-        # Across: all pairs but those of one set, counted by value.
-        total: dict[str, int] = {}
-        own_equal = own = 0.0
-        for panels in sets:
-            values = [getattr(panel, name) for panel in panels if panel]
-            pairs = list(itertools.combinations(values, 2))
-            within += len(pairs)
-            within_equal += sum(first == second for first, second in pairs)
-            own += len(values) ** 2
-            own_equal += sum(values.count(value) for value in values)
-            for value in values:
-                total[value] = total.get(value, 0) + 1
-        everything = sum(total.values()) ** 2 - own
-        across_equal = sum(count**2 for count in total.values()) - own_equal
-        measured[name] = (within_equal / max(1, within), across_equal / max(1, everything))
+        measured[name] = equal_shares([[getattr(panel, name) for panel in panels if panel] for panels in sets])
     return measured
-
-
-def kappa(within: float, across: float) -> float:
-    """Chance-corrected agreement: 1 if sets agree within and not by chance, 0 if no more than different sets do."""
-    return (within - across) / (1 - across) if across < 1 else 0.0
 
 
 Majority = tuple[str | None, ...]

@@ -1,4 +1,4 @@
-"""Reinforcement learning in the tiny world, graded by the oracle.
+"""Reinforcement learning in the tiny world, by criteria and with contrast, graded by the oracle.
 
 python -m research.world.rl OUT GENERATOR JUDGE [KEY=VALUE …]
 python -m research.world.rl grade OUT
@@ -14,6 +14,7 @@ import numpy as np
 
 from pacorl.config.base import load
 from pacorl.config.recipes import recipe
+from pacorl.core.contrast import kappa
 from pacorl.core.grid import split
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
@@ -22,7 +23,7 @@ from pacorl.io.images import open_image
 from pacorl.io.quiet import quiet_loading
 from pacorl.records.prompts import save_prompts
 from pacorl.types import Grid
-from research.world.oracle import Oracle, agreement, kappa
+from research.world.oracle import Oracle, agreement
 from research.world.world import LOOKS, PLACE_WORDS, set_prompts
 
 GRID = Grid(2, 2)
@@ -74,6 +75,7 @@ def main(out: Path, generator: str, judge: str, *overrides: str) -> None:
         [
             f"out={out}", f"model.checkpoint={generator}", f"judge.checkpoint={judge}",
             f"prompts.train={folder}/train.jsonl", f"prompts.evaluation={folder}/dev.jsonl",
+            "rewards=[{name: consistency, args: {ask: criteria, contrast: 1}}]",
             "prompts.evaluation_limit=96", "evaluation.size=[64,64]", "evaluation.steps=8", "evaluation.batch=24",
             *overrides,
         ],

@@ -78,10 +78,11 @@ def run_quickstart(config: PolicyConfig, *, say: Callable[[str], None] | None = 
     oracle = Oracle()
 
     def grade(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> dict[str, float]:
-        grades = []
+        grades, sets = [], []
         for prompt, image in zip(prompts, images, strict=True):
-            grades.append(oracle.grade(prompt, split(image, prompt.grid)))
-        means = {}
+            sets.append(oracle.read(split(image, prompt.grid)))
+            grades.append(characters.grade([Panel.parse(text) for text in prompt.panels], sets[-1]))
+        means = characters.agreement_of_looks(sets)
         for name in GRADES:
             means[name] = fmean([grade[name] for grade in grades])
         return means

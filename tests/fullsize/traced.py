@@ -154,6 +154,7 @@ def phases(card: PretendedCard) -> Iterator[None]:
             ("sample", rollout.Trunk, "grow"),
             ("sample", rollout.Trunk, "finish"),
             ("score", epoch, "collect_scores"),
+            ("score", epoch, "measure_agreement"),
             ("train", epoch, "update_policy"),
             ("optimizer", Runtime, "step"),
             ("sample", evaluate, "sample_images"),

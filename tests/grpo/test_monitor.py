@@ -159,7 +159,7 @@ def test_a_fall_is_a_share_of_the_best() -> None:
 def test_the_draws_of_few_prompts_raise_no_alarm(prompts: int, average: int) -> None:
     """Of 300 healthy epochs; the diversity of four prompts of the tiny world was 0.284 ± 0.048."""
     watch = HackingMonitor.of("warn", prompts=prompts)
-    assert watch.diversity_average == average
+    assert watch.prompts_average == average
     rng = np.random.default_rng(0)
     drawn = (0.284 + 0.048 * math.sqrt(4 / prompts) * rng.normal(size=300)).tolist()
     assert not any(watch.update("epoch", {"monitor/diversity": value}) for value in drawn)
@@ -189,6 +189,13 @@ def test_training_and_evaluation_have_starts_of_their_own() -> None:
     assert watch.update("epoch", {"monitor/blank": 0.3}) == []
     assert watch.update("epoch", {"monitor/blank": 0.35}) == []
     assert len(watch.update("evaluation", {"monitor/blank": 0.35})) == 1
+
+
+def test_agreement_across_sets_that_rises_is_an_alarm() -> None:
+    watch = HackingMonitor.of("warn", prompts=12)
+    raised = [watch.update("epoch", {"monitor/across": value}) for value in (0.2, 0.2, 0.2, 0.3, 0.3, 0.4, 0.6)]
+    assert [len(alarms) for alarms in raised] == [0] * 6 + [1]
+    assert (raised[-1][0].sign, raised[-1][0].limit) == ("across", 0.15)
 
 
 def test_a_monitor_that_is_off_raises_nothing() -> None:

@@ -157,7 +157,6 @@ def test_scores_have_parts_with_panel_credit_alone(tmp_path: Path) -> None:
     [
         ("{name: consistency}, {name: panel_match}", "panel", "every reward has scores of panels"),
         (f"{{name: consistency}}, {{name: '{JPEG_SIZE}'}}", "set", "jpeg_size has no scores of panels"),
-        ("{name: consistency, args: {statistic: worst}}", "set", "consistency has no scores of panels"),
         ("{name: reds}, {name: consistency}", "panel", "every reward has scores of panels"),
         ("{name: reds}, {name: whole}", "set", "whole has no scores of panels"),
     ],

@@ -76,28 +76,36 @@ def test_processes_deal_whole_subtrees_if_these_divide() -> None:
     st.integers(1, 4),
     st.integers(1, 6),
     st.booleans(),
+    st.booleans(),
 )
-def test_every_epoch_is_divided(sizes: tuple[int, int, int], updates: int, world: int, sharded: bool) -> None:
+def test_every_epoch_is_divided(
+    sizes: tuple[int, int, int], updates: int, world: int, sharded: bool, whole: bool
+) -> None:
     """Into as many whole batches on each rank in each update, with the batch that was asked for if it divides."""
     prompts, group, batch = sizes
-    sections = {"sampling": {"batch": batch}, "optimizer": {"updates_per_epoch": updates}}
+    rewards = [{"name": "consistency", "args": {"contrast": float(whole)}}]
+    sections = {"sampling": {"batch": batch}, "optimizer": {"updates_per_epoch": updates}, "rewards": rewards}
     config = PolicyConfig.model_validate({"prompts_per_epoch": prompts, "group_size": group, **sections})
     division = divide(config, world=world, sharded=sharded)
     assert prompts <= division.prompts < prompts + updates * world
     assert 1 <= division.batch <= batch
     rows = [Row(PROMPTS[0], number) for number in range(division.prompts * group)]
     tree = config.sampling.tree.resolve(group, steps=1)
-    dealt = [
-        assign_rows(rows, tree=tree, batch=division.batch, updates=updates, world=world, rank=rank, sharded=sharded)
-        for rank in range(world)
-    ]
+    cut = partial(assign_rows, rows, tree=tree, batch=division.batch, updates=updates, whole_groups=whole)
+    dealt = [cut(world=world, rank=rank, sharded=sharded) for rank in range(world)]
     assert sorted(row.number for rank in dealt for update in rank for unit in update for row in unit) == list(
         range(len(rows))
     )
     counts = {sum(map(len, update)) for rank in dealt for update in rank}
     assert len(counts) == 1
     assert counts.pop() % division.batch == 0
-    if prompts * group % (batch * updates * world) == 0:
+    if whole:
+        of_ranks = [{row.number // group for update in rank for unit in update for row in unit} for rank in dealt]
+        assert sum(map(len, of_ranks)) == division.prompts, "a group is on two ranks"
+        for update, units in enumerate(cut(world=1, rank=0)):
+            together = [row.number for rank in dealt for unit in rank[update] for row in unit]
+            assert sorted(together) == sorted(row.number for unit in units for row in unit)
+    elif prompts * group % (batch * updates * world) == 0:
         assert not division.differences(config)
     elif division.batch < batch:
         assert f"sampling.batch is {division.batch} in place of {batch}" in division.differences(config)

@@ -73,6 +73,15 @@ def test_each_batch_is_one_call_and_rows_keep_their_scores(side: bool) -> None:
     assert red.calls == double.calls == [[4, 5], [0, 1, 2]]
 
 
+def test_a_call_holds_whole_groups_where_samples_are_compared() -> None:
+    red = Redness()
+    with Scorer({"red": red}, overlap=True, group_size=4) as scorer:
+        for rows in ([0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]):
+            scorer.submit(rollout(rows))
+        assert scorer.results() == {row: [float(row)] for row in range(12)}
+    assert red.calls == [[*range(12)]]
+
+
 def test_scoring_begins_before_results_are_asked_for() -> None:
     red = Redness()
     with Scorer({"red": red}, overlap=True) as scorer:

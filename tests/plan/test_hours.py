@@ -74,6 +74,13 @@ def test_questions_share_the_images_that_they_begin_with() -> None:
 
 
 @pytest.mark.slow
+def test_contrast_is_at_most_half_as_much_work_again() -> None:
+    rewards = "rewards=[{{name: consistency, args: {{contrast: {}}}}}]"
+    plain, contrast = (cost(rewards.format(weight), "sampling.batch=4", "group_size=16") for weight in (0, 1))
+    assert 1.2 < contrast.judged / plain.judged <= 1.5
+
+
+@pytest.mark.slow
 def test_questions_about_references_are_counted(tmp_path: Path) -> None:
     """Of the panels that name the hero, of whom the record's image may be absent."""
     Image.new("RGB", (8, 8)).save(tmp_path / "hero.png")

@@ -17,8 +17,9 @@ import torch
 from forms_table import ABSOLUTE, SAMPLES, WEIGHTS
 from PIL import Image
 from torch import Tensor
-from toy_world import TOKEN_PIXELS, ToyPolicy, toy_config, toy_world
+from toy_world import TOKEN_PIXELS, ToyJudge, ToyPolicy, toy_config, toy_world
 
+from pacorl.core.contrast import draw_pairs_across
 from pacorl.core.grid import split
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.schedule import seed_of
@@ -29,7 +30,7 @@ from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.models.adapters import adapter_state, full_state
 from pacorl.records.prompts import prompts_from
 from pacorl.rewards.reward import PanelScores
-from pacorl.types import Grid, Prompt, Size
+from pacorl.types import Grid, Prompt, Question, Size
 
 SETTINGS = [
     "epochs=2",
@@ -218,6 +219,8 @@ def settings_of(config: PolicyConfig, policy: ToyPolicy) -> paco.Settings:
         advantages=config.advantages,
         std_over="global" if is_gdpo else config.advantages.std,  # type: ignore[attr-defined]
         panel_share=share,
+        group_size=config.group_size,
+        contrast=config.rewards[0].args.get("contrast", 0.0),
         objective=objective,
         optimizer=options,
         total_steps=config.epochs * options.updates_per_epoch,
@@ -254,7 +257,7 @@ def world_of(config: PolicyConfig, policy: ToyPolicy, weights: dict[str, Tensor]
 
     def rewards(endpoint: Tensor, prompt: int) -> list[float | None]:
         image = policy.decode(endpoint[None], size)
-        return [REWARDS[reward.name]([by_id[prompt]], image)[0] for reward in config.rewards]
+        return [reward([by_id[prompt]], image)[0] for reward in REWARDS.values()]
 
     def parts(endpoint: Tensor, prompt: int) -> list[list[float | None]]:
         warm = REWARDS["warmth"].panel_scores([by_id[prompt]], policy.decode(endpoint[None], size))[0]
@@ -269,7 +272,24 @@ def world_of(config: PolicyConfig, policy: ToyPolicy, weights: dict[str, Tensor]
         rows = epoch_rows(prompts, epoch=epoch, count=count, group_size=group, seed=config.seed)
         return [row.prompt.id for row in rows]
 
-    return paco.World(velocity, noise, rewards, parts, panels, drawn)
+    return paco.World(velocity, noise, rewards, parts, panels, drawn, *_comparison(config, policy, by_id))
+
+
+def _comparison(config: PolicyConfig, policy: ToyPolicy, by_id: dict[int, Prompt]) -> tuple[Any, Any]:
+    """How sets of a group are compared: P(Yes) of two panels, and the pairs across sets."""
+    size = Size(*config.sampling.size)
+
+    def alike(first: Tensor, panel: int, second: Tensor, other: int, prompt: int) -> float:
+        grid = by_id[prompt].grid
+        shown = [split(policy.decode(x[None], size)[0], grid) for x in (first, second)]
+        (verdict,) = ToyJudge().verdicts([Question((shown[0][panel], shown[1][other]), "")])
+        return float(verdict.p_yes or 0.0)
+
+    def across(epoch: int, rows: list[int], panels: int) -> list[tuple[int, int]]:
+        seeds = [seed_of(config.seed, epoch, "contrast", row) for row in rows]
+        return draw_pairs_across(seeds, panels, partners=config.rewards[0].args["partners"])
+
+    return alike, across
 
 
 def _tokens_of_panels(grid: Grid, size: Size) -> list[list[int]]:

@@ -1,14 +1,20 @@
 """The forms of the engine that are compared with the reference, and within which tolerances.
 
-To compare a new form, add its config to `CASES`, and extend `paco.py` if the method is new. Five parts are taken from
+To compare a new form, add its config to `CASES`, and extend `paco.py` if the method is new. Six parts are taken from
 the engine by both sides, so that a fault of them changes both alike, and have tests of their own:
 `core.schedule.seed_of` with `Policy.noise`, `Policy.sigmas` with `training_sigmas`, `NoiseWindow.at`,
-`TreeOptions.resolve`, and `grpo.rows.epoch_rows`. Images, text encoders and judges are no part of it: contracts compare
-a generator with its diffusers pipeline.
+`TreeOptions.resolve`, `grpo.rows.epoch_rows`, and `core.contrast.draw_pairs_across`. Images, text encoders and judges
+are no part of it: contracts compare a generator with its diffusers pipeline.
 """
 
 from __future__ import annotations
 
+CONTRAST = [
+    "judge={checkpoint: tiny}",
+    "rewards=[{name: consistency, args: {contrast: 0.8, partners: 2}}, {name: warmth, weight: 0.7},"
+    " {name: contrast, weight: 0.4}]",
+    "prompts_per_epoch=4",
+]
 TREE = ["sampling.sde_steps=[0,1]", "sampling.steps=5", "sampling.tree={seeds: 1, branches: [2,2]}"]
 
 CASES = {
@@ -60,6 +66,16 @@ CASES = {
         "advantages={aggregate: weighted_sum, credit: 0.7}",
         "objective={name: awm}",
     ],
+    "contrast": CONTRAST,
+    "contrast in a tree with panel credit": [
+        *CONTRAST,
+        *TREE,
+        "prompts_per_epoch=3",
+        "sampling.batch=3",
+        "advantages={aggregate: weighted_sum, credit: panel}",
+        "objective.name=diffusion_nft",
+        "optimizer.updates_per_epoch=1",
+    ],
     "tree of three levels": [
         "sampling.sde_steps=[0,1,2]",
         "sampling.steps=5",
@@ -81,6 +97,7 @@ TWO_PROCESSES = {
     "GRPO-Guard with KL": 0,
     "AWM in a tree with AB2": 0,
     "panel credit": 1,
+    "contrast": 1,
 }
 """Forms that are also compared on two processes, and the epochs before a checkpoint and a resume of both; 0 for a run
 without a stop."""

@@ -36,6 +36,10 @@ class World:
     """The tokens of each panel of a prompt's set."""
     prompts: Callable[[int], list[int]]
     """The prompt of each sample of an epoch, group by group."""
+    alike: Callable[[Tensor, int, Tensor, int, int], float]
+    """P(Yes) of a panel of one endpoint and a panel of another, both of a prompt."""
+    across: Callable[[int, list[int], int], list[tuple[int, int]]]
+    """The pairs across the sets of these rows of an epoch with so many panels each: set · panels + panel."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,9 @@ class Settings:
     """Scope of the standard deviation: group or global."""
     panel_share: float
     """Share of panel credit, from 0 to 1."""
+    group_size: int
+    contrast: float
+    """Weight of the agreement across sets in the first reward; 0 for none, and no such reward."""
     objective: Any
     optimizer: Any
     total_steps: int
@@ -178,6 +185,25 @@ def follow_suffix(s: Settings, world: World, theta: Theta, x: Tensor, *, first: 
 
 
 # --- rewards → advantages --------------------------------------------------------------------------------------
+
+
+def compare_sets(s: Settings, world: World, samples: list[Sample], epoch: int) -> None:
+    """Score each sample of a group by its panels' agreement, within its set less across sets, as the first reward."""
+    panels = len(world.panels(samples[0].prompt))
+    pairs = world.across(epoch, [sample.row for sample in samples], panels)
+    for number, sample in enumerate(samples):
+        scores = []
+        for p in range(panels):
+            x, prompt = sample.endpoint, sample.prompt
+            within = fmean([world.alike(x, p, x, q, prompt) for q in range(panels) if q != p])
+            partners = [second for first, second in pairs if first == number * panels + p]
+            partners += [first for first, second in pairs if second == number * panels + p]
+            others = [(samples[partner // panels].endpoint, partner % panels) for partner in partners]
+            across = fmean([world.alike(x, p, other, q, prompt) for other, q in others])
+            scores.append(0.5 * (1 + within - s.contrast * across))
+        sample.rewards.insert(0, fmean(scores))
+        # A pair within the set counts for both of its panels.
+        sample.parts.insert(0, [2 * score / panels for score in scores])
 
 
 def compare(s: Settings, samples: list[Sample]) -> None:
@@ -352,7 +378,7 @@ def rate_at(s: Settings, step: int) -> float:
 def updates_of(s: Settings, samples: list[Sample]) -> list[list[Sample]]:
     """The samples of each optimizer step: whole subtrees and batches, dealt in turn."""
     count, leaves = s.optimizer.updates_per_epoch, math.prod(s.branches)
-    piece = math.lcm(s.batch, leaves)
+    piece = math.lcm(s.batch, s.group_size if s.contrast else leaves)
     if len(samples) % (piece * count):
         piece = s.batch
     return [[x for x in samples if x.row // piece % count == update] for update in range(count)]
@@ -366,6 +392,8 @@ def run_epoch(s: Settings, world: World, state: State, epoch: int) -> list[Sampl
     with torch.no_grad():
         prompts = world.prompts(epoch)
         samples = [draw(s, world, state.old, epoch=epoch, row=row, prompt=prompts[row]) for row in range(len(prompts))]
+    for group in range(0, len(samples), s.group_size) if s.contrast else ():
+        compare_sets(s, world, samples[group : group + s.group_size], epoch)
     compare(s, samples)
 
     for update in updates_of(s, samples):

@@ -1,21 +1,22 @@
-"""Rewards that ask a judge: by criteria and by layout, and against questions asked one by one of the tiny judge."""
+"""Rewards that ask a judge: by criteria and with contrast, and against questions asked one by one of the tiny judge."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import combinations
 from statistics import fmean
+from typing import Any
 
 import pytest
 from PIL import Image
 
 from pacorl.core import questions
-from pacorl.core.grid import shared_text, split
+from pacorl.core.grid import join, shared_text, split
 from pacorl.judge.local import LocalJudge
 from pacorl.records.prompts import load_prompts
-from pacorl.rewards.consistency import Consistency, GridLayout, PanelMatch
-from pacorl.rewards.reward import RewardError
-from pacorl.rewards.spec import RewardSpec
+from pacorl.rewards.consistency import Consistency, Contrast, PanelMatch
+from pacorl.rewards.reward import PanelScores, RewardError
 from pacorl.tiny import characters
 from pacorl.types import Grid, Prompt, Question, Verdict
 
@@ -67,28 +68,6 @@ def test_one_missing_answer_makes_the_score_missing_and_is_remembered() -> None:
     assert reward.last_error == "no connection"
 
 
-def test_the_worst_panel_decides_where_that_is_asked_for() -> None:
-    prompt = Prompt(id=5, text="a set", grid=Grid(2, 4))
-    answers = [0.1 if 2 in pair else 0.9 for pair in combinations(range(8), 2)]
-    text = questions.same_theme(shared_text(prompt.text))
-    scores = {
-        statistic: Consistency(Answering({text: [*answers]}), statistic=statistic)(
-            [prompt], [Image.new("RGB", (64, 32))]
-        )
-        for statistic in ("mean", "worst")
-    }
-    assert scores == {"mean": [pytest.approx(0.7)], "worst": [0.1]}
-    silent = Answering({text: [None, *answers[1:]]})
-    assert Consistency(silent, statistic="worst")([prompt], [Image.new("RGB", (64, 32))]) == [None]
-
-
-def test_a_config_names_the_statistic() -> None:
-    spec = RewardSpec.of(Consistency)
-    assert spec.checked({"statistic": "worst"}, at="args") == {"statistic": "worst"}
-    with pytest.raises(RewardError, match=r"args\.statistic: Input should be 'mean' or 'worst'"):
-        spec.checked({"statistic": "median"}, at="args")
-
-
 def test_null_criteria_are_not_asked(tmp_path) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "a.jsonl").write_text(
         '{"prompt": "A 1x3 grid.", "criteria": {"Style": {"Ink": "one ink", "Paper": null}, "Logic": null}}\n'
@@ -110,14 +89,6 @@ def test_a_temperature_must_be_above_zero(temperature: float) -> None:
         PanelMatch(answering([], [], []), temperature=temperature)
 
 
-def test_grid_layout_asks_of_the_whole_sheet() -> None:
-    text = questions.shows_grid(1, 3)
-    assert "exactly 3 separate pictures, laid out as a grid of 1 row and 3 columns" in text
-    assert GridLayout(Answering({text: [0.7]}))([PROMPT], [SHEET]) == [0.7]
-    with pytest.raises(ValueError, match="prompt 1: 'a' is one image, and grid_layout"):
-        GridLayout(Answering({})).check([Prompt(id=1, text="a")])
-
-
 @pytest.mark.slow
 def test_twenty_sheets_against_questions_asked_one_by_one() -> None:
     judge = LocalJudge.from_pretrained("tiny")
@@ -133,18 +104,16 @@ def test_twenty_sheets_against_questions_asked_one_by_one() -> None:
     def ask(*images: Image.Image, text: str) -> float:
         return judge.verdicts([Question(images, text)])[0].p_yes or 0.0
 
-    expected: dict[str, list[float]] = {"consistency": [], "panel_match": [], "grid_layout": []}
+    expected: dict[str, list[float]] = {"consistency": [], "panel_match": []}
     for prompt, sheet in zip(prompts, sheets, strict=True):
         panels = split(sheet, prompt.grid)
         theme = questions.same_theme(shared_text(prompt.text))
         expected["consistency"].append(fmean(ask(*pair, text=theme) for pair in combinations(panels, 2)))
         shown = [ask(one, text=questions.shows_text(text)) for one, text in zip(panels, prompt.panels, strict=True)]
         expected["panel_match"].append(fmean(shown))
-        expected["grid_layout"].append(ask(sheet, text=questions.shows_grid(2, 2)))
     for name, reward in (
         ("consistency", Consistency(judge)),
         ("panel_match", PanelMatch(judge)),
-        ("grid_layout", GridLayout(judge)),
     ):
         assert reward(prompts, sheets) == pytest.approx(expected[name], rel=1e-3), name
         assert reward(prompts[::-1], sheets[::-1])[::-1] == pytest.approx(expected[name], rel=1e-3), name
@@ -168,10 +137,75 @@ def test_the_parts_of_a_missing_pair_are_missing() -> None:
     assert reward.last_error == "no connection"
 
 
-def test_the_worst_panel_has_no_parts() -> None:
-    judge = answering([0.1, 0.2, 0.3], [0.5, 0.7, 0.9], [1.0, 0.0, 1.0])
-    (found,) = Consistency(judge, ask="criteria", statistic="worst").panel_scores([PROMPT], [SHEET])
-    assert found.part_P is None
+# --- contrast --------------------------------------------------------------------------------------------------
+
+FOUR = Prompt(id=5, text="a set", grid=Grid(2, 2), criteria=CRITERIA)
+
+
+class Shades:
+    """P(Yes) of two panels by the nearness of their shades; nothing for panels of the shade `unseen`."""
+
+    def __init__(self, unseen: int = -1) -> None:
+        self.asked: list[Question] = []
+        self.unseen = unseen
+
+    def verdicts(self, asked: Sequence[Question]) -> list[Verdict]:
+        self.asked += asked
+        return [self.verdict(*(image.getpixel((0, 0))[0] for image in question.images)) for question in asked]
+
+    def verdict(self, first: int, second: int) -> Verdict:
+        return Verdict(None, "asleep") if self.unseen in (first, second) else Verdict(1 - abs(first - second) / 255)
+
+    def explain(self, question: Question) -> str:
+        return ""
+
+
+def shaded(*shades: int) -> Image.Image:
+    return join([Image.new("L", (8, 8), shade) for shade in shades], FOUR.grid)
+
+
+def contrasted(judge: Shades, images: Sequence[Image.Image], **args: float) -> list[PanelScores]:
+    reward = Contrast(Consistency(judge, **args), range(len(images)))  # type: ignore[arg-type]
+    return reward.panel_scores([FOUR] * len(images), images)
+
+
+def test_contrast_takes_out_what_all_sets_have() -> None:
+    """One look for all sets earns ½ by a weight of 1, a look of its own for each set all that is left."""
+    alike = contrasted(Shades(), [shaded(9, 9, 9, 9)] * 4, contrast=1.0)
+    assert [found.score for found in alike] == [0.5] * 4
+    own = contrasted(Shades(), [shaded(*[shade] * 4) for shade in (0, 255)], contrast=1.0)
+    assert [(found.score, found.part_P) for found in own] == [(1.0, [0.5] * 4)] * 2
+    mixed = contrasted(Shades(), [shaded(0, 60, 90, 255), shaded(10, 20, 30, 40)], contrast=0.0)
+    plain = Consistency(Shades())([FOUR] * 2, [shaded(0, 60, 90, 255), shaded(10, 20, 30, 40)])
+    assert [found.score for found in mixed] == pytest.approx([(1 + (score or 0)) / 2 for score in plain])
+
+
+def test_contrast_asks_half_as_much_again_and_by_the_same_questions() -> None:
+    images = [shaded(0, 60, 90, 255), shaded(10, 20, 30, 40), shaded(1, 2, 3, 4)]
+    plain, contrast = Shades(), Shades()
+    Consistency(plain, ask="criteria")([FOUR] * 3, images)
+    Contrast(Consistency(contrast, ask="criteria", contrast=1.0), [1, 2, 3])([FOUR] * 3, images)
+    assert len(contrast.asked) == 1.5 * len(plain.asked)
+    assert {question.text for question in contrast.asked} == {question.text for question in plain.asked}
+
+
+def test_a_missing_answer_across_sets_is_missing_for_both() -> None:
+    images = [shaded(7, 60, 90, 255), shaded(10, 20, 30, 40), shaded(1, 2, 3, 4)]
+    found = contrasted(Shades(unseen=7), images, contrast=1.0, partners=1)
+    assert found[0].score is None
+    assert [None in (one.part_P or ()) for one in found] == [one.score is None for one in found]
+    assert sum(one.score is None for one in found) >= 2
+
+
+def test_a_lone_sample_cannot_be_compared() -> None:
+    with pytest.raises(RewardError, match=r"args\.contrast is 1\.0, and a call has one sample of prompt 5"):
+        contrasted(Shades(), [shaded(0, 60, 90, 255)], contrast=1.0)
+
+
+@pytest.mark.parametrize("args", [{"contrast": -1.0}, {"contrast": math.inf}, {"partners": 0}])
+def test_a_contrast_that_cannot_be_is_named(args: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=rf"rewards\.consistency\.args\.{next(iter(args))}"):
+        Consistency(Shades(), **args)
 
 
 def test_the_parts_of_panel_match_are_tempered_and_sum_up_to_the_score() -> None:

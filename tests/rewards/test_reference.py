@@ -111,13 +111,12 @@ def test_a_character_without_images_is_not_replaced_by_another(cast: tuple[Chara
 @pytest.mark.parametrize("penalty", [0.0, 0.5, 1.0])
 def test_the_score_is_that_of_plain_python(prompt: Prompt, penalty: float) -> None:
     expected = by_hand(prompt, by_shade, penalty=penalty)
-    for statistic, whole in (("mean", fmean(expected)), ("worst", min(expected))):
-        judge = Asked(by_shade)
-        reward = Reference(judge, statistic=statistic, copy_penalty=penalty)  # type: ignore[arg-type]
-        reward.check([prompt])
-        assert reward([prompt, prompt], [SHEET, SHEET]) == [pytest.approx(whole)] * 2
-        assert len(judge.questions) == 2 * reward.questions(prompt)
-        assert reward.questions(prompt) == (10 if penalty == 0 else 16)
+    judge = Asked(by_shade)
+    reward = Reference(judge, copy_penalty=penalty)
+    reward.check([prompt])
+    assert reward([prompt, prompt], [SHEET, SHEET]) == [pytest.approx(fmean(expected))] * 2
+    assert len(judge.questions) == 2 * reward.questions(prompt)
+    assert reward.questions(prompt) == (10 if penalty == 0 else 16)
 
 
 def test_parts_of_the_panels_add_up_for_panel_credit(prompt: Prompt) -> None:
@@ -127,7 +126,6 @@ def test_parts_of_the_panels_add_up_for_panel_credit(prompt: Prompt) -> None:
     first, second, last = (score / 3 for score in expected)
     assert result.part_P == [pytest.approx(first), pytest.approx(second), 0, pytest.approx(last)]
     assert result.score == pytest.approx(first + second + last)
-    assert Reference(Asked(by_shade), statistic="worst").panel_scores([prompt], [SHEET])[0].part_P is None
 
 
 def test_a_missing_answer_stays_missing(prompt: Prompt) -> None:
@@ -137,11 +135,10 @@ def test_a_missing_answer_stays_missing(prompt: Prompt) -> None:
         asks_bob = "old bob" in question.text
         return None if asks_bob and shade(question.images[-1]) == 160 else by_shade(question)
 
-    for statistic in ("mean", "worst"):
-        reward = Reference(Asked(answer), statistic=statistic)  # type: ignore[arg-type]
-        assert reward([prompt], [SHEET]) == [None]
-        assert reward.last_error == "no connection"
-    (result,) = Reference(Asked(answer)).panel_scores([prompt], [SHEET])
+    reward = Reference(Asked(answer))
+    (result,) = reward.panel_scores([prompt], [SHEET])
+    assert result.score is None
+    assert reward.last_error == "no connection"
     assert isinstance(result, PanelScores)
     assert [part is None for part in result.part_P or ()] == [False, False, False, True]
 
@@ -198,7 +195,7 @@ def test_an_edit_counts_as_far_as_its_instruction_was_followed(
 
 def test_a_config_sets_the_arguments() -> None:
     spec = RewardSpec.of(Reference)
-    args = {"statistic": "worst", "copy_penalty": 0, "follow": False}
+    args = {"copy_penalty": 0, "follow": False}
     assert spec.checked(args, at="args") == args
     with pytest.raises(ValueError, match=r"rewards\.reference\.args\.copy_penalty must be from 0 to 1, got 2"):
         Reference(Asked(by_shade), copy_penalty=2)

@@ -17,7 +17,6 @@ from pacorl.rewards.consistency import Consistency, PanelMatch
 from pacorl.rewards.reward import (
     PanelScores,
     RewardError,
-    mean_of,
     panel_scores_of,
     smoke_test,
     tempered,
@@ -78,10 +77,6 @@ def test_scores_stand_beside_their_samples() -> None:
 def test_a_temperature_divides_the_logit(p: float) -> None:
     logit = torch.logit(torch.tensor(p, dtype=torch.float64))
     assert tempered(p, 4.0) == pytest.approx(float(torch.sigmoid(logit / 4)), abs=1e-12)
-
-
-def test_no_verdicts_no_mean() -> None:
-    assert mean_of([]) is None
 
 
 def test_a_reward_that_counts_wrong_is_named() -> None:

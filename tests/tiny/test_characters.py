@@ -22,6 +22,7 @@ from pacorl.tiny.characters import (
     VALUES,
     Oracle,
     Panel,
+    agreement_of_looks,
     all_panels,
     character_prompts,
     draw,
@@ -206,6 +207,13 @@ def test_an_invalid_panel_agrees_with_nothing_and_matches_nothing() -> None:
     grades = grade([HERO] * 4, [HERO, HERO, HERO, None])
     assert grades == {"attribute_agreement": 0.5, "all_equal_pairs": 0.5, "prompt_match": 0.75, "valid": 0.75}
     assert set(grade([HERO] * 4, [None] * 4).values()) == {0.0}
+
+
+def test_agreement_of_looks_tells_shared_looks_from_one_look() -> None:
+    """Two heroes apart in their hats: κ is 1 for the hat, and 0 for the looks of both."""
+    found = agreement_of_looks([[HERO] * 3, [replace(HERO, hat="cap"), None, replace(HERO, hat="cap")]])
+    assert (found["within/hat"], found["across/hat"], found["kappa/hat"]) == (1, 0, 1)
+    assert (found["within/colour"], found["across/colour"], found["kappa/colour"]) == (1, 1, 0)
 
 
 # --- diversity -------------------------------------------------------------------------------------------------

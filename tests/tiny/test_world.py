@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 from research.world.edits import EDIT_GRADES, edit_of, grade_edits, world_edits, write_edits
-from research.world.oracle import Oracle, agreement, evenness, grade, kappa, majority
+from research.world.oracle import Oracle, agreement, evenness, grade, majority
 from research.world.words import asked_in, check_tiny, check_tiny_edit, tiny_prompt, tiny_scene
 from research.world.world import IDENTITY, LOOKS, VALUES, Panel, draw, draw_grid, heroes_of, panels_of, set_prompts
 
+from pacorl.core.contrast import kappa
 from pacorl.core.grid import panel_texts, split
 from pacorl.records.prompts import prompts_from
 from pacorl.types import Grid, Prompt

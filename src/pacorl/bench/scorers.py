@@ -81,7 +81,7 @@ class JudgePairs:
             images,
             [self._texts(item) for item in items],
             # The reference first, as in the released evaluation: a judge's answers depend on the order.
-            pairs=lambda count: [(0, candidate) for candidate in range(1, count)],
+            pairs=[[(0, candidate) for candidate in range(1, len(shown))] for shown in images],
         )
 
         scores = []

@@ -25,3 +25,8 @@ class RewardConfig(Section):
     def key(self) -> str:
         """Name in tables and logs."""
         return self.label or self.name.rpartition(":")[2]
+
+    @property
+    def compares_samples(self) -> bool:
+        """Whether a call of training compares the samples of a prompt, and so must hold whole groups."""
+        return self.name == "consistency" and bool(self.args.get("contrast"))

@@ -19,6 +19,7 @@ SIGN_MEANINGS: Mapping[str, str] = {
     "duplicates": "panels of a set are becoming copies of each other",
     "blank": "panels are becoming empty",
     "diversity": "different prompts get the same image",
+    "across": "sets of one prompt are becoming alike: agreement is bought by collapse, not learned",
 }
 ALIKE = "alike"
 """Sign of an epoch in which no reward tells the images of a prompt apart."""

@@ -56,14 +56,6 @@ def same_pose() -> str:
     return meets_criterion("Both images have the same pose and the same framing.")
 
 
-def shows_grid(rows: int, cols: int) -> str:
-    """Ask about a grid image and its layout (ours: the released reward takes the layout for granted)."""
-    return (
-        f"Is this image one sheet of exactly {rows * cols} separate pictures, laid out as a grid of {rows} "
-        f"{'row' if rows == 1 else 'rows'} and {cols} {'column' if cols == 1 else 'columns'}? Please answer Yes or No."
-    )
-
-
 def _edit(instruction: str) -> str:
     return f"Compare the edited image (second) with the original image (first). Instruction: '{instruction}'. "
 

@@ -215,7 +215,7 @@ def score_set(
 
     # Verdicts, with questions by number since two labels may be equal.
     texts = {number: question.text for number, question in enumerate(specs)}
-    (answers,) = ask_pairs(judge, [images], [texts], pairs=lambda _: pairs, symmetric=symmetric)
+    (answers,) = ask_pairs(judge, [images], [texts], pairs=[pairs], symmetric=symmetric)
     scored = []
     for (first, second), by_question in answers.items():
         verdicts = list(by_question.values())

@@ -207,12 +207,13 @@ def judge_sets(
     Raises:
         ValueError: for a single image, or for a prompt without criteria if `ask` is "criteria".
     """
-    reward = Consistency(judge, ask=ask, statistic=statistic)
+    reward = Consistency(judge, ask=ask)
     reward.check(prompts)
     judged = []
     for verdicts, prompt in zip(reward.pairs(prompts, images), prompts, strict=True):
         matrix = matrix_of(verdicts, prompt.grid.count)
-        judged.append(Judged(reward.score(verdicts), matrix, error=errors_of(verdicts.values())))
+        score = set_score({pair: verdict.p_yes for pair, verdict in verdicts.items()}, statistic)
+        judged.append(Judged(score, matrix, error=errors_of(verdicts.values())))
     return judged
 
 
@@ -236,7 +237,7 @@ def judge_with_earlier(
         judge,
         [[*earlier, *split(image, prompt.grid)] for prompt, image in zip(prompts, images, strict=True)],
         [texts_about(prompt, ask) for prompt in prompts],
-        pairs=lambda count: product(before, range(len(earlier), count)),
+        pairs=[product(before, range(len(earlier), len(earlier) + prompt.grid.count)) for prompt in prompts],
     )
 
     judged = []

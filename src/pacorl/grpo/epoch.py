@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from pacorl.core.advantages import advantages
 from pacorl.core.metric_names import PROMPT_SHARE
 from pacorl.core.sampler import Sampler
+from pacorl.grpo.agreement import measure_agreement
 from pacorl.grpo.rollout import draw_samples
 from pacorl.grpo.rows import assign_rows, epoch_rows, forward_kind
 from pacorl.grpo.scoring import check_scores, collect_scores, columns_of, reward_table
@@ -65,6 +66,7 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
             world=runtime.world,
             rank=runtime.rank,
             sharded=runtime.sharded,
+            whole_groups=config.whole_groups,
             kind=lambda prompt: forward_kind(trainer.policy, prompt, sampler.size),
         )
 
@@ -81,8 +83,9 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
                         advance(len(rollout))
                         # A collective: ranks may have different units, but equally many batches.
                         runtime.check_stop()
-            with trainer.bars.phase("scoring", total=1):
+            with trainer.bars.phase("scoring", total=1), trainer.clock.timed("reward"), trainer.scoring():
                 scored = collect_scores(scorer, runtime, clock=trainer.clock)
+                agreement = measure_agreement(trainer, rows, samples)
 
         # 3. Compare: scale, weigh and normalise within groups. A missing score is not trained on.
         table = reward_table(scored.scores, rows, names=tuple(trainer.rewards), parts=scored.parts)
@@ -98,7 +101,7 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
         )
         trainer.warn_of_scores(checks, warning)
         shown = len({row.prompt.id for row in rows}) / len(trainer.train_prompts)
-        metrics = {**epoch_advantages.stats, **checks, PROMPT_SHARE: shown}
+        metrics = {**epoch_advantages.stats, **checks, **agreement, PROMPT_SHARE: shown}
         metrics |= trainer.judge_counts(before=judged_before)
 
         # 4. Update: one optimizer step per share of the groups. The first replays sampling with ratio exactly 1.

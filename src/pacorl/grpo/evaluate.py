@@ -17,15 +17,15 @@ import torch
 from pacorl.core.metric_names import HELD_OUT
 from pacorl.core.sampler import Sampler
 from pacorl.core.schedule import seed_of
+from pacorl.grpo.agreement import consistency_of
 from pacorl.grpo.monitor import PanelStatistics, panel_statistics
 from pacorl.grpo.rollout import sample_images
 from pacorl.grpo.rows import one_size_batches
-from pacorl.grpo.scoring import check_scores, time_limit, torch_context
+from pacorl.grpo.scoring import check_scores, limited_call
 from pacorl.judge.pairwise import matrix_of
-from pacorl.rewards.consistency import Consistency
 from pacorl.rewards.reward import Reward, scores_of
 from pacorl.runtime.cores import available_cores
-from pacorl.runtime.workers import LimitedCall, Workers
+from pacorl.runtime.workers import Workers
 from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
@@ -166,22 +166,16 @@ def score_images(
 ) -> list[EvaluatedSample]:
     """Score images by the rewards, the held-out rewards and P(Yes) of pairs."""
     prompts = [prompt for prompt, _ in jobs]
-    options = trainer.config
 
     def limited(name: str, reward: object, act: Callable[[], Outcome]) -> Outcome:
         # One call for all images, so that a judge shares prefixes; its limit grows with the batches.
-        context = torch_context()
         batches = max(1, math.ceil(len(images) / trainer.division.evaluation_batch))
-
-        def act_in_context() -> Outcome:
-            with context():
-                return act()
-
-        return LimitedCall(
+        return limited_call(
             workers,
-            act_in_context,
+            reward,
+            act,
             name=f"reward {name} (evaluation of {len(images)} images)",
-            seconds=time_limit(reward, batches * options.reward_timeout),
+            seconds=batches * trainer.config.reward_timeout,
             check_stop=trainer.runtime.check_signal,
         ).result()
 
@@ -189,15 +183,14 @@ def score_images(
         return limited(name, reward, partial(scores_of, name, reward, prompts, images, masked=True))
 
     # 1. P(Yes) of pairs, asked once for the reward and the matrix.
-    consistency = next((reward for reward in trainer.rewards.values() if isinstance(reward, Consistency)), None)
-    asking = consistency or (Consistency(trainer.judge) if trainer.judge else None)
+    asking = consistency_of(trainer)
     answers = limited("consistency", asking, partial(asking.pairs, prompts, images)) if asking else [{} for _ in images]
 
     # 2. The rewards, and those that are held out.
     columns: dict[str, Sequence[float | None]] = {}
     for name, reward in trainer.rewards.items():
-        if consistency and reward is consistency:
-            columns[name] = [consistency.score(verdicts) for verdicts in answers]
+        if asking and reward is asking:
+            columns[name] = [asking.score(verdicts) for verdicts in answers]
         else:
             columns[name] = scores(name, reward)
     for name, reward in trainer.held_out.items():

@@ -7,6 +7,7 @@ limit warns or stops the run.
     duplicates      share of a grid image's pairs of panels that are nearly the same, blank panels included
     blank           share of empty panels: flat, or dark and nearly flat
     diversity       root mean squared distance, over pairs of prompts, of their mean images
+    across          P(Yes) of panels of different sets of one prompt, by the run's judge (`grpo.agreement`)
     held_out/…      an evaluation's measures that are not rewarded
 """
 
@@ -42,14 +43,15 @@ DARK_MEAN = 0.15
 THUMBNAIL = 8
 # With fewer prompts, diversity depends on the draw of prompts.
 LEAST_PROMPTS = 4
-# Signs of training images are averaged over so many epochs, and diversity over at least so many prompts too: averaged
-# over twelve prompts, it falls by 0.4 from its best within 300 epochs by their draws alone.
+# Signs of training images are averaged over so many epochs, and those that compare sets over at least so many prompts
+# too: averaged over twelve prompts, diversity falls by 0.4 from its best within 300 epochs by their draws alone.
 EPOCHS = 3
 DIVERSITY_PROMPTS = 24
 LIMITS = {
     "duplicates": 0.2,
     "blank": 0.1,
     "diversity": 0.4,
+    "across": 0.15,
     "held_out": 0.15,
 }
 """Sign → its largest rise since the start, or its largest fall as a share of the best so far. They are far above the
@@ -160,9 +162,9 @@ class HackingMonitor:
     """Remembers every sign from the start of a run, and raises alarms.
 
     Signs that should not rise are compared with their start, signs that should not fall with their best, so that losing
-    an earlier gain counts. Training samples and evaluations have references of their own,
-    since their sizes and noise differ. An epoch's prompts are a draw, so its signs are averaged over `average` epochs,
-    and diversity over `diversity_average`; an evaluation always has the same prompts and seeds, and is taken as it is.
+    an earlier gain counts. Training samples and evaluations have references of their own, since their sizes and noise
+    differ. An epoch's prompts are a draw, so its signs are averaged over `average` epochs, and those that compare sets
+    over `prompts_average`; an evaluation always has the same prompts and seeds, and is taken as it is.
     """
 
     def __init__(
@@ -171,18 +173,18 @@ class HackingMonitor:
         *,
         action: MonitorAction = "warn",
         average: int = EPOCHS,
-        diversity_average: int = EPOCHS,
+        prompts_average: int = EPOCHS,
     ) -> None:
         self.limits = limits
         self.action = action
         self.average = average
-        self.diversity_average = diversity_average
+        self.prompts_average = prompts_average
         self._history: dict[tuple[Kind, str], list[float]] = defaultdict(list)
 
     @classmethod
     def of(cls, action: MonitorAction, *, prompts: int) -> HackingMonitor:
         """Create the monitor of a run, for epochs of so many prompts."""
-        return cls(action=action, diversity_average=max(EPOCHS, math.ceil(DIVERSITY_PROMPTS / prompts)))
+        return cls(action=action, prompts_average=max(EPOCHS, math.ceil(DIVERSITY_PROMPTS / prompts)))
 
     def observe(
         self, kind: Kind, statistics: Sequence[PanelStatistics], metrics: Mapping[str, float]
@@ -230,7 +232,7 @@ class HackingMonitor:
         history = self._history[kind, sign]
         average = 1
         if kind == "epoch":
-            average = self.diversity_average if sign == "diversity" else self.average
+            average = self.prompts_average if sign in ("diversity", "across") else self.average
         if self.action == "off" or len(history) <= average:
             return []
         *before, now = (fmean(history[end - average : end]) for end in range(average, len(history) + 1))

@@ -240,6 +240,11 @@ class PolicyConfig(LoraConfig):
         return filled
 
     @property
+    def whole_groups(self) -> bool:
+        """Whether each group is sampled by one process, and scored in one call."""
+        return any(reward.compares_samples for reward in self.rewards)
+
+    @property
     def nodes_of_step(self) -> int:
         """Nodes that share a forward of a trained step, at least: of several prompts, if need be."""
         return NODES_OF_STEP if self.memory == "normal" else 1

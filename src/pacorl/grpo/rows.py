@@ -50,6 +50,7 @@ def assign_rows(
     world: int,
     rank: int,
     sharded: bool = False,
+    whole_groups: bool = False,
     kind: Callable[[Prompt], Hashable] = lambda prompt: None,
 ) -> list[list[Sequence[Row]]]:
     """Assign this rank's rows to the updates of the epoch, in units that share no node: [update][unit][row].
@@ -67,13 +68,14 @@ def assign_rows(
         rank: this process.
         sharded: whether a forward is a collective. Then all ranks need equally many forwards, so a unit smaller than a
             subtree is a single batch, and units are not joined.
+        whole_groups: whether all samples of a group go to one process.
         kind: what prompts have in common whose nodes may share a forward (`forward_kind`); None for a prompt that
             shares none. Units of one kind are joined until their first nodes fill a batch.
     """
     # 1. Pieces of whole subtrees if they divide, else batches.
     assert len(rows) % (batch * updates * world) == 0, "`divide` finds a batch that divides"
-    # A unit of whole subtrees and whole batches.
-    leaves = tree.leaves(0)
+    # A unit of whole subtrees, or groups, and whole batches.
+    leaves = tree.group_size if whole_groups else tree.leaves(0)
     subtree = math.lcm(batch, leaves)
     pieces = in_batches(rows, batch if len(rows) % (subtree * updates) else subtree)
 
@@ -133,14 +135,15 @@ def divide(
     group = config.group_size
     shares = config.optimizer.updates_per_epoch * world
     prompts = config.prompts_per_epoch
-    while prompts * group % shares:
+    while (prompts if config.whole_groups else prompts * group) % shares:
         prompts += 1
 
     within_groups = mixed_sizes or (sharded and _take_own_forwards(config, train))
     samples = prompts * group // shares
     leaves = config.sampling.tree.resolve(group, steps=config.sampling.stochastic_steps).leaves(0)
     for batch in range(min(config.sampling.batch, samples), 0, -1):
-        divides = samples % batch == 0 and not (within_groups and group % batch)
+        unit = math.lcm(batch, group) if config.whole_groups else batch
+        divides = samples % unit == 0 and not (within_groups and group % batch)
         # Ranks that cut through a subtree would need its nodes on both of them.
         if divides and not (sharded and samples % math.lcm(batch, leaves) and leaves % batch):
             break

@@ -1,7 +1,8 @@
 """Scoring of rollouts, during sampling or after it.
 
-A reward is called once per rollout batch in both cases, so that an in-process judge returns the same scores bit for
-bit. Background calls use the inference mode and autocast of the submitting thread.
+A reward is called once per rollout batch in both cases, or once per whole group if one compares samples, so that an
+in-process judge returns the same scores bit for bit. Background calls use the inference mode and autocast of the
+submitting thread.
 """
 
 from __future__ import annotations
@@ -9,31 +10,64 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
+from PIL.Image import Image
 
 from pacorl.core.metric_names import ALARM, ALIKE, NOT_FINITE
+from pacorl.core.schedule import seed_of
 from pacorl.grpo.monitor import PanelStatistics, panel_statistics
 from pacorl.grpo.rows import Row
+from pacorl.io.outage import WaitsForOutages
 from pacorl.judge.judge import JudgeSettings, RemoteJudge
-from pacorl.rewards.reward import BoundsItself, Explains, Reward, named, panel_scores_of, scores_of
+from pacorl.rewards.consistency import Consistency, Contrast
+from pacorl.rewards.reward import (
+    Explains,
+    Reward,
+    RewardFunction,
+    named,
+    panel_scores_of,
+    scores_of,
+)
 from pacorl.runtime.clock import PhaseClock
 from pacorl.runtime.cores import available_cores
 from pacorl.runtime.processes import Runtime, SharedFault
 from pacorl.runtime.workers import LimitedCall, Workers
 from pacorl.types import Prompt, RewardTable, Rollout
 
+Outcome = TypeVar("Outcome")
 Scores = list[float | None]
 Parts = Mapping[str, Sequence[float | None]]
 """Reward with parts → part of its score per panel."""
 
 # Concurrent rollout batches of a remote judge, whose `concurrency` limits the requests.
 SENDERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """Samples that each reward scores in one call."""
+
+    prompts: Sequence[Prompt]
+    """Of each sample."""
+    row_B: Sequence[int]
+    """Global row of each sample."""
+    images: Sequence[Image]
+    """Of each sample."""
+    batches: int
+    """Rollout batches of the samples."""
+
+    @classmethod
+    def of(cls, rollouts: Sequence[Rollout]) -> Scoring:
+        """Join the samples of rollouts."""
+        prompts = [*chain(*(rollout.prompts for rollout in rollouts))]
+        rows = [*chain(*(rollout.row_B for rollout in rollouts))]
+        return cls(prompts, rows, [*chain(*(rollout.images for rollout in rollouts))], len(rollouts))
 
 
 class Scorer:
@@ -45,39 +79,43 @@ class Scorer:
         *,
         overlap: bool,
         max_missing: float = math.inf,
-        scoring: Callable[[], AbstractContextManager[None]] = nullcontext,
         monitored: bool = False,
         by_panel: bool = False,
         timeout: float = math.inf,
         check_stop: Callable[[], None] = lambda: None,
+        group_size: int = 1,
+        draw: tuple[int, int] = (0, 0),
     ) -> None:
         """
         Args:
             rewards: rewards by name.
             overlap: whether scoring begins at submission, or in `results`.
             max_missing: missing scores above which waiting stops.
-            scoring: context of waiting for results, such as `Turns.scoring`.
             monitored: whether to measure the images for the monitor of reward hacking.
             by_panel: whether to collect the parts of the scores.
             timeout: seconds per batch of a reward in this process.
             check_stop: polled during waiting; may raise to stop.
+            group_size: samples of which a call has a multiple: the group's if a reward compares them.
+            draw: seed and epoch of the draws of such a reward.
         """
         # Settings.
         self.rewards = rewards
         self.overlap = overlap
         self.max_missing = max_missing
-        self.scoring = scoring
         self.monitored = monitored
         self.by_panel = by_panel
         self.timeout = timeout
         self.check_stop = check_stop
+        self.group_size = group_size
+        self.draw = draw
         # Submitted batches and their results so far.
         self._parts: dict[int, dict[str, Sequence[float | None]]] = {}
         self.abandoned = 0
         """Samples without scores because waiting stopped."""
         self.busy_seconds = 0.0
         """Seconds spent in rewards, over all threads."""
-        self._submitted: list[tuple[Rollout, list[Callable[[], Scores]]]] = []
+        self._pending: list[Rollout] = []
+        self._submitted: list[tuple[Scoring, list[Callable[[], Scores]]]] = []
         self._measured: list[Callable[[], list[PanelStatistics]]] = []
         # In-process models need not be thread-safe; remote judges take concurrent requests.
         self._local = Workers(1, name="pacorl-reward")
@@ -95,15 +133,19 @@ class Scorer:
             pool.close()
 
     def submit(self, rollout: Rollout) -> None:
-        """Take a rollout's images, which must not change before `results`."""
-        context = torch_context()
-        self._submitted.append((rollout, [self._begin(name, rollout, context) for name in self.rewards]))
+        """Take a rollout's images, which must not change before `results`. Groups arrive one after the other."""
+        self._pending.append(rollout)
+        if sum(map(len, self._pending)) % self.group_size:
+            return
+        samples = Scoring.of(self._pending)
+        self._pending = []
+        self._submitted.append((samples, [self._begin(name, samples) for name in self.rewards]))
         if not self.monitored:
             return
 
         def measure() -> list[PanelStatistics]:
             measured = []
-            for prompt, image in zip(rollout.prompts, rollout.images, strict=True):
+            for prompt, image in zip(samples.prompts, samples.images, strict=True):
                 measured.append(panel_statistics(prompt, image))
             return measured
 
@@ -124,19 +166,19 @@ class Scorer:
             CallTimeout: if a reward of this process does not return.
             Exception: raised by a reward or `check_stop`.
         """
+        assert not self._pending, "`assign_rows` keeps groups whole"
         scores_of_row: dict[int, Scores] = {}
         missing = 0
-        with self.scoring():
-            # In the order of submission, in which the scores become ready.
-            for rollout, waits in self._submitted:
-                # Beyond the failure budget the run stops, so waiting for the rest is useless.
-                if missing <= self.max_missing:
-                    columns = [wait() for wait in waits]
-                else:
-                    columns = [[None] * len(rollout) for _ in waits]
-                    self.abandoned += len(rollout)
-                missing += sum(column.count(None) for column in columns)
-                scores_of_row |= {row: list(scores) for row, *scores in zip(rollout.row_B, *columns, strict=True)}
+        # In the order of submission, in which the scores become ready.
+        for samples, waits in self._submitted:
+            # Beyond the failure budget the run stops, so waiting for the rest is useless.
+            if missing <= self.max_missing:
+                columns = [wait() for wait in waits]
+            else:
+                columns = [[None] * len(samples.row_B) for _ in waits]
+                self.abandoned += len(samples.row_B)
+            missing += sum(column.count(None) for column in columns)
+            scores_of_row |= {row: list(scores) for row, *scores in zip(samples.row_B, *columns, strict=True)}
         self._submitted.clear()
         return scores_of_row
 
@@ -156,42 +198,72 @@ class Scorer:
             reasons.append(f"{self.abandoned} samples were not waited for")
         return "; ".join(reasons)
 
-    def _begin(self, name: str, rollout: Rollout, context: Callable[[], ExitStack]) -> Callable[[], Scores]:
-        """Start scoring a rollout, and return the function to wait for its scores."""
+    def _begin(self, name: str, samples: Scoring) -> Callable[[], Scores]:
+        """Start scoring samples, and return the function to wait for their scores."""
         reward = self.rewards[name]
 
         def score() -> Scores:
             # Time in the thread, without the wait for it.
             started = time.perf_counter()
-            with context():
-                scores = self._score(name, rollout)
+            scores = self._score(name, samples)
             self.busy_seconds += time.perf_counter() - started
             return scores
 
         # A local model takes one call at a time, a server many.
-        call = LimitedCall(
+        call = limited_call(
             self._remote if asks_elsewhere(reward) else self._local,
+            reward,
             score,
-            name=f"reward {name} (batch {len(self._submitted) + 1}: {named(rollout.prompts)})",
-            seconds=time_limit(reward, self.timeout),
+            name=f"reward {name} (batch {len(self._submitted) + 1}: {named(samples.prompts)})",
+            seconds=self.timeout * samples.batches,
             check_stop=self.check_stop,
         )
         if self.overlap:
             call.start()
         return call.result
 
-    def _score(self, name: str, rollout: Rollout) -> Scores:
-        """Score a rollout by one reward, and collect the parts of the scores."""
-        reward = self.rewards[name]
+    def _score(self, name: str, samples: Scoring) -> Scores:
+        """Score samples by one reward, and collect the parts of the scores."""
+        reward: RewardFunction = self.rewards[name]
+        if isinstance(reward, Consistency) and reward.contrast:
+            reward = Contrast(reward, [seed_of(*self.draw, "contrast", row) for row in samples.row_B])
         if not self.by_panel:
-            return scores_of(name, reward, rollout.prompts, rollout.images, masked=True)
+            return scores_of(name, reward, samples.prompts, samples.images, masked=True)
 
         # Parts of a row by reward: only rewards with parts have them.
-        results = panel_scores_of(name, reward, rollout.prompts, rollout.images, masked=True)
-        for row, result in zip(rollout.row_B, results, strict=True):
+        results = panel_scores_of(name, reward, samples.prompts, samples.images, masked=True)
+        for row, result in zip(samples.row_B, results, strict=True):
             if result.part_P is not None:
                 self._parts.setdefault(row, {})[name] = result.part_P
         return [result.score for result in results]
+
+
+def limited_call(
+    workers: Workers,
+    reward: object,
+    act: Callable[[], Outcome],
+    *,
+    name: str,
+    seconds: float,
+    check_stop: Callable[[], None],
+) -> LimitedCall[Outcome]:
+    """Prepare a reward's call on a thread, with the autocast and device of this one.
+
+    Args:
+        workers: the threads.
+        reward: whose requests may have limits of their own.
+        act: the call.
+        name: subject of the message if the limit is reached.
+        seconds: limit of a reward in this process.
+        check_stop: polled during waiting; may raise to stop.
+    """
+    context = torch_context()
+
+    def act_in_context() -> Outcome:
+        with context():
+            return act()
+
+    return LimitedCall(workers, act_in_context, name, time_limit(reward, seconds), check_stop)
 
 
 def asks_elsewhere(reward: object) -> bool:
@@ -200,8 +272,8 @@ def asks_elsewhere(reward: object) -> bool:
 
 
 def time_limit(reward: object, seconds: float) -> float:
-    """Return the time limit of a reward's call: none if its requests have limits."""
-    return math.inf if asks_elsewhere(reward) or isinstance(reward, BoundsItself) else seconds
+    """Return the time limit of a reward's call: none if its requests to a service have limits."""
+    return math.inf if asks_elsewhere(reward) or isinstance(reward, WaitsForOutages) else seconds
 
 
 def overlaps(setting: bool | Literal["auto"], *, in_process: bool, device: torch.device) -> bool:
@@ -276,8 +348,7 @@ def collect_scores(scorer: Scorer, runtime: Runtime, *, clock: PhaseClock) -> Sc
         SharedFault: wraps a reward's exception on any rank.
     """
     started = time.perf_counter()
-    with clock.timed("reward"):
-        scores = runtime.gather_rows(scorer.results)
+    scores = runtime.gather_rows(scorer.results)
     if scorer.overlap:
         # The part of scoring that sampling hid is the busy time beyond the time waited.
         clock.seconds["hidden_reward"] += max(0.0, scorer.busy_seconds - (time.perf_counter() - started))

@@ -427,12 +427,13 @@ class PolicyTrainer:
             overlap=not self.turns and scoring_overlaps(config.judge, device=self.runtime.device),
             # The whole epoch's budget: each rank stops alone, without the counts of the rest.
             max_missing=config.advantages.max_missing * samples * len(self.rewards),
-            scoring=self.scoring,
             monitored=True,
             by_panel=self.by_panel,
             timeout=config.reward_timeout,
             # Not `check_stop`, a collective: each rank waits for its own scores.
             check_stop=self.runtime.check_signal,
+            group_size=config.group_size if config.whole_groups else 1,
+            draw=(config.seed, self.epoch),
         )
 
     def judge_counts(self, *, before: Mapping[str, int]) -> dict[str, float]:

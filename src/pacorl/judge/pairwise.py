@@ -62,7 +62,7 @@ def ask_pairs(
     sets: Sequence[Sequence[Image]],
     texts: Sequence[Mapping[Name, str]],
     *,
-    pairs: Callable[[int], Iterable[Pair]] = lambda count: combinations(range(count), 2),
+    pairs: Sequence[Iterable[Pair]] | None = None,
     symmetric: bool = False,
 ) -> list[dict[Pair, dict[Name, Verdict]]]:
     """Ask every text about every pair of each set, in one call.
@@ -70,14 +70,16 @@ def ask_pairs(
     Args:
         sets: The images of each set.
         texts: Name → question, per set.
-        pairs: Number of images → the pairs to ask about; all pairs by default.
+        pairs: The pairs to ask about, per set; all pairs by default.
 
     Returns:
         Per set, pair → name → verdict; a set of one image has no pairs.
     """
+    if pairs is None:
+        pairs = [combinations(range(len(images)), 2) for images in sets]
     questions = {}
-    for number, (images, text_of) in enumerate(zip(sets, texts, strict=True)):
-        for pair in pairs(len(images)):
+    for number, (images, text_of, pairs_of_set) in enumerate(zip(sets, texts, pairs, strict=True)):
+        for pair in pairs_of_set:
             both = (images[pair[0]], images[pair[1]])
             for name, text in text_of.items():
                 questions[number, pair, name] = Question(both, text)

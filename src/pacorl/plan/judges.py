@@ -6,6 +6,7 @@ tokens are counted, and batched, by the trees of `judge.sharing`.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from pacorl.models.policies.policy import Parts
 from pacorl.plan import sources
 from pacorl.plan.generators import model_on_meta
 from pacorl.plan.ledger import META, measured
-from pacorl.rewards.consistency import Consistency, JudgedReward
+from pacorl.rewards.consistency import Consistency, Contrast, JudgedReward
 from pacorl.types import Character, Grid, Prompt, Question, Size, Verdict
 
 HEAD_TOKENS = 15
@@ -91,17 +92,24 @@ def judges_of(
         prompts: of training, the first of which stands for all; without them a set of 2 × 2, or an edit.
         sizes: of the training images and of the evaluation's.
     """
+    # A call of training holds whole groups if a reward compares their samples.
+    batch = math.lcm(config.sampling.batch, config.group_size) if config.whole_groups else config.sampling.batch
     with TemporaryDirectory() as folder:
         prompt = prompts[0] if prompts else _assumed_prompt(config, Path(folder))
 
         def asked(key: str, number: int, images: int) -> Calls:
             judge = Recorder()
+            shown = ([prompt] * images, _noise(sizes[number], images))
             for name, reward in sources.rewards_of(config, judge=judge):
-                if isinstance(reward, JudgedReward) and name.startswith(key):
-                    reward([prompt] * images, _noise(sizes[number], images))
+                if not name.startswith(key):
+                    continue
+                if isinstance(reward, Consistency) and reward.contrast and number == 0:
+                    Contrast(reward, range(images))(*shown)
+                elif isinstance(reward, JudgedReward):
+                    reward(*shown)
             return judge.calls
 
-        train = asked("rewards.", 0, config.sampling.batch)
+        train = asked("rewards.", 0, batch)
         evaluated, held_out = asked("rewards.", 1, EVALUATED), asked("evaluation.", 1, EVALUATED)
     own = config.evaluation.judge_settings
     calls = ((train, evaluated if own else evaluated + held_out), ([], held_out))
@@ -112,7 +120,7 @@ def judges_of(
         scorer = None
         if settings:
             parts = checkpoint.configs or sources.published_judge(settings.name)[1]
-            scorer = _judge(name, settings, parts, of_batch, of_evaluation, batch=config.sampling.batch)
+            scorer = _judge(name, settings, parts, of_batch, of_evaluation, batch=batch)
         found.append(scorer)
     return found
 

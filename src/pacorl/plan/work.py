@@ -88,6 +88,7 @@ def _units(config: PolicyConfig, samples: int, tree: Tree, *, batch: int, world:
             updates=config.optimizer.updates_per_epoch,
             world=world,
             rank=rank,
+            whole_groups=config.whole_groups,
             kind=lambda prompt: "any",  # the most that may share a forward
         )
         for update in assigned:

@@ -183,12 +183,15 @@ def _band(series: Series, key: str) -> list[tuple[float, float, float]]:
 
 
 def _evaluation_charts(series: Series) -> list[Chart]:
-    # One chart per measure, known measures first.
+    # One chart per measure, known measures first; measures of parts, such as `kappa/hat`, share one.
     first = [name for name in MEANINGS if name in series]
     separate = (MONITOR, HELD_OUT, ALARM, SECONDS)
-    drawn = []
+    of_measure: dict[str, Chart] = {}
     for name in first + [name for name in series if name not in first and not name.startswith(separate)]:
-        drawn.append(Chart(EVALUATION, label(name), [Line(label(name), thinned(series[name]))], dots=True))
+        measure, _, part = name.partition("/")
+        chart = of_measure.setdefault(measure, Chart(EVALUATION, label(measure), dots=True))
+        chart.lines.append(Line(label(part or measure), thinned(series[name])))
+    drawn = [*of_measure.values()]
 
     times = _lines_of(series, SECONDS)
     if times:

@@ -1,25 +1,29 @@
 """PaCo-Reward as a reward: questions to a judge.
 
-Do the panels of a set belong together, does each show its own text, is it a grid at all? Of an edit: is all kept that
-should stay, and was the instruction followed?
+Do the panels of a set belong together, and does each show its own text? Of an edit: is all kept that should stay, and
+was the instruction followed?
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from statistics import fmean
 from typing import ClassVar
 
 from PIL.Image import Image
 
 from pacorl.core import questions as wordings
+from pacorl.core.contrast import contrast_scores, draw_pairs_across, pairs_within
 from pacorl.core.grid import SetImages, split
-from pacorl.core.set_scores import Statistic, panel_shares, set_score
+from pacorl.core.set_scores import panel_shares, set_score
 from pacorl.io.images import open_image
 from pacorl.judge import pairwise
 from pacorl.judge.judge import Judge
 from pacorl.judge.pairwise import Ask, Key, Pair
-from pacorl.rewards.reward import PanelScores, RewardError, check_pairs, check_panels, mean_of, named, tempered
+from pacorl.rewards.reward import PanelScores, RewardError, check_pairs, check_panels, named, tempered
 from pacorl.types import Prompt, Question, Verdict
 
 
@@ -50,11 +54,8 @@ class JudgedReward:
             for key, verdict in verdicts.items()
         }
 
-    def _mean(self, verdicts: Sequence[Verdict]) -> float | None:
-        self._remember(verdicts)
-        return mean_of(verdicts, temperature=self.temperature)
-
-    def _remember(self, verdicts: Sequence[Verdict]) -> None:
+    def note_error(self, verdicts: Sequence[Verdict]) -> None:
+        """Remember the reason of a missing verdict."""
         self.last_error = next((verdict.error for verdict in verdicts if not verdict.valid), self.last_error)
 
 
@@ -66,18 +67,29 @@ class Consistency(JudgedReward):
     and over dimensions, so that the score is the mean over pairs, criteria and dimensions (T2IS-Bench's order).
     Criteria that are null in the record are not there.
 
-    `statistic="worst"` takes the lowest panel's median P(Yes) with the other panels instead of the mean over all pairs,
-    which one wrong panel of many hardly lowers.
+    `contrast` above 0 subtracts the agreement with other sets of the same prompt, in training alone (`Contrast`): the
+    mean over pairs is also earned by a generator that draws one hero for every set.
     """
 
     name = "consistency"
 
     def __init__(
-        self, judge: Judge, temperature: float = 1.0, ask: Ask = "theme", statistic: Statistic = "mean"
+        self,
+        judge: Judge,
+        temperature: float = 1.0,
+        ask: Ask = "theme",
+        *,
+        contrast: float = 0.0,
+        partners: int = 3,
     ) -> None:
         super().__init__(judge, temperature)
+        if not 0 <= contrast < math.inf:
+            raise ValueError(f"rewards.{self.name}.args.contrast must be 0 or above, got {contrast}")
+        if partners < 1:
+            raise ValueError(f"rewards.{self.name}.args.partners must be 1 or above, got {partners}")
         self.ask = ask
-        self.statistic = statistic
+        self.contrast = contrast
+        self.partners = partners
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         check_pairs(self.name, prompts)
@@ -96,10 +108,10 @@ class Consistency(JudgedReward):
         return [self.score(verdicts) for verdicts in self.pairs(prompts, images)]
 
     def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[PanelScores]:
-        """Score each image, with its pairs as parts; the statistic `worst` is no sum of parts."""
+        """Score each image, with its pairs as parts."""
         scored = []
         for prompt, verdicts in zip(prompts, self.pairs(prompts, images), strict=True):
-            parts = panel_shares(self.tempered(verdicts), prompt.grid.count) if self.statistic == "mean" else None
+            parts = panel_shares(self.tempered(verdicts), prompt.grid.count)
             scored.append(PanelScores(self.score(verdicts), parts))
         return scored
 
@@ -107,16 +119,85 @@ class Consistency(JudgedReward):
         """Ask about every pair of panels, per image."""
         # All sets in one call: their questions share batches.
         panels = [split(image, prompt.grid) for prompt, image in zip(prompts, images, strict=True)]
+        return self.mean_verdicts(prompts, panels)
+
+    def mean_verdicts(
+        self,
+        prompts: Sequence[Prompt],
+        panels: Sequence[Sequence[Image]],
+        *,
+        pairs: Sequence[Sequence[Pair]] | None = None,
+    ) -> list[dict[Pair, Verdict]]:
+        """Ask about `pairs` of some panels of each prompt, all by default, and average over criteria."""
         texts = [pairwise.texts_about(prompt, self.ask) for prompt in prompts]
         means = []
-        for answers in pairwise.ask_pairs(self.judge, panels, texts):
+        for answers in pairwise.ask_pairs(self.judge, panels, texts, pairs=pairs):
             means.append({pair: pairwise.mean_over_dimensions(verdicts) for pair, verdicts in answers.items()})
         return means
 
     def score(self, verdicts: Mapping[Pair, Verdict]) -> float | None:
         """Score one image by its pairs."""
-        self._remember(list(verdicts.values()))
-        return set_score(self.tempered(verdicts), self.statistic)
+        self.note_error(list(verdicts.values()))
+        return set_score(self.tempered(verdicts), "mean")
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Consistency less the agreement across sets: the reward of a training call, which holds whole groups.
+
+    A panel's score is ½(1 + within − `contrast` · across): within is its mean P(Yes) with the other panels of its set,
+    across with panels of `partners` other sets of its group, asked alike (`core.contrast`, which explains the scale
+    and draws the pairs). A set's score is the mean over its panels. This departs from PaCo-RL, which has no negatives.
+
+    Example:
+        Contrast(Consistency(judge, contrast=1.0), seeds=[0, 1, 2])([prompt] * 3, images)
+    """
+
+    reward: Consistency
+    seeds: Sequence[int]
+    """One per image, of the draw of its pairs."""
+
+    def __call__(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[float | None]:
+        return [result.score for result in self.panel_scores(prompts, images)]
+
+    def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[PanelScores]:
+        """Score each image, with its panels as parts; a pair within a set counts for both of its panels.
+
+        Raises:
+            RewardError: if an image is the only one of its prompt.
+        """
+        # 1. The panels and pairs of each group, which share one call to the judge.
+        groups: dict[int, list[int]] = {}
+        for sample, prompt in enumerate(prompts):
+            groups.setdefault(prompt.id, []).append(sample)
+        panels, pairs = [], []
+        for samples in groups.values():
+            prompt = prompts[samples[0]]
+            if len(samples) < 2:
+                raise RewardError(
+                    f"rewards.consistency.args.contrast is {self.reward.contrast}, and a call has one sample of "
+                    f"{named([prompt])} to compare; give it the whole group, or set contrast to 0"
+                )
+            panels.append([*chain(*(split(images[sample], prompt.grid) for sample in samples))])
+            seeds = [self.seeds[sample] for sample in samples]
+            across = draw_pairs_across(seeds, prompt.grid.count, partners=self.reward.partners)
+            pairs.append([*pairs_within(len(samples), prompt.grid.count), *across])
+        firsts = [prompts[samples[0]] for samples in groups.values()]
+        answers = self.reward.mean_verdicts(firsts, panels, pairs=pairs)
+
+        # 2. Scores of panels, and of their sets.
+        scored = [PanelScores(None, None)] * len(prompts)
+        for prompt, samples, verdicts in zip(firsts, groups.values(), answers, strict=True):
+            count = prompt.grid.count
+            self.reward.note_error(list(verdicts.values()))
+            score_SP = contrast_scores(
+                self.reward.tempered(verdicts), sets=len(samples), panels=count, weight=self.reward.contrast
+            )
+            for sample, score_P in zip(samples, score_SP, strict=True):
+                present = [score for score in score_P if score is not None]
+                parts = [None if score is None else 2 * score / count for score in score_P]
+                scored[sample] = PanelScores(fmean(present) if len(present) == count else None, parts)
+        return scored
 
 
 class PanelMatch(JudgedReward):
@@ -135,47 +216,28 @@ class PanelMatch(JudgedReward):
         return prompt.grid.count
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[float | None]:
-        return [self._mean(list(verdicts.values())) for verdicts in self._panels(prompts, images)]
+        return [result.score for result in self.panel_scores(prompts, images)]
 
     def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[PanelScores]:
         """Score each image, with its panels' texts as parts."""
-        scored = []
-        for prompt, verdicts in zip(prompts, self._panels(prompts, images), strict=True):
-            parts = panel_shares(self.tempered(verdicts), prompt.grid.count)
-            scored.append(PanelScores(self._mean(list(verdicts.values())), parts))
-        return scored
-
-    def _panels(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[dict[tuple[int], Verdict]]:
-        """Ask about each panel, per image."""
         # One call for all panels: the judge shares common prefixes and fills its batches.
         questions = {}
         for sample, (prompt, image) in enumerate(zip(prompts, images, strict=True)):
             for number, (panel, text) in enumerate(zip(split(image, prompt.grid), prompt.panels, strict=True)):
                 questions[sample, number] = Question((panel,), wordings.shows_text(text))
-
         verdicts: list[dict[tuple[int], Verdict]] = [{} for _ in prompts]
         for (sample, number), verdict in pairwise.ask(self.judge, questions).items():
             verdicts[sample][number,] = verdict
-        return verdicts
 
-
-class GridLayout(JudgedReward):
-    """P(Yes) that the whole grid image is a grid of the record's rows and columns, by a judge."""
-
-    name = "grid_layout"
-
-    def check(self, prompts: Sequence[Prompt]) -> None:
-        check_pairs(self.name, prompts)
-
-    def questions(self, prompt: Prompt) -> int:
-        return 1
-
-    def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        questions = {}
-        for sample, (prompt, image) in enumerate(zip(prompts, images, strict=True)):
-            text = wordings.shows_grid(prompt.grid.rows, prompt.grid.cols)
-            questions[sample] = Question((image,), text)
-        return [self._mean([verdict]) for verdict in pairwise.ask(self.judge, questions).values()]
+        scored = []
+        for prompt, of_panel in zip(prompts, verdicts, strict=True):
+            self.note_error(list(of_panel.values()))
+            p_yes = self.tempered(of_panel)
+            # The mean of the rest would reward a set for its failed panel.
+            present = [probability for probability in p_yes.values() if probability is not None]
+            score = sum(present) / len(present) if present and len(present) == len(p_yes) else None
+            scored.append(PanelScores(score, panel_shares(p_yes, prompt.grid.count)))
+        return scored
 
 
 class EditConsistency(JudgedReward):
@@ -206,5 +268,5 @@ class EditConsistency(JudgedReward):
         verdicts = []
         for edit in answers:
             verdicts += [edit.kept, edit.followed]
-        self._remember(verdicts)
+        self.note_error(verdicts)
         return [edit.score(lambda p_yes: tempered(p_yes, self.temperature)) for edit in answers]

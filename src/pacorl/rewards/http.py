@@ -49,8 +49,6 @@ MOST_BYTES = 2**20
 class HttpScorer:
     """Scores by a service of one's own. `key_env` names the environment variable that holds a bearer key."""
 
-    bounds_itself = True
-
     def __init__(
         self,
         url: str,

@@ -14,7 +14,7 @@ from PIL.Image import Resampling
 
 from pacorl.core import questions as wordings
 from pacorl.core.grid import SetImages, split
-from pacorl.core.set_scores import Statistic, panel_shares
+from pacorl.core.set_scores import panel_shares
 from pacorl.io.images import open_image
 from pacorl.judge import pairwise
 from pacorl.judge.judge import Judge
@@ -51,7 +51,7 @@ class Reference(JudgedReward):
     it is not asked.
 
     An edit's score is multiplied by P(followed) of its instruction, unless `follow` is false: keeping the character by
-    changing nothing is no merit. `statistic="worst"` takes the lowest panel instead of the mean.
+    changing nothing is no merit.
     """
 
     name = "reference"
@@ -60,14 +60,12 @@ class Reference(JudgedReward):
         self,
         judge: Judge,
         temperature: float = 1.0,
-        statistic: Statistic = "mean",
         copy_penalty: float = 1.0,
         follow: bool = True,
     ) -> None:
         super().__init__(judge, temperature)
         if not 0 <= copy_penalty <= 1:
             raise ValueError(f"rewards.{self.name}.args.copy_penalty must be from 0 to 1, got {copy_penalty}")
-        self.statistic = statistic
         self.copy_penalty = copy_penalty
         self.follow = follow
 
@@ -86,7 +84,7 @@ class Reference(JudgedReward):
         return [result.score for result in self.panel_scores(prompts, images)]
 
     def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[PanelScores]:
-        """Score each image, with its panels as parts; the statistic `worst` is no sum of parts."""
+        """Score each image, with its panels as parts."""
         texts = [self._texts(prompt) for prompt in prompts]
         paths = {key.other for key in chain(*texts) if key.other}
         opened = {}
@@ -123,7 +121,7 @@ class Reference(JudgedReward):
         return texts
 
     def _reduce(self, prompt: Prompt, verdicts: Mapping[PanelQuestion, Verdict]) -> PanelScores:
-        self._remember(list(verdicts.values()))
+        self.note_error(list(verdicts.values()))
         p_yes = self.tempered(verdicts)
         # Panels without a character have no score.
         score_of_panel: dict[tuple[int], float | None] = {}
@@ -136,11 +134,8 @@ class Reference(JudgedReward):
         if not scores:
             return PanelScores(None, [None] * count)
 
-        score = None
-        if len(scores) == len(score_of_panel):
-            score = fmean(scores) if self.statistic == "mean" else min(scores)
-        share_P = panel_shares(score_of_panel, count) if self.statistic == "mean" else None
-        return PanelScores(score, share_P)
+        score = fmean(scores) if len(scores) == len(score_of_panel) else None
+        return PanelScores(score, panel_shares(score_of_panel, count))
 
     def _panel_score(
         self, panel: int, characters: Sequence[Character], p_yes: Mapping[PanelQuestion, float | None]

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from PIL.Image import Image, fromarray
 
-from pacorl.types import Prompt, Size, Verdict
+from pacorl.types import Prompt, Size
 
 RewardFunction = Callable[[Sequence[Prompt], Sequence[Image]], Sequence[float | None]]
 """Prompts and images → one score per image, None if there is none."""
@@ -88,14 +88,6 @@ class Explains(Protocol):
 
     last_error: str
     """The newest reason."""
-
-
-@runtime_checkable
-class BoundsItself(Protocol):
-    """A reward whose every request has a time limit already."""
-
-    bounds_itself: bool
-    """True."""
 
 
 def listed(name: str, result: object, prompts: Sequence[Prompt]) -> list[Any]:
@@ -283,17 +275,6 @@ def named(prompts: Sequence[Prompt]) -> str:
     if len(prompts) == 1:
         return f"{prompts[0].place}, {prompts[0].text[:60]!r}"
     return f"prompts {', '.join(str(prompt.id) for prompt in prompts[:8])}" + (" …" if len(prompts) > 8 else "")
-
-
-def mean_of(verdicts: Sequence[Verdict], *, temperature: float = 1.0) -> float | None:
-    """Average P(Yes)^(1/temperature), renormalised; None if any is missing or there are none."""
-    p_yes = []
-    for verdict in verdicts:
-        if verdict.p_yes is not None:
-            p_yes.append(tempered(verdict.p_yes, temperature))
-
-    # The mean of the rest would reward a set for its failed pair.
-    return sum(p_yes) / len(p_yes) if p_yes and len(p_yes) == len(verdicts) else None
 
 
 def tempered(probability: float, temperature: float) -> float:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
+from pacorl.core.contrast import equal_shares, kappa
 from pacorl.core.grid import join, panel_tags
 from pacorl.types import Grid, Prompt
 
@@ -454,6 +455,20 @@ def grade(described: Sequence[Panel], shown: Sequence[Panel | None]) -> dict[str
         "prompt_match": float(np.mean(matches)),
         "valid": float(np.mean([panel is not None for panel in shown])),
     }
+
+
+def agreement_of_looks(sets: Sequence[Sequence[Panel | None]]) -> dict[str, float]:
+    """Measure the agreement of each kept attribute, over valid panels.
+
+    Returns:
+        `within/NAME` and `across/NAME`, the shares of equal pairs of panels of one set and of different sets, and
+        `kappa/NAME`, agreement corrected for chance. No mean over attributes, which would hide one that has collapsed.
+    """
+    measured: dict[str, float] = {}
+    for name in KEPT:
+        within, across = equal_shares([[getattr(panel, name) for panel in panels if panel] for panels in sets])
+        measured |= {f"within/{name}": within, f"across/{name}": across, f"kappa/{name}": kappa(within, across)}
+    return measured
 
 
 def _share_equal(first: Panel | None, second: Panel | None, names: Sequence[str]) -> float:

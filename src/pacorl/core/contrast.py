@@ -1,0 +1,116 @@
+"""Agreement of panels within sets, and across the sets of one prompt: what tells learning from collapse.
+
+A generator that draws one hero for every set has equal panels within its sets, and earns any mean over pairs. Its sets
+agree with each other alike, which no mean over the pairs of a set shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from itertools import combinations
+from math import ceil, comb
+from random import Random
+from statistics import fmean
+
+Pair = tuple[int, int]
+
+
+def kappa(within: float, across: float) -> float:
+    """Correct agreement for chance: (within − across)/(1 − across), 1 if panels agree within sets alone.
+
+    It is 0 if panels of different sets agree as often.
+    """
+    return (within - across) / (1 - across) if across < 1 else 0.0
+
+
+def equal_shares(sets: Sequence[Sequence[Hashable]]) -> tuple[float, float]:
+    """Compute the share of equal pairs within sets, and that of equal pairs of different sets; 0 without a pair.
+
+    Args:
+        sets: One value per panel of each set, such as its hero's colour.
+    """
+    everything = [value for values in sets for value in values]
+    equal = _equal_pairs(everything)
+    equal_within = sum(map(_equal_pairs, sets))
+    pairs_within = sum(comb(len(values), 2) for values in sets)
+    pairs_across = comb(len(everything), 2) - pairs_within
+    return equal_within / max(1, pairs_within), (equal - equal_within) / max(1, pairs_across)
+
+
+def _equal_pairs(values: Sequence[Hashable]) -> int:
+    return sum(comb(values.count(value), 2) for value in set(values))
+
+
+def pairs_within(sets: int, panels: int) -> list[Pair]:
+    """List the pairs of panels of each set; a panel's number is set · panels + position."""
+    pairs: list[Pair] = []
+    for first in range(0, sets * panels, panels):
+        pairs += combinations(range(first, first + panels), 2)
+    return pairs
+
+
+def draw_pairs_across(seeds: Sequence[int], panels: int, *, partners: int) -> list[Pair]:
+    """Draw pairs of panels of different sets of a group, numbered as in `pairs_within`.
+
+    The sets stand in a circle, and each has its pairs in turn with the next `partners` sets. There are half as many
+    pairs across as within, so that a judge's work grows by half; sets of two and three panels have more, so that each
+    panel is in a pair. The panels of a set are in equally many pairs, up to one.
+
+    Args:
+        seeds: One per set, which decides its place in the circle and the order of its panels.
+        panels: Panels of a set.
+        partners: Largest number of sets that a set's pairs are spread over.
+    """
+    draws = []
+    for number, seed in enumerate(seeds):
+        rng = Random(seed)
+        draws.append((rng.random(), number, rng.sample(range(panels), panels)))
+    circle = sorted(draws)
+
+    # A set has as many pairs again from the sets before it. There its other panels come first.
+    pairs_of_set = max(ceil(panels / 2), comb(panels, 2) // 2)
+    partners = min(partners, len(seeds) - 1)
+    pairs = []
+    for place, (_, number, order) in enumerate(circle):
+        for turn in range(pairs_of_set):
+            _, other, order_of_other = circle[(place + 1 + turn % partners) % len(circle)]
+            # One further in each round of the panels, so that no pair comes twice.
+            rounds_left = pairs_of_set // panels - turn // panels
+            panel_of_other = order_of_other[(pairs_of_set + turn - rounds_left) % panels]
+            pairs.append((number * panels + order[turn % panels], other * panels + panel_of_other))
+    return pairs
+
+
+def contrast_scores(
+    score_of_pair: Mapping[Pair, float | None], *, sets: int, panels: int, weight: float
+) -> list[list[float | None]]:
+    """Score each panel of a group's sets by ½(1 + within − weight · across), means over the pairs that contain it.
+
+    The scale keeps the score of a P(Yes) with a weight up to 1 between 0 and 1, and its mean above 0: log-taming
+    divides by the mean, which is near 0 for the plain difference.
+
+    Args:
+        score_of_pair: Of two panels, numbered as in `pairs_within`, the score; None if it is missing.
+        sets: Number of sets.
+        panels: Panels of a set.
+        weight: Of the agreement across sets; 1 takes out what panels gain by being common.
+
+    Returns:
+        Per set and panel the score; None if one of the panel's pairs has none.
+    """
+    within: list[list[float | None]] = [[] for _ in range(sets * panels)]
+    across: list[list[float | None]] = [[] for _ in range(sets * panels)]
+    for (first, second), score in score_of_pair.items():
+        scores_of_panel = within if first // panels == second // panels else across
+        scores_of_panel[first].append(score)
+        scores_of_panel[second].append(score)
+
+    scores: list[float | None] = []
+    for own, others in zip(map(_mean, within), map(_mean, across), strict=True):
+        scores.append(None if own is None or others is None else (1 + own - weight * others) / 2)
+    return [scores[first : first + panels] for first in range(0, len(scores), panels)]
+
+
+def _mean(scores: Sequence[float | None]) -> float | None:
+    present = [score for score in scores if score is not None]
+    return fmean(present) if present and len(present) == len(scores) else None
