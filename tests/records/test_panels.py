@@ -50,6 +50,7 @@ def test_the_articles_dentist_is_in_every_panel_and_the_note_names_what_is_missi
         ("A 3-step recipe: boil, steep, pour", ["boil", "steep", "pour"]),
         ("Two menus of a café reading ‘Brew', and ‘Dad’s Treats'", ["reading 'Brew'", "reading 'Dad’s Treats'"]),
         ("Three chalkboards of one café: brew, specials, treats", ["brew", "specials", "treats"]),
+        ("Two Christmas greeting cards of one café: brew, treats", ["brew", "treats"]),
         ("Two walls of one café, featuring: 'Brew' and \"Treats”", ["featuring 'Brew'", "featuring 'Treats'"]),
     ],
 )  # fmt: skip
@@ -145,6 +146,7 @@ def test_other_texts_have_no_such_note(text):
     "text",
     [
         "two cats on a sofa",
+        "four cats playing cards",
         "Five apples, three red and two green",
         "Three friends including Ann, Bob and Cid",
         "a red round hero",

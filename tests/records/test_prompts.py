@@ -89,6 +89,13 @@ def test_plain_text_is_one_prompt_a_line(tmp_path: Path) -> None:
     assert prompts[1].panels == ("The fox naps.", "The fox runs.")
 
 
+def test_marks_of_a_list_and_quotation_marks_around_a_line_are_no_words_of_it(tmp_path: Path) -> None:
+    lines = ["1. Two images of one fox: it runs, it sleeps", "- a fox", '"a red owl"', '"Yes" and "No", carved in wood']
+    fox, *others = load_prompts(file_of(tmp_path, *lines, name="mine.txt"))
+    assert fox.panels == ("one fox, it runs", "one fox, it sleeps")
+    assert [prompt.text for prompt in others] == ["a fox", "a red owl", '"Yes" and "No", carved in wood']
+
+
 def test_a_line_separator_within_a_text_ends_no_record(tmp_path: Path) -> None:
     path = file_of(tmp_path, '\ufeff{"prompt": "one\u2028line"}')
     assert [prompt.text for prompt in load_prompts(path)] == ["one\u2028line"]

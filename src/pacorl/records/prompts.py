@@ -60,6 +60,10 @@ FOREIGN = re.compile(r"^(?:#|//).*|(?:^|(?<=\s))--[A-Za-z][\w-]*")
 """Syntax of other tools' files of prompts: a comment, or an option such as `--w 768`."""
 
 
+MARKED = re.compile(r"^(?:\d{1,3}[.)]|[-*•–])\s+(?=\S)")
+"""Mark of a list at the beginning of a line: a number, or a bullet."""
+
+
 class SetRecord(CastRecord):
     """A T2IS record, or a theme with its panels."""
 
@@ -192,6 +196,9 @@ def sentence_prompt(text: str, number: int = 0, *, model: str = "") -> Prompt:
     Raises:
         ValueError: it has a comment or options of another tool, or its panels do not fit.
     """
+    text = MARKED.sub("", text)
+    if text[0] == text[-1] == '"' and text.count('"') == 2:
+        text = text[1:-1].strip()
     foreign = FOREIGN.search(text)
     if foreign:
         raise ValueError(
