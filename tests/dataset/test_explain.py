@@ -45,7 +45,7 @@ def test_every_pair_gets_reasons_that_reach_the_export(ranked, llm):
     content = server.requests[0][0]["content"]
     assert [part["type"] for part in content] == ["image_url", "image_url", "text"]
     assert content[0]["image_url"]["url"].startswith("data:image/png;base64,")
-    export(ranked, shares={"train": 1.0})
+    export(ranked, test_share=0.0)
     rows = json.loads((ranked / "export/consistency_train.json").read_text())
     assert all(row["messages"][1]["content"].endswith("Logic: Both show the same hat.") for row in rows)
     assert {row["messages"][1]["content"].split(".")[0] for row in rows} == {"Yes", "No"}
@@ -71,7 +71,7 @@ def test_contradictions_are_retried_then_flagged_and_left_out(ranked, llm):
     assert model.usage.contradicted == 2 * no
     flagged = [row for row in read_jsonl(ranked / "explanations.jsonl") if row["status"] == "contradicted"]
     assert {pairs[row["key"]].consistent for row in flagged} == {False}
-    splits = export(ranked, shares={"train": 1.0})["splits"]
+    splits = export(ranked, test_share=0.0)["splits"]
     assert splits["train"]["with_reasons"] == len(pairs) - no
 
 

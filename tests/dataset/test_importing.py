@@ -19,7 +19,6 @@ from pacorl.dataset.importing import import_rankings
 from pacorl.records.comparisons import comparisons_from, load_comparisons
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rankings" / "rankings.csv"
-HALF = {"train": 0.5, "test": 0.5}
 
 
 @pytest.fixture
@@ -48,7 +47,7 @@ def test_the_example_becomes_comparisons_that_a_judge_learns_from(tmp_path: Path
     assert sum(path.stat().st_size for path in images) < 300_000
     counts = import_rankings(tmp_path, EXAMPLE)
     assert counts == {"rankings": 12, "groups": 8, "annotators": 2, "images": len(images)}
-    exported = export(tmp_path, shares={"train": 0.75, "test": 0.25})
+    exported = export(tmp_path, test_share=0.25)
     assert {name: split["groups"] for name, split in exported["splits"].items()} == {"train": 6, "test": 2}
     train, test = (load_comparisons(tmp_path / f"export/comparisons_{split}.jsonl") for split in ("train", "test"))
     assert (len(train), len(test)) == (12, 4)
@@ -72,7 +71,7 @@ def test_votes_of_several_people_are_pooled_and_ties_vote_together(mine, tmp_pat
     answers = read_answers(tmp_path / "imported/rankings/rankings.jsonl")
     assert [one.instance for one in answers] == ["rankings:1"] * 3 + ["rankings:2"]
     assert answers[1].ranks == (1, 2, 2)
-    balance = export(tmp_path, shares=HALF)["balance"]
+    balance = export(tmp_path, test_share=0.5)["balance"]
     # 0/1: Yes, Yes. 0/2: No of ben, Yes of cat, so it is dropped. 0/3: No three times.
     assert {name: balance[name] for name in ("votes", "yes", "no", "tied", "annotators")} == {
         "votes": 9, "yes": 2, "no": 2, "tied": 1, "annotators": 3
@@ -85,7 +84,7 @@ def test_no_image_leaks_not_even_one_between_best_and_worst(mine, tmp_path: Path
     import_rankings(tmp_path, source)
     for seed in range(8):  # some of which part groups that nothing ties
         out = tmp_path / f"export-{seed}"
-        export(tmp_path, out=out, shares=HALF, seed=seed)
+        export(tmp_path, out=out, test_share=0.5, seed=seed)
         learned = {
             path.read_bytes() for one in load_comparisons(out / "comparisons_train.jsonl") for path in one.images
         }
@@ -100,7 +99,7 @@ def test_copies_of_an_image_are_that_image(mine, tmp_path: Path) -> None:
     (source.parent / "copy.png").write_bytes((source.parent / "0/2.png").read_bytes())
     source = mine(line(0), "1/0.png,1/1.png | copy.png,,", line(2))
     assert import_rankings(tmp_path, source)["images"] == 10
-    counts = export(tmp_path, shares=HALF)
+    counts = export(tmp_path, test_share=0.5)
     assert sorted(split["groups"] for split in counts["splits"].values()) == [1, 2]
     mine("0/0.png,0/2.png | copy.png,,")
     with pytest.raises(ValueError, match=r"rankings\.csv:2: 0/2\.png and copy\.png are the same image; take one out"):
@@ -110,9 +109,11 @@ def test_copies_of_an_image_are_that_image(mine, tmp_path: Path) -> None:
 def test_a_theme_of_all_is_no_leak_between_groups_that_are_given(mine, tmp_path: Path) -> None:
     source = mine(*(line(group, "One hero,") for group in range(3)))
     import_rankings(tmp_path, source)
-    with pytest.raises(ValueError, match=r"nothing is left for test: all 3 groups hang together .* \(--test-share 0\)"):
+    with pytest.raises(
+        ValueError, match=r"nothing is left to test on: all 3 groups hang together .* \(--test-share 0\)"
+    ):
         export(tmp_path)
-    assert export(tmp_path, shares={"train": 1.0, "test": 0.0})["splits"]["train"]["groups"] == 3
+    assert export(tmp_path, test_share=0.0)["splits"]["train"]["groups"] == 3
     mine(
         *(line(group, f"One hero,,hero {group}") for group in range(3)),
         header="reference,candidates,theme,annotator,group",
@@ -126,7 +127,7 @@ def test_a_benchmark_keeps_criteria_and_images_of_one_name(mine, tmp_path: Path)
     lines = [f"0/0.png,1/0.png | 2/0.png,{theme},,all,{text}" for theme, text in (("Outfit", "Same hat."), ("Ink", ""))]
     source = mine(*lines, header="reference,candidates,theme,annotator,group,criteria")
     import_rankings(tmp_path, source, name="own")
-    export(tmp_path, shares={"train": 0.0, "test": 1.0})
+    export(tmp_path, test_share=1.0)
     items = read_rank_data(tmp_path / "export/benchmark").items.values()
     assert [(item.prompt, item.criteria) for item in items] == [
         ("Outfit", {"Consistency": {"Criterion 1": "Same hat."}}),

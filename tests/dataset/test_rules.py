@@ -152,32 +152,27 @@ def test_one_pair_may_be_asked_two_questions():
 
 def test_few_groups_fill_every_split():
     ties = [(f"g{i}", f"own {i}") for i in range(4)]
-    splits = split_groups(ties, shares={"train": 0.9, "test": 0.1})
+    splits = split_groups(ties, test_share=0.1)
     assert sorted(splits.values()) == ["test", "train", "train", "train"]
     large = [*ties, *[(f"h{i}", "shared") for i in range(20)]]
-    assert sum(split == "test" for split in split_groups(large, shares={"train": 0.9, "test": 0.1}).values()) <= 4
-    assert set(split_groups(ties, shares={"train": 1.0, "test": 0.0}).values()) == {"train"}
+    assert sum(split == "test" for split in split_groups(large, test_share=0.1).values()) <= 4
+    assert set(split_groups(ties, test_share=0.0).values()) == {"train"}
 
 
 def test_splits_keep_what_is_shared_together_and_meet_their_shares():
     ties = [(f"g{i}", f"own {i}") for i in range(100)]
     ties += [("g1", "picture"), ("g2", "picture"), ("g2", "theme"), ("g3", "theme")]
-    splits = split_groups(ties, shares={"train": 0.8, "test": 0.2}, seed=3)
+    splits = split_groups(ties, test_share=0.2, seed=3)
     assert splits["g1"] == splits["g2"] == splits["g3"]
     assert sum(split == "test" for split in splits.values()) == pytest.approx(20, abs=2)
     shuffled = random.Random(0).sample(ties, len(ties))
-    assert split_groups(shuffled, shares={"train": 0.8, "test": 0.2}, seed=3) == splits
-    assert split_groups(ties, shares={"train": 0.8, "test": 0.2}, seed=4) != splits
-
-
-def test_shares_must_sum_to_one():
-    with pytest.raises(ValueError, match="sum to 1"):
-        split_groups([("a", "b")], shares={"train": 0.8})
+    assert split_groups(shuffled, test_share=0.2, seed=3) == splits
+    assert split_groups(ties, test_share=0.2, seed=4) != splits
 
 
 def test_splits_take_time_in_proportion_to_the_groups() -> None:
     started = time.process_time()
-    splits = split_groups([(str(n), f"image {n}") for n in range(20_000)], shares={"train": 0.9, "test": 0.1})
+    splits = split_groups([(str(n), f"image {n}") for n in range(20_000)], test_share=0.1)
     assert sum(name == "test" for name in splits.values()) == 2_000
     # .2 CPU seconds; with the sizes of the splits summed anew for each group it takes 2 · 10⁸ additions.
     assert time.process_time() - started < 2

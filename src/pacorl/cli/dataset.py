@@ -263,12 +263,11 @@ def export(
     """Turn rankings into training pairs and a held-out benchmark."""
     from pacorl.dataset.export import export as write
 
-    shares = {"train": 1 - test_share, "test": test_share}
     if step.as_json:
-        step.perform("exporting", write, folder, out=out, shares=shares, seed=seed)
+        step.perform("exporting", write, folder, out=out, test_share=test_share, seed=seed)
         return
     with progress("exporting") as advance:
-        counts = write(folder, out=out, shares=shares, seed=seed, dry_run=step.dry_run, progress=advance)
+        counts = write(folder, out=out, test_share=test_share, seed=seed, dry_run=step.dry_run, progress=advance)
     echo_errors("dry run: nothing was written" if step.dry_run else "")
     echo("\n".join(export_sentences(counts)))
 

@@ -10,7 +10,7 @@ The folder is self-contained: images are linked into it, or copied if the file s
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -18,16 +18,22 @@ from typing import NamedTuple
 from pacorl.dataset.answer_log import collect_answers
 from pacorl.dataset.folder import read_answers
 from pacorl.dataset.manifest import DatasetStep
-from pacorl.dataset.rules import label_pairs, mean_rankings, pair_agreement, pair_key, split_groups
+from pacorl.dataset.rules import Split, label_pairs, mean_rankings, pair_agreement, pair_key, split_groups
 from pacorl.io.documents import JsonObject, read_journal
-from pacorl.io.files import claim_folder, digest, flush_all, inside, make_folder, write_atomic
+from pacorl.io.files import claim_folder, flush_all, inside, make_folder, write_atomic
 from pacorl.io.terminal import Progress, silent
-from pacorl.records.comparisons import save_comparisons, save_sharegpt
-from pacorl.records.consistency_rank import IMAGES, Ranked, save_ranked
+from pacorl.records.comparisons import INFO, save_comparisons, save_sharegpt
+from pacorl.records.consistency_rank import IMAGES, PROMPTS, RANKS, Ranked, save_ranked
 from pacorl.records.rankings import Ranking
 from pacorl.types import Comparison
 
-SHARES = {"train": 0.9, "test": 0.1}
+TEST_SHARE = 0.1
+BENCHMARK = "benchmark"
+FILES = (
+    *("comparisons_train.jsonl", "comparisons_test.jsonl", "consistency_train.json", "consistency_test.json"),
+    *(INFO, f"{BENCHMARK}/{PROMPTS}", f"{BENCHMARK}/{RANKS}"),
+)
+"""All files that an export may have, images aside."""
 
 
 class Export:
@@ -38,9 +44,9 @@ class Export:
         self.out = out
         self.pairs = pairs
         self.answers = answers
-        self.split_of: dict[str, str] = {}
+        self.split_of: dict[str, Split] = {}
 
-    def assign_splits(self, shares: Mapping[str, float], *, seed: int) -> None:
+    def assign_splits(self, test_share: float, *, seed: int) -> None:
         """Assign every group to a split; groups that share an image belong together.
 
         So do groups that share a theme, unless their file of rankings names its groups.
@@ -57,17 +63,11 @@ class Export:
                 ties.append((answer.group, f"theme {answer.theme}"))
 
         # Split by components: groups with a common tie stay together.
-        self.split_of = split_groups(ties, shares=shares, seed=seed)
-        assigned = set(self.split_of.values())
-        empty = []
-        for name, share in shares.items():
-            if share > 0 and name not in assigned:
-                empty.append(name)
-
-        if empty:
+        self.split_of = split_groups(ties, test_share=test_share, seed=seed)
+        if 0 < test_share < 1 and len(set(self.split_of.values())) < 2:
             raise ValueError(
-                f"nothing is left for {', '.join(empty)}: all {len(self.split_of)} groups hang together by themes or "
-                "images that they share; give rankings of more images or, if only their themes are shared, a 'group', "
+                f"nothing is left to test on: all {len(self.split_of)} groups hang together by themes or images that "
+                "they share; give rankings of more images or, if only their themes are shared, a 'group', "
                 "or train on all (--test-share 0)"
             )
 
@@ -137,7 +137,7 @@ def write_consistency_rank(export: Export) -> list[Path]:
     rankings, _ = export.benchmark()
     if not rankings:
         return []
-    root = export.out / "benchmark"
+    root = export.out / BENCHMARK
     # One folder per instance, in the layout of the released benchmark.
     items = []
     shown: dict[tuple[str, str], str] = {}
@@ -223,7 +223,7 @@ def export(
     folder: Path,
     *,
     out: Path | None = None,
-    shares: Mapping[str, float] = SHARES,
+    test_share: float = TEST_SHARE,
     seed: int = 0,
     dry_run: bool = False,
     progress: Progress = silent,
@@ -231,7 +231,7 @@ def export(
     """Write labelled pairs and a held-out benchmark.
 
     Args:
-        shares: split → its share of the groups.
+        test_share: share of the groups that is held out.
 
     Returns:
         Counts per split and of the labels, and people's agreement.
@@ -240,7 +240,7 @@ def export(
     labelled = label(folder, dry_run=dry_run)
     pairs = with_reasons(folder, labelled.pairs)
     bundle = Export(folder, out or folder / "export", pairs=pairs, answers=labelled.answers)
-    bundle.assign_splits(shares, seed=seed)
+    bundle.assign_splits(test_share, seed=seed)
 
     # Count: all that a dry run does.
     splits: dict[str, JsonObject] = {}
@@ -259,35 +259,21 @@ def export(
     if dry_run:
         return counts
 
-    # Write every format, then delete files of an earlier export.
+    # Write every format, then delete files of an earlier export: no old split may stay beside the new ones.
     claim_folder(bundle.out)
     written = []
     for done, write in enumerate(WRITERS, 1):
         written += write(bundle)
         progress(done, len(WRITERS))
+    for name in FILES:
+        if bundle.out / name not in written:
+            (bundle.out / name).unlink(missing_ok=True)
     # The manifest lists the inputs, so that a later export can be compared.
     explanations = folder / "explanations.jsonl"
     inputs = [*ranking_files(folder), *([explanations] if explanations.is_file() else [])]
-    options = {"shares": dict(shares), "out": str(bundle.out)}
+    options = {"test_share": test_share, "out": str(bundle.out)}
     step = DatasetStep(folder, "export", inputs=inputs, options=options, seed=seed)
-    _remove_earlier(step.last().get("outputs", {}), bundle, written)
     return step.finish(outputs=written, counts=counts)
-
-
-def _remove_earlier(outputs: Mapping[str, str], bundle: Export, written: Sequence[Path]) -> None:
-    """Delete the files of an earlier export to the same folder, so that no old split is mixed with the new files.
-
-    Args:
-        outputs: path → SHA-256 of the manifest. Changed files are kept.
-        bundle: the new export.
-        written: the new files, which are kept.
-    """
-    new = {path.resolve() for path in written}
-    for name, sha256 in outputs.items():
-        path = (bundle.folder / name).resolve()  # a manifest is untrusted input
-        is_made_here = path.is_relative_to(bundle.out.resolve()) and path.is_file() and digest(path) == sha256
-        if is_made_here and path not in new:
-            path.unlink()
 
 
 def with_reasons(folder: Path, pairs: Sequence[Comparison]) -> list[Comparison]:

@@ -7,11 +7,12 @@ with the reference, the worst is not.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from random import Random
+from typing import Literal
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from pacorl.io.files import text_digest
 from pacorl.records.rankings import Ranking
 from pacorl.types import Comparison
 
+Split = Literal["train", "test"]
 AGREEMENT_DRAWS = 500
 """Resamples for the interval of people's agreement, which the administrator's page computes after each ranking."""
 
@@ -195,41 +197,35 @@ def mean_rankings(answers: Sequence[Ranking]) -> tuple[list[Ranking], int]:
     return merged, dropped
 
 
-def split_groups(ties: Iterable[tuple[str, str]], *, shares: Mapping[str, float], seed: int = 0) -> dict[str, str]:
-    """group → split; no tie connects two splits. Deterministic, independent of the order of `ties`.
+def split_groups(ties: Iterable[tuple[str, str]], *, test_share: float, seed: int = 0) -> dict[str, Split]:
+    """Map each group to its split; no tie connects the two. Deterministic, independent of the order of `ties`.
 
     Args:
         ties: (group, theme or image): groups that share a theme or an image belong to one split.
-        shares: split → share of the groups; they sum to 1.
+        test_share: share of the groups to test on.
 
     Returns:
-        A split with a share above 0 is empty only if there are too few independent groups.
+        A split with a share above 0 is empty only if there is a single independent group.
     """
-    if abs(sum(shares.values()) - 1) > 1e-9 or min(shares.values()) < 0:
-        raise ValueError(f"the shares of the splits {dict(shares)} must be positive and sum to 1")
-
     # Sort before the shuffle: the splits depend on the groups and the seed, not on the order of the answers.
     clusters = sorted(sorted(groups) for groups in components(ties))
     Random(seed).shuffle(clusters)
 
-    # The split that is farthest behind its share receives the next cluster.
-    total = sum(len(cluster) for cluster in clusters)
-    dealt: dict[str, list[list[str]]] = {name: [] for name in shares}
-    size = dict.fromkeys(shares, 0)
+    # The split that is farther behind its share receives the next cluster.
+    total = sum(map(len, clusters))
+    train: list[list[str]] = []
+    test: list[list[str]] = []
+    trained = tested = 0
     for cluster in clusters:
-        name = max(shares, key=lambda split: shares[split] * total - size[split])
-        dealt[name].append(cluster)
-        size[name] += len(cluster)
+        if test_share * total - tested > (1 - test_share) * total - trained:
+            test.append(cluster)
+            tested += len(cluster)
+        else:
+            train.append(cluster)
+            trained += len(cluster)
 
-    # If there are too few clusters for a small share, it receives the smallest cluster of a split with several.
-    for name, share in shares.items():
-        giver = max(dealt.values(), key=len)
-        if share > 0 and not dealt[name] and len(giver) > 1:
-            dealt[name].append(giver.pop(giver.index(min(giver, key=len))))
-
-    # All groups of a cluster get its split.
-    split_of = {}
-    for name, assigned in dealt.items():
-        for cluster in assigned:
-            split_of.update(dict.fromkeys(cluster, name))
-    return split_of
+    # If there are too few clusters for a small share, it receives the smallest one of the other split.
+    for empty, full in ((train, test), (test, train)):
+        if 0 < test_share < 1 and not empty and len(full) > 1:
+            empty.append(full.pop(full.index(min(full, key=len))))
+    return dict.fromkeys(chain(*train), "train") | dict.fromkeys(chain(*test), "test")
