@@ -338,14 +338,13 @@ def _compared(benchmark: Benchmark, rows: Sequence[Row], against: Path | None, *
     for column, change in zip(benchmark.columns, changes, strict=True):
         if isnan(change.mean):
             continue
-        if change.low is None or change.high is None:
-            fewest = f"which need {FEWEST_FOR_INTERVAL} groups"
-            return (
-                lines,
-                f"Compared with {against.name}: too few groups for intervals, {fewest}, so no difference is shown.",
-            )
-        sign = "higher" if change.low > 0 else "lower" if change.high < 0 else "no difference shown"
-        shown[sign].append(column)
+        # Too few groups have no interval, and show no difference.
+        if change.low is not None and change.low > 0:
+            shown["higher"].append(column)
+        elif change.high is not None and change.high < 0:
+            shown["lower"].append(column)
+        else:
+            shown["no difference shown"].append(column)
     parts = [f"{sign} in {', '.join(columns)}" for sign, columns in shown.items() if columns]
     return lines, f"Compared with {against.name} on the same {len(shared)} items: {'; '.join(parts)}."
 
