@@ -51,7 +51,7 @@ def records(tmp_path_factory) -> Path:
 @pytest.mark.slow
 def test_sets_with_scores_page_and_json(tmp_path):
     options = (*SET, *SMALL, "--best-of", "2", "--keep-all", "--seed", "4", "--out", tmp_path / "out", "--json")
-    result = run(*options, "--report", tmp_path / "page.html", "--pdf", tmp_path / "sets.pdf")
+    result = run(*options, "--report", tmp_path / "page.html")
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
     made = document["made"]
@@ -66,10 +66,9 @@ def test_sets_with_scores_page_and_json(tmp_path):
         assert (grid.size, grid.info["seed"]) == ((64, 64), str(made[0]["seed"]))
     assert [Path(path).is_file() for path in made[0]["panels"]] == [True] * 4
     assert "uncalibrated" in (tmp_path / "page.html").read_text()
-    assert (tmp_path / "sets.pdf").is_file()
     # The same words, the same bytes.
     before = Path(made[0]["file"]).read_bytes()
-    assert run(*options, "--report", tmp_path / "page.html", "--pdf", tmp_path / "sets.pdf").exit_code == 0
+    assert run(*options, "--report", tmp_path / "page.html").exit_code == 0
     assert Path(made[0]["file"]).read_bytes() == before
 
 
@@ -195,20 +194,3 @@ def test_a_dry_run_refuses_what_the_run_refuses(hero, checkpoint, tmp_path, no_w
         assert fault in refused(*words, "--dry-run")
     assert "give one of" in refused("a", "--record", "sets.jsonl:1", "--dry-run")
     assert "give one of" in refused("--image", image, "--dry-run")
-
-
-def test_a_storyboard_to_edit(hero, tmp_path):
-    words = (
-        "four images: waving by a flag, jumping by a boat, standing by a tree, waving by a lamp",
-        "--character",
-        hero,
-    )
-    assert run(*words, "--write", "board.yaml").exit_code == 0
-    assert "board.yaml exists" in refused(*words, "--write", "board.yaml")
-    text = (tmp_path / "board.yaml").read_text()
-    assert "- '{hero}, jumping by a boat'" in text
-    assert "- characters/hero\n" in text
-    Path("board.yaml").write_text(text.replace("boat", "house"))
-    assert run("--storyboard", "board.yaml", *SMALL, "--out", tmp_path / "out").exit_code == 0
-    with Image.open(tmp_path / "out" / "page-1.png") as grid:
-        assert "jumping, house" in grid.info["prompt"]

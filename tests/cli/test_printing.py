@@ -78,14 +78,14 @@ def test_nothing_is_printed_past_the_check() -> None:
 def test_a_refusal_of_a_judges_server(said: Said, images: list[Path]) -> None:
     server = FakeServer(behave=lambda handler, _: bool(handler.fail(400, HOSTILE)) or True)
     with server.running():
-        line = said("score", *images[:2], "--judge", server.url, "--judge-model", "judge", code=1)
+        line = said("score", *images[:2], "--judge", f"{server.url}#judge", code=1)
     assert r"\x1b]52;c;" in line
     assert "[red]x[/red]" in line
 
 
 def test_file_names_in_scores(said: Said, images: list[Path]) -> None:
     with FakeServer().running() as server:
-        judge = ("--judge", server.url, "--judge-model", "judge")
+        judge = ("--judge", f"{server.url}#judge")
         shown = said("score", *images, *judge, code=0)
         document = json.loads(said("score", *images, *judge, "--json", code=0))
     assert str(images[0]).encode("unicode_escape").decode() in shown

@@ -1,3 +1,5 @@
+"""`pacorl generate --min` and `--from`: failing panels are drawn again, and a page never becomes worse."""
+
 from __future__ import annotations
 
 import json
@@ -9,88 +11,97 @@ from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
 from pacorl.cli.shared import BELOW
+from pacorl.core.grid import join
 from pacorl.io.images import open_image, png_bytes, png_texts
 from pacorl.tiny.characters import Oracle, draw, set_of, with_another
+from pacorl.types import Grid
 
 SUBJECT = ("red", "round", "crown", "night")
 
 
 @pytest.fixture
-def panels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A character, three sound panels and a wrong one, with the recipes of `pacorl generate`."""
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A page of three sound panels and a wrong one, with the recipe of `pacorl generate`, and its character."""
     monkeypatch.chdir(tmp_path)
     drawn = set_of(SUBJECT, 4, random.Random(1))
     Path("characters/hero").mkdir(parents=True)
     Path("characters/hero/card.yaml").write_text("description: a red round hero\n")
     draw(drawn[0], 64).save("characters/hero/1.png")
     shown = [*drawn[:3], with_another(drawn[3], "hat", random.Random(0))]
-    names = []
-    for number, (text, panel) in enumerate(zip(drawn, shown, strict=True), 1):
-        names.append(f"{number}.png")
-        recipe = {"Software": "pacorl 0.1.0", "panel": text.text, "layout": "2x2", "seed": "5"}
-        Path(names[-1]).write_bytes(png_bytes(draw(panel, 64), recipe))
-    return names
+    texts = [panel.text for panel in drawn]
+    recipe = {"Software": "pacorl 0.1.0", "model": "tiny", "layout": "2x2", "seed": "5", "panels": json.dumps(texts)}
+    Path("page.png").write_bytes(png_bytes(join([draw(panel, 64) for panel in shown], Grid(2, 2)), recipe))
+    return Path("page.png")
 
 
-def repair(*arguments: object) -> Result:
-    named = [] if "--judge" in arguments else ["--judge", "tiny"]
-    return CliRunner().invoke(app, ["repair", *map(str, arguments), *named])
+def again(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["generate", *map(str, arguments)])
 
 
 @pytest.mark.slow
-def test_a_broken_set_is_repaired_by_the_tiny_generator(panels: list[str]) -> None:
-    before = {name: Path(name).read_bytes() for name in panels}
-    arguments = (*panels, "--character", "hero", "--min", 0.5)
-    result = repair(*arguments, "--tries", 12, "--json")
+def test_a_page_is_repaired_and_passes_the_check(page: Path) -> None:
+    before = page.read_bytes()
+    result = again("--from", page, "--character", "hero", "--judge", "tiny", "--min", 0.5, "--tries", 12, "--json")
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
     assert (document["before"]["passed"], document["passed"]) == (False, True)
-    assert document["before"]["odd_one_out"] == "4.png"
+    assert document["before"]["odd_one_out"] == "page.png[4]"
     tries = document["tries"]
     assert [entry["accepted"] for entry in tries][-1] is True
     assert {entry["panel"] for entry in tries} == {4}
     assert [entry["seed"] for entry in tries] == [str(5 + entry["try"]) for entry in tries]
-    assert all(png_texts(Path(entry["image"]))["panel"] == png_texts(Path("4.png"))["panel"] for entry in tries)
-    assert {name: Path(name).read_bytes() for name in panels} == before
+    texts = json.loads(png_texts(page)["panels"])
+    assert all(png_texts(Path(entry["image"]))["panel"] == texts[3] for entry in tries)
+    assert page.read_bytes() == before
 
-    # The repaired folder is a set for the next commands.
-    checked = CliRunner().invoke(
-        app, ["check", *document["panels"], "--character", "hero", "--min", "0.5", "--judge", "tiny"]
-    )
-    assert checked.exit_code == 0, checked.output
-
-    again = repair(*arguments)
-    assert "repaired is there already" in str(again.exception)
+    # The repaired page is one for the next commands.
+    repaired = Path(document["file"])
+    assert json.loads(png_texts(repaired)["redrawn"]) == {"4": tries[-1]["seed"]}
+    words = ["check", str(repaired), "--character", "hero", "--min", "0.5", "--judge", "tiny"]
+    assert CliRunner().invoke(app, words).exit_code == 0
 
 
 @pytest.mark.slow
-def test_a_set_that_still_fails_ends_with_code_4(panels: list[str]) -> None:
-    other = ["--text", "blue tall hero, cap, day, waving, flag"] * 4
-    result = repair(*panels, *other, "--character", "hero", "--min", 0.5, "--tries", 1)
+def test_a_page_that_still_fails_ends_with_code_4_and_is_no_worse(page: Path) -> None:
+    other = ["--panel", "blue tall hero, cap, day, waving, flag"] * 4
+    result = again("--from", page, *other, "--character", "hero", "--judge", "tiny", "--min", 0.5, "--tries", 1)
     assert result.exit_code == BELOW, result.output
     assert "rejected" in result.stderr
-    assert len(list(Path("repaired").glob("try-*.png"))) == 1
+    assert len(list(Path("generated/tries").glob("*-try-*.png"))) == 1
+    assert open_image(Path("generated/page-repaired.png")).tobytes() == open_image(page).tobytes()
 
 
 @pytest.mark.slow
-def test_an_editor_repairs_from_the_reference(panels: list[str]) -> None:
-    instructions = [
-        option for prop in ("boat", "ball", "lamp", "flag") for option in ("--text", f"Put a {prop} beside the hero.")
-    ]
-    result = repair(
-        *panels, *instructions, "--kind", "kontext", "--character", "hero", "--min", 0.5, "--tries", 12, "--json"
-    )
+def test_an_editor_repairs_from_the_reference(page: Path) -> None:
+    texts = [f"--panel=Put a {prop} beside the hero." for prop in ("boat", "ball", "lamp", "flag")]
+    gate = ("--character", "hero", "--judge", "tiny", "--min", 0.5, "--tries", 12)
+    result = again("--from", page, *texts, "--kind", "kontext", *gate)
     assert result.exit_code == 0, result.output
-    document = json.loads(result.stdout)
-    (drawn,) = Oracle().read([open_image(document["panels"][3])])
+    (drawn,) = Oracle().read([open_image(Path("generated/page-repaired-panel-4.png"))])
     assert drawn is not None
     assert drawn.kept == SUBJECT
     assert drawn.prop == "flag"
 
 
 @pytest.mark.slow
-def test_a_dry_run_loads_and_writes_nothing(panels: list[str]) -> None:
-    result = repair(*panels, "--min", 0.5, "--dry-run", "--json")
+def test_a_set_is_drawn_until_it_passes(page: Path) -> None:
+    panels = [f"--panel={text}" for text in ("waving, flag", "jumping, boat", "standing, tree", "waving, lamp")]
+    words = ("red round hero, crown, night", *panels, "--seed", 4, "--min", 0.5, "--tries", 12, "--json")
+    result = again(*words)
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["panels"] == [png_texts(Path(name))["panel"] for name in panels]
-    assert not Path("repaired").exists()
+    (made,) = json.loads(result.stdout)["made"]
+    assert made["passed"]
+    assert made["tries"]
+    before = open_image(Path("generated/tries/set-1-before.png"))
+    assert before.tobytes() != open_image(Path(made["file"])).tobytes()
+    checked = CliRunner().invoke(app, ["check", made["file"], "--min", "0.5", "--json"])
+    assert checked.exit_code == 0, checked.output
+    scores = [panel["score"] for panel in json.loads(checked.stdout)["panels"]]
+    assert scores == pytest.approx([panel["score"] for panel in made["after"]["panels"]], abs=1e-6)
+
+
+def test_a_dry_run_loads_and_writes_nothing(page: Path) -> None:
+    result = again("--from", page, "--min", 0.5, "--dry-run", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["panels"] == json.loads(png_texts(page)["panels"])
+    assert not Path("generated").exists()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fake_server import FakeServer, Handler
 from judges import serving
 from PIL import Image
 from tests.twins.parts import tiny_judge
@@ -76,7 +77,7 @@ def test_two_images(judge_folder: Path, judge: LocalJudge, images: list[Path]) -
 
 
 def test_a_server_says_the_same(url: str, judge: LocalJudge, images: list[Path]) -> None:
-    result = run(*images, "--judge", url, "--model", "tiny", "--json", "--symmetric")
+    result = run(*images, "--judge", f"{url}#tiny", "--json", "--symmetric")
     assert result.exit_code == 0, result.output
     both = [p_yes(judge, order, consistent()) for order in (images[:2], images[1::-1])]
     assert json.loads(result.stdout)["matrix"][0][1] == pytest.approx(sum(both) / 2, abs=1e-6)
@@ -84,12 +85,10 @@ def test_a_server_says_the_same(url: str, judge: LocalJudge, images: list[Path])
 
 def test_a_grid_is_cut_and_shown(judge_folder: Path, tmp_path: Path) -> None:
     draw_grid(PANELS, Grid(2, 2), 32).save(tmp_path / "grid.png")
-    page = tmp_path / "page.html"
-    result = run(tmp_path / "grid.png", "--grid", "2x2", "--judge", judge_folder, "--report", page)
+    result = run(tmp_path / "grid.png", "--grid", "2x2", "--judge", judge_folder)
     assert result.exit_code == 0, result.output
     assert "grid.png[3]" in result.stdout
     assert "Fits least" in result.stdout
-    assert "grid.png[4]" in page.read_text()
 
 
 def test_ranking(judge_folder: Path, images: list[Path]) -> None:
@@ -99,23 +98,25 @@ def test_ranking(judge_folder: Path, images: list[Path]) -> None:
     assert values == sorted(values, reverse=True)
 
 
-def test_keep_going_ends_with_a_code_of_its_own(judge_folder: Path, images: list[Path], tmp_path: Path) -> None:
-    bad = tmp_path / "bad.png"
-    bad.write_bytes(b"")
-    result = run(*images[:2], bad, "--judge", judge_folder, "--keep-going", "--json")
-    assert result.exit_code == INCOMPLETE
-    assert json.loads(result.stdout)["left_out"] == {str(bad): f"{bad}: empty"}
-    assert str(run(*images[:2], bad, "--judge", judge_folder).exception) == f"{bad}: empty"
+def test_a_pair_without_a_score_ends_with_a_code_of_its_own(images: list[Path]) -> None:
+    def third_fails(handler: Handler, number: int) -> bool:
+        if number == 3:
+            handler.fail(400, "no")
+        return number == 3
+
+    with FakeServer(behave=third_fails).running() as server:
+        result = run(*images[:3], "--judge", f"{server.url}#judge", "--json")
+    assert (result.exit_code, json.loads(result.stdout)["missing"]) == (INCOMPLETE, 1)
 
 
-def test_criteria_reasons_and_temperature(images: list[Path], tmp_path: Path) -> None:
+def test_criteria_and_reasons(images: list[Path], tmp_path: Path) -> None:
     """By the committed judge, whose reasons come to an end."""
     written = tmp_path / "criteria.json"
     written.write_text(json.dumps({"Style": {"Palette": "One palette."}}))
-    options = ("--criteria", "Same hat.", "--criteria", written, "--temperature", 2, "--reasons")
+    options = ("--criteria", "Same hat.", "--criteria", written, "--reasons")
     result = run(*images[:2], "--json", *options)
     assert result.exit_code == 0, result.output
-    judge = LocalJudge.from_pretrained("tiny", temperature=2.0)
+    judge = LocalJudge.from_pretrained("tiny")
     (pair,) = json.loads(result.stdout)["pairs"]
     plain = {"Same hat.": "Same hat.", "Style / Palette": "One palette."}
     for label, text in plain.items():
@@ -125,12 +126,19 @@ def test_criteria_reasons_and_temperature(images: list[Path], tmp_path: Path) ->
     assert all(f"{label}: " in pair["reasons"] for label in plain)
 
 
-def test_a_key_is_read_from_the_environment(url: str, images: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    options = ("--judge", url, "--model", "tiny", "--api-key-env", "NO_SUCH_KEY")
-    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
-    assert "set the environment variable NO_SUCH_KEY" in str(run(*images[:2], *options).exception)
-    monkeypatch.setenv("NO_SUCH_KEY", "k")
-    assert run(*images[:2], *options).exit_code == 0
+def test_a_key_is_read_from_the_environment(images: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def needs_key(handler: Handler, _: int) -> bool:
+        refused = handler.headers.get("authorization") != "Bearer k"
+        if refused:
+            handler.fail(401, "a key is needed")
+        return refused
+
+    monkeypatch.delenv("PACORL_API_KEY", raising=False)
+    with FakeServer(behave=needs_key).running() as server:
+        options = ("--judge", f"{server.url}#judge")
+        assert "PACORL_API_KEY" in str(run(*images[:2], *options).exception)
+        monkeypatch.setenv("PACORL_API_KEY", "k")
+        assert run(*images[:2], *options).exit_code == 0
 
 
 def test_the_embedded_judge_says_what_it_knows(images: list[Path]) -> None:
@@ -198,15 +206,12 @@ def test_images_by_url_are_judged_as_the_files(
     assert document["mean"] == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_whole_set_is_told_how_its_panels_are_compared(
-    images: list[Path], judge_folder: Path, tmp_path: Path
-) -> None:
+def test_a_page_is_cut_by_its_recipe_and_is_no_panel(images: list[Path], judge_folder: Path, tmp_path: Path) -> None:
     texts = {"whole": {"layout": "2x2"}, "panel": {"layout": "2x2", "panel": "a hat"}, "alone": {"layout": "1x1"}}
     paths = {name: tmp_path / f"{name}.png" for name in texts}
     for name, path in paths.items():
-        path.write_bytes(png_bytes(open_image(images[0]), texts[name]))
-    said = f"{paths['whole']} is a whole set; give it alone with --grid 2x2, which compares its panels"
-    assert said in run(paths["alone"], paths["whole"], "--judge", judge_folder).stderr
-    assert said in str(run(paths["whole"], "--judge", judge_folder).exception)
-    for words in ((paths["alone"], paths["panel"]), (paths["whole"], "--grid", "2x2")):
-        assert "is a whole set" not in run(*words, "--judge", judge_folder).stderr
+        path.write_bytes(png_bytes(draw_grid(PANELS, Grid(2, 2), 32), texts[name]))
+    said = f"{paths['whole']} is a whole page of 2x2 panels"
+    assert said in str(run(paths["alone"], paths["whole"], "--judge", judge_folder).exception)
+    assert "whole.png[4]" in run(paths["whole"], "--judge", judge_folder).stdout
+    assert run(paths["alone"], paths["panel"], "--judge", judge_folder).exit_code == 0

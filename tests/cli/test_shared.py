@@ -1,4 +1,4 @@
-"""From groups of options to flags: names, second names, defaults, parsed texts, headings."""
+"""From groups of options to flags: names, defaults, parsed texts, headings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SortOptions(JudgeOptions):
 
     judge: str = inherited(JudgeOptions, "judge", default="", help="Who sorts.")
     order: str = option("up", "up or down.", parse=one_of("up", "down"))
-    size: Size | None = option(None, "HEIGHTxWIDTH.", also=("--shape",), parse=Size.parse)
+    size: Size | None = option(None, "HEIGHTxWIDTH.", flags=("--shape",), parse=Size.parse)
     tags: list[str] = option([], "May be repeated.")
     count: int = option(1, "How many.", least=1, most=9)
     check: bool = option(True, "Check first.")
@@ -45,7 +45,7 @@ def given(*words: str) -> SortOptions:
 
 
 def test_flags_fill_the_fields() -> None:
-    options = given("--judge", "j", "--order", "down", "--size", "4x6", "--tags", "a", "--tags", "b", "--fast")
+    options = given("--judge", "j", "--order", "down", "--shape", "4x6", "--tags", "a", "--tags", "b", "--fast")
     assert options == SortOptions(judge="j", order="down", size=Size(4, 6), tags=["a", "b"], fast=True)
     assert given() == SortOptions()
     assert given("--shape", "2x3", "--no-check") == SortOptions(size=Size(2, 3), check=False)
@@ -55,9 +55,9 @@ def test_flags_fill_the_fields() -> None:
     ("words", "fault"),
     [
         (("--order", "left"), "--order 'left' is none of up, down"),
-        (("--size", "large"), "--size 'large' is not of the form HEIGHTxWIDTH, e.g. 1024x1024"),
-        (("--size", "0x4"), "--size '0x4' is not of the form"),
-        (("--size", "the 2x2 grid"), "is not of the form"),
+        (("--shape", "large"), "--shape 'large' is not of the form HEIGHTxWIDTH, e.g. 1024x1024"),
+        (("--shape", "0x4"), "--shape '0x4' is not of the form"),
+        (("--shape", "the 2x2 grid"), "is not of the form"),
     ],
 )
 def test_a_text_that_cannot_be_parsed_is_named_with_its_flag(words: tuple[str, ...], fault: str) -> None:
@@ -73,7 +73,7 @@ def test_a_number_out_of_range_is_a_wrong_option(count: str) -> None:
 
 def test_the_help_names_a_value_in_a_word_and_a_switch_by_itself() -> None:
     text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120"}).output
-    assert text.index("Judge") < text.index("--judge-model") < text.index("Sorting") < text.index("--order")
+    assert text.index("Judge") < text.index("--memory") < text.index("Sorting") < text.index("--order")
     assert re.search(r"--tags\s+TEXT", text)
     assert re.search(r"--count\s+N \[1<=x<=9\]", text)
     assert re.search(r"--fast\s+Do not look twice", text)

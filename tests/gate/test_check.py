@@ -58,9 +58,6 @@ def test_references_cost_one_question_per_panel() -> None:
     assert result.to_dict()["panels"][7]["lowest_character"] == "hero"
     asked_twice = check_set(Grey(), grey(20, 90), least=0.5, characters=[("hero", grey(20))], symmetric=True)
     assert asked_twice.asked == 2 * (2 + 3)
-    assert result.with_others(8) is None
-    both = check_set(Grey(), grey(20, 20, 90), least=0.5, characters=[("hero", grey(20))], all_pairs=True)
-    assert both.with_others(1) == pytest.approx((1 + 0.3) / 2)
 
 
 def test_a_panel_needs_every_character() -> None:

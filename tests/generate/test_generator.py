@@ -102,22 +102,6 @@ def test_the_base_is_without_the_adapter(generator: Generator) -> None:
     assert np.abs(adapted - base).max() > 10
 
 
-def test_the_strength_of_the_adapter_scales_its_change_and_ends_with_the_call(generator: Generator) -> None:
-    def made(**options: object) -> np.ndarray:
-        return pixels(generator.sample(PROMPTS[:1], [5], steps=2, **options))[0]  # type: ignore[arg-type]
-
-    full, base = made(), made(base=True)
-    assert np.array_equal(made(lora_scale=1.0), full)
-    assert np.abs(made(lora_scale=0.0) - base).max() <= 1, "1: the rounding to 8 bits"
-    half = np.abs(made(lora_scale=0.5) - base).mean()
-    assert 0 < half < np.abs(full - base).mean()
-    assert np.array_equal(made(), full)
-    generator.adapter = ""
-    made()  # whose strength of 1 takes no adapter
-    with pytest.raises(ValueError, match=r"LoRA strength 0\.5 has no LoRA to act on"):
-        made(lora_scale=0.5)
-
-
 def test_a_size_may_be_a_pair_and_a_generator_says_what_it_is(generator: Generator) -> None:
     by_pair, by_size = (generator.sample(PROMPTS[:1], [5], steps=2, size=size) for size in ((32, 16), Size(32, 16)))
     assert by_pair[0].size == (16, 32)

@@ -53,7 +53,7 @@ def server() -> Iterator[tuple[str, list[str], list[dict]]]:
 def test_a_server_writes_the_panels_and_its_faults_are_sent_back(server):
     url, answers, requests = server
     answers += [json.dumps({**ANSWER, "panels": ["a fox"]}), json.dumps(ANSWER)]
-    draft = write_panels(TEXT, writer=open_writer(url, "writer-1"))
+    draft = write_panels(TEXT, writer=open_writer(f"{url}#writer-1"))
     assert (draft.theme, draft.panels, draft.criteria) == ("one fox", tuple(ANSWER["panels"]), ANSWER["criteria"])
     assert [request["model"] for request in requests] == ["writer-1", "writer-1"]
     assert TEXT in requests[0]["messages"][0]["content"]
@@ -64,11 +64,11 @@ def test_a_server_without_a_usable_answer_is_one_line(server):
     url, answers, _ = server
     answers += ["I would rather not."] * 3
     with pytest.raises(ChatError, match="3 answers in a row could not be used"):
-        write_panels(TEXT, writer=open_writer(url, "writer-1"))
+        write_panels(TEXT, writer=open_writer(f"{url}#writer-1"))
 
 
 def test_a_writer_that_is_no_url_is_refused():
-    assert open_writer("template", "") is None
+    assert open_writer("template") is None
     for source, fix in (("some/model", "vllm serve some/model"), ("http://127.0.0.1:1/v1", "--writer-model")):
         with pytest.raises(ValueError, match=fix):
-            open_writer(source, "")
+            open_writer(source)

@@ -13,8 +13,8 @@ from PIL import Image, ImageStat
 from pacorl.core.grid import split
 from pacorl.gate.check import CONTROL_FIGURE, Check, Control, ControlError, check_set
 from pacorl.generate.generator import Generator
-from pacorl.generate.repair import Redraw, Repair, panel_prompt, redraw_by, repair_into, repair_set
-from pacorl.io.images import open_image, png_bytes, png_texts
+from pacorl.generate.repair import Redraw, panel_prompt, redraw_by, repair_set, save_try
+from pacorl.io.images import open_image, png_texts
 from pacorl.models.policies import POLICIES
 from pacorl.types import Grid
 
@@ -102,46 +102,36 @@ def test_a_panel_that_fails_a_control_is_redrawn() -> None:
     assert (repair.tries[0].verdict, repair.after.passed) == ("0.0000, rejected", True)
 
 
-@pytest.fixture
-def repaired(tmp_path: Path) -> tuple[Path, Repair, dict[str, Any]]:
-    names = []
-    for number, panel in enumerate(grey(20, 20, 20, 120), 1):
-        names.append(str(tmp_path / f"{number}.png"))
-        Path(names[-1]).write_bytes(png_bytes(panel, {"panel": f"original {number}"}))
+def test_every_try_is_kept_and_the_page_has_the_seeds_of_new_panels(tmp_path: Path) -> None:
     redraw, _ = redraws(130, 21)
-    images = [Image.open(name).convert("RGB") for name in names]
-    out = tmp_path / "out"
-    return out, *repair_into(out, images, names, judge="grey", gate=GATE, redraw=redraw)
-
-
-def test_every_try_is_kept_with_its_verdict_and_shown(repaired: tuple[Path, Repair, dict[str, Any]]) -> None:
-    out, repair, document = repaired
-    names = ["try-1-panel-4.png", "try-2-panel-4.png", *(f"panel-{number}.png" for number in range(1, 5))]
-    assert {path.name for path in out.iterdir()} == {*names, "set.png", "repair.html", "repair.json"}
-    cells = split(open_image(out / "set.png"), Grid(2, 2))
+    page, texts = tmp_path / "page.png", {"layout": "2x2", "theme": "a hero"}
+    files: list[Path] = []
+    repair = repair_set(
+        grey(20, 20, 20, 120),
+        gate=GATE,
+        redraw=redraw,
+        tries=2,
+        on_try=lambda attempt: files.append(save_try(attempt, page)),
+    )
+    joined = repair.save(page, texts, [{"panel": f"original {number}"} for number in range(1, 5)])
+    assert [file.relative_to(tmp_path).as_posix() for file in files] == [
+        "tries/page-try-1-panel-4.png",
+        "tries/page-try-2-panel-4.png",
+    ]
+    assert [png_texts(file)["verdict"] for file in files] == ["0.0000, rejected", "0.9900, accepted"]
+    assert repair.after.passed
+    assert [caption for caption, _ in repair.shown] == [
+        "try 1, panel 4: 0.0000, rejected",
+        "try 2, panel 4: 0.9900, accepted",
+    ]
+    cells = split(open_image(page), Grid(2, 2))
     assert [cell.tobytes() for cell in cells] == [panel.tobytes() for panel in repair.images]
-    assert [png_texts(out / name)["verdict"] for name in names[:2]] == ["0.0000, rejected", "0.9900, accepted"]
-    assert json.loads((out / "repair.json").read_text()) == document
-    assert [entry["image"] for entry in document["tries"]] == [str(out / name) for name in names[:2]]
-    assert document["passed"] is repair.after.passed is True
-    page = (out / "repair.html").read_text()
-    assert "try-1-panel-4, 0.0000, rejected" in page
-    assert "try-2-panel-4, 0.9900, accepted" in page
-
-
-def test_the_repaired_set_is_complete_and_the_originals_stay(repaired: tuple[Path, Repair, dict[str, Any]]) -> None:
-    out, _, document = repaired
-    files = [Path(path) for path in document["panels"]]
-    assert shades_of([Image.open(file) for file in files]) == [20, 20, 20, 21]
-    assert [png_texts(file)["panel"] for file in files] == ["original 1", "original 2", "original 3", "panel 3"]
-    assert shades_of([Image.open(out.parent / "4.png")]) == [120]
-
-
-def test_an_existing_folder_is_not_used(tmp_path: Path) -> None:
-    redraw, asked = redraws(20)
-    with pytest.raises(ValueError, match="name a new folder with --out"):
-        repair_into(tmp_path, grey(20, 120), ["a", "b"], judge="grey", gate=GATE, redraw=redraw)
-    assert asked == []
+    assert joined.tobytes() == open_image(page).tobytes()
+    assert json.loads(png_texts(page)["redrawn"]).keys() == {"4"}
+    assert png_texts(page)["theme"] == "a hero"
+    panels = [tmp_path / f"page-panel-{number}.png" for number in range(1, 5)]
+    assert shades_of([Image.open(file) for file in panels]) == [20, 20, 20, 21]
+    assert [png_texts(file)["panel"] for file in panels] == ["original 1", "original 2", "original 3", "panel 3"]
 
 
 def test_a_panel_is_redrawn_from_text_references_or_by_an_edit() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -54,8 +53,7 @@ def test_a_panel_s_prompt_has_the_theme_its_text_and_its_characters_references(p
     names = [[path.stem for path in panel.references] for panel in (first, second, third)]
     assert names == [["0", "1"], ["0", "2", "1"], []]
     assert {(panel.grid, panel.size) for panel in (first, second, third)} == {(Grid(1, 1), Size(64, 50))}
-    # One reference fewer, so that the panel before has room.
-    assert [len(panel.references) for panel in panel_prompts(prompt, "klein", 3, previous=True)] == [2, 2, 0]
+    assert [len(panel.references) for panel in panel_prompts(prompt, "klein", 2)] == [2, 2, 0]
 
 
 @pytest.mark.slow
@@ -65,46 +63,19 @@ def test_each_panel_is_the_image_that_its_prompt_makes_alone(generator: Generato
     for position, (panel, own) in enumerate(zip(made.panels, panel_prompts(prompt, "klein", 4), strict=True)):
         (alone,) = generator.sample(own, seeds=7 * 3 + position, size=SIZE, steps=1)
         assert panel.tobytes() == alone.tobytes()
-    assert (made.prompt, made.recipe.size, made.recipe.separate, made.recipe.previous) == (prompt, SIZE, True, False)
-
-
-@pytest.mark.slow
-def test_each_panel_may_see_the_one_before(
-    generator: Generator, prompt: Prompt, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The last reference is the pixels of the same candidate's panel before, and it changes the image."""
-    sample, last = generator.sample, []
-
-    def watched(prompts: Any, *args: Any, **options: Any) -> list[Image.Image]:
-        last.append([open_image(one.references[-1]).tobytes() for one in prompts if one.references])
-        return sample(prompts, *args, **options)
-
-    options: dict[str, Any] = {"size": SIZE, "steps": 1, "best_of": 2, "rank": ranked, "keep_all": True}
-    apart = generate_sets(generator, prompt, separate=True, **options)
-    monkeypatch.setattr(generator, "sample", watched)
-    chained = generate_sets(generator, prompt, separate=True, previous=True, **options)
-    assert last[1:] == [[made.panels[position].tobytes() for made in chained] for position in (0, 1)]
-    for one, other in zip(apart, chained, strict=True):
-        same = [a.tobytes() == b.tobytes() for a, b in zip(one.panels, other.panels, strict=True)]
-        assert same == [True, False, False]
-
-
-def ranked(prompts: Any, images: Any) -> list[Any]:
-    from pacorl.generate.generated_images import Judged
-
-    return [Judged(1.0 - number / 2) for number in range(len(images))]
+    assert (made.prompt, made.recipe.size, made.recipe.separate) == (prompt, SIZE, True)
 
 
 @pytest.mark.slow
 def test_files_pages_and_json_are_those_of_a_set(generator: Generator, prompt: Prompt, tmp_path: Path) -> None:
-    made = generate_sets(generator, prompt, separate=True, previous=True, size=SIZE, steps=1)
+    made = generate_sets(generator, prompt, separate=True, size=SIZE, steps=1)
     (saved,) = save(made, tmp_path / "out")
     assert [open_image(path).size for path in saved.panels] == [(48, 32)] * 3
     panels = split(open_image(saved.path), prompt.grid)
     assert [open_image(path).tobytes() for path in saved.panels] == [panel.tobytes() for panel in panels]
     texts = png_texts(saved.path)
-    assert (texts["separate"], texts["previous"], texts["size"]) == ("True", "True", "32x48")
-    assert (to_dict(saved)["separate"], to_dict(saved)["previous"]) == (True, True)
+    assert (texts["separate"], texts["size"]) == ("True", "32x48")
+    assert to_dict(saved)["separate"] is True
 
 
 @pytest.mark.slow
@@ -157,13 +128,9 @@ def test_the_tiny_editor_knows_scenes_of_references() -> None:
         assert "is not of the tiny world" in KONTEXT.foreign_prompt("tiny", [other])
 
 
-def test_refusals(generator: Generator, prompt: Prompt) -> None:
-    with pytest.raises(ValueError, match=r"^previous gives a panel the image before it; it goes with separate=True"):
-        generate_sets(generator, prompt, previous=True)
-    with pytest.raises(ValueError, match="shows 2 characters with images, and klein takes 1 of them; name fewer, or"):
-        panel_prompts(prompt, "klein", 2, previous=True)
-    with pytest.raises(ValueError, match="flux takes no reference images, so none can be the panel before; leave out"):
-        panel_prompts(prompt, "flux", 0, previous=True)
+def test_refusals(prompt: Prompt) -> None:
+    with pytest.raises(ValueError, match="shows 2 characters with images, and klein takes 1; name fewer"):
+        panel_prompts(prompt, "klein", 1)
     with pytest.raises(ValueError, match="separate panels need a text each, and prompt 1 has 0 for a 2x2 grid"):
         panel_prompts(Prompt(1, "a set", grid=Grid(2, 2)), "klein", 4)
 
@@ -171,7 +138,6 @@ def test_refusals(generator: Generator, prompt: Prompt) -> None:
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
-        (["--previous"], "--previous gives a panel the image before it; it goes with --separate"),
         (["--separate"], "the tiny generator draws whole sets; leave out separate, or take the kind kontext"),
         (
             ["--separate", "--kind=kontext"],

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from pacorl.core.grid import panel_texts
-from pacorl.generate.storyboard import pages, read_storyboard, references_note, save_storyboard, spoken
+from pacorl.generate.storyboard import pages, read_storyboard, references_note, spoken
 
 CASES = sorted((Path(__file__).parents[2] / "configs" / "cases").glob("*.yaml"))
 
@@ -161,15 +161,6 @@ def test_the_characters_of_a_page_keep_their_images_without_a_generator_for_them
 def test_images_that_do_not_act_are_noted(cast, limit, note):
     board = read_storyboard(write(cast, BOARD))
     assert references_note(board, "some/model", limit=limit) == note
-
-
-def test_a_written_storyboard_keeps_its_characters_folders(cast):
-    board = read_storyboard(write(cast, BOARD))
-    (cast / "boards").mkdir()
-    save_storyboard(board, cast / "boards" / "board.yaml")
-    again = read_storyboard(cast / "boards" / "board.yaml")
-    assert again.characters == board.characters
-    assert [path.resolve() for path in again.images["ann"]] == [path.resolve() for path in board.images["ann"]]
 
 
 def test_characters_of_folders_and_scenes_of_a_sentence(tmp_path):

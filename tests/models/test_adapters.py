@@ -19,7 +19,6 @@ from pacorl.models.adapters import (
     adapter_state,
     add_lora,
     load_lora,
-    lora_scaled,
     set_adapter_state,
     start_from,
 )
@@ -81,18 +80,6 @@ def test_a_new_adapter_changes_nothing_and_a_trained_one_does(flux: FluxPolicy) 
     assert not torch.allclose(output(flux, moved), base, atol=1e-3)
     with adapter_off(moved):
         torch.testing.assert_close(output(flux, moved), base)
-
-
-def test_a_scaled_adapter_is_one_of_another_alpha_and_only_within_the_block(flux: FluxPolicy) -> None:
-    moved = trained(fresh(flux))
-    halved = fresh(flux)
-    add_lora(halved, rank=RANK, alpha=ALPHA // 2, targets=LORA_TARGETS)
-    set_adapter_state(halved, adapter_state(moved))
-    full = output(flux, moved)
-    with suppress(KeyError), lora_scaled(moved, 0.5):
-        assert torch.equal(output(flux, moved), output(flux, halved))
-        raise KeyError
-    assert torch.equal(output(flux, moved), full)
 
 
 def test_only_the_adapter_is_trained_in_fp32(flux: FluxPolicy) -> None:

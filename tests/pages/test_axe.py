@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 from browsers import PATIENCE, playwright
 from dataset_folder import AnnotationServer, free_port
+from judges import Grey, grey
 from page_blocks import ROOT
-from PIL import Image
 from run_folder import finished_run
-from toy_world import ToyJudge
 
 from pacorl.studio.folder import Recipe, TryLine, Verdict
 from pacorl.studio.work import Studio
@@ -106,8 +105,7 @@ CASES = [
     Case("report", "run_pages", "report"),
     Case("compare", "run_pages", "compare"),
     Case("arms", "run_pages", "arms"),
-    Case("score", "score_pages", "set"),
-    Case("ranking", "score_pages", "ranking"),
+    Case("check", "check_page"),
     Case("generated", "generated_page"),
     Case("benchmark", "benchmark_page"),
     served(Case("annotate", "annotation", "ann", rank_one)),
@@ -146,22 +144,15 @@ def run_pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def score_pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A set with reasons, and a ranking."""
-    from pacorl.gate.score_set import score_set
-    from pacorl.gate.scores import write_page
+def check_page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A set with an odd panel, and a try of it."""
+    from pacorl.gate import check as gate
 
-    folder = tmp_path_factory.mktemp("scores")
-    images = [Image.new("RGB", (48, 48), (40 * number, 90, 120)) for number in range(5)]
-    scores = {
-        name: score_set(ToyJudge(), images, ranking=name == "ranking", reasons=True) for name in ("set", "ranking")
-    }
-    return {
-        name: write_page(
-            folder / f"{name}.html", each, judge="toy", theme="Five greys", refused={"q": "q.png: bad"}
-        ).as_uri()
-        for name, each in scores.items()
-    }
+    check = gate.check_set(Grey(), grey(20, 20, 20, 120), least=0.5)
+    page = tmp_path_factory.mktemp("checks") / "check.html"
+    tries = [("try 1, panel 4: 0.1000, rejected", grey(90)[0])]
+    page.write_text(gate.check_page(check, judge="toy", tries=tries), encoding="utf-8")
+    return page.as_uri()
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +175,6 @@ def generated_page(tmp_path_factory: pytest.TempPathFactory) -> str:
         negative_prompt=None,
         max_sequence_length=48,
         version="0.1.0",
-        lora_scale=None,
     )
     matrix = tuple(tuple(None if row == column else 0.25 * row for column in range(4)) for row in range(4))
     candidates = [GeneratedImage(prompt, image, recipe, Judged(0.5, matrix), rank, 2) for rank in (1, 2)]

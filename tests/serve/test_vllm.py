@@ -18,7 +18,7 @@ from pacorl.serve.vllm import Served, environment_of, run_vllm, vllm_command
 
 def adapter(folder: Path, *, rank: int = 12, key: str = "base_model.model.language_model.q.lora_A.weight") -> str:
     folder.mkdir(exist_ok=True)
-    (folder / "adapter_config.json").write_text(json.dumps({"r": rank}))
+    (folder / "adapter_config.json").write_text(json.dumps({"r": rank, "base_model_name_or_path": "base"}))
     save_file({key: np.zeros((rank, 2), np.float32)}, folder / "adapter_model.safetensors")
     return str(folder)
 
@@ -50,11 +50,11 @@ def test_callers_make_vllm_fetch_nothing_unless_its_user_allows_a_host() -> None
 
 def test_an_adapter_is_served_beside_its_base(tmp_path: Path) -> None:
     folder = adapter(tmp_path / "lora")
-    command = vllm_command(Served("base", "paco", folder))
+    command = vllm_command(Served(folder, "paco"))
+    assert command[:3] == ["vllm", "serve", "base"]
     assert value_of(command, "--served-model-name") == "base"
     assert value_of(command, "--max-lora-rank") == "16"
     assert value_of(command, "--lora-modules") == f"paco={folder}"
-    assert value_of(vllm_command(Served("base", "paco", "org/lora")), "--max-lora-rank") == "64"
 
 
 @pytest.mark.parametrize(("before", "after"), [({}, "0"), ({"VLLM_MEDIA_URL_ALLOW_REDIRECTS": "1"}, "1")])
@@ -98,19 +98,20 @@ def test_this_process_becomes_vllm_and_its_key_is_in_no_command_line(monkeypatch
 def test_an_adapter_of_the_vision_tower_is_refused(tmp_path: Path) -> None:
     folder = adapter(tmp_path / "lora", key="base_model.model.visual.blocks.0.attn.qkv.lora_A.weight")
     with pytest.raises(ValueError, match="changes the vision tower"):
-        vllm_command(Served("base", "paco", folder))
+        vllm_command(Served(folder, "paco"))
 
 
 def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no PEFT adapter"):
-        vllm_command(Served("base", "paco", str(tmp_path)))
     folder = Path(adapter(tmp_path / "lora"))
     (folder / "adapter_model.safetensors").write_bytes(b"x")
     with pytest.raises(ValueError, match=r"adapter_model\.safetensors: its weights are damaged"):
-        vllm_command(Served("base", "paco", str(folder)))
-    (folder / "adapter_config.json").write_text('{"r": [1]}')
+        vllm_command(Served(str(folder), "paco"))
+    (folder / "adapter_config.json").write_text('{"r": [1], "base_model_name_or_path": "base"}')
     with pytest.raises(ValueError, match="no PEFT adapter"):
-        vllm_command(Served("base", "paco", str(folder)))
+        vllm_command(Served(str(folder), "paco"))
+    (folder / "adapter_config.json").write_text('{"r": 1}')
+    with pytest.raises(ValueError, match="names no base"):
+        vllm_command(Served(str(folder), "paco"))
 
 
 def test_a_missing_vllm_is_named() -> None:

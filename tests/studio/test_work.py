@@ -240,7 +240,7 @@ def test_what_fits_names_the_card_and_main_memory_and_licences_are_said():
     flux = listed["black-forest-labs/FLUX.1-dev"]
     assert flux.gated
     assert flux.licence
-    fit = fit_of(TINY, "", TINY, "")
+    fit = fit_of(TINY, "", TINY)
     assert fit.fits
     assert "main memory" in fit.text
     assert not replace(fit, main=2 * fit.has_main).fits

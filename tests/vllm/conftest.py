@@ -56,7 +56,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    server = ServedJudge(str(checkpoint), "judge-lora", str(adapter), port=port)
+    server = ServedJudge(str(adapter), "judge-lora", port=port)
     extra = ["--served-model-name", "judge", "--dtype", "float32", "--max-model-len", "2048"]
     extra += ["--enforce-eager", "--max-num-seqs", "16"]
     environment = os.environ | {

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from pacorl.config.options import LARGEST, FrugalJudge, GeneratorOptions, inherited, option, with_adapter
+from pacorl.config.options import LARGEST, GeneratorOptions, JudgeOptions, inherited, option
 from pacorl.config.table import Table
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchmarkOptions(FrugalJudge):
+class BenchmarkOptions(JudgeOptions):
     """Options of every benchmark; a benchmark of judges measures the judge itself."""
 
     panel: ClassVar[str] = "Run"
@@ -45,12 +45,12 @@ class BenchmarkOptions(FrugalJudge):
     @property
     def subject(self) -> str:
         """Name of the measured model, for the tables."""
-        return self.judge_model or with_adapter(self.judge, self.judge_adapter)
+        return self.judge.partition("#")[2] or self.judge
 
     @property
     def subject_adapter(self) -> str:
-        """Measured adapter; its run must not have been trained on the items."""
-        return self.judge_adapter
+        """Folder of the measured judge or adapter, if it has one; its run must not have been trained on the items."""
+        return self.judge
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ class GeneratorBenchmarkOptions(GeneratorOptions, BenchmarkOptions):
 
     @property
     def subject(self) -> str:
-        return str(self.images) if self.images else with_adapter(self.model, self.adapter)
+        return str(self.images) if self.images else " + ".join(filter(None, (self.model, self.adapter)))
 
     @property
     def subject_adapter(self) -> str:

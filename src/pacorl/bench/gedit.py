@@ -27,6 +27,7 @@ from pacorl.io.documents import JsonObject
 from pacorl.io.files import safe_name, write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.io.terminal import Progress
+from pacorl.judge.judge import is_address
 from pacorl.records.prompts import evenly_spread
 from pacorl.records.tables import Rows, open_rows
 from pacorl.types import Prompt
@@ -64,7 +65,7 @@ class GeditOptions(GeneratorBenchmarkOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.judge and not self.generate_only:
-            raise ValueError("name who rates the edits with --judge, e.g. https://api.openai.com/v1, and --judge-model")
+            raise ValueError("name who rates the edits with --judge, e.g. https://api.openai.com/v1#gpt-4.1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,14 +221,13 @@ class GeditBench:
 
 def _build(data: Dataset[Edit, Rows], options: GeditOptions, reward: PacoReward, out: Path) -> GeditBench:
     # A judge in this process answers one question at a time; only a server gains by several.
-    remote = options.judge_model or options.judge.endswith((".yaml", ".yml"))
     return GeditBench(
         data,
         options.images or out,
         judge=reward,
         rubric=read_rubric(),
         made_by=options.described(edits=True),
-        workers=WORKERS if remote else 1,
+        workers=WORKERS if is_address(options.judge) else 1,
     )
 
 

@@ -141,7 +141,7 @@ def run_benchmark(
     if options.needs_judge and not generate_only:
         if not options.judge:
             raise UsageError(NO_JUDGE)
-        check_judge(options.judge, adapter=options.judge_adapter)
+        check_judge(options.judge)
     claim_folder(out, "settings.json")
 
     # Generate.
@@ -168,7 +168,7 @@ def opened_judge(options: BenchmarkOptions, *, all_spellings: bool) -> AbstractC
 
 def _leaked(benchmark: Benchmark, options: BenchmarkOptions, notice: Notice) -> Mapping[str, str]:
     """Find the items in the training data of the run that contains the measured adapter."""
-    if not options.subject_adapter:
+    if not Path(options.subject_adapter or "/absent").exists():
         return {}
 
     # The adapter may be a checkpoint's, a few folders below its run's config.

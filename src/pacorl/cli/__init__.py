@@ -14,17 +14,7 @@ from typing import Any
 from typer import Exit, Option
 
 from pacorl import __version__
-from pacorl.cli import (
-    benchmark,
-    check,
-    dataset,
-    files,
-    generate,
-    repair,
-    score,
-    serve,
-    train,
-)
+from pacorl.cli import benchmark, dataset, files, gate, generate, serve, train
 from pacorl.cli.shared import Commands, echo, echo_errors, fault_line, print_json
 from pacorl.io.terminal import PrintableFormatter, printable
 
@@ -46,10 +36,9 @@ app.command("train-policy", cls=train.ResumableCommand)(train.train_policy)
 app.command("train-character", cls=train.ResumableCommand)(train.train_character)
 app.command("report")(train.report)
 app.command("train-reward", cls=train.ResumableCommand)(train.train_reward)
-app.command("score")(score.score)
-app.command("check")(check.check)
-app.command("repair")(repair.repair)
-app.command("calibrate")(check.calibrate)
+app.command("score")(gate.score)
+app.command("check")(gate.check)
+app.command("calibrate")(gate.calibrate)
 app.command("publish")(train.publish)
 app.command("generate")(generate.generate)
 app.command("studio")(serve.studio)

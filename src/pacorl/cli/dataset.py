@@ -17,8 +17,8 @@ from pacorl.config.options import (
     LARGEST,
     SEEDS,
     WORKERS,
-    FrugalJudge,
     GeneratorOptions,
+    JudgeOptions,
     inherited,
     option,
 )
@@ -86,12 +86,11 @@ class GridGeneratorOptions(GeneratorOptions):
         "model",
         default="",
         help="Folder, hub name or tiny; else FLUX.1-dev.",
-        also=("--checkpoint",),
     )
     steps: int = inherited(GeneratorOptions, "steps", default=20, help="Denoising steps.")
     seed: int = inherited(GeneratorOptions, "seed", help="Of everything that is drawn.")
     dtype: str = option("", "float32 or bfloat16; bfloat16 unless the model is tiny.")
-    memory: str = inherited(FrugalJudge, "memory")
+    memory: str = inherited(JudgeOptions, "memory")
     batch: int = option(4, "Grids at a time.", least=1, most=LARGEST)
 
 
@@ -173,7 +172,8 @@ def generate(
     from pacorl.models.policies import default_options
 
     # None is the checkpoint's own default.
-    options = vars(generator).copy()
+    options = vars(generator) | generator.policy_options
+    del options["options"]
     source = image_source(options.pop("model") or default_options().checkpoint, **options)
     shares: dict[str, Any] = {"grids": grids, "prompts": prompts, "shard": Shard.of_process()}
     step.perform("generating", module.generate, folder, source, lines=True, **shares)

@@ -1,8 +1,8 @@
-"""`pacorl generate`: sets, edits and storyboards."""
+"""`pacorl generate`: sets, edits and storyboards, and pages whose failing panels are drawn again."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,22 +10,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from typer import Argument, Exit
 
-from pacorl.cli.shared import check_report, echo, echo_errors, print_json, progress
-from pacorl.config.options import (
-    LARGEST,
-    MEMORY,
-    STRONGEST,
-    TEMPLATE,
-    FrugalJudge,
-    GeneratorOptions,
-    JudgeOptions,
-    UsageError,
-    WriterOptions,
-    check_previous,
-    inherited,
-    one_of,
-    option,
+from pacorl.cli.gate import SEVERITY, CheckOptions, Gate
+from pacorl.cli.generator import (
+    AdaptedGenerator,
+    ChoiceOptions,
+    OutputOptions,
+    check_models,
+    dry_run,
+    load_generator,
+    load_judge,
 )
+from pacorl.cli.redraw import IMAGE_MARK, FinishedPage, Redrawing, panels_again, redraw_page
+from pacorl.cli.shared import check_report, echo, echo_errors, print_json, progress
+from pacorl.config.options import TEMPLATE, UsageError, WriterOptions, option
 from pacorl.types import TINY, Size
 
 if TYPE_CHECKING:
@@ -37,17 +34,13 @@ if TYPE_CHECKING:
     from pacorl.types import Prompt
 
 
-SOURCES = ("--prompt", "--record", "--storyboard", "--instruction")
+SOURCES = ("--prompt", "--record", "--storyboard", "--instruction", "--from")
 BOARD_PAGE = "storyboard.html"
-IMAGE_MARK = b"Software" + bytes(5) + b"pacorl "
-"""The first text chunk of a generated PNG (`generate.generated_images.recipe_texts`)."""
-PDF_MARK = "pacorl".encode("utf-16-be")
-"""The producer of its PDFs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestOptions(WriterOptions):
-    """The request: a prompt, a record, a storyboard or an edit."""
+    """The request: a prompt, a record, a storyboard, an edit, or a finished page."""
 
     panel: ClassVar[str] = "Request"
 
@@ -60,73 +53,21 @@ class RequestOptions(WriterOptions):
     storyboard: Path | None = option(None, "A YAML of characters, style and scenes.")
     images: list[Path] = option([], "An image to edit; may be repeated for editors of several.", flags=("--image",))
     instruction: str = option("", "What to change in it.")
+    pages: list[str] = option(
+        [],
+        "A finished page, or its panels one by one, whose failing panels are drawn again by the recipe in the file.",
+        flags=("--from",),
+    )
     characters: list[str] = option(
         [], "A character's folder, or its name in characters/; may be repeated.", flags=("--character",)
     )
     separate: bool = option(False, "Generate each panel as an image of its own, of --size.")
-    previous: bool = option(False, "With --separate: give each panel the image before it as a reference.")
-
-    def __post_init__(self) -> None:
-        check_previous(separate=self.separate, previous=self.previous)
 
     @property
     def sources(self) -> list[str]:
         """Flags of the prompts that are given."""
-        return [flag for flag in SOURCES if getattr(self, flag.removeprefix("--"))]
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdaptedGenerator(GeneratorOptions):
-    """The generator, and the strength of its adapter."""
-
-    lora_scale: float = option(1.0, "The adapter's strength: 1 as it was trained, 0 the base.", least=0, most=STRONGEST)
-
-    def __post_init__(self) -> None:
-        if self.lora_scale != 1 and not self.adapter:
-            raise ValueError(f"--lora-scale {self.lora_scale:g} has no LoRA to act on; name one with --adapter")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChoiceOptions(FrugalJudge):
-    """Number of images, and the choice among candidates."""
-
-    panel: ClassVar[str] = "Choice"
-
-    judge: str = inherited(
-        JudgeOptions, "judge", default="", help="Who ranks and scores: folder, hub name, URL, or tiny."
-    )
-    count: int = option(1, "Images per prompt.", least=1, most=LARGEST)
-    # Each candidate is an image in memory until the best is known.
-    best_of: int = option(1, "Generate so many candidates for each, and keep the judge's best.", least=1, most=1000)
-    keep_all: bool = option(False, "Keep every candidate, with its rank in the name.")
-    ask: str = option(
-        "theme", "What the judge is asked of pairs: theme, or the written criteria.", parse=one_of("theme", "criteria")
-    )
-    statistic: str = option(
-        "mean",
-        "A set's score: the mean over its pairs, or worst, the lowest panel's median.",
-        parse=one_of("mean", "worst"),
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class OutputOptions:
-    """Where the images go."""
-
-    panel: ClassVar[str] = "Output"
-
-    out: Path = option(Path("generated"), "The folder for the images.")
-    report: Path | None = option(None, "Also write a self-contained page (a storyboard always gets one).")
-    pdf: Path | None = option(None, "Also write the grid images as a PDF.")
-    write: Path | None = option(None, "Write the panels as a storyboard YAML to edit, and generate nothing.")
-    as_json: bool = option(False, "Print JSON.", flags=("--json",))
-    dry_run: bool = option(
-        False, "Print what generator and judge would need, and load nothing. Exit code 2: one is absent."
-    )
-
-    def page(self, request: GenerationRequest) -> Path | None:
-        """Return the page's path, which a storyboard always has."""
-        return self.report or (self.out / BOARD_PAGE if request.board else None)
+        given = (self.prompt, self.record, self.storyboard, self.instruction, self.pages)
+        return [flag for flag, value in zip(SOURCES, given, strict=True) if value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,28 +94,30 @@ def generate(
     if text and request.prompt:
         raise ValueError(f"{text!r} and --prompt {request.prompt!r} are two prompts; give one")
     request = replace(request, prompt=text or request.prompt)
+    gate = None
+    if choice.least is not None or request.pages:
+        gate = Gate(CheckOptions(character=request.characters, least=choice.least), choice.calibration)
+    if gate and request.sources == ["--from"]:
+        page = FinishedPage.read(request.pages, request.layout)
+        of_page: Any = {"options": generator, "choice": choice, "output": output, "gate": gate}
+        raise Exit(redraw_page(page, request.panels, gate.whole, **of_page))
     if output.dry_run:
         _dry_run(generator, choice, request, as_json=output.as_json)
-    if output.write:
-        _write_storyboard(request, output.write)
-        return
 
     # Check all arguments before torch and weights are loaded.
     requested = read_request(request, generator.model, kind=generator.kind)
     judge = _judge_source(choice, generator.model, requested.prompts)
-    if requested.board:
-        _check_storyboard(choice)
+    _check_request(requested, generator, choice, gate, separate=request.separate)
     _check_output(output, requested)
-    spec = check_models(generator, choice, judge, requested.prompts)
+    spec = check_models(generator, judge, requested.prompts)
     if request.separate:
-        _check_separate(request, spec, generator.model, requested.prompts)
+        _check_separate(spec, generator.model, requested.prompts)
 
     # Import and load.
     from pacorl.io.imports import frozen_imports
 
     with frozen_imports():
-        from pacorl.generate.sets import generate_sets
-        from pacorl.generate.storyboard import generate_storyboard
+        from pacorl.generate import sets, storyboard  # noqa: F401 - the most that generating imports
         from pacorl.io.quiet import quiet_loading
         from pacorl.runtime.cores import use_cores
 
@@ -183,40 +126,53 @@ def generate(
     use_cores()
     model = load_generator(generator, memory=choice.memory, edits=bool(request.images))
     if not requested.board:
-        model.check(requested.prompts, generator.size, lora_scale=generator.lora_scale)
+        model.check(requested.prompts, generator.size)
+
+    with load_judge(model, judge, choice) if judge else nullcontext() as reward:
+        images = _generate(model, requested, generator, choice, reward, separate=request.separate)
+        redrawing = Redrawing(generator, choice, gate, model, reward) if gate and reward else None
+        code = _deliver(images, requested, output, model=model, reward=reward, redrawing=redrawing)
+    raise Exit(code)
+
+
+def _generate(
+    model: Generator,
+    request: GenerationRequest,
+    options: AdaptedGenerator,
+    choice: ChoiceOptions,
+    reward: PacoReward | None,
+    *,
+    separate: bool,
+) -> list[GeneratedImage]:
+    """Generate the images under a progress bar."""
+    from pacorl.generate.sets import generate_sets
+    from pacorl.generate.storyboard import generate_storyboard
 
     # Count denoising steps and not images: with one image the bar would jump from 0 to its end.
-    sampled = sum(prompt.grid.count if request.separate else 1 for prompt in requested.prompts)
-    total = sampled * choice.count * choice.best_of * (generator.steps or model.default_steps)
+    sampled = sum(prompt.grid.count if separate else 1 for prompt in request.prompts)
+    total = sampled * choice.count * choice.best_of * (options.steps or model.default_steps)
     done = 0
-    with load_judge(model, judge, choice) if judge else nullcontext() as reward:
-        with progress("generating", shown=not output.as_json) as advance:
+    with progress("generating") as advance:
 
-            def on_step(images: int) -> None:
-                nonlocal done
-                done += images
-                advance(done, total)
+        def on_step(images: int) -> None:
+            nonlocal done
+            done += images
+            advance(done, total)
 
-            # Options of sets and storyboards alike.
-            common: dict[str, Any] = {
-                "judge": reward.judge if reward else None,
-                "seed": generator.seed,
-                "best_of": choice.best_of,
-                "ask": choice.ask,
-                "statistic": choice.statistic,
-                "size": generator.size,
-                "steps": generator.steps,
-                "lora_scale": generator.lora_scale,
-                "separate": request.separate,
-                "previous": request.previous,
-                "on_step": on_step,
-            }
-            if requested.board:
-                images = generate_storyboard(model, requested.board, **common)
-            else:
-                common |= {"count": choice.count, "keep_all": choice.keep_all}
-                images = generate_sets(model, requested.prompts, **common)
-        _deliver(images, requested, model, reward, output)
+        # Options of sets and storyboards alike.
+        common: dict[str, Any] = {
+            "judge": reward.judge if reward else None,
+            "seed": options.seed,
+            "best_of": choice.best_of,
+            "ask": choice.ask,
+            "size": options.size,
+            "steps": options.steps,
+            "separate": separate,
+            "on_step": on_step,
+        }
+        if request.board:
+            return generate_storyboard(model, request.board, **common)
+        return generate_sets(model, request.prompts, count=choice.count, keep_all=choice.keep_all, **common)
 
 
 # --- the request -----------------------------------------------------------------------------------------------
@@ -316,13 +272,13 @@ def written_storyboard(options: RequestOptions) -> Storyboard | None:
         draft = PanelDraft(options.prompt, tuple(options.panels))
     elif asks_for_set and (layout is None or layout.count > 1):
         count = layout.count if layout else None
-        writer = open_writer(options.writer, options.writer_model)
+        writer = open_writer(options.writer)
         draft = write_panels(options.prompt, count=count, writer=writer)
         lines = []
         for number, text in enumerate(draft.panels, 1):
             lines.append(f"  {number}. {text}")
         # The error stream, since the standard output may be JSON.
-        echo_errors(f"{len(lines)} panels (change them with --panel, or with --write and --storyboard):", *lines)
+        echo_errors(f"{len(lines)} panels (change them with --panel):", *lines)
         echo_errors(draft.note)
     else:
         draft = PanelDraft(options.prompt, (options.prompt,))
@@ -343,33 +299,31 @@ def shown_panels(options: RequestOptions, board: Storyboard | None) -> list[str]
     return [spoken(scene, board.characters) for scene in board.scenes]
 
 
-def _write_storyboard(options: RequestOptions, path: Path) -> None:
-    from pacorl.generate.storyboard import save_storyboard
-
-    board = written_storyboard(options) if options.prompt else None
-    if board is None:
-        raise ValueError(f"--write {path} goes with a --prompt that asks for several images, or with --character")
-    save_storyboard(board, path)
-    echo(f"{path}: edit it, then run pacorl generate --storyboard {path}")
-
-
 def _judge_source(choice: ChoiceOptions, model: str, prompts: Sequence[Prompt]) -> str:
     """Return the judge's name, a tiny judge for the tiny generator's candidates; empty for no judge."""
     from pacorl.judge import NO_JUDGE, judge_for
 
     source = choice.judge
-    if not source and choice.best_of > 1:
+    if not source and (choice.best_of > 1 or choice.least is not None):
         if model != TINY:
-            raise UsageError(f"--best-of {choice.best_of}: {NO_JUDGE}")
+            flag = f"--best-of {choice.best_of}" if choice.best_of > 1 else f"--min {choice.least:g}"
+            raise UsageError(f"{flag}: {NO_JUDGE}")
         source = TINY
-    return judge_for(source, choice.judge_adapter, edits=any(prompt.sources for prompt in prompts))
+    return judge_for(source, edits=any(prompt.sources for prompt in prompts))
 
 
-def _check_storyboard(choice: ChoiceOptions) -> None:
-    if choice.keep_all:
+def _check_request(
+    request: GenerationRequest, options: AdaptedGenerator, choice: ChoiceOptions, gate: Gate | None, *, separate: bool
+) -> None:
+    """Raise ValueError for a choice that a storyboard does not leave, or a gate that a prompt cannot pass."""
+    if request.board and choice.keep_all:
         raise ValueError("--keep-all and --storyboard do not go together: a later page depends on the choice before it")
-    if choice.count > 1:
+    if request.board and choice.count > 1:
         raise ValueError(f"--count {choice.count} and --storyboard do not go together; give another --seed instead")
+    for prompt in request.prompts if gate else ():
+        assert gate
+        gate.of([], panels=prompt.grid.count)
+        panels_again(prompt, options, separate=separate)
 
 
 def _check_output(output: OutputOptions, request: GenerationRequest) -> None:
@@ -385,47 +339,21 @@ def _check_output(output: OutputOptions, request: GenerationRequest) -> None:
     for image in sorted(output.out.glob(f"{stem}-[0-9]*.png")):
         check_made(image, mark=IMAGE_MARK, limit=4096)
 
-    # The page, and the PDF.
-    check_report(output.page(request))
-    if output.pdf:
-        check_writable(output.pdf)
-        check_made(output.pdf, mark=PDF_MARK)
+    check_report(_page(output, request))
 
 
-def check_models(options: GeneratorOptions, choice: FrugalJudge, judge: str, prompts: Sequence[Prompt]) -> PolicySpec:
-    """Check generator, judge and size before diffusers is imported; returns the generator's kind."""
-    from pacorl.judge import check_judge
-
-    spec = _checked_spec(options, prompts)
-    spec.check_source(options.model, adapter=options.adapter, size=options.size)
-    if judge:
-        check_judge(judge, adapter=choice.judge_adapter)
-    return spec
-
-
-def _check_separate(request: RequestOptions, spec: PolicySpec, model: str, prompts: Sequence[Prompt]) -> None:
+def _check_separate(spec: PolicySpec, model: str, prompts: Sequence[Prompt]) -> None:
     from pacorl.generate.separate import panel_prompts
 
     for prompt in prompts:
         if prompt.grid.count > 1:
-            panel_prompts(prompt, model, spec.policy.max_references, previous=request.previous)
-
-
-def _checked_spec(options: GeneratorOptions, prompts: Sequence[Prompt]) -> PolicySpec:
-    """Return the generator's kind. Raises ValueError if it does not take the prompts' images."""
-    from pacorl.models.policies import POLICIES, kind_of
-    from pacorl.models.policies.policy import check_images
-
-    spec = POLICIES.named(options.kind or kind_of(options.model, edits=any(prompt.sources for prompt in prompts)))
-    for prompt in prompts:
-        check_images(spec.policy, prompt, options.model)
-    return spec
+            panel_prompts(prompt, model, spec.policy.max_references)
 
 
 # --- generating ------------------------------------------------------------------------------------------------
 
 
-def _dry_run(options: GeneratorOptions, choice: ChoiceOptions, request: RequestOptions, *, as_json: bool) -> NoReturn:
+def _dry_run(options: AdaptedGenerator, choice: ChoiceOptions, request: RequestOptions, *, as_json: bool) -> NoReturn:
     # The panels, and the images that the generator reads. A model alone can be planned too.
     requested = GenerationRequest("", [])
     if request.sources or request.images:
@@ -437,126 +365,60 @@ def _dry_run(options: GeneratorOptions, choice: ChoiceOptions, request: RequestO
         source,
         prompts=requested.prompts,
         panels=requested.panels,
-        further_images=int(request.previous),
         as_json=as_json,
     )
 
 
-def dry_run(
-    options: GeneratorOptions,
-    choice: FrugalJudge,
-    source: str,
-    *,
-    prompts: Sequence[Prompt],
-    panels: Sequence[str],
-    further_images: int = 0,
-    as_json: bool,
-) -> NoReturn:
-    """Print what generator and judge would need, and end the command.
-
-    Args:
-        options: The generator.
-        choice: Access to the judge.
-        source: The judge; empty for none.
-        prompts: The prompts, whose images count.
-        panels: Text of each panel for people.
-        further_images: Images that the generator reads beside those of a prompt, such as the panel before.
-        as_json: Print JSON.
-    """
-    from pacorl.io.documents import parse_json
-    from pacorl.judge import judge_from
-    from pacorl.plan.plan import judge_options, plan_generation
-    from pacorl.plan.sources import silent_judge
-
-    # The generator.
-    spec = _checked_spec(options, prompts)
-    # The prompt with the most images decides the peak.
-    images = max((len(prompt.sources) + len(prompt.references) for prompt in prompts), default=0) + further_images
-    weights = MEMORY[choice.memory]
-    policy = spec.options_for(
-        options.model,
-        dtype="float32" if options.model == TINY else "bfloat16",
-        **weights,
-        **options.policy_options,
-    )
-
-    judge = judge_options(source, choice.judge_adapter, weights)
-
-    # Both on the device, together or in turns; a judge over HTTP needs its server.
-    plan = plan_generation(policy, size=options.size, low=choice.in_turns, judge=judge, images=images)
-    if source and judge is None:
-        silent = silent_judge("--judge", source, lambda: judge_from(source, **choice.judge_access)[0])
-        plan = replace(plan, absences=(*plan.absences, silent)) if silent else plan
-    # JSON with the panels, or a table.
-    if as_json:
-        print_json({"panels": list(panels)} | parse_json(plan.to_json()))
-    else:
-        echo(plan)
-    raise Exit(plan.exit_code)
-
-
-def load_judge(model: Generator, judge: str, choice: FrugalJudge, **access: Any) -> PacoReward:
-    """Load the judge of the candidates; with little memory it takes turns with the generator."""
-    from pacorl.gate.paco_reward import PacoReward
-
-    with model.judging():
-        reward = PacoReward.from_pretrained(judge, **choice.judge_access, **access)
-        model.judged_by(reward.judge)
-    return reward
-
-
-def load_generator(options: GeneratorOptions, *, memory: str, edits: bool) -> Generator:
-    """Load the generator of a command; `edits` selects the tiny editor."""
-    from pacorl.generate.generator import Generator
-    from pacorl.models.policies import kind_of
-
-    # The request selects the tiny checkpoint: one makes sets, the other edits.
-    kind = options.kind or kind_of(options.model, edits=edits)
-    model = Generator.from_pretrained(
-        options.model, kind=kind, adapter=options.adapter, memory=memory, **options.policy_options
-    )
-    echo_errors(*model.loras)
-    return model
+def _page(output: OutputOptions, request: GenerationRequest) -> Path | None:
+    """Return the page's path, which a storyboard always has."""
+    return output.report or (output.out / BOARD_PAGE if request.board else None)
 
 
 def _deliver(
     images: Sequence[GeneratedImage],
     request: GenerationRequest,
+    output: OutputOptions,
+    *,
     model: Generator,
     reward: PacoReward | None,
-    output: OutputOptions,
-) -> None:
-    """Save the images and their pages, and print their paths."""
+    redrawing: Redrawing | None,
+) -> int:
+    """Save the images, draw failing panels again, write the page, and print the paths; returns the exit code."""
     from pacorl.gate.scores import UNCALIBRATED
     from pacorl.generate import generated_images
 
-    # Files.
+    # Images come first: an interrupted command leaves them, and the page embeds the saved files.
     judge = reward.name if reward else ""
+    saved = generated_images.save(images, output.out, judge=judge, stem="page" if request.board else "")
+    checks: list[dict[str, Any]] = [{} for _ in saved]
+    codes = [0]
+    for number, file in enumerate(saved):
+        if redrawing and file.image.rank == 1:
+            saved[number], checks[number], code = redrawing.improved(file)
+            codes.append(code)
+
+    # The page.
     remarks = [model.note]
     if reward:
-        remarks += [reward.note, UNCALIBRATED]
+        calibrated = getattr(reward.judge, "calibration", None)
+        remarks += [reward.note, "" if calibrated else UNCALIBRATED]
     notes = list(filter(None, remarks))
-
-    # Images come first: the page embeds the saved files.
-    saved = generated_images.save(images, output.out, judge=judge, stem="page" if request.board else "")
-    page = output.page(request)
+    page = _page(output, request)
     if page:
         generated_images.write_page(page, saved, title=request.title, notes=notes, judge=judge)
-    if output.pdf:
-        generated_images.save_pdf(images, output.pdf, title=request.title)
 
-    # The terminal.
+    # The terminal. Notes go to the error stream, which a pipe does not read.
     if output.as_json:
         names = {"model": model.model, "adapter": model.adapter, "judge": judge, "notes": notes}
-        made = [generated_images.to_dict(image) for image in saved]
+        made = [generated_images.to_dict(file) | check for file, check in zip(saved, checks, strict=True)]
         print_json(names | {"page": str(page) if page else None, "made": made})
     else:
-        echo("\n".join(_line(image) for image in saved))
-    # Notes go to the error stream, which a pipe does not read.
-    echo_errors(*notes, f"page: {page}" if page else "", f"pdf: {output.pdf}" if output.pdf else "")
+        echo("\n".join(_line(file, check) for file, check in zip(saved, checks, strict=True)))
+    echo_errors(*notes, f"page: {page}" if page else "")
+    return max(codes, key=SEVERITY.index)
 
 
-def _line(saved: SavedImage) -> str:
+def _line(saved: SavedImage, check: Mapping[str, Any]) -> str:
     image = saved.image
     judged = image.judged
     columns = [str(saved.path), f"size {Size(image.image.height, image.image.width)}", f"seed {image.recipe.seed}"]
@@ -566,4 +428,6 @@ def _line(saved: SavedImage) -> str:
         columns.append(f"no score: {judged.error}")
     if image.candidates > 1:
         columns.append(image.place)
+    if check:
+        columns.append(f"{'passes' if check['passed'] else 'fails'} after {len(check['tries'])} tries")
     return "  ".join(columns)

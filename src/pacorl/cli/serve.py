@@ -11,13 +11,11 @@ import typer
 from typer import Argument, Option
 
 from pacorl.cli.shared import echo, echo_errors, needing
-from pacorl.config.options import StudioModels, UsageError, option
+from pacorl.config.options import JUDGE_KEY, StudioModels, UsageError, option
 from pacorl.types import TINY
 
 if TYPE_CHECKING:
     from pacorl.serve.vllm import Served
-
-KEY_VARIABLE = "PACORL_API_KEY"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,17 +23,16 @@ class ServeOptions:
     """The server."""
 
     backend: str = option("builtin", "vllm, or builtin (small judges, tests).")
-    name: str = option("", "The name that requests ask for; by default the last part of the adapter or checkpoint.")
-    adapter: str = option("", "A PEFT adapter on the checkpoint.")
+    name: str = option("", "The name that requests ask for; by default the last part of the judge's.")
     host: str = option("127.0.0.1", "Where to listen; other machines cannot reach the default.")
     port: int = option(8000, "Its port.", least=0, most=65_535)
     calibration: Path | None = option(None, "builtin: a file of `pacorl calibrate` for /v1/consistency.")
-    api_key: str | None = option(None, "Ask callers for this key.", variable=KEY_VARIABLE)
+    api_key: str | None = option(None, "Ask callers for this key.", variable=JUDGE_KEY)
 
 
 def serve(
     context: typer.Context,
-    source: str = Argument("tiny", help="A checkpoint folder or a hub name."),
+    source: str = Argument("tiny", help="A judge: a model's or LoRA's folder or hub name."),
     *,
     options: ServeOptions,
 ) -> None:
@@ -44,19 +41,16 @@ def serve(
     from pacorl.serve.vllm import Served, run_vllm
 
     # An empty variable, as of a missing secret in CI, must not open the server.
-    key = os.environ.get(KEY_VARIABLE) if options.api_key is None else options.api_key
+    key = os.environ.get(JUDGE_KEY) if options.api_key is None else options.api_key
     if key is not None and not key.strip():
-        raise ValueError(
-            f"the key is empty; give --api-key or {KEY_VARIABLE} a value, or unset it to serve without a key"
-        )
+        raise ValueError(f"the key is empty; give --api-key or {JUDGE_KEY} a value, or unset it to serve without a key")
     if not key and not is_loopback(options.host):
         echo_errors("Other machines can reach this server, and it asks for no key; give one with --api-key.")
-    name = options.name or Path(options.adapter or source).name
-    served = Served(source, name, options.adapter, host=options.host, port=options.port)
+    served = Served(source, options.name or Path(source).name, host=options.host, port=options.port)
     if options.backend == "vllm":
         if options.calibration:
             raise ValueError("--calibration needs --backend builtin: vLLM knows no curve; give it to the callers")
-        echo_errors(f"vLLM will serve {name} at {served.url}")
+        echo_errors(f"vLLM will serve {served.name} at {served.url}")
         run_vllm(served, api_key=key or "", extra=context.args)
     if options.backend != "builtin":
         raise ValueError(f"--backend {options.backend!r} is neither vllm nor builtin")
@@ -73,7 +67,7 @@ def _run_builtin(served: Served, *, key: str, calibration: Path | None) -> None:
 
     # Check calibration, judge and port before weights are loaded.
     curve = read_calibration(calibration or "")
-    check_judge(served.checkpoint, adapter=served.adapter)
+    check_judge(served.checkpoint)
     with needing("serve", what="the built-in server"):
         from pacorl.web import listening
 
@@ -109,7 +103,7 @@ def studio(
     POLICIES.named(models.kind or kind_of(models.model)).check_source(models.model, adapter=models.adapter)
     if models.model != TINY and models.judge == TINY:
         raise UsageError(NO_JUDGE)
-    check_judge(models.judge, adapter=models.judge_adapter)
+    check_judge(models.judge)
     with needing("studio", what="the studio"):
         from pacorl.studio.server import serve as serve_page
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import Field, dataclass, fields, is_dataclass
@@ -24,13 +25,17 @@ import typer
 from typer.core import TyperGroup
 from typer.models import OptionInfo
 
-from pacorl.config.options import KEY, JudgeOptions, Option, UsageError, inherited, option
-from pacorl.io.terminal import printable, printable_json
+from pacorl.config.options import KEY, Option, UsageError, option
+from pacorl.io.terminal import Progress, printable, printable_json
 
 INCOMPLETE = 3
 """Exit code if an item has no judgement, or was left out with the user's permission."""
 BELOW = 4
 """Exit code if a score is below the requested least score."""
+MANY = 256
+"""Questions that are announced; the gate's first call has as many pairs."""
+LONG_SECONDS = 60.0
+"""Remaining time of a judge that is announced."""
 METAVARS: Mapping[type, str] = {bool: "", int: "N", float: "X", Path: "PATH"}
 """Metavar per type in `--help`; TEXT otherwise."""
 
@@ -42,14 +47,6 @@ class JsonOption:
     panel: ClassVar[str | None] = None
 
     as_json: bool = option(False, "Print JSON.", flags=("--json",))
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnlyJudge(JudgeOptions):
-    """The judge of a command without a generator, so that its flags may have short second names."""
-
-    judge_model: str = inherited(JudgeOptions, "judge_model", also=("--model",))
-    judge_adapter: str = inherited(JudgeOptions, "judge_adapter", also=("--adapter",))
 
 
 class SuggestingGroup(TyperGroup):
@@ -186,19 +183,20 @@ def _names(field: Field[Any]) -> list[str]:
     name = field.name.replace("_", "-")
     # Only a switch with the default True needs a negative name.
     flag = f"--{name}/--no-{name}" if field.default is True else f"--{name}"
-    return [*(setting.flags or (flag,)), *setting.also]
+    return list(setting.flags or (flag,))
 
 
 # --- printing --------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def progress(activity: str, *, shown: bool = True, lines: bool = False) -> Iterator[Callable[[int, int], None]]:
+def progress(activity: str, *, shown: bool = True, lines: bool = False) -> Iterator[Progress]:
     """Show a bar on the error stream, so that `--json` stays clean; yields (done, total) → None.
 
     `lines` prints a line for each call in place of the bar if the stream is no terminal.
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
 
     from pacorl.io.console import PlainConsole
 
@@ -209,9 +207,35 @@ def progress(activity: str, *, shown: bool = True, lines: bool = False) -> Itera
 
     # Transient below: only the results stay on a terminal.
     columns = TextColumn(activity), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, disable=not shown, transient=True) as bar:
+    with Bar(*columns, console=console, disable=not (shown and console.is_terminal), transient=True) as bar:
         task = bar.add_task(activity, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def asking(judge: str, *, fewer: str = "") -> Iterator[Progress]:
+    """Show the progress of a judge's questions; yields (done, total) → None.
+
+    More than `MANY` questions are announced before the first; how long they take, and a way to ask `fewer`, as soon as
+    the first call has shown the judge's speed.
+    """
+    start: float | None = None
+    with progress(f"questions to {judge}") as advance:
+
+        def show(done: int, total: int) -> None:
+            nonlocal start
+            advance(done, total)
+            if not done:
+                start = time.monotonic()
+                echo_errors(f"{total:,} questions to {judge}" if total > MANY else "")
+            elif start is not None:
+                # Once, from the first call.
+                seconds = (total - done) * (time.monotonic() - start) / done
+                start = None
+                if seconds > LONG_SECONDS:
+                    echo_errors(f"about {seconds / 60:.0f} more minutes; {fewer}".removesuffix("; "))
+
+        yield show
 
 
 def echo(text: object, *, err: bool = False) -> None:
@@ -249,13 +273,6 @@ def check_report(path: Path | None) -> None:
     if path:
         check_writable(path)
         check_made(path)
-
-
-def begin_report(path: Path | None) -> None:
-    """Check as `check_report`, and delete an earlier page: it would pass for the page of a command that fails."""
-    check_report(path)
-    if path:
-        path.unlink(missing_ok=True)
 
 
 def echo_errors(*lines: str) -> None:

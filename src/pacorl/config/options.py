@@ -5,13 +5,14 @@
         "What `pacorl sort` can be told."
         size: Size | None = option(None, "HEIGHTxWIDTH of an image.", parse=Size.parse)
 
-A field is a flag of its own name (`judge_model` → `--judge-model`); `cli.shared` makes commands of groups. This file
-imports no heavy module, because `pacorl --help` reads it.
+A field is a flag of its own name (`best_of` → `--best-of`); `cli.shared` makes commands of groups. This file imports
+no heavy module, because `pacorl --help` reads it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,7 +28,9 @@ WORKERS = 256
 SEEDS = 2**53
 """Largest seed: integers that JSON readers represent exactly."""
 STRONGEST = 1000
-"""A guidance scale, a strength, a temperature or the like at most."""
+"""A strength or the like at most."""
+JUDGE_KEY = "PACORL_API_KEY"
+"""Environment variable of the key of a judge's server: callers send it, and `pacorl serve` asks for it."""
 
 
 class UsageError(ValueError):
@@ -35,12 +38,6 @@ class UsageError(ValueError):
 
     exit_code = 2
     """Exit code of a command that ends with it."""
-
-
-def check_previous(*, separate: bool, previous: bool) -> None:
-    """Raise ValueError if panels that are not separate are to have the panel before as a reference."""
-    if previous and not separate:
-        raise ValueError("--previous gives a panel the image before it; it goes with --separate")
 
 
 MEMORY: Mapping[str, Mapping[str, Any]] = {
@@ -62,8 +59,6 @@ class Option:
     help: str
     flags: tuple[str, ...] = ()
     """Flags; empty for the field's name."""
-    also: tuple[str, ...] = ()
-    """Second names."""
     metavar: str | None = None
     least: float | None = None
     most: float | None = None
@@ -116,25 +111,11 @@ def one_of(*names: str) -> Callable[[str], str]:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeOptions:
-    """The judge of a command, and how it is reached."""
+    """The judge of a command; the key of a server is in the environment variable `JUDGE_KEY`."""
 
     panel: ClassVar[str] = "Judge"
 
-    judge: str = option("", "A model's or LoRA's folder or hub name, a server's URL, or tiny.")
-    judge_model: str = option("", "The judge's name at a server.")
-    judge_adapter: str = option("", "A PEFT adapter on the judge's checkpoint.")
-    api_key_env: str = option("", "The environment variable that holds the judge server's key.")
-
-    @property
-    def judge_access(self) -> dict[str, Any]:
-        """Arguments of `PacoReward.from_pretrained` for access to the judge."""
-        return {"model": self.judge_model, "adapter": self.judge_adapter, "api_key_env": self.api_key_env}
-
-
-@dataclass(frozen=True, kw_only=True)
-class FrugalJudge(JudgeOptions):
-    """A judge, possibly on a small GPU."""
-
+    judge: str = option("", "A model's or LoRA's folder or hub name, a server's URL (URL#MODEL), or tiny.")
     memory: str = option(
         "normal",
         "low: for a small card. Models of this process keep their blocks' weights in int8, and take turns on the card. "
@@ -149,7 +130,19 @@ class FrugalJudge(JudgeOptions):
 
     @property
     def judge_access(self) -> dict[str, Any]:
-        return super().judge_access | dict(MEMORY[self.memory])
+        """Arguments of `PacoReward.from_pretrained` beside the judge's name."""
+        return dict(MEMORY[self.memory])
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibratedJudge(JudgeOptions):
+    """A judge with its calibration."""
+
+    calibration: Path | None = option(None, "A file of `pacorl calibrate`: a curve, and thresholds by panels.")
+
+    @property
+    def judge_access(self) -> dict[str, Any]:
+        return super().judge_access | {"calibration": self.calibration or ""}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,25 +162,23 @@ class WriterOptions:
 
     panel: ClassVar[str] = "Panel writer"
 
-    writer: str = option(TEMPLATE, "template, or the OpenAI-compatible URL of a language model (key: OPENAI_API_KEY).")
-    writer_model: str = option("", "The language model's name at its server.")
+    writer: str = option(TEMPLATE, "template, or URL#MODEL of an OpenAI-compatible API (key: OPENAI_API_KEY).")
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudioModels(ModelOptions, FrugalJudge, WriterOptions):
+class StudioModels(ModelOptions, CalibratedJudge, WriterOptions):
     """The generator, the judge and the panel writer of the studio's page."""
 
     judge: str = inherited(JudgeOptions, "judge", default=TINY)
     adapter: str = inherited(ModelOptions, "adapter", help="A LoRA to compare with its base: folder, file or hub name.")
     editor: str = option("", "A model that changes pictures; with the embedded generator it is the embedded editor.")
     memory: str = inherited(
-        FrugalJudge,
+        JudgeOptions,
         "memory",
         default=AUTO,
         help="normal, low or lowest as for `pacorl generate`; auto: the first of them that fits the card.",
         parse=one_of(AUTO, *MEMORY),
     )
-    calibration: Path | None = option(None, "A file of `pacorl calibrate`: curves of the judge, thresholds of Check.")
     loras: Mapping[str, float] = field(default_factory=dict)
     """LoRA → strength, as chosen on the page in place of `adapter`."""
 
@@ -199,11 +190,7 @@ class StudioModels(ModelOptions, FrugalJudge, WriterOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorOptions(ModelOptions):
-    """The generator of a command, and how it samples.
-
-    The names of guidance are diffusers' own: distilled models (FLUX) read `guidance_scale` as an input and are guided
-    by `true_cfg_scale`, others (Stable Diffusion 3) are guided by `guidance_scale`. A kind refuses what it has not.
-    """
+    """The generator of a command, and how it samples."""
 
     size: Size | None = option(
         None, "HEIGHTxWIDTH of an image; the record's, 128x128 for tiny, else 1024x1024.", parse=Size.parse
@@ -211,32 +198,29 @@ class GeneratorOptions(ModelOptions):
     steps: int | None = option(
         None, "Denoising steps; the model's own, e.g. 28 for FLUX.1-dev, 10 for tiny.", least=1, most=1000
     )
-    guidance_scale: float | None = option(
-        None,
-        "As the model's pipeline in diffusers has it; the model's own default.",
-        least=0,
-        most=STRONGEST,
-    )
-    true_cfg_scale: float | None = option(
-        None,
-        "Classifier-free guidance of FLUX and Qwen-Image, with a second pass (Stable Diffusion 3's is "
-        "--guidance-scale); the model's default.",
-        least=1,
-        most=STRONGEST,
-    )
-    negative_prompt: str | None = option(None, "What classifier-free guidance steers away from.")
-    max_sequence_length: int | None = option(
-        None, "Text tokens per prompt; the model's own default.", least=1, most=4096
+    options: list[str] = option(
+        [],
+        "NAME=VALUE of the model's pipeline in diffusers, e.g. guidance_scale=4 or negative_prompt=blurry; may be "
+        "repeated.",
+        flags=("--option",),
     )
     seed: int = option(0, "Of the first image; the next ones count on from it.", least=0, most=SEEDS)
 
     @property
     def policy_options(self) -> dict[str, Any]:
-        """The options of a kind, as `Generator.from_pretrained` takes them; None is the checkpoint's default."""
-        names = ("guidance_scale", "true_cfg_scale", "negative_prompt", "max_sequence_length")
-        return {name: getattr(self, name) for name in names}
+        """The options of a kind, as `Generator.from_pretrained` takes them. Raises ValueError for another form."""
+        values: dict[str, Any] = {}
+        for text in self.options:
+            name, equals, value = text.partition("=")
+            if not equals or not name.isidentifier():
+                raise ValueError(f"--option {text!r} is not NAME=VALUE, such as guidance_scale=4")
+            values[name] = _number(value)
+        return values
 
 
-def with_adapter(model: str, adapter: str) -> str:
-    """Join `MODEL + ADAPTER`; without an adapter the model."""
-    return f"{model} + {adapter}" if adapter else model
+def _number(text: str) -> int | float | str:
+    """Parse a number; any other text is kept."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text

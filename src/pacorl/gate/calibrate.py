@@ -12,6 +12,7 @@ from pacorl.core.batches import in_batches
 from pacorl.core.calibration import Curve, Floats, calibration_error
 from pacorl.core.ranking import Interval, bootstrap
 from pacorl.io.images import open_image
+from pacorl.io.terminal import Progress, silent
 from pacorl.judge.judge import Judge
 from pacorl.judge.pairwise import ask
 from pacorl.records.comparisons import group_of
@@ -41,11 +42,12 @@ class Answers:
         )
 
 
-def ask_comparisons(judge: Judge, comparisons: Sequence[Comparison]) -> Answers:
+def ask_comparisons(judge: Judge, comparisons: Sequence[Comparison], *, progress: Progress = silent) -> Answers:
     """Ask a judge about labelled comparisons. Raises RuntimeError for a missing answer, with its reason."""
     p_yes: list[float] = []
     # In chunks: the images of a whole data set would not fit into memory.
     for chunk in in_batches(comparisons, CHUNK):
+        progress(len(p_yes), len(comparisons))
         questions = {}
         for number, comparison in enumerate(chunk):
             images = tuple(open_image(path) for path in comparison.images)
@@ -56,3 +58,37 @@ def ask_comparisons(judge: Judge, comparisons: Sequence[Comparison]) -> Answers:
             p_yes.append(verdict.p_yes)
     labels = np.array([comparison.consistent for comparison in comparisons], dtype=bool)
     return Answers(np.array(p_yes), labels, tuple(map(group_of, comparisons)))
+
+
+def calibration_lines(answers: Answers, curve: Curve, held_out: Answers | None) -> list[str]:
+    """Say in sentences what a curve does to the error of the pairs that it was fit on, and of held-out pairs."""
+    lines = [
+        f"{len(answers.p_N)} pairs, {int(answers.yes_N.sum())} labelled Yes",
+        f"temperature {curve.temperature:.3f}, bias {curve.bias:+.3f}",
+    ]
+    parts = [("of these pairs", answers)]
+    if held_out:
+        parts.append((f"held out, {len(held_out.p_N)} pairs", held_out))
+    for kind, of_part in parts:
+        before, after = of_part.errors(curve)
+        lines.append(f"ECE, {kind}: {_interval(before)} before, {_interval(after)} after")
+
+    # Whether it helps, by the last part.
+    if after.mean >= before.mean:
+        lines.append("the calibration does not lower the error: do without it, or fit it on more pairs")
+    elif before.low is None or after.high is None:
+        lines.append(
+            "the calibration lowers the error of these pairs; of so few groups (prompts), they give no interval"
+        )
+    else:
+        unsure = "" if after.high < before.low else ", but the intervals overlap: more pairs would tell"
+        lines.append(f"the calibration lowers the error{unsure}")
+    if not held_out:
+        lines.append("the curve has seen these pairs; --test measures it on others")
+    return lines
+
+
+def _interval(interval: Interval) -> str:
+    if interval.low is None:
+        return f"{interval.mean:.4f}"
+    return f"{interval.mean:.4f} ({interval.low:.4f} to {interval.high:.4f})"

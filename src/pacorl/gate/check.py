@@ -6,8 +6,9 @@ images; without a character, with the other panels. A set passes if no panel's s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import chain, combinations, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 from PIL.Image import Resampling
 
 from pacorl.core.set_scores import median_with
-from pacorl.gate.score_set import questions_about, score_set
+from pacorl.gate.score_set import check_count, questions_about, score_set
 from pacorl.gate.scores import QuestionSpec, Scores, p_yes_text
 from pacorl.io.images import as_rgb, open_image
+from pacorl.io.terminal import Progress, silent
+from pacorl.judge.calibration import Calibration, threshold
 from pacorl.report.figures import pair_matrix_svg, show
 from pacorl.report.html import render
 
@@ -123,15 +126,6 @@ class Check:
         """Index of the lowest failing panel among the panels; None if all pass."""
         return self.panels.index(self.failed[0]) if self.failed else None
 
-    def with_others(self, panel: int) -> float | None:
-        """Score a panel against the other panels; None if these pairs were not asked about."""
-        further = []
-        for other in self.panels:
-            if other.panel != panel:
-                further.append(other.panel)
-
-        return panel_score(self.scores, panel, [further]).score
-
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of `--json`, with names in place of images."""
         names = self.scores.names
@@ -142,7 +136,6 @@ class Check:
                 "image": names[panel.panel],
                 "passed": panel not in failed,
                 "score": panel.score,
-                "with_others": self.with_others(panel.panel),
                 "lowest_question": panel.question,
                 "lowest_character": None,
             }
@@ -212,8 +205,8 @@ def check_set(
     characters: Sequence[tuple[str, Sequence[Image]]] = (),
     casts: Sequence[Sequence[str]] = (),
     questions: Sequence[QuestionSpec] = (),
-    all_pairs: bool = False,
     symmetric: bool = False,
+    progress: Progress = silent,
 ) -> Check:
     """Check whether images show the same, after the controls.
 
@@ -223,8 +216,8 @@ def check_set(
         characters: Name and reference images of each character.
         casts: Names of the characters that each image shows, one or more; all of them in every image if empty.
         questions: Questions about each pair; empty for plain consistency.
-        all_pairs: Compare the panels with each other even if there are references.
         symmetric: Ask in both orders and take the mean.
+        progress: Callback with (done, total) questions about the panels.
 
     Raises:
         ControlError: if a control of every image is answered wrongly.
@@ -251,15 +244,16 @@ def check_set(
     pairs: list[tuple[int, int]] = []
     for panel, of_panel in zip(panels, groups, strict=True):
         pairs += product(chain(*of_panel), [panel])
-    # Panels among themselves only if requested.
-    if all_pairs or not references:
+    if not references:
         pairs += combinations(panels, 2)
 
     # Controls first: a judge that fails them is not asked about the set.
     every = [*shown, *images]
     every_name = [*shown_names, *names]
     controls = controlled(judge, every, least, names=every_name, questions=specs, symmetric=symmetric)
-    scores = score_set(judge, every, names=every_name, questions=specs, pairs=pairs, symmetric=symmetric)
+    scores = score_set(
+        judge, every, names=every_name, questions=specs, pairs=pairs, symmetric=symmetric, progress=progress
+    )
     # Scores of the panels, and the number of questions for the report.
     judged = panel_scores(scores)
     if references:
@@ -267,6 +261,44 @@ def check_set(
     count = (len(pairs) + len(controls)) * len(specs) * (2 if symmetric else 1)
     shows = tuple(map(tuple, casts))
     return Check(scores, tuple(references), least, tuple(controls), tuple(judged), count, shows)
+
+
+def gate_of(
+    panels: int,
+    *,
+    least: float | None,
+    calibration: Calibration | None = None,
+    characters: Sequence[tuple[str, Sequence[Image]]] = (),
+    theme: str = "",
+    criteria: Mapping[str, str] | None = None,
+    symmetric: bool = False,
+    name: str = "least",
+) -> Callable[..., Check]:
+    """Return `check_set` with the rule of a verdict, before a judge is loaded; every door takes its gate from here.
+
+    Args:
+        panels: Number of images.
+        least: Threshold of a panel's score; None for the calibration's.
+        characters: Name and reference images of each character.
+        theme, criteria: Of the question, as in `questions_about`.
+        name: Name of the threshold where it is given, for errors.
+
+    Raises:
+        ValueError: There is no threshold, or a single panel is to be compared with none.
+    """
+    # A panel is compared with the characters, or without any with the other panels.
+    if not characters:
+        check_count(panels)
+    references = [len(images) for _, images in characters]
+    # The calibration's thresholds hold for the plain question; a theme or criterion asks another.
+    plain = not (theme or criteria)
+    return partial(
+        check_set,
+        least=threshold(calibration, least, panels=panels, references=references, plain=plain, name=name),
+        characters=characters,
+        questions=questions_about(theme, criteria),
+        symmetric=symmetric,
+    )
 
 
 # --- controls ----------------------------------------------------------------------------------------------------
@@ -367,7 +399,7 @@ def check_page(check: Check, *, judge: str, note: str = "", tries: Sequence[tupl
     cards = [(names[index], show(image)) for index, image in enumerate(check.scores.images)]
     rows = []
     for panel in check.panels:
-        rows.append((panel, _title(check, panel), check.with_others(panel.panel), _reason(check, panel)))
+        rows.append((panel, _title(check, panel), _reason(check, panel)))
     title = "All panels pass"
     if check.failed:
         title = f"{len(check.failed)} of {len(rows)} panels fail"

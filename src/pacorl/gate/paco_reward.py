@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pacorl.core.batches import in_batches
 from pacorl.core.devices import NONE
-from pacorl.gate.score_set import questions_about, score_set
+from pacorl.gate.score_set import TOGETHER, questions_about, score_set
 from pacorl.gate.scores import Scores
 from pacorl.io.images import as_rgb
 from pacorl.io.remote import open_source
+from pacorl.io.terminal import Progress, silent
 from pacorl.judge import judge_from
 from pacorl.judge.calibration import read_calibration
-from pacorl.types import TINY, TINY_EDITS, Question
+from pacorl.judge.pairwise import ask
+from pacorl.types import TINY, TINY_EDITS, Question, Verdict
 
 if TYPE_CHECKING:
     from pacorl.judge.judge import Judge
@@ -57,10 +60,6 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         cls,
         source: str | Path,
         *,
-        adapter: str = "",
-        model: str = "",
-        api_key_env: str = "",
-        temperature: float = 1.0,
         variants: bool = False,
         calibration: str | Path = "",
         quantize: str = NONE,
@@ -69,12 +68,8 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         """Load a judge by its name.
 
         Args:
-            source: A transformers folder, a hub name, the URL of a server (`URL#MODEL`), or "tiny" for the
-                embedded judge of the tiny world.
-            adapter: A PEFT LoRA on top of a checkpoint.
-            model: The judge's name at a server.
-            api_key_env: The environment variable that holds a server's key.
-            temperature: Divisor of the Yes − No logit.
+            source: A folder or hub name of a model or of a LoRA on one, the URL of a server (`URL#MODEL`, its key in
+                PACORL_API_KEY), or "tiny" for the embedded judge of the tiny world.
             variants: Add up the spellings of Yes and of No, as EditReward-Bench does.
             calibration: A file of `pacorl calibrate`, whose curve maps P(Yes).
             quantize: `none`, or `int8` for the blocks' weights of a judge in this process.
@@ -85,10 +80,6 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         """
         judge, name = judge_from(
             str(source),
-            adapter=adapter,
-            model=model,
-            api_key_env=api_key_env,
-            temperature=temperature,
             variants=variants,
             calibration=read_calibration(calibration),
             quantize=quantize,
@@ -139,6 +130,47 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         if scores.mean is None:
             raise RuntimeError(f"{self.name} gave no verdict: {scores.pairs[0].error}")
         return scores.mean
+
+    def score_pairs(
+        self,
+        pairs: Iterable[tuple[ImageLike, ImageLike]],
+        *,
+        themes: str | Sequence[str] = "",
+        symmetric: bool = False,
+        progress: Progress = silent,
+    ) -> list[Verdict]:
+        """Score many pairs, `TOGETHER` in one call of the judge.
+
+        Args:
+            pairs: Two images each, in any form that `score` accepts; opened as they are asked about.
+            themes: The theme of all pairs, or of each; without one the plain question is asked.
+            symmetric: Ask in both orders, and take the mean.
+            progress: Callback with (done, total) pairs.
+
+        Returns:
+            One verdict per pair, in order: `p_yes`, or None with the reason as `error`.
+
+        Raises:
+            ValueError: for another number of themes, or an invalid image (an ImageError).
+
+        Example:
+            verdicts = reward.score_pairs([("a.png", "b.png"), ("a.png", "c.png")], themes="a red fox")
+            print([verdict.p_yes for verdict in verdicts])
+        """
+        pairs = list(pairs)
+        of_pair = [themes] * len(pairs) if isinstance(themes, str) else list(themes)
+        if len(of_pair) != len(pairs):
+            raise ValueError(f"{len(pairs)} pairs and {len(of_pair)} themes; give one for each pair, or one text")
+        verdicts: list[Verdict] = []
+        for chunk in in_batches(list(zip(pairs, of_pair, strict=True)), TOGETHER):
+            questions = {}
+            for number, (pair, theme) in enumerate(chunk, len(verdicts)):
+                (question,) = questions_about(theme)
+                images = tuple(as_rgb(_as_image(image), f"an image of pair {number}") for image in pair)
+                questions[number] = Question(images, question.text)
+            verdicts += ask(self.judge, questions, symmetric=symmetric).values()
+            progress(len(verdicts), len(pairs))
+        return verdicts
 
     def score_set(
         self,

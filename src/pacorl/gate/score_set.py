@@ -10,18 +10,23 @@ from typing import TYPE_CHECKING
 
 from pacorl.config.options import UsageError
 from pacorl.core import questions as wordings
+from pacorl.core.batches import in_batches
 from pacorl.core.grid import parse_layout, split
 from pacorl.gate.scores import PairScore, QuestionSpec, Scores, mean_of_present
 from pacorl.io.documents import read_json
 from pacorl.io.images import ImageError, as_rgb, check_shape, images_in, png_texts
 from pacorl.io.remote import open_source
+from pacorl.io.terminal import Progress, silent
 from pacorl.judge.pairwise import Pair, ask_pairs, errors_of
-from pacorl.types import Grid, Question
+from pacorl.types import Grid, Question, Verdict
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from pacorl.judge.judge import Judge
+
+TOGETHER = 256
+"""Pairs of one call of the judge: the size decides the batches, and so the last bits of an answer."""
 
 
 def read_criteria(values: Sequence[str]) -> dict[str, str]:
@@ -54,25 +59,20 @@ def read_criteria(values: Sequence[str]) -> dict[str, str]:
     return criteria
 
 
-def open_images(
-    sources: Sequence[Path | str], *, keep_going: bool = False
-) -> tuple[tuple[str, ...], tuple[Image, ...], dict[str, str]]:
-    """Open images from files, folders or http(s) URLs.
-
-    Returns:
-        Names, images, and source → error for skipped sources (empty unless `keep_going`).
+def open_images(sources: Sequence[Path | str]) -> tuple[tuple[str, ...], tuple[Image, ...]]:
+    """Open images from files, folders or http(s) URLs, and return their names and the images.
 
     Raises:
-        ImageError: listing every unusable source, or if no image is left.
+        ImageError: listing every unusable source.
     """
     # All faults are listed at once, so that they can be mended together.
     opened: dict[str, Image] = {}
-    refused: dict[str, str] = {}
+    faults = []
     for source in files_of(sources):
         if Path(source).is_dir():
             sets = any(path.is_dir() for path in Path(source).iterdir())
             fix = f"; `pacorl check --sets {source}` checks each of its subfolders" if sets else ""
-            refused[source] = f"{source} is a folder without images{fix}"
+            faults.append(f"{source} is a folder without images{fix}")
             continue
 
         # A source may occur twice, and names must be unique.
@@ -82,15 +82,14 @@ def open_images(
             number += 1
             name = f"{source} ({number})"
 
-        # An unopened source takes no name.
         try:
             opened[name] = open_source(source)
         except (ImageError, OSError) as error:
             strerror = error.strerror if isinstance(error, OSError) else None
-            refused[source] = f"{source}: {strerror}" if strerror else str(error)
-    if refused and not (keep_going and opened):
-        raise ImageError("\n".join(refused.values()))
-    return tuple(opened), tuple(opened.values()), refused
+            faults.append(f"{source}: {strerror}" if strerror else str(error))
+    if faults:
+        raise ImageError("\n".join(faults))
+    return tuple(opened), tuple(opened.values())
 
 
 def files_of(sources: Iterable[Path | str]) -> list[str]:
@@ -112,37 +111,34 @@ def panels_in(folder: Path) -> list[str]:
     return [str(image) for image in images if image.stem not in sheets]
 
 
-def open_panels(
-    sources: Sequence[Path | str], *, grid: str = "", keep_going: bool = False, whole_sets: bool = True
-) -> tuple[tuple[str, ...], tuple[Image, ...], dict[str, str], str]:
-    """Open images as `open_images` does, or cut the one image into the panels of `--grid`.
+def open_panels(sources: Sequence[Path | str], *, grid: str = "") -> tuple[tuple[str, ...], tuple[Image, ...]]:
+    """Open images as `open_images` does, or cut the one image into panels.
 
-    Returns:
-        Names, images, skipped sources, and the advice of `whole_set`.
+    Args:
+        grid: ROWSxCOLS of the one image's panels; by default the layout in its recipe.
 
     Raises:
-        UsageError: The only image is a whole set, or one of several is and `whole_sets` is off.
+        UsageError: One of several images is a whole page of panels.
         ValueError: The grid has several images to cut.
     """
-    names, images, refused = open_images(sources, keep_going=keep_going)
-    if not grid:
-        advice = whole_set(names)
-        if advice and (len(images) == 1 or not whole_sets):
-            raise UsageError(advice)
-        return names, images, refused, advice
-    if len(images) != 1:
+    names, images = open_images(sources)
+    layouts = [layout_of(name) for name in names]
+    if len(images) == 1:
+        layout = grid or layouts[0]
+        return panels_of(names[0], images[0], parse_layout(layout)) if layout else (names, images)
+    if grid:
         raise ValueError(f"--grid cuts one image, {len(images)} are given")
-    return *panels_of(names[0], images[0], parse_layout(grid)), refused, ""
+    for name, layout in zip(names, layouts, strict=True):
+        if layout:
+            raise UsageError(f"{name} is a whole page of {layout} panels; give it alone, or its panels")
+    return names, images
 
 
-def whole_set(sources: Sequence[str]) -> str:
-    """Advise to cut a grid image written by `pacorl generate`, because a judge compares panels; empty for none."""
-    for source in sources:
-        texts = png_texts(Path(source))
-        layout = texts.get("layout", "1x1")
-        if layout != "1x1" and "panel" not in texts:
-            return f"{source} is a whole set; give it alone with --grid {layout}, which compares its panels"
-    return ""
+def layout_of(source: str) -> str:
+    """Read the layout of a page in its recipe; empty for a panel, and for an image without a recipe."""
+    texts = png_texts(Path(source))
+    layout = texts.get("layout", "1x1")
+    return "" if layout == "1x1" or "panel" in texts else layout
 
 
 def panels_of(name: str, image: Image, grid: Grid) -> tuple[tuple[str, ...], tuple[Image, ...]]:
@@ -187,8 +183,9 @@ def score_set(
     pairs: Iterable[Pair] | None = None,
     symmetric: bool = False,
     reasons: bool = False,
+    progress: Progress = silent,
 ) -> Scores:
-    """Score every pair of two or more images, in one call of the judge.
+    """Score every pair of two or more images, up to `TOGETHER` pairs in one call of the judge.
 
     Args:
         names: Display names; numbered if empty.
@@ -197,6 +194,7 @@ def score_set(
         pairs: The pairs to ask about, in place of all pairs.
         symmetric: Ask in both orders and take the mean.
         reasons: Request the answer in words too, which takes far longer.
+        progress: Callback with (done, total) questions.
 
     Raises:
         ValueError: for fewer than two images, or an invalid image (an ImageError, which names it).
@@ -215,7 +213,13 @@ def score_set(
 
     # Verdicts, with questions by number since two labels may be equal.
     texts = {number: question.text for number, question in enumerate(specs)}
-    (answers,) = ask_pairs(judge, [images], [texts], pairs=[pairs], symmetric=symmetric)
+    per_pair = len(specs) * (2 if symmetric else 1)
+    answers: dict[Pair, dict[int, Verdict]] = {}
+    progress(0, per_pair * len(pairs))
+    for chunk in in_batches(pairs, TOGETHER):
+        (of_chunk,) = ask_pairs(judge, [images], [texts], pairs=[chunk], symmetric=symmetric)
+        answers |= of_chunk
+        progress(per_pair * len(answers), per_pair * len(pairs))
     scored = []
     for (first, second), by_question in answers.items():
         verdicts = list(by_question.values())

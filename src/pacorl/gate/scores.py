@@ -1,4 +1,4 @@
-"""Scores of image pairs and of whole sets, as values, as terminal output and as an HTML page.
+"""Scores of image pairs and of whole sets, as values and as text.
 
 A pair's score is the judge's P(Yes), averaged over the questions (and over both orders, if requested). A pair with an
 unanswered question has no score, but an error message.
@@ -6,16 +6,12 @@ unanswered question has no score, but an error message.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pacorl.core.set_scores import LowestPanel, lowest_panel, panel_medians
-from pacorl.io.files import write_atomic
 from pacorl.judge.pairwise import Matrix, Pair, symmetric_matrix
-from pacorl.report.figures import data_url, pair_matrix_svg, show
-from pacorl.report.html import notebook_frame, render
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -136,7 +132,6 @@ class Scores:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of `--json`, with names in place of images."""
         odd = self.odd_one_out
-        lowest = self.lowest_panel
 
         # The pairs; what a pair does not have is left out.
         labels = [question.label for question in self.questions]
@@ -160,7 +155,6 @@ class Scores:
             "questions": {question.label: question.text for question in self.questions},
             "calibrated": self.calibrated,
             "mean": self.mean,
-            "lowest_panel": lowest and {"image": self.names[lowest.panel], "median": lowest.median},
             "missing": len(self.missing),
             "odd_one_out": odd
             and {"image": self.names[odd.image], "with_others": odd.with_others, "among_others": odd.among_others},
@@ -183,10 +177,6 @@ class Scores:
         """Format the scores like `pacorl score`."""
         return table(self)
 
-    def _repr_html_(self) -> str:
-        """Render the page of `pacorl score --report` for a notebook."""
-        return notebook_frame(page_of(self))
-
     @property
     def _score_of_pair(self) -> dict[Pair, float | None]:
         return {(pair.first, pair.second): pair.p_yes for pair in self.pairs}
@@ -202,8 +192,6 @@ def mean_of_present(values: Sequence[float | None]) -> float | None:
 
 UNCALIBRATED = "P(Yes) is uncalibrated: the judge's own."
 """Line of a report without a calibration file."""
-THUMBNAIL = 192
-"""Longer side of a thumbnail in pixels: twice the size on the page, for dense screens."""
 
 
 def summary(scores: Scores) -> list[str]:
@@ -268,68 +256,6 @@ def _words(scores: Scores, pair: PairScore) -> str:
     if pair.reasons:
         lines.append("  " + pair.reasons.replace("\n", "\n  "))
     return "\n".join(lines)
-
-
-def write_page(path: Path, scores: Scores, *, judge: str, **options: Any) -> Path:
-    """Write the page of `page_of` into a file."""
-    write_atomic(path, page_of(scores, name=path.stem, judge=judge, **options))
-    return path
-
-
-def page_of(
-    scores: Scores,
-    *,
-    name: str = "scores",
-    judge: str = "",
-    note: str = "",
-    theme: str = "",
-    refused: Mapping[str, str] | None = None,
-) -> str:
-    """Render the self-contained page: thumbnails, heat map, pairs with reasons, questions."""
-    # One card per image: its full size for a click, and a thumbnail, which every pair repeats.
-    odd = scores.odd_one_out
-    cards = []
-    for number, (title, image) in enumerate(zip(scores.names, scores.images, strict=True)):
-        thumbnail = image.copy()  # `thumbnail` works in place
-        thumbnail.thumbnail((THUMBNAIL, THUMBNAIL))
-        card = {"number": number + 1, "name": title, "image": show(image), "thumbnail": data_url(thumbnail)}
-
-        # Its median in words.
-        median = p_yes_text(scores.medians.get(number))
-        role = "the reference"
-        if not scores.ranking:
-            role = f"{median} with the others"
-            if odd and odd.image == number:
-                role += ", the least"
-        elif number:
-            role = f"{median} with the reference"
-        cards.append(card | {"role": role})
-
-    # Headline: title, verdict, facts.
-    question = "Which fits best" if scores.ranking else "Do they belong together?"
-    verdict = [note, *summary(scores)] if note else summary(scores)
-    facts = [(p_yes_text(scores.mean), "mean P(Yes)"), (len(scores.pairs), "pairs")]
-    lowest = scores.lowest_panel
-    if len(cards) > 2 and lowest:
-        facts.insert(1, (p_yes_text(lowest.median), f"lowest panel: {lowest.panel + 1}"))
-    if judge:
-        facts.append((judge, "judge"))
-
-    # A single pair or a ranking has no matrix worth drawing.
-    has_matrix = len(cards) > 2 and not scores.ranking
-    return render(
-        "score.html",
-        title=theme or question,
-        name=name,
-        verdict=verdict,
-        facts=facts,
-        cards=cards,
-        matrix=pair_matrix_svg(scores.matrix) if has_matrix else "",
-        scores=scores,
-        has_gap=any(pair.order_gap is not None for pair in scores.pairs),
-        has_words=any(pair.reasons or pair.error for pair in scores.pairs),
-        refused=list((refused or {}).values()),
-    )
 
 
 def p_yes_text(p_yes: float | None) -> str:

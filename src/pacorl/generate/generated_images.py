@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from markupsafe import Markup
 from PIL.Image import Image
 
 from pacorl.core.grid import split
-from pacorl.io.files import replacing, write_atomic
+from pacorl.io.files import write_atomic
 from pacorl.io.images import open_image, png_bytes
 from pacorl.judge.pairwise import Matrix
 from pacorl.report.figures import pair_matrix_svg, show
@@ -30,9 +30,7 @@ class Recipe:
     model: str
     """Checkpoint folder or hub name."""
     adapter: str
-    """Folder, file or hub name; empty without one."""
-    lora_scale: float | None
-    """The adapter's strength: 1 is as it was trained."""
+    """Folders, files or hub names with strengths that are not 1, as `--adapter` takes them; empty without one."""
     seed: int
     """Seed of the initial noise."""
     size: Size
@@ -53,8 +51,11 @@ class Recipe:
     """Quantization of the model's blocks."""
     separate: bool = False
     """Whether each panel was generated as an image of its own."""
-    previous: bool = False
-    """Whether each panel had the one before it as a reference."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings by name, for JSON."""
+        settings = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return settings | {"size": str(self.size)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,46 +134,31 @@ def recipe_texts(image: GeneratedImage, *, judge: str = "") -> dict[str, str]:
 
     `panels`, `sources`, `characters` and `references` are JSON lists.
     """
-    # The sources of the texts.
     prompt = image.prompt
-    recipe = image.recipe
     score = image.judged.score if image.judged else None
-    values = {
-        "Software": f"pacorl {recipe.version}",
+    settings = {}
+    for name, value in image.recipe.to_dict().items():
+        # An empty negative prompt stays: it differs from the model's default.
+        if value is not None and value is not False and (value or name != "adapter"):
+            settings[name] = f"{value:g}" if isinstance(value, float) else str(value)
+    texts: dict[str, str | None] = {
+        "Software": f"pacorl {image.recipe.version}",
         "prompt": prompt.text,
-        "layout": prompt.grid,
+        "layout": str(prompt.grid),
         "theme": prompt.theme or None,
         "panels": _json_list(prompt.panels) or "[]",
         "sources": _json_list([path.name for path in prompt.sources]),
         "characters": _json_list([character.name for character in prompt.characters]),
         "references": _json_list([path.name for path in prompt.references]),
-        "seed": recipe.seed,
-        "model": recipe.model,
-        "adapter": recipe.adapter or None,
-        "lora_scale": _shortest(recipe.lora_scale),
-        "size": recipe.size,
-        "separate": recipe.separate or None,
-        "previous": recipe.previous or None,
-        "steps": recipe.steps,
-        "guidance": _shortest(recipe.guidance_scale),
-        "true_cfg_scale": _shortest(recipe.true_cfg_scale),
-        "negative_prompt": recipe.negative_prompt,
-        "max_sequence_length": recipe.max_sequence_length,
-        "quantize": recipe.quantize,
-        "version": recipe.version,
+        **settings,
         "score": None if score is None else f"{score:.6f}",
         "judge": judge if judge and image.judged else None,
     }
-    # An empty text stays: an empty negative prompt differs from the model's default.
-    return {key: str(value) for key, value in values.items() if value is not None}
+    return {key: text for key, text in texts.items() if text is not None}
 
 
 def _json_list(texts: Sequence[str]) -> str | None:
     return json.dumps(list(texts), ensure_ascii=False) if texts else None
-
-
-def _shortest(number: float | None) -> str | None:
-    return None if number is None else f"{number:g}"
 
 
 def save(images: Sequence[GeneratedImage], out: Path, *, judge: str = "", stem: str = "") -> list[SavedImage]:
@@ -211,36 +197,17 @@ def save(images: Sequence[GeneratedImage], out: Path, *, judge: str = "", stem: 
     return saved
 
 
-def save_pdf(images: Sequence[GeneratedImage], path: Path, *, title: str) -> Path:
-    """Write one PDF with an image on each page."""
-    pages = [image.image.convert("RGB") for image in images]
-    with replacing(path) as temporary:
-        pages[0].save(temporary, "PDF", save_all=True, append_images=pages[1:], title=title, producer="pacorl")
-    return path
-
-
 def to_dict(saved: SavedImage) -> dict[str, Any]:
     """Return an image's entry in the JSON of `pacorl generate`."""
     # The image, its recipe and its score.
     image = saved.image
-    recipe = image.recipe
     judged = image.judged
     document: dict[str, Any] = {
         "file": str(saved.path),
         "panels": [str(path) for path in saved.panels],
         "prompt": image.prompt.text,
         "layout": str(image.prompt.grid),
-        "seed": recipe.seed,
-        "lora_scale": recipe.lora_scale,
-        "size": str(recipe.size),
-        "separate": recipe.separate,
-        "previous": recipe.previous,
-        "steps": recipe.steps,
-        "guidance": recipe.guidance_scale,
-        "true_cfg_scale": recipe.true_cfg_scale,
-        "negative_prompt": recipe.negative_prompt,
-        "max_sequence_length": recipe.max_sequence_length,
-        "quantize": recipe.quantize,
+        **image.recipe.to_dict(),
         "rank": image.rank,
         "candidates": image.candidates,
         "tied": image.tied,

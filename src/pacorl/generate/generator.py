@@ -18,7 +18,7 @@ from pacorl.core.devices import available_device, best_dtype
 from pacorl.core.sampler import Sampler
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import sample_images
-from pacorl.models.adapters import adapter_names, adapter_off, load_lora, lora_scaled
+from pacorl.models.adapters import adapter_names, adapter_off, load_lora
 from pacorl.models.policies import DEFAULT_KIND, POLICIES, kind_of, model_section
 from pacorl.models.policies.policy import check_images
 from pacorl.records.compose import prompt_from
@@ -252,15 +252,12 @@ class Generator:
                 converted.append(prompt_from(self.model, theme=prompt, number=number))
         return converted
 
-    def check(self, prompts: Sequence[Prompt], size: AnySize = None, *, lora_scale: float = 1.0) -> None:
+    def check(self, prompts: Sequence[Prompt], size: AnySize = None) -> None:
         """Check prompts before anything is generated.
 
         Raises:
-            ValueError: if a size or a source does not fit, an editor gets a set, a set generator gets an edit, or there
-                is no adapter to scale.
+            ValueError: if a size or a source does not fit, an editor gets a set, or a set generator gets an edit.
         """
-        if lora_scale != 1 and not self.adapter:
-            raise ValueError(f"LoRA strength {lora_scale:g} has no LoRA to act on; name one with --adapter")
         for prompt in prompts:
             check_images(POLICIES[self.kind].policy, prompt, self.model)
             self.size_of(prompt, size)
@@ -273,7 +270,6 @@ class Generator:
         size: AnySize = None,
         steps: int | None = None,
         base: bool = False,
-        lora_scale: float = 1.0,
         on_step: Step = lambda images: None,
     ) -> list[Image]:
         """Generate one image per (prompt, seed), in order.
@@ -287,7 +283,6 @@ class Generator:
             size: height and width of every image; by default the tiny checkpoint's, the record's, or 1024 × 1024.
             steps: denoising steps.
             base: disable the adapter.
-            lora_scale: factor of the adapter's change; 1 is the trained adapter, 0 the base.
             on_step: callback after every denoising step of a batch.
 
         Raises:
@@ -301,7 +296,7 @@ class Generator:
             raise ValueError(f"{len(prompts)} prompts and {len(seeds)} seeds; give one seed per prompt")
         if steps is not None and steps < 1:
             raise ValueError(f"steps {steps} must be at least 1, or None for {self.default_steps}")
-        self.check(prompts, size, lora_scale=lora_scale)
+        self.check(prompts, size)
         sizes = [self._requested_size(prompt, size) for prompt in prompts]
 
         # Encode each prompt alone: in a batch, its last bits would depend on the prompts that are cached already.
@@ -315,8 +310,7 @@ class Generator:
         # Sample; prompts of one size share batches.
         policy = cast("Policy", _StepReporter(self.policy, on_step))
         images: dict[int, Image] = {}
-        transformer = self.policy.transformer
-        with adapter_off(transformer) if base and self.adapter else lora_scaled(transformer, lora_scale):
+        with adapter_off(self.policy.transformer) if base and self.adapter else nullcontext():
             for requested in dict.fromkeys(sizes):
                 rows = [row for row, row_size in enumerate(sizes) if row_size == requested]
                 batch = sample_images(

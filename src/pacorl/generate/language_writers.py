@@ -30,22 +30,23 @@ class SetReply(BaseModel):
     """dimension → name → the requirement over all panels."""
 
 
-def open_writer(source: str, model: str) -> PanelWriter | None:
-    """Choose the panel writer: None for `template`, or a language model behind a URL.
+def open_writer(source: str) -> PanelWriter | None:
+    """Choose the panel writer: None for `template`, or a language model behind `URL#MODEL`.
 
     Raises:
         ValueError: it is neither, or the server's model has no name.
     """
     if source == TEMPLATE:
         return None
-    if not is_url(source):
+    url, _, model = source.partition("#")
+    if not is_url(url):
         raise ValueError(
             f"the panel writer {source!r} is neither {TEMPLATE} nor a URL; serve a language model, e.g. with `vllm "
-            f"serve {source}`, and name http://127.0.0.1:8000/v1"
+            f"serve {source}`, and name http://127.0.0.1:8000/v1#{source}"
         )
     if not model:
-        raise ValueError(f"{service_url(source, name='writer')} needs a model's name; give one with --writer-model")
-    return chat_writer(ChatModel(model, base_url=source))
+        raise ValueError(f"{service_url(url, name='writer')} needs a model's name: URL#MODEL")
+    return chat_writer(ChatModel(model, base_url=url))
 
 
 def chat_writer(chat: ChatModel) -> PanelWriter:

@@ -6,20 +6,20 @@ decides. The original images stay as they are.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pacorl.core.grid import join
-from pacorl.gate.check import Check, ControlError, check_page
+from pacorl.core.grid import join, parse_layout
+from pacorl.gate.check import Check, ControlError
 from pacorl.gate.scores import p_yes_text
 from pacorl.generate.generated_images import recipe_texts
 from pacorl.generate.sets import generate_sets
-from pacorl.io.documents import write_json
-from pacorl.io.files import check_new, write_atomic
-from pacorl.io.images import png_bytes, png_texts
+from pacorl.io.files import write_atomic
+from pacorl.io.images import png_bytes
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.records.compose import check_for, layout_for, prompt_from
 from pacorl.tiny.characters import INSTRUCTIONS
@@ -95,6 +95,31 @@ class Repair:
     def replaced(self) -> dict[int, Try]:
         """Index of each replaced panel → the try in its place."""
         return {attempt.panel: attempt for attempt in self.tries if attempt.accepted}
+
+    @property
+    def shown(self) -> list[tuple[str, Image]]:
+        """Caption and image of each try, for a page."""
+        return [(f"try {each.number}, panel {each.panel + 1}: {each.verdict}", each.image) for each in self.tries]
+
+    def save(self, path: Path, texts: Mapping[str, str], panel_texts: Sequence[Mapping[str, str]]) -> Image:
+        """Write the panels beside `path`, and joined there, with the seeds of the redrawn ones; returns the page.
+
+        Args:
+            texts: Text chunks of the page, with its layout.
+            panel_texts: Text chunks of each panel, of which a redrawn one has its own.
+        """
+        seeds = {panel + 1: attempt.texts.get("seed") for panel, attempt in self.replaced.items()}
+        for index, image in enumerate(self.images):
+            redrawn = self.replaced.get(index)
+            own = dict(redrawn.texts if redrawn else panel_texts[index])
+            write_atomic(path.with_name(f"{path.stem}-panel-{index + 1}.png"), png_bytes(image, own))
+        # Panels of several sizes are joined at the first one's.
+        size = self.images[0].size
+        panels = [image if image.size == size else image.resize(size) for image in self.images]
+        grid = parse_layout(texts["layout"]) if "layout" in texts else layout_for(len(panels))
+        page = join(panels, grid)
+        write_atomic(path, png_bytes(page, {**texts, "redrawn": json.dumps(seeds)}))
+        return page
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of `--json`, without file names."""
@@ -174,64 +199,16 @@ def _ascending(check: Check) -> list[float]:
 # --- files -------------------------------------------------------------------------------------------------------
 
 
-def repair_into(
-    folder: Path,
-    images: Sequence[Image],
-    names: Sequence[str],
-    *,
-    judge: str,
-    note: str = "",
-    on_try: Callable[[Try], None] = lambda attempt: None,
-    **options: Any,
-) -> tuple[Repair, dict[str, Any]]:
-    """Repair a set into a new folder: every try, the repaired panels, these as a grid image, a page and `repair.json`.
+def tries_folder(page: Path) -> Path:
+    """Return the folder of a page's tries: apart from it, or they would count among its panels."""
+    return page.parent / "tries"
 
-    Panels of different sizes have no grid image.
 
-    Args:
-        folder: The folder.
-        images: Panels of the set.
-        names: Their files or other names.
-        judge: Name of the judge.
-        note: Caveat about the judge.
-        on_try: Callback after each try.
-        options: Further arguments of `repair_set`.
-
-    Returns:
-        The repair and the JSON document.
-
-    Raises:
-        ValueError: if the folder exists.
-    """
-    check_new(folder, fix="name a new folder with --out")
-    entries: list[dict[str, Any]] = []
-    shown: list[tuple[str, Image]] = []
-
-    def save(attempt: Try) -> None:
-        # At once: an interrupted repair leaves its tries.
-        file = folder / f"try-{attempt.number}-panel-{attempt.panel + 1}.png"
-        write_atomic(file, png_bytes(attempt.image, {**attempt.texts, "verdict": attempt.verdict}))
-        entries.append(attempt.to_dict() | {"image": str(file)})
-        shown.append((f"{file.stem}, {attempt.verdict}", attempt.image))
-        on_try(attempt)
-
-    repair = repair_set(images, on_try=save, **options)
-
-    # The repaired set, as copies.
-    panels = []
-    for index, image in enumerate(repair.images):
-        file = folder / f"panel-{index + 1}.png"
-        attempt = repair.replaced.get(index)
-        write_atomic(file, png_bytes(image, attempt.texts if attempt else png_texts(Path(names[index]))))
-        panels.append(str(file))
-    if len({image.size for image in repair.images}) == 1:
-        write_atomic(folder / "set.png", png_bytes(join(repair.images, layout_for(len(panels)))))
-
-    # The page and the document.
-    write_atomic(folder / "repair.html", check_page(repair.after, judge=judge, note=note, tries=shown))
-    document = {"judge": judge, "note": note} | repair.to_dict() | {"tries": entries, "panels": panels}
-    write_json(folder / "repair.json", document, indent=2)
-    return repair, document
+def save_try(attempt: Try, page: Path) -> Path:
+    """Write a try with its recipe and verdict beside the page that it is for."""
+    path = tries_folder(page) / f"{page.stem}-try-{attempt.number}-panel-{attempt.panel + 1}.png"
+    write_atomic(path, png_bytes(attempt.image, {**attempt.texts, "verdict": attempt.verdict}))
+    return path
 
 
 # --- redrawing ---------------------------------------------------------------------------------------------------

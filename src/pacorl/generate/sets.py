@@ -1,7 +1,8 @@
 """Best-of-n generation (`generate_sets`): prompts → images, each the best of its candidates if a judge ranks them.
 
 Candidate j of image i has the seed `seed + i · best_of + j`, so that each is reproducible alone. A judge ranks sets by
-their pairs of panels, edits by the preservation of each source and by the instruction.
+the consistency reward, the mean over their pairs of panels; edits by the preservation of each source and by the
+instruction.
 """
 
 from __future__ import annotations
@@ -18,14 +19,13 @@ from PIL.Image import Image
 from pacorl import __version__
 from pacorl.core.devices import NONE
 from pacorl.core.grid import split
-from pacorl.core.set_scores import Statistic, set_score, tied_groups
+from pacorl.core.set_scores import tied_groups
 from pacorl.generate.generated_images import GeneratedImage, Judged, Recipe
 from pacorl.generate.generator import AnySize, Generator, Prompts, Step
 from pacorl.generate.separate import sample_separately
 from pacorl.io.images import open_image
 from pacorl.judge.pairwise import (
     Ask,
-    Pair,
     ask_edits,
     ask_pairs,
     errors_of,
@@ -61,15 +61,12 @@ def generate_sets(
     best_of: int = 1,
     judge: Judge | HoldsJudge | None = None,
     ask: Ask = "theme",
-    statistic: Statistic = "mean",
     rank: Rank | None = None,
     size: AnySize = None,
     steps: int | None = None,
     keep_all: bool = False,
     separate: bool = False,
-    previous: bool = False,
     base: bool = False,
-    lora_scale: float = 1.0,
     on_step: Step = lambda images: None,
 ) -> list[GeneratedImage]:
     """Generate `count` images per prompt, in order.
@@ -82,13 +79,9 @@ def generate_sets(
         best_of: candidates per image. The judge's best is kept, or all (best first) with `keep_all`. The first of tied
             candidates is the best.
         ask: question about a set: its theme, or its written criteria.
-        statistic: score of a set: the mean over all pairs of panels, or the lowest panel's median. For an edit with
-            several sources, the mean over them or the lowest.
         rank: custom ranking of candidates.
         separate: generate each panel of a set as an image of its own, of `size`, with the references of its characters.
-        previous: with `separate`, give each panel the panel before it as a reference too.
         base: disable the adapter.
-        lora_scale: the adapter's strength.
         on_step: callback with the number of images per denoising step.
 
     Raises:
@@ -106,30 +99,24 @@ def generate_sets(
     if best_of > 1 and judge is None and rank is None:
         raise ValueError(f"the best of {best_of} needs a judge to choose; give one as judge=")
 
-    if previous and not separate:
-        raise ValueError("previous gives a panel the image before it; it goes with separate=True")
-
     if isinstance(judge, HoldsJudge):
         judge = judge.judge
     prompts = generator.prompts_of(prompts)
 
     # One image after another, each with its candidates.
-    options: Any = {"size": size, "steps": steps, "base": base, "lora_scale": lora_scale}
+    options: Any = {"size": size, "steps": steps, "base": base}
+    rank_by = rank
+    if rank is None and judge is not None:
+        rank_by = partial(judge_prompts, judge, ask=ask)
     images: list[GeneratedImage] = []
     for number in range(len(prompts) * count):
         prompt = prompts[number // count]
-        rank_by = rank
-        if rank_by is None and judge is not None and prompt.sources:
-            rank_by = partial(judge_edits, judge, statistic=statistic)
-        elif rank_by is None and judge is not None:
-            rank_by = partial(judge_sets, judge, ask=ask, statistic=statistic)
-
         # Consecutive seeds: no candidate of two images has the same.
         first = seed + number * best_of
         seeds = range(first, first + best_of)
-        panels = {"separate": separate and prompt.grid.count > 1, "previous": previous}
+        in_panels = separate and prompt.grid.count > 1
         ranked = _ranked_candidates(
-            generator, prompt, seeds, rank_by=rank_by, options=options, **panels, on_step=on_step
+            generator, prompt, seeds, rank_by=rank_by, options=options, separate=in_panels, on_step=on_step
         )
         images += ranked if keep_all else ranked[:1]
     return images
@@ -143,21 +130,18 @@ def _ranked_candidates(
     rank_by: Rank | None,
     options: Mapping[str, Any],
     separate: bool,
-    previous: bool,
     on_step: Step,
 ) -> list[GeneratedImage]:
     """Generate one image per seed, best first; without a ranking, return the first image only."""
     # All candidates in one call: the generator batches them, and encodes their prompt once.
-    sample = partial(sample_separately, generator, previous=previous) if separate else generator.sample
+    sample = partial(sample_separately, generator) if separate else generator.sample
     candidates = sample([prompt] * len(seeds), seeds, **options, on_step=on_step)
 
     # Their recipes, which differ by the seed.
     settings = generator.policy.options
-    adapter = "" if options["base"] else generator.adapter
     recipe = Recipe(
         model=generator.model,
-        adapter=adapter,
-        lora_scale=options["lora_scale"] if adapter else None,
+        adapter="" if options["base"] else generator.adapter,
         seed=seeds[0],
         size=generator.size_of(prompt, options["size"]),
         steps=options["steps"] or generator.default_steps,
@@ -171,7 +155,6 @@ def _ranked_candidates(
         version=__version__,
         quantize=None if settings.quantize == NONE else settings.quantize,
         separate=separate,
-        previous=separate and previous,
     )
     recipes = [replace(recipe, seed=seed) for seed in seeds]
     # Without a ranking there is one candidate.
@@ -194,15 +177,17 @@ def _ranked_candidates(
 # --- candidates by a judge -------------------------------------------------------------------------------------
 
 
-def judge_sets(
-    judge: Judge,
-    prompts: Sequence[Prompt],
-    images: Sequence[Image],
-    *,
-    ask: Ask = "theme",
-    statistic: Statistic = "mean",
+def judge_prompts(
+    judge: Judge, prompts: Sequence[Prompt], images: Sequence[Image], *, ask: Ask = "theme"
 ) -> list[Judged]:
-    """Score sets with the consistency reward: its questions about every pair of panels, and its statistic.
+    """Score images of one kind: edits, or sets."""
+    if prompts[0].sources:
+        return judge_edits(judge, prompts, images)
+    return judge_sets(judge, prompts, images, ask=ask)
+
+
+def judge_sets(judge: Judge, prompts: Sequence[Prompt], images: Sequence[Image], *, ask: Ask = "theme") -> list[Judged]:
+    """Score sets with the consistency reward: the mean over every pair of panels.
 
     Raises:
         ValueError: for a single image, or for a prompt without criteria if `ask` is "criteria".
@@ -224,10 +209,9 @@ def judge_with_earlier(
     earlier: Sequence[Image],
     *,
     ask: Ask = "theme",
-    statistic: Statistic = "mean",
 ) -> list[Judged]:
     """Score sets like `judge_sets`, counting also every pair with a panel of an earlier page."""
-    alone = judge_sets(judge, prompts, images, ask=ask, statistic=statistic)
+    alone = judge_sets(judge, prompts, images, ask=ask)
     if not earlier:
         return alone
 
@@ -241,29 +225,19 @@ def judge_with_earlier(
     )
 
     judged = []
-    for of_page, pairs in zip(alone, answers, strict=True):
+    for prompt, of_page, pairs in zip(prompts, alone, answers, strict=True):
         across = {pair: mean_over_dimensions(verdicts) for pair, verdicts in pairs.items()}
-        between = {pair: verdict.p_yes for pair, verdict in across.items()}
-
-        # The page's own pairs and the pairs with earlier panels have equal weights. Earlier panels are the same for
-        # every candidate, so only the page's own can be the lowest.
-        page = sorted({panel for _, panel in between})
-        within = {}
-        for a, b in combinations(range(len(page)), 2):
-            within[page[a], page[b]] = of_page.matrix[a][b]
-        parts = (("this page", of_page.score), ("with earlier pages", set_score(between, statistic, among=page)))
-        score = set_score(within | between, statistic, among=page)
-        judged.append(Judged(score, of_page.matrix, parts, of_page.error or errors_of(across.values())))
+        between = [verdict.p_yes for verdict in across.values()]
+        # The page's own pairs and the pairs with earlier panels have equal weights.
+        within = [of_page.matrix[a][b] for a, b in combinations(range(prompt.grid.count), 2)]
+        parts = (("this page", of_page.score), ("with earlier pages", _mean(between)))
+        error = of_page.error or errors_of(across.values())
+        judged.append(Judged(_mean([*within, *between]), of_page.matrix, parts, error))
     return judged
 
 
-def judge_edits(
-    judge: Judge, prompts: Sequence[Prompt], images: Sequence[Image], *, statistic: Statistic = "mean"
-) -> list[Judged]:
-    """Score edits by √(kept · followed) for each of their sources, like the reward `EditConsistency`.
-
-    The score of an edit with several sources is the mean over them, or the lowest, which penalizes a lost source.
-    """
+def judge_edits(judge: Judge, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[Judged]:
+    """Score edits by √(kept · followed), like the reward `EditConsistency`; of several sources, the mean over them."""
     # One call for all edits; candidates of a prompt share its opened sources.
     opened: dict[Path, Image] = {}
     edits = []
@@ -278,19 +252,23 @@ def judge_edits(
     judged = []
     for prompt in prompts:
         count = len(prompt.sources)
-        score_of_pair: dict[Pair, float | None] = {}
+        scores: list[float | None] = []
         components: list[tuple[str, float | None]] = []
         verdicts: list[Verdict] = []
         for source, answer in enumerate(islice(answers, count), 1):
-            score_of_pair[0, source] = answer.score()  # the edit is image 0
+            scores.append(answer.score())
             of_source = f" of source {source}" if count > 1 else ""
             components.append((f"kept{of_source}", answer.kept.p_yes))
             components.append((f"followed{of_source}", answer.followed.p_yes))
             verdicts += [answer.kept, answer.followed]
-
-        score = set_score(score_of_pair, statistic, among=range(1, count + 1))
-        judged.append(Judged(score, parts=tuple(components), error=errors_of(verdicts)))
+        judged.append(Judged(_mean(scores), parts=tuple(components), error=errors_of(verdicts)))
     return judged
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Average; None if a value is missing."""
+    present = [value for value in values if value is not None]
+    return sum(present) / len(present) if len(present) == len(values) else None
 
 
 def best_first(judged: Sequence[Judged]) -> list[list[int]]:

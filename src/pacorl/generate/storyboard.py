@@ -19,7 +19,6 @@ before it.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,8 +29,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from pacorl.core.grid import parse_layout
-from pacorl.io.documents import blamed_on, dump_yaml, read_yaml, typed
-from pacorl.io.files import write_atomic
+from pacorl.io.documents import blamed_on, read_yaml, typed
 from pacorl.records.characters import find_character, in_turn
 from pacorl.records.compose import layout_for, prompt_from
 from pacorl.records.edits import NonBlank
@@ -41,7 +39,6 @@ from pacorl.types import TINY, Character, Grid, Prompt, Size
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pacorl.core.set_scores import Statistic
     from pacorl.generate.generated_images import GeneratedImage
     from pacorl.generate.generator import Generator
     from pacorl.judge.judge import Judge
@@ -231,21 +228,6 @@ def references_note(board: Storyboard, model: str, *, limit: int) -> str:
     return ""
 
 
-def save_storyboard(board: Storyboard, path: Path) -> None:
-    """Write a storyboard as YAML, to be edited; an existing file is not replaced.
-
-    Raises:
-        ValueError: if the file exists.
-    """
-    if path.exists():
-        raise ValueError(f"{path} exists; name another file, or remove it")
-    document = {key: getattr(board, key) for key in KEYS} | {"layout": str(board.layout), "scenes": list(board.scenes)}
-    if board.images:
-        folders = [images[0].parent for images in board.images.values()]
-        document["characters"] = [os.path.relpath(folder, path.parent) for folder in folders]
-    write_atomic(path, dump_yaml({key: value for key, value in document.items() if value}))
-
-
 def pages(board: Storyboard, model: str, *, max_references: int = 0, separate: bool = False) -> list[Prompt]:
     """Compose one prompt per page. A partly filled last page has fewer rows, or one row.
 
@@ -315,12 +297,9 @@ def generate_storyboard(
     best_of: int = 1,
     judge: Judge | None = None,
     ask: Ask = "theme",
-    statistic: Statistic = "mean",
     size: Size | None = None,
     steps: int | None = None,
-    lora_scale: float = 1.0,
     separate: bool = False,
-    previous: bool = False,
     on_step: Callable[[int], None] = lambda images: None,
 ) -> list[GeneratedImage]:
     """Generate every page, in order, by `generate_sets`.
@@ -333,10 +312,15 @@ def generate_storyboard(
     images: list[GeneratedImage] = []
     earlier: list[Image] = []
     # A ranking instead of a judge, since it also reads earlier pages; the list grows with the pages.
-    rank = partial(judge_with_earlier, judge, earlier=earlier, ask=ask, statistic=statistic) if judge else None
+    rank = partial(judge_with_earlier, judge, earlier=earlier, ask=ask) if judge else None
     # Arguments that all pages share.
-    common: dict[str, Any] = {"best_of": best_of, "rank": rank, "steps": steps, "on_step": on_step}
-    common |= {"lora_scale": lora_scale, "separate": separate, "previous": previous}
+    common: dict[str, Any] = {
+        "best_of": best_of,
+        "rank": rank,
+        "steps": steps,
+        "separate": separate,
+        "on_step": on_step,
+    }
 
     # Check every page and its size before generating the first; panels keep their size on a shorter page.
     sized: list[tuple[Prompt, Size]] = []

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator
 
-from pacorl.config.options import UsageError
+from pacorl.config.options import JUDGE_KEY, UsageError
 from pacorl.core.devices import NONE
 from pacorl.io.files import digest, text_digest
 from pacorl.io.images import recipe_of
@@ -81,10 +81,6 @@ def identity_of(settings: JudgeSettings) -> str:
 def judge_from(
     source: str,
     *,
-    adapter: str = "",
-    model: str = "",
-    api_key_env: str = "",
-    temperature: float = 1.0,
     variants: bool = False,
     calibration: Calibration | None = None,
     quantize: str = NONE,
@@ -93,36 +89,34 @@ def judge_from(
     """Resolve a source string (folder, hub name, server's address, `tiny`) to a judge and its display name.
 
     Args:
-        adapter, model, …: As in `PacoReward.from_pretrained`; a judge ignores what does not apply to it.
+        variants, …: As in `PacoReward.from_pretrained`; a judge ignores what does not apply to it.
 
     Raises:
         ValueError: The judge is missing, or does not fit these options.
         UnreachableError: No server answers.
     """
-    check_temperature(temperature)
-    options: dict[str, Any] = {"temperature": temperature, "variants": variants, "calibration": calibration}
+    options: dict[str, Any] = {"variants": variants, "calibration": calibration}
     if is_address(source):
         from pacorl.judge.http import HttpJudge
 
-        if adapter:
-            raise ValueError("a server's adapters have names of their own; name one as the model instead of an adapter")
-        remote = HttpJudge.connect(source, model=model, api_key_env=api_key_env, **options)
+        key = JUDGE_KEY if os.environ.get(JUDGE_KEY) else ""
+        remote = HttpJudge.connect(source, api_key_env=key, **options)
         return remote, remote.model
     from transformers.utils.logging import disable_progress_bar
 
     from pacorl.judge.local import LocalJudge, placement
 
     disable_progress_bar()  # the weights' bar would break into a command's own lines
-    options |= {"adapter": adapter, "quantize": quantize, "stream": stream, **placement(source)}
-    return LocalJudge.from_pretrained(source, **options), f"{source} + {adapter}" if adapter else source
+    options |= {"quantize": quantize, "stream": stream, **placement(source)}
+    return LocalJudge.from_pretrained(source, **options), source
 
 
-def judge_for(source: str, adapter: str = "", *, edits: bool) -> str:
+def judge_for(source: str, *, edits: bool) -> str:
     """Return the committed judge of edits in place of `tiny` for edits, whose questions that judge does not know.
 
     Any other judge, and any other task, keeps its source.
     """
-    return TINY_EDITS if edits and source == TINY and not adapter else source
+    return TINY_EDITS if edits and source == TINY else source
 
 
 def default_judge(images: Iterable[Path | bytes]) -> str:
@@ -135,12 +129,6 @@ def default_judge(images: Iterable[Path | bytes]) -> str:
     if not made_by or set(made_by) != {TINY}:
         raise UsageError(NO_JUDGE)
     return TINY
-
-
-def check_temperature(temperature: float, *, key: str = "temperature") -> None:
-    """Raise ValueError unless a temperature is positive and finite; `key` is the user's name for it."""
-    if not 0 < temperature < math.inf:
-        raise ValueError(f"{key} {temperature:g}: it divides the judge's logit, and must be above 0 and finite")
 
 
 def check_judge(source: str, *, adapter: str = "") -> None:

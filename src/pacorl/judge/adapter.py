@@ -56,8 +56,8 @@ def base_and_adapter(checkpoint: str, adapter: str = "") -> tuple[str, str]:
     if not base or not (Path(base).exists() or HUB_NAME.fullmatch(base)):
         unknown = f"of {base}, which is not here" if base else f"whose {PEFT_CONFIG} names no base"
         raise ValueError(
-            f"{checkpoint} is a LoRA adapter {unknown}; name both: --judge BASE --adapter {checkpoint} (in Python "
-            "adapter=, in a config judge.checkpoint and judge.adapter)"
+            f"{checkpoint} is a LoRA adapter {unknown}; write the base into base_model_name_or_path there (in a run's "
+            "config: judge.checkpoint and judge.adapter)"
         )
     return base, checkpoint
 

@@ -25,6 +25,7 @@ from functools import partial
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
+from pacorl.config.options import JUDGE_KEY
 from pacorl.core.questions import text_fault
 from pacorl.io.images import as_rgb
 from pacorl.io.net import (
@@ -635,7 +636,9 @@ class HttpJudge:
         """Map a status that no retry changes to an exception."""
         fault = f"{response.request.url}: {status_fault(response, key=self._key)}"
         if response.status_code in (401, 403):
-            return JudgeRefusedError(f"{fault}; name the key's variable with --api-key-env or api_key_env")
+            return JudgeRefusedError(
+                f"{fault}; put the server's key into {JUDGE_KEY} (in a run's config: judge.api_key_env)"
+            )
         if response.status_code == 404 or response.has_redirect_location:
             return JudgeRefusedError(f"{fault}; check the judge's address and the model's name {self.model!r}")
         return UnansweredError(fault)

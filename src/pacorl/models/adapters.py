@@ -237,11 +237,23 @@ def stacked(loras: Sequence[tuple[Lora, float]]) -> Lora:
 
 
 def adapter_names(strengths: Mapping[Any, float]) -> str:
-    """Join adapters' names for recipes, with the strengths that are not 1."""
+    """Join adapters' names for recipes, `A:0.5 + B`, with the strengths that are not 1."""
     names = []
     for name, strength in strengths.items():
-        names.append(str(name) if strength == 1 else f"{name} × {strength:g}")
+        names.append(str(name) if strength == 1 else f"{name}:{strength:g}")
     return " + ".join(names)
+
+
+def read_adapters(text: str) -> dict[str, float]:
+    """Parse the form of `adapter_names` to name → strength; the text of a file's name keeps its colons."""
+    strengths = {}
+    for name in filter(None, (part.strip() for part in text.split(" + "))):
+        source, _, number = name.rpartition(":")
+        try:
+            strengths[source or name] = float(number) if source else 1.0
+        except ValueError:
+            strengths[name] = 1.0
+    return strengths
 
 
 @contextmanager
@@ -265,22 +277,6 @@ def adapter_off(transformer: nn.Module) -> Iterator[None]:
         # PEFT unfreezes all adapters, even modules frozen because no output depends on them.
         for parameter, was_learning in learning:
             parameter.requires_grad_(was_learning)
-
-
-@contextmanager
-def lora_scaled(transformer: nn.Module, scale: float) -> Iterator[None]:
-    """Scale all adapters: an adapted layer computes W·x + scale·(α/r)·B·A·x."""
-    layers = lora_layers(transformer)
-    # Saved, since a division by the scale would round, and could not undo 0.
-    saved = [dict(layer.scaling) for layer in layers]
-    for layer, factors in zip(layers, saved, strict=True):
-        for name, factor in factors.items():
-            layer.scaling[name] = scale * factor
-    try:
-        yield
-    finally:
-        for layer, factors in zip(layers, saved, strict=True):
-            layer.scaling.update(factors)
 
 
 class AdapterCopy:

@@ -346,18 +346,17 @@ def plan_generation(
     return with_notes(Plan(absences, rows=in_phases(rows, phases)), [checkpoint.note, judge_files.note])
 
 
-def judge_options(source: str, adapter: str, weights: Mapping[str, Any]) -> JudgeSettings | None:
+def judge_options(source: str, weights: Mapping[str, Any]) -> JudgeSettings | None:
     """Build the options of a judge of this process; None for a judge behind HTTP, or without one.
 
     Args:
         source: the judge's checkpoint; empty for none.
-        adapter: an adapter on it.
         weights: settings of its weights, as in `MEMORY`.
     """
     if not source or is_address(source):
         return None
     dtype = "float32" if source == TINY else "bfloat16"
-    return JudgeSettings.model_validate({"checkpoint": source, "adapter": adapter, **weights, "dtype": dtype})
+    return JudgeSettings.model_validate({"checkpoint": source, **weights, "dtype": dtype})
 
 
 def plan_training(model: Any, **arguments: Any) -> Plan:

@@ -16,9 +16,8 @@ from pathlib import Path
 from markupsafe import Markup, escape
 from PIL import Image
 
-from pacorl.core.calibration import Bin
 from pacorl.core.ranking import Interval
-from pacorl.io.documents import JsonObject, read_object
+from pacorl.io.documents import read_object
 
 Matrix = tuple[tuple[float | None, ...], ...]
 """P(Yes) of each pair of panels, symmetric; None on the diagonal and for a failed question."""
@@ -249,37 +248,6 @@ def shares_svg(seconds: Mapping[str, float]) -> Markup:
     label = "Share of each phase of the time"
     box = {"viewBox": "0 0 1200 20", "preserveAspectRatio": "none"}
     return tag("svg", *pieces, class_="shares", role="img", aria_label=label, **box)
-
-
-def reliability_svg(before: Sequence[Bin], after: Sequence[Bin]) -> Markup:
-    """Draw a reliability diagram: share of Yes over P(Yes), a dot per bin with its interval, its count as the area."""
-    # A square: a calibrated judge's dots lie on its diagonal.
-    across = Scale(0, 1, 20, 280)
-    up = Scale(0, 1, 280, 20)
-    most = max([bar.count for bar in (*before, *after)], default=1)
-    drawn = [
-        tag("rect", x=20, y=20, width=260, height=260, fill="none", stroke="currentColor", opacity=0.3),
-        tag("line", x1=20, y1=280, x2=280, y2=20, stroke="currentColor", stroke_dasharray="4 4", opacity=0.5),
-    ]
-    for name, colour_name, bars in (("before", "var(--past)", before), ("after", "var(--accent)", after)):
-        for bar in bars:
-            low, high = bar.interval
-            share = f"share of Yes {bar.share:.3f} ({low:.3f} to {high:.3f})"
-            title = tag("title", f"{name}: P(Yes) {bar.confidence:.3f}, {share}, {bar.count} pairs")
-            radius = 3 + 9 * math.sqrt(bar.count / most)
-            x = across(bar.confidence)
-            drawn.append(tag("line", x1=x, y1=up(low), x2=x, y2=up(high), stroke=colour_name, stroke_width=2))
-            drawn.append(tag("circle", title, cx=x, cy=up(bar.share), r=radius, fill=colour_name, opacity=0.7))
-    # Both axes, from 0 to 1.
-    written: JsonObject = {"font_size": 11, "fill": "currentColor"}
-    for value in (0.0, 0.5, 1.0):
-        drawn.append(tag("text", f"{value:g}", x=across(value), y=294, text_anchor="middle", **written))
-        drawn.append(tag("text", f"{value:g}", x=16, y=up(value) + 4, text_anchor="end", **written))
-    middle: JsonObject = {"x": 150, "text_anchor": "middle", **written}
-    drawn.append(tag("text", "the judge's P(Yes)", y=310, **middle))
-    drawn.append(tag("text", "share labelled Yes", y=-10, transform="rotate(-90) translate(-300 0)", **middle))
-    label_text = "Reliability diagram: share of Yes over P(Yes), before and after"
-    return tag("svg", *drawn, class_="reliability", viewBox="-24 0 324 316", role="img", aria_label=label_text)
 
 
 # --- pair matrices ---------------------------------------------------------------------------------------------------

@@ -531,9 +531,8 @@ def error_of(fault: Exception) -> JSONResponse:
 
 
 def load_judge(served: Served, *, calibration: Calibration | None = None) -> LocalJudge:
-    """Load a judge, its adapter merged; `calibration` maps the answers of /v1/consistency alone."""
-    options = {**placement(served.checkpoint), "calibration": calibration}
-    return LocalJudge.from_pretrained(served.checkpoint, adapter=served.adapter, **options)
+    """Load a judge; `calibration` maps the answers of /v1/consistency alone."""
+    return LocalJudge.from_pretrained(served.checkpoint, calibration=calibration, **placement(served.checkpoint))
 
 
 def serve_judge(served: Served, judge: LocalJudge, *, api_key: str = "") -> None:

@@ -17,7 +17,7 @@ from pacorl.io.files import safetensors_errors
 from pacorl.types import TINY, TINY_EDITS
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the sizes that vLLM has kernels for
-UNKNOWN_RANK = 64  # of an adapter on the hub, twice the released judge's
+PEFT_CONFIG = "adapter_config.json"
 NO_HOST = "nothing.invalid"
 """Invalid host by RFC 6761: vLLM reads an empty list of allowed hosts as all hosts."""
 MAX_MODEL_LEN = 8192
@@ -31,10 +31,9 @@ class Served:
     """A judge to be served, and its address."""
 
     checkpoint: str
+    """Folder or hub name of a model, or the folder of a LoRA, whose config names its base."""
     name: str
     """The name that requests ask for."""
-    adapter: str = ""
-    """A PEFT folder or hub name on top of the checkpoint."""
     host: str = "127.0.0.1"
     port: int = 8000
 
@@ -50,21 +49,26 @@ def vllm_command(served: Served, *, extra: Sequence[str] = (), program: Sequence
     By default vLLM reads the checkpoint's generation_config.json, like a judge in this process: the repetition penalty
     there (1.05 of Qwen2.5-VL) affects the reasons. Requests set every other sampling parameter.
     """
-    folder = served.checkpoint
+    folder, adapter = served.checkpoint, ""
     if folder in (TINY, TINY_EDITS):
         from pacorl.judge.local import EMBEDDED  # imports torch, which is not needed otherwise
 
         folder = str(EMBEDDED[folder])
+    config = Path(folder) / PEFT_CONFIG
+    if config.is_file() and not (Path(folder) / "config.json").is_file():
+        adapter, folder = folder, str(read_object(config).get("base_model_name_or_path") or "")
+        if not folder:
+            raise ValueError(f"{config} names no base; write the base into base_model_name_or_path there")
     # Under an adapter its base keeps a name of its own.
-    command = [*program, "serve", folder, "--served-model-name", served.checkpoint if served.adapter else served.name]
+    command = [*program, "serve", folder, "--served-model-name", folder if adapter else served.name]
     command += ["--host", served.host, "--port", str(served.port), "--max-model-len", str(MAX_MODEL_LEN)]
     command += ["--limit-mm-per-prompt", json.dumps({"image": IMAGES, "video": 0})]
     # Callers send images in data URLs; vLLM would fetch any URL, even inside this network.
     command += ["--allowed-media-domains", NO_HOST]
-    if served.adapter:
-        rank = _checked_rank(served.adapter)
+    if adapter:
+        rank = _checked_rank(Path(adapter))
         command += ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", "1"]
-        command += ["--lora-modules", f"{served.name}={served.adapter}"]
+        command += ["--lora-modules", f"{served.name}={adapter}"]
     return [*command, *extra]
 
 
@@ -96,16 +100,12 @@ def environment_of(api_key: str) -> dict[str, str]:
     return environment
 
 
-def _checked_rank(adapter: str) -> int:
+def _checked_rank(folder: Path) -> int:
     """Return the rank to reserve for an adapter."""
     from safetensors import safe_open
 
-    # A name of the hub is not read: vLLM loads it, and its rank is unknown here.
-    folder = Path(adapter)
-    if not folder.is_dir():
-        return UNKNOWN_RANK
     try:
-        rank = int(read_object(folder / "adapter_config.json")["r"])
+        rank = int(read_object(folder / PEFT_CONFIG)["r"])
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"adapter {folder} is no PEFT adapter ({error})") from None
 

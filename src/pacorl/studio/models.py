@@ -117,7 +117,7 @@ def gib(number: int) -> str:
 
 
 @cache
-def fit_of(model: str, kind: str, judge: str, judge_adapter: str, memory: str = AUTO) -> Fit:
+def fit_of(model: str, kind: str, judge: str, memory: str = AUTO) -> Fit:
     """Plan a generator beside the judge on this machine, with the first `memory` that fits."""
     from pacorl.plan.plan import judge_options, plan_generation
 
@@ -128,7 +128,7 @@ def fit_of(model: str, kind: str, judge: str, judge_adapter: str, memory: str = 
         if memory not in (AUTO, setting):
             continue
         options = spec.options_for(model, dtype="float32" if model == TINY else "bfloat16", **weights)
-        plan = plan_generation(options, low=setting != "normal", judge=judge_options(judge, judge_adapter, weights))
+        plan = plan_generation(options, low=setting != "normal", judge=judge_options(judge, weights))
         # Without a card the models are in main memory.
         card = plan.peak_bytes if plan.device_bytes else 0
         main = plan.held_bytes + (0 if plan.device_bytes else plan.peak_bytes)
@@ -143,7 +143,7 @@ def fitted(names: StudioModels, model: str, kind: str) -> str:
     """Choose the memory setting for this machine. Raises ValueError if the models fit with none."""
     if model == names.judge == TINY:
         return "normal"
-    fit = fit_of(model, kind, names.judge, names.judge_adapter)
+    fit = fit_of(model, kind, names.judge)
     if not fit.fits:
         raise ValueError(f"{model}: {fit.text}; choose a smaller model in the header")
     return fit.memory

@@ -756,7 +756,7 @@ class StudioPage:
 
         def plan(job: Job) -> None:
             job.enter(f"Planning {offer.name}")
-            found.append(fit_of(offer.name, offer.kind, judge, "").text)
+            found.append(fit_of(offer.name, offer.kind, judge).text)
 
         self.start("Planning", plan)
         job = self.studio.job

@@ -194,7 +194,7 @@ class Studio:
                 # For people who draw, the LoRA that keeps a hero.
                 strengths = dict.fromkeys(tiny_spec(edits=True).committed.adapters, 1.0)
         key = f"{kind} {model}"
-        judge = judge_for(names.judge, names.judge_adapter, edits=edits)
+        judge = judge_for(names.judge, edits=edits)
         if key not in self._generators or judge not in self._rewards:
             job.enter("Loading the models")
             use_cores()
@@ -211,7 +211,8 @@ class Studio:
         if judge not in self._rewards:
             calibration = (names.calibration or "") if judge == names.judge else ""
             with generator.judging():
-                self._rewards[judge] = PacoReward.from_pretrained(judge, **names.judge_access, calibration=calibration)
+                access = names.judge_access | {"calibration": calibration}
+                self._rewards[judge] = PacoReward.from_pretrained(judge, **access)
             for other in self._generators.values():
                 other.judged_by(self._rewards[judge].judge)
         return generator, self._rewards[judge]
@@ -229,7 +230,7 @@ class Studio:
         sentence = draft.sentence
         for name in sorted(cast, key=len, reverse=True):
             sentence = sentence.replace(name, cast[name])
-        writer = open_writer(self.names.writer, self.names.writer_model)
+        writer = open_writer(self.names.writer)
         written = write_panels(sentence, writer=writer)
         panels = [text.removeprefix(f"{written.theme}, ") for text in written.panels]
         self.keep(theme=written.theme, panels=panels, unfolded=draft.sentence, layout="")

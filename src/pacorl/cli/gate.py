@@ -1,0 +1,435 @@
+"""`pacorl score` gives numbers, `pacorl check` a verdict, and `pacorl calibrate` makes P(Yes) a share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from typer import Argument, BadParameter, Exit, Option
+
+from pacorl.cli.shared import (
+    BELOW,
+    INCOMPLETE,
+    JsonOption,
+    asking,
+    check_report,
+    echo,
+    echo_errors,
+    echo_json,
+    fault_line,
+    print_json,
+)
+from pacorl.config.options import CalibratedJudge, UsageError, option
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from pacorl.gate.check import Check
+    from pacorl.gate.paco_reward import PacoReward
+    from pacorl.types import Comparison
+
+SEVERITY = (0, INCOMPLETE, BELOW, 5, 2, 1, 75)
+"""Exit codes of a set, the worst last: an error outranks a verdict, and an absent judge any other error."""
+SILENCE_SECONDS = 20.0
+"""Wait for a judge's server that falls silent in the middle of a check: a restart behind a balancer takes seconds."""
+FEWER = (
+    "--character NAME compares with a reference alone, one question an image; `pacorl check --sets FOLDER` checks each "
+    "subfolder as a set"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionOptions:
+    """The judge's questions about each pair."""
+
+    panel: ClassVar[str] = "Questions"
+
+    theme: str = option("", "What all images are to share.")
+    criteria: list[str] = option([], "A criterion in words, or a JSON file of them; may be repeated.")
+    grid: str = option("", "Cut the one image into ROWSxCOLS panels; by default the layout in its recipe.")
+    symmetric: bool = option(False, "Ask in both orders and take the mean.")
+
+
+# --- score -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreOptions(QuestionOptions):
+    """Questions of a score."""
+
+    rank: bool = option(False, "Rank the images after the first by how well they fit the first.")
+    reasons: bool = option(False, "Have the judge explain every pair.")
+
+
+def score(
+    images: list[str] = Argument(help="Two images or more: files, folders or URLs; or one page of panels."),
+    *,
+    judge: CalibratedJudge,
+    ask: ScoreOptions,
+    output: JsonOption,
+) -> None:
+    """Score how well images belong together: P(Yes) for two, a matrix and the odd one out for more."""
+    from pacorl.gate import score_set as scoring
+    from pacorl.gate.scores import table
+    from pacorl.judge import check_judge, default_judge
+    from pacorl.runtime.cores import use_cores
+
+    # Questions and images, before a judge is loaded, which takes minutes.
+    use_cores()
+    questions = scoring.questions_about(ask.theme, scoring.read_criteria(ask.criteria))
+    names, opened = scoring.open_panels(images, grid=ask.grid)
+    scoring.check_count(len(opened), ranking=ask.rank)
+    source = judge.judge or default_judge(map(Path, scoring.files_of(images)))
+    check_judge(source)
+
+    with load_judge(source, judge) as reward:
+        # Before any number: the judge's numbers may be meaningless for these images.
+        echo_errors(reward.note)
+        with asking(reward.name, fewer=FEWER) as progress:
+            scores = scoring.score_set(
+                reward.judge,
+                opened,
+                names=names,
+                questions=questions,
+                ranking=ask.rank,
+                symmetric=ask.symmetric,
+                reasons=ask.reasons,
+                progress=progress,
+            )
+        document = {"judge": reward.name, "note": reward.note} | scores.to_dict()
+
+    if output.as_json:
+        print_json(document)
+    else:
+        echo(table(scores))
+    if scores.missing:
+        raise Exit(INCOMPLETE)
+
+
+# --- check -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions(QuestionOptions):
+    """Questions and threshold of a check."""
+
+    panel: ClassVar[str] = "Check"
+
+    character: list[str] = option(
+        [], "A character of the images, by name or folder; of several, an image's recipe says which it shows."
+    )
+    least: float | None = option(
+        None, "Least P(same) of a panel; by default the calibration's.", flags=("--min",), least=0, most=1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOutput(JsonOption):
+    """Output of the check."""
+
+    panel: ClassVar[str | None] = "Output"
+
+    report: Path | None = option(None, "Write a self-contained page.")
+
+
+def check(
+    images: list[str] = Argument([], help="Panels: files, folders or URLs; or one page of panels."),
+    *,
+    sets: Path = Option(
+        None, "--sets", help="Check each subfolder of this folder as a set, with one load of the judge."
+    ),
+    judge: CalibratedJudge,
+    ask: CheckOptions,
+    output: CheckOutput,
+) -> None:
+    """Check that images show the same; exit code 4 and the odd one out if not, 5 if its judge fails the controls."""
+    if bool(images) == bool(sets):
+        raise BadParameter("give images, or --sets with a folder of sets", param_hint="'IMAGES...'")
+    from pacorl.runtime.cores import use_cores
+
+    # An earlier page would pass for the page of a check that fails.
+    check_report(output.report)
+    if output.report:
+        output.report.unlink(missing_ok=True)
+    use_cores()
+    codes = _check_sets(sets, judge, ask, output) if sets else [_check_images(images, judge, ask, output)]
+    raise Exit(max(codes, key=SEVERITY.index))
+
+
+def _check_images(images: Sequence[str], judge: CalibratedJudge, ask: CheckOptions, output: CheckOutput) -> int:
+    """Check one set and return the exit code."""
+    from pacorl.gate.check import ControlError, check_lines, check_page
+    from pacorl.gate.score_set import files_of, open_panels
+    from pacorl.io.files import write_atomic
+    from pacorl.judge import check_judge, default_judge
+
+    # Panels, references, questions and threshold, before a judge is loaded.
+    names, opened = open_panels(images, grid=ask.grid)
+    gate = Gate(ask, judge.calibration)
+    gate.of(names, panels=len(opened))
+    source = judge.judge or default_judge([*map(Path, files_of(images)), *gate.references])
+    check_judge(source)
+
+    with load_judge(source, judge) as reward:
+        name, note = reward.name, reward.note
+        echo_errors(note)
+        try:
+            checked = gate.check(reward, names, opened)
+        except ControlError as refusal:
+            if output.as_json:
+                print_json({"judge": name, "note": note} | refusal.to_dict())
+            raise
+
+    # The page comes before the output, which may fail on a closed pipe.
+    if output.report:
+        write_atomic(output.report, check_page(checked, judge=name, note=note))
+        echo_errors(f"page: {output.report}")
+    if output.as_json:
+        print_json({"judge": name, "note": note} | checked.to_dict())
+    else:
+        echo("\n".join(check_lines(checked, judge=name)))
+    echo_errors(*dict.fromkeys(pair.error for pair in checked.scores.missing))
+    return code_of(checked)
+
+
+def _check_sets(folder: Path, judge: CalibratedJudge, ask: CheckOptions, output: CheckOutput) -> list[int]:
+    """Check each subfolder with one load of the judge; an error of one set does not end the others."""
+    from pacorl.io.images import check_readable
+    from pacorl.judge import check_judge, default_judge
+
+    if ask.grid:
+        raise UsageError("--grid cuts one image; leave it out with --sets, whose folders hold panels")
+    if output.report:
+        raise UsageError("--report shows one set; leave it out with --sets, whose results --json prints")
+    sets = sets_in(folder)
+    # Characters, questions and threshold, before a judge is loaded.
+    gate = Gate(ask, judge.calibration)
+    largest = max(sets.values(), key=len)
+    gate.of(largest, panels=max(2, len(largest)))
+    source = judge.judge
+    if not source:
+        pictures = [*map(Path, chain(*sets.values())), *gate.references]
+        check_readable(pictures)  # an image that cannot be read has no recipe either, and this is its fault
+        source = default_judge(pictures)
+    check_judge(source)
+
+    # One load of the judge; the images of one set are open at a time.
+    codes = []
+    documents = []
+    with load_judge(source, judge) as reward:
+        echo_errors(reward.note)
+        for title, files in sets.items():
+            code, document, lines = _check_set(files, reward, gate)
+            codes.append(code)
+            documents.append({"set": title, "code": code, "judge": reward.name, "note": reward.note} | document)
+            if not output.as_json:
+                echo("\n    ".join([f"{title}: {lines[0]}", *lines[1:]]))
+    if output.as_json:
+        echo_json(json.dumps(documents, indent=2, ensure_ascii=False))
+    return codes
+
+
+def _check_set(files: Sequence[str], reward: PacoReward, gate: Gate) -> tuple[int, dict[str, Any], list[str]]:
+    """Check one set of a folder: exit code, document, and lines for people."""
+    from pacorl.gate.check import ControlError, verdict_lines
+    from pacorl.gate.score_set import open_panels
+
+    try:
+        checked = gate.check(reward, *open_panels(files))
+    except (ValueError, OSError, RuntimeError) as error:
+        line = fault_line(error)
+        refused = error.to_dict() if isinstance(error, ControlError) else {"passed": None, "error": line}
+        return int(getattr(error, "exit_code", 1)), refused, ["no verdict", *line.split("\n")]
+    if checked.passed:
+        return 0, checked.to_dict(), ["passes"]
+    title = f"{len(checked.failed)} of {len(checked.panels)} panels fail"
+    return code_of(checked), checked.to_dict(), [title, *verdict_lines(checked, judge=reward.name)]
+
+
+class Gate:
+    """The gate of a command, with its characters' images opened once."""
+
+    def __init__(self, ask: CheckOptions, calibration: Path | None) -> None:
+        """Raises ValueError if a character, a criterion or the calibration cannot be read."""
+        from pacorl.gate.score_set import read_criteria
+        from pacorl.io.images import open_image
+        from pacorl.judge.calibration import read_calibration
+        from pacorl.records.characters import find_character
+
+        self.ask = ask
+        self.calibration = read_calibration(calibration or "")
+        self.criteria = read_criteria(ask.criteria)
+        self.whole = [find_character(name) for name in ask.character]
+        """The characters, with all of their images."""
+        # One reference of each: every one costs a question per panel.
+        self.characters = [replace(character, images=character.images[:1]) for character in self.whole]
+        self._opened = [(each.name, list(map(open_image, each.images))) for each in self.characters]
+
+    @property
+    def references(self) -> list[Path]:
+        """Files of the characters' images."""
+        return [path for character in self.characters for path in character.images]
+
+    def of(self, files: Sequence[str], *, panels: int) -> Any:
+        """Return `check_set` for these panels; panels of one cut file have no recipes of their own.
+
+        Raises:
+            ValueError: There is no threshold, or one panel is to be compared with none.
+        """
+        from functools import partial
+
+        from pacorl.gate.check import gate_of
+
+        gate = gate_of(
+            panels,
+            least=self.ask.least,
+            calibration=self.calibration,
+            characters=self._opened,
+            theme=self.ask.theme,
+            criteria=self.criteria,
+            symmetric=self.ask.symmetric,
+            name="--min",
+        )
+        return partial(gate, casts=self._casts(files), names=files)
+
+    def check(self, reward: PacoReward, names: Sequence[str], images: Sequence[Image]) -> Check:
+        """Check a set under a progress bar."""
+        gate = self.of(names, panels=len(images))
+        with asking(reward.name, fewer=FEWER) as progress:
+            checked: Check = gate(reward.judge, images, progress=progress)
+        return checked
+
+    def _casts(self, files: Sequence[str]) -> list[list[str]]:
+        """Name the characters that each file shows: of several those that the text in its recipe names, else all."""
+        from pacorl.io.images import recipe_of
+        from pacorl.records.characters import characters_of
+        from pacorl.types import Grid, Prompt
+
+        names = [character.name for character in self.characters]
+        if len(names) < 2:
+            return [names] * len(files)
+        texts = tuple(recipe_of(Path(file)).get("panel", "") for file in files)
+        prompt = Prompt(0, "", grid=Grid(1, len(texts)), panels=texts, characters=tuple(self.characters))
+        return [[character.name for character in cast] or names for cast in characters_of(prompt)]
+
+
+def load_judge(source: str, judge: CalibratedJudge) -> PacoReward:
+    """Load the judge of a command."""
+    from pacorl.gate.paco_reward import PacoReward
+    from pacorl.io.imports import frozen_imports
+    from pacorl.judge.judge import is_address
+
+    if not is_address(source):
+        with frozen_imports():
+            from pacorl.io import processor  # noqa: F401 - the most that loading it imports
+    return waiting(PacoReward.from_pretrained(source, **judge.judge_access))
+
+
+def waiting(reward: PacoReward) -> PacoReward:
+    """Ask a server that falls silent again for a while, after which the command ends as unreachable."""
+    from pacorl.io.outage import WaitsForOutages
+
+    if isinstance(reward.judge, WaitsForOutages):
+        reward.judge.wait_for_outages(SILENCE_SECONDS)
+    return reward
+
+
+def code_of(check: Check) -> int:
+    """Return the exit code of a verdict."""
+    # A low score outranks a missing score: it is certain.
+    if any(panel.score is not None for panel in check.failed):
+        return BELOW
+    return INCOMPLETE if check.failed else 0
+
+
+def sets_in(folder: Path) -> dict[str, list[str]]:
+    """List the images of each subfolder by its name.
+
+    Raises:
+        ValueError: There is no subfolder, or no image in any of them.
+    """
+    from pacorl.gate.score_set import panels_in
+    from pacorl.io.images import images_in, natural
+
+    sets = {}
+    for path in sorted(folder.iterdir(), key=natural):
+        if path.is_dir() and not path.name.startswith("."):
+            sets[path.name] = panels_in(path)
+    if not any(sets.values()):
+        raise ValueError(f"{folder} has no subfolder with images; --sets takes a folder with a subfolder for each set")
+    if loose := images_in(folder):
+        names = ", ".join(image.name for image in loose)
+        echo_errors(f"{folder}: {names} {'is' if len(loose) == 1 else 'are'} in no subfolder and not checked")
+    return sets
+
+
+# --- calibrate -------------------------------------------------------------------------------------------------
+
+
+def calibrate(
+    judge: str = Argument(help="A judge's folder or hub name, a server's URL (URL#MODEL), or tiny."),
+    data: str = Argument(help="Labelled pairs, as for train-reward, or a CSV of rankings."),
+    *,
+    out: Path = Option(Path("calibration.json"), help="The file to write."),
+    test: str = Option("", help="Held-out pairs or rankings, measured before and after."),
+) -> None:
+    """Fit a temperature and a bias on labelled pairs, and write a calibration file."""
+    from pacorl.core.calibration import fit_curve
+    from pacorl.gate.calibrate import ask_comparisons, calibration_lines
+    from pacorl.gate.paco_reward import PacoReward
+    from pacorl.io.files import check_writable
+    from pacorl.io.images import check_readable
+    from pacorl.judge import check_judge
+    from pacorl.judge.calibration import Calibration, read_calibration
+    from pacorl.runtime.cores import use_cores
+
+    if out.exists():
+        earlier = read_calibration(out)  # raises unless it is such a file, which alone is replaced
+        if earlier and earlier.thresholds:
+            raise ValueError(f"{out} has thresholds, which would be lost; name another file with --out")
+    check_writable(out)
+    check_judge(judge)
+    use_cores()
+    # Some sources write their images into the scratch folder, which must last until the judge has read them.
+    with TemporaryDirectory() as scratch:
+        pairs = _labelled(data, Path(scratch))
+        test_pairs = _labelled(test, Path(scratch)) if test else []
+        check_readable(chain(*(pair.images for pair in [*pairs, *test_pairs])))
+        with PacoReward.from_pretrained(judge) as reward, asking(reward.name) as progress:
+            name = reward.name
+            answers = ask_comparisons(reward.judge, pairs, progress=progress)
+            held_out = ask_comparisons(reward.judge, test_pairs, progress=progress) if test_pairs else None
+
+    curve = fit_curve(answers.p_N, answers.yes_N)
+    lines = calibration_lines(answers, curve, held_out)
+    # Saved before the output, which may fail on a closed pipe.
+    Calibration(name, curve).save(out)
+    echo("\n".join([*lines, f"calibration: {out}"]))
+
+
+def _labelled(source: str, scratch: Path) -> list[Comparison]:
+    """Read labelled pairs, or a CSV of rankings: the best candidates are labelled Yes, the worst No."""
+    from pacorl.core.questions import consistent, same_theme
+    from pacorl.dataset.rules import best_worst
+    from pacorl.io.documents import blamed_on
+    from pacorl.io.files import inside
+    from pacorl.records.comparisons import comparisons_from
+    from pacorl.records.rankings import load_rankings
+    from pacorl.types import Comparison
+
+    if not source.endswith(".csv"):
+        return comparisons_from(source, scratch=scratch)
+    folder = Path(source).parent
+    pairs = []
+    for ranking in load_rankings(source):
+        question = same_theme(ranking.theme) if ranking.theme else consistent()
+        for name, label in best_worst(ranking.tiers):
+            with blamed_on(f"{source}, {ranking.reference}"):
+                images = (inside(folder, ranking.reference), inside(folder, name))
+            pairs.append(Comparison(images, question, label, group=ranking.group or ranking.reference))
+    return pairs

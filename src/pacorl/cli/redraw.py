@@ -1,0 +1,253 @@
+"""Drawing failing panels again: of the sets that `pacorl generate --min` makes, and of a page that `--from` names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pacorl.cli.gate import Gate, code_of
+from pacorl.cli.generator import (
+    AdaptedGenerator,
+    ChoiceOptions,
+    OutputOptions,
+    check_models,
+    dry_run,
+    load_generator,
+    load_judge,
+)
+from pacorl.cli.shared import check_report, echo, echo_errors, print_json
+from pacorl.types import TINY, Size
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from pacorl.gate.paco_reward import PacoReward
+    from pacorl.generate.generated_images import SavedImage
+    from pacorl.generate.generator import Generator
+    from pacorl.generate.repair import Repair, Try
+    from pacorl.types import Character, Prompt
+
+IMAGE_MARK = b"Software" + bytes(5) + b"pacorl "
+"""The first text chunk of a generated PNG (`generate.generated_images.recipe_texts`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Redrawing:
+    """What draws panels again, and what judges them."""
+
+    options: AdaptedGenerator
+    choice: ChoiceOptions
+    gate: Gate
+    model: Generator
+    reward: PacoReward
+
+    def passing(
+        self, panels: Sequence[Image], names: Sequence[str], prompts: Sequence[Prompt], seeds: Sequence[int], page: Path
+    ) -> tuple[Repair, dict[str, Any]]:
+        """Draw failing panels again until the gate passes, and write every try at once, with its recipe.
+
+        Args:
+            panels: Images of the set.
+            names: Their files or other names.
+            prompts: Prompt of each panel (`panels_again`).
+            seeds: Seed of each panel, to which the number of the try is added.
+            page: File of the set's page, beside which tries are written.
+
+        Returns:
+            The repair and its JSON document.
+        """
+        from pacorl.generate.repair import redraw_by, repair_set, save_try
+
+        tries: list[dict[str, Any]] = []
+
+        def keep(attempt: Try) -> None:
+            # At once: an interrupted command leaves its tries.
+            tries.append(attempt.to_dict() | {"image": str(save_try(attempt, page))})
+            echo_errors(f"{page.name}, panel {attempt.panel + 1}, try {attempt.number}: {attempt.verdict}")
+
+        def judged(images: Sequence[Image]) -> Any:
+            with self.model.judging():
+                return self.gate.check(self.reward, names, images)
+
+        # A new panel has the size of the others; the tiny model has one of its own.
+        size = self.options.size
+        if size is None and self.model.model != TINY:
+            size = Size(panels[0].height, panels[0].width)
+        redraw = redraw_by(self.model, prompts, seeds=seeds, size=size, steps=self.options.steps)
+        repair = repair_set(panels, gate=judged, redraw=redraw, tries=self.choice.tries, on_try=keep)
+        return repair, repair.to_dict() | {"tries": tries}
+
+    def improved(self, saved: SavedImage) -> tuple[SavedImage, dict[str, Any], int]:
+        """Check a saved set, and replace its failing panels; the set as it was before is among the tries.
+
+        Returns:
+            The set, a JSON document, and the exit code of the verdict.
+        """
+        from pacorl.generate.repair import tries_folder
+        from pacorl.io.files import write_atomic
+        from pacorl.io.images import png_texts
+
+        image = saved.image
+        prompts = panels_again(image.prompt, self.options, separate=image.recipe.separate)
+        seeds = [image.recipe.seed] * len(prompts)
+        repair, document = self.passing(image.panels, list(map(str, saved.panels)), prompts, seeds, saved.path)
+        if repair.replaced:
+            before = tries_folder(saved.path) / f"{saved.path.stem}-before.png"
+            write_atomic(before, saved.path.read_bytes())
+            # The score was the earlier page's.
+            texts = png_texts(saved.path)
+            texts.pop("score", None)
+            page = repair.save(saved.path, texts, list(map(png_texts, saved.panels)))
+            saved = replace(saved, image=replace(image, image=page, judged=None))
+        return saved, document, code_of(repair.after)
+
+
+def panels_again(prompt: Prompt, options: AdaptedGenerator, *, separate: bool) -> list[Prompt]:
+    """Compose the prompt of each panel of a set, by which it is drawn again.
+
+    Raises:
+        ValueError: There is no text for a panel, or the generator does not take it.
+    """
+    from pacorl.generate.repair import panel_prompt
+    from pacorl.generate.separate import panel_prompts
+    from pacorl.models.policies import POLICIES, kind_of
+    from pacorl.records.characters import characters_of
+
+    if separate:
+        spec = POLICIES.named(options.kind or kind_of(options.model))
+        return panel_prompts(prompt, options.model, spec.policy.max_references)
+    if len(prompt.panels) != prompt.grid.count:
+        raise ValueError(f"{prompt.grid.count} panels have {len(prompt.panels)} texts; give --panel for every panel")
+    again = []
+    for text, cast in zip(prompt.panels, characters_of(prompt), strict=True):
+        references = [path for character in cast for path in character.images]
+        again.append(panel_prompt(options.model, text, theme=prompt.theme, kind=options.kind, references=references))
+    return again
+
+
+# --- a finished page -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedPage:
+    """A page of panels, or its panels one by one, with what their recipes say."""
+
+    names: Sequence[str]
+    images: Sequence[Image]
+    recipes: Sequence[Mapping[str, str]]
+    """Text chunks of each panel; of a page cut into panels, the page's for each."""
+    sources: Sequence[Path]
+    """Files: of the page, or of each panel."""
+    layout: str = ""
+    """Of the page; empty for panels one by one."""
+
+    @classmethod
+    def read(cls, sources: Sequence[str], layout: str) -> FinishedPage:
+        """Open one page, cut by its recipe or by `layout`, or several panels.
+
+        Raises:
+            ValueError: An image cannot be read, or a page has no layout.
+        """
+        from pacorl.gate.score_set import layout_of, open_panels
+        from pacorl.io.images import recipe_of
+
+        names, images = open_panels(sources, grid=layout)
+        if len(names) > 1 and len(sources) == 1:
+            recipe = recipe_of(Path(sources[0]))
+            return cls(names, images, [recipe] * len(names), [Path(sources[0])], layout or layout_of(sources[0]))
+        files = list(map(Path, names))
+        return cls(names, images, list(map(recipe_of, files)), files)
+
+    @property
+    def files(self) -> list[str]:
+        """Files of the panels; none if one file was cut."""
+        return [] if self.layout else list(self.names)
+
+    def texts(self) -> list[str]:
+        """What each panel shows, by the recipes."""
+        if self.layout:
+            return list(json.loads(self.recipes[0].get("panels", "[]")))
+        return [text for recipe in self.recipes if (text := recipe.get("panel") or recipe.get("prompt"))]
+
+
+def redraw_page(
+    page: FinishedPage,
+    texts: Sequence[str],
+    characters: Sequence[Character],
+    *,
+    options: AdaptedGenerator,
+    choice: ChoiceOptions,
+    output: OutputOptions,
+    gate: Gate,
+) -> int:
+    """Draw the failing panels of a finished page again; returns the exit code of the verdict.
+
+    Args:
+        texts: What each panel shows; empty for the recipes' texts.
+    """
+    from pacorl.io.files import check_made, check_writable
+    from pacorl.judge import default_judge
+    from pacorl.types import Grid, Prompt
+
+    # Panels, texts and gate, before weights are loaded.
+    recipe = page.recipes[0]
+    options = options.by_recipe(recipe)
+    texts = texts or page.texts()
+    grid = Grid(1, len(page.images))
+    theme = recipe.get("theme", "")
+    prompt = Prompt(0, "", grid=grid, theme=theme, panels=tuple(texts), characters=tuple(characters))
+    again = panels_again(prompt, options, separate=False)
+    gate.of(page.files, panels=len(page.images))
+    source = choice.judge or default_judge([*page.sources, *gate.references])
+    if output.dry_run:
+        dry_run(options, choice, source, prompts=again, panels=texts, as_json=output.as_json)
+    path = output.out / f"{page.sources[0].stem if page.layout else 'page'}-repaired.png"
+    check_writable(output.out, folder=True)
+    check_made(path, mark=IMAGE_MARK, limit=4096)
+    check_report(output.report)
+    check_models(options, source, again)
+    return _redraw(page, again, path, source, options=options, choice=choice, output=output, gate=gate)
+
+
+def _redraw(
+    page: FinishedPage,
+    again: Sequence[Prompt],
+    path: Path,
+    source: str,
+    *,
+    options: AdaptedGenerator,
+    choice: ChoiceOptions,
+    output: OutputOptions,
+    gate: Gate,
+) -> int:
+    from pacorl.gate.check import check_lines, check_page
+    from pacorl.io.files import write_atomic
+    from pacorl.io.quiet import quiet_loading
+    from pacorl.runtime.cores import use_cores
+
+    quiet_loading()
+    use_cores()
+    model = load_generator(options, memory=choice.memory, edits=any(prompt.sources for prompt in again))
+    model.check(again, options.size)
+    seeds = [int(recipe.get("seed", 0)) + options.seed for recipe in page.recipes]
+    with load_judge(model, source, choice) as reward:
+        name, note = reward.name, reward.note
+        echo_errors(model.note, note)
+        redrawing = Redrawing(options, choice, gate, model, reward)
+        repair, document = redrawing.passing(page.images, page.names, again, seeds, path)
+    texts = dict(page.recipes[0]) | ({"layout": page.layout} if page.layout else {})
+    own = [texts | {"panel": prompt.panels[0]} for prompt in again] if page.layout else page.recipes
+    repair.save(path, texts if page.layout else {}, own)
+
+    # Output.
+    if output.report:
+        write_atomic(output.report, check_page(repair.after, judge=name, note=note, tries=repair.shown))
+        echo_errors(f"page: {output.report}")
+    if output.as_json:
+        print_json({"judge": name, "note": note} | document | {"file": str(path)})
+    else:
+        echo("\n".join([*check_lines(repair.after, judge=name), str(path)]))
+    return code_of(repair.after)
