@@ -31,12 +31,13 @@ from starlette.requests import HTTPConnection
 from pacorl import __version__
 from pacorl.config.options import UsageError
 from pacorl.core.questions import text_fault
-from pacorl.gate.check import ControlError, check_set
+from pacorl.gate.check import Check, ControlError, gate_of
 from pacorl.gate.paco_reward import PacoReward
 from pacorl.gate.score_set import check_count, questions_about, score_set
+from pacorl.gate.scores import Scores
 from pacorl.io.images import MAX_PIXELS, ImageError, check_shape
 from pacorl.io.uploads import submit_upload, upload_size
-from pacorl.judge.calibration import Calibration, threshold
+from pacorl.judge.calibration import Calibration
 from pacorl.judge.http import FLOOR_LOGPROB
 from pacorl.judge.local import LocalJudge, log_softmax, placement
 from pacorl.judge.prompting import ChatPrompt, DistinctImage, chat_text
@@ -57,8 +58,8 @@ BODY_BYTES = 64 * 2**20
 MOST_IMAGES = 64
 PROMPT_TOKENS = 8192
 """Limit of a prompt, images included: one thread answers all callers, and a tenfold prompt stalls it."""
-LETTERS_OF_A_TOKEN = 16
-"""Upper bound of the letters per token of any prose; tokenizing a megabyte takes 20 s."""
+LETTERS = 16 * PROMPT_TOKENS
+"""Limit of a text, which is more than its tokens have in any prose: tokenizing a megabyte takes 20 s."""
 TOGETHER = 64
 """Questions of one batch; their common beginning is computed once."""
 WAITING = 1024
@@ -70,12 +71,14 @@ WINDOW_SECONDS = 0.003
 # --- requests --------------------------------------------------------------------------------------------------
 
 
-def _encodable(text: str) -> str:
+def _plain(text: str) -> str:
     text.encode()  # half of a surrogate pair is no text
+    if fault := text_fault(text):
+        raise ValueError(fault)
     return text
 
 
-Text = Annotated[str, AfterValidator(_encodable)]
+Text = Annotated[str, Field(max_length=LETTERS), AfterValidator(_plain)]
 
 
 class Form(BaseModel):
@@ -114,11 +117,6 @@ class Message(Form):
         return [Part(type="text", text=self.content)] if isinstance(self.content, str) else self.content
 
 
-class TemplateOptions(Form):
-    enable_thinking: Literal[False] = False
-    """False, since a judge answers at once."""
-
-
 class ChatRequest(Form):
     """Conversation to continue. The text is the likeliest; log-probabilities are the model's at temperature 1."""
 
@@ -137,7 +135,8 @@ class ChatRequest(Form):
     """Tokens whose log-probabilities are listed besides the likeliest."""
     return_tokens_as_token_ids: bool = False
     """Whether tokens are named `token_id:N`, since two tokens may share a text."""
-    chat_template_kwargs: TemplateOptions = TemplateOptions()
+    chat_template_kwargs: dict[Literal["enable_thinking"], Literal[False]] = {}
+    """A judge answers at once."""
     n: Literal[1] = 1
     stream: Literal[False] = False
     user: str = ""
@@ -162,14 +161,6 @@ class ConsistencyRequest(Form):
     references: dict[Text, Annotated[list[str], Field(min_length=1, max_length=MOST_IMAGES)]] = Field({}, max_length=16)
     """Character → data URLs of its reference images, which every panel of a gate must show."""
 
-    def threshold(self, calibration: Calibration | None) -> float | None:
-        """Return the gate's threshold; None if no verdict is asked for. Raises ValueError if there is none to take."""
-        if not self.gate and self.least is None:
-            return None
-        counts = list(map(len, self.references.values()))
-        plain = not (self.theme or self.criteria)
-        return threshold(calibration, self.least, panels=len(self.images), references=counts, plain=plain)
-
 
 class TokenizeRequest(Form):
     model: str = ""
@@ -180,29 +171,23 @@ class TokenizeRequest(Form):
 # --- the judge and its queue -----------------------------------------------------------------------------------
 
 
-class Metrics:
-    """What Prometheus reads."""
-
-    def __init__(self, waiting: Callable[[], float]) -> None:
-        self.registry = CollectorRegistry()
-        options: Any = {"registry": self.registry}
-        self.seconds = Histogram("pacorl_request_seconds", "Time of a request.", ["path", "status"], **options)
-        self.batches = Counter("pacorl_batches", "Batches of first-token questions.", **options)
-        self.questions = Counter("pacorl_batched_questions", "Questions of these batches.", **options)
-        gauge = Gauge("pacorl_waiting_questions", "Questions that wait for the judge.", **options)
-        gauge.set_function(waiting)
-
-
 class ServedJudge:
     """A judge with its name, its one thread, and the queue of first-token questions."""
 
     def __init__(self, name: str, judge: LocalJudge) -> None:
         self.name = name
         self.judge = judge
+        self.note = PacoReward(judge, name=name).note
         self.tokenizer: Any = judge.processor.tokenizer
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="judge")
         self.queue: asyncio.Queue[tuple[ChatPrompt, asyncio.Future[Tensor]]] = asyncio.Queue(WAITING)
-        self.metrics = Metrics(self.queue.qsize)
+        self.registry = CollectorRegistry()
+        of_server: Any = {"registry": self.registry}
+        self.seconds = Histogram("pacorl_request_seconds", "Time of a request.", ["path", "status"], **of_server)
+        self.batches = Counter("pacorl_batches", "Batches of first-token questions.", **of_server)
+        self.questions = Counter("pacorl_batched_questions", "Questions of these batches.", **of_server)
+        waiting = Gauge("pacorl_waiting_questions", "Questions that wait for the judge.", **of_server)
+        waiting.set_function(self.queue.qsize)
 
     def check_model(self, asked: str) -> None:
         """Raise RefusedError for another model's name."""
@@ -235,46 +220,39 @@ class ServedJudge:
                 batch.append(self.queue.get_nowait())
             # Callers who have hung up need no answer.
             batch = [(prompt, answer) for prompt, answer in batch if not answer.done()]
-            self.metrics.batches.inc()
-            self.metrics.questions.inc(len(batch))
-            try:
-                rows = await self.on_thread(self.judge.log_probs, [prompt for prompt, _ in batch])
-            except Exception:
+            self.batches.inc()
+            self.questions.inc(len(batch))
+            if not await self._answer(batch):
                 # One by one: the prompt at fault must not fail the others.
                 for waiting in batch:
-                    await self._answer_alone(*waiting)
-            else:
-                for (_, answer), row in zip(batch, rows, strict=True):
-                    if not answer.done():
-                        answer.set_result(row)
+                    await self._answer([waiting], last=True)
 
-    async def _answer_alone(self, prompt: ChatPrompt, answer: asyncio.Future[Tensor]) -> None:
+    async def _answer(self, batch: Sequence[tuple[ChatPrompt, asyncio.Future[Tensor]]], *, last: bool = False) -> bool:
+        """Answer a batch, or return False; the last attempt answers with the fault, of any kind."""
+        answers: list[Any] = []
         try:
-            (row,) = await self.on_thread(self.judge.log_probs, [prompt])
-        except Exception as error:  # of any kind, for the caller
+            answers += await self.on_thread(self.judge.log_probs, [prompt for prompt, _ in batch])
+        except Exception as error:
+            if not last:
+                return False
+            answers.append(error)
+        for (_, answer), row in zip(batch, answers, strict=True):
             if not answer.done():
-                answer.set_exception(error)
-        else:
-            if not answer.done():
-                answer.set_result(row)
+                answer.set_exception(row) if isinstance(row, Exception) else answer.set_result(row)
+        return True
 
     async def prompt(self, messages: Sequence[Message]) -> tuple[ChatPrompt, int]:
         """Build the prompt of a conversation, and count its tokens.
 
         Raises:
-            RefusedError: for a control token in a text, or a prompt that is too long.
+            RefusedError: for a prompt that is too long.
             ImageError: for an invalid image, or too many.
         """
         parts = [part for message in messages for part in message.parts]
-        for text in (part.text for part in parts):
-            check_length(text)
-            if fault := text_fault(text):
-                raise RefusedError(fault)
         turns = []
         for message in messages:
             content = [
-                {"type": "text", "text": part.text} if part.type == "text" else {"type": "image"}
-                for part in message.parts
+                {"type": "image"} if part.image_url else {"type": "text", "text": part.text} for part in message.parts
             ]
             turns.append({"role": message.role, "content": content})
         images = await decoded([part.image_url.url for part in parts if part.image_url])
@@ -297,12 +275,6 @@ class ServedJudge:
         output = await self.on_thread(self.judge.generate, prompt, **options)
         ids = output.sequences[0].tolist()
         return ids, log_softmax(torch.cat(output.logits)) if request.logprobs else torch.empty(0, 0)
-
-
-def check_length(text: str) -> None:
-    """Raise RefusedError for a text far beyond the limit, before it is tokenized."""
-    if len(text) > LETTERS_OF_A_TOKEN * PROMPT_TOKENS:
-        raise RefusedError(f"a text of {len(text):,} letters; at most {PROMPT_TOKENS:,} tokens are taken")
 
 
 async def decoded(urls: Sequence[str]) -> list[Image]:
@@ -364,8 +336,6 @@ async def chat(request: ChatRequest, served: Judge) -> dict[str, Any]:
     vocabulary = served.judge.model.get_input_embeddings().num_embeddings
     if beyond := [token for token in request.logprob_token_ids if token >= vocabulary]:
         raise RefusedError(f"logprob_token_ids {beyond} are beyond the {vocabulary} tokens")
-    if (request.top_logprobs or request.logprob_token_ids) and not request.logprobs:
-        raise RefusedError("top_logprobs and logprob_token_ids need logprobs=true")
     prompt, tokens = await served.prompt(request.messages)
     ids, log_probs = await served.continuation(request, prompt)
     return completion(request, served, ids, log_probs, prompt_tokens=tokens)
@@ -376,31 +346,29 @@ async def consistency(request: ConsistencyRequest, served: Judge) -> dict[str, A
     """Score a set, or check it: the documents of `pacorl score --json` and `pacorl check --json`."""
     served.check_model(request.model)
     judge = served.judge
-    specs = questions_about(request.theme, request.criteria)
-    for spec in specs:
-        check_length(spec.text)
-    if not request.references:
-        check_count(len(request.images), ranking=request.ranking)
-    least = request.threshold(judge.calibration)
-
+    about = {"theme": request.theme, "criteria": request.criteria}
     images = await decoded([*request.images, *chain(*request.references.values())])
-    note = PacoReward(judge, name=served.name).note
-    document = {"judge": served.name, "model": served.name, "note": note}
-    options: dict[str, Any] = {"questions": specs, "symmetric": request.symmetric}
-    if least is None:
-        scores = await served.on_thread(score_set, judge, images, ranking=request.ranking, **options)
-        return document | scores.to_dict()
     panels, rest = images[: len(request.images)], iter(images[len(request.images) :])
-    characters = [(name, [next(rest) for _ in urls]) for name, urls in request.references.items()]
-    checked = await served.on_thread(check_set, judge, panels, least=least, characters=characters, **options)
-    return document | checked.to_dict()
+    work: Callable[..., Scores | Check]
+    try:
+        if request.gate or request.least is not None:
+            characters = [(name, [next(rest) for _ in urls]) for name, urls in request.references.items()]
+            rule: dict[str, Any] = {"least": request.least, "calibration": judge.calibration, **about}
+            work = gate_of(len(panels), characters=characters, symmetric=request.symmetric, **rule)
+        else:
+            check_count(len(panels), ranking=request.ranking)
+            asked = questions_about(**about)
+            work = partial(score_set, questions=asked, ranking=request.ranking, symmetric=request.symmetric)
+    except ValueError as fault:
+        raise RefusedError(str(fault)) from None
+    result = await served.on_thread(work, judge, panels)
+    return {"judge": served.name, "model": served.name, "note": served.note} | result.to_dict()
 
 
 @router.post("/tokenize")
 async def tokenize(request: TokenizeRequest, served: Judge) -> dict[str, Any]:
     """Cut a text into tokens, as vLLM does."""
     served.check_model(request.model)
-    check_length(request.prompt)
     encode = partial(served.tokenizer.encode, add_special_tokens=request.add_special_tokens)
     ids = await asyncio.to_thread(encode, request.prompt)
     return {"count": len(ids), "tokens": list(ids)}
@@ -409,8 +377,8 @@ async def tokenize(request: TokenizeRequest, served: Judge) -> dict[str, Any]:
 @router.get("/v1/models")
 async def models(served: Judge) -> dict[str, Any]:
     """List the model, with the note of its answers."""
-    note = PacoReward(served.judge, name=served.name).note
-    return {"object": "list", "data": [{"id": served.name, "object": "model", "owned_by": "pacorl", "note": note}]}
+    model = {"id": served.name, "object": "model", "owned_by": "pacorl", "note": served.note}
+    return {"object": "list", "data": [model]}
 
 
 @router.get(HEALTH)
@@ -422,7 +390,7 @@ async def health() -> dict[str, str]:
 @router.get("/metrics")
 async def show_metrics(served: Judge) -> Response:
     """Return the metrics in Prometheus' text format."""
-    return Response(generate_latest(served.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    return Response(generate_latest(served.registry), media_type=CONTENT_TYPE_LATEST)
 
 
 def create_app(name: str, judge: LocalJudge, *, api_key: str = "") -> FastAPI:
@@ -464,7 +432,7 @@ async def _measured(request: Request, proceed: Callable[[Request], Any]) -> Resp
     response: Response = await proceed(request)
     path = request.scope["path"]
     known = path if path in {route.path for route in router.routes} else "other"  # type: ignore[attr-defined]
-    seconds = request.app.state.served.metrics.seconds
+    seconds = request.app.state.served.seconds
     seconds.labels(known, str(response.status_code)).observe(time.perf_counter() - start)
     return response
 
