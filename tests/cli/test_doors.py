@@ -130,6 +130,8 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*TRAIN, "rewards=[{name: nothere}]"], "rewards: unknown reward 'nothere'"),
     ([*TRAIN, "trackers=[wandb]"], "wandb"),
     ([*TRAIN, "optimizer.lr=1e300"], "optimizer.lr"),
+    ([*TRAIN, "objective.name=nft"], "'diffusion_nft'"),
+    (["train-policy", "flux_t2is", "out=new", "model.checkpoint=b/FLUX.1-schnell"], "b/FLUX.1-schnell is distilled"),
     ([*TRAIN, "sampling.size=[33,35]"], "32x32"),
     ([*TRAIN, "sampling.tree={seeds: 5}"], "5 seeds × 2 branches = 10 samples and group_size is 12"),
     ([*TRAIN, "sampling.tree={seeds: 1, branches: [3, 4]}"], "1 stochastic steps"),

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from safetensors import SafetensorError
+from typer import Abort
 
 from pacorl import cli
 from pacorl.runtime.stopping import Interrupted
@@ -28,6 +29,8 @@ def test_a_megabyte_in_a_message_is_cut(capsys: pytest.CaptureFixture[str]) -> N
         (SafetensorError("no space"), 1, "no space"),
         (ValueError("no space"), 1, "no space"),
         (MemoryError("no space"), 1, "no space"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (Abort(), 130, "interrupted"),
         (Interrupted("stopped after epoch 3, and saved"), 75, "stopped after epoch 3, and saved"),
         (
             OSError(28, "No space left on device", "runs/a/metrics.jsonl"),
@@ -37,7 +40,7 @@ def test_a_megabyte_in_a_message_is_cut(capsys: pytest.CaptureFixture[str]) -> N
     ],
 )
 def test_a_job_script_can_tell_a_stop_from_a_fault(
-    fault: Exception, code: int, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fault: BaseException, code: int, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(**_: object) -> None:
         raise fault

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from typer import Exit, Option
+from typer import Abort, Exit, Option
 
 from pacorl import __version__
 from pacorl.cli import benchmark, dataset, files, gate, generate, serve, train
@@ -20,6 +20,8 @@ from pacorl.io.terminal import PrintableFormatter, printable
 
 LONGEST_LINE = 2000
 """Characters of a fault."""
+INTERRUPTED = 130
+"""Exit code of a Ctrl-C, as a shell has it."""
 
 app = Commands(
     name="pacorl",
@@ -89,6 +91,10 @@ def exit_code(command: Callable[[], object]) -> int:
     """Run a command and return its exit code; faults of the input or the machine become one line on stderr."""
     try:
         code = command()
+    # Typer's own exception of a Ctrl-C is an Abort. A training has handlers of its own, which save.
+    except (KeyboardInterrupt, Abort):
+        _print_fault("interrupted")
+        return INTERRUPTED
     except Exception as error:
         if hasattr(error, "format_message"):  # typer's own: a wrong option, argument or command
             return _refuse(error)

@@ -30,57 +30,26 @@ SOURCE = Argument(help="A .jsonl or .txt of prompts or edits, or tiny:train|dev|
 
 
 def recipes(*, output: JsonOption) -> None:
-    """List the recipes: name, card, model, the model's licence, purpose."""
-    from rich.table import Table
+    """List the recipes by the card that they need."""
+    from pacorl.config.recipes import read_header, recipe, recipe_command, recipe_names
 
-    from pacorl.config.recipes import recipe_names
-    from pacorl.io.console import PlainConsole
-
-    rows = [_recipe_facts(name) for name in recipe_names()]
+    rows = []
+    for name in recipe_names():
+        # A recipe's purpose and hardware are in the comment at its top.
+        card, purpose = read_header(recipe(name))
+        rows.append({"name": name, "card": card, "command": recipe_command(name), "purpose": purpose})
     if output.as_json:
         print_json({"recipes": rows})
         return
-    table = Table(*rows[0], show_lines=True)
-    for column in table.columns:
-        column.overflow = "fold"  # names stay whole
-    table.columns[0].no_wrap = True
-    for row in rows:
-        table.add_row(*row.values())
-    PlainConsole().print(table)
+    width = max(len(row["name"]) for row in rows)
+    for card in dict.fromkeys(row["card"] for row in rows):
+        echo(card)
+        for row in rows:
+            if row["card"] == card:
+                echo(f"  {row['name']:{width}}  {row['purpose']}")
     echo(
         "`pacorl train-policy NAME --dry-run` plans a run; `pacorl init my.yaml --prompts FILE` writes one of your own"
     )
-
-
-def _recipe_facts(name: str) -> dict[str, str]:
-    """Read a recipe's header, and the model that it trains with the model's licence."""
-    from pacorl.config.recipes import read_header, recipe
-    from pacorl.io.documents import read_yaml
-    from pacorl.judge_training.judge_config import JudgeConfig
-    from pacorl.models.policies import DEFAULT_KIND, POLICIES
-    from pacorl.report.publish import JUDGE_LICENCES
-    from pacorl.types import TINY
-
-    # The model: the recipe's own, or the published one of its kind.
-    file = recipe(name)
-    section = read_yaml(file).get("model", {})
-    spec = POLICIES[section.get("kind", DEFAULT_KIND)]
-    published, licence, gated = spec.published, spec.licence, spec.gated
-    if name.startswith("reward/"):
-        published = section.get("checkpoint", JudgeConfig().model.checkpoint)
-        licence = JUDGE_LICENCES.get(published, ("", ""))
-        gated = False
-    model = section.get("checkpoint", published)
-    # The terms of its use.
-    terms = licence[1] or licence[0]
-    if model == TINY:
-        terms = "apache-2.0"
-    elif gated:
-        terms += ", gated"
-
-    # A recipe's purpose and hardware are in the comment at its top.
-    card, purpose = read_header(file)
-    return {"name": name, "card": card, "model": model, "licence": terms, "purpose": purpose}
 
 
 def init(

@@ -81,7 +81,9 @@ class Commands(typer.Typer):
 
 def program() -> str:
     """Return the command by which this shell finds pacorl."""
-    return "pacorl" if shutil.which("pacorl") else sys.argv[0]
+    if shutil.which("pacorl"):
+        return "pacorl"
+    return f"{sys.executable} -m pacorl" if sys.argv[0].endswith("__main__.py") else sys.argv[0]
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pacorl.io.documents import read_text
 from pacorl.io.terminal import did_you_mean
 
 YAML = (".yaml", ".yml")
@@ -59,7 +58,7 @@ def config_file(source: str | Path) -> Path:
 def read_header(path: Path) -> tuple[str, str]:
     """Read a recipe's leading comment: its card, and the first sentence about its purpose."""
     lines = []
-    for line in read_text(path).splitlines():
+    for line in path.read_text("utf-8").splitlines():
         text = line.removeprefix("#").strip()
         if not line.startswith("#") or not text:
             break

@@ -108,6 +108,7 @@ FLUX = PolicySpec(
     hub_name="flux",
     architecture="flux.json",
     steps=28,
+    distilled={"FLUX.1-schnell": "black-forest-labs/FLUX.1-dev"},
     parameters=11_901_408_320,
     licence=DEV_LICENCE,
     gated=True,

@@ -93,6 +93,7 @@ SD3 = PolicySpec(
     hub_name="stable-diffusion-3|sd-?3",
     architecture="sd3.json",
     steps=28,
+    distilled={"stable-diffusion-3.5-large-turbo": "stabilityai/stable-diffusion-3.5-large"},
     parameters=2_243_171_520,
     licence=("other", "stabilityai-ai-community"),
     gated=True,
