@@ -112,6 +112,7 @@ def check_models(options: AdaptedGenerator, judge: str, prompts: Sequence[Prompt
     spec = checked_spec(options, prompts)
     for adapter in options.adapters or [""]:
         spec.check_source(options.model, adapter=adapter, size=options.size)
+    spec.options_for(options.model, dtype="float32", **options.policy_options)
     if judge:
         check_judge(judge)
     return spec
