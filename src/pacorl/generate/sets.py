@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import combinations, islice, product
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from PIL.Image import Image
@@ -197,7 +198,7 @@ def judge_sets(judge: Judge, prompts: Sequence[Prompt], images: Sequence[Image],
     judged = []
     for verdicts, prompt in zip(reward.pairs(prompts, images), prompts, strict=True):
         matrix = matrix_of(verdicts, prompt.grid.count)
-        score = set_score({pair: verdict.p_yes for pair, verdict in verdicts.items()}, statistic)
+        score = _mean([verdict.p_yes for verdict in verdicts.values()])
         judged.append(Judged(score, matrix, error=errors_of(verdicts.values())))
     return judged
 
@@ -268,7 +269,7 @@ def judge_edits(judge: Judge, prompts: Sequence[Prompt], images: Sequence[Image]
 def _mean(values: Sequence[float | None]) -> float | None:
     """Average; None if a value is missing."""
     present = [value for value in values if value is not None]
-    return sum(present) / len(present) if len(present) == len(values) else None
+    return fmean(present) if len(present) == len(values) else None
 
 
 def best_first(judged: Sequence[Judged]) -> list[list[int]]:
