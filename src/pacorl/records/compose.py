@@ -8,13 +8,14 @@ from dataclasses import replace
 from math import isqrt
 
 from pacorl.core.grid import PANEL_TAG, panel_tags, panel_texts, parse_layout
-from pacorl.records.panels import read_request, single_image_note, write_panels
+from pacorl.records.panels import NUMBERS, read_request, single_image_note, write_panels
 from pacorl.tiny.words import check_tiny, check_tiny_edit, tiny_prompt
 from pacorl.types import TINY, Grid, Prompt
 
 logger = logging.getLogger(__name__)
 
-NUMBERS = ("ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "SEVEN", "EIGHT", "NINE", "TEN")
+SPELT = 10
+"""Largest number of panels that a prompt names in letters."""
 
 
 def prompt_from(
@@ -108,7 +109,7 @@ def compose(theme: str, panels: Sequence[str], grid: Grid, *, shared: str = "") 
     Raises:
         ValueError: a text would be read as a panel's tag.
     """
-    count = NUMBERS[grid.count - 1] if grid.count <= len(NUMBERS) else str(grid.count)
+    count = NUMBERS[grid.count].upper() if grid.count <= SPELT else str(grid.count)
     subject = f" portraying {sentence(theme)}" if not shared else f". {sentence(shared)}"
     text = f"{count}-PANEL Images with a {grid} grid layout{subject}"
     for tag, panel in zip(panel_tags(grid), panels, strict=True):
