@@ -28,7 +28,6 @@ class FakeServer:
     served: tuple[str, ...] = ("judge",)
     tokens: dict[str, list[int]] | None = field(default_factory=lambda: dict(TOKENS))
     """What /tokenize answers; None for a server without it."""
-    takes_ids: bool = True
     key: str = ""
     behave: Callable[[Handler, int], bool] = lambda handler, number: False
     chats: list[dict[str, Any]] = field(default_factory=list)
@@ -129,8 +128,6 @@ class Handler(BaseHTTPRequestHandler):
     def _chat(self, body: dict[str, Any]) -> None:
         if body["model"] not in self.fake.served:
             self.fail(404, f"no model {body['model']}")
-        elif "logprob_token_ids" in body and not self.fake.takes_ids:
-            self.fail(400, "unknown field logprob_token_ids")
         else:
             self.answer(completion(body, p_of(body)))
 

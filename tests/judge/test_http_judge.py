@@ -4,7 +4,7 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from threading import Barrier, Event
 from typing import Any
@@ -13,16 +13,13 @@ import pytest
 from fake_server import FakeServer, Handler, chat_answer, decoded, p_of_images
 from PIL import Image
 
-from pacorl.io import outage
 from pacorl.io.images import ImageError
-from pacorl.io.net import TransientError
 from pacorl.io.outage import UnreachableError
 from pacorl.judge import judge_from, open_judge
 from pacorl.judge.http import (
     EncodedImage,
     HttpJudge,
     UnansweredError,
-    check_model,
     read_p_yes,
     sharing_order,
     turn_body,
@@ -43,8 +40,8 @@ GREY = [
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outage, "BACKOFF_SECONDS", 0.001)
-    monkeypatch.setattr(outage, "MAX_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.001)
+    monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.01)
 
 
 @pytest.fixture
@@ -91,7 +88,6 @@ def test_equal_questions_are_asked_once_whatever_objects_hold_the_images(server:
         verdicts = judge.verdicts([Question((RED, BLUE), "?"), Question((RED.copy(), BLUE.copy()), "?")])
         assert verdicts[0] == verdicts[1]
         assert len(server.chats) == judge.counters.requests == 1
-        assert judge.counters.cached == 1
 
 
 def test_an_image_is_encoded_once_per_call(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +152,7 @@ def test_a_question_that_failed_is_put_to_another_endpoint(server: FakeServer) -
     with FakeServer().running() as other, judge_of(server, other, retries=1) as judge:
         assert_all_right(judge)
         assert len(other.chats) == len(QUESTIONS)
-        assert judge.counters.retries == len(server.chats) >= 1
+        assert judge.counters.requests == len(QUESTIONS) + len(server.chats) > len(QUESTIONS)
 
 
 def test_questions_about_one_image_leave_a_busy_endpoint(server: FakeServer) -> None:
@@ -173,12 +169,12 @@ def test_token_ids_are_asked_for_where_the_server_tells_them(server: FakeServer)
     assert server.chats[0]["top_logprobs"] == 20
 
 
-@pytest.mark.parametrize("fake", [FakeServer(tokens=None), FakeServer(takes_ids=False)])
-def test_a_server_without_token_ids_is_read_by_text(fake: FakeServer) -> None:
-    with fake.running(), judge_of(fake) as judge:
+def test_a_server_without_token_ids_is_read_by_text(server: FakeServer) -> None:
+    server.tokens = None
+    with judge_of(server) as judge:
         assert_all_right(judge)
-        assert "logprob_token_ids" not in fake.chats[-1]
-        assert fake.chats[-1]["repetition_penalty"] == 1
+    assert "logprob_token_ids" not in server.chats[-1]
+    assert server.chats[-1]["repetition_penalty"] == 1
 
 
 def test_a_server_of_decisions_is_asked_for_them(server: FakeServer) -> None:
@@ -192,12 +188,10 @@ def test_a_server_of_decisions_is_asked_for_them(server: FakeServer) -> None:
 
     server.tokens = None
     server.posts["/v1/systemone"] = decide
+    server.pages["/openapi.json"] = {"paths": {"/v1/systemone": {"post": {}}}}
     with judge_of(server) as judge:
         assert_all_right(judge)
     assert server.chats == []
-    with judge_of(server, temperature=2.0) as judge:
-        odds = math.exp(math.log(truth(QUESTIONS[0]) / (1 - truth(QUESTIONS[0]))) / 2)
-        assert judge.verdicts(QUESTIONS[:1])[0].p_yes == pytest.approx(odds / (1 + odds))
 
 
 def test_a_judge_is_asked_not_to_think_first(server: FakeServer) -> None:
@@ -212,21 +206,6 @@ def test_p_yes_is_asked_for_without_a_penalty(server: FakeServer) -> None:
         judge.verdicts(QUESTIONS[:1])
         judge.explain(QUESTIONS[0])
     assert [chat.get("repetition_penalty") for chat in server.chats] == [1, None]
-
-
-@pytest.mark.parametrize("status", [400, 422])
-def test_a_strict_server_is_asked_again_without_what_it_refuses(server: FakeServer, status: int) -> None:
-    def strict(handler: Handler, number: int) -> bool:
-        unknown = [name for name in server.chats[number - 1] if name in ("chat_template_kwargs", "repetition_penalty")]
-        if unknown:
-            handler.fail(status, f"Unrecognized request argument supplied: {unknown[0]}")
-        return bool(unknown)
-
-    server.behave = strict
-    with judge_of(server, retries=0, concurrency=1) as judge:
-        assert_all_right(judge)
-        assert judge.counters.retries == 0
-    assert len(server.chats) == len(QUESTIONS) + 2
 
 
 def test_variants_ask_for_those_that_are_single_tokens(server: FakeServer) -> None:
@@ -268,12 +247,17 @@ def test_close_abandons_what_runs(server: FakeServer) -> None:
 
 TRUNCATED = b'{"model": "judge", "choices": [{"logprobs"'
 NO_LOGPROBS = {"model": "judge", "choices": [{"message": {"content": "Yes"}, "logprobs": None}]}
-FAULTS: dict[str, Callable[[Handler], None]] = {
+WIRE_FAULTS: dict[str, Callable[[Handler], None]] = {
     "429": lambda handler: handler.fail(429, Retry_After="0"),
     "500": lambda handler: handler.fail(500),
-    "503 with a date": lambda handler: handler.fail(503, Retry_After="Fri, 21 Nov 2031 07:28:00 GMT"),
-    "truncated JSON": lambda handler: handler.send(TRUNCATED),
+    "503 with a date": lambda handler: handler.fail(503, Retry_After="Fri, 21 Nov 2025 07:28:00 GMT"),
     "truncated body": lambda handler: handler.send(TRUNCATED, length=500) or setattr(handler, "close_connection", True),
+    "silence": lambda handler: setattr(handler, "close_connection", True),
+    "too slow": lambda handler: time.sleep(5),
+}
+OTHERS: dict[str, Callable[[Handler], None]] = {
+    "slow body": lambda handler: handler.trickle(b'{"model": "judge"}', seconds=6.0),
+    "truncated JSON": lambda handler: handler.send(TRUNCATED),
     "no JSON": lambda handler: handler.send(b"<html>Bad gateway</html>"),
     "a list": lambda handler: handler.answer([1, 2]),
     "an empty object": lambda handler: handler.answer({}),
@@ -282,11 +266,12 @@ FAULTS: dict[str, Callable[[Handler], None]] = {
     "logprobs that are texts": lambda handler: handler.answer(chat_answer([("Yes", "high"), ("No", "low")])),  # type: ignore[list-item]
     "NaN": lambda handler: handler.answer(chat_answer([("Yes", math.nan), ("No", -1.0)])),
     "logits": lambda handler: handler.answer(chat_answer([("Yes", 12.0), ("No", 3.0)])),
-    "silence": lambda handler: setattr(handler, "close_connection", True),
-    "too slow": lambda handler: time.sleep(5),
-    "slow body": lambda handler: handler.trickle(b'{"model": "judge"}', seconds=6.0),
 }
-EVERY_FAULT = [pytest.param(name, marks=pytest.mark.slow if "slow" in name else ()) for name in FAULTS]
+FAULTS = WIRE_FAULTS | OTHERS
+
+
+def marked(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.slow if "slow" in name else ()) for name in names]
 
 
 def patience(name: str) -> float:
@@ -302,7 +287,7 @@ def faulty(fault: Callable[[Handler], None], *, until: float) -> Callable[[Handl
     return behave
 
 
-@pytest.mark.parametrize("name", EVERY_FAULT)
+@pytest.mark.parametrize("name", marked(WIRE_FAULTS))
 def test_a_fault_that_passes_leaves_no_trace_but_a_retry(server: FakeServer, name: str) -> None:
     server.behave = faulty(FAULTS[name], until=1)
     with judge_of(server, timeout=patience(name)) as judge:
@@ -312,14 +297,14 @@ def test_a_fault_that_passes_leaves_no_trace_but_a_retry(server: FakeServer, nam
         assert (judge.counters.requests, judge.counters.retries) == (2, 1)
 
 
-@pytest.mark.parametrize("name", EVERY_FAULT)
+@pytest.mark.parametrize("name", marked(FAULTS))
 def test_a_fault_that_stays_makes_the_verdict_missing(server: FakeServer, name: str) -> None:
     server.behave = faulty(FAULTS[name], until=math.inf)
     with judge_of(server, timeout=patience(name), retries=1) as judge:
         verdict = judge.verdicts(QUESTIONS[:1])[0]
         assert verdict.p_yes is None
         assert verdict.error
-        assert (judge.counters.requests, judge.counters.missing) == (2, 1)
+        assert (judge.counters.requests, judge.counters.missing) == (1 + (name in WIRE_FAULTS), 1)
 
 
 def test_among_faults_of_every_kind_verdicts_are_right_or_missing(server: FakeServer) -> None:
@@ -565,19 +550,6 @@ def test_tokens_that_spell_the_same_are_added_up() -> None:
 def test_an_entry_that_is_repeated_counts_once() -> None:
     entries = [("Yes", math.log(0.3)), ("Yes", math.log(0.3)), ("No", math.log(0.3))]
     assert read_p_yes(chat_answer(entries)) == pytest.approx(0.5)
-
-
-@pytest.mark.parametrize("name", ["judge-untrained", "judge-2", "judge2", "my-judge", "judge/other", "JUDGE"])
-def test_another_model_is_not_this_one(name: str) -> None:
-    with pytest.raises(TransientError, match="answered instead of 'judge'"):
-        check_model({"model": name}, "judge")
-    for fuller in ("judge-2026-11-21", "org/judge", "", "judge"):
-        check_model({"model": fuller}, "judge")
-
-
-def test_temperature_divides_the_logit() -> None:
-    answer = chat_answer([("Yes", math.log(0.8)), ("No", math.log(0.2))])
-    assert read_p_yes(answer, temperature=2.0) == pytest.approx(2 / 3)
 
 
 def test_neither_word_listed_is_missing() -> None:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel
 
@@ -70,22 +70,16 @@ class ChatModel:
         url = service_url(base, name="endpoint").rstrip("/")
         key = os.environ.get(self.key_variable, "")
         with httpx2.Client(**client_options(url, seconds=self.timeout_seconds, key=key)) as transport:
-            client = openai.OpenAI(
-                base_url=url,
-                api_key="-",
-                http_client=transport,
-                max_retries=self.retries,
-            )
+            client = openai.OpenAI(base_url=url, api_key="-", http_client=transport, max_retries=self.retries)
             try:
                 # No temperature or the like: servers differ in what they take.
-                document = {"model": self.model, "messages": list(messages)}
-                options: Any = {"headers": own_headers()}
-                answer = client.post(
-                    "/chat/completions", cast_to=httpx2.Response, body=document, options=options
-                ).json()
-                used = answer.get("usage") or {}
-                text = answer["choices"][0]["message"]["content"]
-                tokens = {name: int(used.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")}
+                answer = client.chat.completions.create(
+                    model=self.model, messages=cast("Any", list(messages)), extra_headers=own_headers()
+                )
+                text = answer.choices[0].message.content
+                tokens = {}
+                for name in ("prompt_tokens", "completion_tokens"):
+                    tokens[name] = int(getattr(answer.usage, name, 0) or 0)
             except openai.APIStatusError as error:
                 fault = str(status_fault(error.response, key=key))
                 # These answer every question alike; other faults are of one question, or of the moment.

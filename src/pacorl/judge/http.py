@@ -16,7 +16,6 @@ import hashlib
 import io
 import logging
 import math
-import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -25,12 +24,13 @@ from functools import partial
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
+import numpy as np
+
 from pacorl.config.options import JUDGE_KEY
 from pacorl.core.questions import text_fault
 from pacorl.io.images import as_rgb
 from pacorl.io.net import (
     MALFORMED,
-    PASSING,
     TransientError,
     client_options,
     is_loopback,
@@ -39,10 +39,10 @@ from pacorl.io.net import (
     status_fault,
     wire_fault,
 )
-from pacorl.io.outage import OUTAGE_SECONDS, PATIENCE, Outage, UnreachableError, backoff
+from pacorl.io.outage import OUTAGE_SECONDS, Outage, UnreachableError
 from pacorl.judge.calibration import Calibration
 from pacorl.judge.judge import RETRIES, VARIANTS, WORDS, Counters, JudgeRefusedError, split_address
-from pacorl.judge.pairwise import mean_of_orders, with_turned
+from pacorl.judge.pairwise import both_orders
 from pacorl.types import Chat, Question, Verdict
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ TokenIds = tuple[tuple[int, ...], tuple[int, ...]]
 logger = logging.getLogger(__name__)
 
 COOLDOWN_SECONDS = 10.0
-"""Time for which a silent server is asked only if all others are silent too."""
+"""Time for which a silent server is asked last, and only once."""
 HOMES = 10_000
 """Most images whose servers are remembered."""
 TOP_LOGPROBS = 20  # the most that the API allows
@@ -62,12 +62,14 @@ CUT_TOLERANCE = 1e-3
 least. If that leaves P(Yes) open by more, the verdict is missing."""
 ROUNDING = 1e-2  # a server in bf16 may list a log-probability above 0 by so much
 FLOOR_LOGPROB = -9999.0  # vLLM's encoding of −inf
-OPTIONAL_FIELDS = ("chat_template_kwargs", "repetition_penalty", "logprob_token_ids", "return_tokens_as_token_ids")
-"""Fields beyond OpenAI's API, left out of requests to servers that refuse them by name."""
 
 
 class UnansweredError(Exception):
     """Permanent lack of an answer to a question."""
+
+
+class KeyRefusedError(JudgeRefusedError):
+    """The server wants another key."""
 
 
 # --- requests --------------------------------------------------------------------------------------------------
@@ -149,16 +151,6 @@ def decision_body(model: str, images: Sequence[EncodedImage], text: str) -> dict
     return {"model": model, "state": "".join(assets), "questions": {"same": question}, "assets": assets}
 
 
-def read_decision(answer: Json, *, temperature: float = 1.0) -> float:
-    """Read P(Yes) from an answer of `/v1/systemone`."""
-    p_yes = answer["answers"]["same"]["noul"]
-    if not isinstance(p_yes, float) or not 0 <= p_yes <= 1:
-        raise TransientError(f"a probability that is none: {str(p_yes)[:40]}")
-    if p_yes in (0, 1):
-        return p_yes
-    return _sigmoid((math.log(p_yes) - math.log1p(-p_yes)) / temperature)
-
-
 def sharing_order(questions: Sequence[Question]) -> list[int]:
     """Order the questions so that those with the same first images follow one another, for a server's prefix cache."""
     position: dict[int, int] = {}
@@ -171,24 +163,17 @@ def sharing_order(questions: Sequence[Question]) -> list[int]:
 # --- answers ---------------------------------------------------------------------------------------------------
 
 
-def read_p_yes(
-    answer: Json,
-    words: Sequence[Sequence[str]] = WORDS,
-    *,
-    ids: TokenIds | None = None,
-    temperature: float = 1.0,
-) -> float:
+def read_p_yes(answer: Json, words: Sequence[Sequence[str]] = WORDS, *, ids: TokenIds | None = None) -> float:
     """Read P(Yes | Yes or No) from the first token's log-probabilities of a chat completion.
 
     Args:
         words: The spellings of Yes and of No; tokens with equal spelling are added up.
         ids: Their token ids; entries named `token_id:N` are read by id, further entries by their text.
-        temperature: Divisor of the Yes − No logit.
 
     Raises:
         JudgeRefusedError: if the log-probabilities are of a sampler, and not of the model.
         UnansweredError: if the answer does not determine the probability.
-        TransientError, LookupError, TypeError: if it has another form.
+        LookupError, TypeError, ValueError: if it has another form.
     """
     # The likeliest tokens, and the sampled one, which may be far less likely than they and is no bound.
     first = choice_of(answer)["logprobs"]["content"][0]
@@ -206,8 +191,7 @@ def read_p_yes(
     names = words
     if ids and any(name.startswith("token_id:") for name, _ in entries):
         names = [[f"token_id:{i}" for i in row] for row in ids]
-    yes = _log_sum([value for name, value in entries if name in names[0]])
-    no = _log_sum([value for name, value in entries if name in names[1]])
+    yes, no = (_log_sum([value for name, value in entries if name in row]) for row in names)
 
     # Their probabilities, if the list determines them.
     if max(yes, no) <= FLOOR_LOGPROB:
@@ -217,20 +201,26 @@ def read_p_yes(
             f"{likeliest!r:.40}; a model that thinks first cannot judge"
         )
     least = min((value for name, value in listed if (name, value) != sampled), default=0.0)
-    if min(yes, no) <= FLOOR_LOGPROB and _sigmoid((least - max(yes, no)) / temperature) > CUT_TOLERANCE:
+    if min(yes, no) <= FLOOR_LOGPROB and _sigmoid(least - max(yes, no)) > CUT_TOLERANCE:
         present, absent = ("Yes", "No") if yes > no else ("No", "Yes")
         raise UnansweredError(
             f"the server listed {present} and not {absent}, which may be as likely as its least entry"
         )
-    return _sigmoid((yes - no) / temperature)
+    return _sigmoid(yes - no)
+
+
+def read_decision(answer: Json) -> float:
+    """Read P(Yes) from an answer of `/v1/systemone`. Raises as `read_p_yes` does."""
+    p_yes = float(answer["answers"]["same"]["noul"])
+    if not 0 <= p_yes <= 1:
+        raise ValueError(f"{p_yes} is no probability")
+    return p_yes
 
 
 def read_text(answer: Json) -> str:
     """Read the text of a chat completion."""
-    text = choice_of(answer)["message"]["content"]
-    if not isinstance(text, str):
-        raise TransientError("an answer without text")
-    return text.strip()
+    text: str = choice_of(answer)["message"]["content"].strip()
+    return text
 
 
 def choice_of(answer: Json) -> Any:
@@ -240,36 +230,20 @@ def choice_of(answer: Json) -> Any:
     return answer["choices"][0]
 
 
-def check_model(answer: Json, model: str) -> None:
-    """Raise TransientError if another model answered, as of a gateway; dated and qualified names are accepted."""
-    name = str(answer.get("model") or model)
-    if not re.fullmatch(rf"(.*/)?{re.escape(model)}(-20\d\d[-\d]*)?", name):
-        raise TransientError(f"{name[:80]!r} answered instead of {model!r}")
-
-
 def _entry(entry: Json) -> tuple[str, float]:
-    name = entry["token"]
+    """Return a token and its log-probability, which is finite and, up to rounding, not above 0."""
     log_prob = entry["logprob"]
-    if not isinstance(name, str) or isinstance(log_prob, bool) or not isinstance(log_prob, int | float):
-        raise TransientError("a token or log-probability of another type")
-    if not -math.inf < log_prob <= ROUNDING:  # nor NaN
-        raise TransientError("log-probabilities that are none (not finite, or above 0)")
-    return name, float(log_prob)
+    if type(log_prob) not in (int, float) or not -math.inf < log_prob <= ROUNDING:
+        raise ValueError(f"{log_prob!r:.40} is no log-probability")
+    return str(entry["token"]), float(log_prob)
 
 
 def _log_sum(log_probs: Sequence[float]) -> float:
-    top = max(log_probs, default=-math.inf)
-    if top <= FLOOR_LOGPROB:
-        return -math.inf
-    # Relative to the largest: exp of very negative values would be 0, which has no logarithm.
-    return top + math.log(sum(math.exp(log_prob - top) for log_prob in log_probs))
+    return float(np.logaddexp.reduce([value for value in log_probs if value > FLOOR_LOGPROB]))
 
 
 def _sigmoid(logit: float) -> float:
-    # By cases, since exp of a large number overflows.
-    if logit >= 0:
-        return 1 / (1 + math.exp(-logit))
-    return math.exp(logit) / (1 + math.exp(logit))
+    return math.exp(-np.logaddexp(0.0, -logit))
 
 
 # --- the judge -------------------------------------------------------------------------------------------------
@@ -285,14 +259,12 @@ class Server:
     load: int = 0
     """Number of waiting and running questions."""
     silent_until: float = 0.0
-    """Time until which it is asked only if all others are silent too."""
+    """Time until which it is asked last, and only once."""
     handshaking: asyncio.Lock = field(default_factory=asyncio.Lock)
     known: bool = False
     """Whether the handshake is complete."""
     ids: TokenIds | None = None
-    """Token ids of Yes and No; None if unknown or unsupported."""
-    refused_fields: set[str] = field(default_factory=set)
-    """Refused `OPTIONAL_FIELDS`, left out from then on."""
+    """Token ids of Yes and No; None if unknown."""
     decides: bool = False
     """Whether it is asked for decisions, because it has no log-probabilities."""
     note: str = ""
@@ -312,7 +284,6 @@ class HttpJudge:
         processes: int = 1,
         timeout: float = 60.0,
         retries: int = RETRIES,
-        temperature: float = 1.0,
         symmetric: bool = False,
         variants: bool = False,
         calibration: Calibration | None = None,
@@ -324,9 +295,8 @@ class HttpJudge:
             urls: Base URLs of the servers.
             api_key_env: The environment variable of the key.
             concurrency: Concurrent requests per server, of all `processes` (ranks) together.
-            timeout: Seconds for a whole answer, its body included.
-            retries: Further attempts before a verdict is missing.
-            temperature: Divisor of the Yes − No logit.
+            timeout: Seconds for an answer.
+            retries: Further requests of openai's client before a verdict is missing.
             symmetric: Ask about every pair in both orders (`judge.pairwise`).
             variants: Add up the spellings `VARIANTS`.
             calibration: Curves that map the verdicts' P(Yes).
@@ -339,7 +309,6 @@ class HttpJudge:
         if not urls:
             raise ValueError("a judge over HTTP needs at least one address, e.g. http://127.0.0.1:8000/v1")
         self.model = model
-        self.temperature = temperature
         self.symmetric = symmetric
         self.words = VARIANTS if variants else WORDS
         self.calibration = calibration
@@ -352,9 +321,10 @@ class HttpJudge:
         self._key = key_from(api_key_env)
         self._slots = max(1, concurrency // processes)
         self.servers: list[Server] = []
+        hooks = {"request": [self._count]}
         for url in split_address(",".join(urls))[0]:
-            transport = httpx2.AsyncClient(**client_options(url, seconds=timeout, key=self._key))
-            client = openai.AsyncOpenAI(base_url=url, api_key="-", http_client=transport, max_retries=0)
+            transport = httpx2.AsyncClient(event_hooks=hooks, **client_options(url, seconds=timeout, key=self._key))
+            client = openai.AsyncOpenAI(base_url=url, api_key="-", http_client=transport)
             self.servers.append(Server(url, client, asyncio.Semaphore(self._slots)))
         self._homes: dict[str, Server] = {}
         """Digest of an image → the server that was last asked about it."""
@@ -396,7 +366,9 @@ class HttpJudge:
 
     def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
         """Return one verdict per question, in order. Raises JudgeRefusedError or ImageError for permanent faults."""
-        return self._run(self._verdicts, list(questions))
+        ask = partial(self._run, self._verdicts)
+        verdicts: list[Verdict] = both_orders(ask, questions) if self.symmetric else ask(questions)
+        return self.calibration.calibrated(verdicts) if self.calibration else verdicts
 
     def explain(self, question: Question, *, max_new_tokens: int = 512) -> str:
         """Answer in words. Raises RuntimeError if the server gives no answer."""
@@ -448,46 +420,35 @@ class HttpJudge:
     # --- questions ---------------------------------------------------------------------------------------------
 
     async def _verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
-        # Both orders in one batch, which share encoded images.
-        turned = with_turned(questions) if self.symmetric else questions
-        images = await asyncio.to_thread(encode, turned)
+        images = await asyncio.to_thread(encode, questions)
         tasks: dict[tuple[str, ...], asyncio.Task[Verdict]] = {}
         numbered: dict[int, asyncio.Task[Verdict]] = {}
         try:
             async with asyncio.TaskGroup() as group:
-                for number in sharing_order(turned):
-                    question = turned[number]
+                for number in sharing_order(questions):
+                    question = questions[number]
                     of_question = [images[id(image)] for image in question.images]
                     # By content: the panels of two grids may be equal without being one object.
                     key = (*(image.digest for image in of_question), question.text)
-                    if key in tasks:
-                        self.counters.cached += 1
-                    else:
+                    if key not in tasks:
                         tasks[key] = group.create_task(self._verdict(of_question, question.text))
                     numbered[number] = tasks[key]
         except ExceptionGroup as faults:
             # All have the same cause: a refusal, or an outage.
             raise faults.exceptions[0] from None
-        verdicts = [numbered[number].result() for number in range(len(turned))]
-        if self.symmetric:
-            verdicts = mean_of_orders(questions, verdicts)
-        return self.calibration.calibrated(verdicts) if self.calibration else verdicts
+        return [numbered[number].result() for number in range(len(questions))]
 
     async def _verdict(self, images: Sequence[EncodedImage], text: str) -> Verdict:
-        def body(server: Server) -> dict[str, Any]:
+        async def ask(server: Server, retries: int) -> float:
             if server.decides:
-                return decision_body(self.model, images, text)
-            return verdict_body(self.model, images, text, ids=server.ids)
-
-        def read(answer: Json, server: Server) -> float:
-            if "answers" in answer:
-                return read_decision(answer, temperature=self.temperature)
-            return read_p_yes(answer, self.words, ids=server.ids, temperature=self.temperature)
+                body = decision_body(self.model, images, text)
+                return read_decision(await self._exchange(server, f"{server.url}/systemone", body, retries=retries))
+            body = verdict_body(self.model, images, text, ids=server.ids)
+            answer = await self._exchange(server, f"{server.url}/chat/completions", body, retries=retries)
+            return read_p_yes(answer, self.words, ids=server.ids)
 
         try:
-            if reason := text_fault(text):
-                raise UnansweredError(reason)
-            return Verdict(await self._ask(body, read, [image.digest for image in images]))
+            return Verdict(await self._ask(ask, text, images))
         except UnansweredError as fault:
             self.counters.missing += 1
             return Verdict(None, str(fault))
@@ -496,152 +457,137 @@ class HttpJudge:
         images = await asyncio.to_thread(encode, [Question(chat.images, chat.text)])
         content = [part if isinstance(part, str) else images[id(part)] for part in chat.content]
 
-        def body(_: Server) -> dict[str, Any]:
+        async def ask(server: Server, retries: int) -> str:
             # Greedy: the same request gets the same answer.
-            return turn_body(self.model, content, max_tokens=max_new_tokens) | {"temperature": 0}
+            body = turn_body(self.model, content, max_tokens=max_new_tokens) | {"temperature": 0}
+            return read_text(await self._exchange(server, f"{server.url}/chat/completions", body, retries=retries))
 
         try:
-            if reason := text_fault(chat.text):
-                raise UnansweredError(reason)
-            return await self._ask(
-                body, lambda answer, _: read_text(answer), [image.digest for image in images.values()]
-            )
+            return await self._ask(ask, chat.text, list(images.values()))
         except UnansweredError as fault:
             raise RuntimeError(f"{self.model} gave no reasons: {fault}") from None
 
-    async def _ask(
-        self, body: Callable[[Server], dict[str, Any]], read: Callable[[Json, Server], T], images: Sequence[str]
-    ) -> T:
-        """Ask until `read` accepts an answer; `images` are the digests of the question's images.
+    async def _ask(self, ask: Callable[[Server, int], Awaitable[T]], text: str, images: Sequence[EncodedImage]) -> T:
+        """Ask the servers in turn until one answers.
+
+        Args:
+            ask: Server and number of retries → its answer.
 
         Raises:
-            UnansweredError: after the last retry.
+            UnansweredError: if none answers.
             UnreachableError: if all servers stay silent for the seconds of `wait_for_outages`.
             JudgeRefusedError: for a wrong model name, key or address.
         """
-        tried: Server | None = None
-        failed = 0
+        if reason := text_fault(text):
+            raise UnansweredError(reason)
         again = False
         while True:
-            server = self._choose(images, tried)
-            tried = server
-            server.load += 1
-            try:
-                async with server.slots:
-                    sent_at = time.monotonic()
-                    # It may have fallen silent while this question waited, and another server may not.
-                    if min(other.silent_until for other in self.servers) <= sent_at < server.silent_until:
-                        continue
-                    self.counters.retries += again
-                    await self._handshake(server)
-                    answer = await self._post(server, body)
-                check_model(answer, self.model)
-                return _parsed(partial(read, answer, server))
-            except TransientError as error:
-                fault = error
-            finally:
-                server.load -= 1
-            again = True
+            sent_at = time.monotonic()
+            servers = self._in_order([image.digest for image in images])
+            for server in servers:
+                server.load += 1
+                try:
+                    async with server.slots:
+                        # It may have fallen silent while this question waited, and another server may not.
+                        silent = server.silent_until > time.monotonic()
+                        last = server is servers[-1]
+                        if silent and not last:
+                            continue
+                        retries = self.retries if last and not silent else 0
+                        await self._handshake(server, retries)
+                        return await ask(server, retries)
+                except TransientError as error:
+                    fault = error
+                except MALFORMED as error:
+                    if isinstance(error, JudgeRefusedError):
+                        raise
+                    fault = TransientError(f"an answer of another form ({type(error).__name__})")
+                finally:
+                    server.load -= 1
 
-            # In an outage of all servers no attempt counts.
-            wait = self._silence.wait(fault, sent_at=sent_at) if fault.unreachable else None
-            if wait is not None and self._waits:
-                await asyncio.sleep(wait)
-                continue
-            failed += 1
-            hangs = wait is not None and self._silence.lasts >= PATIENCE * self.timeout
-            if failed > self.retries or hangs:
-                raise UnansweredError(f"{fault} (attempt {failed}, the last)")
-            await asyncio.sleep(max(fault.wait, backoff(failed)))
+            # In an outage of all servers the question waits; once more if others were answered meanwhile.
+            if not (fault.unreachable and self._waits):
+                raise UnansweredError(str(fault))
+            wait = self._silence.wait(fault, sent_at=sent_at)
+            if wait is None and again:
+                raise UnansweredError(str(fault))
+            again = wait is None
+            await asyncio.sleep(wait or 0)
 
-    def _choose(self, images: Sequence[str], tried: Server | None) -> Server:
-        """Choose the server that was asked about these images, or else the least loaded one.
+    def _in_order(self, images: Sequence[str]) -> list[Server]:
+        """Order the servers for a question about these images.
 
-        Silent servers come last, and before them the one that this question has just `tried`.
+        The one that was asked about them comes first, then the less loaded; silent servers come last.
         """
         now = time.monotonic()
         home = next((self._homes[image] for image in images if image in self._homes), None)
 
-        def preference(server: Server) -> tuple[bool, bool, bool, int, float]:
+        def preference(server: Server) -> tuple[bool, bool, int]:
             # A home behind by all its slots is left: computing a prefix again is cheaper than waiting.
             away = home is not None and server is not home and home.load < server.load + self._slots
-            return now < server.silent_until, server is tried, away, server.load, server.silent_until
+            return now < server.silent_until, away, server.load
 
-        server = min(self.servers, key=preference)
+        servers = sorted(self.servers, key=preference)
         # Forgetting costs a prefix computed again; an entry for every image of a long run would cost memory.
         if len(self._homes) > HOMES:
             self._homes.clear()
-        self._homes |= dict.fromkeys(images, server)
-        return server
+        self._homes |= dict.fromkeys(images, servers[0])
+        return servers
 
-    async def _post(self, server: Server, body: Callable[[Server], dict[str, Any]]) -> Json:
-        """Send a question, and once more without each optional field that the server refuses by name."""
-        import openai
-
-        while True:
-            self.counters.requests += 1
-            sent = {name: value for name, value in body(server).items() if name not in server.refused_fields}
-            try:
-                page = "systemone" if "assets" in sent else "chat/completions"
-                return await self._exchange(server, f"{server.url}/{page}", sent)
-            except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
-                fault = str(status_fault(error.response, key=self._key))
-                refused = {name for name in OPTIONAL_FIELDS if name in sent and name in fault}
-                server.refused_fields |= refused
-                if not refused:
-                    raise UnansweredError(fault) from None
-            except openai.APIStatusError as error:
-                raise self._refusal(error.response) from None
-
-    async def _exchange(self, server: Server, url: str, body: Json | None = None) -> Json:
+    async def _exchange(self, server: Server, url: str, body: Json | None = None, *, retries: int = 0) -> Json:
         """Exchange one request, and note whether the server answers.
 
         Raises:
-            TransientError: for a fault of the wire, a status that passes, or an answer that is no JSON object.
-            openai.APIStatusError: for any other status.
+            TransientError: if there is no answer, or one that may pass.
+            JudgeRefusedError: for a refused key or a wrong address.
+            UnansweredError: for any other status.
+            LookupError, TypeError, ValueError: if the answer is no JSON object.
         """
         import httpx2
         import openai
 
+        send = server.client.get if body is None else partial(server.client.post, body=body)
+        options = {"headers": own_headers(), "max_retries": retries}
+        fault: Exception | None = None
         try:
             # Over everything: each chunk of a slow body would reset the client's own limit.
-            async with asyncio.timeout(self.timeout):
-                options: Any = {"headers": own_headers()}
-                if body is None:
-                    response = await server.client.get(url, cast_to=httpx2.Response, options=options)
-                else:
-                    response = await server.client.post(url, cast_to=httpx2.Response, body=body, options=options)
+            async with asyncio.timeout(self.timeout * (1 + retries)):
+                response = await send(url, cast_to=httpx2.Response, options=options)
         except (TimeoutError, openai.APITimeoutError):
             fault = TransientError(f"no answer within {self.timeout:g} s", unreachable=True)
         except openai.APIConnectionError as error:
             fault = wire_fault(server.url, error)
         except openai.APIStatusError as error:
-            fault = status_fault(error.response, key=self._key)
-            if not fault.unreachable:
-                self._note_answer(server)
-                if error.status_code in PASSING or error.status_code >= 500:
-                    raise fault from None
-                raise
-        else:
-            self._note_answer(server)
-            return _parsed(lambda: dict(response.json()))
-        server.silent_until = time.monotonic() + COOLDOWN_SECONDS
-        raise fault from None
+            fault = self._refusal(error.response)
 
-    def _note_answer(self, server: Server) -> None:
-        server.silent_until = 0.0
-        self._silence.note_answer()
+        if isinstance(fault, TransientError) and fault.unreachable:
+            server.silent_until = time.monotonic() + COOLDOWN_SECONDS
+        else:
+            server.silent_until = 0.0
+            self._silence.note_answer()
+        if fault:
+            raise fault from None
+        return dict(response.json())
 
     def _refusal(self, response: Any) -> Exception:
-        """Map a status that no retry changes to an exception."""
-        fault = f"{response.request.url}: {status_fault(response, key=self._key)}"
-        if response.status_code in (401, 403):
-            return JudgeRefusedError(
-                f"{fault}; put the server's key into {JUDGE_KEY} (in a run's config: judge.api_key_env)"
-            )
-        if response.status_code == 404 or response.has_redirect_location:
-            return JudgeRefusedError(f"{fault}; check the judge's address and the model's name {self.model!r}")
-        return UnansweredError(fault)
+        """Map a status that openai's client does not take for an answer to an exception."""
+        fault = status_fault(response, key=self._key)
+        status = response.status_code
+        if status == 429 or status >= 500:
+            return fault
+        if status in (401, 403):
+            fix = f"put the server's key into {JUDGE_KEY} (in a run's config: judge.api_key_env)"
+            return KeyRefusedError(f"{response.request.url}: {fault}; {fix}")
+        if status == 404 or response.has_redirect_location:
+            fix = f"check the judge's address and the model's name {self.model!r}"
+            return JudgeRefusedError(f"{response.request.url}: {fault}; {fix}")
+        return UnansweredError(str(fault))
+
+    async def _count(self, request: Any) -> None:
+        """Count a question's requests, as the client sends them."""
+        if request.method == "POST" and not request.url.path.endswith("/tokenize"):
+            self.counters.requests += 1
+            self.counters.retries += request.headers.get("x-stainless-retry-count", "0") != "0"
 
     # --- the handshake -----------------------------------------------------------------------------------------
 
@@ -652,7 +598,7 @@ class HttpJudge:
         for server in self.servers:
             while True:
                 try:
-                    await self._handshake(server)
+                    await self._handshake(server, 0)
                     break
                 except TransientError as fault:
                     left = deadline - time.monotonic()
@@ -663,94 +609,68 @@ class HttpJudge:
                         logger.warning("no judge at %s: %s; waiting up to %g s for it", server.url, fault, patience)
                 await asyncio.sleep(min(1.0, left))
 
-    async def _handshake(self, server: Server) -> None:
+    async def _handshake(self, server: Server, retries: int) -> None:
         """Query a server's models and token ids, once."""
         async with server.handshaking:
             if server.known:
                 return
-            notes = _notes_by_model(await self._optional(server, f"{server.url}/models") or {})
+            page = partial(self._page, server, retries=retries)
+            base = server.url.removesuffix("/v1")
+
+            # The model, by its name or because it is alone.
+            listed = await page(f"{server.url}/models")
+            try:
+                notes = {str(model["id"]): str(model.get("note") or "") for model in listed["data"]}
+            except MALFORMED:
+                notes = {}
             names = ", ".join([*notes][:20])[:500]
             if not self.model and len(notes) != 1:
                 raise JudgeRefusedError(f"{server.url} serves {names or 'no list of models'}; name one as URL#MODEL")
             self.model = self.model or next(iter(notes))
-            if notes and self.model not in notes and not await self._decides(server):
-                raise JudgeRefusedError(f"{server.url} serves no model {self.model!r}; it serves {names}")
             server.note = notes.get(self.model, "")
-            server.ids = await self._token_ids(server)
-            # `transformers serve` has no log-probabilities, and another page for probabilities.
-            server.decides = server.ids is None and await self._decides(server)
+
+            # Its tokens. `transformers serve` has no log-probabilities, but a page for probabilities.
+            server.ids = await self._token_ids(server, partial(page, f"{base}/tokenize"))
+            if server.ids is None:
+                server.decides = "/v1/systemone" in str((await page(f"{base}/openapi.json")).get("paths"))
+            if notes and self.model not in notes and not server.decides:
+                raise JudgeRefusedError(f"{server.url} serves no model {self.model!r}; it serves {names}")
             server.known = True  # last: it marks the handshake as complete
 
-    async def _decides(self, server: Server) -> bool:
-        """Whether a server has transformers' page of decisions, which is there for posts alone."""
-        import openai
-
-        try:
-            await self._exchange(server, f"{server.url}/systemone")
-        except openai.APIStatusError as error:
-            return error.status_code == 405
-        except TransientError as fault:
-            if fault.unreachable:
-                raise
-        return False
-
-    async def _token_ids(self, server: Server) -> TokenIds | None:
+    async def _token_ids(self, server: Server, tokenize: Callable[[Json], Awaitable[Json]]) -> TokenIds | None:
         """Query the ids of single-token words from vLLM's /tokenize; None if there is no such page."""
         ids: list[tuple[int, ...]] = []
         for words in self.words:
             single: list[int] = []
             for word in words:
-                body = {"model": self.model, "prompt": word, "add_special_tokens": False}
-                answer = await self._optional(server, f"{server.url.removesuffix('/v1')}/tokenize", body)
-                tokens = (answer or {}).get("tokens")
-                if not isinstance(tokens, list) or not all(type(token) is int and token >= 0 for token in tokens):
+                answer = await tokenize({"model": self.model, "prompt": word, "add_special_tokens": False})
+                tokens = answer.get("tokens")
+                if not isinstance(tokens, list):
                     return None
                 # A score is read from one position, so spellings of several tokens cannot count.
-                if len(tokens) == 1:
-                    single += tokens
+                single += tokens if len(tokens) == 1 else []
             if not single:
                 raise JudgeRefusedError(f"{words[0]!r} is not a single token for {self.model} at {server.url}")
             ids.append(tuple(single))
         return ids[0], ids[1]
 
-    async def _optional(self, server: Server, url: str, body: Json | None = None) -> Json | None:
-        """Read a page that not every server has."""
-        import openai
-
+    async def _page(self, server: Server, url: str, body: Json | None = None, *, retries: int) -> Json:
+        """Read a page that not every server has; empty without it."""
         try:
-            return await self._exchange(server, url, body)
-        except openai.APIStatusError as error:
-            # A gateway may guard the pages outside of the API differently.
-            if error.status_code in (401, 403) and url.startswith(server.url):
-                raise self._refusal(error.response) from None
-            return None
+            return await self._exchange(server, url, body, retries=retries)
         except TransientError as fault:
             if fault.unreachable:
                 raise
-            return None
-
-
-def _parsed(parse: Callable[[], T]) -> T:
-    """Parse an answer. Raises TransientError for a malformed one: another try may be answered well."""
-    try:
-        return parse()
-    except JudgeRefusedError:
-        raise
-    except MALFORMED as error:
-        raise TransientError(f"an answer of another form ({type(error).__name__})") from None
+        except KeyRefusedError:
+            # A gateway may guard the pages outside of the API differently.
+            if url.startswith(server.url):
+                raise
+        except (UnansweredError, *MALFORMED):
+            pass
+        return {}
 
 
 def _remedy(url: str) -> str:
     """Name the command that serves a judge at an address of this machine, as a clause; empty for any other address."""
     parts = urlsplit(url)
     return f" (`pacorl serve CHECKPOINT --port {parts.port}` serves one)" if is_loopback(parts.hostname or "") else ""
-
-
-def _notes_by_model(document: Json) -> dict[str, str]:
-    """Read the models by name, each with its note, which `pacorl serve` alone gives."""
-    models = document.get("data")
-    notes = {}
-    for model in models if isinstance(models, list) else ():
-        if isinstance(model, dict) and "id" in model:
-            notes[str(model["id"])] = " ".join(str(model.get("note") or "").split())[:500]
-    return notes

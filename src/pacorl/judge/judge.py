@@ -66,8 +66,6 @@ class Counters:
     """Requests that repeat a failed request."""
     missing: int = 0
     """Distinct questions that ended without a probability."""
-    cached: int = 0
-    """Questions answered by an identical question of the same call."""
 
 
 @runtime_checkable

@@ -75,7 +75,6 @@ class LocalJudge:
         processor: Any,
         *,
         batch_tokens: int = BATCH_TOKENS,
-        temperature: float = 1.0,
         symmetric: bool = False,
         variants: bool = False,
         share: bool | None = None,
@@ -85,7 +84,6 @@ class LocalJudge:
         Args:
             batch_tokens: The most tokens of one forward, padding included (a longer prompt passes alone); on a CPU at
                 most `CPU_TOKENS` per thread.
-            temperature: Divisor of the Yes − No logit.
             symmetric: Ask about every pair in both orders; the verdict is the mean, `order_gap` their distance.
             variants: Add up the spellings `VARIANTS`, EditReward-Bench's rule.
             share: Compute common prefixes once; by default for families with a proof of equality.
@@ -103,7 +101,6 @@ class LocalJudge:
         """Conversion of questions to tokens and pixels."""
         # Settings of verdicts.
         self.batch_tokens = batch_tokens
-        self.temperature = temperature
         self.symmetric = symmetric
         self.share = can_share(model.config) if share is None else share
         """Whether common prefixes of prompts are computed once."""
@@ -218,7 +215,7 @@ class LocalJudge:
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         yes, no = wide.split([len(self.yes_ids), len(self.no_ids)], dim=-1)
         logit_P2 = torch.stack([yes.logsumexp(-1), no.logsumexp(-1)], dim=-1)
-        return (logit_P2 / self.temperature).softmax(-1)[:, 0]
+        return logit_P2.softmax(-1)[:, 0]
 
     @torch.inference_mode()
     def _last_logits(self, prompts: Sequence[ChatPrompt], columns: Tensor | slice) -> Tensor:
@@ -270,17 +267,17 @@ def check_local(checkpoint: str, adapter: str = "") -> tuple[str, str]:
         The base, a folder or hub name, and the adapter on it.
 
     Raises:
-        ValueError: There is no such checkpoint or adapter, or the adapter has layers missing in the checkpoint.
+        ValueError: There is no such checkpoint or adapter.
     """
-    from pacorl.judge.adapter import base_and_adapter, today
-    from pacorl.models.lora import PEFT_CONFIG, check_layers
+    from pacorl.judge.adapter import base_and_adapter
+    from pacorl.models.lora import PEFT_CONFIG, adapter_file
 
     source = str(EMBEDDED.get(checkpoint, checkpoint))
     check_checkpoint(source, "config.json", PEFT_CONFIG)
     base, adapter = base_and_adapter(source, adapter)
     check_checkpoint(base, "config.json")
     if adapter:
-        check_layers(adapter, base, rename=today)
+        adapter_file(adapter)
     return base, adapter
 
 

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from pacorl.io.documents import blamed_on, parse_object, read_object, typed, write_json
 from pacorl.io.files import replacing, safetensors_errors
-from pacorl.io.hub import HUB_NAME, check_checkpoint, local_file
+from pacorl.io.hub import HUB_NAME, check_checkpoint
 
 ADAPTER = "default"
 """PEFT's name of a model's only adapter."""
@@ -139,68 +139,6 @@ def _from_hub(source: str, *, fetch: bool) -> Path:
         within = [f"{path}/{name}" for name in ADAPTER_FILES] if path else []
         check_checkpoint(repo, *files, *within)
     return Path(snapshot_download(repo, allow_patterns=files, local_files_only=not fetch), path)
-
-
-def check_layers(source: str, checkpoint: str, *, component: str = "", rename: Callable[[str], str] = str) -> None:
-    """Check, by names and shapes in the files' headers, that an adapter belongs to a checkpoint.
-
-    It does not if the checkpoint lacks all of its layers, or has a layer of another shape. The loaded model, whose
-    names may differ from its files', is checked for completeness later. Incomplete local files are not checked, nor
-    adapters in foreign names, which must be converted first.
-
-    Args:
-        source: An adapter, as for `adapter_file`.
-        checkpoint: A folder or hub name.
-        component: The subfolder with the weights.
-        rename: Name of a layer in either file → its name in today's code.
-
-    Raises:
-        ValueError: There is no adapter, or it belongs to another checkpoint.
-    """
-    weights = _shapes(adapter_file(source))
-    layers = {rename(name.removesuffix(".weight")): shape for name, shape in _layers(checkpoint, component).items()}
-    module = ""
-    fits = not layers
-    for name, shape in weights.items() if layers else ():
-        weight = WEIGHT.fullmatch(name)
-        module = rename(_unwrapped(weight["module"] if weight else name, layers))
-        layer = layers.get(module)
-        # The converter is needed to compare other trainers' names.
-        fits = fits or bool(FOREIGN.search(module))
-        if weight and layer and len(layer) == len(shape) == 2:
-            fits = True
-            side = 1 if SIDES[weight["side"]] == "A" else 0
-            if shape[side] != layer[side]:
-                raise ValueError(
-                    f"{source} does not fit {checkpoint}: it has {shape[side]} where {module} has {layer[side]}; "
-                    "it belongs to a base of another size"
-                )
-    # Some unknown layers are allowed: a later check against the loaded model names them.
-    if not fits:
-        raise ValueError(f"{source} does not fit {checkpoint}: it has no layer {module}")
-
-
-def _layers(checkpoint: str, component: str) -> dict[str, list[int]]:
-    """Read name → shape of a checkpoint's weights; empty unless all of its files are on this machine."""
-    config = local_file(checkpoint, f"{component}/config.json".lstrip("/"))
-    if config is None:
-        return {}
-    folder = config.parent
-    for index in folder.glob("*.safetensors.index.json"):
-        # Of an incomplete download, absent layers would look like those of another checkpoint.
-        shards = set(read_object(index).get("weight_map", {}).values())
-        if not all((folder / str(shard)).is_file() for shard in shards):
-            return {}
-
-    shapes: dict[str, list[int]] = {}
-    for path in folder.glob("*.safetensors"):
-        shapes |= _shapes(path)
-    return shapes
-
-
-def _shapes(file: Path) -> dict[str, list[int]]:
-    with safetensors_errors(file), safe_open(file, framework="pt") as opened:
-        return {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
 
 
 # --- reading -------------------------------------------------------------------------------------------------------

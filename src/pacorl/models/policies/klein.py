@@ -120,7 +120,7 @@ class KleinPolicy(PipelinePolicy):
             prompt = tokenizer.apply_chat_template(
                 chat, tokenize=False, add_generation_prompt=True, enable_thinking=False
             )
-            counts.append(len(tokenizer(prompt).input_ids))
+            counts.append(len(tokenizer(prompt, verbose=False).input_ids))
         return counts
 
     def encode_sources(self, prompt: Prompt, size: Size) -> dict[str, Tensor]:

@@ -230,7 +230,7 @@ class PolicySpec:
             The folder or hub name.
 
         Raises:
-            ValueError: There is none, it is another pipeline, or the adapter or the size does not fit.
+            ValueError: There is none, it is another pipeline, the size does not fit, or there is no such adapter.
         """
         from pacorl.io.hub import local_file
 
@@ -238,11 +238,10 @@ class PolicySpec:
         if isinstance(self.pipeline, str | type):
             self._check_class(source)
 
-        # The adapter's layers and the size.
         if adapter:
-            from pacorl.models.lora import check_layers
+            from pacorl.models.lora import adapter_file
 
-            check_layers(self.adapter_source(checkpoint, adapter), source, component="transformer")
+            adapter_file(self.adapter_source(checkpoint, adapter))
         if size and self.parts:
             # A local VAE may have another scale than the published one, which decides the step of the sides.
             config = local_file(source, "vae/config.json")
