@@ -284,7 +284,8 @@ def test_every_key_of_a_judges_config_is_free_or_refused() -> None:
         *("out", "log_every", "evaluate_every", "save_every", "keep_checkpoints", "merge", "trackers"),
         *("model.gradient_checkpointing", "data.evaluation", "data.evaluation_limit", "data.workers"),
     }
-    config, walked = JudgeConfig(), {"trainer"}
+    config = JudgeConfig()
+    walked: set[str] = set()
     before = as_read_back(config.model_dump(mode="json"))
     for section, name, key in leaves(before):
         walked.add(key)
@@ -292,9 +293,6 @@ def test_every_key_of_a_judges_config_is_free_or_refused() -> None:
         assert refused(before, config, judge_trainer.FREE_KEYS) == (key not in free), key
         section[name] = kept
     assert walked >= keys_of("train-reward")
-    more = JudgeConfig(trainer={"adam_beta1": 0.5})
-    assert refused(before, more, judge_trainer.FREE_KEYS)
-    assert refused(as_read_back(more.model_dump(mode="json")), config, judge_trainer.FREE_KEYS)
 
 
 def keys_of(command: str) -> set[str]:

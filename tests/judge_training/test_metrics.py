@@ -45,30 +45,22 @@ def test_order_gap_passes_over_single_images() -> None:
     assert math.isnan(order_gap(np.array([0.2]), np.array([np.nan])))
 
 
-def test_categories_are_measured_apart() -> None:
-    found = decision_metrics(
-        [0.9, 0.2, 0.4, 0.6],
-        [True, False, True, False],
-        swapped=[0.8, 0.2, None, None],
-        category=["hat", "hat", "x", "x"],
-    )
-    assert (found["decision_accuracy"], found["decision_accuracy/hat"], found["decision_accuracy/x"]) == (0.5, 1.0, 0.0)
-    assert (found["auc/hat"], found["auc/x"], found["auc"]) == (1.0, 0.0, 0.75)
+def test_a_judge_is_measured_by_four_numbers() -> None:
+    p, y = np.array([0.9, 0.2, 0.4, 0.6]), np.array([True, False, True, False])
+    found = decision_metrics(p, y, swapped_N=np.array([0.8, 0.2, np.nan, np.nan]))
+    assert (found["decision_accuracy"], found["auc"]) == (0.5, 0.75)
     assert found["order_gap"] == pytest.approx(0.05)
-    assert math.isnan(found["order_gap/x"])
-    alone = decision_metrics([0.9], [True], swapped=[None], category=["hat"])
-    assert set(alone) == {"decision_accuracy", "auc", "ece", "order_gap"}
+    assert set(found) == {"decision_accuracy", "auc", "ece", "order_gap"}
 
 
 class Scripted:
-    """A model that says given logits, and those positions of them, or columns, that it is asked for."""
+    """A model that says given logits, at those positions that it is asked for."""
 
     def __init__(self, logits_BLV: Tensor) -> None:
         self.logits_BLV = logits_BLV
 
     def __call__(self, *, logits_to_keep: Tensor, **inputs: object) -> SimpleNamespace:
-        kept = logits_to_keep if logits_to_keep.dtype == torch.bool else (slice(None), logits_to_keep)
-        return SimpleNamespace(logits=self.logits_BLV[kept])
+        return SimpleNamespace(logits=self.logits_BLV[logits_to_keep])
 
 
 def test_answers_are_read_one_position_before_them() -> None:

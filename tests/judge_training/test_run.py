@@ -27,13 +27,13 @@ from pacorl.core.questions import consistent
 from pacorl.io.images import ImageError, open_image
 from pacorl.io.processor import load_processor
 from pacorl.judge.local import LocalJudge
-from pacorl.judge_training import judge_trainer, loop
+from pacorl.judge_training import judge_trainer
 from pacorl.judge_training.examples import Collator, ComparisonDataset, each_once, in_both_orders, load_data
 from pacorl.judge_training.judge_config import JudgeConfig, RewardTuningConfig
-from pacorl.judge_training.judge_trainer import STATE, JudgeTrainer, build_trainer, checkpoints
+from pacorl.judge_training.judge_trainer import JudgeTrainer, build_trainer, checkpoints
 from pacorl.judge_training.loop import (
+    DIGESTS,
     LABEL_KEYS,
-    LossSums,
     WeightedLikelihoodTrainer,
     micro_batches,
     read_answers,
@@ -111,12 +111,7 @@ def model() -> Any:
     return load_model("tiny", dtype="float32")
 
 
-@pytest.mark.parametrize("selects", sorted({loop.SELECTS_POSITIONS, False}))
-def test_the_head_on_answers_alone_gives_the_loss_of_full_logits(
-    batch: dict[str, Any], model: Any, selects: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where transformers selects columns alone, as 5.17 does."""
-    monkeypatch.setattr(loop, "SELECTS_POSITIONS", selects)
+def test_the_head_on_answers_alone_gives_the_loss_of_full_logits(batch: dict[str, Any], model: Any) -> None:
     answers = read_answers(model, batch, yes=0, no=1)
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "mm_token_type_ids", "pixel_values",
                                              "image_grid_thw")}  # fmt: skip
@@ -149,7 +144,6 @@ def test_every_family_learns_on_answers_alone(family: str, data: Path) -> None:
     torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-8)
 
 
-@pytest.mark.skipif(not loop.SELECTS_POSITIONS, reason="this transformers selects columns of all rows")
 def test_the_head_sees_answer_positions_only(batch: dict[str, Any], model: Any) -> None:
     seen = []
     with model.lm_head.register_forward_hook(lambda module, given, made: seen.append(made.shape)):
@@ -207,7 +201,7 @@ class Gradients(TrainerCallback):
 
 def gradients(config: JudgeConfig) -> list[torch.Tensor]:
     arguments, seen = training_arguments(config, evaluates=False), Gradients()
-    trainer = build_trainer(config, load_data(config), arguments, LossSums(), callbacks=[seen])
+    trainer = build_trainer(config, load_data(config), arguments, callbacks=[seen])
     trainer.train()
     return seen.steps
 
@@ -224,13 +218,8 @@ def test_accumulation_changes_nothing(run: Any, batch: int, micro: int) -> None:
         assert (one - other).norm() < 1e-5 * one.norm()
 
 
-@pytest.mark.parametrize("is_scaled", [True, pytest.param(None, marks=pytest.mark.slow)])
-def test_a_last_step_that_is_not_full_is_a_mean_too(
-    run: Any, data: Path, is_scaled: bool | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three comparisons as 2 + 1: the mean over three, not the mean of two means; also without the attribute that
-    transformers 5.17 does not read."""
-    monkeypatch.setattr(WeightedLikelihoodTrainer, "loss_is_scaled_for_ga", is_scaled)
+def test_a_last_step_that_is_not_full_is_a_mean_too(run: Any, data: Path) -> None:
+    """Three comparisons as 2 + 1: the mean over three, not the mean of two means."""
     three = comparisons_from(str(data))[:3]
     save_comparisons(three, data.with_name("three.jsonl"))
     source = [f"data.train=['{data.with_name('three.jsonl')}']", "optimizer.batch=4", "optimizer.max_grad_norm=0"]
@@ -253,8 +242,8 @@ def test_a_batch_is_dealt_to_processes_and_forwards(run: Any) -> None:
 def test_a_stopped_run_goes_on_bit_for_bit(
     run: Any, data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Dropout, a checkpoint between two lines of the log, and a newer checkpoint that was cut short."""
-    more = ["tuning.dropout=0.2", f"data.evaluation=['{data}']", "data.evaluation_limit=2", "evaluate_every=4"]
+    """A checkpoint between two lines of the log, and newer ones that were cut short or damaged."""
+    more = [f"data.evaluation=['{data}']", "data.evaluation_limit=2", "evaluate_every=4"]
     whole, stopped = run(*more, out="whole"), run(*more, out="stopped")
     JudgeTrainer(whole).train()
     loss = WeightedLikelihoodTrainer.compute_loss
@@ -270,10 +259,10 @@ def test_a_stopped_run_goes_on_bit_for_bit(
             JudgeTrainer(stopped).train()
     (checkpoint,) = checkpoints(stopped.out / "checkpoints")
     assert checkpoint.name == "checkpoint-3"
-    torn = checkpoint.with_name("checkpoint-5")
-    shutil.copytree(checkpoint, torn)
-    (torn / STATE).unlink()
-    (torn / "adapter_model.safetensors").write_bytes(b"cut short")
+    for torn in (checkpoint.with_name("checkpoint-4"), checkpoint.with_name("checkpoint-5")):
+        shutil.copytree(checkpoint, torn)
+        (torn / "adapter_model.safetensors").write_bytes(b"cut short")
+    (torn / DIGESTS).unlink()
     with (stopped.out / "metrics.jsonl").open("a") as log:
         log.write('{"kind": "train", "epoch": 0, "step": 5, "loss": 0}\n{"kind": "tr')
     with pytest.raises(ValueError, match="holds a run already; go on with --resume"):
@@ -285,11 +274,17 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     trainer = JudgeTrainer(run(*more, "keep_checkpoints=5", out="stopped"), resume=True)
     trainer.train()
     assert "resumed with another setting: keep_checkpoints was 2 and is now 5" in caplog.text
-    assert [line for line in lines(stopped.out) if line["kind"] != "changes"] == lines(whole.out)
-    assert [line["step"] for line in lines(whole.out)] == [0, 2, 4, 4, 6, 6]
-    expected, found = weights(whole.out), weights(stopped.out)
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
-    assert any(value.abs().sum() > 0 for name, value in found.items() if "lora_B" in name)
+    assert "checkpoint-4/adapter_model.safetensors is damaged" in caplog.text
+    # The stop is a line of its own, so the next one is a mean over what follows it.
+    found = [line for line in lines(stopped.out) if line["kind"] != "changes"]
+    assert [line["step"] for line in found] == [0, 2, 3, 4, 4, 6, 6]
+    del found[2]
+    uninterrupted = lines(whole.out)
+    assert [line["step"] for line in uninterrupted] == [0, 2, 4, 4, 6, 6]
+    assert found[:2] + found[3:] == uninterrupted[:2] + uninterrupted[3:]
+    expected, resumed = weights(whole.out), weights(stopped.out)
+    assert all(torch.equal(resumed[name], value) for name, value in expected.items())
+    assert any(value.abs().sum() > 0 for name, value in resumed.items() if "lora_B" in name)
 
 
 def test_links_in_the_folder_lead_nothing_out_of_it(run: Any, tmp_path: Path) -> None:
@@ -314,7 +309,7 @@ def test_links_in_the_folder_lead_nothing_out_of_it(run: Any, tmp_path: Path) ->
 def test_a_checkpoint_that_was_cut_short_is_none(tmp_path: Path) -> None:
     for step in (2, 12, 10):
         (tmp_path / f"checkpoint-{step}").mkdir()
-        (tmp_path / f"checkpoint-{step}" / STATE).write_text("{}")
+        (tmp_path / f"checkpoint-{step}" / DIGESTS).write_text("{}")
     (tmp_path / "checkpoint-14").mkdir()
     (tmp_path / "checkpoint-of-mine").mkdir()
     assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-2", "checkpoint-10", "checkpoint-12"]
@@ -345,28 +340,26 @@ def test_a_full_disk_at_save_loses_nothing(run: Any, monkeypatch: pytest.MonkeyP
 
     with monkeypatch.context() as patch:
         patch.setattr(peft_model, "safe_save_file", full)
-        with pytest.raises(OSError, match=r"checkpoint-4 could not be written \(.*No space left.*make room and go on"):
+        with pytest.raises(OSError, match=r"could not be written \(.*No space left.*make room.*checkpoint-4"):
             JudgeTrainer(config).train()
-    assert [path.name for path in (config.out / "checkpoints").iterdir()] == ["checkpoint-2"]
+    assert [path.name for path in checkpoints(config.out / "checkpoints")] == ["checkpoint-2"]
     JudgeTrainer(config, resume=True).train()
     assert [line["step"] for line in lines(config.out)] == [2, 4, 6]
 
 
-def test_evaluation_is_logged_by_category(run: Any, data: Path) -> None:
+def test_evaluation_is_logged_and_summarised(run: Any, data: Path) -> None:
     config = run(f"data.evaluation=['{data}']", "max_steps=1")
     JudgeTrainer(config).train()
     first, train, last = lines(config.out)
     assert (first["kind"], train["kind"], last["kind"]) == ("evaluation", "train", "evaluation")
-    for name in ("decision_accuracy", "auc", "ece", "order_gap"):
-        assert {name, f"{name}/colour", f"{name}/shape", f"{name}/hat"} <= set(first)
+    assert {"decision_accuracy", "auc", "ece", "order_gap"} <= set(first)
     summary = json.loads((config.out / "summary.json").read_text())
     assert summary["before"]["auc"]["mean"] == first["auc"]
-    assert summary["after"]["auc/hat"] == last["auc/hat"]
+    assert summary["after"]["auc"]["mean"] == last["auc"]
     assert not {"kind", "epoch", "step", "seconds/evaluation"} & {*summary["before"], *summary["after"]}
     assert summary["steps"] == last["step"] == 1
     labels = [json.loads(line)["consistent"] for line in data.read_text().splitlines()]
     assert summary["held_out_pairs"] == len(labels)
-    assert summary["commoner_label"] == max(sum(labels), len(labels) - sum(labels)) / len(labels)
 
 
 @pytest.mark.slow
@@ -445,15 +438,8 @@ def test_what_is_trained(model: Any) -> None:
     ]
     assert len(adapter) == 2 * len(linear) == 2 * 7 * 4
     assert all("language_model" in name and "lora_" in name for name in adapter)
-    with_vision = trained("tuning.vision=true")
-    assert adapter < with_vision
-    assert all("visual" in name and "lora_" in name for name in with_vision - adapter)
-    assert {name.split(".lora")[0].rpartition(".")[2] for name in trained("tuning.targets=[q_proj]")} == {"q_proj"}
     whole = {name for name, _ in model.named_parameters()}
-    assert trained("tuning.method=full", "tuning.vision=true") == whole
     assert trained("tuning.method=full") == {name for name in whole if "visual" not in name}
-    with pytest.raises(ValueError, match=r"tuning\.targets names 'qkv', which no trained linear layer"):
-        trained("tuning.targets=[qkv]")
 
 
 @pytest.mark.slow
@@ -477,11 +463,7 @@ def test_an_adapter_may_be_the_start(tmp_path: Path, old: bool) -> None:
     found = {name: parameter for name, parameter in second.named_parameters() if parameter.requires_grad}
     assert found.keys() == trained.keys()
     assert all(torch.equal(found[name], value) for name, value in trained.items())
-    for wrong, message in (
-        ({"rank": 8}, "of rank 4 and alpha 8; set tuning.rank=4"),
-        ({"vision": True}, r"no weights for \d+ of the \d+ that would be trained .*; set tuning.targets="),
-        ({"targets": ("q_proj",)}, "tuning.start .*unknown weights"),
-    ):
+    for wrong, message in (({"rank": 8}, "of rank 4 and alpha 8; set tuning.rank=4"),):
         with pytest.raises(ValueError, match=message):
             tune(load_model("tiny", dtype="float32"), start.model_copy(update=wrong))
 
@@ -521,10 +503,7 @@ def test_gradients_that_are_not_finite_are_skipped_then_stop_the_run(run: Any, m
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("trainer={learning_rat: 1}", r"trainer\.learning_rat: .* has no such key"),
-        ("trainer={learning_rate: 1}", r"trainer\.learning_rate: a key of the config says it already"),
         ("model.max_pixels=9", r"model\.max_pixels 9 is below the least that tiny takes \(1024\)"),
-        ("tuning.targets=[nothing]", "names 'nothing', which no trained linear layer"),
         ("data.train=[nowhere]", "nowhere: no such source"),
     ],
 )

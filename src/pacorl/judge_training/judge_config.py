@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -29,17 +29,11 @@ class RewardTuningConfig(Section):
     """Trained weights of the judge."""
 
     method: Literal["lora", "full"] = "lora"
-    """LoRA on linear layers, or all weights."""
-    vision: bool = False
-    """Whether the vision tower is trained too; the paper keeps it frozen."""
+    """LoRA on the language model's linear layers, or all of its weights; the vision tower stays frozen."""
     rank: Rank = 32
     """r of the added product BA."""
     alpha: Positive = 64
     """α of the adapter's scale α/r."""
-    dropout: float = Field(0.0, ge=0, lt=1)
-    """Dropout of the adapter's input, in training."""
-    targets: tuple[str, ...] = ()
-    """Names of linear layers, such as q_proj; empty for all of them."""
     start: str = ""
     """Initial adapter of this shape: a folder or a hub name, in either spelling of its keys."""
 
@@ -126,8 +120,6 @@ class JudgeConfig(Section):
     data: ComparisonsConfig = ComparisonsConfig()
     loss: DecisionLossConfig = DecisionLossConfig()
     optimizer: RewardOptimizerConfig = RewardOptimizerConfig()
-    trainer: dict[str, Any] = Field(default_factory=dict)
-    """Further TrainingArguments of transformers, such as `optim` or `fsdp`; keys set above are refused."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> JudgeConfig:

@@ -21,14 +21,15 @@ from typing import Any
 import torch
 from accelerate.utils import reduce
 from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
-from transformers.trainer_callback import ExportableState, PrinterCallback
+from transformers.trainer_callback import PrinterCallback
 
 from pacorl.config.base import changes_to, check_changes, described, dump, frozen_changes
 from pacorl.core.devices import available_device, check_card_used
-from pacorl.io.documents import read_jsonl, read_yaml, write_json
+from pacorl.io.documents import read_object, read_yaml, typed, write_json
 from pacorl.io.files import (
     PRIVATE,
     aside_of,
+    check_digests,
     check_no_link,
     check_no_run,
     disk_errors,
@@ -43,12 +44,7 @@ from pacorl.judge.decision import save_decision
 from pacorl.judge_training.examples import JudgeData, each_once, load_data
 from pacorl.judge_training.held_out import HeldOut
 from pacorl.judge_training.judge_config import JudgeConfig
-from pacorl.judge_training.loop import (
-    LossSums,
-    WeightedLikelihoodTrainer,
-    processes,
-    training_arguments,
-)
+from pacorl.judge_training.loop import DIGESTS, WeightedLikelihoodTrainer, processes, training_arguments
 from pacorl.judge_training.tuning import load_model, merge_and_save, save_processor, source_of, tune
 from pacorl.runtime.logbook import TIME, Logbook, check_trackers
 from pacorl.runtime.processes import MAX_BAD_STEPS
@@ -61,8 +57,6 @@ FREE_KEYS = (
     *("model.gradient_checkpointing", "data.evaluation", "data.evaluation_limit", "data.workers"),
 )
 """Config keys that a resumed run may change; not its length, which determines the learning rate's cosine."""
-STATE = "trainer_state.json"
-"""Last file of a checkpoint of transformers' `Trainer`: without it, a kill has cut the checkpoint short."""
 UNUSED_FILES = ("training_args.bin", "README.md")
 """Further files by transformers and PEFT: a pickle, and an empty form (config.yaml contains more)."""
 UNLOGGED = ("runtime", "samples_per_second", "steps_per_second")
@@ -102,16 +96,13 @@ class JudgeTrainer:
         if not resume:
             check_no_run(config.out)
         check_no_link(*(config.out / name for name in ("adapter", "model", "merged")))
-        whole = checkpoints(config.out / "checkpoints")
-        self.checkpoint = whole[-1] if resume and whole else None
+        self.checkpoint = newest_whole(config.out / "checkpoints") if resume else None
         """The checkpoint for resuming; None at the start."""
         self.changes: dict[str, list[Any]] = {}
         """Changed keys of a resumed run → both values."""
         if self.checkpoint:
             self.changes = changes_to(config, read_yaml(config.out / "config.yaml"))
             check_changes(frozen_changes(self.changes, free=FREE_KEYS), allowed=allow_changes)
-        self.sums = LossSums()
-        """Losses and decisions since the last line of the log."""
 
     def train(self) -> Path:
         """Train to the end of the config.
@@ -138,10 +129,10 @@ class JudgeTrainer:
         arguments = training_arguments(self.config, evaluates=evaluates, resumed=self.checkpoint is not None)
         logbook = self._open_folder()
         signals = StopSignals()
-        keeper = RunKeeper(self.config, logbook, self.sums, signals, evaluates=evaluates)
+        keeper = RunKeeper(logbook, signals, evaluates=evaluates)
         try:
             with signals:
-                trainer = build_trainer(self.config, data, arguments, self.sums, callbacks=[keeper])
+                trainer = build_trainer(self.config, data, arguments, callbacks=[keeper])
                 trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
             if keeper.failure:
                 raise ValueError(keeper.failure)
@@ -166,9 +157,6 @@ class JudgeTrainer:
                 logger.warning("resumed with another setting: %s", change)
         if main:
             write_atomic(config.out / "config.yaml", dump(config), mode=PRIVATE)
-        if self.checkpoint and main:  # one process carries the sums of all
-            state = TrainerState.load_from_json(str(self.checkpoint / STATE))
-            self.sums.sums = state.stateful_callbacks[RunKeeper.__name__]["attributes"]["sums"]
         return logbook
 
     def _save(self, trainer: WeightedLikelihoodTrainer, data: JudgeData) -> None:
@@ -203,20 +191,11 @@ class JudgeTrainer:
         if config.merge and not full:
             merged = config.out / "merged"
             merge_and_save(base, folder, merged, dtype=config.model.dtype, processor=data.processor)
-        self._summarise(data, folder, steps=trainer.state.global_step)
-
-    def _summarise(self, data: JudgeData, folder: Path, *, steps: int) -> None:
-        """Write summary.json, once the folder with the weights is on the disk."""
-        summary: dict[str, Any] = {"steps": steps, "seed": self.config.seed}
-        evaluations = []
-        for line in read_jsonl(self.config.out / "metrics.jsonl"):
-            if line["kind"] == "evaluation":
-                evaluations.append(line)
-
-        if evaluations and data.evaluation:
-            summary |= held_out_of(self.config, data).summary(evaluations[0], evaluations[-1])
-        flush_tree(folder)
-        write_json(self.config.out / "summary.json", summary)
+        flush_tree(folder)  # before the summary says that it is there
+        summary: dict[str, Any] = {"steps": trainer.state.global_step, "seed": config.seed}
+        if data.evaluation:
+            summary |= held_out_of(config, data).summary()
+        write_json(config.out / "summary.json", summary)
 
 
 def held_out_of(config: JudgeConfig, data: JudgeData) -> HeldOut:
@@ -228,7 +207,6 @@ def build_trainer(
     config: JudgeConfig,
     data: JudgeData,
     arguments: TrainingArguments,
-    sums: LossSums,
     *,
     callbacks: Sequence[Any],
 ) -> WeightedLikelihoodTrainer:
@@ -246,7 +224,6 @@ def build_trainer(
         yes=data.collator.yes,
         no=data.collator.no,
         measure=held_out.measure if held_out else lambda p_yes, step: {},
-        sums=sums,
         model=model,
         args=arguments,
         train_dataset=each_once(data.train),
@@ -264,8 +241,23 @@ def build_trainer(
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Return the whole checkpoints, oldest first."""
-    return sorted((path.parent for path in folder.glob(f"checkpoint-[0-9]*/{STATE}")), key=step_of)
+    """Return the checkpoints that were written to the end, oldest first."""
+    return sorted((path.parent for path in folder.glob(f"checkpoint-[0-9]*/{DIGESTS}")), key=step_of)
+
+
+def newest_whole(folder: Path) -> Path | None:
+    """Return the newest checkpoint whose files are those that were written; None without any.
+
+    Logs a warning for each damaged one.
+    """
+    for path in reversed(checkpoints(folder)):
+        try:
+            check_digests(path, typed(read_object(path / DIGESTS), dict[str, str]))
+        except ValueError as fault:
+            logger.warning("%s; the checkpoint before it is taken", fault)
+        else:
+            return path
+    return None
 
 
 def step_of(checkpoint: Path) -> int:
@@ -273,15 +265,11 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-class RunKeeper(TrainerCallback, ExportableState):  # type: ignore[misc]
+class RunKeeper(TrainerCallback):  # type: ignore[misc]
     """Callback for the log, non-finite gradients, and signals."""
 
-    def __init__(
-        self, config: JudgeConfig, logbook: Logbook, sums: LossSums, signals: StopSignals, *, evaluates: bool
-    ) -> None:
-        self.config = config
+    def __init__(self, logbook: Logbook, signals: StopSignals, *, evaluates: bool) -> None:
         self.logbook = logbook
-        self.sums = sums
         self.signals = signals
         self.evaluates = evaluates
         self.stopped = False
@@ -323,6 +311,9 @@ class RunKeeper(TrainerCallback, ExportableState):  # type: ignore[misc]
                 "Lower optimizer.lr or look for an image or answer that is broken"
             )
             control.should_save = control.should_training_stop = True
+
+        # A checkpoint ends a line of the log, so that a resumed run logs the same lines.
+        control.should_log |= control.should_save
         return control
 
     def on_log(
@@ -348,10 +339,6 @@ class RunKeeper(TrainerCallback, ExportableState):  # type: ignore[misc]
         values = {name: number for name, number in (measured or logs).items() if name not in hidden}
         kind = "evaluation" if measured else "train"
         self.logbook.write(kind, epoch=math.floor(share + 1e-9), step=state.global_step, values=values)
-
-    def state(self) -> dict[str, Any]:
-        """Return the sums of the log for a checkpoint's state."""
-        return {"args": {}, "attributes": {"sums": self.sums.saved}}
 
 
 class Progress(ProgressCallback):  # type: ignore[misc]

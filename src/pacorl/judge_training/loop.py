@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,15 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import reduce
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import Trainer, TrainingArguments, modeling_utils
+from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import EvalPrediction
 
 from pacorl.core.calibration import calibration_error
 from pacorl.core.objectives.decision_weighted import Form, decision_weighted, items_of
+from pacorl.io.documents import write_json
+from pacorl.io.files import digests, weight_write_errors
 from pacorl.judge_training.judge_config import JudgeConfig
 
 Values = NDArray[np.float64]
@@ -29,14 +29,9 @@ Labels = NDArray[np.bool_]
 
 LABEL_KEYS = ("answer", "index", "consistent")
 """Tensors of `Collator` for the loss and the metrics, which the model does not accept."""
-METRICS = ("decision_accuracy", "auc", "ece", "order_gap")
-"""Measures of held-out pairs."""
+DIGESTS = "digests.json"
+"""Last file of a checkpoint, with the SHA-256 of the others: a kill has cut a checkpoint short that has none."""
 SUMS = ("pairs", "loss", "decision_nll", "reasons_nll", "decision_accuracy")
-FIELDS = TrainingArguments.__dataclass_fields__
-CHECKPOINTING = "activation_checkpointing" if "activation_checkpointing" in FIELDS else "gradient_checkpointing"
-"""Argument of `Trainer`; the older name is that of transformers 5.17."""
-SELECTS_POSITIONS = hasattr(modeling_utils, "slice_logits_to_keep")
-"""Whether transformers takes a mask of positions (B, L) as `logits_to_keep`."""
 
 
 def processes() -> PartialState:
@@ -71,12 +66,7 @@ def read_answers(model: Any, batch: Mapping[str, Tensor], *, yes: int, no: int) 
         if name not in LABEL_KEYS:
             inputs[name] = tensor
 
-    # transformers 5.17 selects columns of all rows, and no single positions.
-    columns_K = before_BL.any(0).nonzero()[:, 0]
-    kept = before_BL if SELECTS_POSITIONS else columns_K
-    logits_TV = model(**inputs, use_cache=False, logits_to_keep=kept).logits
-    if not SELECTS_POSITIONS:
-        logits_TV = logits_TV[before_BL[:, columns_K]]
+    logits_TV = model(**inputs, use_cache=False, logits_to_keep=before_BL).logits
     wide = torch.promote_types(logits_TV.dtype, torch.float32)
 
     # The log-probabilities, and the decision at each answer's first token.
@@ -101,33 +91,26 @@ class Outcome:
     metrics: Mapping[str, float]
 
 
-@dataclass
 class LossSums:
-    """Sums over the pairs since the last line of the log. Checkpoints save them, so that a resumed run logs the same
-    lines as an uninterrupted run."""
+    """Sums over the pairs since the last line of the log."""
 
-    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMS, 0.0))
-    saved: dict[str, float] = field(default_factory=dict)
-    """Sums over all processes at the newest checkpoint."""
+    def __init__(self) -> None:
+        self.sums = dict.fromkeys(SUMS, 0.0)
 
     def add(self, *, pairs: int, right: int, means: Mapping[str, float]) -> None:
+        """Add a batch's count of right decisions, and its means."""
         self.sums["pairs"] += pairs
         self.sums["decision_accuracy"] += right  # the count, since its mean times `pairs` might round
         for name, mean in means.items():
             self.sums[name] += mean * pairs
 
-    def over_ranks(self, device: torch.device) -> dict[str, float]:
-        """Add up the sums of all processes."""
+    def pop_means(self, device: torch.device) -> dict[str, float]:
+        """Return the means over the pairs of all processes, and reset the sums."""
         # fp64, since the log's means must not depend on the number of processes.
         sums = torch.tensor([self.sums[name] for name in SUMS], dtype=torch.float64)
-        return dict(zip(SUMS, reduce(sums.to(device), "sum").tolist(), strict=True))
-
-    def pop_means(self, device: torch.device) -> dict[str, float]:
-        """Return the means over all processes, and reset the sums."""
-        sums = self.over_ranks(device)
+        pairs, *totals = reduce(sums.to(device), "sum").tolist()
         self.sums = dict.fromkeys(SUMS, 0.0)
-        pairs = sums.pop("pairs")
-        return {name: total / pairs for name, total in sums.items()} if pairs else {}
+        return {name: total / pairs for name, total in zip(SUMS[1:], totals, strict=True)} if pairs else {}
 
 
 class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
@@ -147,17 +130,16 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
         form: Form,
         yes: int,
         no: int,
-        sums: LossSums,
         measure: Callable[[Mapping[int, float], int], dict[str, float]],
         **trainer: Any,
     ) -> None:
         super().__init__(**trainer, compute_metrics=self._measured)
-        self.model_accepts_loss_kwargs = True  # transformers 5.17 does not read `loss_is_scaled_for_ga`
         self.alpha = alpha
         self.form: Form = form
         self.yes = yes
         self.no = no
-        self.sums = sums
+        self.sums = LossSums()
+        """Losses and decisions since the last line of the log."""
         self.measure = measure
 
     def _measured(self, prediction: EvalPrediction) -> dict[str, float]:
@@ -202,17 +184,13 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
         return Outcome(loss, answers.p_yes_B, right, metrics)
 
     def _save_checkpoint(self, *model_and_trial: Any) -> None:
-        """Raise OSError with the fix if the disk is full; earlier checkpoints stay as they were."""
-        self.sums.saved = self.sums.over_ranks(self.args.device)
+        """Add the digests of a checkpoint's files, the last of its files."""
         folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-        try:
+        with weight_write_errors(folder):
             super()._save_checkpoint(*model_and_trial)
-        except (OSError, RuntimeError, SafetensorError) as error:  # of files, torch.save and safetensors
-            shutil.rmtree(folder, ignore_errors=True)
-            raise OSError(
-                f"checkpoint {folder} could not be written ({error}); earlier checkpoints are untouched, make room and "
-                "go on with --resume"
-            ) from error
+            processes().wait_for_everyone()
+            if processes().is_main_process:
+                write_json(folder / DIGESTS, digests(folder))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Replace `Trainer`'s loss, which is lost at a resume, by our means."""
@@ -225,65 +203,53 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
 
 
 def training_arguments(config: JudgeConfig, *, evaluates: bool, resumed: bool = False) -> TrainingArguments:
-    """Build the transformers `Trainer`'s arguments for a run, including `config.trainer`.
+    """Build the transformers `Trainer`'s arguments for a run.
 
     Args:
         evaluates: whether there are comparisons for evaluation.
         resumed: whether the run continues from a checkpoint, with the first evaluation already in the log.
 
     Raises:
-        ValueError: `config.trainer` contains an unknown key, or a key with its own place in the config.
+        ValueError: the batch is no multiple of the processes.
     """
-    # Arguments with a key in the config.
     micro, accumulate = micro_batches(config, world=processes().num_processes)
     every = config.evaluate_every
-    ours: dict[str, Any] = {
-        "output_dir": str(config.out / "checkpoints"),
-        "seed": config.seed,
-        "data_seed": config.seed,
-        "num_train_epochs": config.epochs,
-        "max_steps": config.max_steps or -1,
-        "learning_rate": config.optimizer.lr,
-        "lr_scheduler_type": "cosine",
-        "warmup_steps": config.optimizer.warmup,
-        "weight_decay": config.optimizer.weight_decay,
-        "max_grad_norm": config.optimizer.max_grad_norm,
-        "per_device_train_batch_size": micro,
-        "gradient_accumulation_steps": accumulate,
-        "bf16": config.model.dtype == "bfloat16",
-        CHECKPOINTING: config.model.gradient_checkpointing,
-        "logging_strategy": "steps",
-        "logging_steps": config.log_every,
-        "logging_nan_inf_filter": False,  # otherwise the last finite loss would hide the fault
-        "eval_strategy": "steps" if evaluates and every else "no",
-        "eval_on_start": evaluates and not resumed,
-        "save_strategy": "steps",
-        "save_steps": config.save_every,
-        "save_total_limit": config.keep_checkpoints,
-        "report_to": [],
-        "remove_unused_columns": False,  # rows are objects for the collator
-        "dataloader_num_workers": config.data.workers,
-        "use_cpu": not torch.accelerator.is_available(),
-        "dataloader_pin_memory": torch.cuda.is_available(),
-    }
-    if evaluates and every:
-        ours["eval_steps"] = every
-    if config.model.gradient_checkpointing:
+    return TrainingArguments(
+        output_dir=str(config.out / "checkpoints"),
+        use_cpu=not torch.accelerator.is_available(),
+        # Length and optimizer.
+        seed=config.seed,
+        data_seed=config.seed,
+        num_train_epochs=config.epochs,
+        max_steps=config.max_steps or -1,
+        learning_rate=config.optimizer.lr,
+        lr_scheduler_type="cosine",
+        warmup_steps=config.optimizer.warmup,
+        weight_decay=config.optimizer.weight_decay,
+        max_grad_norm=config.optimizer.max_grad_norm,
+        # Batches.
+        per_device_train_batch_size=micro,
+        per_device_eval_batch_size=config.optimizer.micro_batch,
+        gradient_accumulation_steps=accumulate,
+        remove_unused_columns=False,  # rows are objects for the collator
+        dataloader_num_workers=config.data.workers,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        bf16=config.model.dtype == "bfloat16",
+        activation_checkpointing=config.model.gradient_checkpointing,
         # Reentrant checkpointing requires an input with a gradient, and a judge's embeddings are frozen.
-        ours[f"{CHECKPOINTING}_kwargs"] = {"use_reentrant": False}
-
-    # Arguments that `config.trainer` may override.
-    defaults = {
-        "per_device_eval_batch_size": config.optimizer.micro_batch,
-        "ddp_find_unused_parameters": False,
-        "disable_tqdm": not sys.stderr.isatty(),
-    }
-    for name in config.trainer:
-        if name not in FIELDS:
-            raise ValueError(f"trainer.{name}: transformers' TrainingArguments has no such key")
-        if name in ours:
-            raise ValueError(f"trainer.{name}: a key of the config says it already; set that one")
-    return TrainingArguments(**ours, **(defaults | config.trainer))
+        activation_checkpointing_kwargs={"use_reentrant": False} if config.model.gradient_checkpointing else None,
+        ddp_find_unused_parameters=False,
+        # Log, evaluations and checkpoints.
+        logging_steps=config.log_every,
+        logging_nan_inf_filter=False,  # otherwise the last finite loss would hide the fault
+        disable_tqdm=not sys.stderr.isatty(),
+        report_to=[],
+        eval_strategy="steps" if evaluates and every else "no",
+        eval_steps=every or None,
+        eval_on_start=evaluates and not resumed,
+        save_steps=config.save_every,
+        save_total_limit=config.keep_checkpoints,
+    )
 
 
 def micro_batches(config: JudgeConfig, *, world: int) -> tuple[int, int]:
@@ -306,40 +272,24 @@ def micro_batches(config: JudgeConfig, *, world: int) -> tuple[int, int]:
 # --- how well a judge decides ----------------------------------------------------------------------------------
 
 
-def decision_metrics(
-    p_yes: Sequence[float], consistent: Sequence[bool], *, swapped: Sequence[float | None], category: Sequence[str]
-) -> dict[str, float]:
-    """Measure a judge on N comparisons, and on each category as `NAME/CATEGORY` if there are several.
+def decision_metrics(p_yes_N: Values, consistent_N: Labels, *, swapped_N: Values) -> dict[str, float]:
+    """Measure a judge on N comparisons.
 
     Args:
-        p_yes: P(Yes) of each comparison.
-        consistent: whether Yes is right.
-        swapped: P(Yes) with the images exchanged; None for a comparison of one image.
-        category: the category of each comparison.
+        p_yes_N: P(Yes) of each comparison.
+        consistent_N: whether Yes is right.
+        swapped_N: P(Yes) with the images exchanged; NaN for a comparison of one image.
 
     Returns:
         Accuracy, AUC, calibration error and order gap; NaN if the data does not define one (an AUC without a No, an
         order gap without pairs).
     """
-    p_N = np.asarray(p_yes, dtype=float)
-    y_N = np.asarray(consistent, dtype=bool)
-    swapped_N = np.array(swapped, dtype=float)  # None becomes NaN
-
-    # All comparisons, then each category.
-    masks = {"": np.ones(len(p_N), dtype=bool)}
-    categories = sorted(set(category))
-    if len(categories) > 1:
-        masks |= {f"/{name}": np.asarray(category) == name for name in categories}
-
-    metrics = {}
-    for suffix, mask in masks.items():
-        p = p_N[mask]
-        y = y_N[mask]
-        metrics[f"decision_accuracy{suffix}"] = float(((p > 0.5) == y).mean())
-        metrics[f"auc{suffix}"] = auc(p, y)
-        metrics[f"ece{suffix}"] = calibration_error(p, y)
-        metrics[f"order_gap{suffix}"] = order_gap(p, swapped_N[mask])
-    return metrics
+    return {
+        "decision_accuracy": float(((p_yes_N > 0.5) == consistent_N).mean()),
+        "auc": auc(p_yes_N, consistent_N),
+        "ece": calibration_error(p_yes_N, consistent_N),
+        "order_gap": order_gap(p_yes_N, swapped_N),
+    }
 
 
 def auc(p_yes: Values, consistent: Labels) -> float:

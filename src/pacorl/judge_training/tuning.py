@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,22 +77,21 @@ def tune(model: Any, options: RewardTuningConfig) -> Any:
     """Make the selected weights of a model trainable, freeze the rest, and return the model.
 
     Raises:
-        ValueError: a target matches no layer, which would leave an adapter without effect, or `start` is no adapter of
-            these layers.
+        ValueError: `start` is no adapter of these layers.
     """
     # The paper freezes the vision tower.
     if options.method == "full":
         model.requires_grad_(True)
-        if not options.vision:
-            getattr(model.model, VISION).requires_grad_(False)
+        getattr(model.model, VISION).requires_grad_(False)
         return model
+    linear = [name for name, module in model.model.language_model.named_modules() if isinstance(module, nn.Linear)]
     config = LoraConfig(
         r=options.rank,
         lora_alpha=options.alpha,
-        lora_dropout=options.dropout,
-        target_modules=lora_targets(model, options.targets, vision=options.vision),
+        # A layer's own name; with its parent's if it is a number (`mlp.0`), which would match anywhere.
+        target_modules=sorted({re.findall(r"[^.]+(?:\.\d+)?$", name)[0] for name in linear}),
         # The tower's layers share names with the language model's.
-        exclude_modules=None if options.vision else rf".*\b{VISION}\b.*",
+        exclude_modules=rf".*\b{VISION}\b.*",
         task_type="CAUSAL_LM",
     )
     # Before PEFT wraps the model's layers.
@@ -103,31 +101,6 @@ def tune(model: Any, options: RewardTuningConfig) -> Any:
         shape = {"rank": options.rank, "alpha": options.alpha}
         copy_start(adapted.get_base_model(), start, **shape, key="tuning.start", source=options.start)
     return adapted
-
-
-def lora_targets(model: Any, names: Sequence[str] = (), *, vision: bool = False) -> list[str]:
-    """Return the suffixes of the language model's linear layers, and the vision tower's with `vision`; or `names`.
-
-    Raises:
-        ValueError: one of `names` matches no layer.
-    """
-    # Layers of the head or the embeddings are never adapted.
-    towers = [model.model.language_model]
-    if vision:
-        towers.append(getattr(model.model, VISION))
-    linear: list[str] = []
-    for tower in towers:
-        linear += [name for name, module in tower.named_modules() if isinstance(module, nn.Linear)]
-
-    # A layer's own name; with its parent's if it is a number (`mlp.0`), which would match anywhere.
-    suffixes = sorted({re.findall(r"[^.]+(?:\.\d+)?$", name)[0] for name in linear})
-    for target in names:
-        if not any(name == target or name.endswith(f".{target}") for name in linear):
-            raise ValueError(
-                f"tuning.targets names {target!r}, which no trained linear layer of the judge is called; "
-                f"there are {', '.join(suffixes)}"
-            )
-    return list(names) or suffixes
 
 
 def parameter_counts(model: nn.Module) -> tuple[int, int]:
