@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, Field
 
@@ -20,6 +20,9 @@ from pacorl.io.files import digest, text_digest, write_atomic
 from pacorl.models.policies import DEFAULT_KIND, POLICIES
 from pacorl.report.folder import number, numbers
 from pacorl.types import TINY
+
+if TYPE_CHECKING:
+    from huggingface_hub import ModelCardData
 
 CARD = "README.md"
 PICTURE = "before-after.png"
@@ -86,6 +89,8 @@ def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ())
     `pacorl benchmark`, whose main tables go into the card. Raises ValueError if a file is absent, or if something in
     the card looks like a secret.
     """
+    from huggingface_hub import ModelCard
+
     folder = next((run / name for name in FOLDERS if (run / name).is_dir()), None)
     if folder is None:
         raise ValueError(f"{run} has neither adapter/ nor merged/; name the folder of a finished run")
@@ -98,8 +103,7 @@ def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ())
     is_judge = "data" in config
     is_adapter = folder.name != "merged"
     tag = "judge" if is_judge else "character" if "character" in config else "paco-grpo"
-    header = _header(base, licence, is_judge=is_judge, is_adapter=is_adapter, tag=tag)
-    header |= {"pipeline_tag": _task(config)}
+    header = _header(base, licence, is_judge=is_judge, is_adapter=is_adapter, tag=tag, task=_task(config))
 
     # The text.
     check_no_link(run / PICTURE)
@@ -126,7 +130,7 @@ def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ())
     for benchmark in benchmarks:
         body += _benchmark(benchmark)
     body += ["## Config", f"```yaml\n{dump_yaml(shown)}```"]
-    card = f"---\n{dump_yaml(header)}---\n\n" + "\n\n".join(body) + "\n"
+    card = str(ModelCard(f"---\n{header}\n---\n\n" + "\n\n".join(body) + "\n"))
 
     # No secrets. `public` masks values under a password's key; the user has to learn of it before publishing.
     check_no_secret(card, name=str(run / "config.yaml"))
@@ -209,24 +213,24 @@ def _config(run: Path) -> JsonObject:
     return document
 
 
-def _header(base: str, licence: str, *, is_judge: bool, is_adapter: bool, tag: str) -> JsonObject:
+def _header(base: str, licence: str, *, is_judge: bool, is_adapter: bool, tag: str, task: str) -> ModelCardData:
     """Build the front matter of the card, with the keys of the hub."""
+    from huggingface_hub import ModelCardData
+
     # The base decides the licence: an adapter is bound by it.
     generators = {spec.published: spec.licence for spec in POLICIES.values()}
     base_licence, licence_name = (generators | JUDGE_LICENCES).get(base, ("", ""))
     if not (licence or base_licence):
         raise ValueError(f"the licence of {base or 'the base'} is not known here; name one, e.g. --licence apache-2.0")
-    header: JsonObject = {"license": licence or base_licence}
-    if licence_name and not licence:
-        header["license_name"] = licence_name
-    if base not in ("", "tiny"):  # the hub links the base, and has none of this name
-        header["base_model"] = base
-    if not is_adapter:
-        header["library_name"] = "transformers"
-    else:
-        header["library_name"] = "peft" if is_judge else "diffusers"
-    header["tags"] = ["pacorl", "lora" if is_adapter else "merged", tag]
-    return header
+    adapter_library = "peft" if is_judge else "diffusers"
+    return ModelCardData(
+        license=licence or base_licence,
+        license_name=None if licence else licence_name or None,
+        base_model=None if base in ("", TINY) else base,  # the hub links the base, and has none of this name
+        library_name=adapter_library if is_adapter else "transformers",
+        tags=["pacorl", "lora" if is_adapter else "merged", tag],
+        pipeline_tag=task,
+    )
 
 
 def _training(config: JsonObject) -> tuple[str, str]:
