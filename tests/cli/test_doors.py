@@ -171,7 +171,6 @@ ELSEWHERE = [
 """What is not there now, and may be later: exit code 75."""
 LATE = [
     ([*MAKE, "--adapter", "lora"], "no layer foo"),
-    ([*TRAIN, "adapter.start=lora"], "adapter.start lora"),
     ([*TRAIN, "prompts.train=bad.jsonl"], "bad.jsonl:1"),
     ([*TEACH, "data.train=[pairs.jsonl]"], "gone.png"),
     (["train-character", "zorp", "out=new"], "2 images"),

@@ -33,6 +33,13 @@ JUDGE_COUNTS = {f"judge/{field.name}" for field in fields(Counters)}
 """Metrics that a retried request changes."""
 
 
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's own retries are over at once."""
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.001)
+    monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.01)
+
+
 class LeavingServer:
     """A judge and a reward service that leaves a run in its second epoch, or in its last evaluation."""
 
