@@ -20,14 +20,17 @@ SHIPPED = Path(__file__).parents[2] / "configs" / "reward" / "paco_reward_7b.dec
 
 
 @pytest.mark.slow
-def test_transformers_gives_the_judges_p_yes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("as_file", [True, False])
+def test_transformers_gives_the_judges_p_yes(tmp_path: Path, as_file: bool) -> None:
+    """By the file, as `transformers serve --decision-config` is given it, and by the folder that it serves."""
     judge = LocalJudge.from_pretrained("tiny", share=False)  # one question a forward, as there
     save_decision(tmp_path, judge.processor)
+    read = DecisionConfig.from_file if as_file else DecisionConfig.from_pretrained
     decide = DecisionPipeline(
         model=judge.model,
         tokenizer=judge.processor.tokenizer,
         processor=judge.processor,
-        decision_config=DecisionConfig.from_pretrained(str(tmp_path)),
+        decision_config=read(str(tmp_path / "decision.json" if as_file else tmp_path)),
     )
     images = [draw(panel, 32) for panel in all_panels()[::500][:10]]
     texts = (consistent(), same_theme("a red hero"), meets_criterion("The same hat."))

@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from pacorl.io.documents import write_json
-from pacorl.io.files import write_atomic
 from pacorl.judge.prompting import chat_text
 
-TEMPLATE = "decision_template.jinja"
 CONFIG = "decision.json"
 QUESTION = "\0"
 """Stands for a question while the checkpoint's own template is rendered."""
@@ -37,6 +35,7 @@ def decision_template(processor: Any) -> str:
 
 
 def save_decision(folder: Path, processor: Any) -> None:
-    """Write `decision.json` and its template beside a judge's weights."""
-    write_json(folder / CONFIG, {"labels": {"noul": ["Yes", "No"]}, "noul_options": ["true", "false"]})
-    write_atomic(folder / TEMPLATE, decision_template(processor))
+    """Write `decision.json`, its template within, beside a judge's weights."""
+    # Within: a server that is given the file reads no template beside it.
+    document = {"labels": {"noul": ["Yes", "No"]}, "noul_options": ["true", "false"]}
+    write_json(folder / CONFIG, document | {"chat_template": decision_template(processor)}, indent=1)

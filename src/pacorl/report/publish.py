@@ -54,11 +54,11 @@ PUBLISHED = re.compile(
             r"(?:generation_)?config\.json|model(?:-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json",
             r"(?:pre|video_pre)?processor_config\.json|chat_template\.(?:jinja|json)",
             r"tokenizer(?:_config)?\.json|tokenizer\.model|vocab\.json|merges\.txt",
-            r"(?:special_tokens_map|added_tokens)\.json",
+            r"(?:special_tokens_map|added_tokens|decision)\.json",
         )
     )
 )
-"""Names of the files that are uploaded: card, image, adapter, model, processor, tokenizer."""
+"""Names of the files that are uploaded: card, image, adapter, model, processor, tokenizer, decisions."""
 
 
 class CardRow(BaseModel):
