@@ -1,5 +1,4 @@
-"""The dry run of a judge's training: everything that is absent or at fault is said, and the plan is printed all the
-same."""
+"""The dry run of a judge's training: all that is absent is listed, and what is no data is refused."""
 
 import json
 import shutil
@@ -60,7 +59,7 @@ def test_a_dry_run_with_everything_here_ends_with_its_verdict(tmp_path: Path) ->
     assert result.stdout.splitlines()[0] == "verdict: all that it needs is here"
     document = json.loads(dry_run("tiny.yaml", *tiny(tmp_path), "--json").stdout)
     assert document["facts"]["optimizer_steps"] == 2
-    assert (document["absences"], document["faults"]) == ([], [])
+    assert document["absences"] == []
     assert document["verdict"] == "verdict: all that it needs is here"
 
 
@@ -109,17 +108,22 @@ def test_what_is_here_is_counted_beside_what_is_absent(tmp_path: Path, pairs: Pa
     assert capped.facts["optimizer_steps"] == 7
 
 
-def test_an_existing_file_of_another_form_is_at_fault_and_not_absent(tmp_path: Path) -> None:
-    rankings, notes = tmp_path / "rankings.csv", tmp_path / "notes.txt"
-    rankings.write_text("reference,first,second\n")
-    notes.write_text("a fox runs\n")
-    found = plan_reward(
-        load(JudgeConfig, CONFIGS / "tiny.yaml", tiny(tmp_path, f"data.train=['{rankings}', '{notes}']"))
-    )
-    assert found.absences == ()
-    of_rankings, of_notes = found.faults
-    assert "`pacorl dataset import SET FILE`" in of_rankings
-    assert "no such source; give a .jsonl of comparisons" in of_notes
+def test_a_faulty_source_is_refused_by_its_key(tmp_path: Path) -> None:
+    (tmp_path / "rankings.csv").write_text("reference,first,second\n")
+    (tmp_path / "notes.txt").write_text("a fox runs\n")
+    (tmp_path / "broken.jsonl").write_text("{oops\n")
+    (tmp_path / "torn.png").write_bytes(b"no image")
+    (tmp_path / "dark.jsonl").write_text(json.dumps(pair(True, images=["torn.png", "torn.png"])) + "\n")
+    for name, named in (
+        ("rankings.csv", "`pacorl dataset import SET FILE --kind rankings`"),
+        ("notes.txt", "no such source; give a .jsonl of comparisons"),
+        ("broken.jsonl", "broken.jsonl:1: not valid JSON"),
+        ("dark.jsonl", "1 image(s) cannot be used"),
+    ):
+        result = dry_run("tiny.yaml", *tiny(tmp_path, f"data.train=['{tmp_path / name}']"))
+        assert result.exit_code == 1
+        assert named in str(result.exception)
+        assert "data" in str(result.exception)
 
 
 @pytest.mark.slow
@@ -164,24 +168,6 @@ def test_weights_and_an_adapter_that_are_absent_are_listed(tmp_path: Path) -> No
 # --- at fault --------------------------------------------------------------------------------------------------
 
 
-def test_a_fault_hides_neither_another_nor_the_plan(tmp_path: Path, pairs: Path) -> None:
-    broken, dark = tmp_path / "broken.jsonl", tmp_path / "dark.jsonl"
-    broken.write_text("{oops\n")
-    (tmp_path / "torn.png").write_bytes(b"no image")
-    dark.write_text(json.dumps(pair(True, images=["torn.png", "a.png"])) + "\n")
-    result = dry_run("tiny.yaml", *tiny(tmp_path, f"data.train=['{broken}', '{dark}', '{pairs}', tiny:nowhere]"))
-    assert result.exit_code == 2
-    lines = result.stdout.splitlines()
-    faults = [line for line in lines if line.startswith("fault ")]
-    assert [line.split(": ")[0] for line in faults] == [
-        f"fault data.train = {source}" for source in (broken, dark, "tiny:nowhere")
-    ]
-    assert "broken.jsonl:1: not valid JSON" in faults[0]
-    assert "1 image(s) cannot be used" in faults[1]
-    assert "train: pairs 2, yes 1, no 1, with reasons 0" in lines
-    assert lines[0] == "verdict: it would not run: 3 at fault"
-
-
 def test_answers_that_the_tokenizer_reads_otherwise_are_a_fault(tmp_path: Path, pairs: Path) -> None:
     """A tokenizer with a token for "Yes." would never see the decision that is trained."""
     judge = tmp_path / "judge"
@@ -192,14 +178,13 @@ def test_answers_that_the_tokenizer_reads_otherwise_are_a_fault(tmp_path: Path, 
     config = load(
         JudgeConfig, CONFIGS / "tiny.yaml", tiny(tmp_path, f"data.train=['{pairs}']", f"model.checkpoint={judge}")
     )
-    (fault,) = plan_reward(config).faults
-    assert fault.startswith("data: ")
-    assert "does not begin with the token of 'Yes'" in fault
+    with pytest.raises(ValueError, match=r"^data: .*does not begin with the token of 'Yes'"):
+        plan_reward(config)
 
 
 def test_a_checkpoint_s_processor_that_cannot_be_used_is_a_fault(tmp_path: Path) -> None:
-    (fault,) = plan_reward(load(JudgeConfig, CONFIGS / "tiny.yaml", tiny(tmp_path, "model.max_pixels=1"))).faults
-    assert fault.startswith("model.checkpoint = tiny: model.max_pixels 1 is below the least")
+    with pytest.raises(ValueError, match=r"^model\.checkpoint = tiny: model\.max_pixels 1 is below the least"):
+        plan_reward(load(JudgeConfig, CONFIGS / "tiny.yaml", tiny(tmp_path, "model.max_pixels=1")))
 
 
 def test_a_config_that_cannot_be_run_is_one_error(tmp_path: Path) -> None:

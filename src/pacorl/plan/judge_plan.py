@@ -1,19 +1,19 @@
 """Requirements of a judge's training before it starts: `pacorl train-reward CONFIG --dry-run`.
 
-Data, labels, steps and weights are counted, and absent and faulty sources are listed with the fix. No weights are
-loaded, and the network is not used.
+Data, labels, steps and weights are counted, and absent sources are listed with the fix. No weights are loaded, and the
+network is not used.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
 import torch
 
+from pacorl.io.documents import blamed_on
 from pacorl.io.images import check_readable
 from pacorl.judge_training.examples import Collator, check_answers
 from pacorl.judge_training.judge_config import ComparisonsConfig, JudgeConfig
@@ -37,11 +37,11 @@ STATE_BYTES = 16
 def plan_reward(config: JudgeConfig) -> Plan:
     """Check everything but the weights themselves, and count the work of a run.
 
-    Absent data and weights are listed, the published architecture replaces absent configs, and a faulty source does not
-    hide the faults of other sources.
+    Absent data and weights are listed, and the published architecture replaces absent configs.
 
     Raises:
-        ValueError: The config itself cannot be run: its batch, its trainer's keys, its targets, another kind of model.
+        ValueError: The config cannot be run: its batch, its trainer's keys, its targets, another kind of model, or a
+            source that is no data. The message names the key.
     """
     # The config alone.
     check_trackers(config.trackers)
@@ -49,11 +49,27 @@ def plan_reward(config: JudgeConfig) -> Plan:
     per_forward, forwards = micro_batches(config, world=processes().num_processes)
 
     # Data.
-    train = _read("data.train", config.data.train, limit=None, scratch=config.out / "data")
-    limit = config.data.evaluation_limit
-    evaluation = _read("data.evaluation", config.data.evaluation, limit=limit, scratch=config.out / "data")
-    steps: int | str = math.ceil(config.epochs * math.ceil(len(train.comparisons) / config.optimizer.batch))
-    if train.absences or train.faults:
+    absences: list[MissingFile] = []
+    data: dict[str, list[Comparison]] = {}
+    limits = {"train": None, "evaluation": config.data.evaluation_limit}
+    for name, limit in limits.items():
+        data[name] = []
+        for source in getattr(config.data, name):
+            key = f"data.{name}"
+            with blamed_on(f"{key} = {source}"):
+                if absence := _comparisons_absence(key, source):
+                    absences.append(absence)
+                    continue
+                try:
+                    data[name] += comparisons_from(source, limit=limit, scratch=config.out / "data")
+                except MissingImagesError as missing:
+                    # Its list of files may have thousands of lines.
+                    absences.append(MissingFile(key, source, str(missing).partition(":\n")[0]))
+    comparisons = [*data["train"], *data["evaluation"]]
+    with blamed_on("data"):
+        check_readable(chain(*(comparison.images for comparison in comparisons)))
+    steps: int | str = math.ceil(config.epochs * math.ceil(len(data["train"]) / config.optimizer.batch))
+    if absences:
         steps = "unknown until all its data are here"
 
     # Weights. The adapter of `start` has the config's shape, so that a new one has the same count.
@@ -66,15 +82,14 @@ def plan_reward(config: JudgeConfig) -> Plan:
         tuned = tune(model, config.tuning.model_copy(update={"start": ""}) if start else config.tuning)
     trained, total = parameter_counts(tuned)
     frozen_bytes = (total - trained) * model.dtype.itemsize
-    faults = [*train.faults, *evaluation.faults]
-    faults += _answer_faults(config, checkpoint, [*train.comparisons, *evaluation.comparisons])
+    _check_answers(config, checkpoint, comparisons)
+    absences += [*checkpoint.absences, *([start] if start else [])]
     return Plan(
-        (*train.absences, *evaluation.absences, *checkpoint.absences, *([start] if start else [])),
-        tuple(faults),
+        tuple(absences),
         (checkpoint.note,) if checkpoint.note else (),
         facts={
-            "train": _balance(train.comparisons),
-            "evaluation": _balance(evaluation.comparisons),
+            "train": _balance(data["train"]),
+            "evaluation": _balance(data["evaluation"]),
             "optimizer_steps": config.max_steps or steps,
             "pairs_per_forward": per_forward,
             "forwards_per_step": forwards,
@@ -84,34 +99,6 @@ def plan_reward(config: JudgeConfig) -> Plan:
             "training_state_gib": round(trained * STATE_BYTES / 2**30, 3),
         },
     )
-
-
-@dataclass(slots=True)
-class SourceData:
-    """Readable comparisons of a config key, and its absent and faulty sources."""
-
-    comparisons: list[Comparison] = field(default_factory=list)
-    absences: list[MissingFile] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
-
-
-def _read(key: str, names: Sequence[str], *, limit: int | None, scratch: Path) -> SourceData:
-    """Read every source of a config key, also after an absent or faulty one."""
-    data = SourceData()
-    for source in names:
-        try:
-            if absence := _comparisons_absence(key, source):
-                data.absences.append(absence)
-                continue
-            comparisons = comparisons_from(source, limit=limit, scratch=scratch)
-            check_readable(chain(*(comparison.images for comparison in comparisons)))
-            data.comparisons += comparisons
-        except MissingImagesError as missing:
-            # Its list of files may have thousands of lines.
-            data.absences.append(MissingFile(key, source, str(missing).partition(":\n")[0]))
-        except (ValueError, OSError) as fault:
-            data.faults.append(f"{key} = {source}: {fault}")
-    return data
 
 
 def _comparisons_absence(key: str, source: str) -> MissingFile | None:
@@ -141,17 +128,12 @@ def _balance(comparisons: Sequence[Comparison]) -> dict[str, int]:
     return {"pairs": len(comparisons), "yes": yes, "no": len(comparisons) - yes, "with reasons": explained}
 
 
-def _answer_faults(config: JudgeConfig, checkpoint: Checkpoint, comparisons: Sequence[Comparison]) -> Iterator[str]:
+def _check_answers(config: JudgeConfig, checkpoint: Checkpoint, comparisons: Sequence[Comparison]) -> None:
     """Check that the checkpoint's processor, if it is here, loads and reads every answer's decision."""
     if checkpoint.folder is None:
         return
-    try:
+    with blamed_on(f"model.checkpoint = {config.model.checkpoint}"):
         processor = processor_of(str(checkpoint.folder), max_pixels=config.model.max_pixels)
         collator = Collator(processor, target=config.loss.target)
-    except (ValueError, OSError) as fault:
-        yield f"model.checkpoint = {config.model.checkpoint}: {fault}"
-        return
-    try:
+    with blamed_on("data"):
         check_answers(collator, comparisons)
-    except ValueError as fault:
-        yield f"data: {fault}"

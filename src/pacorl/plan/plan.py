@@ -58,7 +58,7 @@ from pacorl.types import TINY, Prompt, Size
 AUTO = "auto"
 CAPTIONS = "captions"
 NOT_READY = 2
-"""Exit code of a dry run if something is absent or at fault."""
+"""Exit code of a dry run if something is absent."""
 SHOWN_CARDS = 3
 LEAST_HOURS = 0.05
 """Hours below which a run's time is not printed."""
@@ -72,8 +72,6 @@ class Plan:
     """Requirements of a run."""
 
     absences: tuple[MissingFile, ...] = ()
-    faults: tuple[str, ...] = ()
-    """Present sources that cannot be used, with the reason."""
     notes: tuple[str, ...] = ()
     rows: tuple[Row, ...] = ()
     """Components in memory; none for a judge's training."""
@@ -127,17 +125,15 @@ class Plan:
     def verdict(self) -> str:
         """The first line of the dry run."""
         keys = dict.fromkeys(absence.key for absence in self.absences)
-        reasons = [f"{len(self.absences)} absent ({', '.join(keys)})"] if keys else []
-        reasons += [f"{len(self.faults)} at fault"] if self.faults else []
-        if reasons:
-            return f"verdict: it would not run: {' and '.join(reasons)}"
+        if keys:
+            return f"verdict: it would not run: {len(self.absences)} absent ({', '.join(keys)})"
         mind = {0: "", 1: "; mind the note"}.get(len(self.notes), f"; mind the {len(self.notes)} notes")
         return f"verdict: all that it needs is here{mind}"
 
     @property
     def exit_code(self) -> int:
         """Exit code of the dry run."""
-        return NOT_READY if self.absences or self.faults else 0
+        return NOT_READY if self.absences else 0
 
     def to_json(self) -> str:
         """Return the whole plan; sizes in bytes."""
@@ -442,12 +438,12 @@ def _prompts(config: PolicyConfig, source: str, *, limit: int | None = None) -> 
 
 
 def _lines(plan: Plan) -> Iterator[str]:
-    """List the lines of a dry run: the verdict, absences, faults and notes, memory, work and hours."""
+    """List the lines of a dry run: the verdict, absences and notes, memory, work and hours."""
     yield plan.verdict
     for absence in plan.absences:
         yield f"absent {absence.key} = {absence.source}: {absence.remedy}"
-    for name, messages in {"fault": plan.faults, "note": plan.notes}.items():
-        yield from (f"{name} {message}" for message in messages)
+    for note in plan.notes:
+        yield f"note {note}"
 
     if plan.rows:
         phases = plan.phases
