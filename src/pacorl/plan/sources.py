@@ -179,12 +179,8 @@ def clip_encoders(config: PolicyConfig) -> dict[str, ClipEncoder]:
 
 
 def clip_parts(encoder: ClipEncoder) -> Mapping[str, Any]:
-    """Read the config of an encoder's model; the published one if it is absent."""
-    published = CLIP_PARTS["ViT-L-14" if encoder.checkpoint == CLIP_L else "ViT-H-14"]
-    folder = _folder(encoder.checkpoint, {}, marker="config.json")
-    # A checkpoint's own config.json may omit its class.
-    classes = {name: published[name] for name in ("architectures", "model_type")}
-    return {**_json(folder / "config.json"), **classes} if folder else published
+    """Return the published config of an encoder's model."""
+    return CLIP_PARTS["ViT-L-14" if encoder.checkpoint == CLIP_L else "ViT-H-14"]
 
 
 # --- absences --------------------------------------------------------------------------------------------------
