@@ -18,7 +18,7 @@ from pacorl.bench import t2is
 from pacorl.bench.benchmarks import BenchmarkOptions
 from pacorl.bench.running import run
 from pacorl.bench.scorers import load_reward
-from pacorl.bench.t2is import TAB_3, T2isBench, average, prompts_by_case, read_cases
+from pacorl.bench.t2is import TAB_3, T2isBench, average, read_cases
 from pacorl.cli.benchmark import app
 from pacorl.core.ranking import Interval
 from pacorl.gate.paco_reward import PacoReward
@@ -221,19 +221,6 @@ def test_files_that_are_none_of_the_benchmark(t2is_folder: Path) -> None:
     (t2is_folder / "prompt_alignment.json").unlink()
     with pytest.raises(ValueError, match="give the folder of ChengyouJia/T2IS-Bench"):
         read_cases(t2is_folder)
-
-
-def test_records_name_their_case(tmp_path: Path) -> None:
-    record = {
-        "prompt": "2x2 grid of a cat. [1]-[1]: a. [1]-[2]: b. [2]-[1]: c. [2]-[2]: d.",
-        "original_idx": "0001_0002",
-    }
-    path = tmp_path / "records.jsonl"
-    path.write_text(json.dumps(record | {"height": 64, "width": 64}) + "\n")
-    assert list(prompts_by_case(path)) == ["0001_0002"]
-    path.write_text(json.dumps({"prompt": "a cat"}) + "\n")
-    with pytest.raises(ValueError, match="no record has an 'original_idx'"):
-        prompts_by_case(path)
 
 
 def test_neither_generator_nor_images(t2is_folder: Path, tmp_path: Path) -> None:

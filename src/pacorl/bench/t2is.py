@@ -33,14 +33,15 @@ from pacorl.core import questions as wordings
 from pacorl.core.grid import split
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.generate.image_queue import ImageJob, Shard, generate_missing
-from pacorl.io.documents import JsonObject, blamed_on, read_jsonl, read_object, typed
+from pacorl.io.documents import JsonObject, blamed_on, read_object, typed
 from pacorl.io.files import safe_name, write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.io.terminal import Progress
 from pacorl.judge.pairwise import ask, by_criterion
+from pacorl.records.compose import prompt_from
 from pacorl.records.criteria import written
 from pacorl.records.leaks import id_text
-from pacorl.records.prompts import evenly_spread, load_prompts
+from pacorl.records.prompts import evenly_spread
 from pacorl.types import Prompt, Question, Size
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ ALIGNMENT = "prompt_alignment.json"
 ALIGNED = ("Entity", "Attribute", "Relation")
 CONSISTENT = ("Identity", "Style", "Logic")
 PANEL = 512
-"""Side of a generated panel if neither --size nor a record says one, in pixels."""
+"""Side of a generated panel without --size, in pixels."""
 PAIR = Size(512, 512)
 """Size of the images of a pair, which a judge's processor rounds to its patches."""
 SERVED_PAIR = Size(504, 504)
@@ -85,12 +86,11 @@ NOTE = (
 
 @dataclass(frozen=True, kw_only=True)
 class T2isOptions(GeneratorBenchmarkOptions):
-    """Options of T2IS-Bench: prompts, panels and scorers."""
+    """Options of T2IS-Bench: the scorers."""
 
     panel: ClassVar[str] = "Scoring"
 
     batch: int = inherited(BenchmarkOptions, "batch", default=1, help="Cases per call of the judge.")
-    prompts: Path | None = option(None, "T2IS records to generate from, by their original_idx.")
     aesthetics: str = option("", "A reward of single images, with scores from 0 to 1, or aesthetic (LAION's).")
 
 
@@ -181,42 +181,18 @@ def _case(name: str, record: Any, criteria: Any, alignment: Any) -> Case:
 # --- generating --------------------------------------------------------------------------------------------------
 
 
-def prompts_by_case(path: Path) -> dict[str, Prompt]:
-    """Read T2IS records by the case in their `original_idx`."""
-    prompts = {}
-    # Read twice: a Prompt has no field for `original_idx`.
-    for row, prompt in zip(read_jsonl(path), load_prompts(path), strict=True):
-        if row.get("original_idx"):
-            prompts[str(row["original_idx"])] = prompt
-    if not prompts:
-        raise ValueError(f"{path}: no record has an 'original_idx', which names the case of T2IS-Bench")
-    return prompts
-
-
-def _job(case: Case, options: T2isOptions, records: Mapping[str, Prompt]) -> ImageJob:
-    """Make the job of a case's grid image, from its T2IS record if there are records, else from its captions."""
-    from pacorl.records.compose import prompt_from
-
-    if records:
-        if case.id not in records:
-            raise ValueError(f"case {case.id} has no record among the --prompts")
-        prompt = records[case.id]
-    else:
-        prompt = prompt_from(options.model, theme=case.instruction, panels=case.captions)
-        prompt = replace(prompt, size=Size(prompt.grid.rows * PANEL, prompt.grid.cols * PANEL))
-    if prompt.grid.count != len(case.captions):
-        raise ValueError(f"case {case.id} has {len(case.captions)} images, its prompt a {prompt.grid} layout")
-    return ImageJob(case.id, prompt, f"grids/{case.id}.png")
+def _job(case: Case, model: str) -> ImageJob:
+    """Make the job of a case's grid image from its instruction and captions."""
+    prompt = prompt_from(model, theme=case.instruction, panels=case.captions)
+    size = Size(prompt.grid.rows * PANEL, prompt.grid.cols * PANEL)
+    return ImageJob(case.id, replace(prompt, size=size), f"grids/{case.id}.png")
 
 
 def _generate(data: Dataset[Case, Path], options: T2isOptions, out: Path, shard: Shard, advance: Progress) -> None:
     """Generate the missing grid images into `grids/` and cut them into `images/`."""
     # One grid image per case, cut into the panels that are measured.
     source = options.image_source(edits=False)
-    records = prompts_by_case(options.prompts) if options.prompts else {}
-    jobs = []
-    for case in data.items.values():
-        jobs.append(_job(case, options, records))
+    jobs = [_job(case, options.model) for case in data.items.values()]
 
     def cut(job: ImageJob, image: Image) -> None:
         for number, panel in enumerate(split(image, job.prompt.grid), start=1):
