@@ -150,7 +150,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (["init", "mine.yaml", "--prompts", "tiny:train:4"], "mine.yaml"),
     (["report", "run"], "run/report.html"),
     (["report", "other", "run"], "run/compare-other.html"),
-    (["prompts", "split", "mine/train.jsonl", "--out", "mine"], "mine/train.jsonl"),
+    (["prompts", "mine/train.jsonl", "--out", "mine"], "mine/train.jsonl"),
     (["benchmark", "consistency-rank", "empty", "--judge", "tiny"], "empty/images"),
     (["benchmark", "consistency-rank", "rank", "--judge", "nothere"], "nothere"),
     (["benchmark", "consistency-rank", "rank", "--judge", "tiny", "--out", "mine"], "mine"),

@@ -1,4 +1,4 @@
-"""`pacorl data get`: what is shown before a download, hashes, refusals; the hub and GitHub are servers on loopback."""
+"""`pacorl data`: what is shown before a download, hashes, refusals; the hub and GitHub are servers on loopback."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def data(name: str, folder: Path, hub: str, *words: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own: the hub's address is read at import."""
     env = {**os.environ, "HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(folder / "home")}
-    command = [sys.executable, "-m", "pacorl", "data", "get", name, *words]
+    command = [sys.executable, "-m", "pacorl", "data", name, *words]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=100)
 
 

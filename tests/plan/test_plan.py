@@ -272,7 +272,7 @@ def test_absent_sources_are_listed_with_where_to_get_them(tmp_path: Path) -> Non
 
     assert all(checkpoint.note for checkpoint in checkpoints)
     assert set(remedies) == {"prompts.train", "model.checkpoint", "judge.checkpoint", "adapter.start"}
-    assert "`pacorl data get t2is`" in remedies["prompts.train"]
+    assert "`pacorl data t2is`" in remedies["prompts.train"]
     assert "gated" in remedies["model.checkpoint"]
     assert "`hf download black-forest-labs/FLUX.1-dev --include model_index.json" in remedies["model.checkpoint"]
     assert remedies["model.checkpoint"].endswith("`, 34 GB")
@@ -283,9 +283,9 @@ def test_absent_sources_are_listed_with_where_to_get_them(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("kind", "split"),
     [
-        ("kontext", "`pacorl prompts split GEdit-Bench/en.jsonl --test 128 --out data/edits`"),
-        ("qwen_edit", "`pacorl prompts split GEdit-Bench/edits.jsonl --test 128 --out data/edits`"),
-        ("klein", "`pacorl prompts split GEdit-Bench/en.jsonl --test 128 --out data/edits`"),
+        ("kontext", "`pacorl prompts GEdit-Bench/en.jsonl --test 128 --out data/edits`"),
+        ("qwen_edit", "`pacorl prompts GEdit-Bench/edits.jsonl --test 128 --out data/edits`"),
+        ("klein", "`pacorl prompts GEdit-Bench/en.jsonl --test 128 --out data/edits`"),
     ],
 )
 def test_an_edit_recipe_is_told_of_edits_and_not_of_sets(
@@ -298,7 +298,7 @@ def test_an_edit_recipe_is_told_of_edits_and_not_of_sets(
     assert [absence.key for absence in absences] == ["prompts.train", "prompts.evaluation", "prompts.benchmarks"]
     for absence in absences:
         assert "T2IS" not in absence.remedy
-        assert "`pacorl data get gedit`" in absence.remedy
+        assert "`pacorl data gedit`" in absence.remedy
     assert split in absences[0].remedy
 
 

@@ -172,7 +172,7 @@ def test_an_empty_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"prompts.csv: .*data convert"):
+    with pytest.raises(ValueError, match=r"prompts.csv: .*data FILE"):
         load_prompts(file_of(tmp_path, SET, name="prompts.csv"))
 
 

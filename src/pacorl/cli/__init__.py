@@ -45,8 +45,11 @@ app.command("publish")(train.publish)
 app.command("generate")(generate.generate)
 app.command("studio")(serve.studio)
 app.command("serve", context_settings={"allow_extra_args": True})(serve.serve)
-for group in (dataset.app, files.data, files.prompts, benchmark.app, files.config):
-    app.add_typer(group)
+app.command("data")(files.data)
+app.command("prompts")(files.prompts)
+app.command("config")(files.config)
+app.add_typer(dataset.app)
+app.add_typer(benchmark.app)
 
 
 def _show_version(version: bool) -> None:

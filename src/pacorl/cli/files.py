@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from typer import Argument, Exit, Option
-from typer.core import TyperGroup
 
-from pacorl.cli.shared import Commands, JsonOption, echo, print_json
-from pacorl.config.options import LARGEST, SEEDS
+from pacorl.cli.shared import JsonOption, echo, print_json
+from pacorl.config.options import LARGEST, SEEDS, UsageError
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
-class ConfigCommands(TyperGroup):
-    """`pacorl config KEY` is `pacorl config show KEY`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        is_key = bool(args) and not args[0].startswith("-") and args[0] not in self.commands
-        return super().parse_args(ctx, ["show", *args] if is_key else args)
-
-
-prompts = Commands(name="prompts", no_args_is_help=True, help="Check and split files of prompts and edits.")
-data = Commands(name="data", no_args_is_help=True, help="Published prompts, benchmarks and comparisons.")
-config = Commands(
-    name="config", cls=ConfigCommands, no_args_is_help=True, help="Configs of runs: `pacorl config KEY` explains a key."
-)
-
-SOURCE = Argument(help="A .jsonl or .txt of prompts or edits, or tiny:train|dev|test.")
+    from pacorl.types import Prompt
 
 
 def recipes(*, output: JsonOption) -> None:
@@ -69,59 +56,51 @@ def init(
     echo("\n".join(steps))
 
 
-@prompts.command("check")
-def check_prompts(
-    source: str = SOURCE,
-    against: list[str] = Option(..., help="Prompts that results are reported on; may be given several times."),
+def prompts(
+    source: str = Argument(help="A .jsonl or .txt of prompts or edits, or tiny:train|dev|test."),
+    *,
+    against: list[str] = Option([], help="Prompts that results are reported on; may be given several times."),
+    out: Path = Option(None, help="A folder for train.jsonl and test.jsonl, without the prompts of --against."),
+    test: int = Option(128, min=1, max=LARGEST, help="About how many to hold out; related prompts stay together."),
+    seed: int = Option(42, min=0, max=SEEDS, help="Of the draw."),
     as_json: bool = Option(False, "--json", help="One JSON object with every leak."),
 ) -> None:
-    """List the prompts that are also in other files or benchmarks; exit code 1 if there are any."""
+    """List the prompts that are also in other files or benchmarks (exit code 1), or split them with --out."""
+    from pacorl.io.files import check_new
     from pacorl.records.leaks import find_leaks, leak_report
     from pacorl.records.prompts import prompts_from
 
-    # Compare with every other file or benchmark.
-    train = prompts_from(source)
-    leaks = find_leaks(train, {name: prompts_from(name) for name in against})
+    benchmarks = {name: prompts_from(name) for name in against}
+    if out:
+        # Both files are new: an earlier split may be in use.
+        check_new(out / "train.jsonl", out / "test.jsonl", fix="name another folder with --out")
+        _split(prompts_from(source), benchmarks, out, test=test, seed=seed)
+        return
+    if not against:
+        raise UsageError("give --against with files to compare with, or --out with a folder for a split")
+    rows = prompts_from(source)
+    leaks = find_leaks(rows, benchmarks)
     if as_json:
-        rows = []
+        found = []
         for leak in leaks:
-            rows.append(
-                {
-                    "prompt": leak.prompt.id,
-                    "text": leak.prompt.text,
-                    "in": leak.against,
-                    "is": leak.other.id,
-                    "why": leak.why,
-                }
-            )
-
-        print_json({"prompts": len(train), "leaks": rows})
+            own = {"prompt": leak.prompt.id, "text": leak.prompt.text}
+            found.append(own | {"in": leak.against, "is": leak.other.id, "why": leak.why})
+        print_json({"prompts": len(rows), "leaks": found})
     else:
-        echo(leak_report(leaks, total=len(train)) or f"none of {len(train)} prompts is in {', '.join(against)}")
+        echo(leak_report(leaks, total=len(rows)) or f"none of {len(rows)} prompts is in {', '.join(against)}")
     # A check in a pipeline fails on a leak without reading the text.
     raise Exit(1 if leaks else 0)
 
 
-@prompts.command("split")
-def split_prompts(
-    source: str = SOURCE,
-    *,
-    out: Path = Option(..., help="A folder for train.jsonl and test.jsonl."),
-    test: int = Option(128, min=1, max=LARGEST, help="About how many to hold out; related prompts stay together."),
-    seed: int = Option(42, min=0, max=SEEDS, help="Of the draw."),
-    keep_out: list[str] = Option([], "--keep-out", help="Benchmarks whose prompts go to neither side."),
+def _split(
+    rows: Sequence[Prompt], benchmarks: Mapping[str, Sequence[Prompt]], out: Path, *, test: int, seed: int
 ) -> None:
-    """Split prompts into training and test, benchmarks kept out of both."""
-    from pacorl.io.files import check_new
     from pacorl.records.edits import save_edits
     from pacorl.records.leaks import split_prompts
-    from pacorl.records.prompts import prompts_from, save_prompts
+    from pacorl.records.prompts import save_prompts
 
-    # Both files are new: an earlier split may be in use.
-    check_new(out / "train.jsonl", out / "test.jsonl", fix="name another folder with --out")
     # Benchmarks leave both sides before the draw, so that the test side has the requested size.
-    benchmarks = {name: prompts_from(name) for name in keep_out}
-    train, held_out, leaks = split_prompts(prompts_from(source), test=test, seed=seed, keep_out=benchmarks)
+    train, held_out, leaks = split_prompts(rows, test=test, seed=seed, keep_out=benchmarks)
     for name, side in (("train", train), ("test", held_out)):
         # Edits have their own format: a record of a set has no source image.
         save = save_edits if any(prompt.sources for prompt in side) else save_prompts
@@ -129,55 +108,55 @@ def split_prompts(
     echo(f"{out}: {len(train)} to train on, {len(held_out)} to test on, {len(leaks)} kept out")
 
 
-@data.command("get")
-def get_data(
-    name: str = Argument(help="t2is, gedit, consistencyrank or paco-dataset."),
+def data(
+    source: str = Argument(help="t2is, gedit, consistencyrank or paco-dataset; or a file or folder to convert."),
     *,
     out: Path = Option(None, help="A new folder; by default the one that the recipes and guides name."),
     dry_run: bool = Option(False, "--dry-run", help="Print source, licence, size and hashes alone."),
 ) -> None:
-    """Download a published data set; its source, licence, commit and hashes are printed first."""
+    """Download a published data set, or convert a collection of edits that you have to JSONL.
+
+    A download's source, licence, commit and hashes are printed first. The parquet files of GEdit-Bench and a JSON of
+    ShareGPT-4o-Image, unpacked, are converted.
+    """
     from pacorl.dataset.published import FOLDERS, find_published
     from pacorl.io.files import check_writable
 
-    published = find_published(name)
+    if Path(source).exists():
+        _convert(Path(source))
+        return
+    published = find_published(source)
     echo("\n".join(published.describe()))
     if dry_run:
         return
-    folder = out or Path(FOLDERS[name])
+    folder = out or Path(FOLDERS[source])
     check_writable(folder, folder=True)
     published.download(folder)
     echo(f"wrote {folder}")
-    if name == "gedit":
-        convert_data(folder)
+    if source == "gedit":
+        _convert(folder)
 
 
-@data.command("convert")
-def convert_data(
-    source: Path = Argument(help="The parquet files of GEdit-Bench, or a JSON of ShareGPT-4o-Image, unpacked."),
-) -> None:
-    """Convert a published collection of edits to the JSONL that prompts are read from, beside it."""
+def _convert(source: Path) -> None:
     from pacorl.dataset.convert import convert
 
     for path in convert(source):
         echo(f"wrote {path}")
 
 
-@config.command("show")
-def show_key(key: str = Argument(help="A key such as `sampling.tree`, or the end of one.")) -> None:
-    """Show a key's meaning, its values and its default; for a section, of all its keys."""
-    from pacorl.config.reference import matching
-
-    echo("\n\n".join([str(entry) for entry in matching(key)]))
-
-
-@config.command("schema")
-def schema(
-    run: Literal["train-policy", "train-reward", "train-character"] = Argument(
-        "train-policy", help="The command that reads it."
+def config(
+    key: str = Argument("", help="A key such as `sampling.tree`, or the end of one."),
+    *,
+    schema: Literal["train-policy", "train-reward", "train-character"] | None = Option(
+        None, help="Print the JSON schema of this command's config, which editors check YAML with."
     ),
 ) -> None:
-    """Print the JSON schema of a run's config, which editors check YAML with."""
-    from pacorl.config.reference import RUNS
+    """Show a key's meaning, its values and its default; for a section, of all its keys."""
+    from pacorl.config.reference import RUNS, matching
 
-    print_json(RUNS[run].model_json_schema())
+    if bool(key) == bool(schema):
+        raise UsageError("give a key, or --schema with a command")
+    if schema:
+        print_json(RUNS[schema].model_json_schema())
+    else:
+        echo("\n\n".join([str(entry) for entry in matching(key)]))

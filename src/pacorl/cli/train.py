@@ -72,6 +72,12 @@ class RunOptions:
     )
     dry_run: bool = option(False, "Check the config and print its requirements. Exit code 2: something is absent.")
     as_json: bool = option(False, "With --dry-run: print the plan as JSON.", flags=("--json",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyRunOptions(RunOptions):
+    """Options of a policy's training."""
+
     gpus: int | None = option(None, "With --dry-run: plan for so many processes, a card each.", least=1, most=100_000)
 
 
@@ -88,7 +94,7 @@ def train_policy(
     config: Path = Argument(help="A YAML file, or a recipe of `pacorl recipes`, such as tiny."),
     overrides: list[str] = OVERRIDES,
     *,
-    options: RunOptions,
+    options: PolicyRunOptions,
 ) -> None:
     """Train a generator with PaCo-GRPO."""
     from pacorl.config.base import config_errors, load

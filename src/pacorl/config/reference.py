@@ -181,7 +181,7 @@ def _texts_of(model: type[BaseModel]) -> dict[str, str]:
 INTRODUCTION = """# Config keys
 
 Every key that a run's YAML may have, with its default. `pacorl config KEY` prints the same in a terminal, and
-`pacorl config schema` a JSON schema for editors. A YAML needs only what differs from the defaults, which are the
+`pacorl config --schema` a JSON schema for editors. A YAML needs only what differs from the defaults, which are the
 paper's settings for FLUX.1-dev. Any key can follow a command: `pacorl train-policy CONFIG sampling.steps=8`. `[]`
 stands for each item of a list. A note in brackets names the choice that has the key. Another choice brings keys of its
 own: `objective.name=awm` leaves out the file's other keys of `objective`, but no key on the command line.

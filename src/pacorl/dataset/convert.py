@@ -1,4 +1,4 @@
-"""Published collections of edits → JSONL of edits, once (`pacorl data convert`).
+"""Published collections of edits → JSONL of edits, once (`pacorl data FILE`).
 
 GEdit-Bench, its parquet files            edits.jsonl, en.jsonl and cn.jsonl, images in `images/`
 ShareGPT-4o-Image, its JSON               NAME.jsonl beside it, images in its folder, as its archives unpack

@@ -232,10 +232,10 @@ def prompts_absence(key: str, source: str, *, spec: PolicySpec, edits: bool) -> 
     """
     if source.startswith("tiny:") or Path(source).exists():
         return None
-    remedy = "T2IS records: `pacorl data get t2is`; or name a JSONL or text file of your own"
+    remedy = "T2IS records: `pacorl data t2is`; or name a JSONL or text file of your own"
     if edits:
         remedy = (
-            f"edits: `pacorl data get gedit`, then `pacorl prompts split {spec.edit_data} --test 128 --out "
+            f"edits: `pacorl data gedit`, then `pacorl prompts {spec.edit_data} --test 128 --out "
             f"{Path(source).parent}`; or name a JSONL of your own edits ({{image, instruction}})"
         )
     return MissingFile(key, source, remedy)

@@ -112,8 +112,8 @@ def check_leaks(
     report = leak_report(find_leaks(train, against), total=len(train))
     if report and action == "refuse":
         raise ValueError(
-            f"{report}. Split them with `pacorl prompts split`, or accept with prompts.leaks=warn that the evaluation "
-            "includes training data"
+            f"{report}. Split them with `pacorl prompts SOURCE --out FOLDER`, or accept with prompts.leaks=warn that "
+            "the evaluation includes training data"
         )
     if report:
         report += "; for unseen prompts give prompts.evaluation others, from Python pass evaluation_prompts="

@@ -53,7 +53,7 @@ SOURCES = (
     "a .jsonl of T2IS records, {theme, panels} or {image, instruction}, a .txt of one prompt a line, or "
     "tiny:train|dev|test"
 )
-CONVERT = "convert a published collection with `pacorl data convert`"
+CONVERT = "convert a published collection with `pacorl data FILE`"
 TINY = "tiny:"
 TINY_COUNTS: Mapping[Split, int] = {"train": 288, "dev": 48, "test": 48}
 FOREIGN = re.compile(r"^(?:#|//).*|(?:^|(?<=\s))--[A-Za-z][\w-]*")
