@@ -208,14 +208,6 @@ def test_several_faults_are_one_line_with_the_file(tmp_path: Path) -> None:
     )
 
 
-def test_of_many_faults_three_are_shown(tmp_path: Path) -> None:
-    path = written(tmp_path, "".join(f'"key {number}\\nof two lines": 1\n' for number in range(5)))
-    with pytest.raises(ConfigError) as caught:
-        load(PolicyConfig, path)
-    shown = "; ".join(rf"key {number}\nof two lines: unknown key" for number in range(3))
-    assert str(caught.value) == f"{path}: {shown}; and 2 more"
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -253,17 +245,6 @@ def test_a_file_that_is_no_config(tmp_path: Path, text: str, message: str) -> No
         load(PolicyConfig, path)
     assert str(caught.value).startswith(f"{path}: {message}")
     assert "\n" not in str(caught.value)
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none.yaml: cannot be read \(No such file or directory\)"):
-        load(PolicyConfig, tmp_path / "none.yaml")
-
-
-def test_a_file_that_is_no_text(tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match=r"run.yaml:1: not UTF-8 text"):
-        load(PolicyConfig, tmp_path / "run.yaml")
 
 
 def test_the_learning_rate_as_people_write_it() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -161,28 +160,6 @@ def test_command_modules_open_with_light_imports(path: Path) -> None:
     allowed = {*sys.stdlib_module_names, "typer"}
     heavy = [name for name in names if name.split(".")[0] not in allowed and not name.startswith(light)]
     assert heavy == []
-
-
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ({}, "expandable_segments:True None"),
-        ({"PYTORCH_ALLOC_CONF": "backend:native"}, "backend:native None"),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, "None backend:native"),
-    ],
-)
-@pytest.mark.skipif(sys.platform != "linux", reason="the allocator of other systems has fixed segments")
-def test_a_card_s_memory_grows_in_place(environment: dict[str, str], expected: str) -> None:
-    """The setting precedes torch's import; the user's own stays."""
-    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-    code = f"import os, pacorl; print(*(os.environ.get(name) for name in {names}))"
-    own = {name: value for name, value in os.environ.items() if name not in names}
-    path = str(SOURCE.parent)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
-        env={**own, **environment, "PYTHONPATH": path},
-    )  # fmt: skip
-    assert done.stdout.strip() == expected
 
 
 @pytest.mark.slow

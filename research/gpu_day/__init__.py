@@ -6,7 +6,6 @@
     python -m research.gpu_day --depth 4+8                      # a card of 12 GB: costs per block, extrapolated
     python -m research.gpu_day --parts full form-bf16           # these parts alone
     python -m research.gpu_day --tiny                           # all of it on a CPU, on the tiny shapes
-    python -m research.gpu_day --needs                          # packages that a bare machine needs
 
 It runs from the root of the source tree without an installation. Every part is a process with a time limit. A part's
 records are appended to the JSONL file and synced to disk as they are made, so an error, a hang or a kill costs one

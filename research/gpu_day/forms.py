@@ -1,17 +1,13 @@
-"""Sampling and training of the generator: in every form at two depths, at full depth against the plan, and launched."""
+"""Sampling and training of the generator: in every form at two depths, and at full depth against the plan."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
-from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 
-from pacorl.grpo.lora_training import build_optimizer
 from pacorl.plan.rows import Phase
 from pacorl.types import Samples
 
@@ -120,50 +116,3 @@ def costs(work: Work, bench: Bench, peak: float) -> Record:
         return record
     flops = counted(work)
     return {**record, "flops": flops, "share": flops / record["seconds"] / peak}
-
-
-# --- launched --------------------------------------------------------------------------------------------------
-
-
-def measure_launchers(options: argparse.Namespace) -> Iterator[Record]:
-    """A trained step by itself, and within DDP and FSDP2 on a group of one process."""
-    device, side = device_of(options), sides(options)[0]
-    blocks = depth(options)
-    with one_process(device):
-        for wrapper in ("none", "DDP", "FSDP2"):
-            bench = Bench(run_of(side, options), options, device, blocks=blocks)
-            samples = bench.collect(side, 1)
-            wrap(bench, wrapper)
-            record = measured(partial(bench.train, samples, side), device, repeats=options.repeats)
-            yield {"wrapper": wrapper, "blocks": blocks, **record}
-            del bench, samples
-            release()
-
-
-def wrap(bench: Bench, wrapper: str) -> None:
-    """Put the transformer into a wrapper of torch's."""
-    from torch.distributed.fsdp import fully_shard
-    from torch.nn.parallel import DistributedDataParallel
-
-    transformer: Any = bench.policy.transformer
-    if wrapper == "DDP":
-        bench.policy.transformer = DistributedDataParallel(transformer)
-    if wrapper == "FSDP2":
-        for name, blocks in transformer.named_children():
-            for block in blocks if name.endswith("blocks") else ():
-                fully_shard(block)
-        fully_shard(transformer)
-        bench.trained = [parameter for parameter in transformer.parameters() if parameter.requires_grad]
-        bench.optimizer = build_optimizer(bench.policy, bench.config.optimizer, device=bench.device)
-
-
-@contextmanager
-def one_process(device: torch.device) -> Iterator[None]:
-    """Hold a process group of this process alone."""
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    with TemporaryDirectory() as folder:
-        torch.distributed.init_process_group(backend, init_method=f"file://{folder}/group", rank=0, world_size=1)
-        try:
-            yield
-        finally:
-            torch.distributed.destroy_process_group()

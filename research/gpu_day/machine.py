@@ -27,7 +27,7 @@ def describe_machine(options: argparse.Namespace) -> Iterator[Record]:
 
         device = device_of(options)
     except (ImportError, RuntimeError) as error:
-        raise UnusableMachine(f"{' '.join(str(error).split())} (needed packages: --needs)") from None
+        raise UnusableMachine(f"{' '.join(str(error).split())}") from None
 
     import torch
 

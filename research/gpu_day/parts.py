@@ -64,7 +64,6 @@ ALL = (
     form_part("compiled", 190, 120),
     form_part("compiled-int8", 220, 60),
     Part("judge", "judging:measure_judge", 25, 70),
-    Part("launchers", "forms:measure_launchers", 40, 40),
     Part("product", "product:measure_product", 440, 220),
 )
 

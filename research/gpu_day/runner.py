@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -24,11 +23,6 @@ from typing import Any
 from .parts import PARTS, Part, Record, SkipPart, UnusableMachine
 
 ROOT = Path(__file__).parents[2]
-NEEDS = (
-    "torch>=2.11", "accelerate", "diffusers", "einops", "httpx2", "jinja2", "peft", "pillow", "pydantic", "ruamel.yaml",
-    "rich", "safetensors", "tensorboard", "transformers", "typer",
-)  # fmt: skip
-"""Packages that the parts import. Compiled are torch, numpy, pillow, pydantic-core, safetensors and tokenizers."""
 SKIPPED, UNUSABLE = 5, 6
 """Exit codes of a part that this machine cannot run, and of one without which no part can."""
 FINISHED = ("done", "skipped")
@@ -39,9 +33,6 @@ LEAST = 10.0
 
 def main(line: Sequence[str] | None = None) -> int:
     options = arguments(line)
-    if options.needs:
-        print(f"pip install {' '.join(repr(name) for name in NEEDS)}")
-        return 0
     use_sources(options)
     if options.run:
         return run_part(PARTS[options.run], options)
@@ -62,9 +53,7 @@ def arguments(line: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="the fastest is recorded")
     parser.add_argument("--rank", type=int, default=64, help="of the adapter")
     parser.add_argument("--tiny", action="store_true", help="the tiny shapes in fp32 on the CPU")
-    parser.add_argument("--wheels", type=Path, metavar="FOLDER", help="wheels to import packages from")
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="upper bound of every part's time limit")
-    parser.add_argument("--needs", action="store_true", help="print the packages that are needed, and end")
     parser.add_argument("--run", choices=PARTS, help=argparse.SUPPRESS)
     return parser.parse_args(line)
 
@@ -78,10 +67,8 @@ def depth(text: str) -> int:
 
 
 def use_sources(options: argparse.Namespace) -> None:
-    """Put the source tree and carried wheels before installed packages, in this process and in all that it starts."""
+    """Put the source tree before installed packages, in this process and in all that it starts."""
     folders = [str(ROOT / "src"), str(ROOT)]
-    if options.wheels:
-        folders.append(str(unpacked(options.wheels)))
     sys.path[:0] = folders
     inherited = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([*folders, *([inherited] if inherited else [])])
@@ -89,16 +76,6 @@ def use_sources(options: argparse.Namespace) -> None:
 
     if options.tiny:  # more threads than the tiny shapes need make torch many times slower
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-
-def unpacked(wheels: Path) -> Path:
-    """Unpack every wheel of a folder into its subfolder `site`: compiled modules cannot be imported from a zip file."""
-    site = wheels / "site"
-    if not site.exists():
-        for wheel in sorted(wheels.glob("*.whl")):
-            with zipfile.ZipFile(wheel) as archive:
-                archive.extractall(site)
-    return site.resolve()
 
 
 # --- the day ---------------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from browsers import PATIENCE, playwright
-from dataset_folder import AnnotationServer, free_port
+from dataset_folder import AnnotationServer
+from ports import free_port
 
 from pacorl.dataset.answer_log import AnswerLog
 

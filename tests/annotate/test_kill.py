@@ -9,7 +9,8 @@ from collections import Counter
 
 import pytest
 from annotators import Client
-from dataset_folder import AnnotationServer, free_port
+from dataset_folder import AnnotationServer
+from ports import free_port
 
 from pacorl.annotate.server import public_key, shown_order
 from pacorl.dataset.answer_log import AnswerLog, collect_answers

@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bench_data import gedit_rows, write_parquet
+from bench_data import gedit_rows
 from PIL import Image
 from typer.testing import CliRunner, Result
 
-from pacorl.bench.benchmarks import GeneratorBenchmarkOptions
-from pacorl.bench.gedit import SUBSETS, read_edits
+from pacorl.bench.gedit import SUBSETS
 from pacorl.bench.rating import read_scores
 from pacorl.cli.benchmark import app
 from pacorl.cli.shared import INCOMPLETE
@@ -203,39 +202,8 @@ def test_generated_by_kontext_and_rated(gedit_folder: Path, tmp_path: Path) -> N
     ]
 
 
-@pytest.mark.parametrize(
-    ("change", "fault"),
-    [
-        ({"instruction_language": "de"}, "instruction_language 'de' is none of en, cn"),
-        ({"instruction": ""}, "no instruction; a row of GEdit-Bench has"),
-        ({"key": "../k"}, "cannot name a folder"),
-        ({"key": "k1"}, "key 'en/subject-add/k1' is that of an earlier record"),
-    ],
-)
-def test_rows_of_another_schema_are_named(tmp_path: Path, change: dict[str, Any], fault: str) -> None:
-    rows = gedit_rows()[:4:2]
-    write_parquet(tmp_path / "rows.parquet", [rows[1], rows[0] | change])
-    with pytest.raises(ValueError, match="row 2: ") as caught:
-        read_edits(tmp_path)
-    assert fault in str(caught.value)
-
-
 def test_answers_are_read_or_refused() -> None:
     assert read_scores('Sure.\n```json\n{"score": [2, 10], "reasoning": "x"}\n```') == ([2.0, 10.0], "x")
     for answer in ("none", '{"score": [5]}', '{"score": [5, 11]}', '{"score": [true, 1]}', '{"score": [5, 1'):
         with pytest.raises(ValueError, match=r"JSON|'score'"):
             read_scores(answer)
-
-
-def test_who_rates_must_be_named(gedit_folder: Path, edits: Path) -> None:
-    assert "name who rates the edits with --judge" in str(command(gedit_folder, "--images", edits).exception)
-
-
-def test_a_generator_of_sets_edits_nothing(gedit_folder: Path, tmp_path: Path) -> None:
-    done = command(
-        gedit_folder, "--model", "black-forest-labs/FLUX.1-dev", "--generate-only", "--out", tmp_path / "out"
-    )
-    assert "is of kind 'flux', which makes sets" in str(done.exception)
-    for edits in (False, True):  # a kind that does both is taken for either
-        options = GeneratorBenchmarkOptions(model="black-forest-labs/FLUX.2-klein-base-4B")
-        assert options.described(edits=edits)["checkpoint"] == options.model

@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 
 from pacorl.bench.benchmarks import BenchmarkOptions
-from pacorl.bench.items import BadItemError, Dataset, parse_records
+from pacorl.bench.items import BadItemError, Dataset
 from pacorl.bench.running import read_results, run
-from pacorl.bench.suite import Line, PaperTable, Row, Table, cell_text
+from pacorl.bench.suite import PaperTable, Row, Table
 from pacorl.core.ranking import Interval, bootstrap
 from pacorl.io.documents import write_jsonl
 from pacorl.records.prompts import evenly_spread
-from pacorl.report.folder import read_run
 
 
 class Numbers:
@@ -142,18 +141,6 @@ def test_an_item_that_stands_twice_counts_once(tmp_path: Path) -> None:
     assert mean.mean == 3.0
 
 
-def test_a_broken_line_is_named(tmp_path: Path) -> None:
-    run(Numbers(KEYS), tmp_path, HERE)
-    path = tmp_path / "results.jsonl"
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join([lines[0], '{"key": "b', *lines[2:]]) + "\n")
-    with pytest.raises(ValueError, match=r"results\.jsonl:2: not valid JSON"):
-        run(Numbers(KEYS), tmp_path, HERE)
-    path.write_text("\n".join([lines[0], "[1, 2]"]) + "\n")
-    with pytest.raises(ValueError, match=r"results\.jsonl:2: "):
-        read_results(tmp_path)
-
-
 def test_failures_are_told_and_tried_again(tmp_path: Path) -> None:
     outcome = run(Numbers(KEYS, silent=["bb"]), tmp_path, HERE)
     assert outcome.missing == {"bb": "it fell silent"}
@@ -182,20 +169,6 @@ def test_shards_share_the_work_and_their_results(tmp_path: Path, monkeypatch: py
 def test_a_shard_that_is_being_written_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "results-1-of-2.jsonl").write_text('{"key": "bb", "value": 2}\n{"key": "dd')
     assert list(read_results(tmp_path)) == ["bb"]
-
-
-def test_bad_items_stop_the_run(tmp_path: Path) -> None:
-    with pytest.raises(BadItemError, match=r"bb\.png is missing"):
-        run(Numbers(KEYS, bad=["bb"]), tmp_path, HERE)
-
-
-def test_many_faults_are_listed_up_to_a_point() -> None:
-    def refuse(number: int) -> int:
-        raise ValueError(f"fault {number}")
-
-    records = {f"data, record {number}": (number,) for number in range(12)}
-    with pytest.raises(ValueError, match=r"(?s)^12 items .*:\n  data, record 0: fault 0\n.*fault 9\n  and 2 more$"):
-        parse_records(records, refuse, key=str)
 
 
 def test_items_that_were_trained_on_are_named_and_the_others_counted_apart(tmp_path: Path) -> None:
@@ -252,26 +225,6 @@ def test_tables_mark_what_was_not_measured_here(tmp_path: Path) -> None:
     assert [row["source"] for row in summary["tables"][0]["rows"]] == ["measured", "published, not measured here"]
     assert summary["complete"] is True
     assert outcome.tables[0].markdown.startswith("## Numbers")
-
-
-@pytest.mark.parametrize(
-    ("count", "words"),
-    [
-        (1, "1 item is measured; there are no intervals, which need 8 groups"),
-        (7, "7 items are measured; there are no intervals, which need 8 groups"),
-        (8, "8 items are measured."),
-        (40, "40 items are measured."),
-    ],
-)
-def test_tables_say_of_how_many_items_and_when_these_are_too_few(tmp_path: Path, count: int, words: str) -> None:
-    outcome = run(Numbers([f"k{number}" for number in range(count)]), tmp_path, HERE)
-    page = (tmp_path / "table.html").read_text()
-    for text in (" ".join(outcome.remarks), (tmp_path / "table.md").read_text(), page):
-        assert words in text
-        assert ("too few for a conclusion" in text) == (count < 30)
-    assert page.count(">Numbers<") == 2  # the browser's title and the heading
-    assert '<span class="run">here</span>' in page
-    assert "P(Yes) is uncalibrated" in page
 
 
 class Shifted(Numbers):
@@ -353,23 +306,8 @@ def test_what_cannot_be_compared_is_refused_or_told(tmp_path: Path) -> None:
         run(Numbers(KEYS), tmp_path / "new", against)
 
 
-def test_a_benchmarks_folder_is_no_run_and_the_error_names_the_comparison(tmp_path: Path) -> None:
-    run(Numbers(KEYS), tmp_path, HERE)
-    with pytest.raises(ValueError, match=r"a folder of `pacorl benchmark`, .* repeat one's command with --against"):
-        read_run(tmp_path)
-
-
 def test_a_benchmark_that_no_paper_has_figures_of_stands_alone(tmp_path: Path) -> None:
     bench = Numbers(KEYS)
     bench.paper = None
     assert [line.name for line in run(bench, tmp_path, HERE).tables[0].lines] == ["here"]
     assert "†" not in (tmp_path / "table.md").read_text()
-
-
-def test_cells() -> None:
-    assert cell_text(Interval(-0.1234, -0.2, 0.1)) == "−0.123 [−0.200, 0.100]"
-    assert cell_text(Interval(float("nan"))) == cell_text(None) == "–"
-    assert cell_text(7.2) == "7.200"
-    assert cell_text(Interval(0.0, -1e-17, 0.1)) == "0.000 [0.000, 0.100]"
-    with pytest.raises(AssertionError, match="x has 1 cells"):
-        Table("t", ("a", "b"), (Line("x", (1.0,)),))

@@ -20,7 +20,6 @@ from pacorl.generate.generator import Generator
 from pacorl.grpo.evaluate import noise_seed
 from pacorl.grpo.lora_training import LoraTraining
 from pacorl.models.lora import read_lora
-from pacorl.report.publish import write_card
 from pacorl.runtime.stopping import Interrupted
 from pacorl.tiny.characters import Oracle
 from pacorl.types import Prompt, Size
@@ -147,16 +146,6 @@ def test_several_processes_are_refused(run: Path, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("pacorl.runtime.processes.Accelerator.num_processes", 2)
     with pytest.raises(ValueError, match="runs in one process, and the launcher started 2; start it alone"):
         CharacterTrainer(hero_config(run.parent / "zorp", tmp_path / "run"))
-
-
-def test_the_card_names_the_character_and_not_the_folder_of_its_pictures(run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run, tmp_path / "run")
-    card = (write_card(tmp_path / "run", licence="mit") / "README.md").read_text("utf-8")
-    assert (tmp_path / "run" / "adapter" / "README.md").is_file()
-    assert "Trained on: the images of `zorp`." in card
-    assert "- character" in card
-    assert "| held_out_loss |" in card
-    assert str(run.parent) not in card
 
 
 def test_training_teaches_the_hero(tmp_path: Path) -> None:

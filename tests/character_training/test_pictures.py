@@ -9,9 +9,7 @@ import pytest
 from PIL import Image
 from tiny_hero import hero_config, make_hero
 
-from pacorl.character_training.character_config import CharacterConfig
 from pacorl.character_training.pictures import fitted_image, gallery_prompts, read_pictures
-from pacorl.config.base import ConfigError
 from pacorl.types import Size
 
 
@@ -105,16 +103,3 @@ def test_a_picture_or_caption_that_cannot_be_used_is_named(tmp_path: Path) -> No
         read_pictures(hero_config(hero, tmp_path / "run"))
     with pytest.raises(ValueError, match="there is no character 'zork'"):
         read_pictures(hero_config(tmp_path / "zork", tmp_path / "run").model_copy(update={"character": "zork"}))
-
-
-@pytest.mark.parametrize(
-    ("override", "fault"),
-    [
-        ("stepz=3", "stepz: unknown key, did you mean 'steps'"),
-        ("model.kind=kontext", "model.kind kontext edits images"),
-    ],
-)
-def test_a_wrong_config_is_one_line(override: str, fault: str) -> None:
-    with pytest.raises(ConfigError, match=fault) as caught:
-        CharacterConfig.from_yaml("character/klein_12gb", override)
-    assert "\n" not in str(caught.value)

@@ -65,32 +65,6 @@ def test_a_sound_set_passes_and_a_broken_one_ends_with_code_4(folder: Path, tmp_
 
 
 @pytest.mark.slow
-def test_of_two_characters_the_recipes_say_which_a_panel_shows(tmp_path: Path) -> None:
-    files = []
-    for name, subject in (("ann", SUBJECT), ("bob", ("blue", "tall", "cap", "night"))):
-        reference, *panels = set_of(subject, 3, random.Random(1))
-        (tmp_path / name).mkdir()
-        looks = f"a {subject[0]} {subject[1]} hero"
-        (tmp_path / name / "card.yaml").write_text(f"description: {looks}\n")
-        draw(reference, 64).save(tmp_path / name / "1.png")
-        for panel in panels:
-            files.append(tmp_path / f"{len(files)}.png")
-            recipe = {"Software": "pacorl 0.1.0", "panel": f"{looks.capitalize()}, waving"}
-            files[-1].write_bytes(png_bytes(draw(panel, 64), recipe))
-    both = ("--character", tmp_path / "ann", "--character", tmp_path / "bob", "--min", 0.5, "--json")
-    result = run("check", *files, *both)
-    assert result.exit_code == 0, result.output
-    panels = json.loads(result.stdout)["panels"]
-    assert [panel["characters"] for panel in panels] == [["ann"], ["ann"], ["bob"], ["bob"]]
-
-    # Without a recipe every panel must show both.
-    for file in files:
-        Image.open(file).convert("RGB").save(file)
-    result = run("check", *files, *both)
-    assert (result.exit_code, len(json.loads(result.stdout)["panels"][0]["characters"])) == (BELOW, 2)
-
-
-@pytest.mark.slow
 def test_a_threshold_comes_from_the_calibration_or_must_be_given(folder: Path, tmp_path: Path) -> None:
     pair = (folder / "1.png", folder / "2.png")
     result = run("check", *pair)
@@ -129,6 +103,8 @@ def test_rankings_label_their_best_and_worst(folder: Path, tmp_path: Path) -> No
     assert result.exit_code == 0, result.output
     assert "40 pairs, 20 labelled Yes" in result.stdout
     assert read_calibration(out) is not None
+    limited = run("calibrate", "tiny", folder / "rankings.csv", "--out", tmp_path / "limited.json", "--limit", 20)
+    assert "10 labelled Yes" in limited.stdout, "a limit keeps both labels"
 
 
 def test_thresholds_are_not_lost(tmp_path: Path) -> None:

@@ -101,23 +101,6 @@ def test_a_sentence_makes_a_set_and_shows_its_panels(tmp_path):
     assert "2. a red round hero with a crown at night, jumping by a boat" in result.stderr
 
 
-@pytest.mark.slow
-def test_a_sentence_without_a_list_is_named_and_own_panels_win(no_weights):
-    words = ("Generate four images of the same dentist in scrubs", "--model", "some/model", "--dry-run", "--json")
-    written = run(*words)
-    assert "does not list what each panel shows" in written.stderr
-    assert json.loads(written.stdout)["panels"][0] == "The same dentist in scrubs, seen from the front"
-    own = run(*words, "--panel", "reads", "--panel", "waves")
-    assert (json.loads(own.stdout)["panels"], own.stderr) == (["reads", "waves"], "")
-
-
-@pytest.mark.slow
-def test_a_layout_decides_how_many_panels_a_sentence_has(no_weights):
-    words = ("Generate four images of a fox", "--model", "some/model", "--dry-run", "--json")
-    assert len(json.loads(run(*words, "--layout", "1x3").stdout)["panels"]) == 3
-    assert json.loads(run(*words, "--layout", "1x1").stdout)["panels"] == []
-
-
 @pytest.fixture
 def hero(tmp_path, monkeypatch) -> Path:
     """A working folder with characters/hero."""
@@ -173,15 +156,6 @@ def test_a_character_s_images_are_references(hero, checkpoint, tmp_path):
     assert result.exit_code == 0, result.output
     with Image.open(out / "page-1.png") as image:
         assert json.loads(image.info["references"]) == ["front.png"]
-
-
-@pytest.mark.slow
-def test_more_images_than_the_model_takes(hero, checkpoint, tmp_path, no_weights):
-    for number in range(5):
-        Image.new("RGB", (64, 64)).save(hero / f"{number}.png")
-    result = run("a hero", "--character", hero, "--model", checkpoint, "--dry-run")
-    note = "takes 4 reference images a page: the first of each character, then the second, up to 4 of 6 given"
-    assert result.stderr.count(f"{checkpoint} {note}") == 1
 
 
 def test_a_dry_run_refuses_what_the_run_refuses(hero, checkpoint, tmp_path, no_weights):

@@ -92,14 +92,6 @@ def test_file_names_in_scores(said: Said, images: list[Path]) -> None:
     assert document["images"][0] == str(images[0])
 
 
-def test_a_key_of_a_config(said: Said, tmp_path: Path) -> None:
-    path = tmp_path / "run.yaml"
-    path.write_text(json.dumps({HOSTILE: 1, "out": str(tmp_path)}))
-    line = said("train-policy", path, "--dry-run", code=1)
-    assert r"\x1b]52;c;" in line
-    assert "[red]x[/red]" in line
-
-
 def test_a_warning_a_log_line_and_a_traceback(
     said: Said, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

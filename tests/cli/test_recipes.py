@@ -14,7 +14,6 @@ from pacorl.cli import app
 from pacorl.cli.train import spelled_out
 from pacorl.config.recipes import config_file, read_header, recipe, recipe_names
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.judge_training.judge_config import JudgeConfig
 
 
 def run(*words: str | Path) -> Result:
@@ -52,14 +51,6 @@ def test_headers_name_a_card_and_a_purpose(name: str) -> None:
     card, purpose = read_header(recipe(name))
     assert "GPU" in card or "card" in card or "CPU" in card
     assert 10 < len(purpose) < 150
-
-
-@pytest.mark.slow
-def test_a_recipe_is_named_without_a_path(here: Path) -> None:
-    assert PolicyConfig.from_yaml("flux_t2is_24gb") == PolicyConfig.from_yaml(recipe("flux_t2is_24gb"))
-    assert JudgeConfig.from_yaml("reward/tiny", "epochs=2").epochs == 2
-    planned = run("train-policy", "tiny", "--dry-run", "--json", "out=run")
-    assert planned.exit_code == 0, planned.output
 
 
 def test_a_file_wins_over_a_recipe_of_its_name(here: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 import torch
 from fake_server import FakeServer, Handler
 from judges import serving
-from PIL import Image
 from tests.twins.parts import tiny_judge
 from typer.testing import CliRunner, Result
 
@@ -126,55 +125,7 @@ def test_criteria_and_reasons(images: list[Path], tmp_path: Path) -> None:
     assert all(f"{label}: " in pair["reasons"] for label in plain)
 
 
-def test_a_key_is_read_from_the_environment(images: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    def needs_key(handler: Handler, _: int) -> bool:
-        refused = handler.headers.get("authorization") != "Bearer k"
-        if refused:
-            handler.fail(401, "a key is needed")
-        return refused
-
-    monkeypatch.delenv("PACORL_API_KEY", raising=False)
-    with FakeServer(behave=needs_key).running() as server:
-        options = ("--judge", f"{server.url}#judge")
-        assert "PACORL_API_KEY" in str(run(*images[:2], *options).exception)
-        monkeypatch.setenv("PACORL_API_KEY", "k")
-        assert run(*images[:2], *options).exit_code == 0
-
-
-def test_the_embedded_judge_says_what_it_knows(images: list[Path]) -> None:
-    result = run(*images[:2])
-    assert result.exit_code == 0, result.output
-    assert "P(Yes), the two images belong together" in result.stdout
-    assert result.output.index("Judged by the embedded tiny judge") < result.output.index("P(Yes)")
-    assert "knows the tiny world of drawn characters only" in result.stderr
-
-
 # --- images that the judge cannot judge, and images by URL ------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def photograph(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from sklearn.datasets import load_sample_image
-
-    path = tmp_path_factory.mktemp("photographs") / "china.png"
-    Image.fromarray(load_sample_image("china.jpg")).resize((320, 240)).save(path)
-    return path
-
-
-def test_a_foreign_image_asks_for_a_judge(images: list[Path], photograph: Path, tmp_path: Path) -> None:
-    """The tiny judge is the default for what the tiny generator made alone, and answers for others if it is named."""
-    own = tmp_path / "own.png"
-    own.write_bytes(png_bytes(open_image(images[0]), {"Software": "pacorl 0.1.0", "model": "tiny"}))
-    other = tmp_path / "other.png"
-    other.write_bytes(png_bytes(open_image(images[0]), {"Software": "pacorl 0.1.0", "model": "lab/flux"}))
-    assert CliRunner().invoke(app, ["score", str(own), str(own)]).exit_code == 0
-    for foreign in (photograph, images[1], other):
-        result = CliRunner().invoke(app, ["score", str(own), str(foreign)])
-        assert getattr(result.exception, "exit_code", 0) == 2
-        for name in ("--judge", "X-GenGroup/PaCo-Reward-7B", "URL", "tiny"):
-            assert name in str(result.exception)
-    named = CliRunner().invoke(app, ["score", str(own), str(photograph), "--judge", "tiny", "--json"])
-    assert json.loads(named.stdout)["note"].startswith("Judged by the embedded tiny judge")
 
 
 @pytest.fixture(scope="module")

@@ -64,19 +64,6 @@ def test_vllm_gets_what_follows_the_dashes(calls: CALLS) -> None:
     assert (calls["extra"], calls["api_key"]) == (["--seed", "1"], "secret")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("x", "--backend", "ray"), "neither vllm nor builtin"),
-        (("x", "--", "--seed", "1"), "--seed 1 would be for vLLM"),
-        (("x", "--calibration", "c.json", "--backend", "vllm"), "--calibration needs --backend builtin"),
-    ],
-)
-def test_what_cannot_be_served_is_named(calls: CALLS, arguments: tuple[str, ...], message: str) -> None:
-    assert message in str(run("serve", *arguments).exception)
-    assert calls == {}
-
-
 def test_an_open_server_without_a_key_is_warned_about(calls: CALLS) -> None:
     assert "asks for no key" in run("serve", "x", "--backend", "vllm", "--host", "0.0.0.0").stderr
     assert "asks for no key" not in run("serve", "x", "--backend", "vllm", "--host", "0.0.0.0", "--api-key", "k").stderr

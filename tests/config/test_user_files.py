@@ -140,19 +140,6 @@ def test_a_file_that_does_not_serve_is_one_line(tmp_path: Path, source: str, nam
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("absent.py:X", r"^absent\.py is no file; name your own code as path/to/file\.py:NAME"),
-        ("absent.py:not a name", r"'absent\.py:not a name' is not of the form path/to/file\.py:NAME"),
-        ("absent.py", r"unknown objective 'absent\.py'; there are grpo_clip, .*, or your own as path/to/file\.py:NAME"),
-    ],
-)
-def test_a_name_of_no_file_is_refused(name: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        OBJECTIVES.named(name)
-
-
 def test_a_mended_file_is_executed_again(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("X = 1")
@@ -186,17 +173,6 @@ def test_a_process_without_user_files_executes_none_in_any_thread(
     result = CliRunner().invoke(app, ["train-policy", str(config), f"objective.name={mine}:REINFORCE"])
     assert "is code, which the studio does not execute" in str(result.exception)
     assert not (tmp_path / "executed").exists()
-
-
-def test_looking_a_name_up_executes_no_file(mine: Path) -> None:
-    """Names that reports and checkpoints contain are looked up by `in` and by []."""
-    name = f"{mine}:REINFORCE"
-    assert name not in OBJECTIVES
-    with pytest.raises(KeyError):
-        OBJECTIVES[name]
-    with user_files(run=False), pytest.raises(ValueError, match="is code, which a dry run does not execute"):
-        OBJECTIVES.named(name)
-    assert not (mine.parent / "executed").exists()
 
 
 # --- modules -----------------------------------------------------------------------------------------------------

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import io
+import json
 import random
 import re
 import resource
@@ -24,17 +26,24 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from bench_examples import EXAMPLES
 from edit_twins import flux_policy
 from PIL import Image
 from tests.contracts.damage import change_tensors, damage, put_in_place
 
+from pacorl.bench.benchmarks import BENCHMARKS
+from pacorl.bench.rating import RUBRIC, read_rubric
+from pacorl.bench.running import read_results
 from pacorl.cli import exit_code
 from pacorl.config.base import load
 from pacorl.config.recipes import recipe
 from pacorl.dataset.convert import convert
 from pacorl.dataset.folder import read_answers, read_instances, read_prompts
+from pacorl.dataset.grids import pair
+from pacorl.dataset.importing import import_rankings
 from pacorl.dataset.manifest import DatasetStep
 from pacorl.dataset.prompts import PAPER, read_taxonomy
+from pacorl.gate.score_set import read_criteria
 from pacorl.generate.storyboard import read_storyboard
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.documents import Journal, dump_yaml, read_text, write_json, write_jsonl
@@ -138,6 +147,24 @@ def read_sharegpt(path: Path) -> object:
     return missing_file(f"{folder}:d"), comparisons_from(f"{folder}:d")
 
 
+def read_benchmark(path: Path, *, number: int) -> object:
+    """Read the example of a benchmark, whose data are the damaged file or its folder."""
+    name, example = EXAMPLES[number]
+    (path.parent / "again").mkdir()
+    data, options = example(path.parent / "again")
+    return BENCHMARKS[name].read(path.parent / data.relative_to(path.parent / "again"), options)
+
+
+def write_grids(folder: Path) -> None:
+    """A dataset of one prompt with two grid images."""
+    write_jsonl(folder / "diverse.jsonl", [PROMPT | {"idx": "i"}])
+    rows = []
+    for number, name in enumerate(("a.png", "b.png")):
+        sha = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        rows.append({"group": "i", "number": number, "file": name, "sha256": sha})
+    write_jsonl(folder / "grids.jsonl", rows)
+
+
 JSONL: dict[str, tuple[Any, Callable[[Path], Any]]] = {
     "comparisons.jsonl": (COMPARISON, lambda path: comparisons_from(str(path))),
     "prompts.jsonl": (PROMPT, load_prompts),
@@ -156,6 +183,9 @@ DOCUMENTS: dict[str, tuple[Any, Callable[[Path], Any]]] = {
         lambda path: DatasetStep(path.parents[1], "s").counts_if_done(),
     ),
     "calibration.json": (CALIBRATION, read_calibration),
+    "criteria.json": ({"Style": {"Line": "One line."}}, lambda path: read_criteria([str(path)])),
+    "rubric.yaml": (yaml.safe_load(RUBRIC.read_text(encoding="utf-8")), read_rubric),
+    "results.jsonl": ({"key": "k", "value": 1.5}, lambda path: read_results(path.parent)),
     "taxonomy.yaml": (yaml.safe_load(PAPER.read_text(encoding="utf-8")), read_taxonomy),
     "storyboard.yaml": (STORY, read_storyboard),
     "policy.yaml": (load(PolicyConfig, recipe()).model_dump(mode="json"), partial(load, PolicyConfig)),
@@ -197,6 +227,16 @@ def read_lora(path: Path) -> None:
     assert all(torch.isfinite(value).all() for value in weights)
 
 
+BENCHMARK_FILES = [
+    (0, "prompt_data.jsonl"),
+    (0, "consistency_full_rank.jsonl"),
+    (1, "rows.jsonl"),
+    (2, "rows.jsonl"),
+    (3, "rows.json"),
+    *((4, file) for file in ("T2IS-Bench.json", "prompt_consistency.json", "prompt_alignment.json")),
+    (5, "rows.jsonl"),
+]
+"""Numbers of `EXAMPLES`, and a file of each."""
 PEFT, DIFFUSERS = "adapter_model.safetensors", "pytorch_lora_weights.safetensors"
 READERS: dict[str, tuple[str, Reader]] = {
     **{name: (name, Reader({name: good}, read, counts=True)) for name, (good, read) in JSONL.items()},
@@ -204,6 +244,19 @@ READERS: dict[str, tuple[str, Reader]] = {
     **{name: (name, Reader(RUN, read_run_and_card, names=("/run",))) for name in RUN if name != "run/adapter/.keep"},
     # An entry that names other columns finds its own file at fault.
     **{name: (name, Reader(SHAREGPT, read_sharegpt, names=("d.json", ":d", "dataset_info"))) for name in SHAREGPT},
+    **{
+        f"{EXAMPLES[number][0]} {number} {file}": (
+            file,
+            Reader(EXAMPLES[number][1], partial(read_benchmark, number=number)),
+        )
+        for number, file in BENCHMARK_FILES
+    },
+    "import of rankings": (
+        "rankings.csv",
+        Reader({"rankings.csv": CSV}, lambda path: import_rankings(path.parent / "set", path)),
+    ),
+    # The image that a row names may be at fault.
+    "grids.jsonl": ("grids.jsonl", Reader(write_grids, lambda path: pair(path.parent), names=("/work/",))),
     "card.yaml": (
         "hero/card.yaml",
         Reader({"hero/card.yaml": CARD, "hero/a.png": IMAGE}, lambda path: read_character(path.parent)),
@@ -282,7 +335,7 @@ def good(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
 
 
 @pytest.mark.parametrize(
-    ("seed", "inputs"), [pytest.param(1, 10, id="few"), pytest.param(2, 400, id="many", marks=pytest.mark.nightly)]
+    ("seed", "inputs"), [pytest.param(1, 25, id="few"), pytest.param(2, 400, id="many", marks=pytest.mark.nightly)]
 )
 @pytest.mark.filterwarnings("ignore")  # of Pillow and PEFT, about what is wrong; a command prints them
 def test_a_damaged_file_is_read_or_named(good: tuple[str, Path], seed: int, inputs: int) -> None:
@@ -322,4 +375,126 @@ def test_the_worst_inputs_are_refused(name: str, spoil: Callable[[Path], object]
     file, reader = READERS[name]
     reader.write(tmp_path / "work")
     spoil(tmp_path / "work" / file)
+    assert outcome(name, tmp_path / "work", what="must") != ""
+
+
+# --- faults that only a reader knows ----------------------------------------------------------------------------
+
+SET = "1x2 grid layout of a fox. [LEFT]: The fox naps. [RIGHT]: The fox runs."
+RANKS, CASES = "consistency-rank 0 consistency_full_rank.jsonl", "t2is 4 T2IS-Bench.json"
+EDITED, COMPARED, COMPASS, GEDIT = (
+    f"{EXAMPLES[number][0]} {number} {file}" for number, file in BENCHMARK_FILES if file.startswith("rows")
+)
+FAULTS: list[tuple[str, dict[str, Any], str]] = [
+    *(("prompts.jsonl", {"prompt": value}, "prompt") for value in (" ", 7)),
+    *(("prompts.jsonl", {"layout": value}, value) for value in ("two", "0x2")),
+    ("prompts.jsonl", {"prompt": SET, "layout": "2x2"}, "2x2"),
+    ("prompts.jsonl", {"panels": ["runs", "stops", "sits"]}, "2x1"),
+    *(("prompts.jsonl", {"height": value}, "height") for value in (512.5, "512", 0, True)),
+    ("prompts.jsonl", {"width": None}, "width"),
+    *(("prompts.jsonl", {"criteria": value}, "criteria") for value in (["b"], {"Style": "b"}, {"Style": {"Ink": 1}})),
+    *(("prompts.jsonl", {"panels": value}, "panels") for value in ("b", [" ", "b"], [3])),
+    ("prompts.jsonl", {"pannels": ["b"]}, "'panels'"),
+    *(("prompts.jsonl", {"characters": value}, "characters") for value in ([3], {"ann": {"image": []}})),
+    ("prompts.jsonl", {"characters": {"ann": {"images": ["none.png"]}}}, "none.png"),
+    *(("prompts.jsonl", {"references": value}, str(value[-1])) for value in (["../../secret.png"], ["none.png"])),
+    *(("edits.jsonl", {"instruction": value}, "instruction") for value in (" ", None)),
+    *(("edits.jsonl", {"image": value}, "image") for value in ([], None)),
+    *(("edits.jsonl", {"image": value}, value) for value in ("gone.png", "../a.png", "/etc/hostname")),
+    ("edits.jsonl", {"panels": ["one", "two"]}, "panels"),
+    ("comparisons.jsonl", {"consistent": "yes"}, "consistent"),
+    ("comparisons.jsonl", {"answer": "No."}, "answer"),
+    ("comparisons.jsonl", {"question": " "}, "question"),
+    ("comparisons.jsonl", {"question": "<image>Same?"}, "<image>"),
+    ("comparisons.jsonl", {"images": []}, "images"),
+    *(
+        ("comparisons.jsonl", {"reasons": value}, word)
+        for value, word in ((3, "reasons"), ("R.<|im_end|>", "<|im_end|>"))
+    ),
+    *(("rankings.jsonl", {"candidates": value}, "candidates") for value in ("a | b", ["a", []], ["a", ["b", 3]])),
+    *(("rankings.jsonl", {"candidates": value}, "a.png") for value in (["b.png", "a.png"], ["a.png"])),
+    *(("rankings.jsonl", {key: value}, key) for key, value in (("reference", ["r"]), ("criteria", 3), ("theme", 3))),
+    ("instances.jsonl", {"candidates": ["b.png"]}, "b.png"),
+    *(("instances.jsonl", {"must": value}, "must") for value in ([[0, 2]], [[0, 1], [1, 0]])),
+    ("instances.jsonl", {"colour": 1}, "colour"),
+    *(("dataset_prompts.jsonl", {"idx": value}, "idx") for value in ("../x", None)),
+    *(("d.json", {"images": value}, word) for value, word in (("a.png", "images"), (["../a.png"], "../a.png"))),
+    *(("d.json", {"m": value}, word) for value, word in (([], "turns"), (None, "'m'"))),
+    ("d.json", {"m": [TURNS[0], {"from": "gpt", "value": "Yesterday."}]}, "Yesterday"),
+    ("d.json", {"m": [{"from": "human", "value": "<image>q<|im_end|>"}, TURNS[1]]}, "<|im_end|>"),
+    ("card.yaml", {"keep": {"shoes": "red"}}, "shoes"),
+    *(("card.yaml", {key: value}, key) for key, value in (("colour", "red"), ("description", None))),
+    *(
+        ("storyboard.yaml", {key: value}, key)
+        for key, value in (("scene", ["a"]), ("scenes", []), ("characters", "ann"))
+    ),
+    *(("storyboard.yaml", {"layout": value}, word) for value, word in (("wide", "2x2"), ("9x9", "81"))),
+    ("storyboard.yaml", {"characters": ["eve"]}, "'eve'"),
+    ("storyboard.yaml", {"scenes": ["{bob} runs"]}, "'bob'"),
+    ("storyboard.yaml", {"criteria": {"Identity": "same"}}, "Identity"),
+    *(("calibration.json", {"thresholds": {"panels": {"4": value}}}, "4") for value in (-0.1, 1.1, "0.5")),
+    *((RANKS, {"rank_images": value}, "rank_images") for value in (["0_1.png"], None)),
+    *((RANKS, {"ref_image": value}, value) for value in ("9_9.png", "../../../secret.png")),
+    (RANKS, {"folder": "0009"}, "0009"),
+    *((EDITED, {key: value}, key) for key, value in (("key", ["only"]), ("dimension", "beauty"), ("task_type", None))),
+    *((COMPARED, {key: value}, key) for key, value in (("winner", "Tie"), ("task", None))),
+    *((COMPASS, {key: None}, key) for key in ("winner", "dimension")),
+    *(
+        (CASES, {key: value}, key)
+        for key, value in (("output_image_count", 3), ("sub_caption", None), ("instruction", None))
+    ),
+    *((GEDIT, {key: value}, key) for key, value in (("instruction_language", "de"), ("instruction", ""))),
+    (GEDIT, {"key": "../k"}, "../k"),
+    *(("grids.jsonl", {key: value}, key) for key, value in (("sha256", None), ("number", "0"))),
+    ("grids.jsonl", {"file": "../secret.png"}, "../secret.png"),
+    ("grids.jsonl", {"number": 0}, "0"),
+    *(("rubric.yaml", {key: value}, key) for key, value in (("semantics", "rate"), ("quality", None), ("scale", -1))),
+]
+"""A reader, a change of a record of its good file, None for its loss, and what the refusal names."""
+
+
+@pytest.mark.parametrize(("name", "change", "named"), FAULTS)
+def test_a_faulty_value_is_refused_by_its_name(name: str, change: dict[str, Any], named: str, tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    file, reader = READERS[name]
+    reader.write(tmp_path / "work")
+    path = tmp_path / "work" / file
+    text = path.read_text()
+    if path.suffix == ".jsonl":
+        first, second, *others = text.splitlines()
+        path.write_text("\n".join([first, json.dumps(changed(json.loads(second), change)), *others]))
+    else:
+        document = yaml.safe_load(text)
+        record = document[0] if isinstance(document, list) else document
+        record = record["0001_0001"] if name == CASES else record
+        kept = changed(record, change)
+        record.clear()
+        record |= kept
+        write_document(path, document)
+    assert named in outcome(name, tmp_path / "work", what="must")
+    assert [*tmp_path.glob("work/set/imported/*/*.jsonl")] == []
+
+
+def changed(record: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in (record | change).items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "instances.jsonl",
+        "answers.jsonl",
+        "dataset_prompts.jsonl",
+        "import of rankings",
+        "grids.jsonl",
+        RANKS,
+        GEDIT,
+    ],
+)
+def test_a_record_that_stands_twice_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    file, reader = READERS[name]
+    reader.write(tmp_path / "work")
+    path = tmp_path / "work" / file
+    path.write_text(path.read_text() + path.read_text().splitlines()[-1])
     assert outcome(name, tmp_path / "work", what="must") != ""

@@ -99,16 +99,6 @@ def test_a_dry_run_counts_what_an_export_would(ranked):
 
 
 @pytest.mark.slow
-def test_an_export_is_told_in_sentences(ranked):
-    counts = export(ranked, test_share=0.5, dry_run=True)
-    told = CliRunner().invoke(app, ["export", str(ranked), "--test-share", "0.5", "--dry-run"]).stdout
-    made = counts["balance"]
-    assert f"{made['rankings']} rankings by 2 people label {made['yes']} pairs Yes and {made['no']} No" in told
-    for name, split in counts["splits"].items():
-        assert f"{name}: {split['yes']} pairs Yes and {split['no']} No, of {split['groups']} prompts" in told
-
-
-@pytest.mark.slow
 def test_exports_are_what_a_judge_learns_from(ranked):
     pairs = label(ranked).pairs
     explained = {
@@ -168,25 +158,8 @@ def test_a_folder_of_somebody_else_is_refused_and_stays(ranked, tmp_path):
     assert {path.name: path.read_text() for path in theirs.iterdir()} == {"dataset_info.json": "theirs"}
 
 
-def test_other_reasons_are_another_export(ranked):
-    export(ranked, test_share=0.5)
-    before = json.loads((ranked / "manifests/export.json").read_text())["plan"]["inputs"]
-    assert list(before) == ["rankings.jsonl"]
-    pair = label(ranked).pairs[0]
-    row = {"key": pair_key(pair), "consistent": pair.consistent, "status": "explained", "reasons": "Both red."}
-    write_jsonl(ranked / "explanations.jsonl", [row])
-    export(ranked, test_share=0.5)
-    after = json.loads((ranked / "manifests/export.json").read_text())["plan"]["inputs"]
-    assert list(after) == [*before, "explanations.jsonl"]
-
-
 def test_a_deleted_image_is_named(ranked):
     lost = label(ranked).pairs[0].images[0]
     (ranked / lost).unlink()
     with pytest.raises(ValueError, match=str(lost)):
         export(ranked, test_share=0.5)
-
-
-def test_no_rankings_is_an_error(dataset):
-    with pytest.raises(ValueError, match="rank with `pacorl dataset annotate` first"):
-        export(dataset(prompts=1, grids=2))

@@ -1,14 +1,10 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections import Counter
-from io import BytesIO
 
 import pytest
 from dataset_folder import draw_unreliably
-from PIL import Image
 
 from pacorl.core.grid import parse_layout, split
 from pacorl.dataset.folder import PromptRecord, read_instances, read_prompts
@@ -51,10 +47,6 @@ def images(folder):
     return {path.name + path.parent.name: path.read_bytes() for path in (folder / "grids").rglob("*.png")}
 
 
-def pixels(folder):
-    return {name: Image.open(BytesIO(data)).tobytes() for name, data in images(folder).items()}
-
-
 def test_generates_everything_once(folder):
     drawn = DrawnSource()
     assert generate(folder, source(drawn), grids=4) == {"grids": 12, "generated": 12, "missing": 0}
@@ -86,18 +78,6 @@ def test_a_recipe_has_every_option_that_changes_the_images(folder):
     assert "negative_prompt" not in guided
     packed = [image_source("tiny", memory=memory).generator.get("quantize") for memory in ("normal", "low", "lowest")]
     assert packed == [None, "int8", "int8"], "streaming changes no bit"
-
-
-def test_an_interrupted_run_goes_on_and_ends_the_same(folder, tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        generate(folder, source(DrawnSource(stop_after=4), batch=2), grids=4)
-    assert not (folder / "grids.jsonl").exists()
-    assert generate(folder, source(), grids=4)["generated"] == 8
-    halted = images(folder)
-    for path in (folder / "grids").rglob("*.png"):
-        path.unlink()
-    generate(folder, source(batch=5), grids=4)
-    assert images(folder) == halted
 
 
 class BatchSource(DrawnSource):
@@ -159,11 +139,6 @@ def test_dry_run_generates_and_loads_nothing(folder):
     assert not (folder / "grids.jsonl").exists()
 
 
-def test_impossible_shards():
-    with pytest.raises(ValueError, match="shards count from 0 to 1"):
-        Shard(2, 2)
-
-
 def test_the_tiny_generator_makes_grids(folder):
     assert generate(folder, image_source("tiny", size=Size(64, 64), steps=2), grids=1)["generated"] == 3
     assert {open_image(path).size for path in (folder / "grids").rglob("*.png")} == {(64, 64)}
@@ -176,72 +151,6 @@ def test_the_tiny_generator_refuses_another_layout_before_it_is_loaded(folder, d
     with pytest.raises(ValueError, match=r"diverse.jsonl, prompt 0000: .*makes sets of 4 panels as 2x2 only.* 1x2"):
         generate(folder, source(checkpoint="tiny"), dry_run=dry_run)
     assert not list((folder / "grids").rglob("*.png"))
-
-
-@pytest.mark.slow
-def test_the_tiny_generator_makes_what_the_oracle_reads(folder):
-    from pacorl.tiny.characters import Oracle
-
-    tiny = image_source("tiny", size=Size(64, 64), steps=6)
-    assert generate(folder, tiny, grids=2)["generated"] == 6
-    grids = [open_image(path) for path in (folder / "grids").rglob("*.png")]
-    panels = [panel for grid in grids for panel in split(grid, parse_layout("2x2"))]
-    assert len(panels) == 24
-    assert sum(seen is not None for seen in Oracle().read(panels)) >= 20
-
-
-@pytest.mark.slow
-def test_a_policy_generates(folder):
-    """A random FLUX of the tiny kind through the engine's loop, base and with an adapter."""
-    import torch
-    from tests.twins import tiny_flux
-
-    from pacorl.models.adapters import adapter_state, add_lora
-    from pacorl.models.lora import save_lora
-    from pacorl.models.policies.flux import FLUX
-    from pacorl.tiny.characters import vocabulary
-
-    torch.manual_seed(0)
-    checkpoint, adapter = folder / "flux", folder / "adapter"
-    pipeline = tiny_flux(vocabulary())
-    torch.nn.init.normal_(pipeline.transformer.proj_out.weight, std=0.1)
-    pipeline.save_pretrained(checkpoint)
-    policy = FLUX.over(pipeline, guidance_scale=3.5, max_sequence_length=64)
-    targets = ["proj_out"]
-    add_lora(policy.transformer, rank=2, alpha=4, targets=targets)
-    state = {name: torch.randn_like(value) for name, value in adapter_state(policy.transformer).items()}
-    save_lora(adapter, state, rank=2, alpha=4, targets=targets)
-
-    options = {"size": Size(32, 32), "steps": 2, "dtype": "float32"}
-    assert generate(folder, image_source(str(checkpoint), **options), grids=2)["missing"] == 0
-    base = pixels(folder)
-    with_adapter = image_source(str(checkpoint), adapter=str(adapter), **options)
-    assert generate(folder, with_adapter, grids=2)["generated"] == 6
-    tuned = pixels(folder)
-    assert all(base[name] != tuned[name] for name in base)
-    diffusers = adapter / "pytorch_lora_weights.safetensors"
-    with_adapter = image_source(str(checkpoint), adapter=str(diffusers), **options)
-    assert generate(folder, with_adapter, grids=2)["generated"] == 6, "another file, another generator"
-    assert pixels(folder) == tuned
-
-
-@pytest.mark.slow
-def test_every_kind_of_policy_generates(tmp_path):
-    """Qwen-Image-Edit has no distilled guidance and no text length to be told."""
-    from edit_twins import edit, qwen_pipeline, source_image
-
-    qwen_pipeline().save_pretrained(tmp_path / "qwen")
-    prompt = edit(source_image(tmp_path / "source.png", height=64, width=64))
-    options = {"kind": "qwen_edit", "size": Size(64, 64), "steps": 2, "dtype": "float32"}
-    qwen = image_source(str(tmp_path / "qwen"), **options)
-    assert not {"guidance_scale", "max_sequence_length"} & qwen.generator.keys()
-    (image,) = qwen.load()([prompt], [0])
-    assert image.size == (64, 64)
-    hasty = image_source(str(tmp_path / "qwen"), **{**options, "steps": 1}).load()
-    with pytest.raises(ValueError, match=r"1 sampling step is too few.* at least 2 steps"):
-        hasty([prompt], [0])
-    with pytest.raises(ValueError, match=r"qwen_edit takes no guidance_scale; leave it out"):
-        image_source(str(tmp_path / "qwen"), guidance_scale=2.5, **options)
 
 
 # --- cut and combined ----------------------------------------------------------------------------------------
@@ -257,13 +166,6 @@ def test_paper_arithmetic():
     assert len({one.id for one in instances}) == 33_984
 
 
-@pytest.mark.parametrize(
-    ("layout", "grids", "count"), [("1x3", 2, 2 * 3 * 2), ("2x4", 5, 5 * 8 * 7), ("1x2", 6, 6 * 2)]
-)
-def test_other_layouts(layout, grids, count):
-    assert len(list(instances_of(record("a", layout), grids=grids))) == count
-
-
 def test_candidates_share_a_position_and_one_shares_the_grid():
     for one in instances_of(record("a"), grids=4):
         grid, position = one.id.split(":")[1].split("_")
@@ -271,12 +173,6 @@ def test_candidates_share_a_position_and_one_shares_the_grid():
         assert other != position
         assert one.reference == f"images/a/{grid}_{position}.png"
         assert one.candidates == tuple(f"images/a/{x}_{other}.png" for x in range(4))
-
-
-@pytest.mark.parametrize(("layout", "grids"), [("2x2", 1), ("1x1", 4)])
-def test_nothing_to_rank_is_an_error(layout, grids):
-    with pytest.raises(ValueError, match="nothing to rank"):
-        list(instances_of(record("a", layout), grids=grids))
 
 
 def test_pair_cuts_what_split_cuts(dataset):
@@ -318,19 +214,6 @@ def test_pair_is_idempotent_and_repairs_a_lost_panel(dataset):
     assert lost.is_file()
 
 
-def test_pair_waits_for_the_disk_as_often_for_many_panels_as_for_few(made_datasets, tmp_path, monkeypatch):
-    waits, counts = [], []
-    monkeypatch.setattr(os, "fsync", lambda handle: waits.append("file"))
-    monkeypatch.setattr(os, "sync", lambda: waits.append("all"), raising=False)
-    for prompts in (1, 3):
-        folder = shutil.copytree(made_datasets(prompts, 2, paired=False), tmp_path / str(prompts))
-        waits.clear()
-        pair(folder)
-        counts.append(sorted(waits))
-    assert counts[0] == counts[1]
-    assert "all" in counts[0]
-
-
 def test_dry_run_writes_nothing(dataset):
     folder = dataset(prompts=1, grids=2, paired=False)
     assert pair(folder, dry_run=True) == {"prompts": 1, "panels": 8, "instances": 24}
@@ -342,32 +225,6 @@ def test_a_changed_grid_is_named(dataset):
     folder = dataset(prompts=1, grids=2, paired=False)
     write_atomic(folder / "grids/0000/1.png", b"not an image")
     with pytest.raises(ValueError, match=r"grids/0000/1\.png is not the image that was generated"):
-        pair(folder)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({}, r"a grid of '0000' is listed twice"),
-        ({"number": 9, "file": "../secret.png"}, "leads out of"),
-        ({"number": 9, "sha256": "0"}, "is not the image that was generated"),
-        ({"sha256": None}, r"grids\.jsonl:7: sha256"),
-    ],
-)
-def test_bad_lists_of_grids_are_named(dataset, change, message):
-    folder = dataset(prompts=2, grids=3, paired=False)
-    (folder.parent / "secret.png").write_bytes(b"x")
-    rows = read_jsonl(folder / "grids.jsonl")
-    write_jsonl(folder / "grids.jsonl", [*rows, rows[0] | change])
-    with pytest.raises(ValueError, match=message):
-        pair(folder)
-    assert not (folder / "instances.jsonl").exists()
-
-
-def test_a_grid_without_its_number_is_named(dataset):
-    folder = dataset(prompts=1, grids=2, paired=False)
-    write_jsonl(folder / "grids.jsonl", [{"group": "0000", "file": "grids/0000/0.png"}])
-    with pytest.raises(ValueError, match=r"grids\.jsonl:1: number: Field required"):
         pair(folder)
 
 

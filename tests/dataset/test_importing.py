@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from pacorl.core import questions
 from pacorl.dataset.export import export
 from pacorl.dataset.folder import read_answers
 from pacorl.dataset.importing import import_rankings
-from pacorl.records.comparisons import comparisons_from, load_comparisons
+from pacorl.records.comparisons import load_comparisons
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rankings" / "rankings.csv"
 
@@ -151,42 +150,6 @@ def test_an_edited_file_replaces_its_import(mine, tmp_path: Path) -> None:
     assert len(read_answers(tmp_path / "imported/rankings/rankings.jsonl")) == 3
 
 
-def test_missing_images_are_listed_by_line(mine, tmp_path: Path) -> None:
-    source = mine(line(0), "0/0.png,gone.png | 0/1.png=0/2.png,,", r"1\0.png,1/1.png | 1/2.png,,")
-    with pytest.raises(ValueError, match="missing") as raised:
-        import_rankings(tmp_path / "set", source)
-    assert str(raised.value) == (
-        f"{source}: 3 image(s) missing; paths are relative to {source.parent}:\n"
-        "  line 3: gone.png\n"
-        "  line 3: 0/1.png=0/2.png (a tie is written with spaces: a.png = b.png)\n"
-        "  line 4: 1\\0.png; there is '1/0.png': write folders with /"
-    )
-    assert not (tmp_path / "set").exists()
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        (
-            ["0/0.png,../secret.png | 0/1.png,,"],
-            r":2: '../secret.png' leads out of .*; move the file to a folder above",
-        ),
-        (
-            ["0/0.png,torn.png | 0/1.png,,"],
-            r"1 image\(s\) cannot be used.*\n .*torn.png: not an image of a known format",
-        ),
-        ([line(0), line(0)], r":3: ranks what rankings has ranked in line 2; take one out, or name an 'annotator'"),
-        ([line(0, ",ann"), line(1), line(0, ",ann")], r":4: ranks what ann has ranked in line 2"),
-    ],
-)
-def test_bad_lines_are_named_and_leave_nothing(mine, tmp_path: Path, lines: list[str], message: str) -> None:
-    source = mine(*lines)
-    (source.parent / "torn.png").write_bytes(b"torn")
-    with pytest.raises(ValueError, match=message):
-        import_rankings(tmp_path / "set", source)
-    assert not (tmp_path / "set").exists()
-
-
 def test_two_sources_of_one_name_do_not_replace_each_other(mine, tmp_path: Path) -> None:
     source = mine(line(0))
     import_rankings(tmp_path, source, name="own")
@@ -199,22 +162,6 @@ def test_two_sources_of_one_name_do_not_replace_each_other(mine, tmp_path: Path)
     assert len(read_answers(tmp_path / "imported/own/rankings.jsonl")) == 1
 
 
-def test_an_import_again_repairs_it_and_changes_nothing(mine, tmp_path: Path) -> None:
-    source, folder = mine(line(0), line(1)), tmp_path / "set"
-    counts = import_rankings(folder, source)
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    next((folder / "imported/rankings/files").rglob("*.png")).unlink()
-    assert import_rankings(folder, source) == counts
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-
-
-def test_a_folder_is_no_file_of_rankings(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"is a folder; rankings come from a \.csv or \.jsonl file .*: name it"):
-        import_rankings(tmp_path / "set", tmp_path)
-    with pytest.raises(ValueError, match=r"gone\.csv is missing; rankings come from"):
-        import_rankings(tmp_path / "set", tmp_path / "gone.csv")
-
-
 def test_the_command_takes_a_file_of_any_name(mine, tmp_path: Path) -> None:
     source = mine(line(0)).rename(tmp_path / "mine" / "My rankings.csv")
     command = ["import", str(tmp_path / "set"), str(source), "--json"]
@@ -223,14 +170,3 @@ def test_the_command_takes_a_file_of_any_name(mine, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, command, catch_exceptions=False)
     assert json.loads(result.stdout) == {"rankings": 1, "groups": 1, "annotators": 1, "images": 4}
     assert (tmp_path / "set/imported/My-rankings/rankings.jsonl").is_file()
-
-
-def test_rankings_given_as_comparisons_are_told_the_way(mine) -> None:
-    source = mine(line(0))
-    way = re.escape("`pacorl dataset import SET FILE` and `pacorl dataset export SET`")
-    with pytest.raises(ValueError, match=rf"rankings\.csv: rankings are no comparisons yet; .*{way}"):
-        comparisons_from(str(source))
-    path = source.with_suffix(".jsonl")
-    path.write_text('{"reference": "0/0.png", "candidates": ["0/1.png", "0/2.png"]}\n')
-    with pytest.raises(ValueError, match=rf"rankings\.jsonl:1: rankings are no comparisons yet; .*{way}"):
-        comparisons_from(str(path))

@@ -177,13 +177,3 @@ def test_the_tiny_writer_needs_no_network_and_the_oracle_reads_it(tmp_path):
     assert counts["records"] == 10
     for record in read_prompts(tmp_path / "prompts.jsonl"):
         assert len({Panel.parse(text).kept for text in record.prompt.panels}) == 1
-
-
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [("Story: [Comic]", "Story"), ("Story:\n  Comic: [Colour]", "Colour"), ("Story: {", "YAML"), ("{}", "no subcat")],
-)
-def test_bad_taxonomies_are_named(tmp_path, content, named):
-    (tmp_path / "t.yaml").write_text(content)
-    with pytest.raises(ValueError, match=named):
-        read_taxonomy(tmp_path / "t.yaml")

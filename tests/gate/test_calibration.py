@@ -41,21 +41,6 @@ def test_the_threshold_depends_on_the_number_of_panels(panels: int, least: float
     assert threshold(calibration, 0.9, panels=panels) == 0.9
 
 
-def test_a_threshold_must_be_given_without_a_calibration() -> None:
-    fault = "no threshold: give least, or a calibration that has thresholds"
-    for calibration in (None, Calibration("j", Curve(), {"panels": {4: 0.4}})):
-        with pytest.raises(ValueError, match=fault):
-            threshold(calibration, None, panels=4, references=[1])
-
-
-@pytest.mark.parametrize(("size", "least"), [("4", 7.0), ("4", -1.0), ("0", 0.5), ("-4", 0.5)])
-def test_a_file_with_an_impossible_threshold_is_refused(tmp_path: Path, size: str, least: float) -> None:
-    path = tmp_path / "c.json"
-    path.write_text(json.dumps({"judge": "tiny", "curve": {}, "thresholds": {"panels": {size: least}}}))
-    with pytest.raises(ValueError, match=rf"c\.json: thresholds\.panels\.{size} is {least:g};"):
-        read_calibration(path)
-
-
 def test_thresholds_are_for_one_reference_and_the_plain_question() -> None:
     calibration = Calibration("j", Curve(), {"panels": {4: 0.4}, "references": {4: 0.3}})
     assert threshold(calibration, None, panels=4, references=[1]) == 0.3

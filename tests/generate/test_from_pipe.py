@@ -79,11 +79,3 @@ def test_a_loaded_pipeline_is_trained(pipeline: Any, tmp_path: Path) -> None:
 
 def brightness(prompts: Any, images: Any) -> list[float]:
     return [float(np.asarray(image).mean()) for image in images]
-
-
-def test_another_class_is_no_pipeline() -> None:
-    class UNet:
-        """Of no supported kind."""
-
-    with pytest.raises(ValueError, match="the model is a UNet; there are FluxPipeline, "):
-        Generator.from_pipe(UNet())

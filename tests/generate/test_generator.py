@@ -115,16 +115,3 @@ def test_prompts_may_be_one_or_texts_and_seeds_count_on(generator: Generator) ->
 
     assert bytes_of(PROMPTS[0]) == bytes_of(PROMPTS[0].text) == bytes_of(PROMPTS[:1], [0])
     assert bytes_of(PROMPTS, 3) == bytes_of(PROMPTS, [3, 4, 5])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"seeds": [1, 2]}, "1 prompts and 2 seeds; give one seed per prompt"),
-        ({"steps": 0}, "steps 0 must be at least 1, or None for 28"),
-        ({"size": 64}, r"size 64 is one number; give height and width, as in size=\(64, 64\)"),
-    ],
-)
-def test_a_wrong_argument_is_named(generator: Generator, arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        generator.sample(PROMPTS[0], **arguments)

@@ -65,10 +65,3 @@ def test_a_server_without_a_usable_answer_is_one_line(server):
     answers += ["I would rather not."] * 3
     with pytest.raises(ChatError, match="3 answers in a row could not be used"):
         write_panels(TEXT, writer=open_writer(f"{url}#writer-1"))
-
-
-def test_a_writer_that_is_no_url_is_refused():
-    assert open_writer("template") is None
-    for source, fix in (("some/model", "vllm serve some/model"), ("http://127.0.0.1:1/v1", "--writer-model")):
-        with pytest.raises(ValueError, match=fix):
-            open_writer(source)

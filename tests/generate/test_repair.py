@@ -149,14 +149,6 @@ def test_a_panel_is_redrawn_from_text_references_or_by_an_edit() -> None:
         panel_prompt("lab/kontext", "She waves", kind="kontext")
 
 
-def test_the_tiny_generator_draws_a_panel_in_every_cell() -> None:
-    prompt = panel_prompt("tiny", TEXT, theme="blue tall hero, cap, day")
-    assert prompt.grid == Grid(2, 2)
-    assert prompt.panels == (TEXT,) * 4
-    with pytest.raises(ValueError, match="unknown words"):
-        panel_prompt("tiny", "a dentist")
-
-
 def test_the_tiny_editor_draws_from_references_what_is_no_instruction() -> None:
     references = tuple(Path(f"{number}.png") for number in range(9))
     prompt = panel_prompt("tiny", TEXT, theme="a hero", kind="kontext", references=references)

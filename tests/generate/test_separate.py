@@ -128,31 +128,6 @@ def test_the_tiny_editor_knows_scenes_of_references() -> None:
         assert "is not of the tiny world" in KONTEXT.foreign_prompt("tiny", [other])
 
 
-def test_refusals(prompt: Prompt) -> None:
-    with pytest.raises(ValueError, match="shows 2 characters with images, and klein takes 1; name fewer"):
-        panel_prompts(prompt, "klein", 1)
-    with pytest.raises(ValueError, match="separate panels need a text each, and prompt 1 has 0 for a 2x2 grid"):
-        panel_prompts(Prompt(1, "a set", grid=Grid(2, 2)), "klein", 4)
-
-
-@pytest.mark.parametrize(
-    ("options", "fault"),
-    [
-        (["--separate"], "the tiny generator draws whole sets; leave out separate, or take the kind kontext"),
-        (
-            ["--separate", "--kind=kontext"],
-            "tiny edits images, and",
-        ),
-    ],
-)
-def test_the_command_refuses_before_weights_load(options: list[str], fault: str, tmp_path: Path) -> None:
-    texts = ("waving, flag", "jumping, boat", "standing, tree", "waving, lamp")
-    panels = [f"--panel={text}" for text in texts]
-    words = ["generate", "red round hero, crown, night", *panels, "--out", str(tmp_path), *options]
-    with pytest.raises(ValueError, match=fault):
-        CliRunner().invoke(app, words, catch_exceptions=False)
-
-
 def test_every_panel_has_its_own_seed() -> None:
     """Within torch's range for any seed of a draw."""
     assert panel_seeds(7, 3) == [21, 22, 23]

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageChops
-from research.tiny.character_edits import character_edits, write_edits
 from tests.twins import tiny_flux, tiny_klein, tiny_kontext
 
 from pacorl.core.grid import split
@@ -27,8 +26,7 @@ from pacorl.models.policies import kind_of
 from pacorl.models.policies.flux import FLUX, LORA_TARGETS
 from pacorl.models.policies.klein import KLEIN
 from pacorl.models.policies.kontext import KONTEXT
-from pacorl.records.prompts import prompts_from
-from pacorl.tiny.characters import Oracle, character_prompts, vocabulary
+from pacorl.tiny.characters import character_prompts, vocabulary
 from pacorl.types import Prompt, Question, Size, Verdict
 
 SIZE, STEPS = Size(64, 64), 3
@@ -184,23 +182,6 @@ def test_every_step_is_told_and_may_stop_the_painting(painter, prompts):
         generate_sets(painter, prompts[:1], size=SIZE, steps=STEPS, on_step=stop)
 
 
-def test_what_cannot_be_is_refused(painter, prompts, tmp_path):
-    source = tmp_path / "a.png"
-    Image.new("RGB", (64, 64)).save(source)
-    with pytest.raises(ValueError, match="best of 2 needs a judge"):
-        generate_sets(painter, prompts, best_of=2)
-    with pytest.raises(ValueError, match="must be at least 1"):
-        generate_sets(painter, prompts, count=0)
-    with pytest.raises(ValueError, match="must be a multiple of 8"):
-        generate_sets(painter, prompts, size=Size(60, 64))
-    with pytest.raises(ValueError, match="edits no images"):
-        generate_sets(painter, [Prompt(id=0, text="Give it a hat.", sources=(source,))])
-    with pytest.raises(RuntimeError, match="no candidate is the best: asleep"):
-        generate_sets(painter, prompts[:1], best_of=2, judge=Brightness(dumb=True), size=SIZE, steps=1)
-    with pytest.raises(ValueError, match="unknown kind of generator 'sdxl'"):
-        Generator.from_pretrained("tiny", kind="sdxl")
-
-
 def test_a_missing_verdict_ranks_last():
     assert best_first([Judged(None, error="x"), Judged(0.2), Judged(0.9), Judged(0.2)]) == [[2], [1, 3], [0]]
 
@@ -269,22 +250,6 @@ def test_an_adapter_is_worn_in_every_form(painter, prompts, adapter, form):
     torch.testing.assert_close(ours.get_delta_weight("default"), other.get_delta_weight("default"))
 
 
-@pytest.mark.slow
-def test_an_adapter_without_its_config_has_its_strength(adapter, tmp_path):
-    """diffusers' file alone, as `load_lora_weights` takes it: α is folded into B, and the scale is 1."""
-
-    def change(source):
-        transformer = FLUX.from_pretrained("tiny").transformer
-        load_lora(transformer, source)
-        layer = dict(transformer.named_modules())["transformer_blocks.0.attn.to_q"]
-        return layer.scaling["default"] * layer.lora_B["default"].weight @ layer.lora_A["default"].weight
-
-    alone = tmp_path / "only.safetensors"
-    alone.write_bytes((adapter / "pytorch_lora_weights.safetensors").read_bytes())
-    torch.testing.assert_close(change(alone), change(adapter))
-    assert change(adapter).any()
-
-
 def test_a_checkpoint_is_worn_by_its_lora_folder(adapter, tmp_path):
     """As the released training saves: checkpoint-40/lora/."""
     (tmp_path / "checkpoint-40" / "lora").mkdir(parents=True)
@@ -293,31 +258,6 @@ def test_a_checkpoint_is_worn_by_its_lora_folder(adapter, tmp_path):
     transformer = FLUX.from_pretrained("tiny").transformer
     load_lora(transformer, tmp_path / "checkpoint-40")
     assert adapter_state(transformer)["transformer_blocks.0.attn.to_q.lora_A.weight"].shape[0] == 2
-
-
-def test_adapters_that_do_not_fit_are_refused(adapter, tmp_path):
-    transformer = FLUX.from_pretrained("tiny").transformer
-    with pytest.raises(ValueError, match="no adapter in"):
-        load_lora(transformer, tmp_path)
-    strange = tmp_path / "strange"
-    save_lora(
-        strange,
-        {f"blocks.7.to_q.lora_{side}.weight": torch.zeros(2, 2) for side in "AB"},
-        rank=2,
-        alpha=2,
-        targets=["to_q"],
-    )
-    with pytest.raises(ValueError, match=r"does not fit this model: it has no layer blocks.7.to_q"):
-        load_lora(transformer, strange)
-    config = adapter / "adapter_config.json"
-    (tmp_path / "dora").mkdir()
-    (tmp_path / "dora" / "adapter_config.json").write_text(
-        config.read_text().replace('"r": 2', '"use_dora": true, "r": 2')
-    )
-    weights = (adapter / "adapter_model.safetensors").read_bytes()
-    (tmp_path / "dora" / "adapter_model.safetensors").write_bytes(weights)
-    with pytest.raises(ValueError, match="use_dora is set"):
-        load_lora(transformer, tmp_path / "dora")
 
 
 def test_a_picture_says_what_made_it(painter, prompts, tmp_path):
@@ -371,22 +311,6 @@ def test_a_recipe_makes_its_image_again(prompts, tmp_path):
         rest = {name: value for name, value in options.items() if name != left_out}
         (other,) = generate_sets(Generator.from_pretrained(recipe["model"], **rest), [prompt], **settings)
         assert other.image.tobytes() != made.image.tobytes(), left_out
-
-
-@pytest.mark.slow
-def test_a_recipe_says_that_the_model_was_packed(prompts, tmp_path):
-    for memory, form in (("normal", None), ("lowest", "int8")):
-        generator = Generator.from_pretrained("tiny", memory=memory)
-        (saved,) = save(generate_sets(generator, prompts[:1], size=SIZE, steps=1), tmp_path)
-        assert (to_dict(saved)["quantize"], png_texts(saved.path).get("quantize")) == (form, form)
-
-
-@pytest.mark.slow
-def test_a_recipe_tells_an_empty_negative_prompt_from_none(prompts, painter, tmp_path):
-    empty = Generator.from_pretrained("tiny", true_cfg_scale=2, negative_prompt="")
-    for generator, expected in ((empty, ""), (painter, None)):
-        (saved,) = save(generate_sets(generator, prompts[:1], size=SIZE, steps=1), tmp_path)
-        assert png_texts(saved.path).get("negative_prompt") == expected
 
 
 def test_later_pages_are_judged_beside_earlier_ones(painter, tmp_path):
@@ -452,11 +376,6 @@ def test_an_edit_reads_its_source_and_has_its_shape(editor, tmp_path):
     assert saved[0].panels == ()
 
 
-def test_an_editor_without_a_source_is_refused(editor, prompts):
-    with pytest.raises(ValueError, match="edits images, and prompt"):
-        generate_sets(editor, prompts, size=SIZE)
-
-
 def test_a_missing_answer_about_an_edit_is_no_score(tmp_path):
     path = tmp_path / "a.png"
     Image.new("RGB", (16, 16)).save(path)
@@ -478,20 +397,6 @@ def test_the_kind_is_found_out(tmp_path):
     (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusionPipeline"}')
     with pytest.raises(ValueError, match="is a StableDiffusionPipeline; there are FluxPipeline"):
         kind_of(str(tmp_path))
-
-
-@pytest.mark.slow
-def test_the_tiny_editor_paints_as_it_was_taught(tmp_path):
-    (edit, *_) = character_edits("test", 1)
-    (prompt,) = prompts_from(str(write_edits(tmp_path, [edit], name="one", pixels=32)), limit=None)
-    editor = Generator.from_pretrained("tiny", kind=kind_of("tiny", edits=True))
-    assert (editor.guidance_scale, editor.default_steps, editor.size_of(prompt)) == (3.5, 10, Size(32, 32))
-    assert Generator.from_pretrained("tiny", kind="kontext", guidance_scale=2.0).guidance_scale == 2.0
-    (picture,) = editor.sample([prompt], [0])
-    assert picture.size == (32, 32)
-    assert Oracle().read([picture])[0] is not None
-    with pytest.raises(ValueError, match="checkpoint tiny: there is none of kind qwen_edit"):
-        Generator.from_pretrained("tiny", kind="qwen_edit")
 
 
 def test_a_notebook_shows_a_set(prompts):

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from pacorl.core.grid import panel_texts
-from pacorl.generate.storyboard import pages, read_storyboard, references_note, spoken
+from pacorl.generate.storyboard import pages, read_storyboard, spoken
 
 CASES = sorted((Path(__file__).parents[2] / "configs" / "cases").glob("*.yaml"))
 
@@ -55,39 +55,6 @@ def test_the_last_page_is_laid_out_in_what_is_left(tmp_path, scenes, layouts):
     assert [str(page.grid) for page in pages(read_storyboard(write(tmp_path, text)), "some/model")] == layouts
 
 
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        ("- a\n- b", "a storyboard is a mapping"),
-        ("title: x\nscene: [a]", "scene: Extra"),
-        ("title: x", "scenes: Field required"),
-        ("title: x\nscenes: []", "scenes"),
-        ("title: x\nscenes: [{hero: null}]", "scenes must be texts.*quotes"),
-        ("scenes: [a]", "title: Field required"),
-        ("title: x\nlayout: wide\nscenes: [a]", "no layout such as '2x2'"),
-        ("title: x\nlayout: 9x9\nscenes: [a]", "81 panels a page; give at most 16"),
-        ("title: x\ncharacters: ann\nscenes: [a]", "characters"),
-        ("title: x\ncharacters: [ann]\nscenes: [a]", "there is no character 'ann'"),
-        ("title: x\ncharacters: {ann: 3}\nscenes: [a]", "characters.*ann"),
-        ("title: x\ncharacters: {ann: a cook}\nscenes: ['{bob} runs']", "names 'bob', who is none of ann"),
-        ("title: x\ncriteria: {Identity: same}\nscenes: [a]", "criteria.Identity"),
-        ("title: [x", "not valid YAML"),
-    ],
-)
-def test_faults_name_file_and_key(tmp_path, text, fault):
-    path = write(tmp_path, text)
-    with pytest.raises(ValueError, match=fault) as caught:
-        read_storyboard(path)
-    assert str(path) in str(caught.value)
-
-
-def test_no_text_is_named(tmp_path):
-    path = tmp_path / "board.yaml"
-    path.write_bytes(b"title: \xff")
-    with pytest.raises(ValueError, match="not UTF-8 text"):
-        read_storyboard(path)
-
-
 def test_a_name_with_underscores_is_spoken():
     assert spoken("{old_cook} stirs, {old_cook} tastes", {"old_cook": "a cook of seventy"}) == (
         "A cook of seventy stirs, the old cook tastes"
@@ -101,11 +68,6 @@ def test_the_case_studies_can_be_asked_for(path):
     for page in pages(board, model):
         assert len(page.panels) == page.grid.count
     assert board.criteria
-
-
-def test_there_are_case_studies():
-    assert {"dentist", "cafe_menus", "portrait"} <= {path.stem for path in CASES}
-    assert sum(path.stem.startswith("tiny") for path in CASES) >= 3
 
 
 @pytest.fixture
@@ -144,23 +106,6 @@ def test_the_characters_of_a_page_keep_their_images_without_a_generator_for_them
     (first, *_) = pages(read_storyboard(write(cast, BOARD)), "some/model")
     assert {character.name: len(character.images) for character in first.characters} == {"ann": 3, "bob": 1, "cleo": 1}
     assert [character.text for character in first.characters] == [f"{name} the cook" for name in ("ann", "bob", "cleo")]
-
-
-@pytest.mark.parametrize(
-    ("limit", "note"),
-    [
-        (0, "some/model takes no reference images: the characters act by their descriptions alone"),
-        (
-            4,
-            "some/model takes 4 reference images a page: the first of each character, then the second, "
-            "up to 4 of 5 given",
-        ),
-        (5, ""),
-    ],
-)
-def test_images_that_do_not_act_are_noted(cast, limit, note):
-    board = read_storyboard(write(cast, BOARD))
-    assert references_note(board, "some/model", limit=limit) == note
 
 
 def test_characters_of_folders_and_scenes_of_a_sentence(tmp_path):

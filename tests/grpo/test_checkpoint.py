@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -139,40 +138,8 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def run_at(folder: Path, **settings: Any) -> PolicyConfig:
     return PolicyConfig.model_validate(
-        {"out": "run", "keep_checkpoints": 1, "model": {"checkpoint": "tiny"}, **settings}
+        {"out": folder / "run", "keep_checkpoints": 1, "model": {"checkpoint": "tiny"}, **settings}
     )
-
-
-@pytest.mark.slow
-def test_a_kill_before_any_change_of_a_save_changes_nothing_of_the_resumed_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its checkpoints, best.json and adapter are those of a run that was never killed."""
-    finals, killed = [], True
-    for moment in count():
-        if not killed:
-            break
-        (tmp_path / str(moment)).mkdir()
-        monkeypatch.chdir(tmp_path / str(moment))
-        config = run_at(tmp_path)
-        saved(config, 1, score=0.5)
-        saved(config, 2, score=0.9)
-        with monkeypatch.context() as patch:
-            killed_at(moment, patch)
-            try:
-                saved(config, 3, score=0.7)
-                killed = moment == 0  # which kills nothing
-            except KilledError:
-                killed = True
-        start = starting_point(config, "auto")
-        assert start
-        if start.name == "step-000002":  # killed before the checkpoint had its name: the run makes it again
-            saved(config, 3, score=0.7)
-        finals.append(content(config.out))
-    assert finals[0].keys() > {"checkpoints/best.json", "adapter/adapter_config.json"}
-    assert {path.split("/")[1] for path in finals[0] if "step-" in path} == {"step-000002", "step-000003"}
-    assert all(final == finals[0] for final in finals)
-    assert len(finals) > 20, "few moments were tried"
 
 
 @pytest.mark.parametrize(
@@ -203,7 +170,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_taken(
     saved(config, 4, score=0.4)  # a damaged one beside it ends no run
     for path in checkpoints(config.out / "checkpoints"):
         (path / "state.json").write_text("")
-    with pytest.raises(ValueError, match=r"no checkpoint in run/checkpoints is whole"):
+    with pytest.raises(ValueError, match=r"no checkpoint in .*run/checkpoints is whole"):
         starting_point(config, "auto")
 
 
@@ -401,40 +368,6 @@ def test_what_a_user_put_beside_a_checkpoints_files_outlives_it(tmp_path: Path) 
     prune(tmp_path, keep=1, newest=2)
     assert checkpoints(tmp_path) == [second]
     assert content(first) == {"notes.txt": b"notes.txt", "lora/mine.txt": b"lora/mine.txt"}
-
-
-def test_a_checkpoint_that_is_made_again_keeps_what_a_user_put_there(tmp_path: Path) -> None:
-    target = write(tmp_path, 1)
-    (target / "notes.txt").write_text("x")
-    write(tmp_path, 1, mark=1)
-    assert state_of(target)["mark"] == 1
-    assert (target / "notes.txt").read_text() == "x"
-    assert [path.name for path in tmp_path.iterdir()] == [target.name]
-
-
-def test_an_adapter_that_is_replaced_keeps_what_a_user_put_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    config = run_at(tmp_path)
-    saved(config, 1, score=0.5)
-    (config.out / "adapter" / "README.md").write_text("my card")
-    saved(config, 2, score=0.6)
-    assert content(config.out / "adapter") == {"README.md": b"my card", "adapter_config.json": b"2"}
-
-
-def test_hidden_folders_of_a_user_stay(tmp_path: Path) -> None:
-    write(tmp_path, 1)
-    mine = [".step-notes/a.txt", ".step-000001.backup/a.txt", ".step-000001.partial.txt"]
-    for name in mine:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("x")
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "state.json").write_text("{}")
-    for name in (".step-000003.replaced", ".step-000004.partial"):
-        (tmp_path / name).symlink_to(tmp_path / "elsewhere")
-    recover(tmp_path)
-    assert {*mine, "elsewhere/state.json"} < content(tmp_path).keys()
 
 
 def test_a_checkpoint_is_never_written_through_a_link(tmp_path: Path) -> None:

@@ -13,10 +13,7 @@ from tiny_runs import JPEG_SIZE
 from typer.testing import CliRunner
 
 from pacorl.cli import app
-from pacorl.config.base import load
 from pacorl.generate.generator import Generator
-from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.io.images import upright_size
 from pacorl.types import Size
 
@@ -96,30 +93,6 @@ def test_one_epoch_through_the_command(recipe: Path) -> None:
     assert "Edit consistency" in report
 
 
-@pytest.mark.parametrize("recipe", ["kontext"], indirect=True)
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("gone.png", r"train\.jsonl:3: .*gone\.png does not exist"),
-        ("broken.png", r"train\.jsonl:3: .*broken\.png: not an image"),
-        ("../../secret.png", r"train\.jsonl:3: '\.\./\.\./secret\.png' leads out of"),
-    ],
-)
-def test_a_bad_source_is_named_before_weights_load(
-    recipe: Path, name: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from pacorl.config import base as configs
-    from pacorl.grpo import builders
-    from pacorl.grpo.policy_config import PolicyConfig
-
-    (recipe.parent / "broken.png").write_text("no image")
-    with (recipe.parent / "train.jsonl").open("a") as file:
-        file.write(json.dumps({"image": name, "instruction": "Paint the hero red."}) + "\n")
-    monkeypatch.setattr(builders, "build_policy", lambda *args, **options: pytest.fail("weights were loaded"))
-    with pytest.raises(ValueError, match=message):
-        PolicyTrainer(configs.load(PolicyConfig, recipe))
-
-
 @pytest.mark.parametrize(("scale", "forwards"), [(1.0, 1), (2.0, 2)])
 def test_true_cfg_takes_two_forwards(tmp_path: Path, scale: float, forwards: int) -> None:
     from pacorl.models.policies.kontext import KONTEXT
@@ -143,22 +116,3 @@ def test_qwen_without_guidance_says_so_once_before_it_samples(
     Generator.from_pretrained(str(checkpoints / "qwen_edit"), dtype="float32")
     (record,) = caplog.records
     assert "is sampled without guidance, because true_cfg_scale is 1" in record.getMessage()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["qwen_edit"], indirect=True)
-def test_training_without_guidance_says_so_once(recipe: Path, caplog: pytest.LogCaptureFixture) -> None:
-    PolicyTrainer(load(PolicyConfig, recipe, ["model.true_cfg_scale=1"]))
-    assert sum("is sampled without guidance" in record.getMessage() for record in caplog.records) == 1
-
-
-@pytest.mark.parametrize("recipe", ["kontext"], indirect=True)
-def test_a_distilled_klein_is_refused_by_the_command(recipe: Path) -> None:
-    klein = ["model.kind=klein", "model.checkpoint=black-forest-labs/FLUX.2-klein-4B", "model.guidance_scale=1"]
-    config = yaml.safe_load(recipe.read_text())
-    del config["model"]["true_cfg_scale"]
-    recipe.write_text(yaml.safe_dump(config))
-    for dry_run in ([], ["--dry-run"]):
-        result = CliRunner().invoke(app, ["train-policy", str(recipe), *klein, *dry_run])
-        assert result.exit_code
-        assert "train black-forest-labs/FLUX.2-klein-base-4B" in str(result.exception) + result.output

@@ -17,7 +17,7 @@ from pacorl.grpo.rows import epoch_rows
 from pacorl.grpo.scoring import Scorer
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.grpo.update import ratio_warning
-from pacorl.models.adapters import OldPolicy, adapter_state
+from pacorl.models.adapters import OldPolicy
 from pacorl.models.policies.flux import FluxPolicy
 from pacorl.types import Prompt, Question, Samples, Size, Verdict
 
@@ -132,26 +132,6 @@ def test_a_text_is_encoded_once_whatever_the_size(training: PolicyTrainer) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("objective", "trained", "backward"), [("grpo_clip", 2, 1), ("awm", 8, 4)])
-def test_a_shared_start_is_computed_once_per_group_across_batches(
-    training: PolicyTrainer, monkeypatch: pytest.MonkeyPatch, objective: str, trained: int, backward: int
-) -> None:
-    """The nodes of two prompts share a forward. Objectives of the endpoint take the noise of the step to part the
-    samples, and train on each of them."""
-    settings = [f"objective.name={objective}", "sampling.tree.seeds=1", "sampling.sde_steps=[2]"]
-    training.config = tiny_run([*SETTINGS, f"out={training.config.out}", *settings])
-    training.lora.old = OldPolicy(training.lora.transformer) if training.objective.needs == "endpoint" else None
-    work = Work(training, monkeypatch)
-    metrics = training.run_epoch()
-    count = work.done()
-    assert count["sampled"] == 8 * 1 + 2 * 3
-    assert count["trained"] == trained
-    assert count["backward"] == backward
-    if objective == "grpo_clip":
-        assert metrics["ratio_deviation/2"] == 0.0
-
-
-@pytest.mark.slow
 def test_scores_beside_sampling_are_the_same_bit_for_bit(training: PolicyTrainer) -> None:
     training.config = tiny_run([*SETTINGS, f"out={training.config.out}"])
     training.lora.old = None
@@ -166,45 +146,7 @@ def test_scores_beside_sampling_are_the_same_bit_for_bit(training: PolicyTrainer
     assert len(found[0]) == 8
 
 
-@pytest.mark.slow
-def test_the_base_weights_survive_epochs_bit_for_bit(training: PolicyTrainer) -> None:
-    training.config = tiny_run([*SETTINGS, f"out={training.config.out}"])
-    training.lora.old = None
-    frozen = {n: p.detach().clone() for n, p in training.lora.transformer.named_parameters() if not p.requires_grad}
-    adapter = {n: value.clone() for n, value in adapter_state(training.lora.transformer).items()}
-    training.run_epoch()
-    own = dict(training.lora.transformer.named_parameters())
-    assert all(torch.equal(value, own[name]) for name, value in frozen.items())
-    assert any(not torch.equal(adapter[n], value) for n, value in adapter_state(training.lora.transformer).items())
-
-
 # --- whole runs ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("objective", ["diffusion_nft", "awm"])
-@pytest.mark.usefixtures("toy")
-def test_an_endpoint_objective_resumes_with_its_sampling_weights(
-    small: list[str], tmp_path: Path, objective: str
-) -> None:
-    settings = [
-        *small,
-        "epochs=2",
-        f"objective.name={objective}",
-        "optimizer.updates_per_epoch=2",
-        "sampling.batch=2",
-        "sampling.tree={}",
-        "optimizer.lr=0.01",
-        "evaluation.every=1",
-    ]
-    whole = train_policy(tiny_run([*settings, f"out={tmp_path / 'whole'}"]))
-    cut = train_policy(tiny_run([*settings, "epochs=1", f"out={tmp_path / 'cut'}"]))
-    train_policy(tiny_run([*settings, f"out={cut}"]), resume=True)
-    for kind in ("epoch", "evaluation"):
-        assert metrics(whole, kind) == metrics(cut, kind)
-    epoch = metrics(whole, "epoch")[1]
-    assert epoch["velocity_change"] > 0
-    assert epoch["grad_norm"] > 0
 
 
 @pytest.mark.usefixtures("toy")
@@ -316,14 +258,3 @@ def test_a_ratio_that_is_off_before_an_update_is_warned_of() -> None:
     for deviation, is_told in ((0.5, False), (2, True)):
         metrics = {"loss": 1.0, "ratio_deviation/1": deviation * tolerance}
         assert ("the ratio deviates from 1" in ratio_warning(metrics, tolerance, epoch=1)) == is_told
-
-
-def test_an_evaluation_judge_behind_http_is_met_before_weights_load(
-    small: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(builders, "build_policy", lambda *args, **options: pytest.fail("weights were loaded"))
-    with FakeServer(served=("gemma",)).running() as server:
-        held_out = "evaluation.rewards=[{name: consistency, label: second}]"
-        judge = f"evaluation.judge={server.url}#gema"
-        with pytest.raises(ValueError, match="serves no model 'gema'; it serves gemma"):
-            train_policy(tiny_run([*small, held_out, judge]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from fake_server import FakeServer, p_of_images
 from judges import serving
 from PIL import Image
 
@@ -34,21 +33,6 @@ def test_a_judge_of_this_process_asks_in_both_orders_where_the_config_says_so() 
     (both,) = local(symmetric=True).verdicts([PAIR])
     assert (there.order_gap, both.p_yes) == (None, pytest.approx((there.p_yes + back.p_yes) / 2, abs=1e-6))
     assert both.order_gap == pytest.approx(abs(there.p_yes - back.p_yes), abs=1e-6)
-
-
-def test_a_judge_over_http_asks_in_both_orders_too() -> None:
-    red, blue = (Image.new("RGB", (8, 6), colour) for colour in ("red", "blue"))
-    with FakeServer(tokens={"Yes": [7], "No": [9]}).running() as server:
-        keys = {"checkpoint": server.url, "model": "judge"}
-        judge = open_judge(JudgeSettings(**keys, symmetric=True), device="cpu")
-        both, alone = judge.verdicts([Question((red, blue), "Same?"), Question((red,), "Red?")])
-        close_judge(judge)
-    there, back = p_of_images([red, blue], "Same?"), p_of_images([blue, red], "Same?")
-    assert there != back
-    assert both.p_yes == pytest.approx((there + back) / 2, abs=1e-12)
-    assert both.order_gap == pytest.approx(abs(there - back), abs=1e-12)
-    assert (alone.p_yes, alone.order_gap) == (pytest.approx(p_of_images([red], "Red?"), abs=1e-12), None)
-    assert {tuple(chat["logprob_token_ids"]) for chat in server.chats} == {(7, 9)}
 
 
 # --- a reward judges whatever it is shown -----------------------------------------------------------------------

@@ -198,14 +198,6 @@ def test_a_run_names_its_choice_of_credit_and_keeps_it(tmp_path: Path, capsys: p
 
 
 @pytest.mark.slow
-def test_a_function_may_have_parts(tmp_path: Path) -> None:
-    settings = ["judge=none", "rewards=[{name: reds}, {name: whole}]", "epochs=1", PANEL]
-    with toy_world(), recorded_epochs() as records:
-        PolicyTrainer(toy_config(tmp_path / "run", *settings), rewards={"reds": Reds(), "whole": Whole()}).train()
-    assert records[0]["parts"][0] == {"reds": [0.25, 0.5, 0.75, 1.0]}
-
-
-@pytest.mark.slow
 def test_a_file_s_parts_reach_the_epoch_and_are_tried_before_the_run(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
 
@@ -236,38 +228,3 @@ class Quarters:
 class One(Quarters):
     parts = [1.0]
 """
-
-
-# --- refusals --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("credit", ["panels", "-0.1", "1.5", "nan", "[0.5]"])
-def test_a_credit_that_is_none(credit: str, tmp_path: Path) -> None:
-    with toy_world(), pytest.raises(ConfigError, match=r"advantages\.credit"):
-        toy_config(tmp_path, f"advantages.credit={credit}")
-
-
-def test_an_editor_without_references_refuses_panel_credit(tmp_path: Path) -> None:
-    message = (
-        r"advantages\.credit panel with edits by kind qwen_edit: an edit is one image without panels; take credit: set"
-    )
-    with pytest.raises(ConfigError, match=message):
-        toy_config(tmp_path, PANEL, "model.kind=qwen_edit", "judge.symmetric=false")
-
-
-@pytest.mark.parametrize("kind", ["klein", "kontext", "qwen_edit_plus"])
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        (PANEL, r"advantages\.credit panel with edits by kind"),
-        ("prompts.record_sizes=true", r"prompts\.record_sizes says nothing to edits by kind"),
-        ("judge.symmetric=true", r"judge\.symmetric with edits by kind"),
-    ],
-)
-def test_an_edit_by_a_kind_that_also_makes_sets_is_refused(
-    kind: str, setting: str, message: str, tmp_path: Path
-) -> None:
-    config = toy_config(tmp_path, "judge.symmetric=false", f"model.kind={kind}", setting)
-    with pytest.raises(ValueError, match=f"{message} {kind}"):
-        config.check_prompts([Prompt(0, "an edit", sources=(tmp_path / "source.png",))])
-    config.check_prompts([Prompt(0, "a set", grid=Grid(2, 2), references=(tmp_path / "fox.png",))])

@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.config.base import load
-from pacorl.grpo import builders
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import divide
 from pacorl.records.prompts import prompts_from, save_prompts
@@ -87,19 +86,6 @@ def test_a_run_is_on_policy_and_a_resumed_run_is_the_same(recipe: Path) -> None:
     adapters = [load_file(out / "adapter" / "adapter_model.safetensors") for out in (whole, cut)]
     assert adapters[0].keys() == adapters[1].keys()
     assert all(torch.equal(adapters[0][name], adapters[1][name]) for name in adapters[0])
-
-
-@pytest.mark.parametrize("recipe", ["klein"], indirect=True)
-def test_references_that_do_not_fit_are_refused_before_weights_load(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(builders, "build_policy", lambda *args, **options: pytest.fail("weights were loaded"))
-    record = {"prompt": "a hero", "references": ["0.png"] * 5}
-    (recipe.parent / "train.jsonl").write_text(json.dumps(record))
-    with pytest.raises(ValueError, match=r"has 5 images \(5 of them references\), and model.kind klein takes at"):
-        train_policy(load(PolicyConfig, recipe))
-    with pytest.raises(ValueError, match=r"model\.kind sd3 takes no reference images of characters, and .* has 5"):
-        train_policy(load(PolicyConfig, recipe, ["model.kind=sd3"]))
 
 
 @pytest.mark.parametrize(

@@ -54,17 +54,6 @@ def test_what_comes_after_a_checkpoint_comes_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_from_another_run(tmp_path: Path) -> None:
-    with recorded_epochs() as records:
-        run = train_policy(toy_config(tmp_path / "run", *SETTINGS))
-        other = train_policy(toy_config(tmp_path / "other", *SETTINGS), resume=run / "checkpoints" / "step-000004")
-    assert records[3] == records[2]
-    assert weights(other) == weights(run)
-    for kind in ("epoch", "evaluation"):  # beside them is a line that `out` changed
-        assert metrics(other, kind) == metrics(run, kind)[-1:]
-
-
-@pytest.mark.slow
 def test_a_stopped_epoch_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = train_policy(toy_config(tmp_path / "whole", *SETTINGS))
     trainer = PolicyTrainer(toy_config(tmp_path / "run", *SETTINGS))

@@ -9,7 +9,6 @@ import torch
 from tests.twins import tiny_flux
 from toy_world import ToyPolicy
 
-from pacorl.core.objectives.diffusion_nft import DiffusionNft, lag
 from pacorl.core.objectives.grpo_clip import GrpoClip
 from pacorl.core.objectives.grpo_guard import GrpoGuard
 from pacorl.core.sampler import Sampler, Suffix, Tree
@@ -20,7 +19,7 @@ from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import Draw, collect, sample_images
 from pacorl.grpo.rows import Row
 from pacorl.grpo.update import PolicyLoss, update_policy
-from pacorl.models.adapters import OldPolicy, adapter_state, add_lora
+from pacorl.models.adapters import adapter_state, add_lora
 from pacorl.models.policies.flux import FLUX, LORA_TARGETS, FluxPolicy
 from pacorl.runtime.processes import Runtime
 from pacorl.tiny.characters import character_prompts, vocabulary
@@ -75,17 +74,6 @@ def test_what_is_drawn_does_not_depend_on_the_batch(policy: FluxPolicy) -> None:
         torch.testing.assert_close(several.log_prob_B[2], one.log_prob_B[0], rtol=0, atol=1e-5)
     other = drawn(policy, rows()[2:3], epoch=4)
     assert not torch.allclose(finals(other), finals(alone), atol=1e-2)
-
-
-def test_a_group_may_share_its_start(policy: FluxPolicy) -> None:
-    samples = drawn(policy, rows(), sampler=SAMPLER.model_copy(update={"tree": SHARED}))
-    first = [nodes for nodes in samples.nodes if nodes.level == 0]
-    assert [(nodes.row_B, nodes.node_B.tolist(), nodes.child_B.tolist()) for nodes in first] == [
-        ([0, 1, 2, 3], [0, 0, 1, 1], [0, 1, 2, 3])
-    ]
-    assert not torch.allclose(*first[0].latents_VNC, atol=1e-2)
-    final = finals(samples)
-    assert not torch.allclose(final[0], final[1], atol=1e-2)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -245,49 +233,6 @@ def test_a_suffix_changes_nothing_that_is_trained(policy: FluxPolicy, suffix: Su
     loss = PolicyLoss(policy, cheap, cache, GrpoClip())
     metrics = update_policy(loss, samples, values([1.0, -1.0, 0.5, 2.0]), runtime=Runtime(), draw=(1, 0, 0))
     assert metrics["ratio_deviation/0"] == metrics["ratio_deviation/1"] == 0.0
-
-
-@pytest.mark.slow
-def test_an_endpoint_objective_samples_without_noise_and_learns(policy: FluxPolicy) -> None:
-    sampler = Sampler(size=Size(64, 64), steps=4, sde_steps=(1, 3), stochastic=False, tree=OWN)
-    cache, old = ConditioningCache(policy), OldPolicy(policy.transformer)
-    samples = drawn(policy, rows(), sampler=sampler, cache=cache)
-    assert not samples.nodes
-    learner = PolicyLoss(policy, sampler, cache, DiffusionNft(beta=0.1, kl_weight=0.1), old=old)
-    advantages = values([5.0, -5.0, 1.0, 0.0], [True, True, True, False])
-    before = {name: value.clone() for name, value in adapter_state(policy.transformer).items()}
-    policy.transformer.zero_grad()
-    metrics = update_policy(learner, samples, advantages, runtime=Runtime(), draw=(1, 0, 0))
-    assert metrics["velocity_change"] == 0.0
-    assert metrics["kl"] > 0
-    assert all(torch.equal(before[name], value) for name, value in adapter_state(policy.transformer).items())
-    assert sum(p.grad.norm().item() for p in policy.transformer.parameters() if p.grad is not None) > 0
-
-
-def test_the_sampling_copy_lags_behind_as_published(policy: FluxPolicy) -> None:
-    old = OldPolicy(policy.transformer)
-    first = {name: value.clone() for name, value in old.state.items()}
-    with torch.no_grad():
-        for value in adapter_state(policy.transformer).values():
-            value.add_(1.0)
-    for step, share in ((100, 0.9), (5000, 0.5)):
-        old.load(first)
-        old.follow(lag(step))
-        for name, value in old.state.items():
-            torch.testing.assert_close(value, first[name] + share)
-    with torch.no_grad():
-        for value in adapter_state(policy.transformer).values():
-            value.sub_(1.0)
-
-
-def test_prompts_are_encoded_once(policy: FluxPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoded: list[int] = []
-    encode = policy.encode
-    monkeypatch.setattr(policy, "encode", lambda prompts, size: encoded.append(len(prompts)) or encode(prompts, size))
-    cache = ConditioningCache(policy)
-    for epoch in range(3):
-        drawn(policy, rows(), cache=cache, epoch=epoch)
-    assert sum(encoded) == 2
 
 
 @pytest.mark.parametrize(

@@ -242,18 +242,6 @@ def test_a_wrong_argument_is_one_line(settings: dict[str, Any], arguments: dict[
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["flux_t2is_24", "fluxx"])
-def test_a_misspelt_model_is_no_checkpoint(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"{name}: there is no such file and no recipe of that name"):
-        run_inputs(name, rewards=[red], prompts=["a fox"], out=tmp_path)
-
-
-def test_a_config_made_in_python_is_refused_in_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"lr: unknown key, did you mean 'optimizer\.lr'") as refused:
-        PolicyConfig(lr=1e-4)  # type: ignore[call-arg]
-    assert "\n" not in str(refused.value)
-
-
 def test_a_function_joins_the_rewards_of_the_config_and_may_be_weighted_there(tmp_path: Path) -> None:
     config = toy_config(tmp_path / "run", "rewards=[{name: twice, weight: 3.0, label: double}]", "epochs=1")
     rewards = {
@@ -265,12 +253,6 @@ def test_a_function_joins_the_rewards_of_the_config_and_may_be_weighted_there(tm
         assert [(one.key, one.weight) for one in trainer.config.rewards] == [("double", 3.0), ("once", 1.0)]
         (line,) = metrics(trainer.train().folder, "epoch")
     assert line["reward/double/mean"] == pytest.approx(2 * line["reward/once/mean"])
-
-
-def test_a_function_with_too_few_scores_is_named_before_anything_is_sampled(tmp_path: Path) -> None:
-    config = toy_config(tmp_path / "run")
-    with toy_world(), pytest.raises(ValueError, match="reward 'short' returned 0 scores for 1 image"):
-        PolicyTrainer(config, rewards={"short": lambda prompts, images: []})
 
 
 def test_the_package_exports_the_trainer_and_its_config() -> None:
@@ -315,11 +297,6 @@ def test_an_object_s_scores_of_panels_are_used(settings: dict[str, Any]) -> None
     assert trainer.config.advantages.credit == "panel"
     (scores,) = trainer.rewards["halves"].panel_scores(trainer.train_prompts[:1], [new("RGB", (8, 8), "red")])  # type: ignore[attr-defined]
     assert scores.part_P == [1.0]
-
-
-def test_a_result_prints_its_measures_and_paths(settings: dict[str, Any]) -> None:
-    result = PolicyTrainer("flux", rewards=[red], prompts=["a fox", "a bear"], **settings).train()
-    assert re.fullmatch(r"(?s)red: \d\.\d{3} before, \d\.\d{3} after\n.*adapter: \S+", str(result))
 
 
 @pytest.mark.parametrize("fails_at", [1, 3])

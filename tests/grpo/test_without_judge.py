@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.config import base as configs
-from pacorl.config.base import ConfigError
 from pacorl.config.recipes import recipe
 from pacorl.grpo import builders, checkpoint
 from pacorl.grpo.builders import without_idle_judges
@@ -126,14 +124,6 @@ def first_evaluation(overrides: list[str]) -> dict[str, float]:
         training.close()
 
 
-@pytest.mark.slow
-def test_measures_that_ask_the_run_s_judge_load_it(smaller: list[str], loads: list[str]) -> None:
-    found = first_evaluation([*smaller, f"rewards=[{JPEG}]", "evaluation.rewards=[{name: panel_match}]"])
-    assert loads == ["tiny"]
-    assert 0 < found["held_out/panel_match"] < 1
-    assert 0 < found["p_yes"] < 1
-
-
 def test_a_judge_of_the_measures_alone_is_the_only_one_that_is_loaded(smaller: list[str], loads: list[str]) -> None:
     judge = f"evaluation.judge={TINY_JUDGE}"
     measures = "evaluation.rewards=[{name: panel_match}]"
@@ -141,15 +131,6 @@ def test_a_judge_of_the_measures_alone_is_the_only_one_that_is_loaded(smaller: l
     assert loads == [str(TINY_JUDGE)]
     assert 0 < found["held_out/panel_match"] < 1
     assert "p_yes" not in found
-
-
-@pytest.mark.slow
-def test_measures_that_ask_none_leave_the_evaluation_s_judge_alone(smaller: list[str], loads: list[str]) -> None:
-    unreachable = "evaluation.judge=http://127.0.0.1:9/v1"
-    found = first_evaluation([*smaller, unreachable, f"evaluation.rewards=[{JPEG}]"])
-    assert loads == ["tiny"]
-    assert "held_out/jpeg_size" in found
-    assert 0 < found["p_yes"] < 1
 
 
 @pytest.mark.parametrize(
@@ -181,46 +162,7 @@ def test_none_is_no_judge_and_is_written_and_read_again(word: str, tmp_path: Pat
     assert configs.load(PolicyConfig, tmp_path / "config.yaml") == config
 
 
-@pytest.mark.parametrize("door", [plan_policy, train_policy, without_idle_judges])
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            [],
-            r"judge is none, and rewards\.consistency, rewards\.panel_match ask a judge; set judge\.checkpoint",
-        ),
-        (
-            [f"rewards=[{JPEG}]", "evaluation.rewards=[{name: panel_match, label: fit}]"],
-            r"evaluation\.rewards\.fit asks",
-        ),
-        (["rewards=[{name: 'OWN:Asking'}]"], r"rewards\.Asking asks a judge"),
-    ],
-)
-def test_no_judge_is_refused_where_one_is_asked(
-    door: Callable[[PolicyConfig], object], overrides: list[str], message: str, own: Path
-) -> None:
-    config = tiny_run(["judge=none", *(override.replace("OWN", str(own)) for override in overrides)])
-    with pytest.raises(ConfigError, match=message):
-        door(config)
-
-
-def test_a_judge_that_is_neither_none_nor_a_section_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"judge: Input should be a valid dictionary.*\(got 'nobody'\)"):
-        tiny_run(["judge=nobody"])
-
-
 # --- the dry run -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_an_idle_judge_is_not_planned(tmp_path: Path) -> None:
-    absent = ["judge.checkpoint=lab/judge", "judge.adapter=lab/lora", f"out={tmp_path}"]
-    asked = plan_policy(tiny_run(absent))
-    idle = plan_policy(tiny_run([*absent, f"rewards=[{JPEG}]"]))
-    assert {"judge", "judge at work"} <= {row.component for row in asked.rows}
-    assert {one.key for one in asked.absences} == {"judge.checkpoint", "judge.adapter"}
-    assert not [row for row in idle.rows if "judge" in row.component]
-    assert (idle.absences, idle.notes) == ((), ())
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -162,12 +161,6 @@ def llm():
 # --- the annotation page as a process ----------------------------------------------------------------------------
 
 SERVE = "from pacorl.cli.dataset import app; app()"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class AnnotationServer:

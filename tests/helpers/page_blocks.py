@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from glob import glob
 from pathlib import Path
 
 import pytest
+from ports import free_port
 
 from pacorl import cli
 
@@ -121,10 +121,3 @@ def _commands(folder: Path) -> Path:
         (folder / "bin" / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
         (folder / "bin" / name).chmod(0o755)
     return folder / "bin"
-
-
-def free_port() -> int:
-    """A port that nobody listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

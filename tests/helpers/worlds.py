@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from ports import free_port
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
@@ -42,7 +42,7 @@ def start(
     function: Callable[..., None], *args: Any, world: int = 1, extra: Mapping[str, str] = {}
 ) -> list[BaseProcess]:
     """Starts `function(*args)` in `world` processes."""
-    port = _free_port()
+    port = free_port()
     processes = []
     for rank in range(world):
         variables = {"OMP_NUM_THREADS": "1", **(extra or {})}
@@ -100,9 +100,3 @@ def _let_accelerate_shard_on_cpus() -> None:
             state.fsdp_plugin = FullyShardedDataParallelPlugin()
 
     AcceleratorState.__init__ = and_shard
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

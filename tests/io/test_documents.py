@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -20,8 +19,6 @@ from pacorl.io.documents import (
     read_jsonl,
     read_object,
     read_records,
-    read_yaml,
-    typed,
     write_json,
     write_jsonl,
 )
@@ -55,13 +52,6 @@ def test_a_broken_document_is_named_with_line_and_fix(tmp_path: Path, content: b
         read_object(tmp_path / "a.json", fix="copy it again")
 
 
-def test_an_absent_document_is_named_with_the_fix(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"none\.json: cannot be read \(No such file or directory\); give another"):
-        read_json(tmp_path / "none.json", fix="give another")
-    with pytest.raises(ValueError, match=r"none\.jsonl: cannot be read .*; run the step that makes it"):
-        read_jsonl(tmp_path / "none.jsonl")
-
-
 @pytest.mark.parametrize(
     ("line", "fault"),
     [
@@ -73,13 +63,6 @@ def test_a_fault_in_a_record_names_its_line(tmp_path: Path, line: str, fault: st
     (tmp_path / "a.jsonl").write_text(f'{{"a": "x"}}\n{line}\n')
     with pytest.raises(ValueError, match=fault):
         read_records(tmp_path / "a.jsonl", dict, kind="story")
-
-
-def test_text_without_a_file_names_no_line() -> None:
-    with pytest.raises(ValueError, match=r"^not valid JSON at column 1"):
-        parse_json("oops")
-    with pytest.raises(ValueError, match=r"^the answer:1: not UTF-8 text"):
-        parse_json(b'"\xff"', name="the answer")
 
 
 # --- what is refused -------------------------------------------------------------------------------------------
@@ -156,19 +139,6 @@ def test_a_section_shared_by_an_alias_is_read() -> None:
     assert parse_yaml(text, name="f.yaml") == {"a": {"p": 1, "q": 2}, "b": {"p": 1, "q": 3}, "c": {"p": 1, "q": 2}}
 
 
-def test_only_regular_files_of_a_bounded_size_are_read(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.json")
-    (tmp_path / "folder.json").mkdir()
-    for path in (tmp_path / "pipe.json", tmp_path / "folder.json", Path("/dev/null")):
-        with pytest.raises(ValueError, match=rf"^{path}: cannot be read \(not a regular file\); copy it"):
-            read_json(path, fix="copy it again")
-    (tmp_path / "large.yaml").write_bytes(b"#" * (2**20 + 1))
-    with pytest.raises(
-        ValueError, match=r"large\.yaml: cannot be read \(1,048,577 bytes, and at most 1,048,576 are read"
-    ):
-        read_yaml(tmp_path / "large.yaml")
-
-
 def test_a_number_that_is_not_finite_is_written_as_null(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {"a": [float("nan"), 1.0], "b": float("inf")})
     write_jsonl(tmp_path / "a.jsonl", [{"a": float("-inf")}])
@@ -182,13 +152,6 @@ def test_an_unknown_key_is_refused_and_in_foreign_records_a_misspelt_one() -> No
     with pytest.raises(ValueError, match="unknown name 'catgory'; did you mean 'category'"):
         check_keys({"catgory": 1}, ("category",), foreign=True)
     check_keys({"idx": 1, "weight": 2, "category": 3}, ("category", "height"), foreign=True)
-
-
-def test_a_document_of_another_type_is_named_by_its_keys() -> None:
-    assert typed({"a": [1.5, 2]}, dict[str, tuple[float, ...]]) == {"a": (1.5, 2.0)}
-    for value in ([], "1.5", True):
-        with pytest.raises(ValueError, match=r"^a\.0: Input should be a valid number"):
-            typed({"a": [value]}, dict[str, list[float]])
 
 
 # --- the journal -----------------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from pacorl.io.files import (
     LockedError,
     check_digests,
     check_made,
-    check_new,
     check_no_run,
     claim_folder,
     digests,
@@ -94,30 +93,6 @@ def test_a_lock_ends_with_its_process_and_names_its_holder(tmp_path: Path) -> No
         pass
 
 
-def test_a_run_has_one_writer_who_is_named(tmp_path: Path) -> None:
-    hold = HOLD.replace(
-        "sole_holder(pathlib.Path(sys.argv[1]), note='process 7')", "own_folder(pathlib.Path(sys.argv[1]))"
-    )
-    hold = hold.replace("import sole_holder", "import own_folder")
-    with subprocess.Popen(
-        [sys.executable, "-c", hold, tmp_path / "run"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
-        assert other.stdout
-        assert other.stdout.readline() == "held\n"
-        fault = rf"run is being written by process {other.pid} on {platform.node()}; wait for its end or stop it"
-        with pytest.raises(ValueError, match=fault), own_folder(tmp_path / "run"):
-            pass
-        other.kill()
-    with own_folder(tmp_path / "run"):
-        pass
-
-
-def test_half_a_character_is_refused_by_the_name_of_its_file(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"a\.txt cannot be written: .* half of a surrogate pair"):
-        write_atomic(tmp_path / "a.txt", "\ud800")
-    assert [*tmp_path.iterdir()] == []
-
-
 def test_what_killed_processes_left_half_written_is_swept(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         gone.wait()
@@ -154,33 +129,11 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, victim: Path) -> None
         append_jsonl(log, {"epoch": 1})
 
 
-def test_a_lock_that_holds_something_else_is_left_alone(tmp_path: Path, victim: Path) -> None:
-    (tmp_path / ".lock").hardlink_to(victim)
-    with pytest.raises(ValueError, match=r"\.lock is no lock of pacorl's; move it away"):
-        own_folder(tmp_path).__enter__()
-
-
 @pytest.mark.parametrize("note", ["", "pro", "process 7 on elsewhere", "\0\0\0"])
 def test_the_lock_of_a_process_that_is_gone_is_taken(tmp_path: Path, note: str) -> None:
     (tmp_path / ".lock").write_text(note)
     with own_folder(tmp_path):
         assert (tmp_path / ".lock").read_text() == f"process {os.getpid()} on {platform.node()}"
-
-
-def test_pipes_are_neither_written_nor_replaced(tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # without a reader, opening it for writing fails anyway
-    try:
-        with pytest.raises(OSError, match="not a regular file"):
-            append_jsonl(pipe, {"epoch": 1})
-        with pytest.raises(OSError, match="not a regular file"):
-            write_atomic(pipe, "x")
-        with pytest.raises(OSError, match="not a regular file"), sole_holder(pipe):
-            pass
-    finally:
-        os.close(reader)
-    assert pipe.is_fifo()
 
 
 def test_the_name_of_a_half_written_file_cannot_be_taken_before(tmp_path: Path, victim: Path) -> None:
@@ -191,20 +144,6 @@ def test_the_name_of_a_half_written_file_cannot_be_taken_before(tmp_path: Path, 
         first.write_text("first")
         second.write_text("second")
     assert (tmp_path / "a.txt").read_text() == "first"
-
-
-def test_a_half_written_file_is_never_an_old_one(tmp_path: Path, victim: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("secrets.token_hex", lambda count: "0123abcd")
-    part = tmp_path / f".a.txt.{platform.node()}-{os.getpid()}-0123abcd.part"
-    part.symlink_to(victim)
-    with pytest.raises(OSError, match=r"a link, .*a\.txt"):
-        write_atomic(tmp_path / "a.txt", "x")
-    assert part.is_symlink()
-    part.unlink()
-    part.write_text("of another process")
-    with pytest.raises(FileExistsError, match=r"a\.txt"):
-        write_atomic(tmp_path / "a.txt", "x")
-    assert part.read_text() == "of another process"
 
 
 @contextmanager
@@ -288,13 +227,6 @@ def test_what_links_lead_to_is_never_deleted(tmp_path: Path, victim: Path) -> No
     assert files_of(tmp_path / "elsewhere") == ["a.bin"]
 
 
-def test_a_file_that_is_there_is_named_with_the_fix(tmp_path: Path) -> None:
-    check_new(tmp_path / "a.txt", fix="name another")
-    (tmp_path / "b.txt").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"b\.txt is there already, and is not replaced; name another"):
-        check_new(tmp_path / "a.txt", tmp_path / "b.txt", fix="name another")
-
-
 def test_a_changed_or_missing_file_of_a_folder_is_named(tmp_path: Path) -> None:
     for name in ("a.bin", "deep/b.bin"):
         write_atomic(tmp_path / name, name)
@@ -326,18 +258,6 @@ def test_links_cannot_leave_the_folder(tmp_path: Path) -> None:
     (tmp_path / "set" / "link.png").symlink_to(tmp_path / "secret.png")
     with pytest.raises(ValueError, match="leads out of"):
         inside(tmp_path / "set", "link.png")
-
-
-def test_a_lock_without_room_for_its_note_names_itself(tmp_path: Path) -> None:
-    resource = pytest.importorskip("resource")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
-    try:
-        with pytest.raises(OSError, match="File too large") as fault, sole_holder(tmp_path / ".lock", note="process 7"):
-            pass
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert fault.value.filename == str(tmp_path / ".lock")
 
 
 def test_weights_on_a_full_disk_name_their_file(tmp_path: Path) -> None:

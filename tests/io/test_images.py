@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image, ImageCms
 
-from pacorl.io.images import FORMATS, ImageError, as_rgb, check_readable, images_in, open_image, upright_size
+from pacorl.io.images import FORMATS, ImageError, as_rgb, images_in, open_image, upright_size
 
 GRADIENT = Image.linear_gradient("L").resize((40, 30)).convert("RGB")
 
@@ -83,22 +83,6 @@ def test_a_phones_photo_with_a_second_image_is_one_image() -> None:
     assert open_image(data).size == GRADIENT.size
 
 
-@pytest.mark.parametrize("kind", ["png", "jpeg", "webp", "gif", "bmp"])
-def test_a_cut_off_file_is_named(kind: str) -> None:
-    noisy = Image.effect_noise((64, 64), 80).convert("RGB")
-    data = written(noisy, kind)
-    with pytest.raises(ImageError, match=r"x: (damaged or cut off|not an image)"):
-        open_image(data[: len(data) // 2], name="x")
-
-
-@pytest.mark.parametrize(
-    ("data", "message"), [(b"", "empty"), (b"hello" * 50, "not an image"), (b"\x89PNG\r\n\x1a\n", "not an image")]
-)
-def test_what_is_no_image_is_named(data: bytes, message: str) -> None:
-    with pytest.raises(ImageError, match=f"x: {message}"):
-        open_image(data, name="x")
-
-
 @pytest.mark.parametrize("side", [9_000, 12_000, 60_000])
 def test_a_decompression_bomb_is_refused_before_it_is_unpacked(side: int) -> None:
     with pytest.raises(ImageError, match="too large"):
@@ -111,24 +95,6 @@ def test_shapes_that_no_judge_takes_are_refused(size: tuple[int, int], message: 
         open_image(written(Image.new("RGB", size)))
 
 
-def test_all_unusable_images_are_listed_with_their_reasons(tmp_path: Path) -> None:
-    good, cut, moving, gone = (tmp_path / name for name in ("a.png", "cut.png", "moving.gif", "gone.png"))
-    good.write_bytes(written(GRADIENT))
-    cut.write_bytes(written(GRADIENT)[:-60])
-    moving.write_bytes(written(GRADIENT, "gif", save_all=True, append_images=[GRADIENT.rotate(90)]))
-    check_readable([good, good])
-    with pytest.raises(ImageError, match=r"3 image\(s\) cannot be used") as caught:
-        check_readable([cut, good, moving, gone, cut])
-    listed = str(caught.value).splitlines()[1:]
-    for line, path, reason in zip(
-        listed, (cut, moving, gone), ("damaged", "several frames", "No such file"), strict=True
-    ):
-        assert line.startswith(f"  {path}: ")
-        assert reason in line
-    with pytest.raises(ImageError, match=r"and 2 more$"):
-        check_readable([tmp_path / f"{number}.png" for number in range(12)])
-
-
 # --- images that a script hands over, rather than files ---
 
 
@@ -136,10 +102,6 @@ def reopened(image: Image.Image, kind: str, **options: object) -> Image.Image:
     buffer = io.BytesIO()
     image.save(buffer, format=kind, **options)
     return Image.open(buffer)
-
-
-def test_an_rgb_image_stays_itself() -> None:
-    assert as_rgb(GRADIENT, "x") is GRADIENT
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
@@ -190,18 +152,6 @@ def test_no_program_is_run_for_an_image(tmp_path: Path, monkeypatch: pytest.Monk
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("make", ["fifo", "folder"])
-def test_what_is_no_file_is_not_waited_for(make: str, tmp_path: Path) -> None:
-    path = tmp_path / "a.png"
-    os.mkfifo(path) if make == "fifo" else path.mkdir()
-    with pytest.raises(OSError, match=r"not a regular file|Is a directory"):
-        open_image(path)
-    with pytest.raises(OSError, match=r"not a regular file|Is a directory"):
-        upright_size(path)
-    with pytest.raises(ImageError, match=r"a\.png: (not a regular file|Is a directory)"):
-        check_readable([path])
-
-
 @pytest.mark.parametrize(
     "pixels",
     [
@@ -229,25 +179,6 @@ def test_other_forms_of_pixels() -> None:
     assert as_rgb(np.full((8, 8, 1), 7, np.uint8), "it").getpixel((0, 0)) == (7, 7, 7)
     coarse = as_rgb(torch.full((3, 8, 8), 0.5, dtype=torch.bfloat16), "it")
     assert coarse.getpixel((0, 0)) == (128, 128, 128)
-
-
-@pytest.mark.parametrize(
-    ("pixels", "reason"),
-    [
-        (np.full((8, 8, 3), -1.0), "floats from -1 to 0; an image's are from 0 to 1"),
-        (np.full((8, 8, 3), 255.0), "floats from 0 to 255"),
-        (np.full((8, 8, 3), np.nan), "floats from nan to nan"),
-        (np.zeros((2, 8, 8, 3), np.uint8), r"ndarray of shape \(2, 8, 8, 3\) and type uint8 is no image"),
-        (np.zeros((8, 8, 5)), r"shape \(8, 8, 5\)"),
-        (np.zeros((8, 8, 3), np.int64), "type int64 is no image"),
-        (torch.zeros(3, 2, 8), "8x2 is too small"),
-        (7, "an? int of shape"),
-        (None, "NoneType"),
-    ],
-)
-def test_pixels_that_are_no_image_are_named(pixels: object, reason: str) -> None:
-    with pytest.raises(ImageError, match=f"^the third: .*{reason}"):
-        as_rgb(pixels, "the third")
 
 
 # --- folders ---------------------------------------------------------------------------------------------------

@@ -98,13 +98,6 @@ def test_nor_are_those_of_a_generator(generator: Path) -> None:
         FLUX.from_pretrained(generator)
 
 
-def test_damaged_weights_are_named(judge: Path) -> None:
-    weights = judge / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(ValueError, match=f"^{judge}: its weights are damaged or cut off"):
-        pretrained(AutoModelForImageTextToText, judge)
-
-
 @pytest.mark.parametrize(
     "entry",
     [["evil", "Evil"], ["os", "system"], ["this", "x"], ["transformers", "AutoModel"], ["diffusers", "AutoModel"]],

@@ -15,7 +15,7 @@ from PIL import Image
 
 from pacorl.io.images import ImageError
 from pacorl.io.outage import UnreachableError
-from pacorl.judge import judge_from, open_judge
+from pacorl.judge import judge_from
 from pacorl.judge.http import (
     EncodedImage,
     HttpJudge,
@@ -25,7 +25,7 @@ from pacorl.judge.http import (
     turn_body,
     verdict_body,
 )
-from pacorl.judge.judge import JudgeRefusedError, JudgeSettings, is_address, split_address
+from pacorl.judge.judge import JudgeRefusedError, is_address, split_address
 from pacorl.types import Question
 
 RED, BLUE, GREEN = (Image.new("RGB", (8, 6), colour) for colour in ("red", "blue", "green"))
@@ -139,14 +139,6 @@ def test_a_sets_questions_stay_on_one_endpoint(server: FakeServer) -> None:
         assert not seen[0] & seen[1]
 
 
-def test_questions_that_begin_alike_are_sent_one_after_another(server: FakeServer) -> None:
-    with judge_of(server, concurrency=1, symmetric=True) as judge:
-        judge.verdicts(GREY)
-    firsts = [images_of(body)[0] for body in server.chats]
-    assert len(firsts) == 12
-    assert [len(list(run)) for _, run in itertools.groupby(firsts)] == [3, 3, 3, 3]
-
-
 def test_a_question_that_failed_is_put_to_another_endpoint(server: FakeServer) -> None:
     server.behave = lambda handler, number: handler.fail(500) is None
     with FakeServer().running() as other, judge_of(server, other, retries=1) as judge:
@@ -192,27 +184,6 @@ def test_a_server_of_decisions_is_asked_for_them(server: FakeServer) -> None:
     with judge_of(server) as judge:
         assert_all_right(judge)
     assert server.chats == []
-
-
-def test_a_judge_is_asked_not_to_think_first(server: FakeServer) -> None:
-    with judge_of(server) as judge:
-        judge.verdicts(QUESTIONS[:1])
-        judge.explain(QUESTIONS[0])
-    assert [chat["chat_template_kwargs"] for chat in server.chats] == [{"enable_thinking": False}] * 2
-
-
-def test_p_yes_is_asked_for_without_a_penalty(server: FakeServer) -> None:
-    with judge_of(server) as judge:
-        judge.verdicts(QUESTIONS[:1])
-        judge.explain(QUESTIONS[0])
-    assert [chat.get("repetition_penalty") for chat in server.chats] == [1, None]
-
-
-def test_variants_ask_for_those_that_are_single_tokens(server: FakeServer) -> None:
-    server.tokens = {"Yes": [7], "yes": [17], "No": [9], "NO": [19]}
-    with judge_of(server, variants=True) as judge:
-        judge.verdicts(QUESTIONS[:1])
-    assert server.chats[0]["logprob_token_ids"] == [7, 17, 9, 19]
 
 
 def test_reasons_are_text(server: FakeServer) -> None:
@@ -341,23 +312,6 @@ def test_a_judge_that_hangs_is_asked_once_after_three_timeouts(server: FakeServe
 
 
 @pytest.mark.slow
-def test_a_judge_that_is_still_starting_is_waited_for() -> None:
-    with FakeServer().running() as gone:
-        url = gone.url
-    port = int(url.rpartition(":")[2].partition("/")[0])
-    settings = JudgeSettings(checkpoint=url, model="judge")
-    with pytest.raises(ConnectionError, match="Connection refused"):
-        open_judge(settings, device="cpu", startup=0)
-    later = FakeServer(port=port)
-    with ThreadPoolExecutor() as pool:
-        opened = pool.submit(open_judge, settings, device="cpu", startup=20)
-        time.sleep(0.3)
-        assert not opened.done()
-        with later.running(), opened.result() as judge:
-            assert_all_right(judge)
-
-
-@pytest.mark.slow
 def test_a_judge_is_waited_for_if_it_is_asked_to_and_else_not() -> None:
     with FakeServer().running() as gone:
         url = gone.url
@@ -399,13 +353,6 @@ def test_with_one_of_two_servers_hanging_the_other_answers_all(server: FakeServe
         assert len(server.chats) <= 4
 
 
-def test_a_failed_question_does_not_take_the_others_along(server: FakeServer) -> None:
-    server.behave = lambda handler, number: "Alike?" in str(server.chats[number - 1]) and handler.fail(500) is None
-    with judge_of(server, retries=1) as judge:
-        for question, verdict in zip(QUESTIONS, judge.verdicts(QUESTIONS), strict=True):
-            assert verdict.p_yes == (None if question.text == "Alike?" else pytest.approx(truth(question)))
-
-
 def test_a_request_that_the_server_calls_wrong_is_not_repeated(server: FakeServer) -> None:
     server.tokens = None
     server.behave = lambda handler, number: handler.fail(400, "too long") is None
@@ -421,13 +368,6 @@ def test_a_dead_endpoint_is_replaced_by_a_living_one(server: FakeServer) -> None
         assert_all_right(judge)
         with pytest.raises(ConnectionError, match=gone.url):
             judge.check()
-
-
-def test_with_no_endpoint_alive_verdicts_are_missing() -> None:
-    with FakeServer().running() as gone:
-        pass
-    with judge_of(gone) as judge:
-        assert "no connection" in judge.verdicts(QUESTIONS[:1])[0].error
 
 
 @pytest.mark.parametrize("ask", [lambda judge: judge.verdicts(QUESTIONS), lambda judge: judge.check()])
@@ -533,12 +473,6 @@ def test_a_key_for_other_services_stays_here(server: FakeServer, monkeypatch: py
     assert sent == {None}
 
 
-def test_an_unset_key_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("JUDGE_KEY", raising=False)
-    with pytest.raises(ValueError, match="JUDGE_KEY"):
-        HttpJudge("judge", ["http://127.0.0.1:1"], api_key_env="JUDGE_KEY")
-
-
 # --- reading ---------------------------------------------------------------------------------------------------
 
 
@@ -582,12 +516,6 @@ def test_a_judge_that_is_sure_is_no_greedy_sampler() -> None:
 def test_a_judge_that_thinks_has_no_verdict() -> None:
     with pytest.raises(UnansweredError, match="the likeliest is '<think>'"):
         read_p_yes(chat_answer([("<think>", -0.0001), ("Okay", -9.5)]))
-
-
-def test_an_error_in_place_of_an_answer_is_quoted(server: FakeServer) -> None:
-    server.behave = lambda handler, number: handler.answer({"error": {"message": "model overloaded"}}) is None
-    with judge_of(server, retries=0) as judge:
-        assert "model overloaded" in judge.verdicts(QUESTIONS[:1])[0].error
 
 
 def test_one_word_listed_is_enough_where_the_other_cannot_matter() -> None:

@@ -12,9 +12,7 @@ from tests.twins import tiny_flux
 from tiny_runs import metrics, tiny_run, train_policy
 from torch import Tensor, nn
 
-from pacorl.config.base import ConfigError, load
 from pacorl.core.objectives import RATIO_DEVIATION
-from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.judge.local import LocalJudge
 from pacorl.models.adapters import add_lora
 from pacorl.models.int8 import QuantizedLinear, parameter_count, quantize_model, weight_bytes
@@ -168,12 +166,3 @@ def test_a_packed_judge_answers_nearly_the_same() -> None:
     for first, second in zip(plain, packed, strict=True):
         assert first.p_yes == pytest.approx(second.p_yes, abs=0.1)
         assert first.p_yes != second.p_yes
-
-
-# --- what is refused -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("key", ["model.quantize", "judge.quantize"])
-def test_an_unknown_form_is_refused_by_name(key: str) -> None:
-    with pytest.raises(ConfigError, match=f"{key}.*int7"):
-        load(PolicyConfig, None, [f"{key}=int7"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,11 +13,9 @@ from tiny_runs import metrics, tiny_run, train_policy
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from pacorl.config.base import ConfigError, load
+from pacorl.config.base import load
 from pacorl.core.objectives import RATIO_DEVIATION
-from pacorl.core.transfer import warn_of_pageable
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.rows import check_sharded
 from pacorl.judge.local import LocalJudge
 from pacorl.models.int8 import (
     Arena,
@@ -173,27 +170,6 @@ def test_an_arena_takes_few_pieces_and_nothing_lies_upon_another() -> None:
     assert arena.copy_of(torch.ones(5000)).untyped_storage().nbytes() == 20224  # larger than a piece: one of its own
 
 
-def test_memory_that_cannot_be_pinned_is_pageable_after_one_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As under WSL2."""
-    empty = torch.empty
-
-    def refuse(*shape: int, pin_memory: bool = False, **options: Any) -> Tensor:
-        if pin_memory:
-            raise RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA")
-        return empty(*shape, **options)
-
-    monkeypatch.setattr(torch, "empty", refuse)
-    warn_of_pageable.cache_clear()
-    for _ in range(2):
-        tensor = torch.arange(5.0)
-        assert torch.equal(Arena(pinned=True).copy_of(tensor), tensor)
-    (record,) = caplog.records
-    assert "CUDA error: out of memory): copies to the card come from pageable" in record.getMessage()
-    assert "\n" not in record.getMessage()
-
-
 # --- models ----------------------------------------------------------------------------------------------------
 
 
@@ -228,15 +204,6 @@ def test_text_encoders_and_judge_answer_as_they_do_at_home() -> None:
     assert streamed_bytes(judges[0].model) > 0 == streamed_bytes(judges[1].model)
     (streamed,), (at_home,) = (judge.verdicts(questions) for judge in judges)
     assert streamed.p_yes == pytest.approx(at_home.p_yes, abs=1e-6)
-
-
-def test_what_cannot_be_streamed_is_refused_before_weights_load() -> None:
-    with pytest.raises(ValueError, match=r"memory lowest and FSDP2: .* leave memory out and set"):
-        check_sharded(load(PolicyConfig, None, ["memory=lowest"]))
-    with pytest.raises(ValueError, match=r"model\.stream and FSDP2: .* leave stream out"):
-        check_sharded(load(PolicyConfig, None, ["model.stream=true"]))
-    with pytest.raises(ConfigError, match=r"stream and compile blocks: .* leave one out"):
-        load(PolicyConfig, None, ["memory=lowest", "model.compile=blocks"])
 
 
 def test_the_lowest_memory_is_low_memory_whose_weights_are_streamed() -> None:

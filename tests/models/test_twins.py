@@ -4,23 +4,9 @@ import subprocess
 import sys
 
 import pytest
-import torch
-from tests.twins.parts import TINY, clip_tokenizer_of, qwen_tokenizer_of, random_weight, tiny_judge
+from tests.twins.parts import tiny_judge
 
 from pacorl.judge.prompting import chat_text
-from pacorl.plan.generators import model_on_meta
-from pacorl.tiny.characters import vocabulary
-
-
-def test_tokenizers_of_the_same_texts_are_the_same() -> None:
-    for make in (clip_tokenizer_of, qwen_tokenizer_of):
-        first, second = (make(vocabulary())._tokenizer.to_str() for _ in range(2))
-        assert first == second
-
-
-def test_a_model_without_weights_draws_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.nn.init, "kaiming_uniform_", lambda *_, **__: pytest.fail("weights were drawn"))
-    assert model_on_meta(TINY["vae"], dtype=torch.float32).device.type == "meta"
 
 
 @pytest.mark.slow
@@ -47,14 +33,3 @@ def test_the_answer_of_a_judge_that_could_think_begins_after_an_empty_thought() 
         "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Same?<|im_end|>\n"
         "<|im_start|>assistant\n<think>\n\n</think>\n\n"
     )
-
-
-def test_random_weights_keep_outputs_finite() -> None:
-    shape = torch.empty(3, 5, dtype=torch.bfloat16, device="meta")
-    assert not random_weight("norm.bias", shape[0]).any()
-    assert (random_weight("norm.weight", shape[0]) == 1).all()
-    assert (random_weight("bn.running_var", shape[0]) == 1).all()
-    matrix = random_weight("linear.weight", torch.empty(3000, 1024, device="meta"))
-    assert abs(float(matrix.std()) / 0.02 - 1) < 0.01
-    assert not torch.equal(matrix[0], matrix[1024])
-    assert not random_weight("ids", torch.empty(4, dtype=torch.long)).any()

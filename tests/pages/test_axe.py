@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 from browsers import PATIENCE, playwright
-from dataset_folder import AnnotationServer, free_port
+from dataset_folder import AnnotationServer
 from judges import Grey, grey
 from page_blocks import ROOT
+from ports import free_port
 from run_folder import finished_run
 
 from pacorl.studio.folder import Recipe, TryLine, Verdict

@@ -9,7 +9,6 @@ import pytest
 from tiny_hero import hero_config, make_hero
 
 from pacorl.character_training.character_config import CharacterConfig
-from pacorl.config.base import ConfigError
 from pacorl.config.recipes import read_header, recipe, recipe_names
 from pacorl.plan.character_plan import plan_character
 from pacorl.plan.plan import CARD_MARGIN
@@ -33,12 +32,6 @@ def test_the_plan_counts_images_steps_and_weights(tmp_path: Path) -> None:
     large = plan_character(hero_config(hero, tmp_path / "run", "size=[128, 128]"))
     assert large.phase_bytes("train") > 2 * plan.phase_bytes("train")
     assert any("0.png has fewer pixels than size 128x128 (6 such)" in note for note in large.notes)
-
-
-def test_a_size_that_does_not_divide_is_refused(tmp_path: Path) -> None:
-    hero = make_hero(tmp_path / "zorp", pictures=3)
-    with pytest.raises(ConfigError, match=r"size: size 60x64 must be a multiple of 8 pixels.*nearest is 64x64"):
-        plan_character(hero_config(hero, tmp_path / "run", "size=[60, 64]"))
 
 
 @pytest.mark.slow

@@ -185,14 +185,3 @@ def test_answers_that_the_tokenizer_reads_otherwise_are_a_fault(tmp_path: Path, 
 def test_a_checkpoint_s_processor_that_cannot_be_used_is_a_fault(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^model\.checkpoint = tiny: model\.max_pixels 1 is below the least"):
         plan_reward(load(JudgeConfig, CONFIGS / "tiny.yaml", tiny(tmp_path, "model.max_pixels=1")))
-
-
-def test_a_config_that_cannot_be_run_is_one_error(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava"}))
-    for override, message in (
-        (f"model.checkpoint={tmp_path}", "a judge is of qwen2_vl"),
-        ("trainer={nonesuch: 1}", "TrainingArguments has no such key"),
-        ("tuning.targets=[z_proj]", "no trained linear layer of the judge"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            plan_reward(load(JudgeConfig, CONFIGS / "tiny.yaml", tiny(tmp_path, override)))

@@ -24,7 +24,6 @@ from pacorl.cli import app
 from pacorl.config.base import ConfigError, load
 from pacorl.config.recipes import recipe
 from pacorl.core.sampler import Sampler
-from pacorl.grpo.builders import read_prompts
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.models.adapters import MovingAverage, adapter_state, add_lora
 from pacorl.models.int8 import parameter_count
@@ -48,7 +47,6 @@ from pacorl.plan.rows import ALL, Row
 from pacorl.tiny.characters import character_prompts
 from pacorl.types import Conditioning, Prompt, Size
 
-RECIPE = Path(__file__).parents[2] / "configs" / "flux_t2is_1gpu.yaml"
 TEXTS = [prompt.text for prompt in character_prompts("train", 24)]
 
 
@@ -280,51 +278,6 @@ def test_absent_sources_are_listed_with_where_to_get_them(tmp_path: Path) -> Non
     assert "folder runs/one/adapter/" in remedies["adapter.start"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "split"),
-    [
-        ("kontext", "`pacorl prompts GEdit-Bench/en.jsonl --test 128 --out data/edits`"),
-        ("qwen_edit", "`pacorl prompts GEdit-Bench/edits.jsonl --test 128 --out data/edits`"),
-        ("klein", "`pacorl prompts GEdit-Bench/en.jsonl --test 128 --out data/edits`"),
-    ],
-)
-def test_an_edit_recipe_is_told_of_edits_and_not_of_sets(
-    kind: str, split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    prompts = "prompts={train: data/edits/train.jsonl, evaluation: data/edits/test.jsonl, benchmarks: [GEdit.jsonl]}"
-    config = load(PolicyConfig, None, [f"model.kind={kind}", prompts, "rewards=[{name: edit_consistency}]"])
-    absences = [absence for absence in sources.all_absences(config, ()) if absence.key.startswith("prompts.")]
-    assert [absence.key for absence in absences] == ["prompts.train", "prompts.evaluation", "prompts.benchmarks"]
-    for absence in absences:
-        assert "T2IS" not in absence.remedy
-        assert "`pacorl data gedit`" in absence.remedy
-    assert split in absences[0].remedy
-
-
-@pytest.mark.slow
-def test_a_kind_that_does_both_is_planned_for_its_prompts(tmp_path: Path) -> None:
-    """Before they are here, for sets unless a reward is about edits; then for as many sources as a prompt has."""
-    sets, edits = (
-        load(PolicyConfig, None, ["model.kind=klein", f"rewards=[{{name: {name}}}]"])
-        for name in ("consistency", "edit_consistency")
-    )
-    assert "T2IS" in sources.all_absences(sets, ())[0].remedy
-    prompt = Prompt(0, "Join them.", sources=(tmp_path / "a.png", tmp_path / "b.png"))
-    assert [sources.planned_images(config) for config in (sets, edits)] == [0, 1]
-    assert [sources.planned_images(sets, prompts) for prompts in ([Prompt(0, "a cat")], [prompt])] == [0, 2]
-    policy = policy_on_meta(POLICIES["klein"], sets.model)
-    peaks = []
-    for count in (0, 1, 2):
-        inputs = Inputs(policy, images=count)
-        planned = inputs.conditioning(Size(64, 64), batch=1).tensors
-        assert [planned[name].shape[1] for name in ("source", "source_ids") if name in planned] == [16 * count] * 2 * (
-            count > 0
-        )
-        peaks.append(passes.sampling_pass(inputs, size=Size(512, 512), batch=1).peak)
-    assert peaks[0] < peaks[1] < peaks[2]
-
-
 def test_a_local_checkpoint_is_read_and_its_missing_weights_are_named(checkpoints: Path, tmp_path: Path) -> None:
     whole = generator(tiny_run(checkpoints))
     for file in (checkpoints / "flux").rglob("*.json"):
@@ -351,25 +304,6 @@ def test_a_sharded_checkpoint_needs_every_shard(checkpoints: Path, tmp_path: Pat
 
 
 # --- what is refused -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("sampling.size=[100, 128]", "sampling.size: size 100x128 must be a multiple of 8 .* the nearest is 96x128"),
-        ("evaluation.size=[128, 130]", "evaluation.size: .* nearest is 128x128"),
-        ("adapter.targets=[attn.to_z]", "adapter.targets: .*'attn.to_z' matches no linear layer"),
-    ],
-)
-def test_a_wrong_config_is_refused(checkpoints: Path, override: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        plan_policy(tiny_run(checkpoints, override))
-
-
-def test_flux_weights_are_not_planned_as_kontext(checkpoints: Path) -> None:
-    """One architecture, so only the pipeline's name tells them apart."""
-    with pytest.raises(ValueError, match=r"is a FluxPipeline, .* needs a FluxKontextPipeline such as black-forest"):
-        generator(tiny_run(checkpoints, "model.kind=kontext"))
 
 
 def edit_options(kind: str) -> PolicyOptions:
@@ -432,34 +366,6 @@ def test_layers_that_no_image_depends_on_are_planned_as_the_run_freezes_them() -
     idle = sorted(policy.idle_layers)[0]
     with pytest.raises(ConfigError, match=f"adapter.targets: .*{re.escape(idle)}.* changes nothing"):
         planned(f"adapter.targets=[{idle}]")
-
-
-def test_a_bad_prompt_is_named_by_file_and_line(checkpoints: Path, tmp_path: Path) -> None:
-    file = tmp_path / "prompts.jsonl"
-    file.write_text(json.dumps({"prompt": TEXTS[0]}) + "\n{oops\n")
-
-    with pytest.raises(ValueError, match=r"prompts\.jsonl:2"):
-        plan_policy(tiny_run(checkpoints, f"prompts.train={file}"))
-
-
-@pytest.mark.parametrize("read", [plan_policy, read_prompts])
-def test_edits_are_refused_for_a_generator_of_sets(checkpoints: Path, tmp_path: Path, read: Any) -> None:
-    """By the plan, and by the run before it loads weights."""
-    Image.new("RGB", (96, 96), "red").save(tmp_path / "a.png")
-    file = tmp_path / "edits.jsonl"
-    file.write_text(json.dumps({"image": "a.png", "instruction": "Add a hat."}) + "\n")
-    with pytest.raises(ValueError, match=r"model\.kind flux .* edits no images, and .*'Add a hat\.'"):
-        read(tiny_run(checkpoints, f"prompts.train={file}", f"rewards=[{{name: '{JPEG_SIZE}'}}]", "judge=none"))
-
-
-def test_a_reward_is_checked_against_its_options_and_the_prompts(checkpoints: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"rewards: unknown reward 'beauty'; there are consistency"):
-        plan_policy(tiny_run(checkpoints, "rewards=[{name: beauty}]"))
-
-    file = tmp_path / "prompts.jsonl"
-    file.write_text(json.dumps({"prompt": "A 1x1 grid. [ONE]: a lone hero."}) + "\n")
-    with pytest.raises(ValueError, match="consistency needs two panels"):
-        plan_policy(tiny_run(checkpoints, f"prompts.train={file}", "rewards=[{name: consistency}]"))
 
 
 @pytest.mark.slow

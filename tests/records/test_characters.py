@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from PIL import Image
 
 from pacorl.records.characters import characters_of, find_character, read_character
@@ -35,45 +34,6 @@ def test_a_folder_is_a_character(tmp_path):
 def test_a_kept_trait_that_the_description_has_is_not_repeated(tmp_path):
     card = "description: a hero with a Crown.\nkeep: {outfit: crown}"
     assert read_character(make(tmp_path / "hero", card)).text == "a hero with a Crown"
-
-
-@pytest.mark.parametrize(
-    ("card", "images", "fault"),
-    [
-        (CARD, 0, "has 0 images; a character has 1 to 14"),
-        (CARD, 15, "has 15 images; a character has 1 to 14"),
-        ("keep: {face: round}", 1, "card.yaml: description"),
-        ("description: x\nkeep: {shoes: red}", 1, "card.yaml: keep.shoes"),
-        ("description: x\ncolour: red", 1, "card.yaml: colour"),
-        ("description: [x", 1, "not valid YAML"),
-    ],
-)
-def test_what_cannot_be_used_is_named(tmp_path, card, images, fault):
-    folder = make(tmp_path / "hero", card, images)
-    with pytest.raises(ValueError, match=fault) as caught:
-        read_character(folder)
-    assert str(folder) in str(caught.value)
-
-
-def test_an_image_that_is_none_is_named(tmp_path):
-    folder = make(tmp_path / "hero")
-    (folder / "letter.png").write_text("Dear Sir")
-    with pytest.raises(ValueError, match=r"letter\.png: not an image"):
-        read_character(folder)
-
-
-def test_an_unknown_name_lists_the_characters(tmp_path):
-    for name in ("ann", "bob"):
-        make(tmp_path / "characters" / name)
-    with pytest.raises(ValueError, match=r"there is no character 'eve'.*; there are ann, bob"):
-        find_character("eve", tmp_path)
-
-
-def test_a_folder_without_a_card_says_so(tmp_path):
-    make(tmp_path / "hero")
-    (tmp_path / "hero" / "card.yaml").unlink()
-    with pytest.raises(ValueError, match=r"hero has no card\.yaml"):
-        find_character(str(tmp_path / "hero"), tmp_path)
 
 
 def test_a_name_within_another_word_names_nobody():

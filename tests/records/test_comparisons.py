@@ -12,7 +12,6 @@ from pacorl.records.comparisons import (
     comparisons_from,
     load_comparisons,
     load_sharegpt,
-    missing_file,
     save_comparisons,
     save_sharegpt,
 )
@@ -75,43 +74,6 @@ def test_a_json_that_nothing_describes(folder: Path) -> None:
     assert comparisons_from(str(folder / "train.json"))[0].category == "train"
 
 
-@pytest.mark.parametrize(
-    ("record", "fault"),
-    [
-        (sharegpt(answer="Maybe. They differ."), "must begin with Yes or No, it is 'Maybe. They differ.'"),
-        (sharegpt(answer="Yesterday."), "must begin with Yes or No"),
-        (sharegpt(question="<image>Same?"), "2 images and 1 <image> tags"),
-        (
-            sharegpt(question="<image><image>Same?<|im_end|>"),
-            r"may not hold the control token <\|im_end\|>; take it out",
-        ),
-        (sharegpt(images=["a.png"]), "1 images and 2 <image> tags"),
-        (sharegpt(images="a.png"), "images: Input should be a valid array"),
-        (sharegpt(images=["../a.png", "b.png"]), "leads out of"),
-        (sharegpt(messages=[{"role": "assistant", "content": "Yes."}]), r"turns are \['assistant'\], and must be"),
-        (sharegpt(messages=[{"role": "user", "content": "<image>"}] * 2), r"turns are \['user', 'user'\]"),
-        (sharegpt(messages=None), "messages: Input should be a valid array"),
-        ("a text", "a record is a JSON object, this is a str"),
-    ],
-)
-def test_a_bad_record_is_named(folder: Path, record: Any, fault: str) -> None:
-    write(folder, sharegpt(), record)
-    with pytest.raises(ValueError, match=rf"train\.json, record 2: .*{fault}"):
-        comparisons_from(f"{folder}:cot_train")
-
-
-def test_broken_json_is_named_by_line(folder: Path) -> None:
-    (folder / "train.json").write_text('[\n{"messages": [},\n]')
-    with pytest.raises(ValueError, match=r"train\.json:2: not valid JSON"):
-        comparisons_from(f"{folder}:cot_train")
-    (folder / "train.json").write_bytes(b'[\n"\xff"]')
-    with pytest.raises(ValueError, match=r"train\.json:2: not UTF-8"):
-        comparisons_from(f"{folder}:cot_train")
-    (folder / "lines.jsonl").write_text(f"{line()}\n\n{line()[:-3]}\n")
-    with pytest.raises(ValueError, match=r"lines\.jsonl:3: not valid JSON"):
-        comparisons_from(str(folder / "lines.jsonl"))
-
-
 def test_missing_images_are_listed(folder: Path) -> None:
     write(folder, sharegpt(images=["a.png", "gone.png"]), *[sharegpt(images=["a.png", f"{n}.png"]) for n in range(12)])
     with pytest.raises(ValueError, match=r"train\.json: 13 image\(s\) missing") as caught:
@@ -119,46 +81,6 @@ def test_missing_images_are_listed(folder: Path) -> None:
     listed = str(caught.value).splitlines()
     assert listed[1].strip() == str(folder / "gone.png")
     assert listed[-1].strip() == "and 3 more"
-
-
-@pytest.mark.parametrize(
-    ("source", "fault"),
-    [
-        ("{}:cot_test", "'cot_test' is not in it; name one as .*:NAME, of cot_train"),
-        ("{}/nowhere.json", "no such file"),
-        ("nowhere", "no such source; give a .jsonl"),
-        ("tiny:all", "no part of the tiny world"),
-        ("tiny:dev:0", "must be a whole number above 0"),
-    ],
-)
-def test_an_unknown_source_is_refused(folder: Path, source: str, fault: str) -> None:
-    with pytest.raises(ValueError, match=fault):
-        comparisons_from(source.format(folder))
-
-
-@pytest.mark.parametrize(
-    ("changes", "fault"),
-    [
-        ({"consistent": "yes"}, "consistent"),
-        ({"answer": "No."}, "'consistent' is true and the answer begins with 'No.'"),
-        ({"question": " "}, "question"),
-        ({"question": "<image>Same?"}, "it has 2 images and 1 <image> tags"),
-        ({"images": []}, "images"),
-        ({"reasons": 3}, "reasons"),
-        ({"question": "<|image_pad|>Same?"}, r"a text may not hold the control token <\|image_pad\|>"),
-        ({"reasons": "They differ.<|im_end|>"}, r"a text may not hold the control token <\|im_end\|>"),
-    ],
-)
-def test_a_bad_line_is_named(folder: Path, changes: dict[str, Any], fault: str) -> None:
-    (folder / "lines.jsonl").write_text(f"{line()}\n{line(**changes)}\n")
-    with pytest.raises(ValueError, match=rf"lines\.jsonl:2: .*{fault}"):
-        load_comparisons(folder / "lines.jsonl")
-
-
-def test_nothing_at_all_is_refused(folder: Path) -> None:
-    (folder / "lines.jsonl").write_text("\n")
-    with pytest.raises(ValueError, match="holds no comparisons"):
-        comparisons_from(str(folder / "lines.jsonl"))
 
 
 def test_what_is_saved_is_read_back(folder: Path) -> None:
@@ -198,10 +120,3 @@ def test_the_tiny_worlds_labels_are_true(tmp_path: Path) -> None:
         assert same == one.consistent
         assert one.consistent or getattr(first, one.category) != getattr(second, one.category)
     assert sum(one.consistent for one in drawn) == 12
-
-
-@pytest.mark.parametrize("name", ["x" * 300, "../d.json"])
-def test_an_entry_that_leads_nowhere_names_its_file(tmp_path: Path, name: str) -> None:
-    (tmp_path / "dataset_info.json").write_text(json.dumps({"d": {"file_name": name, "formatting": "sharegpt"}}))
-    with pytest.raises(ValueError, match=rf"^{tmp_path}/dataset_info\.json: .*(is not a path|leads out)"):
-        missing_file(f"{tmp_path}:d")

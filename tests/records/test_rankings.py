@@ -112,26 +112,3 @@ def test_a_bad_line_of_a_csv_is_named(tmp_path: Path, text: str, place: str) -> 
     path = written(tmp_path, text)
     with pytest.raises(ValueError, match=f"{re.escape(str(path))}:{place}"):
         load_rankings(path)
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"candidates": "a | b"}, "candidates"),
-        ({"candidates": ["a", ["b", 3]]}, "candidates"),
-        ({"candidates": ["a", []]}, "candidates"),
-        ({"reference": ["r"]}, "reference"),
-        ({"candidate": ["a", "b"], "candidates": ["a"]}, "a"),
-        ({"criteria": 3}, "criteria"),
-        ({"theme": 3}, "theme"),
-    ],
-)
-def test_a_bad_line_of_a_jsonl_is_named(tmp_path: Path, change: dict[str, object], named: str) -> None:
-    path = written(tmp_path, json.dumps({"reference": "r", "candidates": ["a", "b"]} | change), "mine.jsonl")
-    with pytest.raises(ValueError, match=rf"mine\.jsonl:1: .*{named}"):
-        load_rankings(path)
-
-
-def test_other_files_say_what_to_save(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"mine\.xlsx: rankings are read from \.csv and \.jsonl files; save a spreads"):
-        load_rankings(written(tmp_path, "PK", "mine.xlsx"))

@@ -10,7 +10,6 @@ from run_folder import finished_run, json_lines, write_evaluation, write_metrics
 
 from pacorl.report.compare import (
     asked_of_both,
-    charts_of_both,
     differing_keys,
     results_of_both,
     side_names,
@@ -53,12 +52,6 @@ def test_the_same_number_is_another_prompt_if_its_text_is(runs: tuple[Path, Path
     assert "No image of one run" in write_comparison(*runs).read_text("utf-8")
 
 
-def test_curves_that_both_have_share_a_chart(runs: tuple[Path, Path]) -> None:
-    first, second = map(read_run, runs)
-    drawn = {chart.title: [line.label for line in chart.lines] for chart in charts_of_both(first, second, ("a", "b"))}
-    assert drawn == {"Loss": ["a", "b"], "Consistency": ["a", "b"]}
-
-
 def test_alarms_and_leaks_of_either_run_are_shown(runs: tuple[Path, Path]) -> None:
     first, second = runs
     with (second / "metrics.jsonl").open("a") as log:
@@ -97,35 +90,6 @@ def test_no_difference_of_unequal_training_is_bold(tmp_path: Path, epoch: int, s
     assert ('class="sure"' in page) == (epoch == 2)
 
 
-def test_losses_of_two_objectives_are_left_out(runs: tuple[Path, Path]) -> None:
-    for run, name in zip(runs, ("flow_grpo", "diffusion_nft"), strict=True):
-        (run / "config.yaml").write_text(f"objective: {{name: {name}}}\n")
-    first, second = map(read_run, runs)
-    assert [chart.title for chart in charts_of_both(first, second, ("a", "b"))] == ["Consistency"]
-    assert "different objectives, whose losses cannot be compared" in write_comparison(*runs).read_text("utf-8")
-
-
-def test_training_and_evaluation_curves_are_under_their_own_heads_and_flat_ones_are_folded(tmp_path: Path) -> None:
-    runs = []
-    for name in ("one", "two"):
-        lines = [{"kind": "epoch", "epoch": n, "reward/fit/mean": n / 10, "kl": 0.0} for n in (1, 2, 3)]
-        runs.append(
-            write_metrics(tmp_path / name, *lines, *[{"kind": "evaluation", "epoch": n, "fit": n / 9} for n in (0, 3)])
-        )
-    page = write_comparison(*runs).read_text("utf-8")
-    assert re.findall(r'<h3 class="group">([^<]*)<', page) == ["Evaluation", "Rewards in training"]
-    assert "1 more curve, which did not move" in " ".join(page.split())
-
-
-def test_files_of_equal_content_are_no_difference(tmp_path: Path) -> None:
-    configs = []
-    for name, text in {"one": "a fox", "two": "a fox", "three": "a hen"}.items():
-        (tmp_path / name).write_text(text)
-        configs.append(f"prompts: {{train: {tmp_path / name}}}")
-    assert differing_keys(configs[0], configs[1]) == []
-    assert [key for key, *_ in differing_keys(configs[0], configs[2])] == ["prompts.train"]
-
-
 def test_a_run_s_own_files_of_one_digest_are_no_difference_wherever_they_are() -> None:
     def config(out: str, name: str) -> str:
         return f"out: {out}\nprompts: {{train: {out}/prompts/{name}.jsonl}}"
@@ -162,8 +126,3 @@ def test_a_comparison_shows_no_key(runs: tuple[Path, Path]) -> None:
 def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
     assert side_names(tmp_path / "a", tmp_path / "b") == ("a", "b")
     assert side_names(tmp_path / "x/run", tmp_path / "y/run") == ("x/run", "y/run")
-
-
-def test_one_run_is_no_comparison(runs: tuple[Path, Path]) -> None:
-    with pytest.raises(ValueError, match="the same run; name two"):
-        write_comparison(runs[0], runs[0] / ".." / "one")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +12,18 @@ from PIL import Image
 from run_folder import EVIL, finished_run, json_lines, write_evaluation, write_metrics
 
 from pacorl.core.ranking import Interval
-from pacorl.report.curves import BUCKETS, Chart, charts, folded, line_chart_svg, thinned
+from pacorl.report.curves import BUCKETS, Chart, charts, thinned
 from pacorl.report.figures import (
     DARK_RAMP,
     LIGHT_RAMP,
     colour,
     data_url,
-    interval_svg,
     luminance,
-    pair_matrix_svg,
     readable_on,
     show,
-    tag,
 )
 from pacorl.report.folder import Sample, read_run
-from pacorl.report.page import Pair, choose, match, spread, write_report
+from pacorl.report.page import choose, match, spread, write_report
 from pacorl.report.results import Result, alarms, compared, rows_of
 
 
@@ -70,10 +66,6 @@ def test_texts_are_escaped(run: Path) -> None:
     assert "alert(" in page
     assert "<script>alert" not in page
     assert [tag for tag, _ in Elements(page).elements].count("script") == 1
-
-
-def test_panel_texts_are_shown_escaped(run: Path) -> None:
-    assert "<li>A fox &lt;b&gt;runs&lt;/b&gt;.</li>" in _page(run)
 
 
 def test_page_asks_for_nothing(run: Path) -> None:
@@ -123,17 +115,6 @@ def test_a_page_shows_the_config_without_its_keys(running: Path) -> None:
     assert "api_key: mine" in config.read_text()
 
 
-def test_a_running_page_shows_how_far_it_is_and_what_alarmed(running: Path) -> None:
-    page = write_report(running).read_text()
-    assert "<dd>2</dd><dt>of 5 epochs</dt>" in page
-    assert "<dd>24 s</dd><dt>in all</dt>" in page  # 2 × (6 + 1 + 3) + 2 × 2; what is hidden takes no time of its own
-    assert "raised alarms" in page
-    assert "<b>Blank panels</b>, training images: panels are becoming empty." in page
-    assert "<b>Ocr, held out</b>, evaluation: a measure that is not rewarded falls" in page
-    (running / "config.yaml").write_text("epochs: 2\n")
-    assert "<dd>2</dd><dt>epochs</dt>" in write_report(running).read_text()
-
-
 def test_without_a_summary_the_images_themselves_are_compared(running: Path) -> None:
     compared_scores = {result.name: result for result in compared(read_run(running).samples)}
     assert set(compared_scores) == {"consistency", "fit", "held_out/ocr"}
@@ -143,18 +124,6 @@ def test_without_a_summary_the_images_themselves_are_compared(running: Path) -> 
     assert "Held out · ocr" in write_report(running).read_text()
     (running / "samples" / "evaluation-000002.jsonl").unlink()
     assert compared(read_run(running).samples) == []
-
-
-def test_every_phase_of_a_run_has_its_curves(running: Path) -> None:
-    groups = charts(read_run(running))
-    assert {group: [chart.title for chart in drawn] for group, drawn in groups.items()} == {
-        "Rewards in training": ["Share of scores that are"],
-        "Signs of reward hacking": ["Ocr, held out", "Blank panels"],
-        "Training health": ["Clipped share", "Gradient norm", "Ratio − 1 before the first update, by step"],
-        "Judge": ["Per epoch, by the judge’s server"],
-        "Time": ["Seconds per epoch", "Per evaluation"],
-    }
-    assert [line.label for line in groups["Signs of reward hacking"][1].lines] == ["Training", "Evaluation"]
 
 
 def test_rebuilding_gives_the_same_page(run: Path) -> None:
@@ -175,37 +144,10 @@ def test_samples_of_an_evaluation_that_the_log_lacks_are_not_shown(run: Path) ->
     assert _page(run) == page
 
 
-def test_metrics_alone_make_a_page(tmp_path: Path) -> None:
-    page = _page(write_metrics(tmp_path / "young"))
-    assert "<section" not in page
-    assert "young" in page
-
-
 @pytest.mark.parametrize(("calibration", "said"), [("''", True), ("judge.json", False)])
 def test_a_page_says_that_its_judge_is_uncalibrated(calibration: str, said: bool, run: Path) -> None:
     (run / "config.yaml").write_text(f"judge:\n  checkpoint: tiny\n  calibration: {calibration}\n")
     assert ("uncalibrated" in write_report(run).read_text()) == said
-
-
-def test_one_evaluation_stands_alone(tmp_path: Path) -> None:
-    lines = ({"kind": "evaluation", "epoch": 0, "fit": 0.5}, {"kind": "epoch", "epoch": 0, "loss": 1.0})
-    run = write_metrics(tmp_path / "young", *lines)
-    write_evaluation(run, 0, {1: 0.5})
-    page = _page(run)
-    assert "Generated so far" in page
-    assert page.count('<figure class="shown"') == 1
-
-
-def test_images_without_counterpart_are_counted_not_shown(run: Path) -> None:
-    page = _page(run)
-    assert "2 images have no counterpart and are left out" in page
-    assert 'id="set-3-7"' not in page
-    assert 'id="set-4-7"' not in page
-
-
-def test_folder_without_metrics_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="not a run's folder"):
-        write_report(tmp_path)
 
 
 def test_a_line_being_written_is_left_for_later(run: Path) -> None:
@@ -219,12 +161,6 @@ def test_a_line_being_written_is_left_for_later(run: Path) -> None:
 def test_images_cannot_come_from_elsewhere(run: Path, image: str) -> None:
     write_evaluation(run, 4, {1: 0.5}, image=image)
     with pytest.raises(ValueError, match=r"evaluation-000004\.jsonl:1: .*leads out of"):
-        write_report(run)
-
-
-def test_a_broken_image_is_named(run: Path) -> None:
-    (run / "samples" / "evaluation-000002" / "0001.png").write_bytes(b"no image")
-    with pytest.raises(ValueError, match=r"0001\.png: not an image of a known format; generate it again"):
         write_report(run)
 
 
@@ -319,31 +255,6 @@ def test_gallery_takes_evenly_spread_changes_and_names_them(tmp_path: Path) -> N
     assert [row.rank for row in rows] == ["Largest gain", "Median change", "Largest loss"]
 
 
-def test_a_worst_pair_that_still_gained_is_no_loss(tmp_path: Path) -> None:
-    pairs = [Pair(_sample(1, 0.1, tmp_path), _sample(1, value, tmp_path)) for value in (0.9, 0.3)]
-    assert [row.rank for row in choose(pairs)] == ["Largest gain", "Smallest gain"]
-
-
-def test_a_change_of_zero_is_neither_gain_nor_loss(tmp_path: Path) -> None:
-    pairs = [Pair(_sample(prompt, 0.5, tmp_path), _sample(prompt, 0.5, tmp_path)) for prompt in range(3)]
-    assert [row.rank for row in choose(pairs)] == ["No change", "Median change", "No change"]
-
-
-def test_a_page_of_a_run_without_a_summary_is_titled_by_rewards_and_objective(tmp_path: Path) -> None:
-    run = write_metrics(tmp_path / "red", {"kind": "evaluation", "epoch": 0})
-    (run / "config.yaml").write_text("rewards: [{name: redness}, {name: ocr}]\nobjective: {name: flow_grpo}\n")
-    assert "<h1>red: redness and ocr by flow_grpo</h1>" in write_report(run).read_text()
-
-
-@pytest.mark.parametrize(("last", "ends"), [(0.9, (0.0, 1.0)), (0.55, (0.496, 0.554)), (0.5, (0.0, 1.0))])
-def test_an_evaluation_s_narrow_band_fills_its_axis(last: float, ends: tuple[float, float], tmp_path: Path) -> None:
-    lines = [{"kind": "evaluation", "epoch": epoch, "fit": value} for epoch, value in ((0, 0.5), (3, last))]
-    (chart,) = charts(read_run(write_metrics(tmp_path / "run", *lines)))["Evaluation"]
-    frame = re.search(r'data-frame="\[([^\]]*)\]', line_chart_svg(chart))
-    assert frame
-    assert [float(number) for number in frame[1].split(",")][4:6] == pytest.approx(ends)
-
-
 def test_unjudged_pairs_come_last(tmp_path: Path) -> None:
     before = [_sample(prompt, 0.5, tmp_path) for prompt in (1, 2, 3)]
     after = [_sample(1, None, tmp_path), _sample(2, 0.25, tmp_path), _sample(3, 0.75, tmp_path)]
@@ -359,13 +270,6 @@ def test_spread_holds_both_ends_and_no_index_twice() -> None:
 
 
 # --- pieces ----------------------------------------------------------------------------------------------------
-
-
-def test_matrix_shows_numbers_and_gaps() -> None:
-    drawn = pair_matrix_svg(((None, 0.125, None), (0.125, None, 1.0), (None, 1.0, None)), title="<P>")
-    assert re.findall(r">([^<>]+)</text>", drawn) == ["1", "0.12", "–", "0.12", "2", "1.00", "–", "1.00", "3"]
-    assert "&lt;P&gt;" in drawn
-    assert pair_matrix_svg(()) == ""
 
 
 @pytest.mark.parametrize("ramp", [LIGHT_RAMP, DARK_RAMP])
@@ -395,14 +299,6 @@ def test_a_difference_is_sure_if_its_interval_excludes_zero() -> None:
     assert not any(map(sure, (Interval(0.2, -0.1, 0.5), Interval(0.2), None)))
 
 
-@pytest.mark.parametrize("share", [0.5, 1.0])
-def test_rewards_of_different_prompts_are_said_to_be_that(tmp_path: Path, share: float) -> None:
-    lines = [{"kind": "epoch", "epoch": n, "samples/prompts": share, "reward/fit/mean": n / 10} for n in (1, 2)]
-    page = write_report(write_metrics(tmp_path, *lines)).read_text("utf-8")
-    assert ("Epochs draw different prompts" in page) == (share < 1)
-    assert ("0.100 → 0.200" in page) == (share == 1), "an arrow would take the prompts' difference for training's"
-
-
 @pytest.mark.parametrize("count", [7, 8])
 def test_few_prompts_have_no_interval(tmp_path: Path, count: int) -> None:
     run = write_metrics(tmp_path, *({"kind": "evaluation", "epoch": epoch, "step": epoch} for epoch in (0, 2)))
@@ -419,23 +315,6 @@ def test_few_prompts_have_no_interval(tmp_path: Path, count: int) -> None:
     assert "After<small>after epoch 2</small>" in text
 
 
-def test_axes_of_a_table_have_their_numbers_if_one_is_not_from_0_to_1(tmp_path: Path) -> None:
-    assert re.findall(r">([^<>]+)</text>", interval_svg(Interval(-1.5, -2.0, 1.0), None, labelled=True)) == [
-        "−2.24", "−0.5", "1.24",
-    ]  # fmt: skip
-    run = write_metrics(tmp_path, *({"kind": "evaluation", "epoch": epoch} for epoch in (0, 2)))
-    write_evaluation(run, 0, {1: 0.25}, scores={"own": 1.0})
-    write_evaluation(run, 2, {1: 0.5}, scores={"own": 0.5})
-    assert '<svg class="interval" ' in _page(run)
-    write_evaluation(run, 4, {1: 0.5}, scores={"own": 1.5})
-    append_line(run, {"kind": "evaluation", "epoch": 4})
-    labelled = re.findall(r'<svg class="interval labelled".*?</svg>', _page(run))
-    assert [re.findall(r">([^<>]+)</text>", axis) for axis in labelled] == [
-        ["0", "0.5", "1"],
-        ["0.96", "1.25", "1.54"],
-    ]
-
-
 def test_images_without_a_score_are_counted(tmp_path: Path) -> None:
     run = write_metrics(tmp_path, *({"kind": "evaluation", "epoch": epoch} for epoch in (0, 2)))
     write_evaluation(run, 0, {1: 0.25, 2: 0.25, 3: 0.25}, scores={"fit": 0.5})
@@ -445,34 +324,6 @@ def test_images_without_a_score_are_counted(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"fit": 0.5', '"fit": NaN', 1).replace("NaN", "null"))
     assert {row.name: row.unscored for row in compared(read_run(run).samples)} == {"consistency": 0, "fit": 1}
     assert "<small>n = 2</small><small>1 image has no score</small>" in _page(run)
-
-
-def test_a_part_of_the_time_has_one_colour(running: Path) -> None:
-    page = _page(running)
-    legend = dict(re.findall(r'<span class="(key-\d)">(Rollout|Reward|Update)</span>', page))
-    parts = dict(re.findall(r'<li class="(key-\d)"><span>(Rollout|Reward|Update)</span>', page))
-    bar = re.findall(r'class="fill-(\d)"', page)
-    assert legend == parts == {"key-0": "Rollout", "key-1": "Reward", "key-2": "Update"}
-    assert bar == ["0", "1", "2", "3"]
-
-
-def test_times_of_evaluations_alone_are_not_all(tmp_path: Path) -> None:
-    lines = [{"kind": "epoch", "epoch": 1, "loss": 0.5}]
-    lines += [{"kind": "evaluation", "epoch": epoch, "seconds/evaluation": 2.0} for epoch in (0, 1)]
-    page = write_report(write_metrics(tmp_path, *lines)).read_text("utf-8")
-    assert "in all" not in page
-    assert "Where the time went" not in page
-    assert "Per evaluation" in page, "their own curve remains"
-
-
-def test_curves_name_their_axis_and_explain_their_band(run: Path) -> None:
-    page = _page(run)
-    assert page.count("mean ± one standard deviation of the epoch’s images") == 1
-    assert page.count(">epoch</text>") == page.count('<svg class="chart"')
-
-
-def test_elements_escape_names_and_values() -> None:
-    assert tag("a", "<", class_='"', stroke_width=1.50) == '<a class="&#34;" stroke-width="1.5">&lt;</a>'
 
 
 def test_one_name_stands_for_one_number(tmp_path: Path) -> None:
@@ -503,29 +354,3 @@ def test_a_page_opens_on_the_median_change(run: Path) -> None:
     assert "Median change" in headline
     assert 'href="#set-2-7"' in headline
     assert headline.count("<img") == 2
-
-
-def test_what_did_not_move_is_folded_away_and_no_curve_is_drawn_twice(tmp_path: Path) -> None:
-    records = [
-        {"kind": "epoch", "epoch": epoch, "loss": 0.5, "grad_norm": epoch * 0.1}
-        | {"reward/ratio": epoch, "reward/a_to_b": epoch}
-        for epoch in (1, 2, 3)
-    ]
-    run = read_run(write_metrics(tmp_path, *records))
-    titles = {group: [chart.title for chart in drawn] for group, drawn in folded(chain(*charts(run).values())).items()}
-    assert titles == {"Rewards in training": ["A to b"], "Training health": ["Gradient norm"], "More": ["Loss"]}
-    page = write_report(tmp_path).read_text()
-    assert "1 more curve, which did not move" in " ".join(page.split())
-
-
-@pytest.mark.slow
-@pytest.mark.browser
-@pytest.mark.parametrize("width", [1440, 900])
-def test_the_table_has_no_scrollbar_where_nothing_is_cut_off(run: Path, browser: Any, width: int) -> None:
-    tab = browser.new_page(viewport={"width": width, "height": 900})
-    tab.goto(write_report(run).resolve().as_uri())
-    shown, whole = tab.evaluate(
-        "[...document.querySelectorAll('.scroll')].flatMap(e => [e.clientWidth, e.scrollWidth])"
-    )
-    tab.close()
-    assert whole == shown

@@ -141,16 +141,6 @@ def test_a_link_is_not_published(run: Path, tmp_path: Path) -> None:
     assert victim.read_text() == "of the user"
 
 
-def test_a_linked_folder_is_not_published(run: Path, tmp_path: Path) -> None:
-    (run / "adapter").rename(tmp_path / "elsewhere")
-    (run / "adapter").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match="adapter is a link, and links are not published"):
-        write_card(run)
-    (tmp_path / "elsewhere" / "README.md").write_text("a card")
-    with pytest.raises(ValueError, match="adapter is a link, and links are not published"):
-        push(run / "adapter", "me/it", private=True)
-
-
 def test_every_file_that_a_judge_is_saved_as_is_published(tmp_path: Path) -> None:
     torch.manual_seed(0)
     for part in tiny_judge(vocabulary()):
@@ -183,14 +173,6 @@ def test_an_unknown_base_needs_a_licence(run: Path) -> None:
     with pytest.raises(ValueError, match="the licence of my/model is not known here; name one, e"):
         write_card(run)
     assert "license: mit" in (write_card(run, licence="mit") / "README.md").read_text()
-
-
-def test_what_is_no_run_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="has neither adapter/ nor merged/"):
-        write_card(tmp_path)
-    (tmp_path / "adapter").mkdir()
-    with pytest.raises(ValueError, match="is no run's folder"):
-        write_card(tmp_path)
 
 
 def test_an_edited_card_is_not_replaced_and_an_own_one_is(run: Path) -> None:

@@ -61,15 +61,6 @@ def test_the_judge_sees_the_source_first_at_the_edit_s_size(prompt: Prompt) -> N
         assert second is edited
 
 
-def test_what_cannot_be_judged_is_refused(prompt: Prompt) -> None:
-    reward = EditConsistency(Scripted({}))  # type: ignore[arg-type]
-    reward.check([prompt])
-    with pytest.raises(ValueError, match=r"prompt 1, .a. has 0 sources"):
-        reward.check([Prompt(1, "a")])
-    with pytest.raises(ValueError, match=r"edit_consistency\.args\.temperature must be above 0, got 0"):
-        EditConsistency(Scripted({}), temperature=0)  # type: ignore[arg-type]
-
-
 def test_it_is_a_reward_by_name(prompt: Prompt) -> None:
     config = RewardConfig(name="edit_consistency", args={"temperature": 4})
     check_rewards([config])

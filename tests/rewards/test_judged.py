@@ -83,12 +83,6 @@ def test_a_record_without_criteria_is_named() -> None:
         reward.check([PROMPT, Prompt(id=7, text="a", grid=Grid(1, 2), criteria={"Style": {}})])
 
 
-@pytest.mark.parametrize("temperature", [0, -1.0])
-def test_a_temperature_must_be_above_zero(temperature: float) -> None:
-    with pytest.raises(ValueError, match=r"args\.temperature must be above 0"):
-        PanelMatch(answering([], [], []), temperature=temperature)
-
-
 @pytest.mark.slow
 def test_twenty_sheets_against_questions_asked_one_by_one() -> None:
     judge = LocalJudge.from_pretrained("tiny")

@@ -15,7 +15,6 @@ from pacorl.records.characters import characters_of
 from pacorl.rewards.consistency import Consistency, PanelMatch
 from pacorl.rewards.reference import Reference
 from pacorl.rewards.reward import PanelScores, RewardError, panel_scores_of
-from pacorl.rewards.spec import RewardSpec
 from pacorl.types import Character, Grid, Prompt, Question, Verdict
 
 SIDE = 16
@@ -191,14 +190,6 @@ def test_an_edit_counts_as_far_as_its_instruction_was_followed(
     free = Reference(Asked(answer), follow=False)
     assert free([prompt], [flat(200)]) == [pytest.approx(0.8)]
     assert Reference(Asked(answer)).questions(prompt) == free.questions(prompt) + 1
-
-
-def test_a_config_sets_the_arguments() -> None:
-    spec = RewardSpec.of(Reference)
-    args = {"copy_penalty": 0, "follow": False}
-    assert spec.checked(args, at="args") == args
-    with pytest.raises(ValueError, match=r"rewards\.reference\.args\.copy_penalty must be from 0 to 1, got 2"):
-        Reference(Asked(by_shade), copy_penalty=2)
 
 
 def test_a_list_of_separate_images_is_scored_like_their_grid_image(prompt: Prompt) -> None:

@@ -12,7 +12,7 @@ from scored import score
 from pacorl.config.reward_section import RewardConfig
 from pacorl.core import questions
 from pacorl.core.grid import panel_texts, shared_text
-from pacorl.rewards import build_rewards, check_rewards
+from pacorl.rewards import build_rewards
 from pacorl.rewards.consistency import Consistency, PanelMatch
 from pacorl.rewards.reward import (
     PanelScores,
@@ -136,22 +136,6 @@ def test_a_score_is_missing_if_one_of_its_parts_is() -> None:
     assert all(type(part) is float for part in part_P)
     assert found(0.5, None) == PanelScores(None, [0.5, None])
     assert math.isnan(found(0.5, math.nan).score or 0.0)
-
-
-def test_prompts_that_do_not_serve_are_named() -> None:
-    single = Prompt(id=3, text="a fox", grid=Grid(1, 1))
-    with pytest.raises(ValueError, match="prompt 3: 'a fox' is one image"):
-        Consistency(Notebook([])).check([single])
-    with pytest.raises(ValueError, match="prompt 3 has 0 panel texts"):
-        PanelMatch(Notebook([])).check([single])
-
-
-def test_names_and_arguments_are_checked() -> None:
-    check_rewards([RewardConfig(name="consistency", args={"temperature": 2})])
-    with pytest.raises(ValueError, match="unknown reward 'beauty'; there are consistency, panel_match"):
-        check_rewards([RewardConfig(name="beauty")])
-    with pytest.raises(ValueError, match="unknown argument 'heat'"):
-        check_rewards([RewardConfig(name="panel_match", args={"heat": 2})])
 
 
 def test_rewards_are_built_in_order() -> None:

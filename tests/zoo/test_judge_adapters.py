@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import pytest
 import torch
 from judges import build, pairs, processor_of_any_size
 from peft import PeftModel
-from safetensors.torch import load_file, save_file
 from tests.zoo.forms import FORMS
 from tests.zoo.test_image_adapters import TOOLS
 
@@ -27,7 +25,6 @@ from pacorl.judge.adapter import merge_adapter
 from pacorl.judge.local import LocalJudge
 from pacorl.judge_training.judge_config import RewardTuningConfig
 from pacorl.judge_training.tuning import save_processor, source_of, tune
-from pacorl.models.lora import METADATA
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
 
@@ -121,30 +118,6 @@ def test_the_answers_are_those_of_the_adapter_as_it_was_made(
     assert p_yes(model, processor) == truth
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if form not in JUDGE_FORMS])
-def test_a_form_of_image_tools_is_refused(form: str, base: Path, made: Any, tmp_path: Path) -> None:
-    """The judge's weights in the names and with the α of each form."""
-    folder = saved("peft", made, tmp_path / "adapter")
-    (folder / "adapter_config.json").unlink()
-    weights = {
-        key.removeprefix("base_model.model."): value
-        for key, value in load_file(folder / "adapter_model.safetensors").items()
-    }
-    down_up = {key.replace("lora_A", "lora_down").replace("lora_B", "lora_up"): value for key, value in weights.items()}
-    tensors = {
-        "diffusers with alphas": {f"transformer.{key}": value for key, value in weights.items()} | {"x.alpha": RANK},
-        "diffusers with metadata": {f"transformer.{key}": value for key, value in weights.items()},
-        "kohya": {f"lora_unet_{key}": value for key, value in down_up.items()},
-        "diffusion_model": {f"diffusion_model.{key}": value for key, value in down_up.items()},
-        "down and up": down_up,
-    }[form]
-    file = tmp_path / "adapter.safetensors"
-    metadata = {METADATA: json.dumps({"transformer.lora_alpha": ALPHA})}
-    save_file({key: torch.as_tensor(value) for key, value in tensors.items()}, file, metadata=metadata)
-    with pytest.raises(ValueError, match=r"has no adapter_config\.json beside .*; a judge takes PEFT's form alone"):
-        merge_adapter(loaded(base), str(file))
-
-
 # --- a judge's LoRA as the judge -------------------------------------------------------------------------------
 
 
@@ -166,33 +139,10 @@ def test_a_lora_as_the_judge_is_its_base_with_it(
         assert reward.name == str(folder)
 
 
-@pytest.mark.parametrize(
-    ("base_name", "message"),
-    [
-        (None, r"whose adapter_config\.json names no base; name both: --judge BASE --adapter .*adapter \("),
-        ("/somewhere/else", r"is a LoRA adapter of /somewhere/else, which is not here; name both: --judge BASE"),
-    ],
-)
-def test_a_lora_whose_base_is_unknown_says_which_flags_name_it(
-    made: Any, tmp_path: Path, base_name: str | None, message: str
-) -> None:
-    folder = saved("peft", made, tmp_path / "adapter")
-    config = json.loads((folder / "adapter_config.json").read_text())
-    (folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": base_name}))
-    with pytest.raises(ValueError, match=message):
-        LocalJudge.from_pretrained(str(folder))
-
-
 def test_a_lora_is_no_checkpoint_to_train(made: Any, base: Path, tmp_path: Path) -> None:
     folder = str(saved("peft", made, tmp_path / "adapter"))
     with pytest.raises(ValueError, match=rf"is a LoRA adapter; set model\.checkpoint={base} tuning\.start={folder}"):
         source_of(folder)
-
-
-def test_two_adapters_are_refused(made: Any, tmp_path: Path) -> None:
-    folder = str(saved("peft", made, tmp_path / "adapter"))
-    with pytest.raises(ValueError, match=r"and adapter .* beside it a second one; name one"):
-        LocalJudge.from_pretrained(folder, adapter=folder)
 
 
 def test_an_adapter_file_of_another_name_is_one(

@@ -21,7 +21,7 @@ from pacorl.bench.suite import Row, Table, Texts, grouped, paper_table
 from pacorl.config.options import one_of, option
 from pacorl.core.ranking import Interval, bootstrap, order_of, rank_agreement
 from pacorl.io.documents import JsonObject
-from pacorl.records.consistency_rank import IMAGES, Ranked, rank_rows, ranked_of
+from pacorl.records.consistency_rank import IMAGES, RANKS, Ranked, rank_rows, ranked_of
 from pacorl.records.prompts import evenly_spread
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def read_rank_data(folder: Path, *, limit: int | None = None) -> Dataset[Ranked,
     """
     items = parse_records(rank_rows(folder), partial(ranked_of, images=folder / IMAGES), key=lambda item: item.key)
     if not items:
-        raise ValueError(f"{folder} holds no rankings")
+        raise ValueError(f"{folder / RANKS} holds no rankings")
     # The limit comes last: the content covers the whole file, so that a limit may be raised.
     orders = [[key, item.best_first] for key, item in items.items()]
     return Dataset(dict(evenly_spread(list(items.items()), limit)), orders, folder)

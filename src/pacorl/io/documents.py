@@ -232,7 +232,9 @@ def parse_yaml(text: str, *, name: str) -> Any:
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark and "\n" in text else ""
-        raise ValueError(f"{name}{line}: not valid YAML: {error.problem or error.context}") from None
+        # A repeated key is quoted with both values, which may have many lines.
+        problem = str(error.problem or error.context).partition(" with value ")[0]
+        raise ValueError(f"{name}{line}: not valid YAML: {problem}") from None
     except Exception as error:  # of a tag that does not fit its text, an escape beyond Unicode, a deep nesting
         reason = " ".join(str(error).split())
         raise ValueError(f"{name}: not valid YAML: {type(error).__name__} {reason}") from None

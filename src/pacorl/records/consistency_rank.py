@@ -14,7 +14,7 @@ from typing import Annotated
 
 from pydantic import AliasChoices, BaseModel, Field
 
-from pacorl.io.documents import JsonObject, read_jsonl, typed, write_jsonl
+from pacorl.io.documents import JsonObject, blamed_on, read_jsonl, typed, write_jsonl
 from pacorl.io.files import existing
 from pacorl.records.criteria import PublishedCriteria, written
 
@@ -82,7 +82,8 @@ def ranked_of(row: JsonObject, prompts: Mapping[str, JsonObject], *, images: Pat
         raise ValueError(f"rank_images {given.best_first} is no order of comp_images {given.candidates}")
     if given.folder not in prompts:
         raise ValueError(f"folder {given.folder!r} has no record in {PROMPTS}")
-    prompt = typed({key: prompts[given.folder].get(key) for key in PromptRow.model_fields}, PromptRow)
+    with blamed_on(f"{PROMPTS}, {given.folder!r}"):
+        prompt = typed({key: prompts[given.folder].get(key) for key in PromptRow.model_fields}, PromptRow)
     # Missing files are reported now, not after hours of judging.
     for name in (given.reference, *given.candidates):
         existing(images, f"{given.folder}/{name}")

@@ -52,34 +52,6 @@ def test_a_square_source_is_cut_nowhere(klein: KleinPolicy, tmp_path: Path, side
     ]
 
 
-def test_what_cannot_be_generated_is_refused(klein: KleinPolicy, tmp_path: Path) -> None:
-    strip = source_image(tmp_path / "strip.png", height=20, width=200)
-    with pytest.raises(ValueError, match=r"strip\.png is 20x200, and FLUX\.2 takes sides of at most 8:1; crop it"):
-        klein.size_of(edit(strip), Size(512, 512))
-    with pytest.raises(ValueError, match=r"has 5 sources, and model.kind klein takes 4"):
-        klein.size_of(Prompt(7, "a cat", sources=(strip,) * 5), Size(512, 512))
-    with pytest.raises(ValueError, match="must be a multiple of 8 pixels"):
-        klein.check_size(Size(60, 64))
-
-
-def test_a_distilled_checkpoint_is_not_guided(pipeline: Any) -> None:
-    distilled = type(pipeline)(**pipeline.components, is_distilled=True)
-    assert over(distilled, guidance_scale=1.0).options.negative_text is None
-    with pytest.raises(ValueError, match=r"guidance_scale 4 with a distilled FLUX\.2-klein, .* set it to 1"):
-        over(distilled)
-
-
-def test_a_prompt_that_is_cut_is_said(pipeline: Any) -> None:
-    """Its length counts the chat template, which stands in the same tokens."""
-    policy = over(pipeline)
-    lengths = policy.count_tokens([prompt.text for prompt in SETS])
-    tokens = pipeline.tokenizer(SETS[0].text).input_ids
-    assert lengths[0] > len(tokens)
-    options = policy.options.model_copy(update={"max_sequence_length": max(lengths) - 1})
-    with pytest.warns(UserWarning, match=rf"more than model.max_sequence_length = {max(lengths) - 1} tokens"):
-        KleinPolicy(pipeline, options).encode([max(SETS, key=lambda prompt: len(prompt.text))], Size(32, 32))
-
-
 def test_a_distilled_klein_generates_and_is_not_trained(tmp_path: Path) -> None:
     index = {"_class_name": "Flux2KleinPipeline", "is_distilled": True}
     (tmp_path / "model_index.json").write_text(json.dumps(index))

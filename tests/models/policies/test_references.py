@@ -22,11 +22,10 @@ from edit_twins import (
 from PIL import Image
 from policy_contract import check_reference_images
 
-from pacorl.models.policies import POLICIES, pipeline
+from pacorl.models.policies import pipeline
 from pacorl.models.policies.klein import KLEIN
 from pacorl.models.policies.kontext import KONTEXT
 from pacorl.models.policies.pipeline import PipelinePolicy, stitch
-from pacorl.models.policies.policy import check_images
 from pacorl.models.policies.qwen_image import QWEN_EDIT_PLUS
 from pacorl.models.policies.qwen_image_21 import QWEN_IMAGE_21
 from pacorl.testing import check_policy
@@ -134,14 +133,6 @@ def test_a_sharded_transformer_takes_a_batch_of_one_prompt(monkeypatch: pytest.M
     assert len(velocity) == 2
 
 
-@pytest.mark.parametrize(
-    ("kind", "ending"), [("qwen_edit", "with --image"), ("kontext", "or characters with --character")]
-)
-def test_an_editor_without_images_names_the_flags(kind: str, ending: str) -> None:
-    with pytest.raises(ValueError, match=f"edits images, and prompt 0 .* has none; .*{ending}$"):
-        check_images(POLICIES[kind].policy, Prompt(0, "a fox"), "mine")
-
-
 def test_images_are_stitched_row_by_row_and_whole() -> None:
     colours = ["red", "lime", "blue"]
     stitched = stitch([Image.new("RGB", (20, 10), colour) for colour in colours], Size(80, 80))
@@ -151,41 +142,3 @@ def test_images_are_stitched_row_by_row_and_whole() -> None:
     assert stitched.getpixel((20, 5)) == (255, 255, 255), "an image is stretched or cut"
     pair = stitch([Image.new("RGB", (20, 40), colour) for colour in colours[:2]], Size(80, 80))
     assert [pair.getpixel(point) for point in ((20, 40), (60, 40))] == centres[:2], "two stand side by side"
-
-
-@pytest.mark.parametrize("kind", TAKERS)
-def test_one_reference_too_many_is_refused_with_the_limit(kind: str, tmp_path: Path) -> None:
-    """Before its files are opened."""
-    limit = POLICIES[kind].policy.max_references
-    assert limit == {"klein": 4, "kontext": 4, "qwen_edit_plus": 3, "qwen_image_21": 10}[kind]
-    prompt = Prompt(7, "a fox", references=(tmp_path / "none.png",) * (limit + 1))
-    message = rf"^prompt 7 .* has {limit + 1} images \({limit + 1} of them references\), and .* at most {limit}; leave"
-    with pytest.raises(ValueError, match=message):
-        check_images(POLICIES[kind].policy, prompt, "some/model")
-    with pytest.raises(ValueError, match=message):
-        policy_of(kind).encode([prompt], SIZE)
-
-
-@pytest.mark.parametrize("kind", [kind for kind in POLICIES if kind not in TAKERS])
-def test_a_kind_without_references_refuses_them_by_name(kind: str) -> None:
-    prompt = Prompt(3, "a fox", sources=(Path("a.png"),), references=(Path("b.png"), Path("c.png")))
-    message = r"^some/model takes no reference images of characters, and prompt 3 .* has 2; take a model that "
-    with pytest.raises(ValueError, match=message + r"does \(docs/models\.md\), or leave them out"):
-        check_images(POLICIES[kind].policy, prompt, "some/model")
-
-
-def test_the_contract_refuses_a_policy_that_ignores_references(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = policy_of("flux")
-    check_reference_images(policy, SETS, SIZE)
-    monkeypatch.setattr(pipeline, "check_images", lambda *_: None)
-    with pytest.raises(AssertionError, match="references are not refused, set max_references; error: none"):
-        check_reference_images(policy, SETS, SIZE)
-
-
-@pytest.mark.slow
-def test_the_contract_refuses_references_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = policy_of("klein")
-    paths = type(policy).image_paths
-    monkeypatch.setattr(type(policy), "image_paths", lambda self, prompt: paths(self, prompt)[::-1])
-    with pytest.raises(AssertionError, match="from the pipeline's latents"):
-        check_reference_images(policy, SETS, SIZE)

@@ -1,6 +1,6 @@
 """The gate's errors by the number of panels: false alarms, misses and the price in questions, on the tiny world.
 
-    nice python -m research.benchmarks.gate --out gate.json  # about 6 CPU minutes, one process
+    nice python -m research.tiny.gate --out gate.json  # about 6 CPU minutes, one process
     pacorl check PANELS… --character hero --calibration gate.json
 
 Curves and thresholds come from characters of the split `dev`, the table from those of `test`. A sound set shows one
