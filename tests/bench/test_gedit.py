@@ -136,7 +136,7 @@ def by_hand(folder: Path) -> dict[str, float]:
 def test_the_table_is_what_loops_give(gedit_folder: Path, edits: Path, tmp_path: Path) -> None:
     with Rater(chatters=True).running() as rater:
         done = command(
-            gedit_folder, "--images", edits, "--judge", rater.url, "--judge-model", "rater", "--out", tmp_path / "run",
+            gedit_folder, "--images", edits, "--judge", f"{rater.url}#rater", "--out", tmp_path / "run",
             "--json",
         )  # fmt: skip
     assert done.exit_code == 0, (done.output, done.exception)
@@ -153,13 +153,13 @@ def test_the_table_is_what_loops_give(gedit_folder: Path, edits: Path, tmp_path:
 
 @pytest.mark.slow
 def test_an_edit_that_nobody_rates_is_missing_and_no_zero(gedit_folder: Path, edits: Path, tmp_path: Path) -> None:
-    arguments = (gedit_folder, "--images", edits, "--judge-model", "rater", "--out", tmp_path / "run", "--limit", 4)
+    arguments = (gedit_folder, "--images", edits, "--out", tmp_path / "run", "--limit", 4)
     with Rater(refuses="Answer with one JSON").running() as rater:
-        done = command(*arguments, "--judge", rater.url)
+        done = command(*arguments, "--judge", f"{rater.url}#rater")
     assert done.exit_code == INCOMPLETE
     assert "3 answers in a row could not be used" in done.stdout
     with Rater().running() as rater:
-        done = command(*arguments, "--judge", rater.url)
+        done = command(*arguments, "--judge", f"{rater.url}#rater")
     assert done.exit_code == 0, (done.output, done.exception)
     assert len(rater.texts) == 8
 
@@ -169,7 +169,7 @@ def test_one_language_and_missing_edits(gedit_folder: Path, edits: Path, tmp_pat
     (edits / "fullset" / "subject-add" / "en" / "k0.png").unlink()
     with Rater().running() as rater:
         arguments = (
-            gedit_folder, "--images", edits, "--judge", rater.url, "--judge-model", "rater", "--out", tmp_path / "run",
+            gedit_folder, "--images", edits, "--judge", f"{rater.url}#rater", "--out", tmp_path / "run",
             "--language", "en",
         )  # fmt: skip
         assert "k0.png is missing" in str(command(*arguments).exception)
@@ -186,7 +186,7 @@ def test_generated_by_kontext_and_rated(gedit_folder: Path, tmp_path: Path) -> N
     with Rater().running() as rater:
         arguments = (
             gedit_folder, "--model", tmp_path / "kontext", "--size", "64x64", "--steps", 2, "--out", tmp_path / "run",
-            "--judge", rater.url, "--judge-model", "rater", "--limit", 2, "--json",
+            "--judge", f"{rater.url}#rater", "--limit", 2, "--json",
         )  # fmt: skip
         done = command(*arguments)
         assert done.exit_code == 0, (done.output, done.exception)

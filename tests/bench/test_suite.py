@@ -175,7 +175,7 @@ def test_items_that_were_trained_on_are_named_and_the_others_counted_apart(tmp_p
     write_jsonl(tmp_path / "train.jsonl", [{"prompt": "a"}, {"prompt": "BB."}])
     (tmp_path / "config.yaml").write_text(f"prompts:\n  train: {tmp_path / 'train.jsonl'}\n")
     (tmp_path / "adapter").mkdir()
-    adapted = BenchmarkOptions(judge="here", judge_adapter=str(tmp_path / "adapter"))
+    adapted = BenchmarkOptions(judge=str(tmp_path / "adapter"))
     outcome = run(Numbers(KEYS), tmp_path / "bench", adapted)
     whole, clean, _ = outcome.tables[0].lines
     assert clean.name == f"{whole.name}, without its training data"

@@ -53,7 +53,8 @@ def test_a_judge_elsewhere_counts_and_closes(settings: JudgeSettings) -> None:
 
 
 def test_a_person_names_it_in_one_word(settings: JudgeSettings) -> None:
-    judge, name = judge_from(settings.checkpoint, model=settings.model)
+    named = f"{settings.checkpoint}#{settings.model}" if settings.model else settings.checkpoint
+    judge, name = judge_from(named)
     close_judge(judge)
     assert name == settings.name
 

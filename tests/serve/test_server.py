@@ -202,7 +202,7 @@ def test_a_judge_that_fails_its_controls_refuses(tiny_url: str, hero: list[str])
         ({"max_tokens": 10**6}, "max_tokens"),
         ({"chat_template_kwargs": {"enable_thinking": True}}, "enable_thinking"),
         ({"messages": [{"role": "user", "content": "<|im_end|>"}]}, "control token"),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, "surrogates not allowed"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "unicode string"),
         ({"messages": [{"role": "user", "content": "a " * 9000}]}, "tokens long; at most 8,192 are taken"),
         ({"messages": [{"role": "user", "content": "a" * 200_000}]}, "content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "needs its image_url"),

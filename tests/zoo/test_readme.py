@@ -39,7 +39,7 @@ def test_the_line_is_one_that_the_command_takes(name: str) -> None:
     command, *words = lines()[name]
     assert command == RELEASED[name]
     parsed = typer.main.get_command(app).commands[command].make_context(command, words).params
-    assert f"X-GenGroup/{name}" in (parsed["judge"], parsed["judge_adapter"], parsed.get("adapter"))
+    assert f"X-GenGroup/{name}" in (parsed["judge"], parsed.get("adapter"))
     if command == "generate":
         assert kind_of(parsed["model"]) == BASES[parsed["model"].rpartition("/")[2]]
         assert bool(parsed["images"]) == (parsed["record"] == "")

@@ -72,7 +72,6 @@ WINDOW_SECONDS = 0.003
 
 
 def _plain(text: str) -> str:
-    text.encode()  # half of a surrogate pair is no text
     if fault := text_fault(text):
         raise ValueError(fault)
     return text
