@@ -31,6 +31,7 @@ REWARDS: Table[Callable[..., Reward]] = Table(
         "panel_clip_image": "pacorl.rewards.clip:PanelClipImage",
         "aesthetic": "pacorl.rewards.clip:Aesthetic",
         "dreamsim": "pacorl.rewards.dream:DreamSim",
+        "ocr": "pacorl.rewards.ocr:Ocr",
         "http": "pacorl.rewards.http:HttpScorer",
     },
 )
