@@ -156,7 +156,7 @@ def test_themes_are_told_and_not_repeated(tmp_path, llm, workers):
 
 def test_the_command_says_what_it_would_do_and_what_it_took(tmp_path, llm):
     server, _ = llm(obedient)
-    words = [str(tmp_path), "--count", "12", "--model", "stub", "--endpoint", server.url]
+    words = [str(tmp_path), "--count", "12", "--model", f"{server.url}#stub"]
     planned = command(*words, "--dry-run")
     assert planned == {"records": 12, "to_write": 12}
     assert server.requests == []

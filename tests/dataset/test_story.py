@@ -41,7 +41,7 @@ def reasons(messages, number):
 @pytest.mark.slow
 def test_from_prompts_to_training_pairs(tmp_path, llm, monkeypatch):
     folder = tmp_path / "set"
-    assert run("prompts", folder, "--writer", "tiny", "--count", 20)["records"] == 20
+    assert run("prompts", folder, "--model", "tiny", "--count", 20)["records"] == 20
     assert run("diversify", folder, "--number", 6)["kept"] == 6
     source = ImageSource(lambda: partial(draw_unreliably, panel_size=32), {"checkpoint": "drawn"})
     monkeypatch.setattr("pacorl.generate.image_sources.image_source", lambda *args, **options: source)
@@ -53,7 +53,7 @@ def test_from_prompts_to_training_pairs(tmp_path, llm, monkeypatch):
     assert sum(ranked.values()) >= total + round(0.2 * total)
 
     server, _ = llm(reasons)
-    explained = run("explain", folder, "--model", "stub", "--endpoint", server.url)
+    explained = run("explain", folder, "--model", f"{server.url}#stub")
     assert explained["explained"] == explained["pairs"] > 100
     counts = run("export", folder, "--test-share", 0.3)
     assert counts["splits"]["train"]["with_reasons"] > 0
@@ -80,12 +80,12 @@ def test_a_dry_run_loads_no_weights(dataset):
 
 
 STEPS = {
-    "prompts": ["--writer", "tiny", "--count", 9],
+    "prompts": ["--model", "tiny", "--count", 9],
     "diversify": ["--number", 2],
     "generate": ["--grids", 4],
     "pair": [],
     "annotate": ["--annotators", "ann,ben"],
-    "explain": ["--model", "stub", "--endpoint", "http://127.0.0.1:9"],
+    "explain": ["--model", "http://127.0.0.1:9#stub"],
     "export": [],
 }
 

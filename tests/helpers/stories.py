@@ -32,7 +32,7 @@ STORIES = {
     ],
     "train-reward": [["train-reward", f"{CONFIGS}/reward/tiny.yaml", *JUDGE, "out=run", "--resume", "auto"]],
     "dataset": [
-        ["dataset", "prompts", "run", "--writer", "tiny", "--count", "4"],
+        ["dataset", "prompts", "run", "--model", "tiny", "--count", "4"],
         ["dataset", "diversify", "run", "--number", "2"],
         ["dataset", "generate", "run", "--grids", "2", *SMALL],
         ["dataset", "pair", "run"],

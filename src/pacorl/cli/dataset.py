@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from typer import Argument, Option
 
@@ -22,12 +22,12 @@ from pacorl.config.options import (
     inherited,
     option,
 )
+from pacorl.types import TINY
 
 if TYPE_CHECKING:
     from pacorl.io.documents import JsonObject
     from pacorl.judge.chat import ChatModel
 
-Writer = Literal["llm", "tiny"]
 
 app = Commands(name="dataset", help="Make a dataset of consistency judgements.", no_args_is_help=True)
 
@@ -66,15 +66,31 @@ class ChatOptions:
 
     panel: ClassVar[str] = "Language model"
 
-    model: str = option("", "The model's name at its routes.")
-    endpoint: str = option("", "Base URL of an OpenAI-compatible API; empty for OPENAI_BASE_URL, or OpenAI's own.")
-    key_env: str = option("OPENAI_API_KEY", "The environment variable that holds the key.")
+    model: str = option(
+        "",
+        "URL#MODEL of an OpenAI-compatible API, or a model's name at OPENAI_BASE_URL or OpenAI (key: OPENAI_API_KEY).",
+    )
     workers: int = option(8, "Requests at a time.", least=1, most=WORKERS)
 
     def connect(self) -> ChatModel:
         from pacorl.judge.chat import ChatModel
 
-        return ChatModel(self.model, base_url=self.endpoint, key_variable=self.key_env)
+        url, _, name = self.model.rpartition("#")
+        if not name:
+            raise ValueError("no language model is named; give --model, such as http://127.0.0.1:8000/v1#MODEL")
+        return ChatModel(name, base_url=url)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptWriter(ChatOptions):
+    """The writer of prompts."""
+
+    model: str = inherited(
+        ChatOptions,
+        "model",
+        help="Who writes: URL#MODEL of an OpenAI-compatible API, a model's name at OPENAI_BASE_URL or OpenAI (key: "
+        "OPENAI_API_KEY), or tiny for the tiny world.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,11 +115,10 @@ def prompts(
     folder: Path = FOLDER,
     *,
     count: int = Option(2000, min=1, max=LARGEST, help="How many records."),
-    writer: Writer = Option("llm", help="llm, or tiny for the tiny world."),
     taxonomy: Path | None = Option(None, help="A YAML of your own; see dataset/taxonomy.yaml."),
     layouts: str = Option("2x2", help="Layouts that take turns, separated by commas."),
     seed: int = SEED,
-    chat: ChatOptions,
+    chat: PromptWriter,
     step: StepOptions,
 ) -> None:
     """Write prompts, balanced over a taxonomy."""
@@ -112,10 +127,10 @@ def prompts(
     from pacorl.io.documents import read_text
 
     # A dry run calls no writer, and needs neither key nor server.
-    model = None if step.dry_run or writer == "tiny" else chat.connect()
-    options: JsonObject = {"writer": writer, "model": chat.model}
-    if writer == "llm" and not chat.model:
-        raise ValueError("no language model is named; give --model, and --endpoint unless it is the client's default")
+    writer = "tiny" if chat.model == TINY else "llm"
+    connected = chat.connect() if writer == "llm" else None
+    model = None if step.dry_run else connected
+    options: JsonObject = {"writer": writer, "model": connected.model if connected else ""}
     # The tiny world has a vocabulary of its own, and thus a taxonomy.
     path = taxonomy or (written.TINY if writer == "tiny" else written.PAPER)
     options["taxonomy"] = read_text(path)
