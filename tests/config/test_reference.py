@@ -59,6 +59,6 @@ def test_a_key_that_no_config_has_names_the_nearest() -> None:
 
 
 def test_editors_get_a_schema() -> None:
-    schema = json.loads(run("schema").stdout)
+    schema = json.loads(run("--schema", "train-policy").stdout)
     assert schema["properties"].keys() == PolicyConfig.model_fields.keys()
-    assert json.loads(run("schema", "train-reward").stdout)["properties"].keys() > {"loss", "data"}
+    assert json.loads(run("--schema", "train-reward").stdout)["properties"].keys() > {"loss", "data"}
