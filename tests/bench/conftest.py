@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from bench_data import GRIDS, edit_reward_rows, gedit_rows, rank_rows, write_parquet
 
+from pacorl.dataset.convert import convert
 from pacorl.io.documents import write_jsonl
 from pacorl.judge.local import LocalJudge
 from pacorl.tiny.characters import Panel, character_prompts, draw, redrawn
@@ -68,6 +69,7 @@ def edit_reward_folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def gedit_folder(tmp_path: Path) -> Path:
     write_parquet(tmp_path / "GEdit-Bench" / "data" / "train-00000-of-00001.parquet", gedit_rows())
+    convert(tmp_path / "GEdit-Bench")
     return tmp_path / "GEdit-Bench"
 
 

@@ -172,7 +172,7 @@ def test_one_language_and_missing_edits(gedit_folder: Path, edits: Path, tmp_pat
             gedit_folder, "--images", edits, "--judge", f"{rater.url}#rater", "--out", tmp_path / "run",
             "--language", "en",
         )  # fmt: skip
-        assert "k0.png is missing" in str(command(*arguments).exception)
+        assert "k0.png: cannot be read" in str(command(*arguments).exception)
 
 
 @pytest.mark.slow
@@ -197,9 +197,12 @@ def test_generated_by_kontext_and_rated(gedit_folder: Path, tmp_path: Path) -> N
     assert generated == [
         "fullset/color_alter/en/k2.png",
         "fullset/subject-add/en/k0.png",
-        "sources/en/color_alter/k2.png",
-        "sources/en/subject-add/k0.png",
     ]
+
+
+def test_a_table_that_was_not_converted_is_told_the_way(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"edits\.jsonl is missing; `pacorl data convert .*` makes it"):
+        read_edits(tmp_path)
 
 
 def test_answers_are_read_or_refused() -> None:

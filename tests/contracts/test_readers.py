@@ -443,7 +443,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
         (CASES, {key: value}, key)
         for key, value in (("output_image_count", 3), ("sub_caption", None), ("instruction", None))
     ),
-    *((GEDIT, {key: value}, key) for key, value in (("instruction_language", "de"), ("instruction", ""))),
+    *((GEDIT, {key: value}, key) for key, value in (("task_name", "de"), ("instruction", ""))),
     (GEDIT, {"key": "../k"}, "../k"),
     *(("grids.jsonl", {key: value}, key) for key, value in (("sha256", None), ("number", "0"))),
     ("grids.jsonl", {"file": "../secret.png"}, "../secret.png"),

@@ -1,7 +1,8 @@
 """GEdit-Bench: edits of real images by real instructions, English and Chinese (Step1X-Edit, arXiv 2504.17761).
 
-A row has a task type, a key, an instruction and its language, an input image, and whether the image belongs to the
-intersection subset (which every compared model would edit). Edits are written to `fullset/{task}/{language}/{key}.png`,
+The data are edits.jsonl, to which `pacorl data get gedit` converts the published table: a line has the task type
+(`category`), the language (`task_name`), a key, and whether the image belongs to the intersection subset (which every
+compared model would edit). Edits are written to `fullset/{task}/{language}/{key}.png`,
 rated by a rubric, and averaged per task type, then over task types; "-I" is the intersection subset.
 """
 
@@ -12,24 +13,24 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
+from pydantic import BaseModel, Field
 
 from pacorl.bench.benchmarks import BenchmarkSpec, GeneratorBenchmarkOptions
-from pacorl.bench.items import BadItemError, Dataset, ImageCache, check_filled, parse_rows
+from pacorl.bench.items import Dataset, ImageCache, parse_rows
 from pacorl.bench.rating import Rubric, UnratedError, figures_of, rate, read_rubric
 from pacorl.bench.suite import Row, Table, Texts, grouped, paper_table
 from pacorl.config.options import JudgeOptions, inherited, one_of, option
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.generate.image_queue import ImageJob, Shard, generate_missing
-from pacorl.io.documents import JsonObject
-from pacorl.io.files import safe_name, write_atomic
-from pacorl.io.images import png_bytes
+from pacorl.io.documents import JsonObject, read_jsonl, typed
+from pacorl.io.files import safe_name
 from pacorl.io.terminal import Progress
 from pacorl.judge.judge import is_address
+from pacorl.records.edits import Name
 from pacorl.records.prompts import evenly_spread
-from pacorl.records.tables import Rows, open_rows
 from pacorl.types import Prompt
 
 if TYPE_CHECKING:
@@ -37,9 +38,7 @@ if TYPE_CHECKING:
 
     from pacorl.gate.paco_reward import PacoReward
 
-NEEDED = ("task_type", "key", "instruction", "instruction_language")
-TEXTS = (*NEEDED, "Intersection_exist")
-SCHEMA = f"a row of GEdit-Bench has {', '.join(TEXTS)} and input_image"
+EDITS = "edits.jsonl"
 LANGUAGES = ("en", "cn")
 SUBSETS = ("EN-I", "EN", "CN-I", "CN")
 FIGURES = ("SC", "PQ", "O")
@@ -68,68 +67,47 @@ class GeditOptions(GeneratorBenchmarkOptions):
             raise ValueError("name who rates the edits with --judge, e.g. https://api.openai.com/v1#gpt-4.1")
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """One row."""
+class Edit(BaseModel):
+    """A line of EDITS."""
 
-    number: int
-    """Index in the table."""
-    key: str
-    """`en/color_alter/1a2b`; the row's own key may serve both languages."""
-    instruction: str
-    language: str
-    task: str
+    image: Name
+    instruction: Name
+    task: Annotated[Name, Field(alias="category")]
+    language: Annotated[Literal["en", "cn"], Field(alias="task_name")]
+    name: Annotated[Name, Field(alias="key")]
+    """The row's own key, which may serve both languages."""
     intersection: bool
+
+    @property
+    def key(self) -> str:
+        """`en/color_alter/1a2b`."""
+        # `safe_name`: task and key become folders and files.
+        return f"{self.language}/{safe_name(self.task)}/{safe_name(self.name)}"
 
     @property
     def file(self) -> str:
         """File of the edit, in the layout of the published evaluation."""
-        language, task, name = self.key.split("/")
-        return f"fullset/{task}/{language}/{name}.png"
-
-    @property
-    def source(self) -> str:
-        """File of the input image, for the generator."""
-        return f"sources/{self.key}.png"
+        return f"fullset/{self.task}/{self.language}/{self.name}.png"
 
 
-def read_edits(source: Path, languages: Sequence[str] = LANGUAGES, *, limit: int | None = None) -> Dataset[Edit, Rows]:
-    """Read the texts of the table. Raises ValueError listing rows of another form."""
-    rows = open_rows(source)
-    texts = rows.texts(TEXTS)
-    edits = parse_rows(source, texts, _edit, key=lambda edit: edit.key)
-    selected = []
-    for key, edit in edits.items():
-        if edit.language in languages:
-            selected.append((key, edit))
+def read_edits(source: Path, languages: Sequence[str] = LANGUAGES, *, limit: int | None = None) -> Dataset[Edit, Path]:
+    """Read the edits of a folder. Raises ValueError listing lines of another form."""
+    path = source / EDITS if source.is_dir() else source
+    if not path.is_file():
+        raise ValueError(f"{path} is missing; `pacorl data convert {source}` makes it of GEdit-Bench's parquet files")
+    rows = read_jsonl(path)
+    edits = parse_rows(path, rows, lambda number, row: typed(row, Edit), key=lambda edit: edit.key)
+    selected = [(key, edit) for key, edit in edits.items() if edit.language in languages]
     if not selected:
-        raise ValueError(f"{source} holds no rows in {' or '.join(languages)}")
-    return Dataset(dict(evenly_spread(selected, limit)), texts, rows)
-
-
-def _edit(number: int, row: JsonObject) -> Edit:
-    check_filled(row, NEEDED, schema=SCHEMA)
-    language = str(row["instruction_language"])
-    task = safe_name(str(row["task_type"]))
-    if language not in LANGUAGES:
-        raise ValueError(f"instruction_language {language!r} is none of {', '.join(LANGUAGES)}")
-    # `safe_name`: task and key become folders and files.
-    key = f"{language}/{task}/{safe_name(str(row['key']))}"
-    # Mirrors of the table hold the flag as a bool, a number or a word.
-    intersection = str(row["Intersection_exist"]).lower() in ("true", "1")
-    return Edit(number, key, str(row["instruction"]), language, task, intersection)
-
-
-def _input(rows: Rows, edit: Edit) -> Image:
-    cell = rows.row(edit.number).get("input_image")
-    return ImageCache(rows.folder).decode(cell, name=f"row {edit.number + 1}, input_image")
+        raise ValueError(f"{path} holds no edits in {' or '.join(languages)}")
+    return Dataset(dict(evenly_spread(selected, limit)), rows, path.parent)
 
 
 @dataclass(eq=False)
 class GeditBench:
     """Benchmark over the edits of a folder."""
 
-    data: Dataset[Edit, Rows]
+    data: Dataset[Edit, Path]
     images: Path
     """Folder with `fullset/`."""
     judge: PacoReward
@@ -166,14 +144,9 @@ class GeditBench:
         return {edit.key: [edit.instruction] for edit in self.data.items.values()}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
-        cache = ImageCache(self.images)
-        images = []
-        # Before the threads: the table is read forward.
-        for key in keys:
-            edit = self.data.items[key]
-            if not (self.images / edit.file).is_file():
-                raise BadItemError(f"{self.images / edit.file} is missing")
-            images.append((_input(self.data.source, edit), cache.open(edit.file)))
+        before, after = ImageCache(self.data.source), ImageCache(self.images)
+        edits = [self.data.items[key] for key in keys]
+        images = [(before.open(edit.image), after.open(edit.file)) for edit in edits]
         with ThreadPoolExecutor(self.workers) as pool:
             return list(pool.map(self._rate, keys, images))
 
@@ -219,7 +192,7 @@ class GeditBench:
         return grouped("By task type", self.columns, rows, lambda row: self.data.items[row["key"]].task, self.figures)
 
 
-def _build(data: Dataset[Edit, Rows], options: GeditOptions, reward: PacoReward, out: Path) -> GeditBench:
+def _build(data: Dataset[Edit, Path], options: GeditOptions, reward: PacoReward, out: Path) -> GeditBench:
     # A judge in this process answers one question at a time; only a server gains by several.
     return GeditBench(
         data,
@@ -231,27 +204,19 @@ def _build(data: Dataset[Edit, Rows], options: GeditOptions, reward: PacoReward,
     )
 
 
-def _generate(data: Dataset[Edit, Rows], options: GeditOptions, out: Path, shard: Shard, advance: Progress) -> None:
-    """Write this shard's input images to `sources/` and generate the missing edits."""
+def _generate(data: Dataset[Edit, Path], options: GeditOptions, out: Path, shard: Shard, advance: Progress) -> None:
+    """Generate this shard's missing edits."""
     source = options.image_source(edits=True)
-    edits = list(data.items.values())
-
-    # A generator reads files, and each image's recipe names them; the table holds bytes.
-    for batch in shard.batches(edits, size=source.batch):
-        for edit in batch:
-            if not (out / edit.source).is_file():
-                write_atomic(out / edit.source, png_bytes(_input(data.source, edit)))
-
     jobs = []
-    for edit in edits:
-        prompt = Prompt(id=edit.number, text=edit.instruction, sources=(out / edit.source,))
+    for number, edit in enumerate(data.items.values()):
+        prompt = Prompt(id=number, text=edit.instruction, sources=(data.source / edit.image,))
         jobs.append(ImageJob(edit.key, prompt, edit.file))
     generate_missing(jobs, out, source, shard=shard, progress=advance)
 
 
 SPEC = BenchmarkSpec(
     summary="Generate edits, then have them rated by a rubric.",
-    data="GEdit-Bench: a folder of parquet files, or a JSONL.",
+    data="The folder of GEdit-Bench, as `pacorl data get gedit` leaves it.",
     options=GeditOptions,
     read=lambda data, options: read_edits(
         data, [options.language] if options.language else LANGUAGES, limit=options.limit

@@ -76,7 +76,10 @@ def _edit(row: JsonObject, folder: Path) -> JsonObject:
         path = folder / "images" / f"{digits}{suffix}"
         write_atomic(path, data, flush=False)
     edit = {"image": f"images/{path.name}", "instruction": instruction.strip()}
-    return edit | {"category": row.get("task_type") or "", "task_name": row.get("instruction_language") or ""}
+    edit |= {"category": row.get("task_type") or "", "task_name": row.get("instruction_language") or ""}
+    # For the benchmark. Mirrors of the table hold the flag as a bool, a number or a word.
+    flag = str(row.get("Intersection_exist")).lower() in ("true", "1")
+    return edit | {"key": str(row.get("key") or ""), "intersection": flag}
 
 
 def _sharegpt_4o(source: Path) -> Path:
