@@ -21,7 +21,7 @@ from bench_data import gedit_rows
 from PIL import Image
 from typer.testing import CliRunner, Result
 
-from pacorl.bench.gedit import SUBSETS
+from pacorl.bench.gedit import SUBSETS, read_edits
 from pacorl.bench.rating import read_scores
 from pacorl.cli.benchmark import app
 from pacorl.cli.shared import INCOMPLETE
