@@ -32,7 +32,6 @@ from PIL import Image
 from tests.contracts.damage import change_tensors, damage, put_in_place
 
 from pacorl.bench.benchmarks import BENCHMARKS
-from pacorl.bench.rating import RUBRIC, read_rubric
 from pacorl.bench.running import read_results
 from pacorl.cli import exit_code
 from pacorl.config.base import load
@@ -184,7 +183,6 @@ DOCUMENTS: dict[str, tuple[Any, Callable[[Path], Any]]] = {
     ),
     "calibration.json": (CALIBRATION, read_calibration),
     "criteria.json": ({"Style": {"Line": "One line."}}, lambda path: read_criteria([str(path)])),
-    "rubric.yaml": (yaml.safe_load(RUBRIC.read_text(encoding="utf-8")), read_rubric),
     "results.jsonl": ({"key": "k", "value": 1.5}, lambda path: read_results(path.parent)),
     "taxonomy.yaml": (yaml.safe_load(PAPER.read_text(encoding="utf-8")), read_taxonomy),
     "storyboard.yaml": (STORY, read_storyboard),
@@ -415,11 +413,11 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     *(("rankings.jsonl", {"candidates": value}, "a.png") for value in (["b.png", "a.png"], ["a.png"])),
     *(("rankings.jsonl", {key: value}, key) for key, value in (("reference", ["r"]), ("criteria", 3), ("theme", 3))),
     ("instances.jsonl", {"candidates": ["b.png"]}, "b.png"),
-    *(("instances.jsonl", {"must": value}, "must") for value in ([[0, 2]], [[0, 1], [1, 0]])),
+    ("instances.jsonl", {"must": [[0, 2]]}, "must"),
     ("instances.jsonl", {"colour": 1}, "colour"),
     *(("dataset_prompts.jsonl", {"idx": value}, "idx") for value in ("../x", None)),
     *(("d.json", {"images": value}, word) for value, word in (("a.png", "images"), (["../a.png"], "../a.png"))),
-    *(("d.json", {"m": value}, word) for value, word in (([], "turns"), (None, "'m'"))),
+    *(("d.json", {"m": value}, word) for value, word in (([], "turns"), (None, "m: "))),
     ("d.json", {"m": [TURNS[0], {"from": "gpt", "value": "Yesterday."}]}, "Yesterday"),
     ("d.json", {"m": [{"from": "human", "value": "<image>q<|im_end|>"}, TURNS[1]]}, "<|im_end|>"),
     ("card.yaml", {"keep": {"shoes": "red"}}, "shoes"),
@@ -448,7 +446,6 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     *(("grids.jsonl", {key: value}, key) for key, value in (("sha256", None), ("number", "0"))),
     ("grids.jsonl", {"file": "../secret.png"}, "../secret.png"),
     ("grids.jsonl", {"number": 0}, "0"),
-    *(("rubric.yaml", {key: value}, key) for key, value in (("semantics", "rate"), ("quality", None), ("scale", -1))),
 ]
 """A reader, a change of a record of its good file, None for its loss, and what the refusal names."""
 

@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
-from itertools import chain, permutations, product
+from itertools import chain, pairwise, permutations, product
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -249,8 +249,9 @@ def grids_of(folder: Path) -> dict[str, list[GridRow]]:
         grids.setdefault(row.group, []).append(row)
     for group, rows in grids.items():
         rows.sort(key=lambda row: row.number)
-        if len({row.number for row in rows}) < len(rows):
-            raise ValueError(f"{path}: a grid of {group!r} is listed twice")
+        for one, other in pairwise(rows):
+            if one.number == other.number:
+                raise ValueError(f"{path}: grid {one.number} of {group!r} is listed twice")
     return grids
 
 
@@ -260,7 +261,8 @@ def cut(folder: Path, grid: GridRow, record: PromptRecord, number: int) -> None:
     They may reach the disk later: a panel torn by a power cut is not equal, and is written again.
     """
     file = folder / grid.file
-    data = read_bytes(inside(folder, grid.file))
+    with blamed_on(folder / "grids.jsonl"):
+        data = read_bytes(inside(folder, grid.file))
     # A replaced image would be ranked under the recipe of another.
     if sha256(data).hexdigest() != grid.sha256:
         raise ValueError(f"{file} is not the image that was generated; run `pacorl dataset generate` again")
