@@ -205,7 +205,7 @@ def test_a_judge_that_fails_its_controls_refuses(tiny_url: str, hero: list[str])
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "unicode string"),
         ({"messages": [{"role": "user", "content": "a " * 9000}]}, "tokens long; at most 8,192 are taken"),
         ({"messages": [{"role": "user", "content": "a" * 200_000}]}, "content"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "needs its image_url"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url: Field required"),
         ({"messages": about("file:///etc/hostname")}, "image 1: only data URLs"),
         ({"messages": about("http://127.0.0.1:1/a.png")}, "does not fetch"),
         ({"messages": about("data:image/png;base64,%%%")}, "not base64"),

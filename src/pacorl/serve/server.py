@@ -14,7 +14,6 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -24,7 +23,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
@@ -91,29 +90,21 @@ class ImageUrl(Form):
     detail: Literal["auto", "low", "high"] = "auto"
 
 
-class Part(Form):
-    """Text or image of a turn."""
+class TextPart(Form):
+    type: Literal["text"]
+    text: Text
 
-    type: Literal["text", "image_url"]
-    text: Text = ""
-    image_url: ImageUrl | None = None
+
+class ImagePart(Form):
+    type: Literal["image_url"]
+    image_url: ImageUrl
     uuid: str | None = None
     """Key of vLLM's cache; not used here."""
-
-    @model_validator(mode="after")
-    def _is_one(self) -> Part:
-        if (self.type == "image_url") != (self.image_url is not None):
-            raise ValueError(f"a part of type {self.type} {'has an' if self.image_url else 'needs its'} image_url")
-        return self
 
 
 class Message(Form):
     role: Literal["system", "user", "assistant"]
-    content: Text | Annotated[list[Part], Field(max_length=512)]
-
-    @property
-    def parts(self) -> list[Part]:
-        return [Part(type="text", text=self.content)] if isinstance(self.content, str) else self.content
+    content: Text | Annotated[list[Annotated[TextPart | ImagePart, Field(discriminator="type")]], Field(max_length=512)]
 
 
 class ChatRequest(Form):
@@ -247,14 +238,18 @@ class ServedJudge:
             RefusedError: for a prompt that is too long.
             ImageError: for an invalid image, or too many.
         """
-        parts = [part for message in messages for part in message.parts]
         turns = []
+        urls = []
         for message in messages:
-            content = [
-                {"type": "image"} if part.image_url else {"type": "text", "text": part.text} for part in message.parts
-            ]
+            content: list[dict[str, str]] = []
+            for part in [message.content] if isinstance(message.content, str) else message.content:
+                if isinstance(part, ImagePart):
+                    urls.append(part.image_url.url)
+                    content.append({"type": "image"})
+                else:
+                    content.append({"type": "text", "text": part if isinstance(part, str) else part.text})
             turns.append({"role": message.role, "content": content})
-        images = await decoded([part.image_url.url for part in parts if part.image_url])
+        images = await decoded(urls)
         text = chat_text(self.judge.processor, turns)
         distinct = tuple(DistinctImage.of(image, name=f"image {number}") for number, image in enumerate(images, 1))
         tokens = self.judge.prompting.count(text, [Size(image.height, image.width) for image in images])
@@ -284,19 +279,20 @@ async def decoded(urls: Sequence[str]) -> list[Image]:
     """
     if len(urls) > MOST_IMAGES:
         raise ImageError(f"{len(urls)} images in one request; this server takes {MOST_IMAGES}")
-    files = []
-    pixels = 0
-    for number, url in enumerate(urls, 1):
-        name = f"image {number}"
-        content = await asyncio.to_thread(data_of, url, name=name)
+    names = [f"image {number}" for number in range(1, len(urls) + 1)]
+    files = [await asyncio.to_thread(data_of, url, name=name) for url, name in zip(urls, names, strict=True)]
+    pixels = []
+    for content, name in zip(files, names, strict=True):
         size = upload_size(content, name=name)
         check_shape(size, name)
-        pixels += size.height * size.width
-        files.append((name, content, size.height * size.width))
-    if pixels > MAX_PIXELS:
-        raise ImageError(f"the images of this request have {pixels:,} pixels together; send at most {MAX_PIXELS:,}")
+        pixels.append(size.height * size.width)
+    if sum(pixels) > MAX_PIXELS:
+        raise ImageError(
+            f"the images of this request have {sum(pixels):,} pixels together; send at most {MAX_PIXELS:,}"
+        )
     # A header can be false: no more pixels are decoded than it states.
-    decoding = [submit_upload(content, name=name, max_pixels=most) for name, content, most in files]
+    rows = zip(files, names, pixels, strict=True)
+    decoding = [submit_upload(content, name=name, max_pixels=most) for content, name, most in rows]
     return [await asyncio.wrap_future(future) for future in decoding]
 
 
@@ -444,7 +440,7 @@ def completion(
     def entry(token: int, row: Tensor) -> dict[str, Any]:
         text = f"token_id:{token}" if request.return_tokens_as_token_ids else str(served.tokenizer.decode([token]))
         # JSON has no −inf.
-        return {"token": text, "logprob": max(float(row[token]), FLOOR_LOGPROB), "bytes": list(text.encode())}
+        return {"token": text, "logprob": max(float(row[token]), FLOOR_LOGPROB)}
 
     content = []
     for token, row in zip(ids, log_probs, strict=False):
@@ -480,11 +476,11 @@ def completion(
 def error_of(fault: Exception) -> JSONResponse:
     """Write an error as the API does."""
     # A ValueError of any other class is a fault of the judge: the server's log has it, and a client need not read it.
+    # A ValueError of any other class is a fault of the judge: the server's log has it, and a client need not read it.
     status, message, kind = 500, f"the judge failed ({type(fault).__name__})", "server_error"
     further: dict[str, Any] = {}
     if isinstance(fault, ControlError):
-        status, message, kind = 422, str(fault), "refused"
-        further = {"control": asdict(fault.control), "image": fault.control.image}
+        status, message, kind, further = 422, str(fault), "refused", fault.to_dict()
     elif isinstance(fault, RequestValidationError):
         faults = [f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}"[:200] for each in fault.errors()[:3]]
         status, message, kind = 400, "; ".join(faults), "invalid_request_error"
