@@ -103,8 +103,6 @@ def test_rankings_label_their_best_and_worst(folder: Path, tmp_path: Path) -> No
     assert result.exit_code == 0, result.output
     assert "40 pairs, 20 labelled Yes" in result.stdout
     assert read_calibration(out) is not None
-    limited = run("calibrate", "tiny", folder / "rankings.csv", "--out", tmp_path / "limited.json", "--limit", 20)
-    assert "10 labelled Yes" in limited.stdout, "a limit keeps both labels"
 
 
 def test_thresholds_are_not_lost(tmp_path: Path) -> None:
