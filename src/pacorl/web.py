@@ -22,7 +22,8 @@ from urllib.parse import urlsplit
 
 import uvicorn
 from fastapi import APIRouter, Response
-from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, Field
 from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection, Request
@@ -239,14 +240,7 @@ class Door:
             response.set_cookie(self._cookie(request), form.token, max_age=COOKIE_SECONDS, **options)
             return response
 
-        @router.get("/page/shared/{name}")
-        def shared_file(name: str) -> Response:
-            # By the folder's own listing, so that no name can lead out of it.
-            for path in SHARED_FILES.iterdir():
-                if path.name == name:
-                    return FileResponse(path)
-            raise RefusedError("there is no such file", status=404)
-
+        router.mount("/page/shared", StaticFiles(directory=SHARED_FILES))
         return router
 
     def _cookie(self, connection: HTTPConnection) -> str:

@@ -103,15 +103,10 @@ def read_storyboard(path: Path) -> Storyboard:
     """
     document = read_yaml(path)
     with blamed_on(path):
-        return parse_storyboard(document, folder=path.parent)
+        return _parse(document, path.parent)
 
 
-def parse_storyboard(document: Any, *, folder: Path | None = None) -> Storyboard:
-    """Parse a storyboard from a document with the file's keys; character folders are relative to `folder`.
-
-    Raises:
-        ValueError: naming an invalid key, its value and the fix.
-    """
+def _parse(document: Any, folder: Path) -> Storyboard:
     if not isinstance(document, dict):
         raise ValueError(f"a storyboard is a mapping of {', '.join(KEYS)}, this is a {type(document).__name__}")
     scenes = document.get("scenes")
@@ -124,9 +119,6 @@ def parse_storyboard(document: Any, *, folder: Path | None = None) -> Storyboard
     cards: list[Character] = []
     characters = given.characters
     if isinstance(characters, list):
-        # A document without a folder comes from elsewhere, and opens no file of this machine.
-        if folder is None:
-            raise ValueError(f"characters must map names to texts, got {characters!r}")
         cards = [find_character(name, folder) for name in characters]
         characters = {card.name: card.text for card in cards}
     layout = parse_layout(given.layout)
