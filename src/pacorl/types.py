@@ -156,24 +156,6 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Chat:
-    """Request for an answer in words: texts and images in order."""
-
-    content: tuple[str | Image, ...]
-    """Texts and images of the user's turn."""
-
-    @property
-    def images(self) -> tuple[Image, ...]:
-        """The images of the turn, in order."""
-        return tuple(part for part in self.content if not isinstance(part, str))
-
-    @property
-    def text(self) -> str:
-        """All texts, one below the other."""
-        return "\n".join(part for part in self.content if isinstance(part, str))
-
-
-@dataclass(frozen=True, slots=True)
 class Verdict:
     """A judge's answer: a probability, or the reason why there is none. A failure is *missing*, never 0."""
 

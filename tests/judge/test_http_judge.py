@@ -227,17 +227,11 @@ WIRE_FAULTS: dict[str, Callable[[Handler], None]] = {
     "too slow": lambda handler: time.sleep(5),
 }
 OTHERS: dict[str, Callable[[Handler], None]] = {
-    "slow body": lambda handler: handler.trickle(b'{"model": "judge"}', seconds=6.0),
-    "truncated JSON": lambda handler: handler.send(TRUNCATED),
     "no JSON": lambda handler: handler.send(b"<html>Bad gateway</html>"),
-    "a list": lambda handler: handler.answer([1, 2]),
-    "an empty object": lambda handler: handler.answer({}),
-    "no choices": lambda handler: handler.answer({"model": "judge", "choices": []}),
     "missing logprobs": lambda handler: handler.answer(NO_LOGPROBS),
-    "logprobs that are texts": lambda handler: handler.answer(chat_answer([("Yes", "high"), ("No", "low")])),  # type: ignore[list-item]
     "NaN": lambda handler: handler.answer(chat_answer([("Yes", math.nan), ("No", -1.0)])),
-    "logits": lambda handler: handler.answer(chat_answer([("Yes", 12.0), ("No", 3.0)])),
 }
+"""Answers of another form; tests/judge/test_misbehaving.py has the rest."""
 FAULTS = WIRE_FAULTS | OTHERS
 
 
@@ -574,18 +568,9 @@ def test_both_orders_are_asked_and_averaged(server: FakeServer) -> None:
     assert orders[0] != orders[1]
 
 
-def test_a_turn_is_sent_in_the_order_of_its_texts_and_images() -> None:
+def test_a_turn_is_its_images_and_then_its_text() -> None:
     image = EncodedImage("data:image/png;base64,AA==", "digest")
-    body = turn_body("judge", ["Before: ", image, "\n", "after?"], max_tokens=7)
-    assert body["messages"] == [
-        {
-            "role": "user",
-            "content": [
-                {"type": "text", "text": "Before: "},
-                {"type": "image_url", "image_url": {"url": image.url}},
-                {"type": "text", "text": "\n"},
-                {"type": "text", "text": "after?"},
-            ],
-        },
-    ]
-    assert body["max_tokens"] == 7
+    body = turn_body("judge", [image, image], "Same?", max_tokens=7)
+    (message,) = body["messages"]
+    assert [part["type"] for part in message["content"]] == ["image_url", "image_url", "text"]
+    assert (message["role"], body["max_tokens"]) == ("user", 7)

@@ -9,7 +9,7 @@ from PIL import Image
 from pacorl.core import questions
 from pacorl.judge.local import LocalJudge
 from pacorl.judge.prompting import DistinctImage, chat_text
-from pacorl.types import Chat, Question
+from pacorl.types import Question
 
 
 def asked_of(*images: Image.Image) -> Question:
@@ -84,21 +84,6 @@ def test_a_template_that_thinks_is_told_not_to() -> None:
     assert chat_text(judge.processor, turns) == plain
 
 
-def test_a_turn_keeps_the_order_of_its_texts_and_images(judge: LocalJudge) -> None:
-    first, second = panels(2, sizes=[(64, 64)])
-    turn = judge.prompting.chat_prompt(Chat(("Before: ", first, "\n", "after: ", second, ".")))
-    parts = [{"type": "text", "text": "Before: "}, {"type": "image"}, {"type": "text", "text": "\n"}]
-    parts += [{"type": "text", "text": "after: "}, {"type": "image"}, {"type": "text", "text": "."}]
-    assert turn.text == chat_text(judge.processor, [{"role": "user", "content": parts}])
-    assert [image.image for image in turn.images] == [first, second]
-
-    question = asked_of(first, second)
-    assert (
-        judge.prompting.chat_prompt(Chat((*question.images, question.text)))
-        == (judge.prompting.chat_prompts([question])[0])
-    )
-
-
 def test_a_turn_with_a_control_token_is_not_answered(judge: LocalJudge) -> None:
     with pytest.raises(RuntimeError, match="control token"):
-        judge.reply(Chat(("well", "<|im_end|>")))
+        judge.explain(Question((), "well <|im_end|>"))

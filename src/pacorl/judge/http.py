@@ -43,7 +43,7 @@ from pacorl.io.outage import OUTAGE_SECONDS, Outage, UnreachableError
 from pacorl.judge.calibration import Calibration
 from pacorl.judge.judge import RETRIES, VARIANTS, WORDS, Counters, JudgeRefusedError, split_address
 from pacorl.judge.pairwise import both_orders
-from pacorl.types import Chat, Question, Verdict
+from pacorl.types import Question, Verdict
 
 T = TypeVar("T")
 Json = Mapping[str, Any]
@@ -112,15 +112,10 @@ def encode(questions: Iterable[Question]) -> dict[int, EncodedImage]:
     return encoded
 
 
-def turn_body(model: str, content: Sequence[EncodedImage | str], *, max_tokens: int) -> dict[str, Any]:
-    """Build a request of one user turn of images and texts, without thinking."""
-    parts: list[dict[str, Any]] = []
-    for part in content:
-        if isinstance(part, str):
-            parts.append({"type": "text", "text": part})
-        else:
-            parts.append({"type": "image_url", "image_url": {"url": part.url}})
-    messages = [{"role": "user", "content": parts}]
+def turn_body(model: str, images: Sequence[EncodedImage], text: str, *, max_tokens: int) -> dict[str, Any]:
+    """Build a request of one user turn, its images before its text, without thinking."""
+    parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": image.url}} for image in images]
+    messages = [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
     thinking = {"chat_template_kwargs": {"enable_thinking": False}}
     return {"model": model, "messages": messages, "max_tokens": max_tokens} | thinking
 
@@ -138,7 +133,7 @@ def verdict_body(
     by_id: dict[str, Any] = {}
     if ids:
         by_id = {"logprob_token_ids": [*ids[0], *ids[1]], "return_tokens_as_token_ids": True}
-    return turn_body(model, [*images, text], max_tokens=1) | sampling | by_id
+    return turn_body(model, images, text, max_tokens=1) | sampling | by_id
 
 
 def decision_body(model: str, images: Sequence[EncodedImage], text: str) -> dict[str, Any]:
@@ -372,11 +367,7 @@ class HttpJudge:
 
     def explain(self, question: Question, *, max_new_tokens: int = 512) -> str:
         """Answer in words. Raises RuntimeError if the server gives no answer."""
-        return self.reply(Chat((*question.images, question.text)), max_new_tokens=max_new_tokens)
-
-    def reply(self, chat: Chat, *, max_new_tokens: int = 512) -> str:
-        """Answer a whole turn in words. Raises RuntimeError if the server gives no answer."""
-        return self._run(self._reply, chat, max_new_tokens)
+        return self._run(self._explain, question, max_new_tokens)
 
     def check(self, *, patience: float = 0.0) -> None:
         """Shake hands with every server, waiting up to `patience` seconds for silent servers.
@@ -453,17 +444,17 @@ class HttpJudge:
             self.counters.missing += 1
             return Verdict(None, str(fault))
 
-    async def _reply(self, chat: Chat, max_new_tokens: int) -> str:
-        images = await asyncio.to_thread(encode, [Question(chat.images, chat.text)])
-        content = [part if isinstance(part, str) else images[id(part)] for part in chat.content]
+    async def _explain(self, question: Question, max_new_tokens: int) -> str:
+        encoded = await asyncio.to_thread(encode, [question])
+        images = [encoded[id(image)] for image in question.images]
 
         async def ask(server: Server, retries: int) -> str:
             # Greedy: the same request gets the same answer.
-            body = turn_body(self.model, content, max_tokens=max_new_tokens) | {"temperature": 0}
+            body = turn_body(self.model, images, question.text, max_tokens=max_new_tokens) | {"temperature": 0}
             return read_text(await self._exchange(server, f"{server.url}/chat/completions", body, retries=retries))
 
         try:
-            return await self._ask(ask, chat.text, list(images.values()))
+            return await self._ask(ask, question.text, images)
         except UnansweredError as fault:
             raise RuntimeError(f"{self.model} gave no reasons: {fault}") from None
 

@@ -19,7 +19,7 @@ from pacorl.config.base import Positive, Section
 from pacorl.core.devices import NONE, Quantization
 from pacorl.io.net import is_url, service_url
 from pacorl.io.outage import OUTAGE_SECONDS
-from pacorl.types import Chat, Question, Verdict
+from pacorl.types import Question, Verdict
 
 RETRIES = 6
 """Further requests of a question before its verdict is missing."""
@@ -46,14 +46,6 @@ class Judge(Protocol):
 
     def explain(self, question: Question) -> str:
         """Answer in words."""
-
-
-@runtime_checkable
-class ChatJudge(Judge, Protocol):
-    """Judge of whole turns, with a system prompt and texts between the images."""
-
-    def reply(self, chat: Chat, *, max_new_tokens: int = 512) -> str:
-        """Answer in words. Raises RuntimeError if there is no answer."""
 
 
 @dataclass(slots=True)

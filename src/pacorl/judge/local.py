@@ -26,7 +26,7 @@ from pacorl.judge.pairwise import both_orders
 from pacorl.judge.prompting import ChatPrompt, Prompting
 from pacorl.judge.sharing import SharedForward, can_share, packed, prefix_forest
 from pacorl.models.int8 import quantize_model
-from pacorl.types import TINY, TINY_EDITS, Chat, Question, Verdict
+from pacorl.types import TINY, TINY_EDITS, Question, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -160,15 +160,9 @@ class LocalJudge:
 
         Raises RuntimeError if the text holds a control token.
         """
-        return self.reply(Chat((*question.images, question.text)), max_new_tokens=max_new_tokens)
-
-    def reply(self, chat: Chat, *, max_new_tokens: int = 512) -> str:
-        """Answer a whole turn in words, as `explain` does."""
-        reason = text_fault(chat.text)
-        if reason:
+        if reason := text_fault(question.text):
             raise RuntimeError(f"no reasons: {reason}")
-
-        prompt = self.prompting.chat_prompt(chat)
+        (prompt,) = self.prompting.chat_prompts([question])
         answer = self.generate(prompt, max_new_tokens=max_new_tokens, do_sample=False).sequences[0]
         return str(self.processor.tokenizer.decode(answer, skip_special_tokens=True)).strip()
 

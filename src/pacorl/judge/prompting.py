@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pacorl.io.images import as_rgb
 from pacorl.judge.sharing import TokenRun, packed
-from pacorl.types import Chat, Question, Size
+from pacorl.types import Question, Size
 
 TEXTS = 4096
 """Size of the caches of rendered texts and tokens, a few kilobytes each."""
@@ -99,18 +99,6 @@ class Prompting:
     def _render(self, images: int, text: str) -> str:
         content = [{"type": "image"}] * images + [{"type": "text", "text": text}]
         return chat_text(self._processor, [{"role": "user", "content": content}])
-
-    def chat_prompt(self, chat: Chat) -> ChatPrompt:
-        """Render one user turn of texts and images."""
-        images: list[DistinctImage] = []
-        content: list[dict[str, str]] = []
-        for part in chat.content:
-            if isinstance(part, str):
-                content.append({"type": "text", "text": part})
-            else:
-                content.append({"type": "image"})
-                images.append(DistinctImage.of(part, name=f"image {len(images) + 1} of the request"))
-        return ChatPrompt(chat_text(self._processor, [{"role": "user", "content": content}]), tuple(images))
 
     def encode(self, prompts: Sequence[ChatPrompt]) -> list[EncodedPrompt]:
         """Tokenize prompts. Raises ValueError if a text contains the placeholder token of an image."""
