@@ -49,6 +49,7 @@ MISUSED: list[tuple[list[str], str]] = [
     ([*CHECK, "--json"], "--min"),
     (["score", "a.png", "--judge", "nothere"], "1 image"),
     (["generate", "--from", "a.png", "--from", "b.png", *TEXTS], "--min"),
+    (["generate", "--from", "a.png", "--judge", "tiny", "--min", "0.5"], "--layout"),
     (
         ["generate", "--prompt", "a fox", "--panel", "x", "--panel", "y", "--model", "some/model", "--min", "1"],
         "--judge",

@@ -19,6 +19,7 @@ from pacorl.cli.generator import (
     load_judge,
 )
 from pacorl.cli.shared import check_report, echo, echo_errors, print_json
+from pacorl.config.options import UsageError
 from pacorl.types import TINY, Size
 
 if TYPE_CHECKING:
@@ -193,6 +194,8 @@ def redraw_page(
     from pacorl.types import Grid, Prompt
 
     # Panels, texts and gate, before weights are loaded.
+    if len(page.images) == 1 and not characters:
+        raise UsageError(f"{page.names[0]} has no layout in a recipe; give --layout, such as 2x2")
     recipe = page.recipes[0]
     options = options.by_recipe(recipe)
     texts = texts or page.texts()
