@@ -47,7 +47,6 @@ MISUSED: list[tuple[list[str], str]] = [
     (["score"], "images"),
     ([*CHECK, "--min", "0.5", "--judge", ""], "--judge"),
     ([*CHECK, "--json"], "--min"),
-    (["score", "a.png", "--judge", "nothere"], "1 image"),
     (["generate", "--from", "a.png", "--from", "b.png", *TEXTS], "--min"),
     (["generate", "--from", "a.png", "--judge", "tiny", "--min", "0.5"], "--layout"),
     (
@@ -73,6 +72,7 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*SCORE, "--judge", "nothere"], "nothere"),
     ([*SCORE, "--judge", "empty"], "empty"),
     ([*SCORE, "--grid", "2x2"], "2 are given"),
+    (["score", "a.png", "--judge", "nothere"], "1 image"),
     (["calibrate", "tiny", "bad.jsonl", "--out", "c.json"], "bad.jsonl:1"),
     (["calibrate", "tiny", "tiny:dev:60", "--out", "mine/summary.json"], "mine/summary.json"),
     ([*CHECK, "--min", "0.5", "--report", "a.png/page.html"], "a.png: Not a directory"),
