@@ -22,7 +22,7 @@ POLICY = [
 # Two steps of the tiny judge on pairs that it draws, each with a checkpoint, of which one is kept.
 JUDGE = [
     *("data.train=[tiny:train:4]", "data.evaluation=[tiny:dev:2]", "optimizer.batch=2", "max_steps=2", "trackers=[]"),
-    *("tuning.targets=[q_proj]", "log_every=1", "evaluate_every=1", "save_every=1", "keep_checkpoints=1"),
+    *("log_every=1", "evaluate_every=1", "save_every=1", "keep_checkpoints=1"),
 ]
 SET = ["--panel", "waving, flag", "--panel", "jumping, boat", "--panel", "standing, tree", "--panel", "waving, lamp"]
 SMALL = ["--model", "tiny", "--size", "64x64", "--steps", "1"]
