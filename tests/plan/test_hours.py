@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,11 @@ from pacorl.cli import app, train
 from pacorl.config.base import load
 from pacorl.config.recipes import recipe
 from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.plan import judges
 from pacorl.plan.hours import CARDS, Card, Cost
 from pacorl.plan.plan import Plan, peak_line, plan_policy, timed_cards
 from pacorl.plan.rows import Row
+from pacorl.types import Question, Verdict
 
 LARGE = ("evaluation={size: [128, 128], steps: 6, every: 5}", "epochs=11")
 ROUND = Card("round", 80, tflops=200)
@@ -81,8 +84,16 @@ def test_contrast_is_at_most_half_as_much_work_again() -> None:
 
 
 @pytest.mark.slow
-def test_questions_about_references_are_counted(tmp_path: Path) -> None:
-    """Of the panels that name the hero, of whom the record's image may be absent."""
+def test_questions_about_references_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each panel that names the hero: one about the panel, two about the panel and the reference."""
+    asked: list[int] = []
+
+    class Counting(judges.Recorder):
+        def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
+            asked.append(len(questions))
+            return super().verdicts(questions)
+
+    monkeypatch.setattr(judges, "Recorder", Counting)
     Image.new("RGB", (8, 8)).save(tmp_path / "hero.png")
     record = {
         "prompt": "1x3 grid layout",
@@ -90,10 +101,19 @@ def test_questions_about_references_are_counted(tmp_path: Path) -> None:
         "characters": {"hero": {"images": ["hero.png"]}},
         "references": [],
     }
-    (tmp_path / "train.jsonl").write_text(json.dumps(record))
-    settings = ["rewards=[{name: reference}]", "prompts.leaks=off", f"prompts.evaluation={tmp_path / 'train.jsonl'}"]
-    for file in ("train.jsonl", "none.jsonl"):
-        assert cost(*settings, f"prompts.train={tmp_path / file}").judged > 0
+    (tmp_path / "here.jsonl").write_text(json.dumps(record))
+
+    def questions(train: str, evaluation: str) -> int:
+        prompts = (
+            f"prompts={{train: {tmp_path}/{train}.jsonl, evaluation: {tmp_path}/{evaluation}.jsonl, leaks: 'off'}}"
+        )
+        asked.clear()
+        cost("rewards=[{name: reference}]", "sampling.batch=1", prompts)
+        return asked[0]
+
+    assert questions("here", "here") == 6
+    assert questions("absent", "here") == 6, "an evaluation's prompt stands for absent ones"
+    assert questions("absent", "absent") == 12, "four panels, each of a character with a reference"
 
 
 @pytest.mark.slow
