@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -18,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from bench_data import gedit_rows
+from fake_server import FakeServer, chatting, decoded
 from PIL import Image
 from typer.testing import CliRunner, Result
 
@@ -28,75 +23,25 @@ from pacorl.cli.shared import INCOMPLETE
 from pacorl.io.documents import read_jsonl
 
 
-@dataclass
-class Rater:
-    """A server that rates images by their mean colour; its first answer to each question may be no JSON."""
+def rater(*, chatters: bool = False, refuses: str = "(never said)") -> FakeServer:
+    """A server that rates images by their mean colour; its first answer to each question may be off the scale."""
 
-    chatters: bool = False
-    refuses: str = "(never said)"
-    texts: list[str] = field(default_factory=list)
-    url: str = ""
-
-    @contextmanager
-    def running(self) -> Iterator[Rater]:
-        server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (_Handler,), {"rater": self}))
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-        thread.start()
-        self.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-        try:
-            yield self
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()
-
-    def answer(self, images: list[Image.Image], text: str) -> str:
-        self.texts.append(text)
-        if self.refuses in text:
+    def says(messages: list[dict[str, Any]], number: int) -> str:
+        *parts, asked = messages[0]["content"]
+        if refuses in asked["text"]:
             return "I would rather not."
-        if self.chatters and "could not be used" not in text:
+        if chatters and "could not be used" not in asked["text"]:
             return '{"score": [11, 3]}'
+        images = [decoded(part["image_url"]["url"].partition(",")[2]) for part in parts]
         return f"Here you are: {json.dumps({'reasoning': 'It is so.', 'score': scores_of(images)})}"
+
+    return chatting(says, served=("rater",))
 
 
 def scores_of(images: list[Image.Image]) -> list[int]:
     """Two scores that depend on the images alone."""
     level = int(np.asarray(images[-1]).mean())
     return [level % 11, (level + 3 * len(images)) % 11]
-
-
-class _Handler(BaseHTTPRequestHandler):
-    rater: Rater
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-
-    def log_message(self, *args: Any) -> None: ...
-
-    def do_GET(self) -> None:
-        self._send(
-            {"data": [{"id": "rater"}]} if self.path == "/v1/models" else {}, 200 if "models" in self.path else 404
-        )
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path != "/v1/chat/completions":
-            self._send({}, 404)
-            return
-        *image_parts, text = body["messages"][0]["content"]
-        images = [
-            Image.open(io.BytesIO(base64.b64decode(content["image_url"]["url"].partition(",")[2])))
-            for content in image_parts
-        ]
-        answer = self.rater.answer(images, text["text"])
-        self._send({"model": "rater", "choices": [{"index": 0, "message": {"role": "assistant", "content": answer}}]})
-
-    def _send(self, document: Any, status: int = 200) -> None:
-        data = json.dumps(document).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
 
 
 def command(*arguments: object) -> Result:
@@ -134,9 +79,9 @@ def by_hand(folder: Path) -> dict[str, float]:
 
 @pytest.mark.slow
 def test_the_table_is_what_loops_give(gedit_folder: Path, edits: Path, tmp_path: Path) -> None:
-    with Rater(chatters=True).running() as rater:
+    with rater(chatters=True).running() as server:
         done = command(
-            gedit_folder, "--images", edits, "--judge", f"{rater.url}#rater", "--out", tmp_path / "run",
+            gedit_folder, "--images", edits, "--judge", f"{server.url}#rater", "--out", tmp_path / "run",
             "--json",
         )  # fmt: skip
     assert done.exit_code == 0, (done.output, done.exception)
@@ -145,8 +90,9 @@ def test_the_table_is_what_loops_give(gedit_folder: Path, edits: Path, tmp_path:
     assert len(expected) == 3 * len(SUBSETS)
     for name, value in expected.items():
         assert values[name]["mean"] == pytest.approx(value), name
-    assert len(rater.texts) == 4 * 8  # each of two questions asked twice, because the first answer was off the scale
-    assert any("edited" in text and gedit_rows()[0]["instruction"] in text for text in rater.texts)
+    assert len(server.chats) == 4 * 8  # each of two questions asked twice, because the first answer was off the scale
+    texts = [messages[0]["content"][-1]["text"] for messages in server.requests]
+    assert any("edited" in text and gedit_rows()[0]["instruction"] in text for text in texts)
     (row, *_) = read_jsonl(tmp_path / "run" / "results.jsonl")
     assert row["reasons"] == ["It is so.", "It is so."]
 
@@ -154,22 +100,22 @@ def test_the_table_is_what_loops_give(gedit_folder: Path, edits: Path, tmp_path:
 @pytest.mark.slow
 def test_an_edit_that_nobody_rates_is_missing_and_no_zero(gedit_folder: Path, edits: Path, tmp_path: Path) -> None:
     arguments = (gedit_folder, "--images", edits, "--out", tmp_path / "run", "--limit", 4)
-    with Rater(refuses="Answer with one JSON").running() as rater:
-        done = command(*arguments, "--judge", f"{rater.url}#rater")
+    with rater(refuses="Answer with one JSON").running() as server:
+        done = command(*arguments, "--judge", f"{server.url}#rater")
     assert done.exit_code == INCOMPLETE
     assert "3 answers in a row could not be used" in done.stdout
-    with Rater().running() as rater:
-        done = command(*arguments, "--judge", f"{rater.url}#rater")
+    with rater().running() as server:
+        done = command(*arguments, "--judge", f"{server.url}#rater")
     assert done.exit_code == 0, (done.output, done.exception)
-    assert len(rater.texts) == 8
+    assert len(server.chats) == 8
 
 
 @pytest.mark.slow
 def test_one_language_and_missing_edits(gedit_folder: Path, edits: Path, tmp_path: Path) -> None:
     (edits / "fullset" / "subject-add" / "en" / "k0.png").unlink()
-    with Rater().running() as rater:
+    with rater().running() as server:
         arguments = (
-            gedit_folder, "--images", edits, "--judge", f"{rater.url}#rater", "--out", tmp_path / "run",
+            gedit_folder, "--images", edits, "--judge", f"{server.url}#rater", "--out", tmp_path / "run",
             "--language", "en",
         )  # fmt: skip
         assert "k0.png: cannot be read" in str(command(*arguments).exception)
@@ -183,16 +129,16 @@ def test_generated_by_kontext_and_rated(gedit_folder: Path, tmp_path: Path) -> N
 
     torch.manual_seed(0)
     tiny_kontext(tiny_flux(vocabulary())).save_pretrained(tmp_path / "kontext")
-    with Rater().running() as rater:
+    with rater().running() as server:
         arguments = (
             gedit_folder, "--model", tmp_path / "kontext", "--size", "64x64", "--steps", 2, "--out", tmp_path / "run",
-            "--judge", f"{rater.url}#rater", "--limit", 2, "--json",
+            "--judge", f"{server.url}#rater", "--limit", 2, "--json",
         )  # fmt: skip
         done = command(*arguments)
         assert done.exit_code == 0, (done.output, done.exception)
-        count = len(rater.texts)
+        count = len(server.chats)
         assert command(*arguments).exit_code == 0
-    assert len(rater.texts) == count == 4
+    assert len(server.chats) == count == 4
     generated = sorted(path.relative_to(tmp_path / "run").as_posix() for path in (tmp_path / "run").rglob("*.png"))
     assert generated == [
         "fullset/color_alter/en/k2.png",

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import cache
 from hashlib import sha256
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
+from fake_server import chatting
 from PIL.Image import Image
 
 from pacorl.dataset.folder import PromptRecord, read_prompts
@@ -93,69 +91,19 @@ def dataset(tmp_path: Path, made_datasets: Callable[..., Path]) -> Callable[...,
     return make
 
 
-class StubServer:
-    """Answers each chat request by `answer(messages, number)`: a text, or (status, raw body)."""
-
-    def __init__(self, answer: Callable[[list[dict[str, Any]], int], Any]) -> None:
-        stub, lock = self, threading.Lock()
-        self.requests: list[list[dict[str, Any]]] = []
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                with lock:
-                    number = len(stub.requests)
-                    stub.requests.append(content["messages"])
-                result = answer(content["messages"], number)
-                status, body = result if isinstance(result, tuple) else (200, completion(result))
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *args: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
-        # By default the server looks for its end every half second, and each test waits for that.
-        polling = {"poll_interval": 0.01}
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs=polling, daemon=True)
-        self.thread.start()
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
-
-
-def completion(text: str) -> bytes:
-    return json.dumps(
-        {
-            "id": "x", "object": "chat.completion", "created": 0, "model": "stub",
-            "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}],
-            "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
-        }
-    ).encode()  # fmt: skip
-
-
 @pytest.fixture
 def llm():
-    """Makes chat models that talk to a stub server."""
+    """Makes chat models that talk to a server; `answer` is what `chatting` takes."""
     from pacorl.judge.chat import ChatModel
 
-    opened = []
+    with ExitStack() as running:
 
-    def make(answer, **options):
-        server = StubServer(answer)
-        model = ChatModel("stub", base_url=server.url, **{"retries": 1, "timeout_seconds": 10} | options)
-        opened.append(server)
-        return server, model
+        def make(answer, **options):
+            server = running.enter_context(chatting(answer).running())
+            model = ChatModel("stub", base_url=server.url, **{"retries": 1, "timeout_seconds": 10} | options)
+            return server, model
 
-    yield make
-    for server in opened:
-        server.close()
+        yield make
 
 
 # --- the annotation page as a process ----------------------------------------------------------------------------

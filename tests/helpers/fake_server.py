@@ -55,6 +55,11 @@ class FakeServer:
             server.server_close()
             thread.join()
 
+    @property
+    def requests(self) -> list[list[dict[str, Any]]]:
+        """Messages of each chat request."""
+        return [body["messages"] for body in self.chats]
+
     @contextmanager
     def counted(self, body: dict[str, Any]) -> Iterator[int]:
         with self._lock:
@@ -195,3 +200,30 @@ def chat_answer(entries: list[tuple[str, float]], *, model: str = "judge") -> di
     first = {**listed[0], "top_logprobs": listed}
     message = {"role": "assistant", "content": entries[0][0]}
     return {"model": model, "choices": [{"index": 0, "message": message, "logprobs": {"content": [first]}}]}
+
+
+Says = Callable[[list[dict[str, Any]], int], "str | tuple[int, bytes]"]
+"""Messages and the number of earlier requests → a text, or a status with its body."""
+
+
+def chatting(says: Says, **options: Any) -> FakeServer:
+    """A server of a language model."""
+
+    def behave(handler: Handler, number: int) -> bool:
+        said = says(server.requests[number - 1], number - 1)
+        if isinstance(said, tuple):
+            handler.send(said[1], status=said[0])
+        else:
+            handler.answer(spoken(said, model=server.chats[number - 1]["model"]))
+        return True
+
+    server = FakeServer(behave=behave, **options)
+    return server
+
+
+def spoken(text: str, *, model: str) -> dict[str, Any]:
+    """A chat completion of a text, with its price."""
+    message = {"role": "assistant", "content": text}
+    usage = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
+    choices = [{"index": 0, "finish_reason": "stop", "message": message}]
+    return {"id": "x", "object": "chat.completion", "created": 0, "model": model, "choices": choices, "usage": usage}
