@@ -394,6 +394,15 @@ def test_404_is_not_asked_again_and_names_the_address(server: FakeServer) -> Non
         assert judge.counters.requests == 1
 
 
+def test_a_redirect_is_not_followed(server: FakeServer) -> None:
+    with FakeServer().running() as other:
+        moved = {"Location": f"{other.url}/chat/completions"}
+        server.behave = lambda handler, number: handler.answer({}, status=307, headers=moved) is None
+        with judge_of(server) as judge, pytest.raises(JudgeRefusedError, match=server.url):
+            judge.verdicts(QUESTIONS[:1])
+    assert other.chats == []
+
+
 # --- addresses -------------------------------------------------------------------------------------------------
 
 
