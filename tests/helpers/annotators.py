@@ -24,7 +24,6 @@ Rank = Callable[["Client", Mapping[str, Any]], Sequence[int]]
 
 GIVE_UP_SECONDS = 60.0
 """Length of an outage after which a client gives up."""
-IMAGE_BYTES = 20_000_000
 
 
 class Client:

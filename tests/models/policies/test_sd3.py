@@ -9,10 +9,8 @@ from tests.twins import tiny_sd3
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.sd3 import SD3
 from pacorl.plan.generators import model_on_meta
-from pacorl.tiny.characters import character_prompts, vocabulary
+from pacorl.tiny.characters import vocabulary
 from pacorl.types import Size
-
-PROMPTS = character_prompts("dev", 3)
 
 
 @pytest.fixture(scope="module")
