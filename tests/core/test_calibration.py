@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from pacorl.core.calibration import Bin, Curve, calibration_error, fit_curve, logits, reliability
 
@@ -36,12 +35,6 @@ def test_the_error_is_the_weighted_distance_of_the_bins() -> None:
     yes_N = np.array([True, True, False, False])
     assert reliability(p_N, yes_N) == [Bin(0.11, 0.0, 1), Bin(pytest.approx(0.93), pytest.approx(2 / 3), 3)]
     assert calibration_error(p_N, yes_N) == pytest.approx((3 * (0.93 - 2 / 3) + 0.11) / 4)
-
-
-@pytest.mark.parametrize(("yes", "count"), [(0, 1), (3, 10), (40, 40)])
-def test_a_bins_interval_is_wilsons(yes: int, count: int) -> None:
-    expected = stats.binomtest(yes, count).proportion_ci(method="wilson")
-    assert Bin(0.5, yes / count, count).interval == pytest.approx((expected.low, expected.high), abs=1e-5)
 
 
 def test_the_plain_curve_changes_nothing() -> None:

@@ -20,8 +20,6 @@ CLIP = 1e-7
 """Distance of P(Yes) from 0 and 1 at least: a sure judge's logit is infinite in fp32."""
 STEPS = 100
 """Steps of L-BFGS at most; about ten are needed."""
-Z_95 = 1.96
-"""Quantile of the normal distribution for a two-sided 95 % interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +55,6 @@ class Bin:
     """Share of Yes among the bin's labels."""
     count: int
     """Number of answers."""
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Wilson's 95 % interval of the share, which also holds for few answers (Wilson, 1927)."""
-        width = Z_95**2 / self.count
-        middle = (self.share + width / 2) / (1 + width)
-        half = Z_95 * math.sqrt(self.share * (1 - self.share) / self.count + width / (4 * self.count)) / (1 + width)
-        return middle - half, middle + half
 
 
 def logits(p_N: Floats) -> Floats:
