@@ -155,9 +155,9 @@ def panels_of(name: str, image: Image, grid: Grid) -> tuple[tuple[str, ...], tup
 def check_count(images: int, *, ranking: bool = False) -> None:
     """Raise ValueError if there are too few images to compare, cheaply enough for a check before loading."""
     if images < 2 and ranking:
-        raise UsageError("ranking needs a reference and at least one candidate")
+        raise ValueError("ranking needs a reference and at least one candidate")
     if images < 2:
-        raise UsageError(f"{images} image has nothing to be compared with; give two or more")
+        raise ValueError(f"{images} image has nothing to be compared with; give two or more")
 
 
 # --- asking ------------------------------------------------------------------------------------------------------
