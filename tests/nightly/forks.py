@@ -48,7 +48,7 @@ class Forks:
     def __init__(self, scratch: Path) -> None:
         library = scratch / "interpose.so"
         subprocess.run(["cc", "-O1", "-shared", "-fPIC", HERE / "interpose.c", "-o", library, "-ldl"], check=True)
-        search = [HERE.parents[1], HERE.parents[1] / "src", HERE.parent / "helpers", HERE.parent / "toy"]
+        search = [HERE.parents[1], HERE.parents[1] / "src", HERE.parent / "helpers"]
         self._process = subprocess.Popen(
             [sys.executable, __file__, library],
             stdin=subprocess.PIPE,
