@@ -13,23 +13,23 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import BaseModel, BeforeValidator, Field
 
 from pacorl.bench.benchmarks import BenchmarkOptions, BenchmarkSpec
 from pacorl.bench.items import (
     BadItemError,
     Dataset,
     ImageCache,
-    check_filled,
     parse_rows,
 )
 from pacorl.bench.suite import PaperTable, Row, Table, Texts, grouped, paper_table
 from pacorl.config.options import one_of, option
 from pacorl.core import questions as wordings
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
-from pacorl.io.documents import JsonObject
+from pacorl.io.documents import JsonObject, typed
 from pacorl.judge.pairwise import ask
 from pacorl.records.prompts import evenly_spread
 from pacorl.records.tables import Rows, open_rows
@@ -48,12 +48,12 @@ TITLES = ("Prompt following", "Consistency", "Overall")
 MACRO, WITH_TIES, ALL_ROWS = 0, 3, 6
 """Index in `_accuracies` of the first dimension's figure."""
 TASK_TYPES = 13
-WINNERS = {"Image A": 0, "Image B": 1}
-LABELS = {"preference": 0, "tie": None}
 QUESTIONS = {"prompt_following": wordings.edit_followed_in_a_word, "consistency": wordings.edit_consistent_in_a_word}
 """Dimension → the released wording."""
 COMPASS_DIMENSIONS = {"IA": "prompt_following", "VC": "consistency", "VQ": ""}
 """Dimension of EditReward-Compass → ours; there is no question about visual quality."""
+Word = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value), Field(min_length=1)]
+"""A text, or a number that names something."""
 TIE = 1e-5
 """Largest difference of two equal scores, as in the released evaluation of EditReward-Compass."""
 NOTE = (
@@ -79,6 +79,51 @@ class Choice:
     """Index of the preferred output; None for a tie."""
 
 
+class EditRewardRow(BaseModel):
+    """A row of EditReward-Bench."""
+
+    key: Annotated[list[Word], Field(min_length=2, max_length=2)]
+    instruction: Word
+    task_type: Word
+    dimension: Literal["prompt_following", "consistency", "overall"]
+
+    def choice(self, number: int) -> Choice:
+        first, second = self.key
+        if first == second:
+            raise ValueError(f"'key' must name two outputs, got {self.key}")
+        return Choice(number, (first, second), self.instruction, self.task_type, self.dimension)
+
+
+class VcRewardRow(BaseModel):
+    """A row of VCReward-Bench."""
+
+    instruction: Word
+    winner: Literal["Image A", "Image B"]
+    task: Word
+
+    def choice(self, number: int) -> Choice:
+        outputs = (f"{number + 1}: A", f"{number + 1}: B")
+        preferred = int(self.winner == "Image B")
+        return Choice(number, outputs, self.instruction, self.task, "consistency", preferred)
+
+
+class CompassRow(BaseModel):
+    """A row of EditReward-Compass."""
+
+    source_image: Word
+    prompt: Word
+    winner: Word
+    loser: Word
+    dimension: Literal["IA", "VC", "VQ"]
+    label: Literal["preference", "tie"]
+
+    def choice(self, number: int) -> Choice:
+        """The dimension is empty if there is no question about it."""
+        outputs = (f"{number + 1}: winner", f"{number + 1}: loser")
+        preferred = 0 if self.label == "preference" else None
+        return Choice(number, outputs, self.prompt, "", COMPASS_DIMENSIONS[self.dimension], preferred)
+
+
 Judged = tuple[Choice, float, float]
 """A row with the scores of its two outputs, the preferred one first."""
 
@@ -88,10 +133,8 @@ class PairTable:
     """Published table of pairs of edits, and the figures that are given for it."""
 
     title: str
-    texts: tuple[str, ...]
+    row: type[EditRewardRow | VcRewardRow | CompassRow]
     """Columns other than the images."""
-    choice: Callable[[int, JsonObject], Choice]
-    """Reader of a row; its dimension is empty if there is no question about it. Raises ValueError."""
     images: Callable[[JsonObject], tuple[Any, Any]]
     """Cells of a row's input and of the list of its outputs."""
     columns: Mapping[str, int]
@@ -99,44 +142,11 @@ class PairTable:
     paper: PaperTable | None = None
     note: str
 
-    @property
-    def schema(self) -> str:
-        return f"a row of {self.title} has {', '.join(self.texts)}, and three images"
-
-
-def _edit_reward_choice(number: int, row: JsonObject) -> Choice:
-    key = row["key"]
-    dimension = str(row["dimension"])
-    if not isinstance(key, list) or len(key) != 2 or key[0] == key[1]:
-        raise ValueError(f"'key' must name two outputs, got {key!r}")
-    if dimension not in DIMENSIONS:
-        raise ValueError(f"dimension {dimension!r} is none of {', '.join(DIMENSIONS)}")
-    return Choice(number, (str(key[0]), str(key[1])), str(row["instruction"]), str(row["task_type"]), dimension)
-
-
-def _vc_reward_choice(number: int, row: JsonObject) -> Choice:
-    winner = WINNERS.get(row["winner"])
-    if winner is None:
-        raise ValueError(f"winner {row['winner']!r} is none of {', '.join(WINNERS)}")
-    outputs = (f"{number + 1}: A", f"{number + 1}: B")
-    return Choice(number, outputs, str(row["instruction"]), str(row["task"]), "consistency", winner)
-
-
-def _compass_choice(number: int, row: JsonObject) -> Choice:
-    dimension = COMPASS_DIMENSIONS.get(row["dimension"])
-    if dimension is None:
-        raise ValueError(f"dimension {row['dimension']!r} is none of {', '.join(COMPASS_DIMENSIONS)}")
-    if row["label"] not in LABELS:
-        raise ValueError(f"label {row['label']!r} is none of {', '.join(LABELS)}")
-    outputs = (f"{number + 1}: winner", f"{number + 1}: loser")
-    return Choice(number, outputs, str(row["prompt"]), "", dimension, LABELS[row["label"]])
-
 
 TABLES: Mapping[Kind, PairTable] = {
     "edit-reward-bench": PairTable(
         title="EditReward-Bench",
-        texts=("key", "instruction", "task_type", "dimension"),
-        choice=_edit_reward_choice,
+        row=EditRewardRow,
         images=lambda row: (row.get("input_image"), row.get("output_images")),
         columns={title: MACRO + d for d, title in enumerate(TITLES)}
         | {f"{title} (≥)": WITH_TIES + d for d, title in enumerate(TITLES)},
@@ -145,8 +155,7 @@ TABLES: Mapping[Kind, PairTable] = {
     ),
     "vc-reward-bench": PairTable(
         title="VCReward-Bench",
-        texts=("instruction", "winner", "task"),
-        choice=_vc_reward_choice,
+        row=VcRewardRow,
         images=lambda row: (row.get("source_image"), row.get("edited_images")),
         columns={"Accuracy": ALL_ROWS + 1, "Mean over tasks": MACRO + 1},
         note="Accuracy: share of pairs whose preferred edit scores higher in consistency. No published row is shown: "
@@ -154,8 +163,7 @@ TABLES: Mapping[Kind, PairTable] = {
     ),
     "edit-reward-compass": PairTable(
         title="EditReward-Compass",
-        texts=("source_image", "prompt", "winner", "loser", "dimension", "label"),
-        choice=_compass_choice,
+        row=CompassRow,
         images=lambda row: (row.get("source_image"), [row.get("winner"), row.get("loser")]),
         columns={"Instruction awareness": ALL_ROWS, "Visual consistency": ALL_ROWS + 1},
         paper=paper_table("edit_reward_compass"),
@@ -183,11 +191,10 @@ def read_edit_data(
     """Read the texts of a table. Raises ValueError with a list of the faulty rows."""
     table = TABLES[kind]
     rows = open_rows(source)
-    texts = rows.texts(table.texts)
+    texts = rows.texts([*table.row.model_fields])
 
     def parse(number: int, row: JsonObject) -> Choice:
-        check_filled(row, table.texts, schema=table.schema)
-        return table.choice(number, row)
+        return typed(row, table.row).choice(number)
 
     parsed = parse_rows(source, texts, parse, key=lambda choice: str(choice.number))
     choices = [(key, choice) for key, choice in parsed.items() if choice.dimension]

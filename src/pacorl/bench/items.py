@@ -82,17 +82,6 @@ def parse_rows(
     return parse_records(records, parse, key=key)
 
 
-def check_filled(row: JsonObject, columns: Sequence[str], *, schema: str) -> None:
-    """Raise ValueError naming the columns without a value in a row; `schema` describes a row."""
-    missing = []
-    for name in columns:
-        if row.get(name) in (None, "", []):
-            missing.append(name)
-
-    if missing:
-        raise ValueError(f"no {', '.join(missing)}; {schema}")
-
-
 class ImageCache:
     """Images of one folder, each opened once: a judge recognises equal images by their identity."""
 
