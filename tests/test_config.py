@@ -68,133 +68,84 @@ def test_a_config_cannot_change() -> None:
         PolicyConfig().epochs = 3  # type: ignore[misc]
 
 
+UNKNOWN = {
+    "epochz=3": "epochs",
+    "sampling.step=3": "sampling.steps",
+    "optimizer.lrr=1": "optimizer.lr",
+    "optimizer.weight_decy=1": "optimizer.weight_decay",
+    "rewards=[{name: panel_match, weigt: 1}]": "rewards.0.weight",
+    "lr=1e-4": "optimizer.lr",
+    "optimizer.learning_rate=1e-4": "optimizer.lr",
+    "learnrate=1e-4": "optimizer.lr",
+    "evaluation_limit=2": "prompts.evaluation_limit",
+    "batch_size=2": "sampling.batch' or 'evaluation.batch",
+    "num_train_epochs=2": "epochs",
+    "guidance=3": "model.guidance_scale",
+    "num_generations=8": "group_size",
+    "objective.clip_rang=1": "objective.clip_range",
+    "objective.beta=0.2": "objective.kl_weight",
+    "objective.name=diffusion_nft beta=0.1": "objective.beta",
+    "objective.name=grpo": "grpo_clip",
+}
+"""Overrides → the key that was meant."""
+
+
+@pytest.mark.parametrize(("overrides", "meant"), UNKNOWN.items())
+def test_an_unknown_key_names_the_one_that_was_meant(overrides: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"did you mean '{meant}'"):
+        load(PolicyConfig, None, overrides.split() if "{" not in overrides else [overrides])
+
+
+TREE_OF_8 = "sampling.tree={seeds: 2, branches: [4]}"
 FAULTS = [
-    (["epochz=3"], "epochz: unknown key, did you mean 'epochs'?"),
-    (["sampling.step=3"], "sampling.step: unknown key, did you mean 'sampling.steps'?"),
-    (["optimizer.zzz=3"], "optimizer.zzz: unknown key"),
-    (["optimizer.lrr=1"], "optimizer.lrr: unknown key, did you mean 'optimizer.lr'?"),
-    (["optimizer.weight_decy=1"], "optimizer.weight_decy: unknown key, did you mean 'optimizer.weight_decay'?"),
-    (["rewards=[{name: panel_match, weigt: 1}]"], "rewards.0.weigt: unknown key, did you mean 'rewards.0.weight'?"),
-    (["lr=1e-4"], "lr: unknown key, did you mean 'optimizer.lr'?"),
-    (["optimizer.learning_rate=1e-4"], "optimizer.learning_rate: unknown key, did you mean 'optimizer.lr'?"),
-    (["evaluation_limit=2"], "evaluation_limit: unknown key, did you mean 'prompts.evaluation_limit'?"),
-    (["batch_size=2"], "batch_size: unknown key, did you mean 'sampling.batch' or 'evaluation.batch'?"),
-    (["num_train_epochs=2"], "num_train_epochs: unknown key, did you mean 'epochs'?"),
-    (["guidance=3"], "guidance: unknown key, did you mean 'model.guidance_scale'?"),
-    (["num_generations=8"], "num_generations: unknown key, did you mean 'group_size'?"),
-    (["learnrate=1e-4"], "learnrate: unknown key, did you mean 'optimizer.lr'?"),
-    (["objective.name=diffusion_nft", "beta=0.1"], "beta: unknown key, did you mean 'objective.beta'?"),
-    (
-        ["lr=1e-4", "objective.name=grpo"],
-        "objective: unknown objective 'grpo'; did you mean 'grpo_clip'? there are grpo_clip, grpo_guard, "
-        "diffusion_nft, awm, or your own as path/to/file.py:NAME or module:NAME; lr: unknown key, did you mean "
-        "'optimizer.lr'?",
-    ),
-    (["epochs=many"], "epochs: Input should be a valid integer, unable to parse string as an integer (got 'many')"),
-    (["epochs=true"], "epochs: a switch is no number; give one (got True)"),
-    (["optimizer.lr=true"], "optimizer.lr: a switch is no number; give one (got True)"),
-    (["epochs=0"], "epochs: Input should be greater than 0 (got 0)"),
-    (["group_size=1"], "group_size: Input should be greater than or equal to 2 (got 1)"),
-    ([f"sampling.steps={10**30}"], f"sampling.steps: Input should be less than or equal to 1000 (got {10**30})"),
-    (["adapter.rank=5000"], "adapter.rank: Input should be less than or equal to 4096 (got 5000)"),
-    ([f"epochs={10**30}"], f"epochs: Input should be less than or equal to 1000000 (got {10**30})"),
-    ([f"seed={10**30}"], f"seed: Input should be less than or equal to {2**53} (got {10**30})"),
-    (
-        ["evaluation.samples_per_prompt=1001"],
-        "evaluation.samples_per_prompt: Input should be less than or equal to 1000",
-    ),
-    (
-        ["prompts_per_epoch=100000", "group_size=12"],
-        "config: prompts_per_epoch 100000 with 12 samples each makes 1,200,000 samples an epoch, and at most 1,000,000",
-    ),
-    (["sampling.size=64"], "sampling.size: must be a list, such as sampling.size=[A,B] (got 64)"),
-    (["model.dtype=float16"], "model.dtype: Input should be 'float32', 'bfloat16' or 'float64' (got 'float16')"),
-    (["advantages.floor=least"], "advantages.floor: Input should be 'none', 'max' or 'add' (got 'least')"),
-    (["monitor=loud"], "monitor: Input should be 'off', 'warn' or 'stop' (got 'loud')"),
-    (["optimizer.betas=[0.9, 1]"], "optimizer.betas.1: Input should be less than 1 (got 1)"),
-    (["optimizer.ema_decay=1.5"], "optimizer.ema_decay: Input should be less than or equal to 1 (got 1.5)"),
-    (
-        ["adapter.dropout=0.1"],
-        "adapter.dropout: unknown key",
-    ),
-    (
-        ["sampling.sde_steps=[]"],
-        "sampling: sde_steps is empty, so nothing would be trained; name at least one step",
-    ),
-    (["sampling.sde_steps=[2, 1]"], "sampling: sde_steps [2, 1] must be ascending and distinct"),
-    (["sampling.sde_steps=[1, 1]"], "sampling: sde_steps [1, 1] must be ascending and distinct"),
-    (["sampling.sde_steps=[6]", "sampling.steps=6"], "sampling: sde_steps [6] reach beyond the 6 sampling steps"),
-    (["sampling.sde_type=cps", "sampling.noise_level=1.2"], "config: sampling.noise_level 1.2 is beyond 1"),
-    (
-        ["group_size=12", "sampling.tree={seeds: 2, branches: [4]}"],
-        "config: sampling.tree has 2 seeds × 4 branches = 8 samples and group_size is 12; make them equal",
-    ),
-    (["group_size=12", "sampling.tree.seeds=5"], "config: sampling.tree has 5 seeds × 2 branches = 10 samples"),
-    (
-        ["sampling.tree.branches=[4, 4]"],
-        "config: sampling.tree.branches [4, 4] has 2 entries and an epoch has 1 stochastic steps",
-    ),
-    (
-        ["sampling.sde_steps=[9]", "sampling.suffix.steps=2"],
-        "config: sampling.suffix steps 2 and no deterministic step follows the last stochastic one; leave",
-    ),
-    (
-        ["sampling.sde_steps=[9]", "sampling.suffix.solver=ab2"],
-        "config: sampling.suffix solver ab2 and no deterministic step follows the last stochastic one",
-    ),
-    (
-        ["objective.name=diffusion_nft", "sampling.suffix.steps=11"],
-        "config: sampling.suffix.steps 11 and only 10 deterministic steps follow",
-    ),
-    (["sampling.suffix.steps=9"], "config: sampling.suffix.steps 9 and only 8 deterministic steps follow"),
-    (
-        ["sampling.suffix={solver: ab2, steps: 1}"],
-        "config: sampling.suffix.solver ab2 looks back one step, and the suffix has 1; give it 2 steps",
-    ),
-    (["sampling.suffix.solver=heun"], "sampling.suffix.solver: Input should be 'euler' or 'ab2' (got 'heun')"),
-    (
-        ["sampling.sde_steps=[8]", "sampling.suffix.solver=ab2"],
-        "config: sampling.suffix.solver ab2 looks back one step, and the suffix has 1; give it 2 steps",
-    ),
-    (
-        ["sampling.window.kind=sliding", "sampling.window.size=2"],
-        "sampling: window.size 2 exceeds the 1 sde_steps that it is chosen from",
-    ),
-    (["judge.checkpoint=http://sk-1@h/v1"], "judge: address at h may hold a password"),
-    (["judge.checkpoint=http://h:1/v1", "judge.adapter=lora"], "judge: adapter lora is a server's own affair"),
-    (["judge.checkpoint=http://h:1#a", "judge.model=b"], "judge: checkpoint names the model a, and model is b"),
-    (
-        ["model.kind=qwen_edit", "judge.symmetric=true"],
-        "config: judge.symmetric with edits by kind qwen_edit: questions about them say which image is the original",
-    ),
-    (
-        ["sampling.sde_type=cps", "sampling.sde_steps=[9]"],
-        "config: sampling.sde_steps: cps adds no noise at the last step, so it cannot be trained; leave it out",
-    ),
-    (["rewards=[]"], "config: rewards is empty, so there is nothing to learn from; name at least one"),
-    (
-        ["rewards=[{name: consistency}, {name: consistency}]"],
-        "config: rewards ['consistency', 'consistency'] name one reward twice; give one of them another label",
-    ),
-    (
-        ["model.kind=qwen_edit", "prompts.record_sizes=true"],
-        "config: prompts.record_sizes says nothing to edits by kind qwen_edit, whose images have their source's shape",
-    ),
-    (["objective.clip_rang=1"], "objective.clip_rang: unknown key, did you mean 'objective.clip_range'?"),
-    (["objective.name=grpo"], "objective: unknown objective 'grpo'; did you mean 'grpo_clip'? there are grpo_clip,"),
-    (["objective.beta=0.2"], "objective.beta: unknown key, did you mean 'objective.kl_weight'?"),
-    (
-        ["advantages.aggregate=gdpo", "advantages.std=global"],
-        "advantages.std: unknown key of aggregate gdpo; there are aggregate,",
-    ),
+    ("optimizer.zzz: unknown key", "optimizer.zzz=3"),
+    ("adapter.dropout: unknown key", "adapter.dropout=0.1"),
+    ("advantages.std: unknown key", "advantages.aggregate=gdpo", "advantages.std=global"),
+    ("objective: unknown objective 'grpo'.*; lr: unknown key", "lr=1e-4", "objective.name=grpo"),
+    *(("epochs:", f"epochs={value}") for value in ("many", "true", "0", 10**30)),
+    ("optimizer.lr:", "optimizer.lr=true"),
+    ("group_size:", "group_size=1"),
+    ("sampling.steps:", f"sampling.steps={10**30}"),
+    ("adapter.rank:", "adapter.rank=5000"),
+    ("seed:", f"seed={10**30}"),
+    ("evaluation.samples_per_prompt:", "evaluation.samples_per_prompt=1001"),
+    ("config: prompts_per_epoch 100000", "prompts_per_epoch=100000", "group_size=12"),
+    ("sampling.size:", "sampling.size=64"),
+    ("model.dtype:", "model.dtype=float16"),
+    ("advantages.floor:", "advantages.floor=least"),
+    ("monitor:", "monitor=loud"),
+    ("optimizer.betas.1:", "optimizer.betas=[0.9, 1]"),
+    ("optimizer.ema_decay:", "optimizer.ema_decay=1.5"),
+    *(("sampling: sde_steps", f"sampling.sde_steps={steps}") for steps in ("[]", "[2, 1]", "[1, 1]")),
+    ("sampling: sde_steps", "sampling.sde_steps=[6]", "sampling.steps=6"),
+    ("config: sampling.noise_level", "sampling.sde_type=cps", "sampling.noise_level=1.2"),
+    ("config: sampling.sde_steps: cps", "sampling.sde_type=cps", "sampling.sde_steps=[9]"),
+    ("config: sampling.tree.* 8 samples and group_size is 12", "group_size=12", TREE_OF_8),
+    ("config: sampling.tree.* 10 samples", "group_size=12", "sampling.tree.seeds=5"),
+    ("config: sampling.tree.branches", "sampling.tree.branches=[4, 4]"),
+    ("config: sampling.suffix steps", "sampling.sde_steps=[9]", "sampling.suffix.steps=2"),
+    ("config: sampling.suffix solver", "sampling.sde_steps=[9]", "sampling.suffix.solver=ab2"),
+    ("config: sampling.suffix.solver", "sampling.sde_steps=[8]", "sampling.suffix.solver=ab2"),
+    ("config: sampling.suffix.solver", "sampling.suffix={solver: ab2, steps: 1}"),
+    ("config: sampling.suffix.steps", "sampling.suffix.steps=9"),
+    ("config: sampling.suffix.steps", "objective.name=diffusion_nft", "sampling.suffix.steps=11"),
+    ("sampling.suffix.solver:", "sampling.suffix.solver=heun"),
+    ("sampling: window.size", "sampling.window.kind=sliding", "sampling.window.size=2"),
+    ("judge: address at h", "judge.checkpoint=http://sk-1@h/v1"),
+    ("judge: adapter", "judge.checkpoint=http://h:1/v1", "judge.adapter=lora"),
+    ("judge: checkpoint names the model a", "judge.checkpoint=http://h:1#a", "judge.model=b"),
+    ("config: judge.symmetric", "model.kind=qwen_edit", "judge.symmetric=true"),
+    ("config: prompts.record_sizes", "model.kind=qwen_edit", "prompts.record_sizes=true"),
+    ("config: rewards is empty", "rewards=[]"),
+    ("config: rewards .*twice", "rewards=[{name: consistency}, {name: consistency}]"),
 ]
+"""The key that a message begins with, and overrides."""
 
 
-@pytest.mark.parametrize(("overrides", "message"), FAULTS, ids=[overrides[0] for overrides, _ in FAULTS])
-def test_a_fault_in_one_line(overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+@pytest.mark.parametrize(("named", "overrides"), [(named, overrides) for named, *overrides in FAULTS])
+def test_a_fault_in_one_line(named: str, overrides: list[str]) -> None:
+    with pytest.raises(ConfigError, match=f"^{named}") as caught:
         load(PolicyConfig, None, overrides)
-    assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
 
