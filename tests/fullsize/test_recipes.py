@@ -16,9 +16,7 @@ from pacorl.plan.rows import PROCESS
 pytestmark = pytest.mark.slow
 LOWEST = "flux_t2is_24gb memory=lowest model.compile=none evaluation.batch=2"
 RECIPES = (LOWEST, "flux_t2is_1gpu", "kontext_edit", "qwen_edit")
-"""A recipe of each family, the first in the smallest memory; test_peaks.py has two more."""
-PEAK_GIB = {"flux_t2is_24gb": 22.0, "klein_t2is_16gb": 14.5}
-"""Promised to who has such a card, with buffers of unpacked weights and without CUDA's context; test_peaks.py."""
+"""A recipe of each family, the first in the smallest memory."""
 WITHIN = 0.05
 """How far plan and ledger may lie apart."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache, partial, partialmethod, wraps
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import pytest
 import torch
@@ -29,20 +29,16 @@ from tests.fullsize.published import (
 from torch.utils import _foreach_utils
 
 from pacorl.config.base import load
-from pacorl.generate import generator
-from pacorl.generate.generator import SIZE, Generator
-from pacorl.generate.sets import generate_sets
 from pacorl.grpo import builders, epoch, evaluate, rollout, scoring
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.models.int8 import quantize_model, weight_bytes
 from pacorl.models.policies import POLICIES
-from pacorl.models.policies.flux import FLUX
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.plan.generators import model_on_meta
 from pacorl.plan.ledger import META
-from pacorl.plan.passes import Depth, fewest_blocks, published_depth
+from pacorl.plan.passes import Depth
 from pacorl.plan.plan import Plan, plan_policy
 from pacorl.plan.rows import PHASES, Phase
 from pacorl.runtime.processes import Runtime
@@ -54,9 +50,6 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 SETS = character_prompts("train", 8)
 INSTRUCTION = "Turn the sky to sunset."
 TEXTS = [*(prompt.text for prompt in SETS), INSTRUCTION]
-
-
-Traced = TypeVar("Traced")
 
 
 @contextmanager
@@ -158,7 +151,6 @@ def phases(card: PretendedCard) -> Iterator[None]:
             ("train", epoch, "update_policy"),
             ("optimizer", Runtime, "step"),
             ("sample", evaluate, "sample_images"),
-            ("sample", generator, "sample_images"),
             ("score", evaluate, "score_images"),
             ("decode", PipelinePolicy, "decode"),
             ("save", PolicyTrainer, "save"),
@@ -301,71 +293,3 @@ def trace(
                 assert again.epoch == 1
                 again.close()
     return Trace(dict(card.counts), plan, config)
-
-
-def trace_sets(folder: Path, *, depth: Depth, memory: str) -> dict[str, Counts]:
-    """What generating a set with FLUX.1-dev of so many blocks, by `pacorl generate --memory`, asks of the card."""
-    with weightless(), pretended() as card, phases(card):
-        checkpoint = write_generator(folder / "generator", FLUX, TEXTS, depth=depth)
-        with card.during("load"):
-            source, device = str(checkpoint), META.type
-            generator = Generator.from_pretrained(source, kind="flux", dtype="bfloat16", device=device, memory=memory)
-        generate_sets(generator, SETS[:1], size=SIZE, steps=2)
-    return dict(card.counts)
-
-
-@dataclass(frozen=True, slots=True)
-class Deep(Generic[Traced]):
-    """What runs at the published depth, by those with the fewest blocks and with one more of each kind.
-
-    Every block of a kind asks for the same, so that this is exact.
-    """
-
-    fewest: Depth
-    full: Depth
-    traces: Sequence[Traced]
-    """With the fewest blocks, then with one more of each kind in turn."""
-
-    @classmethod
-    def of(cls, fewest: Depth, full: Depth, trace_of: Callable[[Depth], Traced]) -> Deep[Traced]:
-        """By what traces so many blocks."""
-        more = [tuple(count + (kind == axis) for kind, count in enumerate(fewest)) for axis in range(len(fewest))]
-        return cls(fewest, full, [trace_of(depth) for depth in (fewest, *more)])
-
-    def __call__(self, read: Callable[[Traced], float]) -> float:
-        """A figure at the published depth, by how it is read from a trace."""
-        base, *others = map(read, self.traces)
-        left_out = (full - few for full, few in zip(self.full, self.fewest, strict=True))
-        return base + sum(blocks * (more - base) for blocks, more in zip(left_out, others, strict=True))
-
-
-def deep_run(recipe: str, folder: Path, *, overrides: Sequence[str] = ()) -> Deep[Trace]:
-    """A recipe's loop; the quarters of a judge of its process are one more kind of blocks."""
-    config = load(PolicyConfig, CONFIGS / f"{recipe}.yaml", overrides)
-    few, full = (
-        fewest_blocks(published_depth(config.generator.parts["transformer"])),
-        published_depth(config.generator.parts["transformer"]),
-    )
-    kinds = len(full)
-    if config.judge and not config.judge.remote:
-        few, full = (*few, 1), (*full, QUARTERS)
-
-    def trace_of(depth: Depth) -> Trace:
-        quarters = sum(depth[kinds:]) or 1
-        return trace(recipe, new_folder(folder, depth), depth=depth[:kinds], quarters=quarters, overrides=overrides)
-
-    return Deep.of(few, full, trace_of)
-
-
-def deep_sets(folder: Path, *, memory: str) -> Deep[dict[str, Counts]]:
-    """A set by FLUX.1-dev with little memory."""
-    full = published_depth(FLUX.parts["transformer"])
-    return Deep.of(
-        fewest_blocks(full), full, lambda depth: trace_sets(new_folder(folder, depth), depth=depth, memory=memory)
-    )
-
-
-def new_folder(folder: Path, depth: Depth) -> Path:
-    run = folder / "-".join(map(str, depth))
-    run.mkdir(parents=True)
-    return run
