@@ -282,4 +282,8 @@ def with_reasons(folder: Path, pairs: Sequence[Comparison]) -> list[Comparison]:
     for row in read_journal(folder / "explanations.jsonl").values():
         if row["status"] == "explained":
             reasons[row["key"], row["consistent"]] = row["reasons"]
-    return [replace(pair, reasons=reasons.get((pair_key(pair), pair.consistent), "")) for pair in pairs]
+    explained = []
+    for pair in pairs:
+        text = reasons.get((pair_key(pair), pair.consistent))
+        explained.append(replace(pair, reasons=text) if text else pair)
+    return explained

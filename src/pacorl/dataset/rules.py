@@ -113,7 +113,8 @@ def label_pairs(answers: Sequence[Ranking]) -> tuple[list[Comparison], dict[str,
         votes for Yes as for No and is dropped.
     """
     # Collect the votes. Decisions come first, so that later rankings of the same pair are skipped.
-    voted: dict[str, list[Comparison]] = defaultdict(list)
+    voted: dict[str, Comparison] = {}
+    votes: dict[str, list[int]] = defaultdict(lambda: [0, 0])  # No, Yes
     adjudicated: set[str] = set()
     for answer in sorted(final_answers(answers), key=lambda answer: not answer.adjudicated):
         for pair in _voted_pairs(answer):
@@ -122,15 +123,15 @@ def label_pairs(answers: Sequence[Ranking]) -> tuple[list[Comparison], dict[str,
                 adjudicated.add(key)
             elif key in adjudicated:
                 continue
-            voted[key].append(pair)
+            voted.setdefault(key, pair)
+            votes[key][pair.consistent] += 1
 
     # The majority decides. Sorted, so that the pairs do not depend on the order in which people answered.
     pairs = []
-    for _, votes in sorted(voted.items()):
-        yes = sum(pair.consistent for pair in votes)
-        no = len(votes) - yes
+    for key in sorted(voted):
+        no, yes = votes[key]
         if yes != no:
-            pairs.append(replace(votes[0], consistent=yes > no))
+            pairs.append(replace(voted[key], consistent=yes > no))
 
     # Statistics of people's rankings: decisions are counted apart.
     ranked = [answer for answer in answers if not answer.adjudicated]
@@ -139,7 +140,7 @@ def label_pairs(answers: Sequence[Ranking]) -> tuple[list[Comparison], dict[str,
         "rankings": len(ranked),
         "annotators": len({answer.annotator for answer in ranked}),
         "adjudicated": len(answers) - len(ranked),
-        "votes": sum(map(len, voted.values())),
+        "votes": sum(map(sum, votes.values())),
         "yes": yes_count,
         "no": len(pairs) - yes_count,
         "tied": len(voted) - len(pairs),
