@@ -79,7 +79,15 @@ class Choice:
     """Index of the preferred output; None for a tie."""
 
 
-class EditRewardRow(BaseModel):
+class PairRow(BaseModel):
+    """Columns of a row, images aside."""
+
+    def choice(self, number: int) -> Choice:
+        """Read the row of a number; the dimension is empty if there is no question about it."""
+        raise NotImplementedError
+
+
+class EditRewardRow(PairRow):
     """A row of EditReward-Bench."""
 
     key: Annotated[list[Word], Field(min_length=2, max_length=2)]
@@ -94,7 +102,7 @@ class EditRewardRow(BaseModel):
         return Choice(number, (first, second), self.instruction, self.task_type, self.dimension)
 
 
-class VcRewardRow(BaseModel):
+class VcRewardRow(PairRow):
     """A row of VCReward-Bench."""
 
     instruction: Word
@@ -107,7 +115,7 @@ class VcRewardRow(BaseModel):
         return Choice(number, outputs, self.instruction, self.task, "consistency", preferred)
 
 
-class CompassRow(BaseModel):
+class CompassRow(PairRow):
     """A row of EditReward-Compass."""
 
     source_image: Word
@@ -118,7 +126,6 @@ class CompassRow(BaseModel):
     label: Literal["preference", "tie"]
 
     def choice(self, number: int) -> Choice:
-        """The dimension is empty if there is no question about it."""
         outputs = (f"{number + 1}: winner", f"{number + 1}: loser")
         preferred = 0 if self.label == "preference" else None
         return Choice(number, outputs, self.prompt, "", COMPASS_DIMENSIONS[self.dimension], preferred)
@@ -133,8 +140,7 @@ class PairTable:
     """Published table of pairs of edits, and the figures that are given for it."""
 
     title: str
-    row: type[EditRewardRow | VcRewardRow | CompassRow]
-    """Columns other than the images."""
+    row: type[PairRow]
     images: Callable[[JsonObject], tuple[Any, Any]]
     """Cells of a row's input and of the list of its outputs."""
     columns: Mapping[str, int]

@@ -223,13 +223,10 @@ def save_comparisons(comparisons: Iterable[Comparison], path: Path) -> None:
     write_jsonl(path, rows())
 
 
-ImageNames = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
-
-
 class ComparisonRecord(BaseModel):
     """A line of the project's own JSONL."""
 
-    images: ImageNames
+    images: list[str]
     question: Annotated[str, Field(pattern=r"\S")]
     consistent: bool
     reasons: str | None = None
@@ -368,7 +365,7 @@ def _turns(record: Any, folder: Path, columns: Mapping[str, str], tags: Mapping[
 
     # Images and tags: each tag in the question is an image in the list.
     with blamed_on(columns["images"]):
-        images = image_paths(typed(record.get(columns["images"]), ImageNames), folder)
+        images = image_paths(typed(record.get(columns["images"]), list[str]), folder)
     _check_tags(question, images, tags_required=True)
     _check_turns(question, answer)
     consistent, reasons = _decision(answer)
@@ -399,7 +396,9 @@ def _check_tags(question: str, images: Sequence[Path], *, tags_required: bool) -
 
 
 def image_paths(names: Sequence[str], folder: Path) -> tuple[Path, ...]:
-    """Resolve the paths of a record's images. Raises ValueError for paths out of the folder."""
+    """Resolve the paths of a record's images. Raises ValueError for none, and for paths out of the folder."""
+    if not all(names) or not names:
+        raise ValueError(f"'images' must be a list of paths, got {names!r}")
     paths = []
     for name in names:
         inside(folder, name)
