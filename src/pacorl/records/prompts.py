@@ -30,7 +30,6 @@ from pydantic import Field, PositiveInt
 
 from pacorl.core.grid import LAYOUT, panel_texts, parse_layout
 from pacorl.io.documents import JsonObject, blamed_on, parse_object, read_jsonl, text_lines, write_jsonl
-from pacorl.io.files import SHARED
 from pacorl.records.compose import check_panel_count, prompt_from, text_prompt
 from pacorl.records.criteria import PublishedCriteria, written
 from pacorl.records.edits import (
@@ -160,7 +159,7 @@ def find_record(address: str) -> Prompt:
     )
 
 
-def save_prompts(prompts: Sequence[Prompt], path: str | Path, *, mode: int = SHARED) -> None:
+def save_prompts(prompts: Sequence[Prompt], path: str | Path) -> None:
     """Write prompts as T2IS records for `load_prompts`, without their ids: an id is the position in the file.
 
     Panels that the text does not spell out behind tags go under `panels`, which is ours, and references are copied into
@@ -171,7 +170,7 @@ def save_prompts(prompts: Sequence[Prompt], path: str | Path, *, mode: int = SHA
     if edits:
         raise ValueError(f"{path}: prompt {edits[0]} edits an image, and a T2IS record holds none")
     path = Path(path)
-    write_jsonl(path, [record_of(prompt) | character_fields(prompt, path) for prompt in prompts], mode=mode)
+    write_jsonl(path, [record_of(prompt) | character_fields(prompt, path) for prompt in prompts])
 
 
 def record_of(prompt: Prompt) -> JsonObject:

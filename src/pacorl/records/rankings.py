@@ -76,10 +76,6 @@ class Ranking:
             tiers.append(tuple(name for _, name in tier))
         return tuple(tiers)
 
-    @property
-    def has_ties(self) -> bool:
-        return len(self.tiers) < len(self.candidates)
-
 
 def ranks_of(tiers: Sequence[Sequence[Any]]) -> tuple[int, ...]:
     """Rank every candidate from 1, best first; the candidates of one tier share a rank."""

@@ -28,7 +28,7 @@ WORD = re.compile(r"[a-z]+(?:-[a-z]+)*")
 EXAMPLE = "--prompt 'red round hero, crown, night' --panel 'waving, flag' --panel 'jumping, boat' …"
 
 
-def tiny_prompt(theme: str, panels: Sequence[str], grid: Grid, number: int = 0) -> Prompt:
+def tiny_prompt(theme: str, panels: Sequence[str], grid: Grid) -> Prompt:
     """Write a prompt for the tiny generator. An attribute of a panel overrides the theme's.
 
     Raises:
@@ -47,7 +47,7 @@ def tiny_prompt(theme: str, panels: Sequence[str], grid: Grid, number: int = 0) 
     # The subject is independent of the scene, which a theme need not name.
     scene = {name: VALUES[name][0] for name in SCENE}
     subject = Panel(**scene | shared).subject
-    return write_prompt(number, described, grid, subject=subject)
+    return write_prompt(0, described, grid, subject=subject)
 
 
 def check_tiny_grid(grid: Grid, panels: int) -> None:
