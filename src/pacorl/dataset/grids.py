@@ -216,7 +216,7 @@ def chosen_questions(
     absent = [record.idx for record in records if record.idx not in grids]
     if absent:
         raise ValueError(
-            f"{len(absent)} prompts have no grids yet, {absent[0]} first; run `pacorl dataset generate` to the end"
+            f"grids.jsonl lacks {len(absent)} prompts, {absent[0]} first; run `pacorl dataset generate` to the end"
         )
     counted = [count_instances(record, grids=len(grids[record.idx])) for record in records]
     positions: Sequence[int] = range(sum(counted))
