@@ -10,13 +10,9 @@ Each check raises AssertionError with the fault. They need no test framework, no
 
 from __future__ import annotations
 
-import copy
-import inspect
 import math
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -27,8 +23,8 @@ from pacorl.core.objectives import Endpoint, ObjectiveOptions, ObjectiveSpec, St
 from pacorl.core.objectives.grpo_clip import ClippedOptions
 from pacorl.core.sde import Transition, log_prob
 from pacorl.grpo.rollout import denoise
-from pacorl.io.images import as_rgb, open_image
-from pacorl.models.policies.pipeline import PipelinePolicy, pack, stitch
+from pacorl.io.images import as_rgb
+from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.rewards.reward import Reward, RewardFunction, scores_of
 
 if TYPE_CHECKING:
@@ -183,13 +179,21 @@ def _batch(spec: ObjectiveSpec, prediction: Tensor) -> Step | Endpoint:
 # --- policies ----------------------------------------------------------------------------------------------------
 
 
-def check_policy(policy: PipelinePolicy, prompts: Sequence[Prompt], size: Size) -> None:
+class Pipeline(Protocol):
+    """A diffusers pipeline with the policy's weights, after `STEPS` denoising steps of one prompt."""
+
+    def __call__(self, prompt: Prompt, *, output_type: str, seed: int) -> tuple[Any, Tensor]:
+        """Return its packed latents (1, N, C) for `latent`, or its images for `pil`; and its sigmas (S + 1,)."""
+
+
+def check_policy(policy: PipelinePolicy, prompts: Sequence[Prompt], size: Size, *, pipeline: Pipeline) -> None:
     """Check a generator against its diffusers pipeline: latents and images of prompts alone and in one batch.
 
     Args:
         policy: in float32, usually with random weights that depend on every input.
         prompts: prompts of one image size, with texts of different lengths.
         size: size of the images, or the area of edits.
+        pipeline: the pipeline of the same weights, without the policy's changes.
 
     Raises:
         AssertionError: with the fault, if the generator breaks the contract.
@@ -198,13 +202,13 @@ def check_policy(policy: PipelinePolicy, prompts: Sequence[Prompt], size: Size) 
     together = endpoints(policy, prompts, size)
     assert together.std() > 0.1, "the latents are nearly constant, so that the comparison is void"
     for number, prompt in enumerate(prompts):
-        expected, sigmas = run_pipeline(policy, prompt, size, output_type="latent", seed=number)
+        expected, sigmas = pipeline(prompt, output_type="latent", seed=number)
         assert torch.equal(policy.sigmas(STEPS, image_size), sigmas), "the scheduler has other sigmas"
         alone = endpoints(policy, [prompt], size, seeds=[number])
         assert_close(alone, expected, f"the pipeline's latents of {prompt.text[:40]!r}")
         assert_close(together[number : number + 1], alone, f"the latents of {prompt.text[:40]!r} alone")
 
-    (picture,), _ = run_pipeline(policy, prompts[0], size, output_type="pil")
+    (picture,), _ = pipeline(prompts[0], output_type="pil", seed=0)
     (ours,) = policy.decode(together[:1], image_size)
     assert ours.size == picture.size, f"the image is {ours.size}, the pipeline's is {picture.size}"
     theirs = as_rgb(picture, "the pipeline's")  # a transparent image on white
@@ -232,70 +236,3 @@ def endpoints(
         sigmas=policy.sigmas(STEPS, image_size),
         size=image_size,
     )
-
-
-def run_pipeline(
-    policy: PipelinePolicy, prompt: Prompt, size: Size, *, output_type: str, seed: int = 0
-) -> tuple[Any, Tensor]:
-    """Run the diffusers pipeline: packed latents (1, N, C) or images, and its sigmas."""
-    image_size = policy.size_of(prompt, size)
-    # Its own transformer of the same weights, without the policy's changes.
-    pipeline = copy.copy(policy.pipeline)
-    transformer = type(pipeline.transformer).from_config(pipeline.transformer.config)
-    transformer.to(pipeline.transformer.dtype).eval()
-    transformer.load_state_dict(pipeline.transformer.state_dict())
-    pipeline.transformer = transformer
-    settings: dict[str, Any] = {
-        **policy.options.model_dump(),
-        "height": image_size.height,
-        "width": image_size.width,
-        "max_area": image_size.height * image_size.width,
-        "_auto_resize": False,
-    }
-    module = sys.modules[type(pipeline).__module__]
-    # Images in the form that this pipeline takes.
-    images = [open_image(path) for path in (*prompt.sources, *prompt.references)]
-    if prompt.references and policy.stitched:
-        images = [stitch(images, image_size)]
-    elif prompt.sources and not hasattr(module, "calculate_dimensions"):
-        # A pipeline that is told not to resize, or does not by itself, is given the resized source.
-        images[0] = images[0].resize((image_size.width, image_size.height), Image.Resampling.LANCZOS)
-    if images:
-        settings["image"] = images if policy.max_sources > 1 else images[0]
-
-    # The pipeline's last latents, before it decodes them: those that it returns may be scaled for its VAE already.
-    latents: list[Tensor] = []
-
-    def keep(*step: Any) -> dict[str, Any]:
-        latents.append(step[-1]["latents"])
-        return {}
-
-    parameters = inspect.signature(pipeline.__call__).parameters
-    with _small_areas(module, size):
-        output = pipeline(
-            prompt=prompt.text,
-            num_inference_steps=STEPS,
-            generator=torch.Generator().manual_seed(seed),
-            output_type=output_type,
-            callback_on_step_end=keep,
-            **{name: settings[name] for name in parameters if name in settings},
-        )
-    sigmas = pipeline.scheduler.sigmas.cpu()
-    if output_type == "pil":
-        return output.images, sigmas
-    return latents[-1] if latents[-1].ndim == 3 else pack(latents[-1], patch=policy.patch), sigmas
-
-
-@contextmanager
-def _small_areas(module: Any, size: Size) -> Iterator[None]:
-    """Let a pipeline with a fixed area of 1024² generate a smaller one."""
-    calculate = getattr(module, "calculate_dimensions", None)
-    if calculate is None:
-        yield
-        return
-    area = size.height * size.width
-    module.calculate_dimensions = lambda pixels, ratio: calculate(min(pixels, area), ratio)
-    try:
-        yield
-    finally:
-        module.calculate_dimensions = calculate

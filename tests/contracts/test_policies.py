@@ -16,6 +16,7 @@ import pytest
 import torch
 from edit_twins import drawn, edit, settings_of, source_image
 from PIL import Image
+from pipelines import check_against_pipeline, run_pipeline
 from policy_contract import check_generator, check_spec, layers_without_effect
 from tests.twins import TWINS
 from torch import Tensor
@@ -34,7 +35,7 @@ from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.plan import passes, sources
 from pacorl.plan.generators import Inputs, policy_on_meta
 from pacorl.plan.plan import plan_policy
-from pacorl.testing import check_policy, endpoints, run_pipeline
+from pacorl.testing import endpoints
 from pacorl.tiny.characters import character_prompts, vocabulary
 from pacorl.types import Conditioning, Prompt, Size
 
@@ -159,7 +160,7 @@ def test_without_noise_the_loop_is_the_pipeline(kind: str, job: Job, dynamic: bo
     config = {**policy.pipeline.scheduler.config, "use_dynamic_shifting": dynamic, "shift": 2.5}
     scheduler = type(policy.pipeline.scheduler).from_config(config)
     policy.pipeline = type(policy.pipeline)(**{**policy.pipeline.components, "scheduler": scheduler})
-    check_policy(policy, [job.prompt], AREA)
+    check_against_pipeline(policy, [job.prompt], AREA)
 
 
 @ROLES
@@ -183,7 +184,7 @@ def test_in_bf16_timesteps_round_as_the_pipeline_s(kind: str, job: Job, monkeypa
     endpoints(policy, [job.prompt], AREA)
     transformer = type(pipeline.transformer)
     monkeypatch.setattr(transformer, "forward", recorded(transformer.forward, theirs))
-    run_pipeline(policy, job.prompt, AREA, output_type="latent")
+    run_pipeline(policy, job.prompt, size=AREA, output_type="latent")
     assert torch.equal(torch.cat(ours).unique(), torch.cat(theirs).unique())
 
 

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 from PIL import Image
+from pipelines import check_against_pipeline, run_pipeline
 from torch import nn
 
 from pacorl.models.adapters import add_lora
@@ -22,13 +23,13 @@ from pacorl.models.policies import POLICIES
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.plan.generators import policy_on_meta
-from pacorl.testing import assert_close, check_policy, endpoints, run_pipeline
+from pacorl.testing import assert_close, endpoints
 from pacorl.types import Conditioning, Prompt, Size
 
 
 def check_generator(policy: PipelinePolicy, prompts: Sequence[Prompt], size: Size) -> None:
     """Check the contract, a text that is cut, references and idle layers."""
-    check_policy(policy, prompts, size)
+    check_against_pipeline(policy, prompts, size)
     check_long_text(policy, prompts[0], size)
     check_reference_images(policy, prompts, size)
     check_idle_layers(policy, prompts[0], size)
@@ -80,7 +81,7 @@ def check_long_text(policy: PipelinePolicy, prompt: Prompt, size: Size) -> None:
         warnings.simplefilter("always")
         ours = endpoints(policy, [long], size)
     assert any("max_sequence_length" in str(warning.message) for warning in caught), "a text is cut without a warning"
-    expected, _ = run_pipeline(policy, long, size, output_type="latent")
+    expected, _ = run_pipeline(policy, long, size=size, output_type="latent")
     assert_close(ours, expected, f"the pipeline's latents of a text of more than {limit} tokens")
 
 
@@ -101,7 +102,9 @@ def check_reference_images(policy: PipelinePolicy, prompts: Sequence[Prompt], si
             images.append(Path(folder) / f"{number}.png")
             Image.fromarray(pixels).save(images[-1])
         first, second = (replace(prompt, sources=(), references=()) for prompt in prompts[:2])
-        check_policy(policy, [replace(first, references=(images[0],)), replace(second, references=tuple(images))], size)
+        check_against_pipeline(
+            policy, [replace(first, references=(images[0],)), replace(second, references=tuple(images))], size
+        )
 
 
 def assert_refused(policy: PipelinePolicy, prompt: Prompt, size: Size) -> None:

@@ -15,13 +15,13 @@ import torch
 from diffusers_own import diffusers_own
 from edit_twins import loop, qwen_image_21_pipeline, source_image
 from PIL import Image
+from pipelines import check_against_pipeline
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.models.policies.pipeline import MixedConditioning, PipelinePolicy
 from pacorl.models.policies.qwen_image_21 import QWEN_IMAGE_21
-from pacorl.testing import check_policy
 from pacorl.tiny.characters import character_prompts
 from pacorl.types import Conditioning, Prompt, Size
 
@@ -216,4 +216,4 @@ def test_the_author_s_sigmas_are_taken_for_their_number_of_steps() -> None:
     ours.pipeline.register_to_config(sample_sigmas=[1.0, 0.7, 0.2])
     assert not torch.equal(ours.sigmas(3, SIZE), policy().sigmas(3, SIZE))
     assert torch.equal(ours.sigmas(4, SIZE), policy().sigmas(4, SIZE))
-    check_policy(ours, [Prompt(0, "a fox")], SIZE)
+    check_against_pipeline(ours, [Prompt(0, "a fox")], SIZE)

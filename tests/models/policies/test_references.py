@@ -20,6 +20,7 @@ from edit_twins import (
     source_image,
 )
 from PIL import Image
+from pipelines import check_against_pipeline
 from policy_contract import check_reference_images
 
 from pacorl.models.policies import pipeline
@@ -28,7 +29,6 @@ from pacorl.models.policies.kontext import KONTEXT
 from pacorl.models.policies.pipeline import PipelinePolicy, stitch
 from pacorl.models.policies.qwen_image import QWEN_EDIT_PLUS
 from pacorl.models.policies.qwen_image_21 import QWEN_IMAGE_21
-from pacorl.testing import check_policy
 from pacorl.tiny.characters import character_prompts
 from pacorl.types import Prompt, Size
 
@@ -70,7 +70,7 @@ def test_references_are_read_as_the_pipeline_reads_them(kind: str) -> None:
 @pytest.mark.parametrize("kind", TAKERS)
 def test_references_of_several_shapes_are_the_pipeline_s(kind: str, images: tuple[Path, ...]) -> None:
     """The pipeline is given the files as they are; Kontext's its one stitched image."""
-    check_policy(policy_of(kind), [Prompt(0, "A fox at night.", references=images)], SIZE)
+    check_against_pipeline(policy_of(kind), [Prompt(0, "A fox at night.", references=images)], SIZE)
 
 
 @pytest.mark.slow
@@ -79,7 +79,7 @@ def test_an_edit_has_references_too(kind: str, images: tuple[Path, ...]) -> None
     policy = policy_of(kind)
     prompt = replace(edit(images[0]), references=images[1:])
     assert policy.size_of(prompt, SIZE) == policy.size_of(edit(images[0]), SIZE)
-    check_policy(policy, [prompt], SIZE)
+    check_against_pipeline(policy, [prompt], SIZE)
 
 
 @pytest.mark.parametrize("kind", TAKERS)
