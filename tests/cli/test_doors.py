@@ -150,7 +150,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (["quickstart", "nokey=3"], "nokey"),
     (["init", "mine.yaml", "--prompts", "tiny:train:4"], "mine.yaml"),
     (["report", "run"], "run/report.html"),
-    (["report", "other", "run"], "run/compare-other.html"),
+    (["report", "other", "run"], "compare-other-run.html"),
     (["prompts", "mine/train.jsonl", "--out", "mine"], "mine/train.jsonl"),
     (["benchmark", "consistency-rank", "empty", "--judge", "tiny"], "empty/images"),
     (["benchmark", "consistency-rank", "rank", "--judge", "nothere"], "nothere"),
@@ -224,8 +224,8 @@ def write_folder(folder: Path) -> None:
     (folder / "zorp" / "card.yaml").write_text("description: zorp\n")
     for name in ("run", "other"):
         finished_run(folder / name)
-    for name in ("report.html", "compare-other.html"):
-        (folder / "run" / name).write_text("<p>mine</p>")
+    for name in ("run/report.html", "compare-other-run.html"):
+        (folder / name).write_text("<p>mine</p>")
     write_ranking(folder / "rank")
     write_adapter(folder / "lora", "foo", width=8)
 

@@ -25,10 +25,10 @@ def run(*arguments: object) -> dict:
 
 def serve_and_simulate(folder, people):
     """People rank through a real server; returns how many rankings each made."""
-    from pacorl.annotate.server import Annotation, Sharing, make_app, roles
+    from pacorl.annotate.server import Annotation, Sharing, make_app
 
     annotation = Annotation(folder)
-    annotation.start(roles(people, []), Sharing(overlap=0.2, judges=2, controls=4))
+    annotation.start(people, [], Sharing(overlap=0.2, judges=2, controls=4))
     with serving_app(make_app(annotation)) as url:
         return simulate(url, {name: annotation.token(name) for name in people}, noise=0.3)
 
@@ -100,7 +100,7 @@ def halfway(dataset):
     for name in ("manifests/prompts.journal.jsonl", "explanations.jsonl"):
         (folder / name).write_text('{"key": "a", "consis')
     annotation = Annotation(folder)
-    annotation.start({"ann": "annotator"}, Sharing(controls=0))
+    annotation.start(["ann"], [], Sharing(controls=0))
     for number in range(6):
         task = annotation.state("ann")["task"]
         annotation.rank("ann", task["instance"], range(len(task["candidates"])), request=f"request-{number}")

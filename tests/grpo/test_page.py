@@ -36,8 +36,8 @@ def test_the_page_grows_with_the_run(small: list[str], monkeypatch: pytest.Monke
     start, middle, end = seen
     assert "Generated so far" in start
     assert "of 3 epochs" in middle
-    assert "Gradient norm" in middle
-    assert "Gradient norm" not in start
+    assert "Reward of training samples" in middle
+    assert "Reward of training samples" not in start
     assert "Drag the handle" in end
     assert "of 3 epochs" not in end
     assert len(start) < len(middle) < len(end)

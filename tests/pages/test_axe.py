@@ -105,7 +105,7 @@ def served(case: Case) -> Any:
 CASES = [
     Case("report", "run_pages", "report"),
     Case("compare", "run_pages", "compare"),
-    Case("arms", "run_pages", "arms"),
+    Case("seeds", "run_pages", "seeds"),
     Case("check", "check_page"),
     Case("generated", "generated_page"),
     Case("benchmark", "benchmark_page"),
@@ -129,17 +129,19 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def run_pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A finished run's report, two runs compared, and two settings with one seed each."""
-    from pacorl.report.arms import write_arms
+    """A finished run's report, two runs compared, and two settings with two seeds each."""
     from pacorl.report.compare import write_comparison
     from pacorl.report.page import write_report
 
-    first, second = (finished_run(tmp_path_factory.mktemp("runs") / name) for name in ("first", "second"))
-    (second / "config.yaml").write_text("lr: 0.002\n")
+    folder = tmp_path_factory.mktemp("runs")
+    runs = [finished_run(folder / name) for name in ("low-1", "low-2", "high-1", "high-2")]
+    for run in runs:
+        name, seed = run.name.split("-")
+        (run / "config.yaml").write_text(f"seed: {seed}\nlr: {0.1 if name == 'low' else 0.2}\n")
     pages = {
-        "report": write_report(first),
-        "compare": write_comparison(first, second),
-        "arms": write_arms([first, second])[0],
+        "report": write_report(runs[0]),
+        "compare": write_comparison(runs[::2])[0],
+        "seeds": write_comparison(runs)[0],
     }
     return {name: page.as_uri() for name, page in pages.items()}
 
@@ -234,7 +236,7 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
         tries=[TryLine(panel=1, verdict="0.50 of 1, better: kept", accepted=True)],
     )  # fmt: skip
     picture = draw_grid([hero, hero], Grid(1, 2), 64)
-    page = studio.folder.add_page([(picture, {}, recipe)] * 2, before=picture, tries=[picture])
+    page = studio.folder.add_page([(picture, recipe)] * 2, before=picture, tries=[picture])
     studio.folder.keep_verdict(page, Verdict(passed=False, lines=["Panel 2 fits the others least (0.10 of 1)."], odd=1))
     studio.keep(page=page.number, sentence=recipe.sentence, theme="a hero", panels=["waves", "jumps"])
     studio.close()

@@ -1,22 +1,24 @@
-"""Two runs on one page: only what both were asked for is compared, and differences are paired."""
+"""Two runs, or two settings over seeds, on one page: only what both were asked for is compared, paired."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from run_folder import finished_run, json_lines, write_evaluation, write_metrics
+from scipy import stats
+from typer.testing import CliRunner
 
-from pacorl.report.compare import (
-    asked_of_both,
-    differing_keys,
-    results_of_both,
-    side_names,
-    write_comparison,
-)
-from pacorl.report.folder import read_run
-from pacorl.report.page import write_report
+from pacorl.cli import app
+from pacorl.core.ranking import T_975
+from pacorl.report.compare import asked_of_both, differing_keys, results_of, side_names, write_comparison
+from pacorl.report.curves import side_by_side
+from pacorl.report.folder import RunFolder, read_run
+
+RISES = {1: 0.125, 2: 0.25, 3: 0.1875}
+"""Seed → how much more the second setting gets."""
 
 
 @pytest.fixture
@@ -34,22 +36,53 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
     return first, second
 
 
-def test_the_page_has_both_sides_of_everything(runs: tuple[Path, Path]) -> None:
-    page = write_comparison(*runs).read_text("utf-8")
+@pytest.fixture
+def seeds(tmp_path: Path) -> list[Path]:
+    """Three seeds of two settings, in the order of a shell's `*`."""
+    low = [trained(tmp_path / f"low-{seed}", seed=seed, lr=0.1, value=0.5) for seed in RISES]
+    high = [trained(tmp_path / f"high-{seed}", seed=seed, lr=0.2, value=0.5 + rise) for seed, rise in RISES.items()]
+    return [*low, *high]
+
+
+def trained(folder: Path, *, seed: int, lr: float, value: float, epoch: int = 2, **settings: object) -> Path:
+    evaluations = [{"kind": "evaluation", "epoch": number} for number in dict.fromkeys((0, epoch))]
+    run = write_metrics(folder, *evaluations)
+    write_evaluation(run, 0, {1: 0.25, 2: 0.25})
+    if epoch:
+        write_evaluation(run, epoch, {1: value, 2: value})
+    lines = [f"{key}: {entry}\n" for key, entry in {"out": folder, "seed": seed, "lr": lr, **settings}.items()]
+    (run / "config.yaml").write_text("".join([*lines, f"prompts: {{train: {folder}/prompts/train-0123abcd.jsonl}}\n"]))
+    return run
+
+
+def text_of(page: Path) -> str:
+    return " ".join(page.read_text("utf-8").split())
+
+
+def config(text: str, path: str = "run") -> RunFolder:
+    """A run of which only the config is looked at."""
+    return RunFolder(Path(path), [], [], {}, text, {}, "")
+
+
+def test_the_page_has_both_sides_of_everything_and_lies_beside_the_runs(runs: tuple[Path, Path]) -> None:
+    path, _ = write_comparison(runs)
+    assert path == runs[1].parent / "compare-one-two.html"
+    page = path.read_text("utf-8")
     texts = [" ".join(text.split()) for text in re.findall(r">([^<>]+)<", page)]
-    assert {"one and two", "Largest gain", "+0.250", "−0.500", "0.002", "adapter.rank"} <= set(texts)
-    assert "2 images of one run alone are left out." in texts
+    assert {"one and two", "Largest gain", "+0.250", "−0.500", "0.002", "adapter.rank", "Next"} <= set(texts)
     assert texts.count("Loss") == 1, "the losses of both are one chart"
+    assert "2 images of one run alone are left out." in text_of(path)
+    assert "no interval covers the chance of training" in text_of(path)
     assert not re.search(r"https?://|@import|url\(", page)
-    assert write_comparison(*runs).read_text("utf-8") == page
+    assert write_comparison(runs)[0].read_text("utf-8") == page
 
 
 def test_the_same_number_is_another_prompt_if_its_text_is(runs: tuple[Path, Path]) -> None:
     first, second = runs
+    with (second / "metrics.jsonl").open("a") as log:
+        log.write(json_lines({"kind": "evaluation", "epoch": 3}))
     write_evaluation(second, 3, {1: 0.9, 2: 0.9}, text="something else")
-    samples, alone = asked_of_both(read_run(first), read_run(second))
-    assert (samples, alone) == ({}, 5)
-    assert "No image of one run" in write_comparison(*runs).read_text("utf-8")
+    assert asked_of_both(read_run(first), read_run(second)) == ({}, 5)
 
 
 def test_alarms_and_leaks_of_either_run_are_shown(runs: tuple[Path, Path]) -> None:
@@ -57,72 +90,156 @@ def test_alarms_and_leaks_of_either_run_are_shown(runs: tuple[Path, Path]) -> No
     with (second / "metrics.jsonl").open("a") as log:
         log.write(json_lines({"kind": "evaluation", "epoch": 3, "alarm/diversity": 1.0}))
     (first / "leaks.txt").write_text("8 of 8 training prompts are measured on\n")
-    page = write_comparison(*runs).read_text("utf-8")
+    page = write_comparison(runs)[0].read_text("utf-8")
     headline = " ".join(page[page.index("<header") : page.index("</header>")].split())
     assert "two raised an alarm" in headline
-    assert "different prompts get the same image. <span>After epoch 3" in headline
     assert "one raised" not in headline
     assert "one: 8 of 8 training prompts are measured on" in headline
-    assert "8 of 8 training prompts are measured on" in write_report(first).read_text("utf-8")
 
 
 def test_each_run_s_value_before_training_is_beside_its_last(runs: tuple[Path, Path]) -> None:
-    first, second = map(read_run, runs)
-    samples, _ = asked_of_both(first, second)
-    (row,) = [row for row in results_of_both(first, second, samples) if row.name == "consistency"]
+    (row,) = [row for row in results_of(*map(read_run, runs)) if row.name == "consistency"]
     assert row.starts == (0.375, None), "the mean of 0.25 and 0.5 of the shared prompts; the second was evaluated once"
-    assert "<small>0.375 before training</small>" in write_comparison(*runs).read_text("utf-8")
+    assert "<small>0.375 before training</small>" in write_comparison(runs)[0].read_text("utf-8")
 
 
-@pytest.mark.parametrize(
-    ("epoch", "stated"), [(0, "before training (epoch 0)"), (1, "after epoch 1"), (2, "after epoch 2")]
-)
-def test_no_difference_of_unequal_training_is_bold(tmp_path: Path, epoch: int, stated: str) -> None:
-    runs = []
-    for name, at, value in (("one", 2, 0.75), ("two", epoch, 0.5)):
-        run = write_metrics(tmp_path / name, {"kind": "evaluation", "epoch": at})
-        write_evaluation(run, at, dict.fromkeys(range(8), value))
-        runs.append(run)
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_no_difference_of_unequal_training_is_bold(tmp_path: Path, epoch: int) -> None:
+    first, second = tmp_path / "one", tmp_path / "two"
+    for run, at, value in ((first, 2, 0.75), (second, epoch, 0.5)):
+        write_metrics(run, {"kind": "evaluation", "epoch": at})
+        write_evaluation(run, at, {prompt: value + prompt * value / 100 for prompt in range(8)})
+    page, lines = write_comparison([first, second])
+    assert any(line.startswith("warning: one after epoch 2 and two") for line in lines) == (epoch != 2)
+    assert ('class="sure"' in text_of(page)) == (epoch == 2)
 
-    page = " ".join(write_comparison(*runs).read_text("utf-8").split())
-    assert f"two<small>{stated}</small>" in page
-    assert ("one was evaluated after epoch 2 and two" in page) == (epoch != 2)
-    assert ('class="sure"' in page) == (epoch == 2)
+
+def test_losses_of_two_objectives_are_left_out(runs: tuple[Path, Path]) -> None:
+    sides = [(name, [read_run(run)]) for name, run in zip("ab", runs, strict=True)]
+    titles = [chart.title for chart in side_by_side(sides, with_loss=True)]
+    assert titles == ["Evaluation: Consistency", "Loss"]
+    for run, name in zip(runs, ("flow_grpo", "diffusion_nft"), strict=True):
+        (run / "config.yaml").write_text(f"objective: {{name: {name}}}\n")
+    assert "different objectives, whose losses cannot be compared" in text_of(write_comparison(runs)[0])
+    assert [chart.title for chart in side_by_side(sides, with_loss=False)] == titles[:1]
 
 
 def test_a_run_s_own_files_of_one_digest_are_no_difference_wherever_they_are() -> None:
-    def config(out: str, name: str) -> str:
-        return f"out: {out}\nprompts: {{train: {out}/prompts/{name}.jsonl}}"
+    def run(out: str, name: str) -> RunFolder:
+        return config(f"out: {out}\nprompts: {{train: {out}/prompts/{name}.jsonl}}")
 
-    first = config("runs/a", "train-0123abcd")
-    assert differing_keys(first, config("runs/b", "train-0123abcd")) == []
-    assert len(differing_keys(first, config("runs/b", "train-0123abce"))) == 1
-    assert len(differing_keys(config("runs/a", "train"), config("runs/b", "train"))) == 1
+    first = run("runs/a", "train-0123abcd")
+    assert differing_keys(first, run("runs/b", "train-0123abcd")) == []
+    assert len(differing_keys(first, run("runs/b", "train-0123abce"))) == 1
+    assert len(differing_keys(run("runs/a", "train"), run("runs/b", "train"))) == 1
 
 
 def test_configs_differ_by_dotted_keys() -> None:
-    first, second = (
-        "out: x\nseed: 1\nadapter: {rank: 4, alpha: 8}\nrewards: [{name: a}]",
-        "out: y\nseed: 1\nrewards: []",
-    )
-    assert differing_keys(first, second) == [
+    first = config("out: x\nseed: 1\nadapter: {rank: 4, alpha: 8}\nrewards: [{name: a}]")
+    assert differing_keys(first, config("out: y\nseed: 2\nrewards: []")) == [
         ("adapter.rank", "4", "–"),
         ("adapter.alpha", "8", "–"),
         ("rewards.0.name", "a", "–"),
         ("rewards", "–", "[]"),
     ]
-    assert differing_keys("", "") == []
 
 
 def test_a_comparison_shows_no_key(runs: tuple[Path, Path]) -> None:
     for run, key in zip(runs, ("mine", "yours"), strict=True):
-        (run / "config.yaml").write_text(f"seed: {len(key)}\nrewards: [{{name: http, args: {{api_key: {key}}}}}]\n")
-    page = write_comparison(*runs).read_text()
+        (run / "config.yaml").write_text(f"lr: {len(key)}\nrewards: [{{name: http, args: {{api_key: {key}}}}}]\n")
+    page = write_comparison(runs)[0].read_text()
     assert 'data-label="one">4</td>' in page
     assert "mine" not in page
     assert "yours" not in page
 
 
 def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
-    assert side_names(tmp_path / "a", tmp_path / "b") == ("a", "b")
-    assert side_names(tmp_path / "x/run", tmp_path / "y/run") == ("x/run", "y/run")
+    def names(first: str, second: str) -> tuple[str, str]:
+        return side_names(*([replace(config(""), path=tmp_path / name)] for name in (first, second)))
+
+    assert names("a-", "b") == ("a-", "b")
+    assert names("x/run", "y/run") == ("x/run", "y/run")
+
+
+def test_a_page_that_somebody_else_wrote_there_stays(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "compare-one-two.html").write_text("<p>mine</p>")
+    with pytest.raises(ValueError, match=r"compare-one-two\.html was not made by pacorl"):
+        write_comparison(runs)
+
+
+# --- seeds -----------------------------------------------------------------------------------------------------
+
+
+def test_differences_are_paired_by_seed_with_a_t_interval(seeds: list[Path]) -> None:
+    page, lines = write_comparison([seeds[0], seeds[4], seeds[2], seeds[1], seeds[5], seeds[3]])
+    assert page == seeds[0].parent / "compare-low-high.html"
+    low, high = stats.t.interval(0.95, 2, 0.1875, stats.sem(list(RISES.values())))
+    assert lines == [
+        f"Consistency: +0.188 (+{low:.3f} to +{high:.3f}), n = 3, higher in 3 of 3 seeds "
+        "(1: +0.125, 3: +0.188, 2: +0.250)",
+        "Valid panels: +0.000, n = 3, higher in 0 of 3 seeds (1: 0, 3: 0, 2: 0)",
+    ]
+    text = text_of(page)
+    assert lines[0] in text
+    assert text.count('class="sure"') == 1
+    assert text.count("<small>0.250 before training</small>") == 2
+    assert re.findall(r'<td data-label="Seed \d">([^<]*)<', text)[:3] == ["+0.125", "+0.188", "+0.250"]
+    assert '<th scope="row">lr</th>' in text
+    assert '<th scope="row">seed</th>' not in text
+    assert "prompts.train" not in text, "a run's own files of one digest are no difference"
+
+
+def test_curves_are_means_over_the_seeds_at_the_epochs_of_all() -> None:
+    lines = ([(1.0, 0.2), (2.0, 0.4), (3.0, 0.5)], [(1.0, 0.4), (3.0, None)], [(3.0, 0.1), (1.0, 0.6)])
+    runs = [with_records("loss", line) for line in lines]
+    (chart,) = side_by_side([("a", runs), ("b", runs)], with_loss=True)
+    assert chart.lines["a"] == chart.lines["b"] == [(1.0, pytest.approx(0.4)), (3.0, None)]
+    runs[1] = with_records("kl", lines[1])
+    assert side_by_side([("a", runs), ("b", runs)], with_loss=True) == []
+
+
+def with_records(key: str, points: list[tuple[float, float | None]]) -> RunFolder:
+    return replace(config(""), epochs=[{"epoch": epoch, key: value} for epoch, value in points])
+
+
+def test_two_seeds_have_counts_and_no_verdict_and_a_run_without_its_like_is_named(seeds: list[Path]) -> None:
+    page, lines = write_comparison(seeds[:5])
+    assert lines[0] == "Consistency: +0.188, n = 2, higher in 2 of 2 seeds (1: +0.125, 2: +0.250)"
+    assert lines[-1] == "Left out, for want of a run of the same seed: low-3."
+    assert 'class="sure"' not in text_of(page)
+
+
+def test_unequal_training_is_said_and_not_bold(seeds: list[Path], tmp_path: Path) -> None:
+    late = trained(tmp_path / "high-late", seed=3, lr=0.2, value=0.75, epoch=4)
+    page, lines = write_comparison([*seeds[:5], late])
+    assert lines[-1].startswith("warning: low-3 after epoch 2 and high-late after epoch 4")
+    assert 'class="sure"' not in text_of(page)
+
+
+def test_a_third_setting_is_refused_by_its_keys(seeds: list[Path], tmp_path: Path) -> None:
+    other = trained(tmp_path / "odd", seed=4, lr=0.2, value=0.5, rank=8)
+    with pytest.raises(ValueError, match=r"odd is of a third setting: it differs from .*low-1 in lr, rank and from .*"):
+        write_comparison([*seeds, other])
+
+
+def test_settings_that_cannot_be_paired_are_refused(seeds: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="3 runs differ in nothing but their seed; name runs of two settings"):
+        write_comparison(seeds[:3])
+    twin = trained(tmp_path / "twin", seed=1, lr=0.1, value=0.5)
+    with pytest.raises(ValueError, match=r"low-1 and .*twin have one setting and one seed, 1"):
+        write_comparison([*seeds, twin])
+    with pytest.raises(ValueError, match="share no seed, they have 1, 2 and 9"):
+        write_comparison([*seeds[:2], trained(tmp_path / "nine", seed=9, lr=0.2, value=0.5)])
+    with pytest.raises(ValueError, match="a run is named twice"):
+        write_comparison([seeds[0], seeds[0]])
+
+
+def test_the_command_prints_the_differences_and_the_page(seeds: list[Path]) -> None:
+    result = CliRunner().invoke(app, ["report", *map(str, seeds)])
+    assert result.exit_code == 0, result.output
+    assert "n = 3" in result.stdout
+    assert f"page: {seeds[0].parent / 'compare-low-high.html'}" in result.stdout
+
+
+def test_the_table_of_t_is_complete() -> None:
+    assert pytest.approx([float(stats.t.ppf(0.975, dof)) for dof in range(2, 18)], abs=6e-4) == list(T_975)

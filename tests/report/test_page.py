@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import re
+import shlex
 from html.parser import HTMLParser
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import typer
 from PIL import Image
 from run_folder import EVIL, finished_run, json_lines, write_evaluation, write_metrics
 
+from pacorl.cli import app
 from pacorl.core.ranking import Interval
-from pacorl.report.curves import BUCKETS, Chart, charts, thinned
-from pacorl.report.figures import (
-    DARK_RAMP,
-    LIGHT_RAMP,
-    colour,
-    data_url,
-    luminance,
-    readable_on,
-    show,
-)
+from pacorl.report.curves import charts
+from pacorl.report.figures import STRONG, data_url, show
 from pacorl.report.folder import Sample, read_run
-from pacorl.report.page import choose, match, spread, write_report
-from pacorl.report.results import Result, alarms, compared, rows_of
+from pacorl.report.page import choose, match, next_command, spread, story, write_report
+from pacorl.report.results import Result, alarms, compared, paired, rows_of
 
 
 class Elements(HTMLParser):
@@ -52,8 +49,8 @@ def _page(run: Path) -> str:
 def test_page_has_every_part_of_a_finished_run(run: Path) -> None:
     page = _page(run)
     ids = {attributes.get("id") for _, attributes in Elements(page).elements}
-    assert {"results", "gallery", "samples", "curves", "time", "config", "set-1-7", "set-2-7"} <= ids
-    assert {"It got better.", "+0.250", "0.750", "1 min 30 s", "Largest gain"} <= set(
+    assert {"results", "gallery", "curves", "config", "set-1-7", "set-2-7"} <= ids
+    assert {"It got better.", "+0.250", "0.750", "2 min 0 s", "Largest gain"} <= set(
         re.findall(r">([^<>]+?)\s*<", page)
     )
 
@@ -61,7 +58,7 @@ def test_page_has_every_part_of_a_finished_run(run: Path) -> None:
 def test_texts_are_escaped(run: Path) -> None:
     write_evaluation(run, 3, {1: 0.9}, text=EVIL, theme=EVIL, scores={EVIL: 1.0})
     with (run / "metrics.jsonl").open("a") as file:
-        file.write(json_lines({"kind": "epoch", "epoch": 2, EVIL: 3, f"reward/{EVIL}/cv": 1, "reward/b/cv": 2}))
+        file.write(json_lines({"kind": "epoch", "epoch": 2, f"reward/{EVIL}/mean": 1}))
     page = _page(run)
     assert "alert(" in page
     assert "<script>alert" not in page
@@ -116,14 +113,15 @@ def test_a_page_shows_the_config_without_its_keys(running: Path) -> None:
 
 
 def test_without_a_summary_the_images_themselves_are_compared(running: Path) -> None:
-    compared_scores = {result.name: result for result in compared(read_run(running).samples)}
+    samples = read_run(running).samples
+    compared_scores = {result.name: result for result in compared(samples[0], samples[2])}
     assert set(compared_scores) == {"consistency", "fit", "held_out/ocr"}
     fit, ocr = compared_scores["fit"], compared_scores["held_out/ocr"]
     assert (fit.before.mean, fit.after.mean, fit.difference.mean) == (0.25, 0.75, 0.5)
     assert ocr.difference.mean == -0.25
     assert "Held out · ocr" in write_report(running).read_text()
     (running / "samples" / "evaluation-000002.jsonl").unlink()
-    assert compared(read_run(running).samples) == []
+    assert rows_of(read_run(running)) == []
 
 
 def test_rebuilding_gives_the_same_page(run: Path) -> None:
@@ -164,46 +162,70 @@ def test_images_cannot_come_from_elsewhere(run: Path, image: str) -> None:
         write_report(run)
 
 
+# --- what was done, and what is next -----------------------------------------------------------------------------
+
+
+POLICY = """\
+model: {checkpoint: black-forest-labs/FLUX.1-dev}
+objective: {name: grpo_clip}
+prompts: {train: mine.jsonl}
+judge: {checkpoint: runs/judge}
+rewards: [{name: consistency}, {name: clip}]
+"""
+
+
+def test_a_page_begins_with_what_was_trained_by_what_judged_by_whom_and_against_what(run: Path) -> None:
+    (run / "config.yaml").write_text(POLICY)
+    text = story(read_run(run))
+    for named in ("FLUX.1-dev", "grpo_clip", "mine.jsonl", "consistency and clip", "runs/judge", "without the LoRA"):
+        assert named in text
+    page = _page(run)
+    assert page.index(text) < page.index('<section id="results">')
+
+
+@pytest.mark.parametrize(
+    ("config", "finished", "started"),
+    [
+        (POLICY, True, "pacorl generate --model black-forest-labs/FLUX.1-dev --adapter RUN/adapter"),
+        (POLICY, False, "pacorl train-policy RUN/config.yaml --resume auto"),
+        ("character: characters/hero\n", False, "pacorl train-character characters/hero --config RUN/config.yaml"),
+        ("model: {checkpoint: tiny}\ndata: {train: [a.json]}\n", True, "pacorl calibrate RUN/adapter a.json"),
+        ("lr: 0.001\n", True, ""),
+    ],
+)
+def test_a_page_ends_with_a_next_command_that_exists(run: Path, config: str, finished: bool, started: str) -> None:
+    (run / "config.yaml").write_text(config)
+    if not finished:
+        (run / "summary.json").unlink()
+    command = next_command(read_run(run))
+    assert command.startswith(started.replace("RUN", str(run)))
+    assert (f'<pre tabindex="0">{command}</pre>' in _page(run)) == bool(command)
+    if command:
+        name, *words = shlex.split(command)[1:]
+        typer.main.get_command(app).commands[name].make_context(name, words)
+
+
 # --- curves ----------------------------------------------------------------------------------------------------
 
 
-def _charts(tmp_path: Path, *records: dict[str, Any]) -> dict[str, list[Chart]]:
-    return charts(read_run(write_metrics(tmp_path, *records)))
-
-
-def test_series_are_grouped_and_unknown_ones_come_last(tmp_path: Path) -> None:
-    record = {"kind": "epoch", "epoch": 1, "step": 4, "new_thing": 2, "loss": 1, "seconds/rollout": 3, "note": "x"}
-    record |= {"seconds/update": 1, "reward/fit/mean": 0.5, "reward/fit/std": 0.25, "reward/fit/cv": 0.5, "flag": True}
-    groups = _charts(tmp_path, record | {"ratio_deviation/3": 0.0}, {"kind": "evaluation", "epoch": 1, "valid": 1})
-    titles = {group: [chart.title for chart in drawn] for group, drawn in groups.items()}
-    assert titles == {
-        "Rewards in training": ["Fit", "Spread of rewards (std ÷ mean)"],
-        "Evaluation": ["Valid panels"],
-        "Training health": ["Loss", "Ratio − 1 before the first update, by step"],
-        "Time": ["Seconds per epoch"],
-        "More": ["New thing"],
+def test_a_page_has_four_curves_and_the_tracker_has_the_rest(tmp_path: Path) -> None:
+    record = {"kind": "epoch", "epoch": 1, "new_thing": 2, "loss": 1, "kl": 0.1, "seconds/rollout": 3, "grad_norm": 1}
+    record |= {"reward/fit/mean": 0.5, "reward/fit/std": 0.25, "reward/ocr/mean": 0.5}
+    evaluation = {"kind": "evaluation", "epoch": 1, "valid": 1, "held_out/ocr": 0.5, "seconds/evaluation": 2.0}
+    drawn = charts(read_run(write_metrics(tmp_path, record, evaluation)))
+    assert {chart.title: list(chart.lines) for chart in drawn} == {
+        "Reward of training samples": ["Fit", "Ocr"],
+        "Evaluation": ["Valid panels", "Held out · ocr"],
+        "Loss": ["Loss"],
+        "KL to the reference": ["KL to the reference"],
     }
-    assert [line.label for line in groups["Time"][0].lines] == ["Rollout", "Update"]
-    assert groups["Rewards in training"][0].band == [(1.0, 0.25, 0.75)]
 
 
 def test_a_value_that_is_not_finite_breaks_its_line(tmp_path: Path) -> None:
     records = [{"kind": "epoch", "epoch": e, "loss": value} for e, value in enumerate([1.0, 2.0, None, 3.0])]
     run = write_metrics(tmp_path, *records)
-    assert charts(read_run(run))["Training health"][0].lines[0].points[2] == (2.0, None)
+    assert charts(read_run(run))[0].lines["Loss"][2] == (2.0, None)
     assert _page(run).count("<polyline") == 2
-
-
-def test_thinning_keeps_the_ends_and_the_spikes() -> None:
-    points: list[tuple[float, float | None]] = [(float(epoch), 0.0) for epoch in range(10_000)]
-    points[4321] = (4321.0, 9.0)
-    points[4330] = (4330.0, -9.0)
-    points[7777] = (7777.0, None)
-    points_left = thinned(points)
-    assert len(points_left) <= 2 * BUCKETS + 2
-    assert points_left[0] == points[0]
-    assert points_left[-1] == points[-1]
-    assert {(4321.0, 9.0), (4330.0, -9.0)} <= set(points_left)
 
 
 def test_alarms_are_in_the_order_of_their_first_time(tmp_path: Path) -> None:
@@ -216,24 +238,38 @@ def test_alarms_are_in_the_order_of_their_first_time(tmp_path: Path) -> None:
     assert [(alarm.first, alarm.last, alarm.times) for alarm in found] == [(2, 3, 2), (3, 3, 1), (5, 5, 1)]
 
 
-def test_more_seeds_of_a_prompt_do_not_narrow_an_interval(tmp_path: Path) -> None:
+def test_more_seeds_of_a_prompt_do_not_narrow_an_interval() -> None:
     """A prompt's seeds are not independent: copies of each image show nothing new."""
     gains = [0.1, -0.2, 0.3, 0.05, -0.1, 0.2, 0.0, 0.15, -0.05, 0.25]
 
     def difference(seeds: int) -> Interval:
-        sides: dict[int, list[Sample]] = {0: [], 1: []}
-        for prompt, gain in enumerate(gains):
-            for seed in range(seeds):
-                sides[0].append(Sample(prompt, seed, tmp_path, scores={"panel_match": 0.5}))
-                sides[1].append(Sample(prompt, seed, tmp_path, scores={"panel_match": 0.5 + gain}))
-        (row,) = compared(sides)
-        assert row.difference
-        return row.difference
+        groups = [prompt for prompt in range(len(gains)) for _ in range(seeds)]
+        return paired(groups, [0.5] * len(groups), [0.5 + gains[prompt] for prompt in groups])[2]
 
     one, many = difference(1), difference(8)
     assert (one.groups, many.groups) == (10, 10)
     assert one.low is not None
     assert (many.low, many.high) == (pytest.approx(one.low), pytest.approx(one.high))
+
+
+@pytest.mark.parametrize("count", [5, 12, 19, 20, 40])
+def test_intervals_of_few_groups_are_student_s(count: int) -> None:
+    """Bootstrapped intervals of 5 groups cover the truth in 83 % of cases, and not in 95; of 20 groups in 90."""
+    rng = np.random.default_rng(count)
+    covered = 0
+    for _ in range(200):
+        gains = rng.normal(0.3, 1.0, count)
+        found = paired(range(count), [0.0] * count, gains.tolist())[2]
+        assert found.low is not None
+        assert found.high is not None
+        covered += found.low <= 0.3 <= found.high
+    assert covered >= (182 if count < 20 else 170)
+
+
+def test_groups_that_all_differ_alike_have_no_interval_and_no_verdict() -> None:
+    *_, difference = paired(range(4), [0.25] * 4, [0.5] * 4)
+    assert difference == Interval(0.25, groups=4)
+    assert not Result("fit", None, None, difference).sure
 
 
 # --- gallery ---------------------------------------------------------------------------------------------------
@@ -242,7 +278,8 @@ def test_more_seeds_of_a_prompt_do_not_narrow_an_interval(tmp_path: Path) -> Non
 def _sample(prompt: int, p_yes: float | None, tmp_path: Path) -> Sample:
     image = tmp_path / "grid.png"
     Image.new("RGB", (8, 8)).save(image)
-    return Sample(prompt_id=prompt, seed=0, image=image, p_yes=((None, p_yes), (p_yes, None)))
+    measures = {} if p_yes is None else {"consistency": p_yes}
+    return Sample(prompt, 0, image, measures, p_yes=((None, p_yes), (p_yes, None)))
 
 
 def test_gallery_takes_evenly_spread_changes_and_names_them(tmp_path: Path) -> None:
@@ -272,12 +309,23 @@ def test_spread_holds_both_ends_and_no_index_twice() -> None:
 # --- pieces ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ramp", [LIGHT_RAMP, DARK_RAMP])
-def test_numbers_can_be_read_on_every_cell(ramp: tuple[tuple[int, int, int], ...]) -> None:
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_numbers_can_be_read_on_every_cell(scheme: str) -> None:
+    style = resources.files("pacorl.report").joinpath("templates/style.css").read_text()
+    mixes = re.findall(r"color-mix\(in srgb, #(\w+) var\(--p\), #(\w+)\)", style)
+    high, low = mixes[scheme == "dark"]
     for step in range(101):
-        background = colour(ramp, step / 100)
-        levels = sorted((luminance(background), 0.0 if readable_on(background) == "#000" else 1.0))
+        share = step / 100
+        mixed = [a * share + b * (1 - share) for a, b in zip(bytes.fromhex(high), bytes.fromhex(low), strict=True)]
+        white = scheme == "dark" or share >= STRONG
+        levels = sorted((_luminance(mixed), 1.0 if white else 0.0))
         assert (levels[1] + 0.05) / (levels[0] + 0.05) >= 4.5
+
+
+def _luminance(rgb: list[float]) -> float:
+    """Relative luminance of an sRGB colour (WCAG 2.2)."""
+    linear = [c / 255 / 12.92 if c <= 10.3 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in rgb]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def test_small_images_stay_exact_and_large_ones_become_light() -> None:
@@ -299,17 +347,18 @@ def test_a_difference_is_sure_if_its_interval_excludes_zero() -> None:
     assert not any(map(sure, (Interval(0.2, -0.1, 0.5), Interval(0.2), None)))
 
 
-@pytest.mark.parametrize("count", [7, 8])
+@pytest.mark.parametrize("count", [2, 3])
 def test_few_prompts_have_no_interval(tmp_path: Path, count: int) -> None:
     run = write_metrics(tmp_path, *({"kind": "evaluation", "epoch": epoch, "step": epoch} for epoch in (0, 2)))
     write_evaluation(run, 0, dict.fromkeys(range(count), 0.25))
-    write_evaluation(run, 2, dict.fromkeys(range(count), 0.5))
+    write_evaluation(run, 2, {prompt: 0.5 + prompt / 100 for prompt in range(count)})
 
     (change,) = (row.difference for row in rows_of(read_run(run)) if row.name == "consistency")
-    assert change == Interval(0.25, *((0.25, 0.25) if count == 8 else (None, None)), count)
+    assert change
+    assert (change.low is not None) == (count == 3)
     table = write_report(run).read_text("utf-8").partition('<section id="results">')[2].partition("</section>")[0]
     text = " ".join(table.split())
-    assert ('class="sure"' in table) == (count == 8)
+    assert ('class="sure"' in table) == (count == 3)
     assert f"<small>n = {count}</small>" in table
     assert "Before<small>before training (epoch 0)</small>" in text
     assert "After<small>after epoch 2</small>" in text
@@ -322,7 +371,7 @@ def test_images_without_a_score_are_counted(tmp_path: Path) -> None:
     assert "no score" not in _page(run)
     path = run / "samples" / "evaluation-000002.jsonl"
     path.write_text(path.read_text().replace('"fit": 0.5', '"fit": NaN', 1).replace("NaN", "null"))
-    assert {row.name: row.unscored for row in compared(read_run(run).samples)} == {"consistency": 0, "fit": 1}
+    assert {row.name: row.unscored for row in rows_of(read_run(run))} == {"consistency": 0, "fit": 1}
     assert "<small>n = 2</small><small>1 image has no score</small>" in _page(run)
 
 
@@ -333,17 +382,16 @@ def test_one_name_stands_for_one_number(tmp_path: Path) -> None:
     run = write_metrics(tmp_path / "run", *records, epoch)
     for number in (0, 1):
         write_evaluation(run, number, {1: 0.25, 2: 0.25}, scores={"consistency": 0.9})
-    groups = charts(read_run(run))
-    ends = {chart.title: chart.ends for chart in groups["Evaluation"]}
-    assert ends == {"Consistency": "0.250 → 0.250", "Consistency, as rewarded": "0.900 → 0.900"}
-    assert [chart.title for chart in groups["Rewards in training"]] == ["Consistency, as rewarded"]
-    measures = {result.name: result.after.mean for result in compared(read_run(run).samples) if result.after}
+    drawn = {chart.title: list(chart.lines) for chart in charts(read_run(run))}
+    assert drawn["Evaluation"] == ["Consistency", "Consistency, as rewarded"]
+    assert drawn["Reward of training samples"] == ["Consistency, as rewarded"]
+    measures = {result.name: result.after.mean for result in rows_of(read_run(run)) if result.after}
     assert measures == {"consistency": 0.25, "consistency_reward": 0.9}
 
 
 def test_a_reward_that_is_p_yes_itself_is_shown_once(tmp_path: Path) -> None:
     run = write_metrics(tmp_path / "run", {"kind": "evaluation", "epoch": 0, "consistency": 0.5, "p_yes": 0.5 + 1e-9})
-    assert [chart.title for chart in charts(read_run(run))["Evaluation"]] == ["Consistency"]
+    assert [list(chart.lines) for chart in charts(read_run(run))] == [["Consistency"]]
 
 
 def test_a_page_opens_on_the_median_change(run: Path) -> None:

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pacorl.io.images import ImageError
-from pacorl.studio.folder import RECIPE, Draft, Folder, Recipe, TryLine, Verdict, opened
+from pacorl.judge import default_judge
+from pacorl.studio.folder import RECIPE, Draft, Folder, Recipe, TryLine, Verdict
+from pacorl.studio.page import opened
 
 
 @pytest.fixture
@@ -35,11 +37,11 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 def test_a_recipe_is_read_by_the_model_that_wrote_it(tmp_path_factory, theme, panels, seed, score):
     path = tmp_path_factory.mktemp("studio")
     recipe = Recipe(
-        theme=theme, panels=panels, seed=seed, score=score, loras={"a": 0.5}, matrix=[[None, score]], made="now"
+        theme=theme, panels=panels, seed=seed, score=score, loras={"a": 0.5}, matrix=[[None, score]], model="tiny"
     )
     recipe.tries.append(TryLine(panel=1, verdict=theme, accepted=True))
     folder = Folder(path)
-    page = folder.add_page([(picture(), {"Software": "pacorl"}, recipe)], before=picture(1), tries=[picture(2)])
+    page = folder.add_page([(picture(), recipe)], before=picture(1), tries=[picture(2)])
     folder.keep_verdict(page, Verdict(passed=False, lines=[theme], odd=1))
     folder.keep_draft(Draft(sentence=theme, panels=panels, seed=seed))
     folder.close()
@@ -48,6 +50,7 @@ def test_a_recipe_is_read_by_the_model_that_wrote_it(tmp_path_factory, theme, pa
     (read,) = again.pages
     assert read.recipes == (recipe,)
     assert Recipe.of(read.candidates[0].read_bytes()) == recipe
+    assert default_judge(read.candidates) == "tiny", "the commands read these files too"
     assert read.verdict == Verdict(passed=False, lines=[theme], odd=1)
     assert read.before
     assert len(read.tries) == 1
@@ -56,7 +59,7 @@ def test_a_recipe_is_read_by_the_model_that_wrote_it(tmp_path_factory, theme, pa
 
 
 def test_a_page_that_cannot_be_written_leaves_nothing(folder, monkeypatch):
-    folder.add_page([(picture(), {}, Recipe())])
+    folder.add_page([(picture(), Recipe())])
     before = files_of(folder)
 
     def full(*_: object, **__: object) -> None:
@@ -64,15 +67,15 @@ def test_a_page_that_cannot_be_written_leaves_nothing(folder, monkeypatch):
 
     monkeypatch.setattr("pacorl.studio.folder.png_bytes", full)
     with pytest.raises(OSError, match="no space"):
-        folder.add_page([(picture(), {}, Recipe()), (picture(), {}, Recipe())])
+        folder.add_page([(picture(), Recipe()), (picture(), Recipe())])
     assert files_of(folder) == before
     assert len(folder.pages) == 1
 
 
 def test_a_number_is_never_given_again_and_unfinished_pages_are_swept(folder):
-    first = folder.add_page([(picture(), {}, Recipe())])
+    first = folder.add_page([(picture(), Recipe())])
     folder.remove("it", first.folder)
-    assert folder.add_page([(picture(), {}, Recipe())]).number == first.number + 1
+    assert folder.add_page([(picture(), Recipe())]).number == first.number + 1
     unfinished = folder.path / "pages" / ".new-x"
     unfinished.mkdir()
     folder.close()
@@ -84,7 +87,7 @@ def test_what_is_removed_comes_back_as_it_was(folder):
     name = folder.new_character("Banana king", "yellow")
     for number in range(3):
         folder.add_picture(name, picture(number), f"picture {number}")
-    page = folder.add_page([(picture(), {}, Recipe())])
+    page = folder.add_page([(picture(), Recipe())])
     before = files_of(folder)
     path = folder.pictures(name)[1][0]
     removed = [
@@ -114,8 +117,7 @@ def test_a_character_is_a_folder_that_the_commands_read(folder):
     assert name == "Banana_king_"
     for number in range(3):
         folder.add_picture(name, picture(number), f"picture {number}")
-    folder.make_first(name, folder.pictures(name)[2][0])
-    assert [caption for _, caption in folder.pictures(name)] == ["picture 2", "picture 1", "picture 0"]
+    assert [caption for _, caption in folder.pictures(name)] == ["picture 0", "picture 1", "picture 2"]
     character = folder.character(name)
     assert (character.description, len(character.images)) == ("a yellow king", 3)
     folder.describe(name, "a green king")
@@ -132,7 +134,7 @@ def test_one_studio_at_a_time_and_files_are_the_owners_alone(folder):
         Folder(folder.path)
     assert len(folder.key) > 16
     folder.keep_draft(Draft())
-    folder.add_page([(picture(), {}, Recipe())])
+    folder.add_page([(picture(), Recipe())])
     for path in folder.path.rglob("*"):
         if path.is_file() and os.name == "posix":
             assert path.stat().st_mode & 0o077 == 0, path

@@ -53,7 +53,7 @@ def add_page(studio: Studio, *, theme: str = "a fox", count: int = 2) -> None:
             theme=theme, panels=["runs", "sleeps"], layout="1x2", prompt=theme, model=TINY, judge=TINY,
             score=0.9 - number / 10, rank=number + 1, matrix=[[None, 0.9], [0.9, None]],
         )  # fmt: skip
-        drawn.append((Image.new("RGB", (16, 8), (number, 0, 0)), {}, recipe))
+        drawn.append((Image.new("RGB", (16, 8), (number, 0, 0)), recipe))
     page = studio.folder.add_page(drawn)
     studio.keep(page=page.number, candidate=0)
 
@@ -197,7 +197,7 @@ def test_a_character_is_made_captioned_and_removed_by_one_rule(studio):
 @pytest.mark.parametrize(
     ("line", "caption"),
     [
-        ("Change the scene to sunset.", "sunset"),
+        ("Change the scene to sunset.", "at sunset"),
         ("Put a boat beside the hero.", "a boat beside the hero"),
         ("from the side, walking", "from the side, walking"),
         ("give the person a red scarf", "a red scarf"),

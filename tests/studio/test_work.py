@@ -16,7 +16,9 @@ from pacorl.core.grid import split
 from pacorl.io.images import open_image
 from pacorl.judge import default_judge
 from pacorl.studio.folder import Recipe
-from pacorl.studio.models import Download, fit_of, offers, training_config, with_loras
+from pacorl.studio.models import Download, fit_of, offers
+from pacorl.studio.page import with_loras
+from pacorl.studio.teaching import training_config
 from pacorl.studio.work import BusyError, Studio
 from pacorl.types import TINY
 
@@ -95,7 +97,7 @@ def test_a_redrawn_panel_is_the_only_change_and_never_worse(studio):
     new = studio.folder.page(studio.draft.page)
     assert len(new.candidates) == 3
     assert new.recipes[0].score >= page.recipes[0].score - 1e-6
-    assert {recipe.note.partition(",")[0] for recipe in new.recipes} == {"as before", "panel 2"}
+    assert {recipe.note for recipe in new.recipes} == {"as before", "panel 2 redrawn"}
     old = split(open_image(page.candidates[0]), page.recipes[0].grid)
     for path in new.candidates:
         for index, panel in enumerate(split(open_image(path), page.recipes[0].grid)):
@@ -126,9 +128,11 @@ def test_pictures_of_other_programs_are_pages_that_the_practice_judge_declines(s
     page = studio.add_pictures([(Image.new("RGB", (64, 64)), "a.png"), (Image.new("RGB", (32, 32)), "b.png")])
     assert (page.recipes[0].layout, page.recipes[0].prompt) == ("1x2", "")
     assert "practice judge" in finished(studio, "checking", lambda job: studio.check(job, page, 0))
-    with pytest.raises(ValueError, match="nothing to be compared"):
-        studio.add_pictures([(Image.new("RGB", (64, 64)), "a.png")], "1x1")
-    assert len(studio.folder.pages) == 2
+    single = studio.add_pictures([(Image.new("RGB", (64, 64)), "a.png")])
+    assert single.recipes[0].grid.count == 1
+    cut = studio.describe(single, "2x2", "a fox", ["runs", "sleeps"])
+    assert (cut.recipes[0].layout, cut.recipes[0].panels) == ("2x2", ["runs", "sleeps", "", ""])
+    assert len(studio.folder.pages) == 4
 
 
 @pytest.mark.slow
@@ -183,7 +187,7 @@ def test_a_character_is_drawn_taught_stopped_continued_and_used(studio):
         studio.submit("drawing", studio.draw)
     while studio.teacher.name:
         time.sleep(0.1)
-    (training,) = studio.teacher.trainings(name)
+    training = studio.teacher.last(name)
     assert (training.step, training.error) == (8, "")
     assert training.samples
     for _, before, after in training.samples:
@@ -201,13 +205,12 @@ def test_a_character_is_drawn_taught_stopped_continued_and_used(studio):
     assert finished(again, "drawing", again.draw) == ""
     drawn = again.folder.page(again.draft.page)
     assert drawn.recipes[0].loras == loras
-    assert drawn.before
     again.close()
 
 
 def test_a_training_starts_from_a_config_of_the_studio(tmp_path, monkeypatch):
     from pacorl.config.user_files import NO_USER_FILES
-    from pacorl.studio import work
+    from pacorl.studio import teaching
 
     started = []
 
@@ -220,7 +223,7 @@ def test_a_training_starts_from_a_config_of_the_studio(tmp_path, monkeypatch):
         def poll(self):
             return 0
 
-    monkeypatch.setattr(work, "start_python", Child)
+    monkeypatch.setattr(teaching, "start_python", Child)
     studio = Studio(tmp_path / "studio")
     name = studio.folder.new_character("Milo", "red round hero, crown, night")
     for number in range(3):

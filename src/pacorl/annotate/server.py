@@ -1,7 +1,8 @@
 """The step `pacorl dataset annotate FOLDER --annotators ann,ben`: division of the work, and the server of its page.
 
 All that people do is in `answers.jsonl` (`dataset.answer_log`), on the disk before it is acknowledged. Links are signed
-by a secret of the folder, so that nothing about them is stored. Images are named by instance and slot, never by path.
+by a secret of the folder and expire, so that nothing about them is stored. Images are named by instance and slot, never
+by path.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import random
 import secrets
 import shlex
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,7 +23,6 @@ from functools import partial
 from itertools import chain, combinations
 from pathlib import Path
 from statistics import median
-from types import MappingProxyType
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
@@ -33,29 +34,26 @@ from pacorl.dataset.answer_log import LOG, AnswerLog, Event, Role, start_event
 from pacorl.dataset.folder import OWN_QUESTION, Instance, order_of, read_instances, tiers_of
 from pacorl.dataset.manifest import DatasetStep
 from pacorl.dataset.rules import mean_ranks, pair_agreement
-from pacorl.io.documents import blamed_on, read_text
+from pacorl.io.documents import read_text
 from pacorl.io.files import PRIVATE, LockedError, inside, safe_name, sole_holder, text_digest, write_atomic
 from pacorl.io.images import IMAGE_TYPES
 from pacorl.records.rankings import Ranking
 from pacorl.web import Door, Guard, RefusedError, check_public_url, listening, run
 
 PAGE = Path(__file__).parent / "page"
-PAGES = {
-    "/": "index.html",
-    "/admin": "admin.html",
-    "/page/page.js": "page.js",
-    "/page/admin.js": "admin.js",
-    "/page/style.css": "style.css",
-}
+PAGES = {"/": "index.html", "/admin": "admin.html"}
+PAGES |= {f"/page/{name}": name for name in ("page.js", "admin.js", "style.css")}
 """Address → file."""
 ADMIN = "admin"
 CONTROL_EVERY = 20
 """Questions per control question."""
+DAYS = 60
+"""Days for which a link is good; every start prints new ones."""
 LONGEST_QUESTION = 300
 LONGEST_REASON = 500
 
 
-# --- division of the work ----------------------------------------------------------------------------------------
+# --- division of the work --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,27 +65,9 @@ class Sharing:
     judges: int = 3
     """Number of people for each of these; everyone, if there are fewer."""
     controls: int = 40
-    """Control questions made from the data, unless the folder has a controls.jsonl."""
+    """Control questions made from the data."""
     question: str = ""
     """The wording on the page; empty for the page's own."""
-
-    def __post_init__(self) -> None:
-        if len(self.question) > LONGEST_QUESTION:
-            raise ValueError(f"the question has {len(self.question)} characters; write at most {LONGEST_QUESTION}")
-        if not 0 <= self.overlap <= 1:
-            raise ValueError(f"overlap {self.overlap} must be a share between 0 and 1")
-        if self.judges < 2:
-            raise ValueError(f"{self.judges} judges make no overlap; at least 2 do (or set the overlap to 0)")
-
-
-def roles(annotators: Sequence[str], adjudicators: Sequence[str]) -> dict[str, Role]:
-    """Give people their roles. Raises ValueError for a name that has both."""
-    people: dict[str, Role] = dict.fromkeys(annotators, "annotator")
-    for name in adjudicators:
-        if name in people:
-            raise ValueError(f"{name!r} cannot rank and adjudicate; give the adjudicator another name")
-        people[name] = "adjudicator"
-    return people
 
 
 def share_out(
@@ -95,7 +75,7 @@ def share_out(
     people: Sequence[str],
     sharing: Sharing,
     *,
-    answered: Mapping[str, Collection[str]] = MappingProxyType({}),
+    answered: Mapping[str, Collection[str]],
 ) -> dict[str, list[str]]:
     """Assign every instance to people; loads differ by one at most, controls aside. Deterministic.
 
@@ -167,46 +147,21 @@ def foreign_controls(instances: Sequence[Instance], count: int) -> list[Instance
     return controls
 
 
-def questions_of(folder: Path, sharing: Sharing) -> list[Instance]:
-    """Read the folder's instances and its controls.jsonl, or make control questions from the instances.
-
-    Raises:
-        ValueError: ids repeat, a control has no known order, or images are missing.
-    """
+def questions_of(folder: Path, controls: int) -> list[Instance]:
+    """Read the folder's instances, and make control questions from them. Raises ValueError if images are missing."""
     instances = read_instances(folder / "instances.jsonl")
-    path = folder / "controls.jsonl"
-    if path.is_file():
-        controls = read_instances(path)
-    else:
-        with blamed_on(folder / "instances.jsonl"):
-            controls = foreign_controls(instances, sharing.controls)
-    ids = {instance.id for instance in instances}
-    for control in controls:
-        if control.id in ids:
-            raise ValueError(f"{path}: id {control.id!r} is already taken by an instance; ids must be unique")
-        if not control.is_control:
-            raise ValueError(f"{path}: {control.id!r} has no known order; give one under `must`, e.g. [[0, 1]]")
-    missing = []
-    for name in sorted({*chain(*([one.reference, *one.candidates] for one in [*instances, *controls]))}):
-        try:
-            image_path(folder, name)
-        except RefusedError:
-            missing.append(name)
+    names = sorted({*chain(*([one.reference, *one.candidates] for one in instances))})
+    missing = [name for name in names if not image_path(folder, name).is_file()]
     if missing:
         raise ValueError(f"{len(missing)} images are missing, {missing[0]} first; run `pacorl dataset pair` again")
-    return [*instances, *controls]
+    return [*instances, *foreign_controls(instances, controls)]
 
 
 def image_path(folder: Path, name: str) -> Path:
-    """Return the file of an image. Raises RefusedError if it is outside of the folder, of another type, or gone."""
-    try:
-        path = inside(folder, name)
-    except ValueError:
-        raise RefusedError("this image is not in the dataset's folder", status=403) from None
+    """Return the file of an image. Raises ValueError if it is outside of the folder, or of another type."""
+    path = inside(folder, name)
     if path.suffix.lower() not in IMAGE_TYPES:
-        raise RefusedError(f"{Path(name).name} is not an image", status=403)
-    if not path.is_file():
-        raise RefusedError(f"{Path(name).name} is missing on the disk", status=410)
+        raise ValueError(f"{path.name} is not an image")
     return path
 
 
@@ -225,83 +180,86 @@ def public_key(instance: str) -> str:
 def disagree(answers: Sequence[Ranking]) -> bool:
     """Whether two people order a pair of candidates in opposite ways."""
     ranks = [mean_ranks(answer.tiers) for answer in answers]
-    for one, other in combinations(ranks, 2):
-        for first, second in combinations(one, 2):
-            if (one[first] - one[second]) * (other[first] - other[second]) < 0:
-                return True
-    return False
+    return any(
+        (one[first] - one[second]) * (other[first] - other[second]) < 0
+        for one, other in combinations(ranks, 2)
+        for first, second in combinations(one, 2)
+    )
 
 
-# --- the work of people ------------------------------------------------------------------------------------------
+# --- the work of people ----------------------------------------------------------------------------------------------
 
 
 class Annotation:
     """The annotation of one folder: who may do what, and every change."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, writes: bool = True) -> None:
         self.folder = folder
-        self.log = AnswerLog(folder, writes=True)
+        self.log = AnswerLog(folder, writes=writes)
         self._lock = threading.RLock()
         key = folder / "annotate.key"
-        if not key.is_file():
+        if writes and not key.is_file():
             write_atomic(key, secrets.token_urlsafe(32), mode=PRIVATE)
-        self._secret = read_text(key).strip().encode()
+        self._secret = read_text(key).strip().encode() if key.is_file() else b""
 
-    def start(self, people: Mapping[str, Role], sharing: Sharing, *, renew: Sequence[str] = ()) -> str:
-        """Divide the work, end the links of `renew`, and describe what changed for whom; empty if nothing did.
+    def divide(self, annotators: Sequence[str], adjudicators: Sequence[str], sharing: Sharing) -> Event:
+        """Divide the work among these and earlier people; nothing is written.
 
         Raises:
-            ValueError: the folder has no instances or lacks images, or the names do not fit.
+            ValueError: the folder has no instances or lacks images, or names do not fit.
         """
-        log = self.log
-        everyone = {**log.people, **people}
-        self._check_names(people, renew, everyone)
-        annotators = sorted(name for name, role in everyone.items() if role == "annotator")
-        if not annotators:
+        if len(sharing.question) > LONGEST_QUESTION:
+            raise ValueError(f"the question has {len(sharing.question)} characters; write at most {LONGEST_QUESTION}")
+        people = dict(self.log.people)
+        roles: dict[Role, Sequence[str]] = {"annotator": annotators, "adjudicator": adjudicators}
+        for role, names in roles.items():
+            for name in names:
+                safe_name(name)
+                if name == ADMIN or people.setdefault(name, role) != role:
+                    raise ValueError(f"{name!r} has another part already; give the {role} another name")
+        ranking = sorted(name for name, role in people.items() if role == "annotator")
+        if not ranking:
             raise ValueError("there are no annotators; name people, e.g. --annotators ann,ben")
-        questions = questions_of(self.folder, sharing)
         answered: dict[str, list[str]] = {}
-        for person, instance in log.answers:
+        for person, instance in self.log.answers:
             answered.setdefault(instance, []).append(person)
-        assigned = share_out(questions, annotators, sharing, answered=answered)
-        event = start_event(log, questions, assigned, everyone, question=sharing.question)
+        questions = questions_of(self.folder, sharing.controls)
+        assigned = share_out(questions, ranking, sharing, answered=answered)
+        return start_event(self.log, questions, assigned, people, question=sharing.question)
+
+    def start(self, annotators: Sequence[str], adjudicators: Sequence[str], sharing: Sharing) -> str:
+        """Divide the work, and describe what changed for whom; empty if nothing did."""
+        log = self.log
+        event = self.divide(annotators, adjudicators, sharing)
         changes = []
-        for person, names in assigned.items():
-            before = len(log.assigned.get(person, []))
-            if {*names} != {*log.assigned.get(person, [])}:
-                changes.append(f"{person} {before} → {len(names)} questions")
-        if changes or event.instances or everyone != log.people or sharing.question != log.question:
+        for person, names in event.assigned.items():
+            before = log.assigned.get(person, [])
+            if {*names} != {*before}:
+                changes.append(f"{person} {len(before)} → {len(names)} questions")
+        if changes or event.instances or event.people != log.people or event.question != log.question:
             log.append(event)
-        for name in renew:
-            log.append(Event(kind="renew", person=name))
         return "; ".join(changes)
 
-    def _check_names(self, people: Mapping[str, Role], renew: Sequence[str], everyone: Mapping[str, Role]) -> None:
-        for name in [*people, *renew]:
-            safe_name(name)
-            if name == ADMIN and name in people:
-                raise ValueError(f"{ADMIN!r} is the administrator, who has a link anyway; give another name")
-            if self.log.people.get(name, everyone.get(name)) != everyone.get(name):
-                raise ValueError(f"{name!r} cannot rank and adjudicate; give the adjudicator another name")
-            if name in renew and name not in (ADMIN, *everyone):
-                raise ValueError(f"there is nobody called {name!r}, whose link could be renewed")
+    # --- links -------------------------------------------------------------------------------------------------------
 
-    # --- links -------------------------------------------------------------------------------------------------
+    def token(self, person: str, *, days: int = DAYS) -> str:
+        """Sign a person's name and the last day of the link."""
+        signed = f"{person}.{int(time.time() / 86_400) + days}"
+        return f"{signed}.{self._signature(signed)}"
 
-    def token(self, person: str) -> str:
-        """Sign a person's name; a renewal ends earlier tokens."""
-        signed = f"{person}:{self.log.renewals[person]}".encode()
-        return f"{person}.{hmac.new(self._secret, signed, hashlib.sha256).hexdigest()[:32]}"
+    def _signature(self, signed: str) -> str:
+        return hmac.new(self._secret, signed.encode(), hashlib.sha256).hexdigest()[:32]
 
     def person_of(self, token: str) -> str:
-        """Return the name of a token. Raises RefusedError for an unknown or ended one."""
-        person = token.rpartition(".")[0]
-        known = person in (ADMIN, *self.log.people)
-        if not known or not hmac.compare_digest(self.token(person).encode(), token.encode()):
+        """Return the name of a token. Raises RefusedError for an unknown or expired one."""
+        signed, _, signature = token.rpartition(".")
+        person, _, day = signed.rpartition(".")
+        is_signed = hmac.compare_digest(self._signature(signed).encode(), signature.encode())
+        if not is_signed or person not in (ADMIN, *self.log.people) or int(day) < time.time() / 86_400:
             raise RefusedError("this link is not, or no longer, good; ask for a new one", status=401)
         return person
 
-    # --- reading -----------------------------------------------------------------------------------------------
+    # --- reading -----------------------------------------------------------------------------------------------------
 
     def adjudicates(self, person: str) -> bool:
         return self.log.people.get(person) == "adjudicator"
@@ -318,16 +276,13 @@ class Annotation:
         """List a person's unanswered instances in order: what was taken back first, the latest first."""
         undone = [event.instance for event in reversed(self.log.undone.get(person, []))]
         rest = self.disputed() if self.adjudicates(person) else self.log.assigned.get(person, [])
-        names = dict.fromkeys([*undone, *rest])
-        return [name for name in names if (person, name) not in self.log.answers]
+        return [name for name in dict.fromkeys([*undone, *rest]) if (person, name) not in self.log.answers]
 
     def instance_of(self, person: str, key: str) -> Instance:
         """Find an instance of a public key that this person may see. Raises RefusedError for any other."""
         for name, instance in self.log.instances.items():
-            if public_key(name) == key:
-                if self.adjudicates(person) or person == ADMIN or name in self.log.assigned.get(person, []):
-                    return instance
-                break
+            if public_key(name) == key and (self.adjudicates(person) or name in self.log.assigned.get(person, [])):
+                return instance
         raise RefusedError(f"there is no instance {key[:80]!r} for {person}", status=404)
 
     def state(self, person: str) -> dict[str, Any]:
@@ -336,7 +291,6 @@ class Annotation:
             following = self.open_of(person)
             done = self.log.of(person)
             ranked = sum(event.kind == "rank" for event in done)
-            progress = {"ranked": ranked, "skipped": len(done) - ranked, "total": len(done) + len(following)}
             tasks = [self._task(person, self.log.instances[name]) for name in following[:2]]
             return {
                 "person": person,
@@ -344,7 +298,7 @@ class Annotation:
                 "administers": person == ADMIN,
                 "question": self.log.question or (OWN_QUESTION if tasks else ""),
                 "custom": bool(self.log.question),
-                "progress": progress,
+                "progress": {"ranked": ranked, "skipped": len(done) - ranked, "total": len(done) + len(following)},
                 "task": tasks[0] if tasks else None,
                 # The page loads these images while people look, so that the task after this one appears at once.
                 "ahead": [tasks[1]["reference"], *tasks[1]["candidates"]] if len(tasks) > 1 else [],
@@ -380,22 +334,13 @@ class Annotation:
             people = []
             for name, role in log.people.items():
                 done = log.of(name)
-                controls = [
-                    event for event in done if event.kind == "rank" and log.instances[event.instance].is_control
-                ]
+                ranked = [event for event in done if event.kind == "rank"]
+                controls = [event for event in ranked if log.instances[event.instance].is_control]
                 seconds = [event.seconds for event in done if event.seconds is not None]
-                people.append(
-                    {
-                        "name": name,
-                        "role": role,
-                        "done": len(done),
-                        "total": len(done) + len(self.open_of(name)),
-                        "skipped": sum(event.kind == "skip" for event in done),
-                        "controls": len(controls),
-                        "passed": sum(map(log.passed, controls)),
-                        "seconds": median(seconds) if seconds else None,
-                    }
-                )
+                line = {"name": name, "role": role, "done": len(done), "total": len(done) + len(self.open_of(name))}
+                line |= {"skipped": len(done) - len(ranked), "controls": len(controls)}
+                line |= {"passed": sum(map(log.passed, controls)), "seconds": median(seconds) if seconds else None}
+                people.append(line)
             skips = [event for event, _ in log.answers.values() if event.kind == "skip"]
             return {
                 "question": log.question or OWN_QUESTION,
@@ -403,10 +348,10 @@ class Annotation:
                 "agreement": agreement.document() if agreement else None,
                 "disputed": len(self.disputed()),
                 "skips": [[event.person, event.instance, event.reason] for event in skips[-100:]],
-                "command": f"pacorl dataset export {shlex.quote(str(self.folder))}",
+                "command": next_command(self.folder),
             }
 
-    # --- changes -----------------------------------------------------------------------------------------------
+    # --- changes -----------------------------------------------------------------------------------------------------
 
     def rank(self, person: str, key: str, slots: Sequence[Any], *, request: str, seconds: float | None = None) -> None:
         """Store a ranking by slots of the page, best first; a list within it is a tie."""
@@ -418,17 +363,15 @@ class Annotation:
             raise RefusedError(f"a ranking names each of the {count} candidates once, got {list(slots)}")
         shown = shown_order(person, instance)
         order = [[shown[slot] for slot in tier] for tier in tiers]
-        self._change(
-            Event(kind="rank", person=person, instance=instance.id, order=order, seconds=seconds, request=request)
-        )
+        event = Event(kind="rank", person=person, instance=instance.id, order=order, seconds=seconds, request=request)
+        self._change(event)
 
     def skip(self, person: str, key: str, reason: str, *, request: str) -> None:
         """Store that this person cannot rank an instance, with the reason."""
-        reason = reason.strip()
-        if not reason or len(reason) > LONGEST_REASON:
+        if not reason.strip() or len(reason) > LONGEST_REASON:
             raise RefusedError(f"say why, in 1 to {LONGEST_REASON} characters")
         instance = self.instance_of(person, key)
-        self._change(Event(kind="skip", person=person, instance=instance.id, reason=reason, request=request))
+        self._change(Event(kind="skip", person=person, instance=instance.id, reason=reason.strip(), request=request))
 
     def undo(self, person: str, *, request: str) -> None:
         """Take this person's last answer back, so that its instance is the next task."""
@@ -438,8 +381,6 @@ class Annotation:
         """Append a change once, however often its request is sent. Raises RefusedError if it does not fit."""
         if not 8 <= len(event.request) <= 64:
             raise RefusedError(f"a request id has 8 to 64 characters, this has {len(event.request)}")
-        if event.person == ADMIN:
-            raise RefusedError("the administrator ranks nothing; people have links of their own", status=403)
         with self._lock:
             before = self.log.requests.get(event.request)
             if before:
@@ -459,7 +400,11 @@ class Annotation:
             self.log.append(event)
 
 
-# --- the server --------------------------------------------------------------------------------------------------
+def next_command(folder: Path) -> str:
+    return f"pacorl dataset export {shlex.quote(str(folder))}"
+
+
+# --- the server ------------------------------------------------------------------------------------------------------
 
 
 class Submission(BaseModel):
@@ -488,15 +433,13 @@ def make_app(annotation: Annotation) -> FastAPI:
     door = Door("pacorl annotate", "pacorl_annotator", page_of, is_open=lambda path: path in PAGES)
     app = FastAPI(title=door.title, docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(door.router())
+    for address, file in PAGES.items():
+        app.get(address)(partial(_file, PAGE / file))
 
     def person_of(request: Request) -> str:
         return annotation.person_of(door.token(request))
 
     person = Depends(person_of)
-
-    for address, file in PAGES.items():
-        app.get(address, response_model=None)(partial(_file, PAGE / file))
-    app.include_router(_changes(annotation, person))
 
     @app.get("/images/{key}/{slot}")
     def image(key: str, slot: str, person: str = person) -> Response:
@@ -506,6 +449,8 @@ def make_app(annotation: Annotation) -> FastAPI:
         if name is None:
             raise RefusedError(f"there is no candidate {slot[:20]!r}", status=404)
         path = image_path(annotation.folder, name)
+        if not path.is_file():
+            raise RefusedError(f"{path.name} is missing on the disk", status=410)
         # The images of an instance never change, and an undo shows them again.
         headers = {"Cache-Control": "private, max-age=3600"}
         return FileResponse(path, media_type=IMAGE_TYPES[path.suffix.lower()], headers=headers)
@@ -520,6 +465,7 @@ def make_app(annotation: Annotation) -> FastAPI:
             raise RefusedError(f"{person} is no administrator", status=403)
         return annotation.summary()
 
+    app.include_router(_changes(annotation, person))
     app.add_middleware(Guard, admit=door.admit)
     return app
 
@@ -552,12 +498,12 @@ def _changes(annotation: Annotation, person: Any) -> APIRouter:
 
 def serve(
     folder: Path,
-    people: Mapping[str, Role],
+    annotators: Sequence[str],
+    adjudicators: Sequence[str],
     *,
-    sharing: Sharing | None = None,
+    sharing: Sharing,
     host: str = "127.0.0.1",
     port: int = 8765,
-    renew: Sequence[str] = (),
     public_url: str = "",
     announce: Callable[[str], None] = print,
 ) -> None:
@@ -571,18 +517,16 @@ def serve(
     """
     if public_url:
         check_public_url(public_url)
-    sharing = sharing or Sharing()
     with held(folder, url=f"http://{host}:{port}"), listening(host, port) as (listener, url):
         annotation = Annotation(folder)
-        if change := annotation.start(people, sharing, renew=renew):
+        if change := annotation.start(annotators, adjudicators, sharing):
             announce(f"division changed: {change}")
-        assigned = annotation.log.assigned
-        inputs = [path for name in ("instances", "controls") if (path := folder / f"{name}.jsonl").is_file()]
-        step = DatasetStep(folder, "annotate", inputs=inputs, options={"people": annotation.log.people})
-        step.finish(outputs=[], counts={name: len(names) for name, names in assigned.items()})
-        for name in (ADMIN, *annotation.log.people):
+        log = annotation.log
+        step = DatasetStep(folder, "annotate", inputs=[folder / "instances.jsonl"], options={"people": log.people})
+        step.finish(outputs=[], counts={name: len(names) for name, names in log.assigned.items()})
+        for name in (ADMIN, *log.people):
             announce(f"{name}\t{public_url.rstrip('/') or url}/join#{annotation.token(name)}")
-        announce(f"serving {folder} at {url}; when people are done: pacorl dataset export {shlex.quote(str(folder))}")
+        announce(f"serving {folder} at {url}; when people are done: {next_command(folder)}")
         run(make_app(annotation), listener)
 
 
@@ -596,15 +540,3 @@ def held(folder: Path, *, url: str) -> Iterator[None]:
             yield
     except LockedError as error:
         raise ValueError(f"{folder} is already served ({error.holder}); stop that server first") from None
-
-
-def plan(folder: Path, people: Mapping[str, Role], sharing: Sharing) -> dict[str, int]:
-    """Count the questions of each person, answered questions included, for `--dry-run`; nothing is written."""
-    log = AnswerLog(folder)
-    everyone = {**log.people, **people}
-    annotators = sorted(name for name, role in everyone.items() if role == "annotator")
-    answered: dict[str, list[str]] = {}
-    for person, instance in log.answers:
-        answered.setdefault(instance, []).append(person)
-    shares = share_out(questions_of(folder, sharing), annotators, sharing, answered=answered)
-    return {name: len(assigned) for name, assigned in shares.items()}

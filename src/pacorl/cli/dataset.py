@@ -5,6 +5,7 @@ Every step works on one folder, has a --dry-run, and may be run again at any tim
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -41,6 +42,18 @@ def split_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
+NEXT = {
+    "selecting": "generate FOLDER",
+    "generating": "pair FOLDER",
+    "cutting": "annotate FOLDER --annotators ann,ben",
+    "copying": "annotate FOLDER --annotators ann,ben",
+    "explaining": "export FOLDER",
+    "exporting": "",
+    "importing": "export FOLDER",
+}
+"""Activity of a step → the step that comes next."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepOptions(JsonOption):
     """Options of every step."""
@@ -53,11 +66,13 @@ class StepOptions(JsonOption):
         """Run a step under a progress bar (or `lines` of it) and print its counts."""
         with progress(activity, lines=lines) as advance:
             counts = step(*inputs, **options, dry_run=self.dry_run, progress=advance)
-        self.print(counts)
+        self.print(counts, NEXT[activity].replace("FOLDER", shlex.quote(str(inputs[0]))))
 
-    def print(self, counts: JsonObject) -> None:
+    def print(self, counts: JsonObject, following: str = "") -> None:
         echo_errors("dry run: nothing was written" if self.dry_run else "")
         print_counts(counts, as_json=self.as_json)
+        if following and not self.dry_run and not self.as_json:
+            echo(f"next: pacorl dataset {following}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +164,7 @@ def prompts(
     # The tokens of this call, which the manifest does not have.
     if model and model.usage.calls:
         counts |= {"usage": asdict(model.usage)}
-    step.print(counts)
+    step.print(counts, f"diversify {shlex.quote(str(folder))}")
 
     # After the counts, which are of use all the same.
     failed = counts.get("failed")
@@ -218,12 +233,11 @@ def pair(
 def annotate(
     folder: Path = FOLDER,
     *,
-    annotators: str = Option("", help="Names, separated by commas; earlier annotators keep their links."),
+    annotators: str = Option("", help="Names, separated by commas; earlier annotators stay."),
     adjudicators: str = Option("", help="Names of people who settle what others disagree on."),
     host: str = Option("127.0.0.1", help="Where to listen; another address opens the page to the network."),
     port: int = Option(8765, min=0, max=65_535, help="0 for any free one."),
     public_url: str = Option("", help="The address in the links, such as a proxy's https://rank.example.org."),
-    renew: str = Option("", help="End the links of these names ('admin' for the administrator), and make new ones."),
     overlap: float = Option(0.1, min=0, max=1, help="Share of the instances that several people rank."),
     judges: int = Option(3, min=2, max=LARGEST, help="How many people each of those gets."),
     controls: int = Option(40, min=0, max=LARGEST, help="Hidden control questions, made from the data."),
@@ -236,20 +250,12 @@ def annotate(
         from pacorl.annotate import server
 
     sharing = server.Sharing(overlap=overlap, judges=judges, controls=controls, question=question)
-    people = server.roles(split_names(annotators), split_names(adjudicators))
+    names = split_names(annotators), split_names(adjudicators)
     if step.dry_run:
-        step.print(server.plan(folder, people, sharing))
+        shares = server.Annotation(folder, writes=False).divide(*names, sharing).assigned
+        step.print({name: len(assigned) for name, assigned in shares.items()})
         return
-    server.serve(
-        folder,
-        people,
-        sharing=sharing,
-        host=host,
-        port=port,
-        renew=split_names(renew),
-        public_url=public_url,
-        announce=echo,
-    )
+    server.serve(folder, *names, sharing=sharing, host=host, port=port, public_url=public_url, announce=echo)
 
 
 @app.command()
@@ -284,7 +290,11 @@ def export(
     with progress("exporting") as advance:
         counts = write(folder, out=out, test_share=test_share, seed=seed, dry_run=step.dry_run, progress=advance)
     echo_errors("dry run: nothing was written" if step.dry_run else "")
-    echo("\n".join(export_sentences(counts)))
+    sources = [
+        shlex.quote(str((out or folder / "export") / f"comparisons_{split}.jsonl")) for split in ("train", "test")
+    ]
+    command = f"pacorl train-reward reward/paco_reward_7b data.train=[{sources[0]}] data.evaluation=[{sources[1]}]"
+    echo("\n".join([*export_sentences(counts), f"next: {command}"]))
 
 
 def export_sentences(counts: JsonObject) -> Iterator[str]:

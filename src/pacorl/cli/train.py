@@ -135,7 +135,7 @@ def _train_policy(run: PolicyConfig, config: Path, options: RunOptions) -> None:
         check_run(run, resume=options.resume)
     with frozen_imports():
         from pacorl.grpo.trainer import PolicyTrainer
-        from pacorl.report.page import keep_page, write_report
+        from pacorl.report.page import keep_page
         from pacorl.runtime.cores import use_cores
         from pacorl.runtime.processes import destroy_process_group
 
@@ -159,7 +159,15 @@ def _train_policy(run: PolicyConfig, config: Path, options: RunOptions) -> None:
             from pacorl.plan.plan import plan_policy
 
             _echo_peak(peaks, lambda: plan_policy(run))
-        echo(f"done: {write_report(folder)}")
+        echo_page(folder)
+
+
+def echo_page(run: Path) -> None:
+    """Write a finished run's page; print its path, and the command that comes next."""
+    from pacorl.report.folder import read_run
+    from pacorl.report.page import next_command, write_report
+
+    echo(f"done: {write_report(run)}\nnext: {next_command(read_run(run))}")
 
 
 def _echo_start(source: str) -> None:
@@ -358,13 +366,13 @@ def train_reward(
     # Train; the trainer imports the heavy libraries.
     from pacorl.judge_training.judge_trainer import JudgeTrainer
     from pacorl.judge_training.loop import processes
-    from pacorl.report.page import write_report
 
     with config_errors(config, run):
         folder = JudgeTrainer(run, resume=bool(options.resume), allow_changes=options.allow_changes).train()
     # Of several processes the main one has written the summary.
     if processes().is_main_process:
-        echo("\n".join([*judge_lines(folder), f"done: {write_report(folder)}"]))
+        echo("\n".join(judge_lines(folder)))
+        echo_page(folder)
 
 
 def judge_lines(folder: Path) -> list[str]:
@@ -414,29 +422,22 @@ def quickstart(
 
 
 def report(
-    runs: list[Path] = Argument(help="A run's folder; two for a comparison; more for two settings over seeds."),
+    runs: list[Path] = Argument(help="A run's folder; two or more for a comparison."),
 ) -> None:
-    """Write a run's page again; with two runs, a page of their comparison; with more, of two settings over seeds.
+    """Write a run's page again; with two runs, or two settings over seeds, a page of their comparison beside them.
 
     Runs whose configs differ in their seed alone have one setting. Differences are paired by seed.
     """
     from pacorl.io.files import check_made
-    from pacorl.report.arms import write_arms
-    from pacorl.report.compare import comparison_path, different_data, write_comparison
+    from pacorl.report.compare import write_comparison
     from pacorl.report.page import write_report
 
     if len(runs) == 1:
         check_made(runs[0] / "report.html")
         echo(write_report(runs[0]))
-    elif len(runs) == 2:
-        check_made(comparison_path(*runs))
-        page = write_comparison(*runs)
-        if warning := different_data(*runs):
-            echo_errors(f"warning: {warning}")
-        echo(page)
-    else:
-        page, lines = write_arms(runs)
-        echo("\n".join([*lines, f"page: {page}"]))
+        return
+    page, lines = write_comparison(runs)
+    echo("\n".join([*lines, f"page: {page}"]))
 
 
 def publish(

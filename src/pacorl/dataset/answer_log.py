@@ -4,7 +4,6 @@
 {"kind": "rank", "person": "ann", "instance": "i1", "order": [[2], [0, 1]], "request": "…", "seconds": 4.2, "at": …}
 {"kind": "skip", "person": "ann", "instance": "i2", "reason": "…", "request": "…", "at": …}
 {"kind": "undo", "person": "ann", "instance": "i1", "request": "…", "at": …}
-{"kind": "renew", "person": "ann", "at": …}
 
 What people answered follows from its lines alone. A line that a killed server wrote in part was acknowledged to nobody,
 and is cut off.
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from itertools import chain
@@ -37,7 +35,7 @@ class Event(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    kind: Literal["start", "rank", "skip", "undo", "renew"]
+    kind: Literal["start", "rank", "skip", "undo"]
     at: float = 0.0
     person: str = ""
     instance: str = ""
@@ -74,7 +72,6 @@ class AnswerLog:
         self.undone: dict[str, list[Event]] = {}
         """Person → answers that were taken back and not given again, the latest last."""
         self.requests: dict[str, Event] = {}
-        self.renewals: Counter[str] = Counter()
         content = read_bytes(self.path) if self.path.is_file() else b""
         whole = content[: content.rfind(b"\n") + 1]
         for number, line in enumerate(whole.splitlines(), 1):
@@ -96,8 +93,6 @@ class AnswerLog:
             self.instances |= {instance.id: instance for instance in typed(event.instances, list[Instance])}
             self.assigned = event.assigned
             self.question = event.question
-        elif event.kind == "renew":
-            self.renewals[event.person] += 1
         elif event.kind == "undo":
             answer, _ = self.answers.pop(key)
             self.undone.setdefault(event.person, []).append(answer)

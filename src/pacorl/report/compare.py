@@ -1,210 +1,196 @@
-"""Two runs on one page (`pacorl report RUN RUN`): their last evaluations, the same prompts' images, their configs.
+"""Two runs, or two settings over several seeds, on one page beside the runs (`pacorl report RUN RUN …`).
 
-Only images of equal text and seed are compared. Their order and the differences' intervals are as between a run's first
-and last evaluation.
+Runs whose configs differ in nothing but `seed` and their folder are one setting. Runs are paired by seed, and only
+images of equal text and seed of noise are compared. Intervals are over the prompts of two runs, or over seeds.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
-from pacorl.io.documents import read_object
-from pacorl.io.files import kept_digest, write_atomic
-from pacorl.report.curves import Chart, charts
-from pacorl.report.figures import changes_svg, label, unit_axis
-from pacorl.report.folder import RunFolder, Sample, read_run, settings_of
+from pacorl.core.ranking import Interval
+from pacorl.io.files import check_made, kept_digest, write_atomic
+from pacorl.report.curves import line_chart_svg, side_by_side
+from pacorl.report.figures import change, interval_text, label
+from pacorl.report.folder import RunFolder, Sample, read_run
 from pacorl.report.html import render
-from pacorl.report.page import MEASURES, OPEN_SETS, choose, drawn, links_to, match, measure_of, spread
-from pacorl.report.results import Result, alarms, compared, draws_differ, facts, paired_by, results
+from pacorl.report.page import gallery, match, story
+from pacorl.report.results import Result, alarms, compared, interval_note, paired, summarised
 
-NOT_COMPARED = {"out"}
-"""Keys that differ between any two runs."""
+NOT_COMPARED = {"out", "seed"}
 OWN_FILE = re.compile(r"-[0-9a-f]{8}\.jsonl$")
 """Ending of the prompts that `PolicyTrainer` writes into a run's folder: eight digits of their digest."""
+MOST_NAME = 80
+"""Letters of a page's name."""
+
+Runs = tuple[RunFolder, RunFolder]
+"""Runs of one seed, a run of each setting."""
 
 
-def write_comparison(first: Path, second: Path) -> Path:
-    """Write one page that compares two runs, `compare-FIRST.html` in the second run's folder.
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A measure of two settings."""
+
+    result: Result
+    by_seed: Mapping[str, float]
+    """Seed → difference; empty for two runs."""
+
+    @property
+    def higher(self) -> str:
+        """Count the seeds with a higher value: too few of them have no interval, and no verdict."""
+        return f"higher in {sum(value > 0 for value in self.by_seed.values())} of {len(self.by_seed)} seeds"
+
+
+def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
+    """Write a page that compares two runs, or two settings over seeds, into the folder that holds the second's runs.
+
+    Returns:
+        The page's path, and a line for each measure.
 
     Raises:
-        ValueError: a folder is no run's, a file in it cannot be understood, or both are the same.
+        ValueError: a folder is no run's, a file in it cannot be understood, the configs are not those of two settings,
+            or no seed has a run of both.
     """
-    if first.resolve() == second.resolve():
-        raise ValueError(f"{first} and {second} are the same run; name two")
-    path = comparison_path(first, second)
-    write_atomic(path, render("compare.html", **_contents(read_run(first), read_run(second))))
-    return path
+    runs = [read_run(folder) for folder in folders]
+    if len({run.path.resolve() for run in runs}) < len(runs):
+        raise ValueError("a run is named twice; name each once")
+    settings = ([runs[0]], [runs[1]]) if len(runs) == 2 else settings_of(runs)
+    names = side_names(*settings)
+    pairs = {"": (runs[0], runs[1])} if len(runs) == 2 else by_seed(*settings)
+    rows = rows_of_pairs(pairs)
+    unlike = [line for pair in pairs.values() for line in unequal(*pair)]
+    used = list(chain(*pairs.values()))
+    left_out = [run.path.name for run in runs if run not in used]
+    lines = [_line(row) for row in rows]
+    alone_runs = f"Left out, for want of a run of the same seed: {', '.join(left_out)}." if left_out else ""
 
-
-def comparison_path(first: Path, second: Path) -> Path:
-    """Return the path of the page in the second run's folder."""
-    return second / f"compare-{first.resolve().name}.html"
-
-
-def side_names(first: Path, second: Path) -> tuple[str, str]:
-    """Return the folders' names, with as many parent folders as distinguish them."""
-    first_parts = first.resolve().parts
-    second_parts = second.resolve().parts
-    # As few parents as are needed: the names head two columns.
-    count = 1
-    while first_parts[-count:] == second_parts[-count:] and count < max(len(first_parts), len(second_parts)):
-        count += 1
-    return "/".join(first_parts[-count:]), "/".join(second_parts[-count:])
-
-
-def different_data(first: Path, second: Path) -> str:
-    """State that two judges were evaluated on different pairs; empty if nothing shows it."""
-    names = side_names(first, second)
-    sides = []
-    stated: list[dict[str, object]] = []
-    for name, run in zip(names, (first, second), strict=True):
-        path = run / "summary.json"
-        summary = read_object(path) if path.is_file() else {}
-        if "held_out_pairs" not in summary:
-            return ""
-        groups = f" of {summary['held_out_groups']} prompts" if "held_out_groups" in summary else ""
-        sides.append(f"{name} was evaluated on {summary['held_out_pairs']} held-out pairs{groups}")
-        stated.append({key: summary[key] for key in ("held_out_pairs", "held_out_digest") if key in summary})
-
-    # Runs of earlier versions have no digest, so only what both state is compared.
-    shared = stated[0].keys() & stated[1].keys()
-    if all(stated[0][key] == stated[1][key] for key in shared):
-        return ""
-    return f"{' and '.join(sides)}. The pairs differ, so the figures of one cannot be compared with the other's."
-
-
-def _contents(first: RunFolder, second: RunFolder) -> dict[str, object]:
-    # The gallery: shared images, by their change.
-    names = side_names(first.path, second.path)
-    samples, alone = asked_of_both(first, second)
-    pairs, _ = match(samples)
-    sets = choose(pairs, names=names)
-    open_sets = [sets[index] for index in spread(len(sets), count=OPEN_SETS)]
-    changes = [pair.change for pair in pairs if pair.change is not None]
-
-    # The table, and the page's contents.
-    rows = results_of_both(first, second, samples)
-    epochs = tuple(max(run.samples, default=None) for run in (first, second))
-    return {
+    # The gallery: the images of the first seed, by their change.
+    seed, shown = next(iter(pairs.items()))
+    samples, alone = asked_of_both(*shown)
+    chosen, _ = match(samples)
+    same_objective = len({run.settings.get("objective.name") for run in used}) == 1
+    sides = [(name, list(side)) for name, side in zip(names, zip(*pairs.values(), strict=True), strict=True)]
+    curves = side_by_side(sides, with_loss=same_objective)
+    contents: dict[str, Any] = {
         "title": f"{names[0]} and {names[1]}",
-        "name": "two runs",
+        "name": "comparison",
         "names": names,
-        "epochs": epochs,
-        "unequal": None not in epochs and epochs[0] != epochs[1],
-        "measure": MEASURES[measure_of(samples)],
-        "lead": sets[len(sets) // 2] if sets else None,
-        "results": rows,
-        "paired": paired_by(second),
-        "different_data": different_data(first.path, second.path),
-        "all_unit_axes": all(unit_axis(row.before, row.after) for row in rows),
-        "open_sets": open_sets,
-        "folded_sets": [row for row in sets if row not in open_sets],
-        "changes": changes,
-        "changes_plot": changes_svg(changes, links_to(pairs, sets)),
+        "stories": [story(side[0]) for side in settings],
+        "lines": [line for line in (*lines[:1], alone_runs) if line],
+        "note": interval_note("training seeds" if len(pairs) > 1 else "prompts and seeds of noise"),
+        "rows": rows,
+        "results": [row.result for row in rows],
+        "seeds": list(pairs) if len(pairs) > 1 else [],
+        "epochs": tuple(run.last for run in shown),
+        "unlike": unlike,
         "alone": alone,
-        "charts": drawn(charts_of_both(first, second, names)),
-        "draws_differ": draws_differ(first) or draws_differ(second),
-        "same_objective": objective_of(first) == objective_of(second),
-        "differences": differing_keys(first.config, second.config),
-        "alarms": [alarms(run) for run in (first, second)],
-        "leaks": [run.leaks for run in (first, second)],
-        "facts": [facts(run, images=len(last_samples(run))) for run in (first, second)],
+        "gallery_seed": seed,
+        "charts": [(chart, line_chart_svg(chart)) for chart in curves],
+        "same_objective": same_objective,
+        "differences": differing_keys(settings[0][0], settings[1][0]),
+        "alarms": [(run.path.name, alarms(run)) for run in used],
+        "leaks": [(run.path.name, run.leaks) for run in used if run.leaks],
+        "next": _next_command(settings[1][0], used),
     }
+    file = re.sub(r"[^\w.-]+", "-", f"compare-{names[0]}-{names[1]}")[:MOST_NAME]
+    path = settings[1][0].path.resolve().parent / f"{file}.html"
+    check_made(path)
+    write_atomic(path, render("compare.html", **contents, **gallery(chosen, names=names)))
+    return path, [*lines, *([alone_runs] if alone_runs else []), *[f"warning: {line}" for line in unlike]]
 
 
-def last_samples(run: RunFolder) -> list[Sample]:
-    """Return the newest evaluation's images."""
-    if run.samples:
-        return run.samples[max(run.samples)]
-    return []
+def _next_command(run: RunFolder, used: Sequence[RunFolder]) -> str:
+    """Build the command of a further seed, until there are three of each setting; then the one that publishes."""
+    folder = run.path
+    seeds = {int(text) for one in used if (text := one.settings.get("seed", "")).isdecimal()}
+    if len(used) >= 6 or not seeds or "objective.name" not in run.settings:
+        return f"pacorl publish {shlex.quote(str(folder))}"
+    seed = max(seeds) + 1
+    config = shlex.quote(str(folder / "config.yaml"))
+    return f"pacorl train-policy {config} seed={seed} out={shlex.quote(f'{folder}-seed-{seed}')}"
 
 
-def asked_of_both(first: RunFolder, second: RunFolder) -> tuple[dict[int, list[Sample]], int]:
-    """Return the shared images of the newest evaluations, as 0 and 1, and the count of unshared images.
+# --- settings and seeds ----------------------------------------------------------------------------------------------
 
-    Two files of prompts may give one number to two texts, so the texts must be equal too.
+
+def settings_of(runs: Sequence[RunFolder]) -> tuple[list[RunFolder], list[RunFolder]]:
+    """Divide runs into the two sets of equal settings, in their order.
+
+    Raises:
+        ValueError: there is one set, or there are more than two.
     """
-    side = {(*sample.key, sample.text): sample for sample in last_samples(first)}
-    counterparts = {(*sample.key, sample.text): sample for sample in last_samples(second)}
-    shared = [key for key in side if key in counterparts]
-    alone = len(side) + len(counterparts) - 2 * len(shared)
-    if not shared:
-        return {}, alone
-    return {0: [side[key] for key in shared], 1: [counterparts[key] for key in shared]}, alone
+    sets: list[list[RunFolder]] = []
+    for run in runs:
+        same = [each for each in sets if not differing_keys(each[0], run)]
+        if same:
+            same[0].append(run)
+        else:
+            sets.append([run])
+    if len(sets) == 1:
+        raise ValueError(f"{len(runs)} runs differ in nothing but their seed; name runs of two settings")
+    if len(sets) > 2:
+        # The third setting is often one that was forgotten.
+        keys = [", ".join(key for key, *_ in differing_keys(each[0], sets[2][0])) for each in sets[:2]]
+        raise ValueError(
+            f"{sets[2][0].path} is of a third setting: it differs from {sets[0][0].path} in {keys[0]} and from "
+            f"{sets[1][0].path} in {keys[1]}; name runs of two settings, which but for their seed are equal"
+        )
+    return sets[0], sets[1]
 
 
-def results_of_both(first: RunFolder, second: RunFolder, samples: Mapping[int, list[Sample]]) -> list[Result]:
-    """Compare every measure of the shared images, then append the measures that only the summaries have."""
-    starts = [means_before(run, samples.get(side, ())) for side, run in enumerate((first, second))]
-    rows = []
-    for row in compared(samples):
-        rows.append(replace(row, starts=(starts[0].get(row.name), starts[1].get(row.name))))
-    measured = {row.name for row in rows}
-    second_results = {row.name: row for row in results(second.summary)}
-    for row in results(first.summary):
-        if row.name in second_results and row.name not in measured:
-            other = second_results[row.name]
-            before = (row.before.mean if row.before else None, other.before.mean if other.before else None)
-            rows.append(Result(row.name, row.after, other.after, None, before))
-    return rows
+def by_seed(first: Sequence[RunFolder], second: Sequence[RunFolder]) -> dict[str, Runs]:
+    """Map each seed of both settings to its two runs.
 
-
-def means_before(run: RunFolder, samples: Sequence[Sample]) -> dict[str, float]:
-    """Average every measure of the run's first evaluation over those of its images that `samples` show again."""
-    if len(run.samples) < 2:
-        return {}
-    rows = compared({0: run.samples[min(run.samples)], 1: samples})
-    return {row.name: row.before.mean for row in rows if row.before}
-
-
-def charts_of_both(first: RunFolder, second: RunFolder, names: tuple[str, str]) -> list[Chart]:
-    """Draw every curve of one line that both runs have as one chart of two lines.
-
-    Losses of two objectives have different scales, and are left out.
+    Raises:
+        ValueError: a setting has a seed twice, or the settings share none.
     """
-    same_objective = objective_of(first) == objective_of(second)
-    before, after = (list(chain(*charts(run).values())) for run in (first, second))
-    return in_pairs(before, after, names, with_loss=same_objective)
+    sides: list[dict[str, RunFolder]] = []
+    for runs in (first, second):
+        side: dict[str, RunFolder] = {}
+        for run in runs:
+            seed = run.settings.get("seed", "")
+            if seed in side:
+                raise ValueError(f"{side[seed].path} and {run.path} have one setting and one seed, {seed}; name one")
+            side[seed] = run
+        sides.append(side)
+    pairs = {seed: (run, sides[1][seed]) for seed, run in sides[0].items() if seed in sides[1]}
+    if not pairs:
+        seeds = " and ".join(", ".join(side) for side in sides)
+        raise ValueError(f"the two settings share no seed, they have {seeds}; train both with the same seeds")
+    return pairs
 
 
-def in_pairs(
-    first: Sequence[Chart], second: Sequence[Chart], names: tuple[str, str], *, with_loss: bool
-) -> list[Chart]:
-    """Draw charts of one line that both sides have as charts of two lines, named `names`."""
-    counterparts = {(chart.group, chart.title): chart for chart in second}
-    shared = []
-    for chart in first:
-        if chart.title == label("loss") and not with_loss:
-            continue
-        counterpart = counterparts.get((chart.group, chart.title))
-        if counterpart and len(chart.lines) == len(counterpart.lines) == 1:
-            lines = [replace(chart.lines[0], label=names[0]), replace(counterpart.lines[0], label=names[1])]
-            shared.append(replace(chart, band=[], lines=lines))
-    return shared
+def side_names(first: Sequence[RunFolder], second: Sequence[RunFolder]) -> tuple[str, str]:
+    """Return what the folders of each setting begin with, with as many parents as distinguish the two."""
+    sides = []
+    for runs in (first, second):
+        paths = [str(run.path.resolve()) for run in runs]
+        start = os.path.commonprefix(paths)  # noqa: RUF071 - by characters: runs/plain-1 and -2 are runs/plain
+        sides.append(Path(start.rstrip("-_.") if len(paths) > 1 else start).parts)
+    count = 1
+    while sides[0][-count:] == sides[1][-count:] and count < max(map(len, sides)):
+        count += 1
+    return "/".join(sides[0][-count:]), "/".join(sides[1][-count:])
 
 
-def objective_of(run: RunFolder) -> str:
-    """Return the name of the run's objective; empty if its config names none."""
-    return settings_of(run.config).get("objective.name", "")
-
-
-def differing_keys(first: str, second: str) -> list[tuple[str, str, str]]:
+def differing_keys(first: RunFolder, second: RunFolder) -> list[tuple[str, str, str]]:
     """List (key, value, value) of every setting in which two configs differ, in their order; `–` if one lacks it.
 
-    Two files of equal content are no difference.
+    Seeds and folders are left out. Two files of equal content are no difference.
     """
-    values = settings_of(first)
-    others = settings_of(second)
     differing = []
-    for key in dict.fromkeys([*values, *others]):
-        value = _without_folder(values.get(key, "–"), values.get("out"))
-        other = _without_folder(others.get(key, "–"), others.get("out"))
-        if key not in NOT_COMPARED and value != other and not _are_equal_files(value, other):
-            differing.append((key, value, other))
+    for key in dict.fromkeys([*first.settings, *second.settings]):
+        values = [_without_folder(run.settings.get(key, "–"), run.settings.get("out")) for run in (first, second)]
+        if key not in NOT_COMPARED and values[0] != values[1] and not _are_equal_files(*values):
+            differing.append((key, values[0], values[1]))
     return differing
 
 
@@ -216,3 +202,96 @@ def _without_folder(value: str, out: str | None) -> str:
 def _are_equal_files(*names: str) -> bool:
     paths = [Path(name) for name in names if "/" in name]
     return len(paths) == 2 and all(map(Path.is_file, paths)) and len({kept_digest(path) for path in paths}) == 1
+
+
+# --- measures --------------------------------------------------------------------------------------------------------
+
+
+def asked_of_both(first: RunFolder, second: RunFolder) -> tuple[dict[int, list[Sample]], int]:
+    """Return the shared images of the newest evaluations, as 0 and 1, and the count of unshared images.
+
+    Two files of prompts may give one number to two texts, so the texts must be equal too.
+    """
+    newest = [run.samples[run.last] if run.last is not None else [] for run in (first, second)]
+    side, counterparts = ({(*sample.key, sample.text): sample for sample in samples} for samples in newest)
+    shared = [key for key in side if key in counterparts]
+    alone = len(side) + len(counterparts) - 2 * len(shared)
+    if not shared:
+        return {}, alone
+    return {0: [side[key] for key in shared], 1: [counterparts[key] for key in shared]}, alone
+
+
+def rows_of_pairs(pairs: Mapping[str, Runs]) -> list[Row]:
+    """Compare every measure: of two runs over prompts, of several seeds over the seeds that have it."""
+    by_name: dict[str, dict[str, Result]] = {}
+    for seed, runs in pairs.items():
+        for result in results_of(*runs):
+            by_name.setdefault(result.name, {})[seed] = result
+    if len(pairs) == 1:
+        return [Row(result, {}) for of_seeds in by_name.values() for result in of_seeds.values()]
+
+    rows = []
+    for name, of_seeds in by_name.items():
+        both = {seed: (one.before, one.after) for seed, one in of_seeds.items() if one.before and one.after}
+        means = {seed: (first.mean, second.mean) for seed, (first, second) in both.items() if first and second}
+        intervals = paired(list(means), [first for first, _ in means.values()], [last for _, last in means.values()])
+        starts = [_mean([one.starts[side] for one in of_seeds.values()]) for side in (0, 1)]
+        result = Result(name, *intervals, starts=(starts[0], starts[1]))
+        rows.append(Row(result, {seed: last - first for seed, (first, last) in means.items()}))
+    return rows
+
+
+def results_of(first: RunFolder, second: RunFolder) -> list[Result]:
+    """Compare the measures of the images that both runs have, then those that only the summaries have."""
+    samples, _ = asked_of_both(first, second)
+    starts = [_means_before(run, samples.get(side, [])) for side, run in enumerate((first, second))]
+    rows = []
+    for row in compared(samples.get(0, []), samples.get(1, [])):
+        rows.append(replace(row, starts=(starts[0].get(row.name), starts[1].get(row.name))))
+    measured = {row.name for row in rows}
+    others = {row.name: row for row in summarised(second.summary)}
+    for row in summarised(first.summary):
+        other = others.get(row.name)
+        if other and row.after and other.after and row.name not in measured:
+            before = (row.before.mean if row.before else None, other.before.mean if other.before else None)
+            change_of = Interval(other.after.mean - row.after.mean)
+            rows.append(Result(row.name, row.after, other.after, change_of, starts=before))
+    return rows
+
+
+def _means_before(run: RunFolder, samples: Sequence[Sample]) -> dict[str, float]:
+    """Average every measure of the run's first evaluation over those of its images that `samples` show again."""
+    if len(run.samples) < 2:
+        return {}
+    rows = compared(run.samples[min(run.samples)], samples)
+    return {row.name: row.before.mean for row in rows if row.before}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    finite = [value for value in values if value is not None]
+    return fmean(finite) if finite else None
+
+
+def unequal(first: RunFolder, second: RunFolder) -> list[str]:
+    """State why two runs cannot be compared: evaluated after different epochs, or judges on different pairs."""
+    names = side_names([first], [second])
+    lines = []
+    if first.last != second.last and None not in (first.last, second.last):
+        epochs = [f"{name} after epoch {run.last}" for name, run in zip(names, (first, second), strict=True)]
+        lines.append(f"{epochs[0]} and {epochs[1]} were evaluated; compare evaluations after the same epoch.")
+    stated = [[run.summary.get(key) for key in ("held_out_pairs", "held_out_digest")] for run in (first, second)]
+    if all(pairs for pairs, _ in stated) and stated[0] != stated[1]:
+        counts = [f"{name} on {pairs}" for name, (pairs, _) in zip(names, stated, strict=True)]
+        lines.append(f"{counts[0]} and {counts[1]} held-out pairs were evaluated, and the pairs differ.")
+    return lines
+
+
+def _line(row: Row) -> str:
+    result = row.result
+    assert result.difference
+    text = f"{label(result.name)}: {interval_text(result.difference, signed=True)}"
+    if result.difference.groups:
+        text += f", n = {result.difference.groups}"
+    if row.by_seed:
+        text += f", {row.higher} ({', '.join(f'{seed}: {change(value)}' for seed, value in row.by_seed.items())})"
+    return text

@@ -22,26 +22,21 @@ from pacorl.io.documents import read_object
 Matrix = tuple[tuple[float | None, ...], ...]
 """P(Yes) of each pair of panels, symmetric; None on the diagonal and for a failed question."""
 
-Rgb = tuple[int, int, int]
-
 WORDS = read_object(Path(__file__).with_name("words.json"))
 LABELS: Mapping[str, str] = WORDS["labels"]
 """Name of a quantity → its label. `label` turns unlisted names into words."""
 MEANINGS: Mapping[str, str] = WORDS["meanings"]
 """Metric → one sentence for the reader of a page; its order is the order of the page."""
 MINUS = "\N{MINUS SIGN}"
-PARTS = ("rollout", "reward", "update", "evaluation")
-"""Phases of a run, one after another, in the order of their colours; further times are parts of these."""
 
-LIGHT_RAMP: tuple[Rgb, ...] = ((242, 238, 229), (176, 211, 207), (70, 150, 152), (9, 84, 92))
-DARK_RAMP: tuple[Rgb, ...] = ((40, 42, 44), (33, 76, 80), (42, 133, 135), (126, 217, 208))
-"""P(Yes) from 0 to 1, the colours between by straight lines; the more consistent a pair, the more ink it gets."""
-
-CELL = 44  # of a pair matrix, in the units of its view box
+CELL = 44
+"""Side of a cell of a pair matrix, in the units of its view box."""
+STRONG = 0.728
+"""P(Yes) from which a light cell has white text: 4.5 : 1 on every colour."""
 
 PIXEL_ART_BELOW = 200 * 200
 """An image of fewer pixels is kept lossless and shown with hard pixel edges."""
-LADDER = ((1024, 88), (768, 86), (768, 76), (512, 76), (384, 66))
+LADDER = ((1024, 88), (768, 76), (512, 76), (384, 66))
 """(longer side in pixels, JPEG quality), tried in turn until an image fits its budget; the last is always taken."""
 BUDGET = 200_000
 """Bytes of one data URL: a page of 36 images stays under 8 MB."""
@@ -67,14 +62,9 @@ def amount(value: float | None) -> str:
     size = abs(value)
     if size == 0:
         return "0"
-    if size < 1e-3 or size >= 1e6:
-        mantissa, _, exponent = f"{value:.1e}".partition("e")
-        text = f"{mantissa}e{int(exponent)}"
-    elif size < 10:
-        text = f"{value:.3f}" if size >= 0.01 else f"{value:.2g}"
-    else:
-        text = f"{value:.1f}" if size < 1000 else f"{value:.0f}"
-    return text.replace("-", MINUS)
+    places = 3 if size < 10 else 1 if size < 1000 else 0
+    form = f".{places}f" if 0.01 <= size < 1e6 else ".2g"
+    return f"{value:{form}}".replace("-", MINUS)
 
 
 def score(value: float | None) -> str:
@@ -97,11 +87,6 @@ def interval_text(figure: Interval, *, signed: bool = False) -> str:
     if figure.low is not None and figure.high is not None:
         text += f" ({figure.low:{form}} to {figure.high:{form}})"
     return text.replace("-", MINUS)
-
-
-def part_colour(name: str, index: int) -> int:
-    """Return the number of a part's colour, equal in every plot; an unknown part takes its position's."""
-    return PARTS.index(name) if name in PARTS else index % 6
 
 
 def duration(seconds: float) -> str:
@@ -144,16 +129,13 @@ class Scale:
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
 
-def padded(values: Iterable[float]) -> tuple[float, float]:
-    """Return an axis' ends: 8 % of air around the values, and zero included if it is near."""
+def extent(values: Iterable[float]) -> tuple[float, float]:
+    """Return an axis' ends: 8 % of air around the values."""
     numbers = list(values)
     low = min(numbers)
     high = max(numbers)
     air = (high - low) * 0.08 or abs(high) * 0.08 or 1.0
-    reach = 0.4 * max(abs(low), abs(high))
-    start = 0.0 if 0 <= low <= reach else low - air
-    end = 0.0 if -reach <= high <= 0 and low < 0 else high + air
-    return start, end
+    return low - air, high + air
 
 
 def ticks(low: float, high: float) -> list[float]:
@@ -165,48 +147,31 @@ def ticks(low: float, high: float) -> list[float]:
     return [index * step for index in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
-# --- intervals, changes, shares --------------------------------------------------------------------------------------
+# --- intervals and changes -------------------------------------------------------------------------------------------
 
 
-def ends_of(interval: Interval) -> tuple[float, float]:
-    """Return the interval's ends; the mean in place of a missing end."""
-    low = interval.mean if interval.low is None else interval.low
-    high = interval.mean if interval.high is None else interval.high
-    return low, high
-
-
-def unit_axis(before: Interval | None, after: Interval | None) -> bool:
-    """Whether all ends are in 0..1."""
-    return all(0 <= end <= 1 for end in _all_ends(before, after))
-
-
-def _all_ends(before: Interval | None, after: Interval | None) -> list[float]:
-    ends: list[float] = []
-    for side in (before, after):
-        if side:
-            ends += ends_of(side)
-    return ends
-
-
-def interval_svg(before: Interval | None, after: Interval | None, *, labelled: bool = False) -> Markup:
-    """Draw before above after on one axis: 0 to 1 if all values are in it, else just around them.
-
-    labelled: whether the axis has its numbers below it, for rows of different axes.
-    """
-    low, high = (0.0, 1.0) if unit_axis(before, after) else padded(_all_ends(before, after))
+def interval_svg(before: Interval | None, after: Interval | None) -> Markup:
+    """Draw before above after on one axis: 0 to 1 if all values are in it, else just around them."""
+    sides = [(name, y, side) for name, y, side in (("before", 12, before), ("after", 24, after)) if side]
+    ends = {name: _ends(side) for name, _, side in sides}
+    values = [end for pair in ends.values() for end in pair]
+    low, high = (0.0, 1.0) if min(values) >= 0 and max(values) <= 1 else extent(values)
     scale = Scale(low, high, 6, 254)
+
     drawn = [tag("line", x1=x, x2=x, y1=3, y2=33, class_="grid") for x in (6, 130, 254)]
-    for name, y, side in (("before", 12, before), ("after", 24, after)):
-        if side:
-            left, right = ends_of(side)
-            whisker = tag("line", x1=scale(left), x2=scale(right), y1=y, y2=y)
-            drawn.append(tag("g", whisker, tag("circle", cx=scale(side.mean), cy=y, r=4.5), class_=name))
-    if not labelled:
-        return tag("svg", *drawn, class_="interval", viewBox="0 0 260 36", aria_hidden="true")
-    for x, value, anchor in ((6, low, "start"), (130, (low + high) / 2, "middle"), (254, high, "end")):
-        number = f"{value:.4g}".replace("-", MINUS)
-        drawn.append(tag("text", number, x=x, y=50, text_anchor=anchor))
-    return tag("svg", *drawn, class_="interval labelled", viewBox="0 0 260 54", aria_hidden="true")
+    for name, y, side in sides:
+        left, right = ends[name]
+        whisker = tag("line", x1=scale(left), x2=scale(right), y1=y, y2=y)
+        drawn.append(tag("g", whisker, tag("circle", cx=scale(side.mean), cy=y, r=4.5), class_=name))
+    for x, value, anchor in ((6, low, "start"), (254, high, "end")):
+        drawn.append(tag("text", f"{value:.3g}".replace("-", MINUS), x=x, y=48, text_anchor=anchor))
+    return tag("svg", *drawn, class_="interval", viewBox="0 0 260 52", aria_hidden="true")
+
+
+def _ends(interval: Interval) -> tuple[float, float]:
+    if interval.low is None or interval.high is None:
+        return interval.mean, interval.mean
+    return interval.low, interval.high
 
 
 def changes_svg(changes: Sequence[float], links: Mapping[int, str]) -> Markup:
@@ -217,37 +182,17 @@ def changes_svg(changes: Sequence[float], links: Mapping[int, str]) -> Markup:
     width = 1200 / len(changes)
     gap = min(4.0, width / 4)
     scale = Scale(min(0.0, *changes), max(1e-9, *changes), 84, 4)
-    bars = []
+    drawn = []
     for index, value in enumerate(changes):
         top, bottom = sorted((scale(value), scale(0)))
         # At least one unit high, so that a change of 0 is visible.
-        box = tag("rect", x=index * width + gap / 2, y=top, width=width - gap, height=max(bottom - top, 1.0))
+        bar = tag("rect", x=index * width + gap / 2, y=top, width=width - gap, height=max(bottom - top, 1.0))
         if index in links:
-            box = tag("a", tag("title", change(value)), box, href=f"#{links[index]}", tabindex=-1)
-        bars.append(box)
-    zero = tag("line", x1=0, x2=1200, y1=scale(0), y2=scale(0), class_="zero")
-    return tag(
-        "svg", *bars, zero, class_="changes", viewBox="0 0 1200 88", preserveAspectRatio="none", aria_hidden="true"
-    )
-
-
-def shares_svg(seconds: Mapping[str, float]) -> Markup:
-    """Draw one bar cut into phases in proportion to their seconds."""
-    total = sum(seconds.values())
-    pieces = []
-    x = 0.0
-    for index, (name, spent) in enumerate(seconds.items()):
-        width = spent / total * 1200
-        title = tag("title", f"{name}: {duration(spent)}")
-        pieces.append(
-            tag(
-                "rect", title, x=x, y=0, width=max(width - 3, 1.0), height=20, class_=f"fill-{part_colour(name, index)}"
-            )
-        )
-        x += width
-    label = "Share of each phase of the time"
-    box = {"viewBox": "0 0 1200 20", "preserveAspectRatio": "none"}
-    return tag("svg", *pieces, class_="shares", role="img", aria_label=label, **box)
+            bar = tag("a", tag("title", change(value)), bar, href=f"#{links[index]}", tabindex=-1)
+        drawn.append(bar)
+    drawn.append(tag("line", x1=0, x2=1200, y1=scale(0), y2=scale(0), class_="zero"))
+    box = {"viewBox": "0 0 1200 88", "preserveAspectRatio": "none"}
+    return tag("svg", *drawn, class_="changes", aria_hidden="true", **box)
 
 
 # --- pair matrices ---------------------------------------------------------------------------------------------------
@@ -276,37 +221,10 @@ def _cell(value: float | None, row: int, col: int) -> Markup:
         return tag("text", str(row + 1), **middle, class_="panel-number")
     if value is None:
         return tag("rect", **box, class_="unjudged") + tag("text", "–", **middle, class_="panel-number")
-    light = colour(LIGHT_RAMP, value)
-    dark = colour(DARK_RAMP, value)
-    style = f"--l:#{bytes(light).hex()};--lt:{readable_on(light)};--d:#{bytes(dark).hex()};--dt:{readable_on(dark)}"
     name = tag("title", f"panels {row + 1} and {col + 1}: P(Yes) = {value:.3f}")
-    return tag("g", name, tag("rect", **box), tag("text", f"{value:.2f}", **middle), class_="judged", style=style)
-
-
-def colour(ramp: Sequence[Rgb], value: float) -> Rgb:
-    """Interpolate the colour of `value`, clamped to 0..1."""
-    position = min(max(value, 0.0), 1.0) * (len(ramp) - 1)
-    below = min(int(position), len(ramp) - 2)  # the last colour belongs to the last stretch
-    mixed = zip(ramp[below], ramp[below + 1], strict=True)
-    red, green, blue = (round(start + (end - start) * (position - below)) for start, end in mixed)
-    return red, green, blue
-
-
-def readable_on(background: Rgb) -> str:
-    """Select black or white by the larger contrast (WCAG 2.2); it is at least 4.5 on every colour."""
-    level = luminance(background) + 0.05
-    if level / 0.05 >= 1.05 / level:
-        return "#000"
-    return "#fff"
-
-
-def luminance(rgb: Rgb) -> float:
-    """Relative luminance of an sRGB colour (WCAG 2.2)."""
-    linear = []
-    for channel in rgb:
-        c = channel / 255
-        linear.append(c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4)
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    kind = "judged strong" if value >= STRONG else "judged"
+    number = tag("text", f"{value:.2f}", **middle)
+    return tag("g", name, tag("rect", **box), number, class_=kind, style=f"--p:{100 * value:.0f}%")
 
 
 # --- images ----------------------------------------------------------------------------------------------------------
@@ -331,10 +249,8 @@ def show(image: Image.Image) -> ShownImage:
     pixel_art = image.width * image.height < PIXEL_ART_BELOW
     # A wide image, such as a grid of one row, takes two columns.
     column = COLUMN * 2 if image.width >= WIDE * image.height else COLUMN
-    factor = column / image.width
-    if pixel_art:
-        # Whole factors only: pixels of unequal sizes would look like a generated pattern.
-        factor = max(1, column // image.width)
+    # Whole factors for pixel art: pixels of unequal sizes would look like a generated pattern.
+    factor = max(1, column // image.width) if pixel_art else column / image.width
     width = round(image.width * factor)
     height = round(image.height * factor)
     return ShownImage(url=data_url(image), width=width, height=height, pixel_art=pixel_art)
@@ -348,9 +264,8 @@ def data_url(image: Image.Image) -> str:
 
     # The largest that fits the budget: a page of many images is mailed.
     for side, quality in LADDER:
-        scale = min(1.0, side / max(image.size))
-        size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
-        resized = image if size == image.size else image.resize(size, Image.Resampling.LANCZOS)
+        resized = image.copy()
+        resized.thumbnail((side, side), Image.Resampling.LANCZOS)
         encoded = _base64(resized, "JPEG", quality=quality)
         if len(encoded) <= BUDGET:
             break

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -18,10 +18,9 @@ from pydantic import BaseModel
 
 from pacorl.config.public import public
 from pacorl.core.grid import parse_layout
-from pacorl.core.metric_names import shown_names
+from pacorl.core.metric_names import HELD_OUT, shown_names
 from pacorl.io.documents import (
     MAX_YAML_BYTES,
-    JsonObject,
     blamed_on,
     dump_yaml,
     parse_object,
@@ -48,41 +47,24 @@ class Sample:
     seed: int
     image: Path
     """Absolute; inside the run's samples folder."""
+    measures: Mapping[str, float]
+    """Scores under the page's names, the judge's P(Yes) first; unrewarded ones begin with `held_out/`."""
     text: str = ""
     theme: str = ""
     grid: Grid = SINGLE
     p_yes: Matrix = ()
-    scores: Mapping[str, float] = field(default_factory=dict)
     reward: float | None = None
     """The weighted sum of the rewards; None if one is missing, or if the run did not write it."""
-    held_out: Mapping[str, float] = field(default_factory=dict)
-    """Measures that are not rewarded."""
 
     @property
     def key(self) -> tuple[int, int]:
         """Identity of an image across evaluations."""
         return self.prompt_id, self.seed
 
-    @property
-    def consistency(self) -> float | None:
-        """Mean P(Yes) over the judged pairs of panels; the score of that name if there is no matrix."""
-        judged = [value for value in chain(*self.p_yes) if value is not None]
-        if judged:
-            return sum(judged) / len(judged)
-        return self.scores.get("consistency")
-
-    @property
-    def measures(self) -> JsonObject:
-        """Return the scores under the page's names, first the judge's P(Yes) of the matrix."""
-        judged = self.p_yes and self.consistency is not None
-        if judged:
-            return shown_names({"p_yes": self.consistency} | dict(self.scores))
-        return dict(self.scores)
-
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """A run's files so far."""
+    """A run's files so far, without images that are ahead of the log, as a stop within an evaluation leaves them."""
 
     path: Path
     epochs: list[Record]
@@ -94,20 +76,18 @@ class RunFolder:
     """config.yaml for publication: keys are masked."""
     samples: dict[int, list[Sample]]
     """Evaluation images by epoch, ascending."""
-    training_images: dict[int, Path]
-    """Joined training samples by epoch, ascending."""
-    leaks: str = ""
+    leaks: str
     """Which training prompts are evaluated on; empty if none."""
 
-    def logged(self) -> RunFolder:
-        """Leave out images that are ahead of the log, as a stop within an evaluation leaves them."""
-        evaluated = {line["epoch"] for line in self.evaluations}
-        newest = max((line["epoch"] for line in self.epochs + self.evaluations), default=0)
-        return replace(
-            self,
-            samples={epoch: samples for epoch, samples in self.samples.items() if epoch in evaluated},
-            training_images={epoch: path for epoch, path in self.training_images.items() if epoch <= newest},
-        )
+    @property
+    def last(self) -> int | None:
+        """Epoch of the newest evaluation with images; None without one."""
+        return max(self.samples, default=None)
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """Every leaf of the config by its dotted key; items of a list by their number."""
+        return _settings(self.config)
 
 
 def read_run(run: Path) -> RunFolder:
@@ -117,11 +97,6 @@ def read_run(run: Path) -> RunFolder:
         ValueError: `run` is no run's folder, or a file in it cannot be understood.
     """
     metrics = run / "metrics.jsonl"
-    if not metrics.is_file() and (run / "settings.json").is_file() and (run / "table.html").is_file():
-        raise ValueError(
-            f"{run} is a folder of `pacorl benchmark`, whose page is table.html; to compare two, repeat one's command "
-            "with --against FOLDER of the other"
-        )
     if not metrics.is_file():
         raise ValueError(f"{run} has no metrics.jsonl, so it is not a run's folder; name the folder that a run wrote")
 
@@ -134,11 +109,16 @@ def read_run(run: Path) -> RunFolder:
     # A log has other names for the judge's answers than a page.
     if any("p_yes" in record for record in records):
         records = [shown_names(record) for record in records]
+    evaluations = [record for record in records if record.get("kind") == "evaluation"]
 
-    # Images of every evaluation.
+    # Images of every evaluation, by number: an epoch beyond the padding of its file's name would come too early.
+    evaluated = {line["epoch"] for line in evaluations}
+    paths = {path.stem.rpartition("-")[2]: path for path in (run / "samples").glob("evaluation-*.jsonl")}
     samples = {}
-    for epoch, path in _by_epoch(run, "evaluation-*.jsonl").items():
-        samples[epoch] = [_sample(record, path.parent, location) for location, record in _lines(path)]
+    for epoch, path in sorted((int(name), path) for name, path in paths.items() if name.isdecimal()):
+        listed = [_sample(record, path.parent, location) for location, record in _lines(path)]
+        if epoch in evaluated:
+            samples[epoch] = listed
 
     # Summary and config are absent while the run has not ended or has just begun.
     summary = run / "summary.json"
@@ -146,16 +126,15 @@ def read_run(run: Path) -> RunFolder:
     return RunFolder(
         path=run,
         epochs=[record for record in records if record.get("kind") == "epoch"],
-        evaluations=[record for record in records if record.get("kind") == "evaluation"],
+        evaluations=evaluations,
         summary=read_object(summary) if summary.is_file() else {},
         config=_masked(read_text(config, limit=MAX_YAML_BYTES), str(config)) if config.is_file() else "",
         samples=samples,
-        training_images=_by_epoch(run, "epoch-*.png"),
         leaks=read_text(run / LEAKS).strip() if (run / LEAKS).is_file() else "",
     )
 
 
-@lru_cache(maxsize=1)  # a run builds its page after each epoch, from the same config
+@lru_cache(maxsize=1)  # a run builds its page after each evaluation, from the same config
 def _masked(text: str, name: str) -> str:
     """Mask a config's keys, and write it as YAML again; "" for an empty config."""
     document = parse_yaml(text, name=name)
@@ -193,25 +172,23 @@ class SampleRecord(BaseModel):
 def _sample(document: Record, folder: Path, location: str) -> Sample:
     with blamed_on(location):
         record = typed(document, SampleRecord)
+        measures = numbers(record.scores or {})
+        judged = [value for value in chain(*(record.p_yes or ())) if value is not None]
+        if judged:
+            measures = shown_names({"p_yes": sum(judged) / len(judged)} | measures)
+        held_out = {f"{HELD_OUT}{name}": value for name, value in numbers(record.held_out or {}).items()}
         return Sample(
             prompt_id=record.prompt_id,
             seed=record.seed,
             # A page embeds its images, so a record must not name other files of the machine.
             image=inside(folder, record.image),
+            measures=measures | held_out,
             text=record.text,
             theme=record.theme,
             grid=parse_layout(record.grid) if record.grid else SINGLE,
             p_yes=record.p_yes or (),
-            scores=numbers(record.scores or {}),
             reward=record.reward,
-            held_out=numbers(record.held_out or {}),
         )
-
-
-def _by_epoch(run: Path, pattern: str) -> dict[int, Path]:
-    epochs = {path.stem.rpartition("-")[2]: path for path in (run / "samples").glob(pattern)}
-    # As numbers: an epoch beyond the padding of its file's name would come too early.
-    return dict(sorted((int(epoch), path) for epoch, path in epochs.items() if epoch.isdecimal()))
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Record]]:
@@ -224,9 +201,8 @@ def _lines(path: Path) -> Iterator[tuple[str, Record]]:
             yield location, record
 
 
-@lru_cache(maxsize=2)
-def settings_of(config: str) -> Mapping[str, str]:
-    """Flatten a config: every leaf by its dotted key; items of a list by their number."""
+@lru_cache(maxsize=16)
+def _settings(config: str) -> Mapping[str, str]:
     return dict(_leaves(parse_yaml(config, name="config.yaml") or {}))
 
 

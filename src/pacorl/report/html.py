@@ -10,7 +10,6 @@ from functools import cache
 import jinja2
 from markupsafe import escape
 
-from pacorl.core.ranking import FEWEST_FOR_INTERVAL
 from pacorl.report import figures
 
 
@@ -33,8 +32,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for name in ("label", "amount", "score", "change", "duration", "part_colour"):
+    for name in ("label", "amount", "score", "change"):
         environment.filters[name] = getattr(figures, name)
     environment.globals |= {"MEANINGS": figures.MEANINGS, "interval_svg": figures.interval_svg, "zip": zip}
-    environment.globals["FEWEST_FOR_INTERVAL"] = FEWEST_FOR_INTERVAL
     return environment

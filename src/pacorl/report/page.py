@@ -6,12 +6,11 @@ The gallery shows before and after of one prompt and seed, at evenly spread quan
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -20,23 +19,24 @@ from PIL import Image
 from pacorl.core.grid import panel_texts
 from pacorl.io.files import write_atomic
 from pacorl.io.images import ImageError, open_image
-from pacorl.report.curves import Chart, charts, folded, line_chart_svg
-from pacorl.report.figures import ShownImage, changes_svg, pair_matrix_svg, shares_svg, show, unit_axis
-from pacorl.report.folder import RunFolder, Sample, read_run, settings_of
+from pacorl.models.policies import POLICIES
+from pacorl.report.curves import charts, line_chart_svg
+from pacorl.report.figures import ShownImage, changes_svg, pair_matrix_svg, show
+from pacorl.report.folder import RunFolder, Sample, read_run
 from pacorl.report.html import render
-from pacorl.report.results import alarms, draws_differ, facts, is_monitored, paired_by, provenance, rows_of, seconds
+from pacorl.report.results import alarms, facts, interval_note, is_monitored, provenance, rows_of
 
 logger = logging.getLogger(__name__)
 
-Measure = Literal["consistency", "reward"]
-MEASURES: dict[Measure, str] = {"consistency": "the judge’s consistency", "reward": "the reward"}
+CONSISTENCY = "consistency"
+REWARD = "reward"
+MEASURES = {CONSISTENCY: "the judge’s consistency", REWARD: "the reward"}
 """Measure that orders the gallery → its words on the page."""
 
 SHOWN = 15
 """Odd, so that evenly spread ranks include the median."""
 OPEN_SETS = 5
 """Number of sets that are open at first; the rest of the gallery is folded."""
-TRAINING_IMAGES = 6
 
 
 def write_report(run: Path) -> Path:
@@ -49,8 +49,27 @@ def write_report(run: Path) -> Path:
         ValueError: `run` is no run's folder, or a file in it cannot be understood.
     """
     path = run / "report.html"
-    name = run.resolve().name
-    write_atomic(path, render("run.html", name=name, **_contents(read_run(run).logged(), name)))
+    read = read_run(run)
+    pairs, unmatched = match(read.samples)
+    contents: dict[str, Any] = {
+        "name": run.resolve().name,
+        "title": str(read.summary.get("title") or run.resolve().name),
+        "story": story(read),
+        "verdict": [str(line) for line in read.summary.get("verdict") or ()],
+        "alarms": alarms(read),
+        "leaks": read.leaks,
+        "monitored": is_monitored(read),
+        "results": rows_of(read),
+        "note": interval_note("groups of pairs" if "held_out_pairs" in read.summary else "prompts and seeds of noise"),
+        "charts": [(chart, line_chart_svg(chart)) for chart in charts(read)],
+        "config": read.config,
+        "provenance": provenance(read.summary),
+        "facts": facts(read, images=len(pairs)),
+        "epochs": sorted(read.samples),
+        "unmatched": unmatched,
+        "next": next_command(read),
+    }
+    write_atomic(path, render("run.html", **contents, **gallery(pairs)))
     return path
 
 
@@ -69,66 +88,54 @@ def keep_page(trainer: Any, line: Mapping[str, Any]) -> None:
         write_page(trainer.config.out)
 
 
-def _contents(run: RunFolder, name: str) -> dict[str, object]:
-    # Times, and the table of results.
-    spent = seconds(run)
-    rows = rows_of(run)
-
-    # Images: evenly spread training epochs, then the gallery.
-    training_epochs = list(run.training_images)
-    training_images = {}
-    for index in spread(len(training_epochs), count=TRAINING_IMAGES):
-        epoch = training_epochs[index]
-        training_images[epoch] = show(_open(run.training_images[epoch]))
-    pairs, unmatched = match(run.samples)
-    sets = choose(pairs)
-    open_sets = [sets[index] for index in spread(len(sets), count=OPEN_SETS)]
-    changes = [pair.change for pair in pairs if pair.change is not None]
-
-    return {
-        "title": str(run.summary.get("title") or _title(run, name)),
-        "verdict": [str(line) for line in run.summary.get("verdict") or ()],
-        "alarms": alarms(run),
-        "leaks": run.leaks,
-        "monitored": is_monitored(run),
-        "results": rows,
-        "paired": paired_by(run),
-        "all_unit_axes": all(unit_axis(row.before, row.after) for row in rows),
-        "seconds": spent,
-        "shares": shares_svg(spent) if spent else Markup(""),
-        "training_images": training_images,
-        "charts": drawn(chain(*charts(run).values())),
-        "draws_differ": draws_differ(run),
-        "config": run.config,
-        "provenance": provenance(run.summary),
-        "facts": facts(run, images=len(pairs)),
-        "epochs": sorted(run.samples),
-        "measure": MEASURES[measure_of(run.samples)],
-        "unmatched": unmatched,
-        "lead": sets[len(sets) // 2] if sets else None,  # the median of the changes: a page is not to open on its best
-        "open_sets": open_sets,
-        "folded_sets": [row for row in sets if row not in open_sets],
-        "changes": changes,
-        "changes_plot": changes_svg(changes, links_to(pairs, sets)),
-    }
+# --- what was done, and what is next ---------------------------------------------------------------------------------
 
 
-def _title(run: RunFolder, name: str) -> str:
-    """The run's name, its rewards and its objective."""
-    settings = settings_of(run.config)
-    rewards = [value for key, value in settings.items() if re.fullmatch(r"rewards\.\d+\.name", key)]
-    objective = settings.get("objective.name")
-    if rewards and objective:
-        return f"{name}: {' and '.join(rewards)} by {objective}"
-    return name
+def story(run: RunFolder) -> str:
+    """State what was trained, by what, judged by whom, and against what; empty without a config."""
+    settings = run.settings
+    model = settings.get("model.checkpoint") or "the default model"
+    if "character" in settings:
+        name = Path(settings["character"]).name
+        return (
+            f"A LoRA of {model} was trained on pictures of {name}. Before is {model} without it, from the same noise."
+        )
+    if "data.train.0" in settings:
+        sources = ", ".join(value for key, value in settings.items() if key.startswith("data.train."))
+        return f"The judge {model} was trained on the pairs of {sources}. Before is {model} itself, on the same pairs."
+    if "objective.name" not in settings:
+        return ""
+
+    names = [value for key, value in settings.items() if key.startswith("rewards.") and key.endswith(".name")]
+    text = f"A LoRA of {model} was trained by {settings['objective.name']} on the prompts of "
+    text += f"{settings.get('prompts.train')}, rewarded by {' and '.join(names) or 'nothing'}"
+    if settings.get("judge.checkpoint"):
+        text += f" of the judge {settings['judge.checkpoint']}"
+    return f"{text}. Before is {model} without the LoRA, from the same prompts and noise."
 
 
-def drawn(shown: Iterable[Chart]) -> dict[str, list[tuple[Chart, Markup]]]:
-    """Group charts for a page, each with its plot."""
-    plots = {}
-    for group, members in folded(shown).items():
-        plots[group] = [(chart, line_chart_svg(chart)) for chart in members]
-    return plots
+def next_command(run: RunFolder) -> str:
+    """Build the command that comes next: the rest of a stopped run, or the use of its result; empty if unknown."""
+    settings = run.settings
+    folder = shlex.quote(str(run.path))
+    model = shlex.quote(settings.get("model.checkpoint", ""))
+    kinds = {"character": "train-character", "data.train.0": "train-reward", "objective.name": "train-policy"}
+    command = next((command for key, command in kinds.items() if key in settings), "")
+    if not command:
+        return ""
+    if not run.summary and not (run.path / "adapter").is_dir():
+        config = f"{folder}/config.yaml"
+        if command == "train-character":
+            config = f"{shlex.quote(settings['character'])} --config {config}"
+        return f"pacorl {command} {config} --resume auto"
+    if command == "train-reward":
+        judge = "merged" if (run.path / "merged").is_dir() else "adapter"
+        data = shlex.quote(settings.get("data.evaluation.0") or settings["data.train.0"])
+        return f"pacorl calibrate {folder}/{judge} {data}"
+    kind = settings.get("model.kind", "")
+    is_editor = kind in POLICIES and not POLICIES[kind].sets
+    asked = "--image IMAGE --instruction TEXT" if is_editor else "--prompt TEXT"
+    return f"pacorl generate --model {model} --adapter {folder}/adapter {asked}"
 
 
 # --- the gallery -----------------------------------------------------------------------------------------------------
@@ -141,20 +148,14 @@ class Pair:
     before: Sample
     after: Sample | None
     """None while there has been one evaluation only."""
-    measure: Measure = "consistency"
-
-    @property
-    def key(self) -> tuple[int, int]:
-        return self.before.key
+    measure: str = CONSISTENCY
 
     @property
     def change(self) -> float | None:
         """By how much the measure rose; None if either side lacks it."""
-        before: float | None = getattr(self.before, self.measure)
-        after: float | None = getattr(self.after, self.measure) if self.after else None
-        if before is None or after is None:
-            return None
-        return after - before
+        before = value_of(self.before, self.measure)
+        after = value_of(self.after, self.measure) if self.after else None
+        return None if before is None or after is None else after - before
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,26 +181,46 @@ class Set:
     @property
     def id(self) -> str:
         """Id of its element on the page."""
-        return "set-{}-{}".format(*self.pair.key)
+        return "set-{}-{}".format(*self.pair.before.key)
 
     @property
     def panels(self) -> tuple[str, ...]:
         """One text per panel; empty if the prompt has none that fit its grid."""
         texts = panel_texts(self.pair.before.text)
-        if len(texts) == self.pair.before.grid.count:
-            return texts
-        return ()
+        return texts if len(texts) == self.pair.before.grid.count else ()
 
     @property
-    def scores(self) -> list[tuple[str, float | None, float | None]]:
-        """(name, before, after) of every score that either image has."""
-        before = self.pair.before.measures
-        after = self.pair.after.measures if self.pair.after else {}
-        return [(name, before.get(name), after.get(name)) for name in dict.fromkeys([*before, *after])]
+    def scores(self) -> list[tuple[str, list[float | None]]]:
+        """(name, value of each side) of every score that an image has."""
+        measures = [side.sample.measures for side in self.sides]
+        names = dict.fromkeys(name for side in measures for name in side)
+        return [(name, [side.get(name) for side in measures]) for name in names]
 
     @property
     def wide(self) -> bool:
         return any(side.image.wide for side in self.sides)
+
+
+def value_of(sample: Sample, measure: str) -> float | None:
+    return sample.reward if measure == REWARD else sample.measures.get(measure)
+
+
+def gallery(pairs: Sequence[Pair], *, names: Sequence[str] = ("Before", "After")) -> dict[str, Any]:
+    """Choose the sets of a page and encode their images; `lead` is the one of the median change."""
+    sets = choose(pairs, names=names)
+    open_sets = [sets[index] for index in spread(len(sets), count=OPEN_SETS)]
+    changes = [pair.change for pair in pairs if pair.change is not None]
+    # Unjudged pairs come last, so that a pair's index is also that of its bar.
+    id_of = {id(row.pair): row.id for row in sets}
+    links = {index: id_of[id(pair)] for index, pair in enumerate(pairs) if id(pair) in id_of}
+    return {
+        "measure": MEASURES[pairs[0].measure if pairs else CONSISTENCY],
+        "lead": sets[len(sets) // 2] if sets else None,  # a page is not to open on its best
+        "open_sets": open_sets,
+        "folded_sets": [row for row in sets if row not in open_sets],
+        "changes": changes,
+        "changes_plot": changes_svg(changes, links),
+    }
 
 
 def match(samples: Mapping[int, Sequence[Sample]]) -> tuple[list[Pair], int]:
@@ -210,31 +231,22 @@ def match(samples: Mapping[int, Sequence[Sample]]) -> tuple[list[Pair], int]:
     """
     if not samples:
         return [], 0
-    measure = measure_of(samples)
+    judged = any(CONSISTENCY in sample.measures for each in samples.values() for sample in each)
+    measure = CONSISTENCY if judged else REWARD
     first = {sample.key: sample for sample in samples[min(samples)] if sample.image.is_file()}
     if len(samples) == 1:
         return [Pair(first[key], None, measure) for key in sorted(first)], 0
 
-    # Largest change first; unjudged pairs last, by prompt.
     last = {sample.key: sample for sample in samples[max(samples)] if sample.image.is_file()}
     pairs = [Pair(first[key], last[key], measure) for key in sorted(first.keys() & last.keys())]
     pairs.sort(key=lambda pair: float("inf") if pair.change is None else -pair.change)  # stable: then by prompt
     return pairs, len(first.keys() ^ last.keys())
 
 
-def measure_of(samples: Mapping[int, Sequence[Sample]]) -> Measure:
-    """The judge's consistency if any image has it, else the reward."""
-    judged = any(sample.consistency is not None for sample in chain(*samples.values()))
-    if judged:
-        return "consistency"
-    return "reward"
-
-
 def choose(pairs: Sequence[Pair], *, count: int = SHOWN, names: Sequence[str] = ("Before", "After")) -> list[Set]:
     """Choose at most `count` of the sorted pairs at evenly spread ranks, from the largest change to the smallest.
 
-    Args:
-        names: names of the sides on the page.
+    names: of the sides on the page.
     """
     # Evenly over the ranks, so that no eye chooses the images.
     sets = []
@@ -243,17 +255,11 @@ def choose(pairs: Sequence[Pair], *, count: int = SHOWN, names: Sequence[str] = 
         sides = []
         for name, sample in zip(names, (pair.before, pair.after), strict=True):
             if sample:
-                title = f"P(Yes) of each pair of panels, {name.lower()}"
-                matrix = pair_matrix_svg(sample.p_yes, title=title)
-                sides.append(Side(name, sample, show(_open(sample.image)), matrix, getattr(sample, pair.measure)))
+                matrix = pair_matrix_svg(sample.p_yes, title=f"P(Yes) of each pair of panels, {name.lower()}")
+                image = show(_open(sample.image))
+                sides.append(Side(name, sample, image, matrix, value_of(sample, pair.measure)))
         sets.append(Set(pair, _rank_name(pairs, index), sides))
     return sets
-
-
-def links_to(pairs: Sequence[Pair], sets: Sequence[Set]) -> dict[int, str]:
-    """Map a pair's index to the id of its set. Unjudged pairs come last, so the index is also that of its bar."""
-    id_of = {row.pair.key: row.id for row in sets}
-    return {index: id_of[pair.key] for index, pair in enumerate(pairs) if pair.key in id_of}
 
 
 def spread(length: int, *, count: int) -> list[int]:

@@ -1,23 +1,22 @@
-"""Numbers of a page: metrics before and after, alarms, facts, provenance."""
+"""Numbers of a page: metrics before and after with paired intervals, alarms, facts, provenance."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from operator import attrgetter
+from statistics import fmean
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, PROMPT_SHARE, SECONDS, sign_meaning
-from pacorl.core.ranking import Interval, bootstrap
-from pacorl.report.figures import MEANINGS, PARTS, amount, duration, label
+from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, SECONDS, sign_meaning
+from pacorl.core.ranking import Interval, bootstrap, t_interval
+from pacorl.report.figures import MEANINGS, amount, duration, label
 from pacorl.report.folder import Record, RunFolder, Sample, number, numbers
 
-DRAWS = 1000
+BOOTSTRAP_FROM = 20
+"""Groups from which intervals are bootstrapped; of fewer, bootstrapped ones are too narrow, and Student's t is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,112 +41,99 @@ class Result:
         return self.difference.low > 0 or self.difference.high < 0
 
 
-def results(summary: Record) -> list[Result]:
-    """Read every metric that the summary has before or after, in the order of MEANINGS and then the summary's."""
-    before = _intervals(summary, "before")
-    after = _intervals(summary, "after")
-    difference = _intervals(summary, "difference")
-    measured = [*before, *after]
-    names = dict.fromkeys([name for name in MEANINGS if name in measured] + measured)
-    return [Result(name, before.get(name), after.get(name), difference.get(name)) for name in names]
+def paired(groups: Sequence[Hashable], before: Sequence[float], after: Sequence[float]) -> tuple[Interval, ...]:
+    """Average both sides and their difference, with 95 % intervals over groups.
+
+    Values of one group, such as the seeds of a prompt, are not independent, so each group counts as its mean. Below
+    BOOTSTRAP_FROM groups the intervals are Student's. Groups that all differ by the same amount have none: their
+    spread is unknown, and not zero.
+
+    Args:
+        groups: the group of each value.
+        before: values of the first side.
+        after: values of the second side, in the same order.
+
+    Returns:
+        Before, after, and after − before.
+    """
+    members: dict[Hashable, list[int]] = {}
+    for index, group in enumerate(groups):
+        members.setdefault(group, []).append(index)
+    firsts = [fmean([before[index] for index in indices]) for indices in members.values()]
+    seconds = [fmean([after[index] for index in indices]) for indices in members.values()]
+    sides = np.array([firsts, seconds, np.subtract(seconds, firsts)])
+
+    if len(members) < BOOTSTRAP_FROM:
+        intervals = [t_interval(side.tolist()) for side in sides]
+    else:
+        intervals = bootstrap(list(members), lambda rows: np.asarray(sides[:, rows].mean(1)), draws=1000)
+    plain = []
+    for side, interval in zip(sides, intervals, strict=True):
+        is_constant = float(np.ptp(side)) < 1e-12
+        plain.append(Interval(interval.mean, groups=len(members)) if is_constant else interval)
+    return tuple(plain)
+
+
+def interval_note(unit: str) -> str:
+    """Explain the intervals of a table whose groups are `unit`."""
+    return (
+        f"Small figures are 95 % intervals over the n {unit} of a difference: Student’s t below {BOOTSTRAP_FROM}, "
+        "bootstrapped above; there is none below 3, or where all differ alike. A difference is set in bold if its "
+        f"interval leaves out zero. Both sides are of the same {unit}."
+    )
 
 
 def rows_of(run: RunFolder) -> list[Result]:
-    """The table of a run's page: the summary's results, else the comparison of its first and newest evaluation."""
-    return results(run.summary) or compared(run.samples)
+    """Read the table of a run's page: the summary's results, else its first and newest evaluation compared."""
+    if rows := summarised(run.summary):
+        return rows
+    if len(run.samples) < 2:
+        return []
+    return compared(run.samples[min(run.samples)], run.samples[max(run.samples)])
 
 
-def paired_by(run: RunFolder) -> tuple[str, str]:
-    """Return what both sides of a difference share, and the unit of its interval."""
-    if "held_out_pairs" in run.summary:
-        return "pairs", "groups of pairs (prompts)"
-    return "prompts and seeds", "prompts"
+def summarised(summary: Record) -> list[Result]:
+    """Read every metric that the summary has before or after, in the order of MEANINGS and then the summary's."""
+    sides = [_intervals(summary, key) for key in ("before", "after", "difference")]
+    measured = dict.fromkeys([*sides[0], *sides[1]])
+    names = dict.fromkeys([name for name in MEANINGS if name in measured] + list(measured))
+    return [Result(name, *(side.get(name) for side in sides)) for name in names]
 
 
 def _intervals(summary: Record, key: str) -> dict[str, Interval]:
     """Read a section's entries, intervals or plain numbers; entries without a finite mean are left out."""
     intervals = {}
     for name, entry in section(summary, key).items():
-        if not is_measure(name):
-            continue
         ends = entry if isinstance(entry, Mapping) else {"mean": entry}
         mean = number(ends.get("mean"))
-        if mean is not None:
+        if mean is not None and name not in ("kind", "epoch", "step") and not name.startswith(SECONDS):
             groups = number(ends.get("groups"))
-            ends_known = (number(ends.get("low")), number(ends.get("high")))
-            intervals[name] = Interval(mean, *ends_known, None if groups is None else int(groups))
+            low, high = number(ends.get("low")), number(ends.get("high"))
+            intervals[name] = Interval(mean, low, high, None if groups is None else int(groups))
     return intervals
 
 
-def is_measure(name: str) -> bool:
-    """Whether an entry of an evaluation is a measure, not its position or a time."""
-    return name not in ("kind", "epoch", "step") and not name.startswith(SECONDS)
+def compared(first: Sequence[Sample], last: Sequence[Sample]) -> list[Result]:
+    """Compare every measure of two evaluations, over the images that both have."""
+    before_of = {sample.key: sample.measures for sample in first}
+    after_of = {sample.key: sample.measures for sample in last}
+    shared = sorted(before_of.keys() & after_of.keys())
+    names = dict.fromkeys(name for key in shared for name in before_of[key])
 
-
-def compared(samples: Mapping[int, Sequence[Sample]]) -> list[Result]:
-    """Compare every score of the first and the newest evaluation, over the images that both have.
-
-    A run without a summary shows these; empty after one evaluation only.
-    """
-    if len(samples) < 2:
-        return []
-    # Scores by image, on both sides.
-    first = {sample.key: _scores(sample) for sample in samples[min(samples)]}
-    last = {sample.key: _scores(sample) for sample in samples[max(samples)]}
-
-    # Score → the images with it on both sides.
-    keys_of: dict[str, list[tuple[int, int]]] = {}
-    shared = sorted(first.keys() & last.keys())
-    for key in shared:
-        for name in first[key]:
-            if name in last[key]:
-                keys_of.setdefault(name, []).append(key)
-
-    # Paired: each row compares the same images.
     rows = []
-    for name, keys in keys_of.items():
-        before = np.array([first[key][name] for key in keys])
-        after = np.array([last[key][name] for key in keys])
-        first_side, last_side, difference = _bootstrapped([prompt for prompt, _ in keys], before, after)
-        rows.append(Result(name, first_side, last_side, difference, unscored=len(shared) - len(keys)))
+    for name in names:
+        keys = [key for key in shared if name in before_of[key] and name in after_of[key]]
+        if keys:
+            before = [before_of[key][name] for key in keys]
+            after = [after_of[key][name] for key in keys]
+            intervals = paired([prompt for prompt, _ in keys], before, after)
+            rows.append(Result(name, *intervals, unscored=len(shared) - len(keys)))
     return rows
-
-
-def _scores(sample: Sample) -> dict[str, float]:
-    return {**sample.measures, **{f"{HELD_OUT}{name}": value for name, value in sample.held_out.items()}}
-
-
-def _bootstrapped(prompts: Sequence[int], before: NDArray[np.float64], after: NDArray[np.float64]) -> list[Interval]:
-    """Bootstrap both sides and their difference over prompts, because seeds of one prompt are not independent."""
-
-    sides = np.stack([before, after, after - before])
-
-    def means(rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        return np.asarray(sides[:, rows].mean(1))
-
-    return bootstrap(prompts, means, draws=DRAWS)
-
-
-def seconds(run: RunFolder) -> dict[str, float]:
-    """Phase → seconds: the summary's, else the sums over the lines of the log; phases without time are left out.
-
-    Empty if the log has times of evaluations alone.
-    """
-    spent = numbers(section(run.summary, "seconds"))
-    if not any(spent.values()):
-        for name in PARTS:
-            lines = run.evaluations if name == "evaluation" else run.epochs
-            spent[name] = sum(number(line.get(f"seconds/{name}")) or 0.0 for line in lines)
-    # A judge's log has no times of its training, and its evaluations' are not all.
-    if not any(spent.get(name) for name in spent if name != "evaluation"):
-        return {}
-    return {name: total for name, total in spent.items() if total}
 
 
 def facts(run: RunFolder, *, images: int) -> list[tuple[str, str]]:
     """(value, description) of the few numbers worth a glance."""
     rows = []
-
     # The judge's accuracies; `pair_accuracy` was measured on `pairs` pairs, and so on.
     judge = section(run.summary, "judge")
     for name, accuracy in numbers(judge).items():
@@ -155,35 +141,42 @@ def facts(run: RunFolder, *, images: int) -> list[tuple[str, str]]:
             count = number(judge.get(name.removesuffix("_accuracy") + "s"))
             measured_on = f", of {count:.0f}" if count else ""
             rows.append((amount(accuracy), f"judge’s {label(name).lower()}{measured_on}"))
-
     # Without a curve P(Yes) orders images, and is no share of them.
-    judged = any(sample.p_yes for samples in run.samples.values() for sample in samples)
-    if judged and re.search(r"^  calibration: ''$", run.config, re.MULTILINE):
+    if run.settings.get("judge.calibration") == "":
         rows.append(("uncalibrated", "judge’s P(Yes)"))
 
     # Progress, as planned by the config of today: --resume may have extended the run.
     epochs = len(run.epochs)
-    planned = re.search(r"^epochs: (\d+)$", run.config, re.MULTILINE)
-    if planned and epochs < int(planned[1]):
-        rows.append((f"{epochs}", f"of {int(planned[1])} epochs"))
-    elif epochs:
-        rows.append((f"{epochs}", "epoch" if epochs == 1 else "epochs"))
+    planned = int(run.settings.get("epochs", "0"))
+    if epochs:
+        rows.append((f"{epochs}", f"of {planned} epochs" if epochs < planned else "epochs"))
     if images:
-        rows.append((f"{images}", "evaluation image" if images == 1 else "evaluation images"))
-
-    # Time of all phases.
-    total = sum(seconds(run).values())
-    if total:
+        rows.append((f"{images}", "evaluation images"))
+    if total := seconds(run):
         rows.append((duration(total), "in all"))
     return rows
 
 
+def seconds(run: RunFolder) -> float:
+    """Add up the time of the run: the summary's, else the log's; 0 if the log has times of evaluations alone."""
+    spent = sum(numbers(section(run.summary, "seconds")).values())
+    of_epochs = _seconds(run.epochs)
+    return spent or (of_epochs and of_epochs + _seconds(run.evaluations))
+
+
+def _seconds(lines: Sequence[Record]) -> float:
+    # Hidden work ran during another phase and took no additional time.
+    total = 0.0
+    for line in lines:
+        for name, spent in numbers(line).items():
+            if name.startswith(SECONDS) and not name.startswith(f"{SECONDS}hidden"):
+                total += spent
+    return total
+
+
 def provenance(summary: Record) -> list[tuple[str, str]]:
     """Seed, config hash and versions."""
-    origin = []
-    for key in ("seed", "config_hash"):
-        if key in summary:
-            origin.append((label(key), str(summary[key])))
+    origin = [(label(key), str(summary[key])) for key in ("seed", "config_hash") if key in summary]
     return origin + [(str(name), str(version)) for name, version in section(summary, "versions").items()]
 
 
@@ -223,18 +216,11 @@ def alarms(run: RunFolder) -> list[RaisedAlarm]:
     # One row per sign, however often it was raised.
     raised = []
     for (where, sign), epochs in epochs_of.items():
-        name = label(sign.removeprefix(HELD_OUT))
-        if sign.startswith(HELD_OUT):
-            name += ", held out"
+        name = label(sign.removeprefix(HELD_OUT)) + (", held out" if sign.startswith(HELD_OUT) else "")
         raised.append(RaisedAlarm(name, sign_meaning(sign), where, epochs[0], epochs[-1], len(epochs)))
     return sorted(raised, key=attrgetter("first"))
 
 
-def draws_differ(run: RunFolder) -> bool:
-    """Whether an epoch draws a part of the training prompts, so that epochs have different ones."""
-    return any((number(line.get(PROMPT_SHARE)) or 1.0) < 1 for line in run.epochs)
-
-
 def is_monitored(run: RunFolder) -> bool:
     """Whether the run measured any sign at all."""
-    return any(key.startswith((MONITOR, HELD_OUT)) for key in chain(*run.epochs, *run.evaluations))
+    return any(key.startswith((MONITOR, HELD_OUT)) for line in [*run.epochs, *run.evaluations] for key in line)

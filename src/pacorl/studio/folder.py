@@ -16,10 +16,9 @@ import secrets
 import shutil
 import tempfile
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
@@ -27,6 +26,7 @@ from typing import Any, Self
 from PIL.Image import Image
 from pydantic import BaseModel, Field
 
+from pacorl import __version__
 from pacorl.core.grid import parse_layout
 from pacorl.io.documents import blamed_on, dump_yaml, parse_json, read_json, read_text, read_yaml, typed, write_json
 from pacorl.io.files import (
@@ -40,7 +40,7 @@ from pacorl.io.files import (
     sweep,
     write_atomic,
 )
-from pacorl.io.images import images_in, open_image, png_bytes, png_texts
+from pacorl.io.images import images_in, png_bytes, png_texts
 from pacorl.records.characters import CARD, Card, read_character
 from pacorl.types import Character, Grid
 
@@ -50,14 +50,12 @@ MOST_PICTURES = 60
 """Most pictures of a character."""
 SIDE = 1536
 """Longer side of a character's picture: training and generators read 1,024 pixels."""
-MOST_PIXELS = 25_000_000
 
 
 class TryLine(BaseModel):
     """A redrawn panel of a page, accepted or not."""
 
     panel: int
-    seed: str = ""
     verdict: str
     accepted: bool
 
@@ -70,16 +68,14 @@ class Recipe(BaseModel):
     panels: list[str] = []
     layout: str = "2x2"
     prompt: str = ""
-    """The whole prompt."""
+    """The whole prompt; empty for a picture of another program."""
     character: str = ""
     sources: list[str] = []
     """Digests of the pictures that it changes."""
     model: str = ""
-    """Empty for a picture of another program."""
     loras: dict[str, float] = {}
     """LoRA → strength."""
     seed: int = 0
-    size: str = ""
     note: str = ""
     """How it came about, such as `panel 2 redrawn`."""
     tries: list[TryLine] = []
@@ -89,11 +85,24 @@ class Recipe(BaseModel):
     parts: dict[str, float | None] = {}
     rank: int = 1
     tied: int = 1
-    made: str = Field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     @property
     def grid(self) -> Grid:
         return parse_layout(self.layout)
+
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+        return self.theme or self.sentence or self.note or "a page"
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Text chunks of its PNG: itself, and of a picture that was drawn here the ones that the commands read."""
+        texts = {RECIPE: self.model_dump_json()}
+        if self.model:
+            drawn = {"model": self.model, "prompt": self.prompt, "layout": self.layout, "seed": str(self.seed)}
+            texts |= {"Software": f"pacorl {__version__}", **drawn}
+        return texts
 
     @classmethod
     def of(cls, png: Path | bytes) -> Self | None:
@@ -112,32 +121,29 @@ class Verdict(BaseModel):
     passed: bool
     lines: list[str]
     odd: int | None = None
-    scores: list[float | None] = []
 
 
 class Draft(BaseModel):
-    """The form of the page."""
+    """The form of the page, and the models that were chosen on it."""
 
     sentence: str = ""
     unfolded: str = ""
     """The sentence of which the panels were written."""
     theme: str = ""
     panels: list[str] = []
+    layout: str = ""
     character: str = ""
     sources: list[str] = []
     candidates: int = Field(4, ge=1, le=50)
-    layout: str = ""
-    size: str = ""
     seed: int | None = Field(None, ge=0, le=2**31)
     """None for a new one at every draw."""
+    tab: str = ""
+    """The tab that is open at a reload."""
     page: int = 0
     """The page that is open; 0 for none."""
     candidate: int = 0
-    sheet: str = ""
-    """Lines of a character's sheet."""
-    steps: int | None = Field(None, ge=1, le=100_000)
     model: str = ""
-    """The models that were chosen on the page; empty before."""
+    """Empty before a choice."""
     editor: str = ""
     judge: str = ""
     loras: dict[str, float] = {}
@@ -192,8 +198,7 @@ class Folder:
         for unfinished in (path / "pages").glob(".new-*"):  # of a killed studio
             shutil.rmtree(unfinished)
         self._pages: dict[int, Page] = {}
-        for folder in sorted((path / "pages").glob("[0-9]*")):
-            self._read(folder)
+        self._read_pages()
 
     def close(self) -> None:
         self._held.close()
@@ -214,7 +219,14 @@ class Folder:
     def keep_draft(self, draft: Draft) -> None:
         write_json(self.path / "draft.json", draft.model_dump(), mode=PRIVATE)
 
-    # --- pages -------------------------------------------------------------------------------------------------
+    def file(self, name: str) -> Path:
+        """Find an image for the page. Raises ValueError unless it is a PNG of this folder."""
+        path = inside(self.path, name)
+        if path.suffix != ".png" or not path.is_file():
+            raise ValueError(f"there is no image {name[:80]!r}")
+        return path
+
+    # --- pages -------------------------------------------------------------------------------------------------------
 
     @property
     def pages(self) -> list[Page]:
@@ -226,7 +238,7 @@ class Folder:
 
     def add_page(
         self,
-        images: Sequence[tuple[Image, Mapping[str, str], Recipe]],
+        images: Sequence[tuple[Image, Recipe]],
         *,
         before: Image | None = None,
         tries: Sequence[Image] = (),
@@ -234,7 +246,7 @@ class Folder:
         """Write a page: all of its files, or none.
 
         Args:
-            images: candidates, best first, each with the further texts of its PNG.
+            images: candidates, best first.
             before: the page or picture that it was made of.
             tries: redrawn panels, in the order of the recipe's tries.
         """
@@ -242,42 +254,32 @@ class Folder:
         make_folder(pages)
         taken = [int(path.name) for path in [*pages.glob("[0-9]*"), *(self.path / "trash").glob("*/pages/[0-9]*")]]
         target = pages / f"{max(taken, default=0) + 1:04d}"
+        files = {}
+        for number, (image, recipe) in enumerate(images, 1):
+            files[f"{number}.png"] = png_bytes(image, recipe.texts)
+        if before:
+            files["before.png"] = png_bytes(before)
+        files |= {f"try-{number}.png": png_bytes(image) for number, image in enumerate(tries, 1)}
         with tempfile.TemporaryDirectory(prefix=".new-", dir=pages, ignore_cleanup_errors=True) as staged:
-            new = Path(staged, "page")
-            for number, (image, texts, recipe) in enumerate(images, 1):
-                content = png_bytes(image, {**texts, RECIPE: recipe.model_dump_json()})
-                write_atomic(new / f"{number}.png", content, mode=PRIVATE)
-            if before:
-                write_atomic(new / "before.png", png_bytes(before), mode=PRIVATE)
-            for number, image in enumerate(tries, 1):
-                write_atomic(new / f"try-{number}.png", png_bytes(image), mode=PRIVATE)
-            new.rename(target)
-        page = self._read(target)
-        assert page
-        return page
+            for name, content in files.items():
+                write_atomic(Path(staged, "page", name), content, mode=PRIVATE)
+            Path(staged, "page").rename(target)
+        self._read_pages()
+        return self._pages[int(target.name)]
 
     def keep_verdict(self, page: Page, verdict: Verdict) -> None:
         write_json(page.folder / "check.json", verdict.model_dump(), mode=PRIVATE)
 
-    def _read(self, folder: Path) -> Page | None:
-        candidates = []
-        recipes = []
-        for path in sorted(folder.glob("[0-9]*.png"), key=lambda path: int(path.stem)):
-            try:
-                recipe = Recipe.of(path)
-            except ValueError:
-                recipe = None
-            if recipe:  # a file that somebody else put there is left alone
-                candidates.append(path)
-                recipes.append(recipe)
-        if not candidates:
-            return None
-        tries = sorted(folder.glob("try-*.png"), key=lambda path: int(path.stem[4:]))
-        page = Page(int(folder.name), folder, tuple(candidates), tuple(recipes), tuple(tries))
-        self._pages[page.number] = page
-        return page
+    def _read_pages(self) -> None:
+        """Read the pages that are new on the disk, and forget those that are gone."""
+        known = self._pages
+        self._pages = {}
+        for folder in sorted((self.path / "pages").glob("[0-9]*")):
+            page = known.get(int(folder.name)) or _page(folder)
+            if page:
+                self._pages[page.number] = page
 
-    # --- pictures to change ------------------------------------------------------------------------------------
+    # --- pictures to change ------------------------------------------------------------------------------------------
 
     def add_source(self, image: Image) -> str:
         """Store a picture under the digest of its content, and return the digest."""
@@ -289,17 +291,23 @@ class Folder:
     def source(self, digest: str) -> Path:
         return self.path / "sources" / f"{safe_name(digest)}.png"
 
-    # --- characters --------------------------------------------------------------------------------------------
+    # --- characters --------------------------------------------------------------------------------------------------
 
     def characters(self) -> list[str]:
         return sorted(card.parent.name for card in (self.path / "characters").glob(f"*/{CARD}"))
 
     def character(self, name: str) -> Character:
         """Read a character that can be drawn. Raises ValueError naming a fault."""
-        return read_character(self._character(name), most=MOST_PICTURES)
+        return read_character(self.character_folder(name), most=MOST_PICTURES)
+
+    def character_folder(self, name: str) -> Path:
+        folder = self.path / "characters" / safe_name(name)
+        if not (folder / CARD).is_file():
+            raise ValueError(f"there is no character called {name[:40]!r}")
+        return folder
 
     def description(self, name: str) -> str:
-        path = self._character(name) / CARD
+        path = self.character_folder(name) / CARD
         document = read_yaml(path)
         with blamed_on(path):
             return typed(document, Card).description
@@ -307,7 +315,7 @@ class Folder:
     def pictures(self, name: str) -> list[tuple[Path, str]]:
         """List the pictures of a character, each with its caption."""
         listed = []
-        for path in images_in(self._character(name)):
+        for path in images_in(self.character_folder(name)):
             caption = path.with_suffix(".txt")
             listed.append((path, read_text(caption) if caption.is_file() else ""))
         return listed
@@ -333,7 +341,7 @@ class Folder:
 
     def add_picture(self, name: str, image: Image, caption: str = "") -> Path:
         """Add a picture behind a character's last one."""
-        folder = self._character(name)
+        folder = self.character_folder(name)
         numbers = [int(path.stem) for path in images_in(folder) if path.stem.isdecimal()]
         if len(images_in(folder)) >= MOST_PICTURES:
             raise ValueError(f"{name} has {MOST_PICTURES} pictures, which is the most")
@@ -352,23 +360,7 @@ class Folder:
         else:
             remove_made(path.parent, [path.name])
 
-    def make_first(self, name: str, picture: Path) -> None:
-        """Exchange a picture with the character's first one, which a sheet changes."""
-        first = self.pictures(name)[0][0]
-        for one, other in ((first, picture), (first.with_suffix(".txt"), picture.with_suffix(".txt"))):
-            held = one.with_name(f".swap-{one.name}")
-            # Renamed, never written: an interruption loses no picture.
-            for source, target in ((one, held), (other, one), (held, other)):
-                if source.exists():
-                    source.rename(target)
-
-    def _character(self, name: str) -> Path:
-        folder = self.path / "characters" / safe_name(name)
-        if not (folder / CARD).is_file():
-            raise ValueError(f"there is no character called {name[:40]!r}")
-        return folder
-
-    # --- removal -----------------------------------------------------------------------------------------------
+    # --- removal -----------------------------------------------------------------------------------------------------
 
     def remove(self, what: str, *paths: Path) -> Removed:
         """Move files or folders into the trash."""
@@ -380,33 +372,36 @@ class Folder:
                 target = trash / path.relative_to(self.path)
                 make_folder(target.parent)
                 path.rename(target)
-        self._pages = {number: page for number, page in self._pages.items() if page.folder.is_dir()}
+        self._read_pages()
         return Removed(what, trash)
 
     def undo(self, removed: Removed) -> None:
         """Put files back from the trash. Raises ValueError if something else has their place meanwhile."""
-        moves = []
+        moves = {}
         for path in sorted(removed.trash.rglob("*")):
-            target = self.path / path.relative_to(removed.trash)
-            if path.is_file() and target.exists():
-                raise ValueError(f"{target.relative_to(self.path)} is taken meanwhile; it stays in {removed.trash}")
             if path.is_file():
-                moves.append((path, target))
-        for path, target in moves:
+                moves[path] = self.path / path.relative_to(removed.trash)
+        for target in moves.values():
+            if target.exists():
+                raise ValueError(f"{target.relative_to(self.path)} is taken meanwhile; it stays in {removed.trash}")
+        for path, target in moves.items():
             make_folder(target.parent)
             path.rename(target)
         shutil.rmtree(removed.trash)
-        for folder in (self.path / "pages").glob("[0-9]*"):
-            self._read(folder)
-
-    def file(self, name: str) -> Path:
-        """Find an image for the page. Raises ValueError unless it is a PNG of this folder."""
-        path = inside(self.path, name)
-        if path.suffix != ".png" or not path.is_file():
-            raise ValueError(f"there is no image {name[:80]!r}")
-        return path
+        self._read_pages()
 
 
-def opened(content: bytes, name: str) -> Image:
-    """Open a dropped picture. Raises ImageError if it is none, or has too many pixels."""
-    return open_image(content, name=name, max_pixels=MOST_PIXELS)
+def _page(folder: Path) -> Page | None:
+    """Read a page's folder; None if it has no candidate. A file that somebody else put there is left alone."""
+    recipes = {}
+    for path in sorted(folder.glob("[0-9]*.png"), key=lambda path: int(path.stem)):
+        try:
+            recipe = Recipe.of(path)
+        except ValueError:
+            continue
+        if recipe:
+            recipes[path] = recipe
+    if not recipes:
+        return None
+    tries = sorted(folder.glob("try-*.png"), key=lambda path: int(path.stem[4:]))
+    return Page(int(folder.name), folder, tuple(recipes), tuple(recipes.values()), tuple(tries))

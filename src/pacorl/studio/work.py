@@ -1,4 +1,4 @@
-"""The studio's work, without its page: models, one job at a time, and the training of a character.
+"""The studio's work, without its page: models, and one job at a time.
 
 Every method that draws or judges runs on the worker's thread (`Studio.submit`). A job that fails leaves nothing.
 """
@@ -6,9 +6,7 @@ Every method that draws or judges runs on the worker's thread (`Studio.submit`).
 from __future__ import annotations
 
 import logging
-import os
 import random
-import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,13 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Image, Resampling
 
-from pacorl.config import base as configs
-from pacorl.config.options import AUTO, StudioModels, UsageError
-from pacorl.config.user_files import NO_USER_FILES
+from pacorl.config.options import StudioModels, UsageError
 from pacorl.core.grid import join, parse_layout, shared_text, split
-from pacorl.io.children import start_python
-from pacorl.io.documents import parse_json, read_jsonl, read_text, read_yaml
-from pacorl.io.files import PRIVATE, free_name, open_regular, safe_name, write_atomic
 from pacorl.io.images import open_image
 from pacorl.judge import default_judge, judge_for
 from pacorl.judge.calibration import read_calibration, threshold
@@ -32,13 +25,14 @@ from pacorl.models.policies import POLICIES, kind_of, tiny_spec
 from pacorl.records.compose import compose, layout_for, prompt_from
 from pacorl.records.panels import write_panels
 from pacorl.studio.folder import Draft, Folder, Page, Recipe, Removed, TryLine, Verdict
-from pacorl.studio.models import fitted, training_config
+from pacorl.studio.models import memory_for
+from pacorl.studio.teaching import Teacher
 from pacorl.types import TINY, Grid, Prompt, Size
 
 if TYPE_CHECKING:
     from pacorl.gate.check import Check
     from pacorl.gate.paco_reward import PacoReward
-    from pacorl.generate.generated_images import GeneratedImage, Judged
+    from pacorl.generate.generated_images import GeneratedImage
     from pacorl.generate.generator import Generator
     from pacorl.generate.repair import Try
     from pacorl.models.policies.spec import PolicySpec
@@ -47,8 +41,6 @@ LEAST = 0.5
 """Threshold of a check without a calibration."""
 TRIES = 6
 """Most redrawn panels of a repair."""
-PATIENCE = 10.0
-"""Seconds for a stopping trainer to save; a kill afterwards loses what came after its last checkpoint."""
 
 
 class BusyError(ValueError):
@@ -104,8 +96,8 @@ class Studio:
         self.teacher = Teacher(self.folder)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="studio")
         self._lock = threading.Lock()
-        self._generators: dict[str, Generator] = {}
-        self._rewards: dict[str, PacoReward] = {}
+        self._generator: tuple[StudioModels, Generator] | None = None
+        self._reward: tuple[str, PacoReward] | None = None
 
     def close(self) -> None:
         self.job.stopped = True
@@ -123,8 +115,7 @@ class Studio:
     def submit(self, name: str, work: Callable[[Job], object]) -> Job:
         """Start a job. Raises BusyError while another one, or a training, runs."""
         with self._lock:
-            if not self.job.ended:
-                raise BusyError(f"{self.job.name} is under way; stop it, or wait")
+            self._check_idle()
             if self.teacher.name:
                 raise BusyError(f"{self.teacher.name} is being taught and has the machine; stop it, it can go on later")
             self.job = job = Job(name)
@@ -133,7 +124,7 @@ class Studio:
             try:
                 work(job)
             except StoppedError:
-                job.error = ""
+                pass
             except Exception as error:
                 # Messages of these classes are for users; anything else is a fault of ours, logged in full.
                 if not isinstance(error, ValueError | OSError | RuntimeError):
@@ -146,24 +137,36 @@ class Studio:
         self._worker.submit(run)
         return job
 
-    # --- models ------------------------------------------------------------------------------------------------
+    def _check_idle(self) -> None:
+        if not self.job.ended:
+            raise BusyError(f"{self.job.name} is under way; stop it, or wait")
+
+    def remove(self, what: str, *paths: Path) -> None:
+        """Move files into the trash; `undo` brings the last ones back."""
+        self.removed = self.folder.remove(what, *paths)
+        self.version += 1
+
+    def undo(self) -> None:
+        if self.removed:
+            self.folder.undo(self.removed)
+            self.removed = None
+            self.version += 1
+
+    # --- models ------------------------------------------------------------------------------------------------------
 
     def choose(self, names: StudioModels) -> None:
         """Draw with other models from now on; the next job loads them."""
-        if not self.job.ended:
-            raise BusyError(f"{self.job.name} is under way; stop it, or wait")
-        if (names.judge, names.memory) != (self.names.judge, self.names.memory):
-            self.unload()
-        self._generators.clear()
+        self._check_idle()
+        if names.model != TINY and names.judge == TINY:
+            raise ValueError("the practice judge knows pictures of the practice model alone; choose another judge")
+        self.unload()
         self.names = names
-        loras = dict(names.strengths)
-        self.keep(model=names.model, editor=names.editor, judge=names.judge, loras=loras)
+        self.keep(model=names.model, editor=names.editor, judge=names.judge, loras=dict(names.strengths))
 
     def unload(self) -> None:
-        self._generators.clear()
-        for reward in self._rewards.values():
-            reward.close()
-        self._rewards.clear()
+        if self._reward:
+            self._reward[1].close()
+        self._generator = self._reward = None
 
     @property
     def spec(self) -> PolicySpec:
@@ -173,51 +176,43 @@ class Studio:
     @property
     def editor(self) -> str:
         """The model that changes pictures; empty if there is none."""
-        if self.spec.edits:
-            return self.names.model
-        return self.names.editor or (TINY if self.names.model == TINY else "")
+        return self.names.model if self.spec.edits else self.names.editor or (TINY if self.names.model == TINY else "")
 
     def _models(self, job: Job, *, edits: bool = False) -> tuple[Generator, PacoReward]:
+        """Load the generator, or the editor, and the judge; the last ones stay loaded."""
         from pacorl.gate.paco_reward import PacoReward
         from pacorl.generate.generator import Generator
         from pacorl.io.quiet import quiet_loading
         from pacorl.runtime.cores import use_cores
 
         names = self.names
-        model, kind, strengths = names.model, self.spec.kind, dict(names.strengths)
         if edits and not self.spec.edits:
             if not self.editor:
-                raise ValueError(f"{model} draws from words and changes no picture; choose an editor in the header")
-            model, kind = self.editor, kind_of(self.editor, edits=True)
-            strengths = {}  # they belong to the model that draws
-            if model == TINY:
-                # For people who draw, the LoRA that keeps a hero.
-                strengths = dict.fromkeys(tiny_spec(edits=True).committed.adapters, 1.0)
-        key = f"{kind} {model}"
+                raise ValueError(f"{names.model} draws from words and changes no picture; choose an editor above")
+            # LoRAs belong to the model that draws. The practice editor has one that keeps a hero.
+            loras = dict.fromkeys(tiny_spec(edits=True).committed.adapters, 1.0) if self.editor == TINY else {}
+            kind = kind_of(self.editor, edits=True)
+            names = replace(names, model=self.editor, kind=kind, adapter="", loras=loras)
         judge = judge_for(names.judge, edits=edits)
-        if key not in self._generators or judge not in self._rewards:
-            job.enter("Loading the models")
-            use_cores()
-            quiet_loading()
-            names = names if names.memory != AUTO else replace(names, memory=fitted(names, model, kind))
-        if key not in self._generators:
-            if model != TINY:  # two published generators would not fit most cards
-                self._generators.clear()
-            loaded = Generator.from_pretrained(model, kind=kind, adapter=strengths, memory=names.memory)
-            for reward in self._rewards.values():
-                loaded.judged_by(reward.judge)
-            self._generators[key] = loaded
-        generator = self._generators[key]
-        if judge not in self._rewards:
-            calibration = (names.calibration or "") if judge == names.judge else ""
-            with generator.judging():
-                access = names.judge_access | {"calibration": calibration}
-                self._rewards[judge] = PacoReward.from_pretrained(judge, **access)
-            for other in self._generators.values():
-                other.judged_by(self._rewards[judge].judge)
-        return generator, self._rewards[judge]
+        if self._generator and self._reward and self._generator[0] == names and self._reward[0] == judge:
+            return self._generator[1], self._reward[1]
 
-    # --- drawing -----------------------------------------------------------------------------------------------
+        job.enter("Loading the models")
+        self.unload()
+        use_cores()
+        quiet_loading()
+        fitted = replace(names, memory=memory_for(names))
+        kind = names.kind or kind_of(names.model)
+        adapter = dict(names.strengths)
+        generator = Generator.from_pretrained(names.model, kind=kind, adapter=adapter, memory=fitted.memory)
+        with generator.judging():
+            access = fitted.judge_access | {"calibration": (names.calibration or "") if judge == names.judge else ""}
+            reward = PacoReward.from_pretrained(judge, **access)
+        generator.judged_by(reward.judge)
+        self._generator, self._reward = (names, generator), (judge, reward)
+        return generator, reward
+
+    # --- drawing -----------------------------------------------------------------------------------------------------
 
     def unfold(self) -> str:
         """Write the panels of the draft's sentence, unless they were; returns what the writer has to say about it."""
@@ -226,12 +221,11 @@ class Studio:
         draft = self.draft
         if draft.panels and draft.unfolded == draft.sentence:
             return ""
-        cast = {name.replace("_", " "): self.folder.description(name) for name in self.folder.characters()}
         sentence = draft.sentence
+        cast = {name.replace("_", " "): self.folder.description(name) for name in self.folder.characters()}
         for name in sorted(cast, key=len, reverse=True):
             sentence = sentence.replace(name, cast[name])
-        writer = open_writer(self.names.writer)
-        written = write_panels(sentence, writer=writer)
+        written = write_panels(sentence, writer=open_writer(self.names.writer))
         panels = [text.removeprefix(f"{written.theme}, ") for text in written.panels]
         self.keep(theme=written.theme, panels=panels, unfolded=draft.sentence, layout="")
         return written.note
@@ -253,26 +247,9 @@ class Studio:
 
     def draw(self, job: Job) -> None:
         """Draw and rank candidates of the draft, and open them as a new page."""
-        from pacorl.generate.sets import generate_sets
-
-        draft = self.draft
+        draft, names = self.draft, self.names
         prompt = self.prompt()
-        generator, reward = self._models(job, edits=bool(prompt.sources))
-        seed = random.SystemRandom().randrange(2**31) if draft.seed is None else draft.seed
-        size = Size.parse(draft.size) if draft.size.strip() else None
-        options: dict[str, Any] = {"size": size, "on_step": job.advance}
-        job.enter("Drawing", generator.default_steps * draft.candidates)
-        images = generate_sets(
-            generator, prompt, seed=seed, best_of=draft.candidates, judge=reward.judge, keep_all=True, **options
-        )
-        before = open_image(prompt.sources[0]) if prompt.sources else None
-        # The same seed without the LoRA, which the page compares with.
-        if generator.adapter and not prompt.sources:
-            job.enter("Drawing it without the LoRA", generator.default_steps)
-            (plain,) = generate_sets(generator, prompt, seed=images[0].recipe.seed, base=True, **options)
-            before = plain.image
-
-        common = Recipe(
+        recipe = Recipe(
             sentence=draft.sentence,
             theme=draft.theme,
             panels=list(draft.panels) if not prompt.sources else [prompt.text],
@@ -280,28 +257,65 @@ class Studio:
             prompt=prompt.text,
             character=draft.character,
             sources=draft.sources,
-            model=self.names.model,
-            loras=dict(self.names.strengths),
-            size=draft.size,
-            judge=reward.name,
+            model=names.model,
+            loras=dict(names.strengths),
         )
-        page = self.folder.add_page([_candidate(image, common, reward.name) for image in images], before=before)
+        (ranked,) = self._ranked(job, [(prompt, recipe)], seed=draft.seed)
+        before = open_image(prompt.sources[0]) if prompt.sources else None
+        self._open(self.folder.add_page(ranked, before=before))
+
+    def draw_sheet(self, job: Job, name: str, lines: Sequence[str]) -> None:
+        """Draw pictures of a character by edits of its own; every line becomes a page, the best candidate first."""
+        images = self.folder.character(name).images[: POLICIES[kind_of(self.editor, edits=True)].policy.max_sources]
+        digests = [self.folder.add_source(open_image(path)) for path in images]
+        sources = tuple(map(self.folder.source, digests))
+        wanted = []
+        for number, line in enumerate(lines):
+            recipe = Recipe(sentence=line, panels=[line], layout="1x1", prompt=line, character=name, sources=digests)
+            recipe = recipe.model_copy(update={"model": self.editor, "note": f"sheet of {name}"})
+            wanted.append((Prompt(number, line, sources=sources), recipe))
+        for ranked in self._ranked(job, wanted, seed=None):
+            self.folder.add_page(ranked)
+
+    def _ranked(
+        self, job: Job, wanted: Sequence[tuple[Prompt, Recipe]], *, seed: int | None
+    ) -> list[list[tuple[Image, Recipe]]]:
+        """Draw candidates of each prompt, the best first, with their recipes."""
+        from pacorl.generate.sets import generate_sets
+
+        generator, reward = self._models(job, edits=bool(wanted[0][0].sources))
+        count = self.draft.candidates
+        seed = random.SystemRandom().randrange(2**31) if seed is None else seed
+        job.enter("Drawing", generator.default_steps * count * len(wanted))
+        prompts = [prompt for prompt, _ in wanted]
+        images = generate_sets(
+            generator, prompts, seed=seed, best_of=count, judge=reward.judge, keep_all=True, on_step=job.advance
+        )
+        pages = []
+        for number, (_, recipe) in enumerate(wanted):
+            of_prompt = images[number * count : (number + 1) * count]
+            pages.append([(image.image, _judged(recipe, image, judge=reward.name)) for image in of_prompt])
+        return pages
+
+    def _open(self, page: Page) -> Page:
         self.keep(page=page.number, candidate=0)
+        return page
 
     def restore(self, recipe: Recipe) -> list[str]:
         """Fill the draft in from a recipe; returns how the models of now differ from the recipe's."""
         missing = [digest for digest in recipe.sources if not self.folder.source(digest).is_file()]
         if missing:
             raise ValueError(f"{len(missing)} of the pictures that it changes are not here any more; add them again")
+        sentence = recipe.sentence or recipe.prompt
+        who_is_here = recipe.character in self.folder.characters()
         self.keep(
-            sentence=recipe.sentence or recipe.prompt,
-            unfolded=recipe.sentence or recipe.prompt,
+            sentence=sentence,
+            unfolded=sentence,
             theme=recipe.theme,
             panels=[] if recipe.sources else recipe.panels,
             layout=recipe.layout,
-            character=recipe.character if recipe.character in self.folder.characters() else "",
+            character=recipe.character if who_is_here else "",
             sources=recipe.sources,
-            size=recipe.size,
             seed=recipe.seed,
         )
         differing = []
@@ -309,24 +323,27 @@ class Studio:
             differing.append(f"drawn by {recipe.model}")
         if recipe.loras != dict(self.names.strengths):
             differing.append(f"with {lora_text(recipe.loras) or 'no LoRA'}")
-        if recipe.character and recipe.character not in self.folder.characters():
+        if recipe.character and not who_is_here:
             differing.append(f"of {recipe.character}, who is not here")
         return differing
 
-    # --- a page that is there ----------------------------------------------------------------------------------
+    # --- a page that is there ----------------------------------------------------------------------------------------
 
-    def add_pictures(self, pictures: Sequence[tuple[Image, str]], layout: str = "") -> Page:
-        """Make a page of pictures of any program: one grid image, or one picture per panel."""
-        images = [image for image, _ in pictures]
-        grid = parse_layout(layout) if len(images) == 1 else layout_for(len(images))
-        if grid.count < 2:
-            raise ValueError("one picture has nothing to be compared with; add another, or say how to cut it")
-        image = images[0] if len(images) == 1 else page_of(images, grid)
-        _ = split(image, grid)  # a page with fewer pixels than panels
+    def add_pictures(self, pictures: Sequence[tuple[Image, str]]) -> Page:
+        """Make a page of pictures of any program, a panel each."""
+        grid = layout_for(len(pictures)) if len(pictures) > 1 else Grid(1, 1)
+        image = page_of([image for image, _ in pictures], grid)
         recipe = Recipe(layout=str(grid), panels=[""] * grid.count, note=", ".join(name for _, name in pictures))
-        page = self.folder.add_page([(image, {}, recipe)])
-        self.keep(page=page.number, candidate=0)
-        return page
+        return self._open(self.folder.add_page([(image, recipe)]))
+
+    def describe(self, page: Page, layout: str, theme: str, panels: Sequence[str]) -> Page:
+        """Say how a picture of another program is cut into panels, and what these show; it becomes a new page."""
+        grid = parse_layout(layout)
+        image = open_image(page.candidates[0])
+        _ = split(image, grid)  # a picture with fewer pixels than panels
+        texts = [*panels, *[""] * grid.count][: grid.count]
+        recipe = page.recipes[0].model_copy(update={"layout": layout, "theme": theme, "panels": texts})
+        return self._open(self.folder.add_page([(image, recipe)]))
 
     def redraw(self, job: Job, page: Page, candidate: int, panel: int) -> None:
         """Draw one panel again some times; the new page is the best of these and of the page before."""
@@ -336,11 +353,12 @@ class Studio:
         generator, reward = self._models(job)
         panels = split(before, recipe.grid)
         prompt = self._panel_prompts(recipe)[panel]
-        size = None if generator.model == TINY else Size(panels[0].height, panels[0].width)
-        seed = random.SystemRandom().randrange(2**31)
         count = self.draft.candidates
         job.enter(f"Drawing panel {panel + 1} again", generator.default_steps * count)
-        drawn = generate_sets(generator, prompt, seed=seed, count=count, size=size, on_step=job.advance)
+        seed = random.SystemRandom().randrange(2**31)
+        drawn = generate_sets(
+            generator, prompt, seed=seed, count=count, size=_size(generator, panels), on_step=job.advance
+        )
         pages = [before]
         for image in drawn:
             pages.append(page_of([*panels[:panel], image.panels[0], *panels[panel + 1 :]], recipe.grid))
@@ -348,15 +366,14 @@ class Studio:
         job.enter("Comparing")
         with generator.judging():
             judged = judge_sets(reward.judge, [_page_prompt(recipe)] * len(pages), pages)
-        ranked: list[tuple[Image, Mapping[str, str], Recipe]] = []
+        ranked: list[tuple[Image, Recipe]] = []
         for group in best_first(judged):
             for index in group:
-                line = f"panel {panel + 1}, seed {drawn[index - 1].recipe.seed}" if index else "as before"
-                changed = _judged(recipe, judged[index], rank=len(ranked) + 1, tied=len(group), judge=reward.name)
-                changed = changed.model_copy(update={"note": f"{recipe.note}; {line}".strip("; ")})
-                ranked.append((pages[index], _texts(page.candidates[candidate]), changed))
-        new = self.folder.add_page(ranked, before=before)
-        self.keep(page=new.number, candidate=0)
+                note = f"panel {panel + 1} redrawn" if index else "as before"
+                scores = {"score": judged[index].score, "matrix": judged[index].matrix, "judge": reward.name}
+                place = {"rank": len(ranked) + 1, "tied": len(group), "note": note}
+                ranked.append((pages[index], Recipe.model_validate(recipe.model_dump() | scores | place)))
+        self._open(self.folder.add_page(ranked, before=before))
 
     def check(self, job: Job, page: Page, candidate: int) -> None:
         """Check whether the panels of a page belong together, and redraw the ones that do not.
@@ -378,14 +395,14 @@ class Studio:
         generator, reward = self._models(job)
         before = open_image(path)
         images = split(before, recipe.grid)
-        asked = questions_about(shared_text(recipe.prompt))
         least = LEAST
         if self.calibration:
             least = threshold(self.calibration, None, panels=len(images), plain=not recipe.prompt)
         can_redraw = self.spec.sets and all(text.strip() for text in recipe.panels)
         prompts = self._panel_prompts(recipe) if can_redraw else []
-        size = None if generator.model == TINY else Size(images[0].height, images[0].width)
-        draw = redraw_by(generator, prompts, seeds=[recipe.seed + 1] * len(prompts), size=size, on_step=job.advance)
+        seeds = [recipe.seed + 1] * len(prompts)
+        draw = redraw_by(generator, prompts, seeds=seeds, size=_size(generator, images), on_step=job.advance)
+        asked = questions_about(shared_text(recipe.prompt))
         tries: list[Try] = []
 
         def gate(panels: Sequence[Image]) -> Check:
@@ -394,9 +411,9 @@ class Studio:
                 names = [f"panel {number}" for number in range(1, len(panels) + 1)]
                 return check_set(reward.judge, panels, least=least, names=names, questions=asked)
 
-        def redraw(panel: int, number: int) -> tuple[Image, Mapping[str, str]]:
+        def redraw(panel: int, number: int) -> tuple[Image, Mapping[str, str]] | None:
             job.enter(f"Redrawing panel {panel + 1}, try {number} of {TRIES}", generator.default_steps)
-            return draw(panel, number)  # type: ignore[return-value]
+            return draw(panel, number)
 
         def show(attempt: Try) -> None:
             tries.append(attempt)
@@ -410,198 +427,41 @@ class Studio:
         self.version += 1
         if not tries:
             return
-        lines = []
-        for attempt in tries:
-            seed = attempt.texts.get("seed", "")
-            lines.append(
-                TryLine(panel=attempt.panel, seed=seed, verdict=_verdict_of(attempt), accepted=attempt.accepted)
-            )
-        scores = repair.after.scores
-        update = {
-            "note": "repaired",
-            "tries": lines,
-            "score": scores.mean,
-            "matrix": scores.matrix,
-            "rank": 1,
-            "tied": 1,
-        }
-        repaired = Recipe.model_validate(recipe.model_dump() | update | {"judge": reward.name})
+
+        lines = [TryLine(panel=one.panel, verdict=_verdict_of(one), accepted=one.accepted) for one in tries]
+        scores = {"score": repair.after.scores.mean, "matrix": repair.after.scores.matrix, "judge": reward.name}
+        changes = {"note": "repaired", "tries": lines, "rank": 1, "tied": 1}
+        repaired = Recipe.model_validate(recipe.model_dump() | scores | changes)
         image = page_of(repair.images, recipe.grid)
         drawn = [attempt.image for attempt in tries]
-        new = self.folder.add_page([(image, _texts(path), repaired)], before=before, tries=drawn)
+        new = self.folder.add_page([(image, repaired)], before=before, tries=drawn)
         self.folder.keep_verdict(new, _verdict(repair.after))
-        self.keep(page=new.number, candidate=0)
+        self._open(new)
 
     def _panel_prompts(self, recipe: Recipe) -> list[Prompt]:
         """Build the prompts that redraw the panels of a page, each from its text."""
         from pacorl.generate.repair import panel_prompt
 
+        model, kind = self.names.model, self.names.kind
         if not self.spec.sets:
-            raise ValueError(f"{self.names.model} changes pictures and draws none from words; choose another model")
+            raise ValueError(f"{model} changes pictures and draws none from words; choose another model")
         references: tuple[Path, ...] = ()
         if recipe.character and self.spec.policy.max_references:
             references = self.folder.character(recipe.character).images
-        texts = [f"{recipe.theme}, {text}" if self.names.model == TINY else text for text in recipe.panels]
-        model, kind = self.names.model, self.names.kind
+        texts = [f"{recipe.theme}, {text}" if model == TINY else text for text in recipe.panels]
         return [panel_prompt(model, text, theme=recipe.theme, kind=kind, references=references) for text in texts]
-
-    # --- a character's sheet -----------------------------------------------------------------------------------
-
-    def draw_sheet(self, job: Job, name: str, lines: Sequence[str]) -> None:
-        """Draw pictures of a character by edits of its own; every line becomes a page, the best candidate first."""
-        from pacorl.generate.sets import generate_sets
-
-        generator, reward = self._models(job, edits=True)
-        sources = self.folder.character(name).images[: generator.policy.max_sources]
-        digests = [self.folder.add_source(open_image(path)) for path in sources]
-        sources = tuple(map(self.folder.source, digests))
-        count = self.draft.candidates
-        job.enter("Drawing the sheet", generator.default_steps * count * len(lines))
-        prompts = [Prompt(number, line, sources=sources) for number, line in enumerate(lines)]
-        seed = random.SystemRandom().randrange(2**31)
-        images = generate_sets(
-            generator, prompts, seed=seed, best_of=count, judge=reward.judge, keep_all=True, on_step=job.advance
-        )
-        for number, line in enumerate(lines):
-            common = Recipe(
-                sentence=line,
-                panels=[line],
-                layout="1x1",
-                prompt=line,
-                character=name,
-                sources=digests,
-                model=self.editor,
-                note=f"sheet of {name}",
-                judge=reward.name,
-            )
-            ranked = images[number * count : (number + 1) * count]
-            self.folder.add_page([_candidate(image, common, reward.name) for image in ranked])
-        self.version += 1
 
     def teach(self, name: str, *, steps: int | None = None, resume: str = "") -> None:
         """Teach a character to the model that draws, in a process of its own, or let a training go on."""
-        if not self.job.ended:
-            raise BusyError(f"{self.job.name} is under way; stop it, or wait")
+        self._check_idle()
+        if self.teacher.name:
+            raise BusyError(f"{self.teacher.name} is being taught; stop it, it can go on later")
         self.unload()  # two generators would not fit most cards
         self.teacher.start(self.names, name, steps=steps, resume=resume)
         self.version += 1
 
 
-# --- the training of a character ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Training:
-    """A training of a character, as its folder has it."""
-
-    name: str
-    character: str
-    steps: int
-    step: int
-    losses: tuple[tuple[int, float], ...]
-    """(step, loss on held-out pictures)"""
-    finished: bool
-    lora: Path | None
-    """Folder of the LoRA that is used: of the lowest held-out loss, or else the last."""
-    best_step: int
-    samples: tuple[tuple[str, Path, Path], ...]
-    """(text, image without the LoRA, image with it); while it learns of the newest evaluation, then of `lora`."""
-    error: str = ""
-
-
-class Teacher:
-    """At most one trainer, in a process of its own, which can be stopped and goes on from its last checkpoint.
-
-    It executes no file that a config names: the folder may be somebody else's.
-    """
-
-    def __init__(self, folder: Folder) -> None:
-        self.folder = folder
-        self._process: subprocess.Popen[bytes] | None = None
-        self._running = ""
-
-    @property
-    def name(self) -> str:
-        """The training that runs; empty without one."""
-        return self._running if self._process and self._process.poll() is None else ""
-
-    def start(self, names: StudioModels, character: str, *, steps: int | None = None, resume: str = "") -> None:
-        """Write a training's config and start it, or let an earlier one go on. Raises ValueError if it cannot run."""
-        if self.name:
-            raise BusyError(f"{self.name} is being taught; stop it, it can go on later")
-        source = self.folder.path / "characters" / safe_name(character)
-        target = self.folder.path / "loras" / safe_name(resume) if resume else free_name(self.loras / source.name)
-        if not resume:
-            config = training_config(names, source, target / "run", steps=steps)
-            write_atomic(target / "config.yaml", configs.dump(config), mode=PRIVATE)
-        arguments = ["train-character", str(source), "--config", str(target / "config.yaml"), "--resume", "auto"]
-        with open(open_regular(target / "log.txt", os.O_WRONLY | os.O_TRUNC), "wb") as log:
-            # A killed studio cannot end its trainer, which therefore watches its standard input.
-            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": log, "stderr": subprocess.STDOUT}
-            environment = os.environ | {NO_USER_FILES: "1"}
-            self._process = start_python("-m", "pacorl", *arguments, "--stop-with-stdin", **pipes, env=environment)
-        self._running = target.name
-
-    @property
-    def loras(self) -> Path:
-        return self.folder.path / "loras"
-
-    def stop(self) -> None:
-        """End the trainer, which saves."""
-        if self._process and self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(PATIENCE)
-            except subprocess.TimeoutExpired:  # it still loads, or learns
-                self._process.kill()
-                self._process.wait()
-        if self._process and self._process.stdin:
-            self._process.stdin.close()
-
-    def trainings(self, character: str) -> list[Training]:
-        """Describe the trainings of a character, the newest last."""
-        found = []
-        for config in sorted(self.loras.glob("*/config.yaml"), key=lambda path: path.stat().st_mtime_ns):
-            document = read_yaml(config)
-            if Path(str(document.get("character"))).name == character:
-                found.append(self._read(config.parent, character, int(document["steps"])))
-        return found
-
-    def _read(self, folder: Path, character: str, steps: int) -> Training:
-        run = folder / "run"
-        lines: list[Any] = []
-        for line in read_jsonl(run / "metrics.jsonl") if (run / "metrics.jsonl").is_file() else []:
-            lines.append(line)
-        losses = [(line["step"], line["held_out_loss"]) for line in lines if line.get("held_out_loss") is not None]
-        done = max((line["step"] for line in lines), default=0)
-        if (run / "progress.json").is_file():
-            done = max(done, int(parse_json(read_text(run / "progress.json"))["step"]))
-        lora = run / "adapter" if (run / "adapter").is_dir() else None
-        best = min((pair for pair in losses if pair[0]), key=lambda pair: pair[1], default=(done, 0.0))[0]
-        evaluations = sorted((run / "samples").glob("evaluation-*/"))
-        samples: list[tuple[str, Path, Path]] = []
-        if evaluations:
-            records = evaluations[-1].with_suffix(".jsonl")
-            for record in read_jsonl(records) if records.is_file() else []:
-                file = str(record["image"]).rpartition("/")[2]
-                samples.append((str(record["text"]), evaluations[0] / file, evaluations[-1] / file))
-        error = ""
-        log = folder / "log.txt"
-        if self._running == folder.name and self._process and (self._process.poll() or 0) > 0 and log.is_file():
-            error = (read_text(log).strip().splitlines() or ["the trainer ended without a word"])[-1]
-        finished = (run / "summary.json").is_file()
-        return Training(folder.name, character, steps, done, tuple(losses), finished, lora, best, tuple(samples), error)
-
-    def all_loras(self) -> dict[str, str]:
-        """Map the names of the LoRAs that were taught here to their folders."""
-        return {
-            run.parent.name: str(run / "adapter")
-            for run in sorted(self.loras.glob("*/run"))
-            if (run / "adapter").is_dir()
-        }
-
-
-# --- small things ------------------------------------------------------------------------------------------------
+# --- small things ----------------------------------------------------------------------------------------------------
 
 
 def page_of(panels: Sequence[Image], grid: Grid) -> Image:
@@ -615,30 +475,22 @@ def lora_text(loras: Mapping[str, float]) -> str:
     named = []
     for source, strength in loras.items():
         path = Path(source)
-        name = path.parent.parent.name if path.name == "adapter" and path.parent.name == "run" else source
+        name = path.parent.parent.name if path.parts[-2:] == ("run", "adapter") else source
         named.append(f"{name} {strength:g}")
     return ", ".join(named)
 
 
-def _candidate(image: GeneratedImage, common: Recipe, judge: str) -> tuple[Image, dict[str, str], Recipe]:
-    from pacorl.generate.generated_images import recipe_texts
+def _size(generator: Generator, panels: Sequence[Image]) -> Size | None:
+    """Size of a redrawn panel: the page's, and the practice model's own."""
+    return None if generator.model == TINY else Size(panels[0].height, panels[0].width)
 
-    recipe = common.model_copy(update={"seed": image.recipe.seed})
+
+def _judged(recipe: Recipe, image: GeneratedImage, *, judge: str) -> Recipe:
+    """Add a candidate's seed and rank to a recipe."""
+    update: dict[str, Any] = {"seed": image.recipe.seed, "rank": image.rank, "tied": image.tied, "judge": judge}
     if image.judged:
-        recipe = _judged(recipe, image.judged, rank=image.rank, tied=image.tied, judge=judge)
-    return image.image, recipe_texts(image, judge=judge), recipe
-
-
-def _judged(recipe: Recipe, judged: Judged, *, rank: int, tied: int, judge: str) -> Recipe:
-    scores = {"score": judged.score, "matrix": judged.matrix, "parts": dict(judged.parts), "judge": judge}
-    return Recipe.model_validate(recipe.model_dump() | scores | {"rank": rank, "tied": tied})
-
-
-def _texts(path: Path) -> dict[str, str]:
-    """Texts of a page that hold for a changed page too."""
-    from pacorl.io.images import png_texts
-
-    return {key: text for key, text in png_texts(path).items() if key in ("Software", "model", "prompt", "layout")}
+        update |= {"score": image.judged.score, "matrix": image.judged.matrix, "parts": dict(image.judged.parts)}
+    return Recipe.model_validate(recipe.model_dump() | update)
 
 
 def _page_prompt(recipe: Recipe) -> Prompt:
@@ -651,20 +503,14 @@ def _page_prompt(recipe: Recipe) -> Prompt:
 
 def _verdict(check: Check) -> Verdict:
     """Word a check for a person."""
-    count = len(check.panels)
-    failed = check.failed
+    count, failed = len(check.panels), check.failed
     lines = [f"All {count} panels belong together."]
     if failed:
         panel = check.panels.index(failed[0]) + 1
         score = "no score" if failed[0].score is None else f"{failed[0].score:.2f} of 1"
-        are = "is" if len(failed) == 1 else "are"
-        lines = [
-            f"Panel {panel} fits the others least ({score}).",
-            f"{len(failed)} of {count} {are} below {check.least:g}.",
-        ]
-    return Verdict(
-        passed=check.passed, lines=lines, odd=check.odd_one_out, scores=[panel.score for panel in check.panels]
-    )
+        lines = [f"Panel {panel} fits the others least ({score})."]
+        lines.append(f"{len(failed)} of {count} {'is' if len(failed) == 1 else 'are'} below {check.least:g}.")
+    return Verdict(passed=check.passed, lines=lines, odd=check.odd_one_out)
 
 
 def _verdict_of(attempt: Try) -> str:

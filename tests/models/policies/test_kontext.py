@@ -4,10 +4,14 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 from edit_twins import edit, kontext_pipeline, source_image
 from PIL import Image
+from safetensors.torch import save_file
 
+from pacorl.models.policies import kind_of
 from pacorl.models.policies.kontext import KONTEXT, KontextPolicy
+from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import Size
 
 
@@ -36,3 +40,23 @@ def test_a_photo_s_orientation_counts(kontext: KontextPolicy, tmp_path: Path) ->
     Image.new("RGB", (150, 100), "red").save(path, exif=exif)
     size = kontext.size_of(edit(path), Size(512, 512))
     assert size.height > size.width
+
+
+def test_a_single_file_as_comfyui_has_it_is_the_transformer_beside_the_published_parts(
+    kontext: KontextPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kontext.pipeline.save_pretrained(tmp_path / "published")
+    monkeypatch.setattr(PolicySpec, "published", str(tmp_path / "published"))
+    file = tmp_path / "flux1-dev-kontext_fp8.safetensors"
+    changed = {name: value.to(torch.float8_e4m3fn) for name, value in kontext.transformer.state_dict().items()}
+    save_file(changed, file)
+    assert kind_of(str(file)) == "kontext"
+    loaded = KONTEXT.from_pretrained(file, max_sequence_length=48)
+    for name, value in loaded.transformer.state_dict().items():
+        assert torch.equal(value, changed[name].float())
+
+    save_file(changed | {"double_blocks.0.scale_weight": torch.ones(1)}, file)
+    with pytest.raises(ValueError, match=r"kontext_fp8\.safetensors has scaled fp8 weights"):
+        KONTEXT.from_pretrained(file)
+    with pytest.raises(ValueError, match=r"gone\.safetensors is not there"):
+        KONTEXT.check_source(str(tmp_path / "gone.safetensors"))

@@ -73,7 +73,7 @@ def kind_of(checkpoint: str, *, edits: bool = False) -> str:
     best = DEFAULT_KIND
     longest = 0
     for kind, spec in POLICIES.items():
-        match = re.search(spec.hub_name, checkpoint.lower())
+        match = re.search(spec.hub_name, checkpoint.lower().replace("_", "-"))
         if match and len(match[0]) > longest:
             best = kind
             longest = len(match[0])

@@ -52,6 +52,22 @@ class TinyCheckpoint:
     """Caveat for readers of its images."""
 
 
+SINGLE_FILE = ".safetensors"
+"""Ending of a checkpoint that is one file, as ComfyUI has it: the transformer, beside the published other parts."""
+
+
+def check_single_file(file: str) -> None:
+    """Raise ValueError if a single-file checkpoint is not there, or has weights with scales beside them."""
+    from safetensors import safe_open
+
+    if not Path(file).is_file():
+        raise ValueError(f"{file} is not there; name a checkpoint's file, its folder or its name on the hub")
+    with safe_open(file, framework="numpy") as tensors:
+        scaled = [name for name in tensors.keys() if "scale_weight" in name or "scaled_fp8" in name]  # noqa: SIM118
+    if scaled:
+        raise ValueError(f"{file} has scaled fp8 weights ({scaled[0]}); name the file of plain fp8, fp16 or bf16 ones")
+
+
 @dataclass(frozen=True, kw_only=True)
 class PolicySpec:
     """Facts of a kind of generator, independent of weights."""
@@ -206,7 +222,9 @@ class PolicySpec:
             # diffusers would note that our components differ in class from its index.
             components = self.policy.components_from(source)
             with quiet(*(["diffusers.pipelines.pipeline_utils"] if components else [])):
-                if isinstance(self.pipeline_type, type):
+                if options.checkpoint.endswith(SINGLE_FILE):
+                    pipeline = self._with_file(options.checkpoint, dtype=dtype)
+                elif isinstance(self.pipeline_type, type):
                     pipeline = pretrained(self.pipeline_type, source, dtype=dtype, **components)
                 else:
                     pipeline = self.pipeline_type(source, dtype=dtype, **components)
@@ -217,6 +235,18 @@ class PolicySpec:
         if not staged:
             policy.place_transformer(device)
         return policy
+
+    def _with_file(self, file: str, *, dtype: Any) -> Any:
+        """Load the published pipeline with the transformer of one file, as ComfyUI has it; fp8 weights are cast."""
+        import diffusers
+
+        from pacorl.io.pretrained import pretrained
+
+        config = self.pipeline_type.load_config(self.published)
+        transformer_type = getattr(diffusers, config["transformer"][1])
+        options = {"config": self.published, "subfolder": "transformer", "torch_dtype": dtype}
+        transformer = transformer_type.from_single_file(file, **options)
+        return pretrained(self.pipeline_type, self.published, dtype=dtype, transformer=transformer)
 
     def check_source(self, checkpoint: str, *, adapter: str = "", size: Size | None = None) -> str:
         """Check a checkpoint before diffusers is imported, which takes seconds.
@@ -235,6 +265,9 @@ class PolicySpec:
         from pacorl.io.hub import local_file
 
         source = str(self.committed.folder) if checkpoint == TINY else checkpoint
+        if source.endswith(SINGLE_FILE):
+            check_single_file(source)
+            source = self.published  # the file has the transformer alone
         if isinstance(self.pipeline, str | type):
             self._check_class(source)
 
