@@ -78,7 +78,7 @@ def test_page_asks_for_nothing(run: Path) -> None:
     assert sources
     assert all(source.startswith(("data:", "#")) for source in sources)
     assert any(
-        "default-src 'none'" in (attributes.get("content") or "") for tag, attributes in elements if tag == "meta"
+        "default-src 'none'" in (attributes.get("content") or "") for name, attributes in elements if name == "meta"
     )
 
 
