@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from pacorl.core.set_scores import TIE, LowestPanel, lowest_panel, panel_medians, panel_shares, set_score, tied_groups
+from pacorl.core.set_scores import TIE, LowestPanel, lowest_panel, panel_medians, panel_shares, tied_groups, whole_mean
 
 
 def one_wrong(panels: int, wrong: int) -> dict[tuple[int, int], float | None]:
@@ -17,13 +17,12 @@ def test_one_wrong_panel_is_the_lowest_at_any_size(panels: int) -> None:
     pairs = one_wrong(panels, wrong=2)
     assert lowest_panel(pairs) == LowestPanel(2, 0.0)
     assert panel_medians(pairs)[0] == 1.0, "the sound panels stay sound"
-    assert set_score(pairs, "worst") == 0.0
-    assert set_score(pairs, "mean") == pytest.approx(1 - 2 / panels)
+    assert whole_mean(pairs.values()) == pytest.approx(1 - 2 / panels)
 
 
 def test_two_panels_have_one_pair() -> None:
     assert lowest_panel({(0, 1): 0.3}) == LowestPanel(0, 0.3)
-    assert set_score({(0, 1): 0.3}, "worst") == set_score({(0, 1): 0.3}, "mean") == 0.3
+    assert whole_mean([0.3]) == 0.3
 
 
 def test_medians_by_hand() -> None:
@@ -35,11 +34,10 @@ def test_medians_by_hand() -> None:
 
 def test_a_missing_pair_is_no_score_and_no_zero() -> None:
     pairs = {(0, 1): 0.9, (0, 2): None, (1, 2): 0.8}
-    assert set_score(pairs, "mean") is None
-    assert set_score(pairs, "worst") is None
+    assert whole_mean(pairs.values()) is None
     assert lowest_panel(pairs) == LowestPanel(2, 0.8)
     assert lowest_panel({(0, 1): None}) is None
-    assert set_score({}, "mean") is None
+    assert whole_mean([]) is None
 
 
 def test_ties_are_in_the_order_of_their_indices() -> None:

@@ -109,7 +109,7 @@ def settings(url: str, *more: str, **judge: Any) -> list[str]:
 
 
 def http_reward(url: str, *more: str, outage: float = 900) -> list[str]:
-    args = {"url": f"{url.removesuffix('/v1')}{SCORE}", "batch": 1, "concurrency": 1, "tries": 1, "outage": outage}
+    args = {"url": f"{url.removesuffix('/v1')}{SCORE}", "batch": 1, "tries": 1, "outage": outage}
     return ["judge=none", f"rewards=[{{name: http, args: {json.dumps(args)}}}]", "epochs=2", *more]
 
 

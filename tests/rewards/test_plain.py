@@ -199,18 +199,6 @@ def test_a_redirect_is_refused_and_the_key_stays_here(
     assert "token=x" not in str(told.value)
 
 
-@pytest.mark.slow
-def test_a_service_that_hangs_is_given_up_after_three_timeouts(sheets: list[Image.Image]) -> None:
-    """40 images, one at a time, of five tries would be 200 requests."""
-    asked: list[float] = []
-    with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n", drip=True, asked=asked) as url:
-        reward = HttpScorer(url, batch=1, concurrency=1, timeout=0.2)
-        prompts = [Prompt(id=number, text="a") for number in range(40)]
-        assert reward(prompts, sheets[:1] * 40) == [None] * 40
-    assert "no answer within 0.2 s" in reward.last_error
-    assert len(asked) < 60
-
-
 @pytest.mark.parametrize("number", [b"NaN", b"-Infinity", b"9" * 400])
 def test_what_is_no_number_in_json_is_missing(service: Service, sheets: list[Image.Image], number: bytes) -> None:
     service.answer = lambda asked: (200, b'{"scores": [' + number + b"]}")

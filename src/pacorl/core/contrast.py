@@ -10,7 +10,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from itertools import combinations
 from math import ceil, comb
 from random import Random
-from statistics import fmean
+
+from pacorl.core.set_scores import whole_mean
 
 Pair = tuple[int, int]
 
@@ -106,11 +107,6 @@ def contrast_scores(
         scores_of_panel[second].append(score)
 
     scores: list[float | None] = []
-    for own, others in zip(map(_mean, within), map(_mean, across), strict=True):
+    for own, others in zip(map(whole_mean, within), map(whole_mean, across), strict=True):
         scores.append(None if own is None or others is None else (1 + own - weight * others) / 2)
     return [scores[first : first + panels] for first in range(0, len(scores), panels)]
-
-
-def _mean(scores: Sequence[float | None]) -> float | None:
-    present = [score for score in scores if score is not None]
-    return fmean(present) if present and len(present) == len(scores) else None

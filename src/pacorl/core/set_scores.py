@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 Part = TypeVar("Part", bound=tuple[int, ...])
-Statistic = Literal["mean", "worst"]
-"""mean: over all pairs. worst: the lowest panel's median."""
 
 TIE = 0.01
 """Scores that differ by less are a tie. A judge in bf16 resolves no less: between 8 and 16 its logits are 1/16 apart,
@@ -71,27 +69,10 @@ def lowest_panel(
     return LowestPanel(lowest, medians[lowest])
 
 
-def set_score(
-    score_of_pair: Mapping[tuple[int, int], float | None],
-    statistic: Statistic,
-    *,
-    among: Collection[int] | None = None,
-) -> float | None:
-    """Score a set by one statistic of its pairs; None if a pair's score is missing or there is no pair.
-
-    Args:
-        score_of_pair: Of two indices, the score; None if it is missing.
-        statistic: The mean over all pairs, or the lowest panel's median.
-        among: The panels whose lowest counts, if the statistic is `worst`.
-    """
-    # The mean of the rest would reward a set for its missing pairs.
-    scores = [score for score in score_of_pair.values() if score is not None]
-    if not scores or len(scores) < len(score_of_pair):
-        return None
-    if statistic == "mean":
-        return fmean(scores)
-    lowest = lowest_panel(score_of_pair, among=among)
-    return lowest.median if lowest else None
+def whole_mean(scores: Collection[float | None]) -> float | None:
+    """Average scores; None if one is missing, since the mean of the rest would reward it, or if there are none."""
+    present = [score for score in scores if score is not None]
+    return fmean(present) if present and len(present) == len(scores) else None
 
 
 def panel_shares(score_of_part: Mapping[Part, float | None], count: int) -> list[float | None]:

@@ -15,9 +15,6 @@ OUTAGE_SECONDS = 900.0
 BACKOFF_SECONDS = 0.5
 """Longest wait before the second attempt; it doubles with each further one."""
 MAX_BACKOFF_SECONDS = 20.0
-PATIENCE = 3
-"""Time-outs of common silence after which a question that need not be waited for is asked only once: with all its
-retries, an epoch's questions to a service that hangs would take a day."""
 MAX_PROBE_SECONDS = 5.0
 """Longest time between two attempts in an outage, so that a restarted service is used within seconds."""
 ANNOUNCED_SECONDS = 1.0

@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from statistics import fmean
 from typing import ClassVar
 
 from PIL.Image import Image
@@ -18,7 +17,7 @@ from PIL.Image import Image
 from pacorl.core import questions as wordings
 from pacorl.core.contrast import contrast_scores, draw_pairs_across, pairs_within
 from pacorl.core.grid import SetImages, split
-from pacorl.core.set_scores import panel_shares, set_score
+from pacorl.core.set_scores import panel_shares, whole_mean
 from pacorl.io.images import open_image
 from pacorl.judge import pairwise
 from pacorl.judge.judge import Judge
@@ -138,7 +137,7 @@ class Consistency(JudgedReward):
     def score(self, verdicts: Mapping[Pair, Verdict]) -> float | None:
         """Score one image by its pairs."""
         self.note_error(list(verdicts.values()))
-        return set_score(self.tempered(verdicts), "mean")
+        return whole_mean(self.tempered(verdicts).values())
 
 
 @dataclass(frozen=True)
@@ -194,9 +193,8 @@ class Contrast:
                 self.reward.tempered(verdicts), sets=len(samples), panels=count, weight=self.reward.contrast
             )
             for sample, score_P in zip(samples, score_SP, strict=True):
-                present = [score for score in score_P if score is not None]
                 parts = [None if score is None else 2 * score / count for score in score_P]
-                scored[sample] = PanelScores(fmean(present) if len(present) == count else None, parts)
+                scored[sample] = PanelScores(whole_mean(score_P), parts)
         return scored
 
 

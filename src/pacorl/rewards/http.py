@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import base64
 import logging
-import math
 import os
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Image
@@ -33,7 +30,7 @@ from pacorl.io.net import (
     service_url,
     status_fault,
 )
-from pacorl.io.outage import OUTAGE_SECONDS, PATIENCE, Outage, backoff
+from pacorl.io.outage import OUTAGE_SECONDS, Outage, backoff
 from pacorl.rewards.reward import RewardError, named
 from pacorl.types import Prompt
 
@@ -54,7 +51,6 @@ class HttpScorer:
         url: str,
         *,
         batch: int = 8,
-        concurrency: int = 4,
         timeout: float = 60.0,
         tries: int = 5,
         key_env: str = "",
@@ -62,7 +58,7 @@ class HttpScorer:
     ) -> None:
         # Settings, each checked by its name in the config.
         self.url = service_url(url, name="rewards.http.args.url:")
-        for name, value in (("batch", batch), ("concurrency", concurrency), ("timeout", timeout), ("tries", tries)):
+        for name, value in (("batch", batch), ("timeout", timeout), ("tries", tries)):
             if not value > 0:
                 raise ValueError(f"rewards.http.args.{name} must be above 0, got {value}")
         if not outage >= 0:
@@ -70,13 +66,11 @@ class HttpScorer:
         self.key_env = key_env
         self.outage = outage
         self.batch = batch
-        self.concurrency = concurrency
         self.timeout = timeout
         self.tries = tries
         # State of the service.
         self.last_error = ""
-        self._silence = Outage(f"reward service {self.url}", seconds=math.inf)
-        self._waits = False
+        self._silence: Outage | None = None
 
     def load(self) -> None:
         """Raises RewardError if the key's variable is not set."""
@@ -86,23 +80,19 @@ class HttpScorer:
     def wait_for_outages(self, seconds: float | None = None) -> None:
         """From now on retry for up to `seconds`, by default `outage`; then a call raises UnreachableError."""
         seconds = self.outage if seconds is None else seconds
-        self._waits = seconds > 0
-        self._silence = Outage(f"reward service {self.url}", seconds=seconds or math.inf)
+        self._silence = Outage(f"reward service {self.url}", seconds=seconds) if seconds > 0 else None
 
     def check(self, prompts: Sequence[Prompt]) -> None: ...
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
         import httpx2
 
-        # A few requests at a time; the answers keep the order of the images.
-        batches = [slice(start, start + self.batch) for start in range(0, len(images), self.batch)]
-        options = client_options(self.url, seconds=self.timeout, key=key_from(self.key_env))
-        with httpx2.Client(**options) as client, ThreadPoolExecutor(self.concurrency) as pool:
-
-            def scores(batch: slice) -> Sequence[float | None]:
-                return self._scores(client, prompts[batch], images[batch])
-
-            return list(chain(*pool.map(scores, batches)))
+        scores: list[float | None] = []
+        with httpx2.Client(**client_options(self.url, seconds=self.timeout, key=key_from(self.key_env))) as client:
+            for start in range(0, len(images), self.batch):
+                batch = slice(start, start + self.batch)
+                scores += self._scores(client, prompts[batch], images[batch])
+        return scores
 
     def _scores(
         self, client: httpx2.Client, prompts: Sequence[Prompt], images: Sequence[Image]
@@ -121,27 +111,26 @@ class HttpScorer:
             except TransientError as error:
                 fault = error
             # In an outage no attempt counts.
-            wait = self._silence.wait(fault, sent_at=sent_at) if fault.unreachable else None
-            if wait is not None and self._waits:
-                time.sleep(wait)
-                continue
-            failed += 1
-            hangs = wait is not None and self._silence.lasts >= PATIENCE * self.timeout
-            if failed >= self.tries or hangs:
-                self.last_error = f"{self.url}: {fault} (attempt {failed}, the last)"
-                logger.warning("%s; %s missing", self.last_error, named(prompts))
-                return [None] * len(prompts)
-            time.sleep(max(fault.wait, backoff(failed)))
+            wait = self._silence.wait(fault, sent_at=sent_at) if self._silence and fault.unreachable else None
+            if wait is None:
+                failed += 1
+                if failed >= self.tries:
+                    self.last_error = f"{self.url}: {fault} (attempt {failed}, the last)"
+                    logger.warning("%s; %s missing", self.last_error, named(prompts))
+                    return [None] * len(prompts)
+                wait = max(fault.wait, backoff(failed))
+            time.sleep(wait)
 
     def _post(self, client: httpx2.Client, document: dict[str, Any]) -> httpx2.Response:
         """Return an answer of a final status. Raises TransientError for any other, and for faults of the wire."""
         response = exchange(client, "POST", self.url, seconds=self.timeout, max_bytes=MOST_BYTES, json=document)
         if response.status_code in PASSING or response.status_code >= 500:
             fault = status_fault(response)
-            if not fault.unreachable:
+            if self._silence and not fault.unreachable:
                 self._silence.note_answer()
             raise fault
-        self._silence.note_answer()
+        if self._silence:
+            self._silence.note_answer()
         return response
 
     def _parsed(self, response: httpx2.Response, prompts: Sequence[Prompt]) -> list[float | None]:
