@@ -83,13 +83,11 @@ class Service:
 
 
 @contextmanager
-def answering(raw: bytes, *, drip: bool = False, asked: list[float] | None = None) -> Iterator[str]:
-    """A server that sends these bytes to whoever asks, and hangs up, or drips for a minute; a list gets the times."""
+def answering(raw: bytes, *, drip: bool = False) -> Iterator[str]:
+    """A server that sends these bytes to whoever asks, and hangs up, or drips for a minute."""
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
-            if asked is not None:
-                asked.append(time.monotonic())
             with contextlib.suppress(OSError):
                 self.request.settimeout(0.05)
                 with contextlib.suppress(TimeoutError):

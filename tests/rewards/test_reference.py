@@ -114,8 +114,7 @@ def test_the_score_is_that_of_plain_python(prompt: Prompt, penalty: float) -> No
     reward = Reference(judge, copy_penalty=penalty)
     reward.check([prompt])
     assert reward([prompt, prompt], [SHEET, SHEET]) == [pytest.approx(fmean(expected))] * 2
-    assert len(judge.questions) == 2 * reward.questions(prompt)
-    assert reward.questions(prompt) == (10 if penalty == 0 else 16)
+    assert len(judge.questions) == 2 * (10 if penalty == 0 else 16)
 
 
 def test_parts_of_the_panels_add_up_for_panel_credit(prompt: Prompt) -> None:
@@ -186,10 +185,10 @@ def test_an_edit_counts_as_far_as_its_instruction_was_followed(
             return 0.25
         return looks(question)
 
-    assert Reference(Asked(answer))([prompt], [flat(200)]) == [pytest.approx(0.2)]
-    free = Reference(Asked(answer), follow=False)
-    assert free([prompt], [flat(200)]) == [pytest.approx(0.8)]
-    assert Reference(Asked(answer)).questions(prompt) == free.questions(prompt) + 1
+    judge, free = Asked(answer), Asked(answer)
+    assert Reference(judge)([prompt], [flat(200)]) == [pytest.approx(0.2)]
+    assert Reference(free, follow=False)([prompt], [flat(200)]) == [pytest.approx(0.8)]
+    assert len(judge.questions) == len(free.questions) + 1
 
 
 def test_a_list_of_separate_images_is_scored_like_their_grid_image(prompt: Prompt) -> None:

@@ -42,10 +42,6 @@ class JudgedReward:
         self.temperature = temperature
         self.last_error = ""
 
-    def questions(self, prompt: Prompt) -> int:
-        """Count the judge's questions about an image of the prompt."""
-        raise NotImplementedError
-
     def tempered(self, verdicts: Mapping[Key, Verdict]) -> dict[Key, float | None]:
         """Apply the temperature to each P(Yes); None if it is missing."""
         return {
@@ -98,10 +94,6 @@ class Consistency(JudgedReward):
                     f"{prompt.place} has no criteria, and consistency is to ask for them; "
                     "give the record 'criteria', or take ask: theme"
                 )
-
-    def questions(self, prompt: Prompt) -> int:
-        per_pair = sum(map(len, prompt.criteria.values())) if self.ask == "criteria" else 1
-        return math.comb(prompt.grid.count, 2) * per_pair
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[float | None]:
         return [self.score(verdicts) for verdicts in self.pairs(prompts, images)]
@@ -210,9 +202,6 @@ class PanelMatch(JudgedReward):
     def check(self, prompts: Sequence[Prompt]) -> None:
         check_panels(self.name, prompts)
 
-    def questions(self, prompt: Prompt) -> int:
-        return prompt.grid.count
-
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[float | None]:
         return [result.score for result in self.panel_scores(prompts, images)]
 
@@ -246,9 +235,6 @@ class EditConsistency(JudgedReward):
     """
 
     name = "edit_consistency"
-
-    def questions(self, prompt: Prompt) -> int:
-        return 2
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         for prompt in prompts:

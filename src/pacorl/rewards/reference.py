@@ -77,9 +77,6 @@ class Reference(JudgedReward):
                     "the record 'characters': {NAME: {description: …, images: […]}}"
                 )
 
-    def questions(self, prompt: Prompt) -> int:
-        return len(self._texts(prompt))
-
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[float | None]:
         return [result.score for result in self.panel_scores(prompts, images)]
 
