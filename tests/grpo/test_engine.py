@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from tiny_runs import metrics, tiny_run, train_policy
 
 from pacorl.grpo import builders, checkpoint
+from pacorl.grpo.agreement import COUPLES, PAIRS
 from pacorl.grpo.rollout import draw_samples
 from pacorl.grpo.rows import epoch_rows
 from pacorl.grpo.scoring import Scorer
@@ -121,7 +122,8 @@ def test_the_work_of_an_epoch(
     assert count["sampled"] == 8 * (sampled + extra)
     assert count["backward"] == 4 * trained, "one per micro-batch and trained step"
     assert count["decoded"] == 8
-    assert count["questions"] == 8 * (6 + 4), "pairs for the consistency, panels for the match"
+    of_monitor = COUPLES * 2 * PAIRS
+    assert count["questions"] == 8 * (6 + 4) + of_monitor, "pairs for the consistency, panels for the match"
     assert len(ENCODED) == known, "a prompt was encoded again"
 
 
