@@ -191,8 +191,8 @@ def _fitting(job: Job) -> tuple[Settings, PolicyConfig, Plan]:
             continue
         plan = plan_policy(config)
         if plan.peak_bytes <= room:
-            card = {"device": f"a card of {job.gigabytes} GB", "device_bytes": job.gigabytes * 2**30}
-            return settings, config, dataclasses.replace(plan, **card)
+            name, size = f"a card of {job.gigabytes} GB", job.gigabytes * 2**30
+            return settings, config, dataclasses.replace(plan, device=name, device_bytes=size)
     assert plan
     raise ValueError(
         f"--card {job.gigabytes}: {job.checkpoint} needs {size_text(plan.peak_bytes + CARD_MARGIN)}; take a smaller "
