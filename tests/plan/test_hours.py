@@ -136,6 +136,7 @@ def test_hours_are_of_the_card_that_is_here_or_of_those_that_hold_the_run() -> N
     assert [card.gigabytes for card in timed_cards(on("CPU", None), long)] == [48, 80, 80]
     assert timed_cards(on(h200.name, 141 * 10**9), long) == [h200]
     assert timed_cards(on(h200.name, 141 * 10**9), RUN) == [], "minutes"
+    assert [card.gigabytes for card in timed_cards(on("a card of 80 GB", 80 * 2**30), long)] == [80, 80]
     text = str(dataclasses.replace(on(h200.name, 141 * 10**9), cost=long))
     assert f"on 2 × {h200.name}" in text
 

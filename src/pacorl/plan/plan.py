@@ -477,7 +477,7 @@ def _number(fact: Any) -> str:
 def _hours(plan: Plan, cost: Cost) -> Iterator[str]:
     """Describe the time of a run, and the balance of a judge elsewhere with its trainers."""
     if cost.judge_cards:
-        yield f"judge: {cost.judge_cards} of the trainers' cards at its server keep up with {cost.world} that train"
+        yield f"judge: a server with {cost.judge_cards} of these cards keeps up with {cost.world} that train"
     cards = timed_cards(plan, cost)
     hours = ["{:.2g} to {:.2g} on {} × {}".format(*cost.hours(card), cost.world, card.name) for card in cards]
     if hours:
@@ -485,8 +485,9 @@ def _hours(plan: Plan, cost: Cost) -> Iterator[str]:
 
 
 def timed_cards(plan: Plan, cost: Cost) -> list[Card]:
-    """Return this machine's card, or if it is unknown the smallest that fit the run; none for a run of minutes."""
+    """Return the plan's card, those of its size, or the smallest that fit the run; none for a run of minutes."""
     here = [card for card in CARDS if card.name == plan.device]
+    here = here or [card for card in CARDS if card.gigabytes * 2**30 == plan.device_bytes]
     fitting = [card for card in CARDS if plan.peak_bytes + CARD_MARGIN <= card.gigabytes * 10**9]
     return [card for card in here or fitting[:SHOWN_CARDS] if cost.hours(card)[1] > LEAST_HOURS]
 
