@@ -58,6 +58,8 @@ class Form:
     bytes: int
     """Of a parameter on the card."""
     why: str
+    is_reduced: bool = False
+    """Whether the adapter and the evaluation's images are smaller, too."""
 
 
 FORMS = (
@@ -65,6 +67,7 @@ FORMS = (
     Form("normal", True, 2, "bf16; activations are computed again in the backward"),
     Form("low", True, 1, "int8; generator and what scores take turns on the card"),
     Form("lowest", True, 0, "int8 in main memory, sent layer by layer"),
+    Form("lowest", True, 0, "int8 in main memory, sent layer by layer", is_reduced=True),
 )
 
 
@@ -230,18 +233,22 @@ def _settings(job: Job, form: Form) -> Settings:
     model |= {} if form.memory == "lowest" else {"compile": "blocks"}
     settings["model"] = (model, form.why if form.memory == "lowest" else "compiled blocks take 0.7 of the time")
 
+    if form.is_reduced:
+        settings["adapter"] = ({"rank": 16, "alpha": 32}, "a quarter of the paper's, for this card")
+
     # Prompts, sampling and evaluation.
     settings["prompts.train"] = (str(job.folder / "train.jsonl"), f"{len(job.train)} prompts")
     settings["prompts.evaluation"] = (str(job.folder / "test.jsonl"), "held out, with all of their text or image")
-    settings["prompts.evaluation_limit"] = (len(job.held_out), "all of them, at 1024 × 1024")
+    settings["prompts.evaluation_limit"] = (len(job.held_out), "all of them")
     size = ([384, 384], "an area, in the source's shape") if job.edits else ([512, 512], "trained small, judged large")
     settings["sampling.size"] = size
     batch = (8 if is_small else 4) if spec.parameters < LARGE else (4 if is_small else 1)
-    settings["sampling.batch"] = (batch, "images a forward, at most")
+    settings["sampling.batch"] = (2 if form.is_reduced else batch, "images a forward, at most")
     if is_small:
         settings["sampling.tree"] = ({"seeds": 2}, "samples of a group share their first steps")
         settings["sampling.suffix"] = ({"solver": "ab2", "steps": 4}, "second order after the noise: fewer forwards")
-        settings["evaluation"] = ({"every": 20}, "epochs, since an evaluation is a fixed cost")
+        evaluation = {"every": 20} | ({"size": [768, 768]} if form.is_reduced else {})
+        settings["evaluation"] = (evaluation, "epochs, since an evaluation is a fixed cost")
 
     # Rewards, and the credit and clip range that follow.
     judge = {"checkpoint": "http://127.0.0.1:8000/v1#PaCo-Reward-7B" if is_served else JUDGE}
