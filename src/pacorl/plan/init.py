@@ -247,7 +247,7 @@ def _settings(job: Job, form: Form) -> Settings:
     if is_small:
         settings["sampling.tree"] = ({"seeds": 2}, "samples of a group share their first steps")
         settings["sampling.suffix"] = ({"solver": "ab2", "steps": 4}, "second order after the noise: fewer forwards")
-        evaluation = {"every": 20} | ({"size": [768, 768]} if form.is_reduced else {})
+        evaluation = {"every": 20} | ({"size": [512, 512]} if form.is_reduced else {})
         settings["evaluation"] = (evaluation, "epochs, since an evaluation is a fixed cost")
 
     # Rewards, and the credit and clip range that follow.
