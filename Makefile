@@ -39,9 +39,10 @@ setup: $(READY)  ## make .venv and install pacorl with its development tools
 quickstart: $(RUN)  ## the whole story on this machine: judge, train, compare, a page that shows it
 	$(BIN)/pacorl quickstart $(ARGS)
 
-lint: $(READY)  ## format, lint and types
+lint: $(READY)  ## format, lint, layers and types
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 
 check: lint  ## what must hold before a commit: lint, and the fast tests that see the most
