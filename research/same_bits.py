@@ -85,7 +85,7 @@ CASES = {
     **{f"{name}, resumed": policy(name, resumed=True, like=name) for name in RECIPES},
     "tiny, two processes, resumed": policy("tiny", processes=2, resumed=True, like="tiny, two processes"),
     "tiny, bfloat16": policy("tiny", "model.dtype=bfloat16"),
-    "tiny, int8": policy("tiny", "model.quantize=int8 model.gradient_checkpointing=true"),
+    "tiny, int8": policy("tiny", "memory=low"),
     "score": Case(
         [
             f"{SCORE} {{data}}/edits/test/0002.png",

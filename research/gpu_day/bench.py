@@ -11,7 +11,6 @@ import torch
 from tests.twins.parts import random_weight
 
 from pacorl.config import base as configs
-from pacorl.core.devices import NONE
 from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION
 from pacorl.core.sampler import Sampler, Tree
 from pacorl.grpo import builders
@@ -41,22 +40,21 @@ PROMPT = Prompt(id=0, text="drawn")
 class Form:
     """A form of the generator's weights and code, by the settings of a run."""
 
-    quantize: str = NONE
-    stream: bool = False
+    memory: str = "normal"
     compile: str = "none"
 
     def of(self, config: PolicyConfig) -> PolicyConfig:
         """The same run in this form."""
-        model = {"quantize": self.quantize, "stream": self.stream, "compile": self.compile}
-        return config.model_copy(update={"model": config.model.model_copy(update=model)})
+        model = config.model.model_copy(update={"compile": self.compile}).in_memory(self.memory)
+        return config.model_copy(update={"memory": self.memory, "model": model})
 
 
 FORMS: Mapping[str, Form] = {
     "bf16": Form(),
-    "int8": Form(quantize="int8"),
-    "streamed": Form(quantize="int8", stream=True),
+    "int8": Form(memory="low"),
+    "streamed": Form(memory="lowest"),
     "compiled": Form(compile="blocks"),
-    "compiled-int8": Form(quantize="int8", compile="blocks"),
+    "compiled-int8": Form(memory="low", compile="blocks"),
 }
 
 
@@ -156,7 +154,7 @@ class Bench:
         # The run's own builders, in the run's order.
         builders.add_adapter(config, self.policy)
         if config.model.compile == "blocks":
-            compile_blocks(transformer, packed=config.model.quantize != NONE)
+            compile_blocks(transformer, packed=config.memory != "normal")
         self.cache = cast(ConditioningCache, RandomConditioning(self.generator, device))
         builders.place_transformer(config, self.policy, device=device)
         self.checkpoint_gradients(enabled=bool(config.model.gradient_checkpointing))

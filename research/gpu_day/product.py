@@ -28,7 +28,7 @@ SETTINGS = (
 )  # fmt: skip
 """One short epoch of the recipe on the tiny world's prompts, with the judge as its only reward."""
 TINY_SETTINGS = (
-    "model.dtype=float32", "model.max_sequence_length=48", "judge.dtype=float32", "sampling.size=[64,64]",
+    "model.dtype=float32", "model.max_sequence_length=48", "sampling.size=[64,64]",
     "sampling.steps=6", "sampling.suffix.steps=2", "evaluation.size=[64,64]",
 )  # fmt: skip
 

@@ -111,7 +111,7 @@ def plain_held_out(trainer: CharacterTrainer, transformer: torch.nn.Module, adap
 
 def test_latents_are_those_of_the_picture(trainer: CharacterTrainer) -> None:
     (image,) = trainer.policy.decode(trainer.train_examples[2].latents, trainer.size)
-    drawn = trainer.pictures.train[2].open(trainer.size, "crop")
+    drawn = trainer.pictures.train[2].open(trainer.size)
     difference = torch.tensor(list(image.tobytes())).float() - torch.tensor(list(drawn.tobytes())).float()
     assert difference.abs().mean() < 12
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from tiny_hero import hero_config, make_hero
 
-from pacorl.character_training.pictures import fitted_image, gallery_prompts, read_pictures
+from pacorl.character_training.pictures import Picture, gallery_prompts, read_pictures
 from pacorl.types import Size
 
 
@@ -75,11 +75,10 @@ def test_pictures_are_held_out_of_five_or_more(tmp_path: Path, pictures: int, sh
     assert not {picture.path for picture in found.train} & {picture.path for picture in found.held_out}
 
 
-def test_pictures_of_other_shapes_are_cropped_or_padded() -> None:
-    wide = Image.new("RGB", (300, 100), "red")
-    assert fitted_image(wide, Size(64, 32), "crop").size == (32, 64)
-    assert fitted_image(wide, Size(64, 32), "crop").getpixel((16, 2)) == (255, 0, 0)
-    assert fitted_image(wide, Size(64, 32), "pad").getpixel((16, 2)) == (255, 255, 255)
+def test_pictures_of_other_shapes_are_cropped(tmp_path: Path) -> None:
+    Image.new("RGB", (300, 100), "red").save(tmp_path / "wide.png")
+    cropped = Picture(tmp_path / "wide.png", "").open(Size(64, 32))
+    assert (cropped.size, cropped.getpixel((16, 2))) == ((32, 64), (255, 0, 0))
 
 
 @pytest.mark.parametrize(

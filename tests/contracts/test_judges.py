@@ -12,7 +12,7 @@ from pacorl.config.base import ConfigError, dump, load
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.documents import parse_yaml, read_object
 from pacorl.judge import judge_from, open_judge
-from pacorl.judge.judge import JudgeSettings, RemoteJudge, close_judge, counts_of
+from pacorl.judge.judge import JudgeSettings, RemoteJudge, close_judge
 from pacorl.judge.local import BASES, EMBEDDED
 from pacorl.judge.pairwise import ask_pairs
 from pacorl.types import Question
@@ -22,10 +22,10 @@ from pacorl.types import Question
 def settings(request: pytest.FixtureRequest) -> Iterator[JudgeSettings]:
     """The tiny judge, or a server that answers."""
     if request.param == "here":
-        yield JudgeSettings(checkpoint="tiny", dtype="float32")
+        yield JudgeSettings(checkpoint="tiny")
         return
     with FakeServer().running() as server:
-        yield JudgeSettings(checkpoint=server.url, model="judge")
+        yield JudgeSettings(checkpoint=f"{server.url}#judge")
 
 
 def test_it_answers_every_question_and_keeps_equal_ones_alike(settings: JudgeSettings) -> None:
@@ -47,14 +47,13 @@ def test_a_judge_elsewhere_counts_and_closes(settings: JudgeSettings) -> None:
     try:
         judge.verdicts([Question((Image.new("RGB", (32, 32)),), "Red?")])
         assert isinstance(judge, RemoteJudge) == settings.remote
-        assert counts_of(judge).get("requests", 0) == int(settings.remote)
+        assert not settings.remote or judge.counters.requests == 1
     finally:
         close_judge(judge)
 
 
 def test_a_person_names_it_in_one_word(settings: JudgeSettings) -> None:
-    named = f"{settings.checkpoint}#{settings.model}" if settings.model else settings.checkpoint
-    judge, name = judge_from(named)
+    judge, name = judge_from(settings.checkpoint)
     close_judge(judge)
     assert name == settings.name
 

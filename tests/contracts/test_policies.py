@@ -387,7 +387,6 @@ def _overrides(kind: str, job: Job, folder: Path) -> list[str]:
         *(f"model.{name}={value}" for name, value in settings.items()),
         *(f"prompts.{name}={prompts}" for name in ("train", "evaluation")),
         *(f"{name}.size=[64, 64]" for name in ("sampling", "evaluation")),
-        "prompts.leaks=off",
     ]
 
 

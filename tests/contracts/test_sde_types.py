@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from pacorl.config.base import load
-from pacorl.core.sde import SDE_TYPES, Transition, check_sde_steps, log_prob
-from pacorl.core.solvers import euler
+from pacorl.core.sde import SDE_TYPES, Transition, check_sde_steps, euler, log_prob
 from pacorl.grpo.policy_config import PolicyConfig
 
 X = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))

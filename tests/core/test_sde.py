@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from pacorl.core.sde import Transition, check_sde_steps, cps, flow_sde, kl
-from pacorl.core.solvers import euler
+from pacorl.core.sde import Transition, check_sde_steps, cps, euler, flow_sde, kl
 
 X = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
 V = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(1))

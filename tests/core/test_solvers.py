@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pacorl.core.sampler import Suffix
-from pacorl.core.solvers import SOLVERS, Past, ab2
+from pacorl.core.sde import SOLVERS, Past, ab2
 
 
 def solved(solver: str, sigmas: list[float]) -> float:

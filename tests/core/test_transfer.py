@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pacorl.core.transfer import to_device, warn_of_pageable
+from pacorl.core.devices import to_device, warn_of_pageable
 
 
 def test_memory_that_cannot_be_pinned_is_copied_all_the_same_after_one_warning(

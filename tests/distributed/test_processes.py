@@ -59,7 +59,7 @@ EDITS = ("kontext", "qwen_edit", "qwen_edit_plus", "klein")
 OBJECTIVES["flux_packed"] = [
     *CHEAP,
     "model.dtype=bfloat16",
-    "model.quantize=int8",
+    "memory=low",
     "sampling.tree={}",
     "optimizer.updates_per_epoch=1",
 ]

@@ -195,7 +195,6 @@ def run_of(
         f"prompts.train={prompts}",
         f"prompts.evaluation={prompts}",
         "prompts.evaluation_limit=4",  # of whose panels a judge takes as many questions at a time as of more
-        "prompts.leaks=off",
         f"out={folder / 'run'}",
         "epochs=1",
         f"prompts_per_epoch={config.optimizer.updates_per_epoch}",
@@ -204,7 +203,7 @@ def run_of(
         "evaluation.steps=2",
         "trackers=[]",
         f"rewards={json.dumps(rewards)}",
-        *([f"judge.checkpoint={url}", "judge.model=judge"] if is_http else [f"judge.checkpoint={judge}"]),
+        f"judge.checkpoint={f'{url}#judge' if is_http else judge}",
     ]
     return load(PolicyConfig, path, [*small, *overrides])
 

@@ -11,9 +11,7 @@ from pacorl.core.calibration import Curve, fit_curve
 from pacorl.core.questions import consistent
 from pacorl.gate.calibrate import ask_comparisons
 from pacorl.gate.paco_reward import PacoReward
-from pacorl.judge import identity_of
 from pacorl.judge.calibration import Calibration, read_calibration, threshold
-from pacorl.judge.judge import JudgeSettings
 from pacorl.judge.local import LocalJudge
 from pacorl.records.comparisons import comparisons_from
 from pacorl.tiny.characters import all_panels, draw
@@ -69,21 +67,6 @@ def test_the_judge_of_a_config_and_of_a_script_is_calibrated(tmp_path: Path) -> 
         assert reward.score_set(TWO).calibrated
         assert "uncalibrated" not in str(reward.score_set(TWO))
     assert "uncalibrated" in str(PacoReward(LocalJudge.from_pretrained("tiny")).score_set(TWO))
-
-    from pacorl.judge import open_judge
-
-    opened = open_judge(JudgeSettings(checkpoint="tiny", dtype="float32", calibration=str(path)), device="cpu")
-    assert opened.verdicts([question])[0].p_yes == pytest.approx(curve(plain), abs=1e-6)
-
-
-def test_another_calibration_is_another_judge_for_a_run(tmp_path: Path) -> None:
-    path = tmp_path / "c.json"
-    identities = {identity_of(JudgeSettings(checkpoint="tiny"))}
-    for bias in (0.0, 1.0):
-        Calibration("tiny", Curve(1.0, bias)).save(path)
-        identities.add(identity_of(JudgeSettings(checkpoint="tiny", calibration=str(path))))
-    assert len(identities) == 3
-    assert all(identities)
 
 
 class Silent:

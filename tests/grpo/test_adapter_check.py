@@ -56,6 +56,6 @@ def test_a_target_of_idle_layers_is_refused_before_weights_are_anywhere() -> Non
 def test_fsdp2_takes_weights_from_main_memory(small: list[str]) -> None:
     """A card that need not have room for the whole transformer gets nothing of it before it is sharded."""
     config, card = tiny_run(small), torch.device("meta")
-    policy = builders.build_adapted_policy(config, device=torch.device("cpu"))
+    policy = builders.build_adapted_policy(config, sizes=[], device=torch.device("cpu"))
     builders.place_transformer(config, policy, device=card, sharded=True)
     assert {parameter.device.type for parameter in policy.transformer.parameters()} == {"cpu"}

@@ -99,14 +99,10 @@ def test_only_encoded_prompts_are_deleted(tmp_path: Path) -> None:
 
 
 def test_processes_wait_as_long_as_the_judge_may_be_away() -> None:
-    served = "judge={checkpoint: 'http://127.0.0.1:8000/v1', model: m, timeout: 60}"
-    run = load(PolicyConfig, None, [served, "advantages.max_missing=0.2", "judge.concurrency=32"])
+    run = load(PolicyConfig, None, ["judge.checkpoint=http://127.0.0.1:8000/v1#m"])
     # 269 of 1,344 scores may be missing: nine rounds of 32 and the one that stops, of seven attempts each.
     attempts = 10 * 7 * 60
     assert patience(run) == pytest.approx(600 + 180 + 900 + attempts)
-    assert patience(load(PolicyConfig, None, [served, "judge.outage=7200"])) == pytest.approx(
-        600 + 180 + 7200 + attempts
-    )
     assert patience(load(PolicyConfig, None, [])) == 600
     service = "rewards=[{name: http, args: {url: 'http://127.0.0.1:1/score', outage: 4000}}]"
     assert patience(load(PolicyConfig, None, ["judge=none", service])) == 600 + 4000

@@ -57,7 +57,7 @@ def recipe(tmp_path: Path, checkpoints: Path, request: pytest.FixtureRequest) ->
         },
         "sampling": {"size": [64, 64], "steps": 3, "sde_steps": [1], "batch": 2},
         "evaluation": {"size": [96, 96], "steps": 2, "batch": 2},
-        "judge": {"checkpoint": "tiny", "dtype": "float32"},
+        "judge": {"checkpoint": "tiny"},
         # A judge of sets says the same of whatever random weights generate; the size of the file tells them apart.
         "rewards": [{"name": "edit_consistency", "args": {"temperature": 8}}, {"name": JPEG_SIZE}],
         "optimizer": {"updates_per_epoch": 1, "lr": 1.0e-3},

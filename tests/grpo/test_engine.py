@@ -11,7 +11,8 @@ from fake_server import FakeServer
 from safetensors.torch import load_file
 from tiny_runs import metrics, tiny_run, train_policy
 
-from pacorl.grpo import builders, checkpoint
+from pacorl.core.objectives import OBJECTIVES
+from pacorl.grpo import builders, checkpoint, scoring
 from pacorl.grpo.agreement import COUPLES, PAIRS
 from pacorl.grpo.rollout import draw_samples
 from pacorl.grpo.rows import epoch_rows
@@ -59,6 +60,12 @@ SETTINGS = [
     "evaluation.steps=2",
     "optimizer.updates_per_epoch=1",
 ]
+
+
+def configure(training: PolicyTrainer, *overrides: str) -> None:
+    """Give a built trainer other settings."""
+    training.config = tiny_run([*SETTINGS, f"out={training.config.out}", *overrides])
+    training.objective = OBJECTIVES[training.config.objective.name]
 
 
 class Work:
@@ -112,7 +119,7 @@ def test_the_work_of_an_epoch(
 ) -> None:
     """Forwards per image: T in sampling, and per trained step 1 with a backward, 1 of the policy that sampled for
     endpoints (after the first update if each epoch is sampled by the trained policy), 1 of the base for the KL."""
-    training.config = tiny_run([*SETTINGS, f"out={training.config.out}", *overrides])
+    configure(training, *overrides)
     training.lora.old = OldPolicy(training.lora.transformer) if training.objective.needs == "endpoint" else None
     sampled, trained, extra = forwards
     known, work = len(ENCODED), Work(training, monkeypatch)
@@ -135,7 +142,7 @@ def test_a_text_is_encoded_once_whatever_the_size(training: PolicyTrainer) -> No
 
 @pytest.mark.slow
 def test_scores_beside_sampling_are_the_same_bit_for_bit(training: PolicyTrainer) -> None:
-    training.config = tiny_run([*SETTINGS, f"out={training.config.out}"])
+    configure(training)
     training.lora.old = None
     rows = epoch_rows(training.train_prompts, epoch=training.epoch, count=2, group_size=4, seed=3)
     found = []
@@ -191,15 +198,19 @@ def spotty(prompts, images):
     ],
 )
 @pytest.mark.usefixtures("toy")
-def test_a_spent_failure_budget_saves_and_stops(small: list[str], tmp_path: Path, values: str, cause: str) -> None:
+def test_a_spent_failure_budget_saves_and_stops(
+    small: list[str], tmp_path: Path, values: str, cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "mine.py"
     file.write_text(REWARD.replace("{values}", values))
     rewards = f"rewards=[{{name: '{file}:spotty'}}]"
-    config = tiny_run([*small, rewards, "advantages.max_missing=0.4"])
+    config = tiny_run([*small, rewards])
+    monkeypatch.setattr(scoring, "MAX_MISSING", 0.4)
     with pytest.raises(ValueError, match=rf"50% of the scores of epoch 1 are missing.*the state is saved.*{cause}"):
         train_policy(config)
     assert checkpoint.checkpoints(config.out / "checkpoints")
-    out = train_policy(tiny_run([*small, rewards, "advantages.max_missing=0.5"]), resume=True)
+    monkeypatch.setattr(scoring, "MAX_MISSING", 0.5)
+    out = train_policy(config, resume=True)
     (epoch,) = metrics(out, "epoch")
     assert epoch["samples/missing"] == epoch["samples/used"] == 0.5
     assert epoch["samples/not_finite"] == (0.5 if "nan" in values else 0.0)
@@ -240,19 +251,19 @@ def test_a_reward_that_raises_in_an_evaluation_loses_nothing(small: list[str], t
 @pytest.mark.usefixtures("toy")
 def test_a_judge_behind_http(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeServer(served=("paco",)).running() as server:
-        remote = [*small, f"judge.checkpoint={server.url}"]
-        wrong = tiny_run([*remote, "judge.model=pacco"])
+        remote = [*small, f"judge.checkpoint={server.url}#paco"]
+        wrong = tiny_run([*small, f"judge.checkpoint={server.url}#pacco"])
         with monkeypatch.context() as patch:
             patch.setattr(builders, "build_policy", lambda *args, **options: pytest.fail("weights were loaded"))
             with pytest.raises(ValueError, match="serves no model 'pacco'; it serves paco"):
                 train_policy(wrong)
-        out = train_policy(tiny_run([*remote, "judge.model=paco"]))
+        out = train_policy(tiny_run(remote))
         (epoch,) = metrics(out, "epoch", times=True)
         assert epoch["samples/used"] == 1.0
         assert epoch["seconds/hidden_reward"] >= 0
         server.behave = lambda handler, number: handler.fail(500) or True  # type: ignore[func-returns-value]
         with pytest.raises(ValueError, match=r"100% of the scores of epoch 2 are missing.*consistency: .*500"):
-            train_policy(tiny_run([*remote, "judge.model=paco", "epochs=2"]), resume=True)
+            train_policy(tiny_run([*remote, "epochs=2"]), resume=True)
 
 
 def test_a_ratio_that_is_off_before_an_update_is_warned_of() -> None:

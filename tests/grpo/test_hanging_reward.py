@@ -6,9 +6,11 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from PIL import Image
@@ -66,14 +68,20 @@ def run(out: Path, reward: Brightness, *settings: str, resume: bool = False) -> 
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Runs that nothing disturbs, by `judge.overlap`."""
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Path]:
+    """Runs that nothing disturbs, by whether scoring overlaps with sampling."""
 
     @cache
-    def made(overlap: str) -> Path:
-        return run(tmp_path_factory.mktemp("whole"), Brightness(), f"judge.overlap={overlap}")
+    def made(overlap: bool) -> Path:
+        with overlapping(overlap):
+            return run(tmp_path_factory.mktemp("whole"), Brightness())
 
     return made
+
+
+def overlapping(does: bool) -> AbstractContextManager[Any]:
+    """Score the samples of the block's runs while the next are drawn, or after that."""
+    return patch("pacorl.grpo.trainer.overlaps", lambda judge, device: does)
 
 
 def same(first: Path, second: Path) -> bool:
@@ -100,27 +108,27 @@ WHERE = {
 @pytest.mark.parametrize(
     ("place", "overlap"),
     [
-        ("first batch", "true"),
-        ("later batch", "true"),
-        ("evaluation", "true"),
-        ("first evaluation", "true"),
-        ("later batch", "false"),
+        ("first batch", True),
+        ("later batch", True),
+        ("evaluation", True),
+        ("first evaluation", True),
+        ("later batch", False),
     ],
 )
 def test_a_reward_that_hangs_ends_the_run_saved(
-    tmp_path: Path, hanging: Callable[..., Brightness], whole: Callable[[str], Path], place: str, overlap: str
+    tmp_path: Path, hanging: Callable[..., Brightness], whole: Callable[[bool], Path], place: str, overlap: bool
 ) -> None:
     call, finished, batch = WHERE[place]
-    overlaps = f"judge.overlap={overlap}"
     said = (
         rf"^reward brightness \({batch}.*\) has not returned for \S+ s; mend it, or raise reward_timeout; "
         rf"stopped after epoch {finished}, and saved; go on with --resume auto$"
     )
-    with pytest.raises(Interrupted, match=said) as stop:
-        run(tmp_path / "run", hanging(hangs_in=call), overlaps, "reward_timeout=0.5")
+    with overlapping(overlap), pytest.raises(Interrupted, match=said) as stop:
+        run(tmp_path / "run", hanging(hangs_in=call), "reward_timeout=0.5")
     assert stop.value.exit_code == 75
     assert checkpoints(tmp_path / "run" / "checkpoints")[-1].name == f"step-{2 * finished:06d}"
-    run(tmp_path / "run", Brightness(), overlaps, resume=True)
+    with overlapping(overlap):
+        run(tmp_path / "run", Brightness(), resume=True)
     assert same(tmp_path / "run", whole(overlap))
 
 
@@ -134,14 +142,20 @@ def test_a_reward_that_hangs_ends_the_run_saved(
     ],
 )
 def test_the_first_signal_ends_the_wait_for_a_reward(
-    tmp_path: Path, hanging: Callable[..., Brightness], whole: Callable[[str], Path], place: str, number: signal.Signals
+    tmp_path: Path,
+    hanging: Callable[..., Brightness],
+    whole: Callable[[bool], Path],
+    place: str,
+    number: signal.Signals,
 ) -> None:
     call, finished, _ = WHERE[place]
     reward = hanging(hangs_in=call, first=lambda: os.kill(os.getpid(), number))
-    with pytest.raises(Interrupted, match=rf"^stopped after epoch {finished}, and saved; go on with --resume auto$"):
+    said = rf"^stopped after epoch {finished}, and saved; go on with --resume auto$"
+    with overlapping(True), pytest.raises(Interrupted, match=said):
         run(tmp_path / "run", reward)
-    run(tmp_path / "run", Brightness(), resume=True)
-    assert same(tmp_path / "run", whole("true"))
+    with overlapping(True):
+        run(tmp_path / "run", Brightness(), resume=True)
+    assert same(tmp_path / "run", whole(True))
 
 
 @pytest.mark.slow
@@ -149,7 +163,7 @@ def test_rewards_that_take_turns_with_the_generator_are_bounded_too(
     tmp_path: Path, hanging: Callable[..., Brightness]
 ) -> None:
     with pytest.raises(Interrupted, match=r"^reward brightness \(batch 2: .* stopped after epoch 0, and saved"):
-        run(tmp_path, hanging(hangs_in=START + 2), "memory=low", "model.quantize=none", "reward_timeout=0.5")
+        run(tmp_path, hanging(hangs_in=START + 2), "memory=low", "reward_timeout=0.5")
 
 
 def test_a_reward_that_hangs_at_its_trial_image_is_refused(tmp_path: Path, hanging: Callable[..., Brightness]) -> None:

@@ -22,7 +22,7 @@ PAIR = Question(PANELS, consistent())
 
 
 def local(**keys: bool) -> LocalJudge:
-    config = JudgeSettings(checkpoint="tiny", dtype="float32", **keys)
+    config = JudgeSettings(checkpoint="tiny", **keys)
     judge = open_judge(config, device="cpu")
     assert isinstance(judge, LocalJudge)
     return judge
@@ -49,8 +49,8 @@ def tiny_server() -> Iterator[str]:
 @pytest.mark.parametrize("backend", ["local", "http"])
 def test_noise_is_never_missing_in_a_reward(backend: str, tiny_server: str) -> None:
     options = {
-        "local": JudgeSettings(checkpoint="tiny", dtype="float32"),
-        "http": JudgeSettings(checkpoint=tiny_server, model="tiny"),
+        "local": JudgeSettings(checkpoint="tiny"),
+        "http": JudgeSettings(checkpoint=f"{tiny_server}#tiny"),
     }
     judge = open_judge(options[backend], device="cpu")
     prompts = characters.character_prompts("train", 2)

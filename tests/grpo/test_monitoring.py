@@ -128,7 +128,7 @@ def test_prompts_that_are_also_measured_on_are_refused(small: list[str], caplog:
     shared = [*small, "prompts.train=tiny:train:3", "prompts.benchmarks=[tiny:train]"]
     with pytest.raises(ValueError, match="3 of 3 training prompts are measured on: 3 in tiny:train"):
         train_policy(tiny_run(shared))
-    train_policy(tiny_run([*shared, "prompts.leaks=warn"]))
+    train_policy(tiny_run([*small, "prompts.train=tiny:train:3", "prompts.evaluation=tiny:train:3"]))
     assert "3 of 3 training prompts are measured on" in caplog.text
 
 

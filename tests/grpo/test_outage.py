@@ -103,9 +103,8 @@ class LeavingServer:
             handler.fail(int(self.way.replace("refused", "503")), "the model is loading")
 
 
-def settings(url: str, *more: str, **judge: Any) -> list[str]:
-    asked = {"checkpoint": url, "model": "judge", "timeout": 5, "concurrency": 4}
-    return [f"judge={json.dumps({**asked, **judge})}", "epochs=2", *more]
+def settings(url: str) -> list[str]:
+    return [f"judge.checkpoint={url}#judge", "epochs=2"]
 
 
 def http_reward(url: str, *more: str, outage: float = 900) -> list[str]:
@@ -137,6 +136,20 @@ def undisturbed(folder: Path, *, make: Any = settings) -> dict[str, Any]:
     return content(folder)
 
 
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short limits of a judge's server."""
+    for name, value in {"ANSWER_SECONDS": 5.0, "CONCURRENCY": 4}.items():
+        monkeypatch.setattr(f"pacorl.judge.{name}", value)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An outage of a second ends a run."""
+    for module in ("pacorl.judge", "pacorl.grpo.builders"):
+        monkeypatch.setattr(f"{module}.OUTAGE_SECONDS", 1.0)
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     with toy_world():
@@ -165,6 +178,7 @@ def test_a_judge_that_comes_back_in_time_changes_nothing(
     assert told[1].startswith(f"judge judge at {url} answers again after ")
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("way", ["refused", "503", pytest.param("hangs", marks=pytest.mark.nightly)])
 def test_a_run_that_gives_up_is_saved_and_resumed_as_if_undisturbed(
     tmp_path: Path, whole: dict[str, Any], way: str
@@ -172,7 +186,7 @@ def test_a_run_that_gives_up_is_saved_and_resumed_as_if_undisturbed(
     server, run = LeavingServer(way), tmp_path / "run"
     with server.serving(run) as url:
         with pytest.raises(UnreachableError) as given_up:
-            train_policy(toy_config(run, *settings(url, outage=1)))
+            train_policy(toy_config(run, *settings(url)))
         assert given_up.value.exit_code == 75
         message = str(given_up.value)
         assert message.startswith(f"judge judge at {url} has not answered for ")
@@ -180,7 +194,7 @@ def test_a_run_that_gives_up_is_saved_and_resumed_as_if_undisturbed(
         assert message.endswith("saved after epoch 1")
         assert [line["kind"] for line in metrics(run)] == ["evaluation", "epoch"]
         server.come_back()
-        train_policy(toy_config(run, *settings(url, outage=1)), resume="auto")
+        train_policy(toy_config(run, *settings(url)), resume="auto")
     assert content(run) == whole
 
 
@@ -199,10 +213,11 @@ def test_a_reward_service_is_waited_for_alike(tmp_path: Path) -> None:
 
 def test_a_judge_that_answers_wrongly_is_no_outage(tmp_path: Path) -> None:
     server = LeavingServer("500")
-    with server.serving(tmp_path / "run") as url, pytest.raises(ValueError, match=r"advantages.max_missing is 20%"):
+    with server.serving(tmp_path / "run") as url, pytest.raises(ValueError, match=r"scores of epoch \d are missing"):
         train_policy(toy_config(tmp_path / "run", *settings(url)))
 
 
+@pytest.mark.usefixtures("impatient")
 def test_only_a_run_that_was_answered_before_is_to_be_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,8 +225,8 @@ def test_only_a_run_that_was_answered_before_is_to_be_started_again(
     server, run = LeavingServer("refused"), tmp_path / "run"
     with server.serving(run) as url:
         with pytest.raises(UnreachableError):
-            train_policy(toy_config(run, *settings(url, outage=0.5)))
-        again = settings(url, outage=0.5)
+            train_policy(toy_config(run, *settings(url)))
+        again = settings(url)
         monkeypatch.setattr(builders, "STARTUP_SECONDS", 0.0)
         with pytest.raises(UnreachableError, match=r"no judge at \S+: no connection: .* --resume auto") as resumed:
             train_policy(toy_config(run, *again), resume="auto")

@@ -63,12 +63,11 @@ def test_records_are_sampled_at_their_own_size(small: list[str], tmp_path: Path)
     prompts = character_prompts("train", 3)
     own = [dataclasses.replace(prompts[0], size=Size(64, 96)), dataclasses.replace(prompts[1], size=Size(32, 48))]
     save_prompts([*own, prompts[2]], tmp_path / "train.jsonl")
-    save_prompts([own[0]], tmp_path / "dev.jsonl")
+    save_prompts([dataclasses.replace(character_prompts("dev", 1)[0], size=Size(64, 96))], tmp_path / "dev.jsonl")
     overrides = [
         *small,
         f"prompts.train={tmp_path / 'train.jsonl'}",
         f"prompts.evaluation={tmp_path / 'dev.jsonl'}",
-        "prompts.leaks=off",
         "prompts_per_epoch=3",
         "optimizer.updates_per_epoch=1",
         "prompts.record_sizes=true",

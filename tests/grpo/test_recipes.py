@@ -51,7 +51,7 @@ def test_a_recipe_is_the_papers(name: str) -> None:
     assert (run.sampling.steps, run.sampling.noise_level, run.sampling.sde_steps) == (steps, noise, sde_steps)
     assert {reward.name for reward in run.rewards} == rewards
     assert (run.optimizer.lr, run.objective.epsilon, run.objective.kl_weight, run.group_size) == (3e-4, 1e-4, 0, 16)
-    assert (run.advantages.std, run.advantages.clip, run.prompts.leaks) == ("group", 5.0, "refuse")
+    assert (run.advantages.std, run.advantages.clip) == ("group", 5.0)
     assert run.out == Path("runs") / name
     if kind != "qwen_edit":
         assert run.model.guidance_scale == {"flux": 3.5, "kontext": 2.5, "klein": 4.0}[kind]
@@ -197,7 +197,7 @@ def twin(name: str, parts: Path, out: Path, url: str) -> PolicyConfig:
         clip = f"{{name: panel_clip_text, weight: 0.8, args: {{checkpoint: {parts / 'clip'}}}}}"
         small["rewards"] = f"[{{name: consistency, weight: 0.2}}, {clip}]"
     if recipe(name).processes == 1:
-        small |= {"judge.checkpoint": "tiny", "judge.dtype": "float32"}
+        small["judge.checkpoint"] = "tiny"
     else:
         small["judge.checkpoint"] = url
     return recipe(name, *(f"{key}={value}" for key, value in small.items()))

@@ -50,7 +50,7 @@ def recipe(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
         "trackers": [],
         "model": {"kind": kind, "checkpoint": str(tmp_path / "checkpoint"), "dtype": "float32"},
         "adapter": {"rank": 2, "alpha": 4},
-        "prompts": {name: str(tmp_path / "train.jsonl") for name in ("train", "evaluation")} | {"leaks": "off"},
+        "prompts": {name: str(tmp_path / "train.jsonl") for name in ("train", "evaluation")},
         "sampling": {"size": [64, 64], "steps": 3, "sde_steps": [1], "batch": 4},
         "evaluation": {"size": [64, 64], "steps": 2, "batch": 2, "every": 1},
         "judge": None,
@@ -115,7 +115,7 @@ def test_a_generator_without_references_is_rewarded_for_resembling_them(tmp_path
     save_prompts(sets, data)
     assert [len(prompt.characters[0].images) for prompt in prompts_from(str(data))] == [1, 1]
     assert [prompt.references for prompt in prompts_from(str(data))] == [(), ()]
-    settings = [f"prompts={{train: '{data}', evaluation: '{data}', leaks: off}}", "rewards=[{name: reference}]"]
+    settings = [f"prompts={{train: '{data}', evaluation: '{data}'}}", "rewards=[{name: reference}]"]
     settings += ["advantages.credit=panel", "evaluation.size=[16,16]"]
 
     with toy_world():

@@ -13,8 +13,7 @@ from pacorl.core.objectives.grpo_clip import GrpoClip
 from pacorl.core.objectives.grpo_guard import GrpoGuard
 from pacorl.core.sampler import Sampler, Suffix, Tree
 from pacorl.core.schedule import seed_of
-from pacorl.core.sde import Transition, flow_sde, log_prob
-from pacorl.core.solvers import Past, ab2
+from pacorl.core.sde import Past, Transition, ab2, flow_sde, log_prob
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import Draw, collect, sample_images
 from pacorl.grpo.rows import Row

@@ -14,7 +14,7 @@ from toy_world import ToyJudge
 from pacorl.grpo.monitor import panel_statistics
 from pacorl.grpo.rows import Row
 from pacorl.grpo.scoring import Scorer, overlaps, reward_table, time_limit
-from pacorl.judge.judge import Counters, Judge
+from pacorl.judge.judge import Counters, Judge, JudgeSettings
 from pacorl.rewards.http import HttpScorer
 from pacorl.rewards.reward import RewardError
 from pacorl.runtime.stopping import Interrupted
@@ -182,13 +182,12 @@ def test_overlap_leaves_cores_to_sampling(monkeypatch: pytest.MonkeyPatch) -> No
     cpu = torch.device("cpu")
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
-    assert not overlaps("auto", in_process=True, device=cpu)
-    assert overlaps("auto", in_process=False, device=cpu)
-    assert overlaps("auto", in_process=True, device=torch.device("cuda"))
-    assert overlaps(True, in_process=True, device=cpu)
+    assert not overlaps(None, device=cpu)
+    assert not overlaps(JudgeSettings(checkpoint="tiny"), device=cpu)
+    assert overlaps(JudgeSettings(checkpoint="http://127.0.0.1:8000/v1"), device=cpu)
+    assert overlaps(None, device=torch.device("cuda"))
     monkeypatch.setattr("torch.get_num_threads", lambda: 1)
-    assert overlaps("auto", in_process=True, device=cpu)
-    assert not overlaps(False, in_process=True, device=cpu)
+    assert overlaps(None, device=cpu)
 
 
 class NotedImage:

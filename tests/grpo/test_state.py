@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import stat
 from pathlib import Path
@@ -22,7 +21,7 @@ from pacorl.models.lora import read_lora
 @pytest.mark.usefixtures("toy")
 def test_what_a_run_keeps_and_how_it_goes_on(small: list[str], tmp_path: Path) -> None:
     settings = [*small, "epochs=3", "save_every=1", "evaluation.every=1", "keep_checkpoints=9"]
-    config = tiny_run([*settings, "optimizer.schedule=cosine", "optimizer.warmup_steps=2"])
+    config = tiny_run(settings)
     train_policy(config)
     lines = metrics(config.out)
 
@@ -30,10 +29,6 @@ def test_what_a_run_keeps_and_how_it_goes_on(small: list[str], tmp_path: Path) -
     assert [line["step"] for line in epochs] == [2, 4, 6]
     folder = config.out / "checkpoints"
     assert [path.name for path in checkpoints(folder)] == ["step-000002", "step-000004", "step-000006"]
-    peak = config.optimizer.lr
-    assert epochs[0]["lr"] == pytest.approx(0.75 * peak)  # the mean of the two of the rise
-    falling = [0.5, 0.5 + 0.5 * math.cos(0.75 * math.pi)]  # half and three quarters down the cosine
-    assert epochs[-1]["lr"] == pytest.approx(peak * sum(falling) / 2)
 
     # The best is the one whose evaluation says so, by the weighted sum of the rewards.
     evaluations = [line for line in lines if line["kind"] == "evaluation" and line["step"]]
@@ -53,7 +48,7 @@ def test_what_a_run_keeps_and_how_it_goes_on(small: list[str], tmp_path: Path) -
     assert [path.name for path in checkpoints(folder)][-1] == "step-000006"
 
     # Another folder may go on from it too.
-    other = tiny_run([*settings, "optimizer.schedule=cosine", "optimizer.warmup_steps=2", f"out={tmp_path / 'other'}"])
+    other = tiny_run([*settings, f"out={tmp_path / 'other'}"])
     train_policy(other, resume=str(folder / "step-000004"))
     assert metrics(other.out)[-1] == lines[-1]
 

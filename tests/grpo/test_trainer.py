@@ -22,6 +22,7 @@ import pacorl
 from pacorl import PolicyTrainer
 from pacorl.config import base as configs
 from pacorl.config.base import ConfigError
+from pacorl.grpo import scoring
 from pacorl.grpo.inputs import run_inputs
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.models.policies import POLICIES
@@ -105,7 +106,7 @@ def test_a_constant_reward_is_named_once_and_is_an_alarm(
 
 
 def test_nan_is_a_warning_per_reward_with_its_prompt_and_an_alarm(
-    settings: dict[str, Any], caplog: pytest.LogCaptureFixture
+    settings: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = count()
 
@@ -115,7 +116,8 @@ def test_nan_is_a_warning_per_reward_with_its_prompt_and_an_alarm(
         return [float("inf") if is_bear else value for is_bear, value in zip(bear, red(prompts, images), strict=True)]
 
     settings["epochs"] = 2
-    arguments = {"prompts": ["a bear", "a fox", "an owl"], **settings, "advantages": {"max_missing": 0.5}}
+    monkeypatch.setattr(scoring, "MAX_MISSING", 0.5)
+    arguments = {"prompts": ["a bear", "a fox", "an owl"], **settings}
     result = PolicyTrainer("flux", rewards=[spotty], **arguments).train()
     (said,) = [line for line in caplog.messages if "returned NaN" in line]
     assert re.match(
@@ -221,7 +223,7 @@ def test_a_run_that_ends_before_its_first_epoch_has_an_adapter(settings: dict[st
 @pytest.mark.parametrize(
     ("arguments", "fault"),
     [
-        ({"learning_rate": 1e-4}, "learning_rate: unknown key, did you mean 'optimizer.lr'?"),
+        ({"lr": 1e-4}, "lr: unknown key, did you mean 'optimizer.lr'?"),
         ({"epochs": "many"}, "epochs: Input should be a valid integer"),
         ({"prompts": []}, "prompts is empty; give at least one text"),
         ({"prompts": ["a fox", 3]}, r"prompts\[1\]: a int; give a text, a Prompt, or a record with 'prompt'"),

@@ -23,7 +23,7 @@ from pacorl.report.folder import read_run
 from pacorl.report.page import match
 
 JPEG = f"{{name: '{JPEG_SIZE}', args: {{prefer: large}}}}"
-UNREACHABLE = "judge={checkpoint: 'http://127.0.0.1:9/v1', model: paco, timeout: 1}"
+UNREACHABLE = "judge.checkpoint=http://127.0.0.1:9/v1#paco"
 OWN = """
 def redness(prompts, images):
     return [image.resize((1, 1)).getpixel((0, 0))[0] / 255 for image in images]

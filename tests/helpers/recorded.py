@@ -15,7 +15,7 @@ from pacorl.core.sampler import Sampler
 from pacorl.grpo import epoch
 from pacorl.grpo.scoring import Scored, Scorer
 from pacorl.grpo.trainer import PolicyTrainer
-from pacorl.runtime.clock import PhaseClock
+from pacorl.runtime.logbook import PhaseClock
 from pacorl.runtime.processes import Runtime
 from pacorl.types import Advantages, Samples
 

@@ -36,7 +36,7 @@ SMALL_QUICKSTART = [
 
 TINY_SETS = [
     "model={checkpoint: tiny, dtype: float32, max_sequence_length: 48}",
-    "judge={checkpoint: tiny, dtype: float32}",
+    "judge.checkpoint=tiny",
     "prompts={train: 'tiny:train:4', evaluation: 'tiny:dev:2'}",
     "sampling.size=[64,64]",
     "evaluation.size=[64,64]",

@@ -134,7 +134,7 @@ def small(overrides: Sequence[str]) -> list[str]:
 
 @pytest.mark.slow
 def test_a_run_on_packed_bases_has_a_ratio_of_exactly_1(tmp_path: Path) -> None:
-    overrides = ["model.quantize=int8", "judge.quantize=int8", "model.gradient_checkpointing=true"]
+    overrides = ["memory=low", "model.gradient_checkpointing=true"]
     config = tiny_run(small([*overrides, f"out={tmp_path / 'run'}"]))
     (line,) = metrics(train_policy(config), "epoch")
     deviations = [value for key, value in line.items() if key.startswith(RATIO_DEVIATION)]
@@ -145,8 +145,8 @@ def test_a_run_on_packed_bases_has_a_ratio_of_exactly_1(tmp_path: Path) -> None:
 
 
 def test_a_packed_generator_makes_nearly_the_same_velocity() -> None:
-    def velocity(quantize: str) -> Tensor:
-        policy = FLUX.from_pretrained("tiny", max_sequence_length=48, quantize=quantize)
+    def velocity(memory: str) -> Tensor:
+        policy = FLUX.from_pretrained("tiny", max_sequence_length=48, memory=memory)
         prompt = Prompt(
             0, "red round hero, crown, night | waving, flag | jumping, boat | standing, tree | waving, lamp"
         )
@@ -155,7 +155,7 @@ def test_a_packed_generator_makes_nearly_the_same_velocity() -> None:
             conditioning = policy.collate(policy.encode([prompt], size))
             return policy.velocity(policy.noise([0], size), torch.full((1,), 0.7), conditioning, size)
 
-    plain, packed = velocity("none"), velocity("int8")
+    plain, packed = velocity("normal"), velocity("low")
     assert 0 < (packed - plain).norm() / plain.norm() < 1.5 * LARGEST_ERROR
 
 

@@ -191,7 +191,9 @@ def test_a_run_learns_what_a_run_in_low_memory_learns(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_text_encoders_and_judge_answer_as_they_do_at_home() -> None:
-    policy, plain = (FLUX.from_pretrained("tiny", max_sequence_length=48, stream=stream) for stream in (True, False))
+    policy, plain = (
+        FLUX.from_pretrained("tiny", max_sequence_length=48, memory=memory) for memory in ("lowest", "low")
+    )
     for name in policy.encoders:
         assert streamed_bytes(getattr(policy.pipeline, name)) > weight_bytes(getattr(policy.pipeline, name))
     prompt, size = Prompt(0, "red round hero, crown, night | waving, flag"), Size(64, 64)
@@ -207,9 +209,9 @@ def test_text_encoders_and_judge_answer_as_they_do_at_home() -> None:
 
 
 def test_the_lowest_memory_is_low_memory_whose_weights_are_streamed() -> None:
-    low, lowest = (load(PolicyConfig, None, [f"memory={memory}"]).model_dump() for memory in ("low", "lowest"))
-    assert lowest["model"].pop("stream") is lowest["judge"].pop("stream") is True
-    assert low["model"].pop("stream") is low["judge"].pop("stream") is False
-    assert {**low, "memory": "lowest"} == lowest
-    served = ["judge={checkpoint: 'http://127.0.0.1:8000/v1', model: m}"]
+    low, lowest = (load(PolicyConfig, None, [f"memory={memory}"]) for memory in ("low", "lowest"))
+    assert lowest.model.stream is lowest.judge.stream is True
+    assert low.model.stream is low.judge.stream is False
+    assert {**low.model_dump(), "memory": "lowest"} == lowest.model_dump()
+    served = ["judge={checkpoint: 'http://127.0.0.1:8000/v1#m'}"]
     assert load(PolicyConfig, None, ["memory=lowest", *served]).judge.remote

@@ -59,7 +59,7 @@ def test_hours_add_up_the_phases_and_divide_among_the_processes() -> None:
 @pytest.mark.slow
 def test_a_judge_of_this_process_takes_time_of_the_run_and_a_server_s_does_not() -> None:
     here = cost(*LARGE)
-    served = cost(*LARGE, "judge={checkpoint: 'http://127.0.0.1:1/v1', model: one}")
+    served = cost(*LARGE, "judge.checkpoint=http://127.0.0.1:1/v1#one")
     assert here.image["judging"] == pytest.approx(here.judged)
     assert "judging" not in served.image
     assert (here.judge_cards, served.judge_cards > 1) == (0, True), "the published judge is larger than the generator"
@@ -104,9 +104,7 @@ def test_questions_about_references_are_counted(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "here.jsonl").write_text(json.dumps(record))
 
     def questions(train: str, evaluation: str) -> int:
-        prompts = (
-            f"prompts={{train: {tmp_path}/{train}.jsonl, evaluation: {tmp_path}/{evaluation}.jsonl, leaks: 'off'}}"
-        )
+        prompts = f"prompts={{train: {tmp_path}/{train}.jsonl, evaluation: {tmp_path}/{evaluation}.jsonl}}"
         asked.clear()
         cost("rewards=[{name: reference}]", "sampling.batch=1", prompts)
         return asked[0]

@@ -131,9 +131,9 @@ def test_what_is_written_trains_at_the_first_attempt(job: str, kind: str, here: 
     small: dict[str, Any] = {f"model.{name}": value for name, value in model.items()}
     small |= {"epochs": 1, "prompts_per_epoch": 2, "group_size": 4, "evaluation.steps": 2, "adapter.rank": 4}
     small |= {f"{name}.size": [64, 64] for name in ("sampling", "evaluation")}
-    small |= {"prompts.evaluation_limit": 1, "trackers": [], "prompts.leaks": "off"}
+    small |= {"prompts.evaluation_limit": 1, "trackers": []}
     if job != "own":
-        small |= {"judge.checkpoint": "tiny-edits" if job == "edit" else "tiny", "judge.dtype": "float32"}
+        small |= {"judge.checkpoint": "tiny-edits" if job == "edit" else "tiny"}
         rewards = [reward.model_dump() for reward in load(PolicyConfig, Path("my.yaml")).rewards]
         for reward in rewards:
             if reward["name"] == "panel_clip_text":

@@ -78,7 +78,7 @@ def test_with_little_memory_the_same_image_is_generated_in_turns() -> None:
     streamed = [lowest.policy.transformer, *(getattr(lowest.policy.pipeline, name) for name in lowest.policy.encoders)]
     assert all(map(streamed_bytes, streamed))
     packed = Generator.from_pretrained("tiny")
-    packed.policy.options = packed.policy.options.model_copy(update={"quantize": "int8"})
+    packed.policy.options = packed.policy.options.in_memory("low")
     packed.policy.place_transformer("cpu")
     (expected,) = packed.sample([prompt], [0], steps=2)
     assert image.tobytes() == expected.tobytes()

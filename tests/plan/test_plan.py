@@ -463,7 +463,7 @@ def test_a_dry_run_begins_with_one_verdict_line_and_says_by_its_exit_code_what_i
 @pytest.mark.slow
 def test_a_dry_run_asks_a_judge_over_http_whether_it_answers(tmp_path: Path) -> None:
     def dry_run(url: str, *overrides: str) -> list[str]:
-        judge = [f"judge.checkpoint={url}", "judge.model=judge"]
+        judge = [f"judge.checkpoint={url}#judge"]
         arguments = ["train-policy", str(recipe()), "--dry-run", f"out={tmp_path}", *judge, *overrides]
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == (2 if "absent" in result.stdout else 0), result.output
@@ -471,7 +471,7 @@ def test_a_dry_run_asks_a_judge_over_http_whether_it_answers(tmp_path: Path) -> 
 
     with FakeServer().running() as server:
         assert dry_run(server.url)[0].startswith("verdict: all that it needs is here")
-        _, named, *_ = dry_run(server.url, "judge.model=other")
+        _, named, *_ = dry_run(server.url, f"judge.checkpoint={server.url}#other")
         assert "serves no model 'other'; it serves judge" in named
     verdict, silent, *_ = dry_run(server.url)
     assert verdict.startswith("verdict: it would not run: 1 absent (judge.checkpoint)")
@@ -487,8 +487,7 @@ def test_copies_and_a_judge_elsewhere_are_planned_as_the_engine_makes_them(check
     other = tiny_run(
         checkpoints,
         "objective.name=diffusion_nft",
-        "judge.checkpoint=http://127.0.0.1:9/v1",
-        "judge.model=paco",
+        "judge.checkpoint=http://127.0.0.1:9/v1#paco",
     )
     plan = plan_policy(other)
     names = {row.component: row for row in plan.rows}

@@ -120,10 +120,12 @@ def test_a_split_that_leaves_nothing_is_refused() -> None:
         split_prompts(prompts("a", "b", "c"), test=3)
 
 
-def test_a_leak_is_refused_told_or_passed_over() -> None:
+@pytest.mark.parametrize("deliberate", [True, False])
+def test_a_leak_is_refused_unless_the_training_prompts_are_evaluated_on_purpose(deliberate: bool) -> None:
     train, bench = prompts("a fox", "a boat"), {"data/bench.jsonl": prompts("A boat")}
-    with pytest.raises(ValueError, match=r"1 of 2 training prompts.*data/bench\.jsonl.*prompts\.leaks=warn"):
-        check_leaks(train, [], benchmarks=bench, action="refuse")
-    assert "training prompt 1 is data/bench.jsonl's 0" in check_leaks(train, [], benchmarks=bench, action="warn")
-    assert check_leaks(train, train, benchmarks=bench, action="off") == ""
-    assert check_leaks(train, prompts("a hat"), benchmarks={}, action="refuse") == ""
+    with pytest.raises(ValueError, match=r"1 of 2 training prompts.*training prompt 1 is data/bench\.jsonl's 0"):
+        check_leaks(train, [], benchmarks=bench, deliberate=deliberate)
+    assert check_leaks(train, prompts("a hat"), benchmarks={}, deliberate=False) == ""
+    assert "2 of 2 training prompts" in check_leaks(train, train, benchmarks={}, deliberate=True)
+    with pytest.raises(ValueError, match=r"2 of 2 training prompts are measured on: 2 in prompts\.evaluation"):
+        check_leaks(train, train, benchmarks={}, deliberate=False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import paco
@@ -24,6 +25,7 @@ from pacorl.core.grid import split
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.schedule import seed_of
 from pacorl.grpo import epoch as epoch_module
+from pacorl.grpo import scoring
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import epoch_rows
 from pacorl.grpo.trainer import PolicyTrainer
@@ -39,7 +41,6 @@ SETTINGS = [
     "model.dtype=float64",
     "judge=none",
     "evaluation.every=0",
-    "advantages.max_missing=1.0",
     "rewards=[{name: warmth, weight: 0.7}, {name: contrast, weight: 0.4}]",
 ]
 """Two rewards of different spread, one of which is negative at times and missing at others."""
@@ -96,7 +97,8 @@ def train(out: Path, overrides: Sequence[str], *, stop_after: int = 0) -> dict[s
     """
     config = config_of(overrides, out)
     epochs: list[dict[int, dict[str, Tensor]]] = []
-    with toy_world():
+    # One reward in seven is missing.
+    with toy_world(), patch.object(scoring, "MAX_MISSING", 1.0):
         trainer = PolicyTrainer(config, rewards=REWARDS)
         while not trainer.finished:
             if stop_after and trainer.epoch == stop_after:
@@ -223,7 +225,6 @@ def settings_of(config: PolicyConfig, policy: ToyPolicy) -> paco.Settings:
         contrast=config.rewards[0].args.get("contrast", 0.0),
         objective=objective,
         optimizer=options,
-        total_steps=config.epochs * options.updates_per_epoch,
     )
 
 

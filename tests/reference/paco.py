@@ -70,7 +70,6 @@ class Settings:
     """Weight of the agreement across sets in the first reward; 0 for none, and no such reward."""
     objective: Any
     optimizer: Any
-    total_steps: int
 
 
 @dataclass
@@ -364,17 +363,6 @@ def endpoint_loss(s: Settings, world: World, theta: Theta, old: Theta, sample: S
 # --- an epoch --------------------------------------------------------------------------------------------------
 
 
-def rate_at(s: Settings, step: int) -> float:
-    """The learning rate of the step after `step` finished ones."""
-    options = s.optimizer
-    if step < options.warmup_steps:
-        return float(options.lr * (step + 1) / options.warmup_steps)
-    if options.schedule == "constant":
-        return float(options.lr)
-    share = (step - options.warmup_steps) / max(1, s.total_steps - options.warmup_steps)
-    return float(options.lr * (1 + math.cos(math.pi * min(1.0, share))) / 2)
-
-
 def updates_of(s: Settings, samples: list[Sample]) -> list[list[Sample]]:
     """The samples of each optimizer step: whole subtrees and batches, dealt in turn."""
     count, leaves = s.optimizer.updates_per_epoch, math.prod(s.branches)
@@ -415,7 +403,6 @@ def run_epoch(s: Settings, world: World, state: State, epoch: int) -> list[Sampl
 def take_step(s: Settings, state: State, loss: Any) -> None:
     """Clip, step, and let the moving average follow."""
     options = s.optimizer
-    state.optimizer.param_groups[0]["lr"] = rate_at(s, state.step)
     state.optimizer.zero_grad()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(list(state.theta.values()), options.max_grad_norm)

@@ -143,8 +143,6 @@ def compared(draw: st.DrawFn) -> list[str]:
 @st.composite
 def optimised(draw: st.DrawFn) -> list[str]:
     return [
-        f"optimizer.schedule={draw(st.sampled_from(['constant', 'cosine']))}",
-        f"optimizer.warmup_steps={draw(st.integers(0, 2))}",
         f"optimizer.updates_per_epoch={draw(st.integers(1, 2))}",
         f"optimizer.max_grad_norm={draw(st.sampled_from([0.01, 1.0]))}",
         f"optimizer.weight_decay={draw(st.sampled_from([0.0, 0.1]))}",

@@ -65,7 +65,8 @@ def test_tensorboard_has_the_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["wandb", "swanlab"])
 def test_a_service_is_given_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     given: list[dict[str, Any]] = []
-    monkeypatch.setitem(sys.modules, name, SimpleNamespace(init=lambda **options: given.append(options)))
+    service = SimpleNamespace(init=lambda **options: given.append(options), config={})
+    monkeypatch.setitem(sys.modules, name, service)
     settings = {"seed": 7, "rewards": [{"name": "http", "args": {"api_key": "mine", "url": "http://me:pass@host/x"}}]}
     Logbook(tmp_path, trackers=[name], settings=settings)
     (options,) = given

@@ -13,8 +13,8 @@ import torch
 from toy_world import toy_config, toy_world
 
 from pacorl.grpo.trainer import PolicyTrainer
-from pacorl.runtime.processes import Runtime
-from pacorl.runtime.stopping import Interrupted, exit_when_uncaught, lost_ranks
+from pacorl.runtime.processes import Runtime, lost_ranks
+from pacorl.runtime.stopping import Interrupted, exit_when_uncaught
 
 
 def test_batches_are_sharded_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:

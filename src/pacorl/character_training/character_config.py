@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
-from pacorl.config.base import Positive, Rank, Section, Seed, Share, TrackerName
+from pacorl.config.base import Memory, Positive, Rank, Section, Seed, Share, TrackerName
 from pacorl.config.one_of import OneOf
 from pacorl.core.sampler import Steps
 from pacorl.grpo.lora_config import AdamWConfig, AdapterConfig, LoraConfig
@@ -78,10 +78,12 @@ class CharacterConfig(LoraConfig):
     trackers: tuple[TrackerName, ...] = ()
     """Trackers of curves, in addition to report.html; the services need the extra `trackers`."""
 
+    memory: Memory = "normal"
+    """low: the frozen weights of the generator's blocks are kept in int8. lowest: they also stay in main memory, and
+    each is sent to the card when its layer computes."""
+
     size: tuple[Positive, Positive] = (512, 512)
-    """Height and width of the training images."""
-    fit: Literal["crop", "pad"] = "crop"
-    """Whether an image of another shape loses its edges, or gets white ones."""
+    """Height and width of the training images; an image of another shape loses its edges."""
     trigger: str = ""
     """Trigger word of captions; by default the folder's name."""
     held_out: Share = 0.15

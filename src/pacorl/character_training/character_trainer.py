@@ -9,11 +9,9 @@ PaCo-GRPO, which can go on from the LoRA (`adapter.start`). An epoch of the log 
 
 from __future__ import annotations
 
-import logging
 import math
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -24,31 +22,26 @@ from torch import Tensor
 
 from pacorl.character_training.character_config import CharacterConfig
 from pacorl.character_training.pictures import Picture, gallery_prompts, read_pictures
-from pacorl.config.base import described, dump
 from pacorl.core.batches import in_batches
-from pacorl.core.devices import check_card_used
+from pacorl.core.devices import check_card_used, to_device
 from pacorl.core.sampler import Sampler
 from pacorl.core.schedule import seed_of
-from pacorl.core.transfer import to_device
 from pacorl.grpo import checkpoint as checkpoints
-from pacorl.grpo.builders import adapted_policy, place_transformer
+from pacorl.grpo.builders import build_adapted_policy, place_transformer
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.evaluate import EvaluatedSample, keep_samples, noise_seed
 from pacorl.grpo.lora_training import BadGradientsError, LoraTraining
 from pacorl.grpo.rollout import sample_images
 from pacorl.grpo.start import SUMMARY, Resume, named_start
-from pacorl.io.documents import dump_json, read_jsonl, write_json
-from pacorl.io.files import PRIVATE, check_writable, disk_errors, own_folder, text_digest, write_atomic
+from pacorl.io.documents import dump_json, write_json
+from pacorl.io.files import check_writable, disk_errors, own_folder, text_digest
 from pacorl.models.adapters import AdapterCopy, adapter_off
 from pacorl.models.lora import read_lora
-from pacorl.report.folder import numbers
 from pacorl.report.page import write_page
-from pacorl.runtime.logbook import Logbook, ProgressBars, TrainResult, check_trackers
+from pacorl.runtime.logbook import ProgressBars, TrainResult, check_trackers
 from pacorl.runtime.processes import Runtime
 from pacorl.runtime.stopping import Interrupted
 from pacorl.types import Prompt, Size
-
-logger = logging.getLogger(__name__)
 
 LEVELS = 1000
 """Noise levels of the training schedule, as in diffusers' scripts."""
@@ -135,28 +128,23 @@ class CharacterTrainer:
             self._open_records(start)
             try:
                 with self.bars:
-                    self._train_steps()
+                    self.bars.epoch(self.epoch, note="")
+                    self._evaluate_if_due()  # before the first step, or cut short by a stop
+                    while not self.finished:
+                        self.train_step()
+                        # A step that is skipped for its gradients leaves an evaluated step.
+                        self._evaluate_if_due()
+                        self.runtime.check_stop()
                     self._finish()
             # The state of a whole step, so that the resumed run repeats none.
-            except Interrupted:
+            except (Interrupted, BadGradientsError) as fault:
                 self.save()
+                if isinstance(fault, BadGradientsError):
+                    raise
                 raise Interrupted(f"stopped after step {self.lora.step}, and saved; go on with --resume auto") from None
-            except BadGradientsError:
-                self.save()
-                raise
             finally:
                 self.logbook.close()
         return TrainResult.of(out, adapter=out / "adapter")
-
-    def _train_steps(self) -> None:
-        """Train, evaluate and save, beginning with the evaluation that a stop cut short."""
-        self.bars.epoch(self.epoch, note="")
-        self._evaluate_if_due()
-        while not self.finished:
-            self.train_step()
-            # A step that is skipped for its gradients leaves an evaluated step.
-            self._evaluate_if_due()
-            self.runtime.check_stop()
 
     @property
     def epoch(self) -> int:
@@ -176,12 +164,13 @@ class CharacterTrainer:
 
     # --- building ----------------------------------------------------------------------------------------------
 
+    @torch.no_grad()
     def build(self) -> None:
         """Load the models, and encode captions and images."""
         config = self.config
         device = self.runtime.device
         # 1. Policy; captions and images are encoded once.
-        self.policy = adapted_policy(config, sizes=[self.size], device=device)
+        self.policy = build_adapted_policy(config, sizes=[self.size], device=device)
         self.cache = ConditioningCache(self.policy)
         self.gallery = gallery_prompts(config, self.pictures.subject)
         captions = [picture.prompt for picture in (*self.pictures.train, *self.pictures.held_out)]
@@ -197,35 +186,28 @@ class CharacterTrainer:
 
         # 3. Optimizer and average. Training is not guided.
         self.policy.options = config.model.unguided
-        self.lora = LoraTraining(self.policy, config.optimizer, runtime=self.runtime, total_steps=config.steps)
+        self.lora = LoraTraining(self.policy, config.optimizer, runtime=self.runtime)
 
-    @torch.no_grad()
     def _example(self, picture: Picture) -> Example:
-        image = picture.open(self.size, self.config.fit)
-        return Example(picture.prompt, self.policy.encode_image(image, self.size).float())
+        return Example(picture.prompt, self.policy.encode_image(picture.open(self.size), self.size).float())
 
     def _open_records(self, start: Path | None) -> None:
         """Open the log, and restore a checkpoint's state."""
         config = self.config
-        # Changes are refused before any state is restored. Images may be moved, but not exchanged.
         changes: dict[str, list[Any]] = {}
-        log_lines = 0
+        state: dict[str, Any] = {"log_lines": 0}
         if start:
+            # Changes are refused before any state is restored. Images may be moved, but not exchanged.
             changes = checkpoints.changes_since(start, config, identities=self.identities, allowed=self.allow_changes)
             state = checkpoints.restore(self.lora, start, seed=config.seed)
             self.evaluated = state["evaluated"]
             self.held_out_losses = {int(step): loss for step, loss in state["held_out_losses"].items()}
             self.losses = state["losses"]
-            log_lines = state["log_lines"]
 
-        # The log ends where the checkpoint was written; later lines are made again.
-        settings = config.model_dump(mode="json")
-        self.logbook = Logbook(config.out, trackers=config.trackers, axis="step", settings=settings)
-        self.logbook.truncate(log_lines)
-        self.logbook.note_changes(changes, epoch=self.epoch, step=self.lora.step)
-        for change in described(changes):
-            logger.warning("resumed with another setting: %s", change)
-        write_atomic(config.out / "config.yaml", dump(config), mode=PRIVATE)
+        lines = state["log_lines"]
+        self.logbook = checkpoints.open_log(
+            config, axis="step", lines=lines, changes=changes, epoch=self.epoch, step=self.lora.step
+        )
         self.bars = ProgressBars(epochs=math.ceil(config.steps / config.evaluate_every), shown=True)
 
     @property
@@ -238,7 +220,6 @@ class CharacterTrainer:
     def train_step(self) -> None:
         """Take one optimizer step."""
         options = self.config.optimizer
-        self.lora.set_learning_rate()
         first = self.lora.step * options.batch
         total = 0.0
         for rows in in_batches(range(first, first + options.batch), options.micro_batch):
@@ -309,9 +290,8 @@ class CharacterTrainer:
         """Average the loss of the averaged adapter over the held-out images, at fixed noise levels and noises."""
         # Fixed times and noises: the loss differs between steps by the weights alone.
         rows = []
-        for number, example in enumerate(self.held_out):
-            for level, time in enumerate(HELD_OUT_TIMES):
-                rows.append((example, time, seed_of(self.config.seed, "held out", number, level)))
+        for (number, example), (level, time) in product(enumerate(self.held_out), enumerate(HELD_OUT_TIMES)):
+            rows.append((example, time, seed_of(self.config.seed, "held out", number, level)))
 
         total = 0.0
         with self.lora.average.swapped_in():
@@ -325,7 +305,8 @@ class CharacterTrainer:
         """Generate the page's images with the weights of now, under the guidance of the config."""
         config = self.config
         jobs = list(product(self.gallery, range(config.gallery.seeds)))
-        with self._guided(), self.bars.phase("gallery", total=len(jobs), stage=True) as advance:
+        self.policy.options = config.model
+        with self.bars.phase("gallery", total=len(jobs), stage=True) as advance:
 
             def count(size: int) -> None:
                 advance(size)
@@ -341,16 +322,9 @@ class CharacterTrainer:
                 batch=config.optimizer.micro_batch,
                 progress=count,
             )
+        self.policy.options = config.model.unguided
         samples = [EvaluatedSample(*job, image) for job, image in zip(jobs, images, strict=True)]
         keep_samples(self.logbook, samples, epoch=self.epoch)
-
-    @contextmanager
-    def _guided(self) -> Iterator[None]:
-        self.policy.options = self.config.model
-        try:
-            yield
-        finally:
-            self.policy.options = self.config.model.unguided
 
     # --- files -------------------------------------------------------------------------------------------------
 
@@ -368,7 +342,6 @@ class CharacterTrainer:
             "held_out_losses": self.held_out_losses,
             # A checkpoint without an evaluation of its own cannot be the best.
             "score": None if loss is None else -loss,
-            "best_by": f"-{HELD_OUT_LOSS}",
             "losses": self.losses,
             "log_lines": self.logbook.count_lines(),
             "identities": self.identities,
@@ -384,10 +357,10 @@ class CharacterTrainer:
             self._draw_gallery()
 
         # From the log: a resumed run has not seen the first evaluation.
-        evaluations = [line for line in read_jsonl(out / "metrics.jsonl") if line["kind"] == "evaluation"]
+        result = TrainResult.of(out, adapter=out / "adapter")
         summary: dict[str, Any] = {"seed": self.config.seed, "steps": self.lora.step}
-        for side, line in (("before", evaluations[0]), ("after", evaluations[-1])):
-            summary[side] = {name: value for name, value in numbers(line).items() if name not in ("epoch", "step")}
+        for side, line in (("before", result.before), ("after", result.metrics)):
+            summary[side] = {HELD_OUT_LOSS: line[HELD_OUT_LOSS]} if self.held_out else {}
         if self.best_step is not None:
             loss = self.held_out_losses[self.best_step]
             verdict = f"The held-out loss is lowest after step {self.best_step} of {self.lora.step}, at {loss:.4f}"

@@ -56,9 +56,9 @@ class Picture:
         """The caption as a prompt."""
         return Prompt(id=0, text=self.caption)
 
-    def open(self, size: Size, fit: str) -> Image.Image:
-        """Read the image, cropped or padded to `size`."""
-        return fitted_image(open_image(self.path), size, fit)
+    def open(self, size: Size) -> Image.Image:
+        """Read the middle of the image, resized to `size`."""
+        return ImageOps.fit(open_image(self.path), (size.width, size.height), Image.Resampling.LANCZOS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +152,6 @@ def _caption(path: Path) -> tuple[Path | None, str]:
         if row.get("file_name") == path.name:
             return table, next((str(row[key]) for key in ("text", "caption", "prompt") if row.get(key)), "")
     return None, ""
-
-
-def fitted_image(image: Image.Image, size: Size, fit: str) -> Image.Image:
-    """Resize an image to `size`: the middle of it for `crop`, all of it with white edges for `pad`."""
-    resized = (size.width, size.height)
-    if fit == "pad":
-        return ImageOps.pad(image, resized, Image.Resampling.LANCZOS, color="white")
-    return ImageOps.fit(image, resized, Image.Resampling.LANCZOS)
 
 
 def gallery_prompts(config: CharacterConfig, subject: str) -> list[Prompt]:

@@ -13,7 +13,6 @@ from pacorl.cli.gate import CheckOptions, waiting
 from pacorl.cli.shared import echo, echo_errors, print_json
 from pacorl.config.options import (
     LARGEST,
-    MEMORY,
     CalibratedJudge,
     GeneratorOptions,
     JudgeOptions,
@@ -157,15 +156,14 @@ def dry_run(
     spec = checked_spec(options, prompts)
     # The prompt with the most images decides the peak.
     images = max((len(prompt.sources) + len(prompt.references) for prompt in prompts), default=0)
-    weights = MEMORY[choice.memory]
     policy = spec.options_for(
         options.model,
         dtype="float32" if options.model == TINY else "bfloat16",
-        **weights,
+        memory=choice.memory,
         **options.policy_options,
     )
 
-    judge = judge_options(source, weights)
+    judge = judge_options(source, choice.memory)
 
     # Both on the device, together or in turns; a judge over HTTP needs its server.
     plan = plan_generation(policy, size=options.size, low=choice.in_turns, judge=judge, images=images)

@@ -18,14 +18,15 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     ValidationError,
     ValidatorFunctionWrapHandler,
     field_validator,
 )
 
-from pacorl.config.options import LARGEST
+from pacorl.config.options import LARGEST, MEMORY
 from pacorl.config.recipes import config_file
-from pacorl.config.unknown_keys import unknown_key
+from pacorl.config.reference import unknown_key
 from pacorl.io.documents import as_read_back, dump_yaml, parse_yaml, read_yaml
 
 Positive = Annotated[int, Field(gt=0, le=LARGEST)]
@@ -40,6 +41,7 @@ SHOWN = 300
 """Characters of a refused value that a message shows."""
 SHOWN_FAULTS = 3
 """Largest number of faults in a message."""
+Memory = Literal["normal", "low", "lowest"]
 TrackerName = Literal["tensorboard", "wandb", "swanlab"]
 """Where curves are watched beside report.html; the services need the extra `trackers`."""
 
@@ -52,7 +54,7 @@ class Section(BaseModel):
     """Frozen section of a config with fixed keys."""
 
     # Extra keys are refused: a typo must not silently mean a default. NaN as a bound would accept every value.
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     if not TYPE_CHECKING:  # the typed arguments that pydantic's plugin derives stay
 
@@ -86,6 +88,35 @@ class Section(BaseModel):
         if isinstance(value, bool) and type(result) in (int, float):  # pydantic takes `epochs: true` for 1
             raise ValueError("a switch is no number; give one")
         return result
+
+
+class ModelSection(Section):
+    """Section of a model whose frozen weights have the form that the run's `memory` chooses."""
+
+    _memory: str = PrivateAttr("normal")
+
+    def in_memory(self, memory: str) -> Self:
+        """Return a copy with the weights' form of a `memory`. Raises ValueError if there is none of that name."""
+        if memory not in MEMORY:
+            raise ValueError(f"memory {memory!r} is none of {', '.join(MEMORY)}")
+        copy = self.model_copy()
+        copy._memory = memory
+        return copy
+
+    @property
+    def memory(self) -> str:
+        """Choice of the run."""
+        return self._memory
+
+    @property
+    def quantize(self) -> str:
+        """Form of the blocks' weights: none, or int8."""
+        return str(MEMORY[self._memory]["quantize"])
+
+    @property
+    def stream(self) -> bool:
+        """Whether the blocks' weights stay in main memory, and are sent to the device layer by layer."""
+        return bool(MEMORY[self._memory]["stream"])
 
 
 Run = TypeVar("Run", bound=Section)
@@ -237,21 +268,21 @@ def _read_config(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     if not isinstance(base, str) or file in above:
         raise ConfigError(f"{path}: extends {base!r} is not another config; name a recipe, or a file beside this one")
     beside = file.parent / base
-    return _merged(_read_config(beside if beside.is_file() else Path(base), (*above, file)), document)
+    return merged(_read_config(beside if beside.is_file() else Path(base), (*above, file)), document)
 
 
-def _merged(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Change a config's keys. A section that chooses another entry keeps no key of the former one."""
-    merged = dict(base)
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Change keys of a document, by section. A section that chooses another entry keeps no key of the former one."""
+    document = dict(base)
     for key, value in changes.items():
-        before = merged.get(key)
-        if not isinstance(before, dict) or not isinstance(value, Mapping):
-            merged[key] = value
+        before = document.get(key)
+        if not isinstance(before, Mapping) or not isinstance(value, Mapping):
+            document[key] = value
         elif any(choice in value and value[choice] != before.get(choice) for choice in (NAME, KIND)):
-            merged[key] = dict(value)
+            document[key] = dict(value)
         else:
-            merged[key] = _merged(before, value)
-    return merged
+            document[key] = merged(before, value)
+    return document
 
 
 def _apply(document: dict[str, Any], override: str, given: set[str], *, source: str) -> None:

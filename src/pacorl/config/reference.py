@@ -1,21 +1,20 @@
-"""Reference of every key of a run's config: meaning, values and default, for `pacorl config` and the site."""
+"""Reference of every key of a run's config, for `pacorl config` and the site, and the guess for an unknown key."""
 
 from __future__ import annotations
 
-import ast
-import inspect
+import difflib
 import json
 import textwrap
-import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from pacorl.config.one_of import OneOf
 from pacorl.config.table import Table
@@ -88,59 +87,102 @@ def matching(name: str) -> list[Key]:
     raise ValueError(f"no config has the key {name!r}; {did_you_mean(name, sorted(names))}".removesuffix("; "))
 
 
+def unknown_key(kind: type[BaseModel], path: Sequence[str | int], document: Any) -> str:
+    """Describe an unknown key, and guess: a key of that name elsewhere, or of a near name in the same section.
+
+    Args:
+        kind: the whole config.
+        path: the key and the sections above it.
+        document: the config as it was given.
+    """
+    *sections, name = map(str, path)
+    same = [key for key in _names(kind, document) if key.rpartition(".")[2] == name]
+    section = kind
+    for step in path[:-1]:
+        is_list = isinstance(step, int)
+        document = document[step] if isinstance(document, list if is_list else Mapping) else None
+        if not is_list:
+            section = _section_of(section.model_fields[str(step)], document) or section
+
+    near = difflib.get_close_matches(name, section.model_fields, n=1)
+    guesses = same or [".".join([*sections, each]) for each in near]
+    hint = f", did you mean {' or '.join(map(repr, guesses))}?"
+    if not guesses:
+        hint = (
+            f"; there are {', '.join(section.model_fields)}" if sections else "; `pacorl config schema` lists the keys"
+        )
+    return f"{'.'.join([*sections, name])}: unknown key{hint}"
+
+
+def _names(kind: type[BaseModel], document: Any) -> Iterator[str]:
+    """Yield the dotted keys of a config, without lists; of a table only the selected entry's."""
+    for name, field in kind.model_fields.items():
+        inner = document.get(name) if isinstance(document, Mapping) else None
+        section = None if get_origin(field.annotation) in (tuple, list) else _section_of(field, inner)
+        if section is None:
+            yield name
+        else:
+            yield from (f"{name}.{key}" for key in _names(section, inner))
+
+
+def _section_of(field: FieldInfo, document: Any) -> type[BaseModel] | None:
+    """Find the model of a field's section or items, by a choice the selected entry's; None if there is none."""
+    part = next(_parts(Annotated[field.annotation, *field.metadata, ...]), None)
+    if not isinstance(part, OneOf):
+        return part
+    return part.options_of(document) if part.name_in(document) in part.table else None
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    """Yield the choices (`OneOf`) and models within a type, outermost first."""
+    yield from (note for note in getattr(annotation, "__metadata__", ()) if isinstance(note, OneOf))
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _parts(argument)
+
+
 def _keys_of(model: type[BaseModel], *, run: str, prefix: str = "") -> Iterator[Key]:
-    texts = _texts_of(model)
     for name, field in model.model_fields.items():
         path = f"{prefix}{name}"
-        annotation = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
-        choice, sections = _sections_of(annotation)
+        annotation = Annotated[field.annotation, *field.metadata, ...]
+        part = next(_parts(annotation), None)
         is_list = get_origin(field.annotation) in (tuple, list)
 
-        # Its text, else that of its section, whose keys have defaults of their own.
-        text = texts.get(name, "")
-        if not text and choice:
-            text = f"The options of one {choice.table.noun}."
-        elif not text and sections:
-            text = " ".join((next(iter(sections.values())).__doc__ or "").split())
+        # Its text, or that of the class that it overrides, else that of its section.
+        above = [_fields(base)[name].description for base in model.__mro__ if name in _fields(base)]
+        text = next((each for each in above if each), "")
+        if not text and part is not None:
+            text = f"The options of one {part.table.noun}." if isinstance(part, OneOf) else part.__doc__ or ""
         default = ""
-        if field.is_required() and (is_list or not sections):
-            default = "required"
-        elif is_list or not sections:
-            default = json.dumps(field.get_default(call_default_factory=True), default=_plain, ensure_ascii=False)
-        # The key itself.
-        yield Key(run, path, "", _type_of(annotation), default, text)
+        if is_list or part is None:
+            value = None if field.is_required() else field.get_default(call_default_factory=True)
+            default = "required" if field.is_required() else json.dumps(value, default=_plain, ensure_ascii=False)
+        yield Key(run, path, "", _type_of(annotation), default, " ".join(text.split()))
 
         # The keys below it.
         inside = f"{path}[]." if is_list else f"{path}."
-        if choice:
-            yield from _keys_by_choice(choice, sections, run=run, prefix=inside)
-        else:
-            for section in sections.values():
-                yield from _keys_of(section, run=run, prefix=inside)
+        if isinstance(part, OneOf):
+            yield from _keys_by_choice(part, run=run, prefix=inside)
+        elif part is not None:
+            yield from _keys_of(part, run=run, prefix=inside)
 
 
-def _keys_by_choice(choice: OneOf, sections: Mapping[str, type[BaseModel]], *, run: str, prefix: str) -> Iterator[Key]:
+def _fields(kind: type) -> Mapping[str, FieldInfo]:
+    return kind.model_fields if issubclass(kind, BaseModel) else {}
+
+
+def _keys_by_choice(choice: OneOf, *, run: str, prefix: str) -> Iterator[Key]:
     """List the keys of all entries, each once, with the names of the entries that have it in this form."""
     entries: dict[Key, list[str]] = {}
-    for name, section in sections.items():
-        for key in _keys_of(section, run=run, prefix=prefix):
+    for name, entry in choice.table.items():
+        for key in _keys_of(entry.options, run=run, prefix=prefix):
             if key.name != f"{prefix}{choice.key}":
                 entries.setdefault(key, []).append(name)
     noun = f"Which {choice.table.noun}; it brings the other keys of this section."
-    yield Key(run, f"{prefix}{choice.key}", "", " | ".join(sections), json.dumps(choice.default), noun)
+    yield Key(run, f"{prefix}{choice.key}", "", " | ".join(choice.table), json.dumps(choice.default), noun)
     for key, names in entries.items():
-        yield replace(key, only="" if len(names) == len(sections) else f"{choice.key}: {', '.join(names)}")
-
-
-def _sections_of(annotation: Any) -> tuple[OneOf | None, dict[str, type[BaseModel]]]:
-    """Find the models within a type; for a choice by a table's entry, the choice and the models of its entries."""
-    for note in getattr(annotation, "__metadata__", ()):
-        if isinstance(note, OneOf):
-            return note, {name: note.table[name].options for name in note.table}
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return None, {"": annotation}
-    within = [_sections_of(argument) for argument in get_args(annotation)]
-    return next(((note, options) for note, options in within if options), (None, {}))
+        yield replace(key, only="" if len(names) == len(choice.table) else f"{choice.key}: {', '.join(names)}")
 
 
 def _type_of(annotation: Any) -> str:
@@ -163,19 +205,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", exclude_defaults=True)
     return str(value)
-
-
-def _texts_of(model: type[BaseModel]) -> dict[str, str]:
-    """Read the docstring below each field of a model and its bases from the source, the only place that has them."""
-    texts: dict[str, str] = {}
-    for base in reversed(model.__mro__):
-        if issubclass(base, BaseModel) and base is not BaseModel and base.__module__.startswith("pacorl."):
-            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-            for field, text in pairwise(typing.cast(ast.ClassDef, definition).body):
-                match field, text:
-                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
-                        texts[name] = " ".join(words.split())
-    return texts
 
 
 INTRODUCTION = """# Config keys

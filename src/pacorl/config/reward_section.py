@@ -1,4 +1,4 @@
-"""Config section of a reward."""
+"""Config sections of rewards."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from pydantic import Field
 from pacorl.config.base import Section
 
 
-class RewardConfig(Section):
-    """One reward by name, its weight, and its arguments (checked by the reward itself)."""
+class MeasureConfig(Section):
+    """One reward by name, and its arguments (checked by the reward itself)."""
 
     name: str
     """One of `rewards.REWARDS`, or `path/to/file.py:NAME`."""
     label: str = Field("", pattern=r"^[\w.-]*$")
     """Name of its curves; `name` if empty. Two rewards of one name need labels."""
-    weight: float = 1.0
-    """Weight of its advantage, or of its score, in the aggregate's sum."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the reward, such as `temperature`."""
 
@@ -25,6 +23,13 @@ class RewardConfig(Section):
     def key(self) -> str:
         """Name in tables and logs."""
         return self.label or self.name.rpartition(":")[2]
+
+
+class RewardConfig(MeasureConfig):
+    """One reward that is trained on."""
+
+    weight: float = 1.0
+    """Weight of its advantage, or of its score, in the aggregate's sum."""
 
     @property
     def compares_samples(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from pacorl.core.transfer import to_device
+from pacorl.core.devices import to_device
 from pacorl.types import Grid, Size
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
-"""Schedule of an epoch: its seeds, its learning rate, and its stochastic, trained sampling steps.
+"""Schedule of an epoch: its seeds, and its stochastic, trained sampling steps.
 
-Each is a function of an epoch's or a step's number, so that a resumed run needs no state for it. One window serves all
+Both are functions of the epoch's number, so that a resumed run needs no state for it. One window serves all
 groups and processes: windows that differ between the samples of a group would make their rewards differ for that reason
 alone.
 """
@@ -8,7 +8,6 @@ alone.
 from __future__ import annotations
 
 import hashlib
-import math
 import random
 from collections.abc import Sequence
 from typing import Literal
@@ -21,20 +20,6 @@ def seed_of(*parts: int | str) -> int:
     # Python's own hash of a text differs from process to process.
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
-
-
-def learning_rate(step: int, *, peak: float, schedule: Literal["constant", "cosine"], warmup: int, total: int) -> float:
-    """Compute the learning rate after `step` finished steps.
-
-    It rises in equal parts over `warmup` steps to `peak`, then stays, or falls along a half cosine to 0 at `total`.
-    """
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    if schedule == "constant":
-        return peak
-    # At least 1: a run of warm-up steps only has no descent to divide by.
-    progress = min(1.0, (step - warmup) / max(1, total - warmup))
-    return peak * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 class NoiseWindow(Section):

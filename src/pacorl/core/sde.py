@@ -1,4 +1,4 @@
-"""One stochastic step of a flow-matching sampler and its log-probability.
+"""One step of a flow-matching sampler: stochastic, with its log-probability, or of the ODE dx/dσ = v.
 
 The same functions serve sampling and training, in fp32. Time runs from σ = 1 (noise) to σ = 0 (image);
 x is the latent at σ, x' at the next σ' < σ, v the velocity, a the noise level. `sigma_max` is the sampler's second
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from pacorl.core.panels import Panels, sample_mean
@@ -96,3 +97,35 @@ def kl(transition: Transition, reference: Transition, panels: Panels | None = No
     """
     difference = (transition.mean_BNC - reference.mean_BNC) / transition.std
     return 0.5 * sample_mean(difference**2, panels)
+
+
+# --- without noise ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """Velocity and length of the earlier step."""
+
+    velocity_BNC: Tensor
+    length: float
+    """σ' − σ, below 0."""
+
+
+def euler(x_BNC: Tensor, velocity_BNC: Tensor, length: float, past: Past | None = None) -> Tensor:
+    """x' = x + v·(σ' − σ)."""
+    return x_BNC + velocity_BNC * length
+
+
+def ab2(x_BNC: Tensor, velocity_BNC: Tensor, length: float, past: Past | None = None) -> Tensor:
+    """Adams–Bashforth of second order for steps of unequal length; the first step is Euler's.
+
+    x' = x + h·[(1 + r/2)·v − (r/2)·v₋], with r = h/h₋ (Hairer, Nørsett & Wanner, Solving ODEs I, §III.5).
+    """
+    if past is None:
+        return euler(x_BNC, velocity_BNC, length)
+    half = length / past.length / 2
+    return x_BNC + length * ((1 + half) * velocity_BNC - half * past.velocity_BNC)
+
+
+SOLVERS: Mapping[str, Callable[..., Tensor]] = {"euler": euler, "ab2": ab2}
+"""Value of `sampling.suffix.solver` → function of the latent, its velocity, σ' − σ and the earlier step."""

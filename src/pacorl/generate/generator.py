@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from pacorl.config.options import MEMORY, one_of
 from pacorl.core.devices import available_device, best_dtype
 from pacorl.core.sampler import Sampler
 from pacorl.grpo.conditioning import ConditioningCache
@@ -136,7 +135,7 @@ class Generator:
         device = device or available_device()
         if dtype == "auto":
             dtype = best_dtype(model, device)
-        policy_options = spec.options_for(model, dtype=dtype, **MEMORY[one_of(*MEMORY)(memory)], **options)
+        policy_options = spec.options_for(model, dtype=dtype, memory=memory, **options)
 
         # With little memory the text encoders stay on the CPU until their turn.
         low = memory != "normal"
@@ -184,7 +183,7 @@ class Generator:
             ValueError: if the kind has no such option, a value is out of range, or a negative prompt has no effect.
         """
         current = self.policy.options
-        weights = {name: getattr(current, name) for name in ("dtype", "quantize", "stream")}
+        weights = {name: getattr(current, name) for name in ("dtype", "memory")}
         changed = POLICIES[self.kind].options_for(current.checkpoint, **weights, **options)
         if options.get("negative_prompt") and changed.negative_text is None:
             raise ValueError(f"a negative prompt has no effect without guidance; set {changed.cfg_scale} above 1")

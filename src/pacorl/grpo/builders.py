@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import nn
 
 from pacorl.config.base import ConfigError
 from pacorl.config.reward_section import RewardConfig
-from pacorl.core.devices import NONE
 from pacorl.core.objectives.grpo_clip import PANEL_RANGE, SET_RANGE, ClippedOptions
-from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.scoring import time_limit
+from pacorl.grpo.scoring import MAX_MISSING, time_limit
 from pacorl.io.outage import OUTAGE_SECONDS, UnreachableError, WaitsForOutages
 from pacorl.judge import open_judge
-from pacorl.judge.judge import STARTUP_SECONDS, Judge, JudgeSettings, close_judge
+from pacorl.judge.judge import STARTUP_SECONDS, Judge, JudgeSettings
 from pacorl.models.adapters import add_lora, start_from
 from pacorl.models.policies import build_policy
 from pacorl.models.policies.pipeline import PipelinePolicy
@@ -142,7 +138,7 @@ def read_prompts(config: PolicyConfig) -> tuple[list[Prompt], list[Prompt], str]
     """Read training and evaluation prompts, and return a warning if they overlap.
 
     Raises:
-        ValueError: if they overlap and `prompts.leaks` is refuse, or if a setting excludes edits.
+        ValueError: if they overlap and are not the same prompts on purpose, or if a setting excludes edits.
     """
     # All training prompts: an epoch draws from them in turn.
     model = config.model.checkpoint
@@ -155,16 +151,16 @@ def read_prompts(config: PolicyConfig) -> tuple[list[Prompt], list[Prompt], str]
         train,
         evaluation,
         benchmarks={name: prompts_from(name) for name in config.prompts.benchmarks},
-        action=config.prompts.leaks,
+        deliberate=config.prompts.evaluates_training,
     )
-    return train, evaluation, leaks or ""
+    return train, evaluation, leaks
 
 
 def patience(config: PolicyConfig) -> float:
     """Compute the seconds that a rank may wait for its scores: an outage, a judge's failure budget, a time limit."""
     scores = config.prompts_per_epoch * config.group_size * len(config.rewards)
     # Each missing score may take a judge all of its tries.
-    missing = math.ceil(config.advantages.max_missing * scores)
+    missing = math.ceil(MAX_MISSING * scores)
     judges = (config.judge, config.evaluation.judge_settings)
     services = []
     for reward in (*config.rewards, *config.evaluation.rewards):
@@ -176,14 +172,7 @@ def patience(config: PolicyConfig) -> float:
     return config.reward_timeout + of_judges + sum(outages)
 
 
-def build_adapted_policy(config: PolicyConfig, *, device: torch.device, pipeline: Any = None) -> PipelinePolicy:
-    """Build a run's policy; see `adapted_policy`."""
-    sizes = [Size(*size) for size in (config.sampling.size, config.evaluation.size)]
-    record_sizes = config.prompts.record_sizes
-    return adapted_policy(config, sizes=sizes, device=device, record_sizes=record_sizes, pipeline=pipeline)
-
-
-def adapted_policy(
+def build_adapted_policy(
     config: LoraConfig,
     *,
     sizes: Sequence[Size],
@@ -211,7 +200,7 @@ def adapted_policy(
     # After the sizes are checked: the adapter changes the modules.
     add_adapter(config, policy)
     if config.model.compile == "blocks":
-        compile_blocks(policy.transformer, packed=config.model.quantize != NONE)
+        compile_blocks(policy.transformer, packed=config.memory != "normal")
 
     # A run that continues an earlier adapter.
     if config.adapter.start:
@@ -228,30 +217,9 @@ def add_adapter(config: LoraConfig, policy: Policy) -> None:
     """
     if config.model.gradient_checkpointing:
         policy.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
-    targets = adapter_targets(config, policy)
+    targets = tuple(config.adapter.targets or policy.lora_targets)
     add_lora(policy.transformer, rank=config.adapter.rank, alpha=config.adapter.alpha, targets=targets)
     freeze_idle_layers(policy, targets=targets)
-
-
-def adapter_targets(config: LoraConfig, policy: Policy) -> tuple[str, ...]:
-    """Return the name suffixes of the adapted modules."""
-    return tuple(config.adapter.targets or policy.lora_targets)
-
-
-def encode_prompts(
-    config: PolicyConfig,
-    policy: Policy,
-    train_prompts: Sequence[Prompt],
-    evaluation_prompts: Sequence[Prompt],
-    *,
-    cache: ConditioningCache,
-) -> ConditioningCache:
-    """Encode each prompt into `cache` at its size, and free the encoders."""
-    cache.prepare(train_prompts, Size(*config.sampling.size))
-    cache.prepare(evaluation_prompts, Size(*config.evaluation.size))
-    policy.free_encoders()  # now: encoders, transformer and judge together may exceed the device's memory
-    torch.cuda.empty_cache()
-    return cache
 
 
 def place_transformer(config: LoraConfig, policy: Policy, *, device: torch.device, sharded: bool = False) -> None:
@@ -260,7 +228,7 @@ def place_transformer(config: LoraConfig, policy: Policy, *, device: torch.devic
     For FSDP2 it stays in host memory: the launcher moves it to the device block by block, so that no GPU needs room for
     the whole model. Quantised weights go to the device, since processes cannot share them.
     """
-    policy.place_transformer("cpu" if sharded and config.model.quantize == NONE else device)
+    policy.place_transformer("cpu" if sharded and config.memory == "normal" else device)
     torch.cuda.empty_cache()  # buffers of packing and casting
 
 
@@ -272,66 +240,39 @@ def freeze_idle_layers(policy: Policy, *, targets: tuple[str, ...]) -> None:
     Raises:
         ValueError: if all layers of a target are idle.
     """
-    adapted = set(_second_matrices(policy))
-    _check_targets(policy, targets, learning=adapted - policy.idle_layers)
-    for name in adapted & policy.idle_layers:
-        policy.transformer.get_submodule(name).requires_grad_(False)
-
-
-def _second_matrices(policy: Policy) -> dict[str, nn.Parameter]:
-    """Map each adapted layer to its B matrix."""
-    parameters = policy.transformer.named_parameters()
-    return {name.split(".lora_B.")[0]: parameter for name, parameter in parameters if ".lora_B." in name}
-
-
-def _check_targets(policy: Policy, targets: tuple[str, ...], *, learning: Collection[str]) -> None:
+    named = policy.transformer.named_parameters()
+    adapted = {name.split(".lora_B.")[0] for name, _ in named if ".lora_B." in name}
     for target in targets:
-        if not any(name == target or name.endswith(f".{target}") for name in learning):
+        if not any(name == target or name.endswith(f".{target}") for name in adapted - policy.idle_layers):
             raise ValueError(
                 f"adapter target {target!r} changes nothing that {type(policy.transformer).__name__} generates: "
                 "no finite gradient reaches it; leave it out of adapter.targets"
             )
+    for name in adapted & policy.idle_layers:
+        policy.transformer.get_submodule(name).requires_grad_(False)
 
 
-@dataclass(slots=True)
-class RunJudges:
-    """Judges of the rewards and of the held-out evaluation rewards."""
+def open_judges(
+    config: PolicyConfig, *, remote: bool, device: torch.device, processes: int, resumed: bool = False
+) -> dict[str, Judge]:
+    """Open the config's judges elsewhere, or those of this process: `rewards` and `held_out`.
 
-    rewards: Judge | None = None
-    held_out: Judge | None = None
+    Remote judges open before any weights load, in-process judges after the encoders have left the device.
 
-    def open(
-        self,
-        config: PolicyConfig,
-        *,
-        in_process: bool,
-        device: torch.device,
-        processes: int,
-        resumed: bool = False,
-    ) -> None:
-        """Open the config's in-process judges, or its remote judges.
-
-        Raises:
-            ValueError: if a remote judge refuses.
-            ConnectionError: if a judge does not answer; UnreachableError if the run was `resumed`.
-        """
-        # Remote judges open before any weights load, in-process judges after the encoders have left the device.
-        settings = config.judge
-        if settings and settings.remote != in_process:
-            self.rewards = _open(settings, resumed=resumed, device=device, processes=processes)
-        settings = config.evaluation.judge_settings
-        if settings and settings.remote != in_process:
-            self.held_out = _open(settings, resumed=resumed, device=device, processes=processes)
-
-    def close(self) -> None:
-        """Stop the judges' processes."""
-        close_judge(self.rewards)
-        close_judge(self.held_out)
+    Raises:
+        ValueError: if a remote judge refuses.
+        ConnectionError: if a judge does not answer; UnreachableError if the run was `resumed`.
+    """
+    judges = {}
+    for name, settings in (("rewards", config.judge), ("held_out", config.evaluation.judge_settings)):
+        if settings and settings.remote == remote:
+            judges[name] = _open(settings, resumed=resumed, device=device, processes=processes)
+    return judges
 
 
 def _open(settings: JudgeSettings, *, resumed: bool, device: torch.device, processes: int) -> Judge:
     # A server that has answered this run before is away, and its address is right.
-    startup = max(STARTUP_SECONDS, settings.outage) if resumed else STARTUP_SECONDS
+    startup = max(STARTUP_SECONDS, OUTAGE_SECONDS) if resumed else STARTUP_SECONDS
     try:
         return open_judge(settings, device=device, processes=processes, startup=startup)
     except UnreachableError as fault:
@@ -343,7 +284,7 @@ def _open(settings: JudgeSettings, *, resumed: bool, device: torch.device, proce
 def build_run_rewards(
     config: PolicyConfig,
     functions: Mapping[str, RewardFunction],
-    judges: RunJudges,
+    judges: Mapping[str, Judge],
     *,
     device: torch.device,
     train: Sequence[Prompt],
@@ -355,7 +296,7 @@ def build_run_rewards(
     Args:
         config: the run.
         functions: rewards that are Python functions, by name.
-        judges: the open judges.
+        judges: those of `open_judges`.
         device: device of models in this process.
         train: training prompts; the trial images are of some of them.
         evaluation: evaluation prompts.
@@ -366,12 +307,13 @@ def build_run_rewards(
     """
     # Functions replace the rewards of their names.
     built_in = [reward for reward in config.rewards if reward.name not in functions]
-    built = build_rewards(built_in, judge=judges.rewards, device=device)
+    built = build_rewards(built_in, judge=judges.get("rewards"), device=device)
     rewards: dict[str, Reward] = {}
     for reward in config.rewards:
         function = functions.get(reward.name)
         rewards[reward.key] = UserReward(function, reward.name) if function else built[reward.key]
-    held_out = dict(build_rewards(config.evaluation.rewards, judge=judges.held_out or judges.rewards, device=device))
+    asked = judges.get("held_out") or judges.get("rewards")
+    held_out = dict(build_rewards(config.evaluation.rewards, judge=asked, device=device))
 
     # Every prompt to be scored and a trial image. Held-out scores are only logged, so they need no parts.
     by_panel = config.advantages.panel_share > 0

@@ -11,20 +11,19 @@ failures that it survives.
 
 from __future__ import annotations
 
-import errno
 import logging
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from pacorl.config.base import changes_to, check_changes, frozen_changes
+from pacorl.config.base import changes_to, check_changes, described, dump, frozen_changes
 from pacorl.config.user_files import code_digest, file_digests
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.lora_training import LoraTraining
@@ -41,31 +40,26 @@ from pacorl.io.files import (
     open_aside,
     remove_made,
     safetensors_errors,
+    write_atomic,
 )
 from pacorl.judge import identity_of
 from pacorl.models.adapters import adapter_state, full_state, full_tensor, set_adapter_state, shard_like
 from pacorl.models.lora import ADAPTER_FILES, save_lora
 from pacorl.rewards.reward import RewardFunction
+from pacorl.runtime.logbook import Logbook
 
 logger = logging.getLogger(__name__)
 
 STATE = ("epoch", "step", "bad_steps", "seed", "score", "log_lines", "config", "identities", "files")
 """Required keys of state.json."""
 TENSORS = "state.safetensors"
-JUDGES_OF_A_RUN = ("judge", "evaluation.judge")
-"""Config keys of the judges of the rewards and of the held-out rewards."""
-ACCESS_KEYS = ("api_key_env", "concurrency", "timeout", "outage", "overlap")
-"""Keys that affect a judge's requests, not its answers."""
-SOURCE_KEYS = ("checkpoint", "adapter", "model")
-"""Keys of a judge's location, free as long as its `judge.identity_of` stays."""
+PLACES = {"judge": ("judge.checkpoint", "judge.adapter"), "evaluation.judge": ("evaluation.judge",)}
+"""Judge of the rewards or of the held-out rewards → config keys of its place, free as long as its identity stays."""
 FREE_KEYS = (
-    *("out", "save_every", "keep_checkpoints", "trackers", "evaluation.every", "prompts.leaks", "monitor", "character"),
-    *("advantages.max_missing", "model.gradient_checkpointing", "reward_timeout"),
-    *(f"judge.{key}" for key in ACCESS_KEYS),
+    *("out", "epochs", "steps", "save_every", "keep_checkpoints", "trackers", "evaluation.every", "monitor"),
+    *("character", "model.gradient_checkpointing", "reward_timeout", "judge.api_key_env"),
 )
 """Config keys that a resumed run may change: no reward, gradient or learning rate depends on them."""
-LENGTH_KEYS = ("epochs", "steps")
-"""Config keys that are free under a constant schedule. Under a cosine schedule the learning rate depends on them."""
 CHECKPOINT_FILES = ("state.json", TENSORS, *(f"lora/{name}" for name in ADAPTER_FILES))
 """Patterns of a checkpoint's files. Files of other names belong to the user and are never deleted."""
 HALF_DONE = re.compile(r"\.(step-\d{6,})\.(partial|replaced)")
@@ -263,28 +257,48 @@ def changes_since(
     """
     state = read_object(checkpoint / "state.json")
     changes = changes_to(config, state["config"])
-    free = [*FREE_KEYS, *(LENGTH_KEYS if config.optimizer.schedule == "constant" else ())]
+    free = [*FREE_KEYS]
     # Names that came or went did so with a key of the config.
-    for name in state["identities"].keys() & identities.keys():
-        then, now = state["identities"][name], identities[name]
-        if name not in JUDGES_OF_A_RUN:
-            changes |= {name: [then, now]} if then != now else {}
-        elif then == now:
-            # A judge at another place is the same judge: its weights and prompt decide.
-            free += ["evaluation.judge"] if name == "evaluation.judge" else [f"judge.{key}" for key in SOURCE_KEYS]
+    for name in sorted(state["identities"].keys() & identities.keys()):
+        if state["identities"][name] != identities[name]:
+            changes[name] = [state["identities"][name], identities[name]]
         else:
-            key = name if name == "evaluation.judge" else "judge.checkpoint"
-            places = (_value_of(state["config"], key), _value_of(config.model_dump(), key))
-            changes[key] = [f"{places[0]} ({then})", f"{places[1]} ({now})"]
+            # A judge at another place is the same judge: its weights and prompt decide.
+            free += PLACES.get(name, ())
     check_changes(frozen_changes(changes, free=free), allowed=allowed)
     return changes
 
 
-def _value_of(config: Mapping[str, Any], key: str) -> str:
-    value: Any = config
-    for part in key.split("."):
-        value = value[part]
-    return str(value)
+def open_log(
+    config: LoraConfig,
+    *,
+    axis: Literal["epoch", "step"],
+    lines: int,
+    changes: Mapping[str, list[Any]],
+    epoch: int,
+    step: int,
+    main: bool = True,
+) -> Logbook:
+    """Open the log of a run, new or resumed, and write its config.
+
+    Args:
+        config: the run.
+        axis: x axis of the trackers' curves.
+        lines: lines that stay; what a stop left after the checkpoint is dropped, and written again.
+        changes: settings that a resumed run changes.
+        epoch: finished epochs.
+        step: optimizer steps taken.
+        main: whether this is the main process; another one writes nothing.
+    """
+    settings = config.model_dump(mode="json")
+    logbook = Logbook(config.out if main else None, trackers=config.trackers, axis=axis, settings=settings)
+    logbook.truncate(lines)
+    logbook.note_changes(changes, epoch=epoch, step=step)
+    if main:
+        for change in described(changes):
+            logger.warning("resumed with another setting: %s", change)
+        write_atomic(config.out / "config.yaml", dump(config), mode=PRIVATE)
+    return logbook
 
 
 def identities_of(config: PolicyConfig, functions: Mapping[str, RewardFunction]) -> dict[str, str]:
@@ -294,7 +308,7 @@ def identities_of(config: PolicyConfig, functions: Mapping[str, RewardFunction])
         Section → weights, prompt and version of its judge; and `code of NAME` → short digest of a reward function or of
         a file that the config names. A judge whose identity is not known yet is left out.
     """
-    judges = zip(JUDGES_OF_A_RUN, (config.judge, config.evaluation.judge_settings), strict=True)
+    judges = zip(PLACES, (config.judge, config.evaluation.judge_settings), strict=True)
     known = {name: identity_of(options) for name, options in judges if options}
     identities = {name: identity for name, identity in known.items() if identity}
     digests = {name: code_digest(function) for name, function in functions.items()}
@@ -340,13 +354,8 @@ def publish(checkpoint: Path, folder: Path) -> None:
     """Copy a checkpoint's averaged adapter to `folder`, the newest adapter of the run.
 
     Raises:
-        OSError: if the disk is full, with the fix, or a folder has the name of one of the files. The earlier adapter
-            stays.
+        OSError: if the disk is full, with the fix. The earlier adapter stays.
     """
-    for name in ADAPTER_FILES:
-        if (folder / name).is_dir():
-            fix = f"a folder in the place of a file; move it away, the same adapter is in {checkpoint / 'lora'}"
-            raise OSError(errno.EISDIR, fix, str(folder / name))
     try:
         aside = open_aside(folder)
         for path in sorted((checkpoint / "lora").iterdir()):

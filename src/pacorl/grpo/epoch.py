@@ -22,7 +22,6 @@ from pacorl.grpo.rollout import draw_samples
 from pacorl.grpo.rows import assign_rows, epoch_rows, forward_kind
 from pacorl.grpo.scoring import check_scores, collect_scores, columns_of, reward_table
 from pacorl.grpo.update import PolicyLoss, gather_metrics, ratio_warning, update_policy
-from pacorl.judge.judge import counts_of
 from pacorl.types import Advantages, Samples
 
 if TYPE_CHECKING:
@@ -40,13 +39,11 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
 
     Raises:
         Interrupted: after a signal, when the state is saved.
-        ValueError: if more scores are missing than `advantages.max_missing`, when the state is saved.
+        ValueError: if more than `MAX_MISSING` of the scores are missing, when the state is saved.
         Exception: raised by a reward on any rank; on all ranks, when the state is saved.
     """
     config, runtime, sampler = trainer.config, trainer.runtime, trainer.sampler
-    # Clock and judge count over the whole run.
-    seconds_before = dict(trainer.clock.seconds)
-    judged_before = counts_of(trainer.judge)
+    judged_before = trainer.judge_counts()
 
     with trainer.guard():
         # 1. Draw: prompts × group size. Whole subtrees go to updates and ranks, so that the samples of an update do not
@@ -96,28 +93,25 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
             [row.prompt for row in rows],
             when=f"epoch {trainer.epoch + 1}",
             stats=epoch_advantages.stats,
-            max_missing=config.advantages.max_missing,
             reasons=scored.reasons,
         )
         trainer.warn_of_scores(checks, warning)
         shown = len({row.prompt.id for row in rows}) / len(trainer.train_prompts)
         metrics = {**epoch_advantages.stats, **checks, **agreement, PROMPT_SHARE: shown}
-        metrics |= trainer.judge_counts(before=judged_before)
+        metrics |= trainer.judged_since(judged_before)
 
         # 4. Update: one optimizer step per share of the groups. The first replays sampling with ratio exactly 1.
         with trainer.clock.timed("update"):
             metrics |= learn(trainer, sampler, samples, epoch_advantages)
 
         # 5. Record: signs of reward hacking, seconds, the log and at times an image.
-        metrics |= trainer.seconds_since(seconds_before)
+        metrics |= trainer.clock.lap()
         if config.sampling.window.kind != "fixed":
             metrics["sampling/first_noise_step"] = float(sampler.sde_steps[0])
-        metrics |= trainer.watch("epoch", scored.statistics, metrics)
         trainer.epoch += 1
         if trainer.epoch % config.save_every == 0 or trainer.epoch == 1:
             trainer.logbook.image(f"epoch-{trainer.epoch:06d}", samples[0].rollouts[0].images[0])
-        trainer.record("epoch", metrics)
-    return metrics
+        return trainer.record("epoch", metrics, scored.statistics)
 
 
 def learn(
@@ -133,7 +127,6 @@ def learn(
     history: dict[str, list[float]] = defaultdict(list)
     with trainer.bars.phase("updating", total=len(samples)) as advance:
         for update in samples:
-            rate = lora.set_learning_rate()
             # Before the first step the trained policy is the sampling policy: one forward serves as both.
             old = lora.old if lora.step > sampled_at or lag else None
             policy_loss = PolicyLoss(
@@ -142,7 +135,7 @@ def learn(
             seed = (config.seed, trainer.epoch, 0)
             metrics = update_policy(policy_loss, update, epoch_advantages, runtime=trainer.runtime, draw=seed)
             norm = lora.take_step()
-            metrics |= {"lr": rate, "grad_norm": norm, "skipped": float(not math.isfinite(norm))}
+            metrics |= {"grad_norm": norm, "skipped": float(not math.isfinite(norm))}
             for name, value in metrics.items():
                 history[name].append(value)
             advance(1)

@@ -85,7 +85,6 @@ def evaluate(trainer: PolicyTrainer) -> dict[str, float]:
         Exception: raised by a reward on any rank; on all ranks, when the state is saved.
     """
     config = trainer.config
-    seconds_before = dict(trainer.clock.seconds)
     with trainer.guard():
         # 1. The averaged adapter at full size, and its scores.
         jobs = list(product(trainer.evaluation_prompts, range(config.evaluation.samples_per_prompt)))
@@ -104,14 +103,12 @@ def evaluate(trainer: PolicyTrainer) -> dict[str, float]:
         metrics |= checks
         if trainer.extra_metrics:
             metrics |= trainer.extra_metrics(prompts, [sample.image for sample in samples])
-        metrics |= trainer.watch("evaluation", [s.statistics for s in samples if s.statistics], metrics)
-        metrics["seconds/evaluation"] = trainer.seconds_since(seconds_before)["seconds/evaluation"]
+        metrics |= trainer.clock.lap()
 
         # 3. Record.
         trainer.score = weighted_reward(config.rewards, metrics)
         trainer.evaluated = trainer.epoch
-        trainer.record("evaluation", metrics)
-    return metrics
+        return trainer.record("evaluation", metrics, [s.statistics for s in samples if s.statistics])
 
 
 @torch.no_grad()

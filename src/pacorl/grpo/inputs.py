@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pacorl.config.base import NAME, ConfigError, read_config, validated
+from pacorl.config.base import ConfigError, merged, read_config, validated
 from pacorl.config.recipes import YAML, recipe_names
 from pacorl.config.reward_section import RewardConfig
 from pacorl.grpo.policy_config import PolicyConfig
@@ -76,10 +76,10 @@ def run_inputs(
             changes["evaluation"] = {"rewards": []}
 
     # 2. Settings by the config's keys.
-    changes = _merged(changes, {key: value for key, value in settings.items() if value != {}})
+    changes = merged(changes, {key: value for key, value in settings.items() if value != {}})
     config = whole
     if changes or not config:
-        config = validated(PolicyConfig, _merged(_document(source), changes))
+        config = validated(PolicyConfig, merged(_document(source), changes))
 
     # 3. Prompts, as files of the run.
     if prompts is not None or evaluation_prompts is not None:
@@ -116,19 +116,6 @@ def _document(source: Any) -> dict[str, Any]:
             "unload_lora_weights(), or load it with adapter={'start': …}"
         )
     return {"model": section}
-
-
-def _merged(document: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Change keys of a document, and of its sections key by key."""
-    # Of another entry, such as an objective, no key stays.
-    merged = {} if NAME in changes and changes[NAME] != document.get(NAME) else dict(document)
-    for key, value in changes.items():
-        section = merged.get(key)
-        if isinstance(section, Mapping) and isinstance(value, Mapping):
-            merged[key] = _merged(section, value)
-        else:
-            merged[key] = value
-    return merged
 
 
 # --- rewards -----------------------------------------------------------------------------------------------------
@@ -185,7 +172,7 @@ def _with_prompts(config: PolicyConfig, train: AnyPrompts | None, evaluation: An
                 changes["prompts_per_epoch"] = min(config.prompts_per_epoch, least)
 
     if train is not None and evaluation is None:
-        section |= {"evaluation": section["train"], "leaks": "warn"}
+        section["evaluation"] = section["train"]
     return {**changes, "prompts": config.prompts.model_copy(update=section)}
 
 

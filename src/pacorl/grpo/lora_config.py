@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from pacorl.config.base import Positive, Rank, Section, Share
+from pacorl.config.base import Memory, Positive, Rank, Section, Share, TrackerName
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,11 +33,7 @@ class AdamWConfig(Section):
     """AdamW and the adapter's moving average."""
 
     lr: float = Field(3e-4, gt=0, le=1)
-    """AdamW's learning rate, at its highest."""
-    schedule: Literal["constant", "cosine"] = "constant"
-    """Whether the rate stays or falls to 0 along a half cosine at the run's last step."""
-    warmup_steps: int = Field(0, ge=0)
-    """Optimizer steps in which the rate rises to `lr`."""
+    """AdamW's learning rate, the same at every step."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     """AdamW's decay of its first and second moments."""
     weight_decay: float = Field(1e-4, ge=0)
@@ -59,6 +55,18 @@ class LoraConfig(Section):
         out: Path
         seed: int
         keep_checkpoints: int
+        trackers: tuple[TrackerName, ...]
+        memory: Memory
         model: PolicyOptions
         adapter: AdapterConfig
         optimizer: AdamWConfig
+
+    @model_validator(mode="after")
+    def _weights_in_memory(self) -> Self:
+        if self.memory == "lowest" and self.model.compile != "none":
+            raise ValueError(
+                f"memory lowest and model.compile {self.model.compile}: compiled code cannot decide what is sent next; "
+                "set compile to none"
+            )
+        self.__dict__["model"] = self.model.in_memory(self.memory)  # a frozen model's own field
+        return self

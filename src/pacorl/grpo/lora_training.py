@@ -6,7 +6,6 @@ import math
 
 import torch
 
-from pacorl.core.schedule import learning_rate
 from pacorl.grpo.lora_config import AdamWConfig
 from pacorl.models.adapters import MovingAverage, OldPolicy
 from pacorl.models.policies.policy import Policy
@@ -20,22 +19,18 @@ class BadGradientsError(ValueError):
 class LoraTraining:
     """The trained LoRA of a policy with its optimizer, its average and their counters."""
 
-    def __init__(
-        self, policy: Policy, options: AdamWConfig, *, runtime: Runtime, total_steps: int, lags: bool = False
-    ) -> None:
+    def __init__(self, policy: Policy, options: AdamWConfig, *, runtime: Runtime, lags: bool = False) -> None:
         """Create the optimizer, and hand it and the transformer to the launcher's engine: weights may be sharded then.
 
         Args:
             policy: the policy with its adapter; its transformer is replaced by the engine's.
             options: settings of the optimizer and the average.
             runtime: the processes.
-            total_steps: optimizer steps of the whole run, for the learning rate's schedule.
             lags: whether the sampling policy is a copy of the adapter that lags behind.
         """
         self.policy = policy
         self.options = options
         self.runtime = runtime
-        self.total_steps = total_steps
         self.step = 0
         """Optimizer steps taken."""
         self.bad_steps = 0
@@ -55,19 +50,6 @@ class LoraTraining:
     def transformer(self) -> torch.nn.Module:
         """Transformer without the launcher's wrapper."""
         return self.runtime.unwrap(self.policy.transformer)
-
-    def set_learning_rate(self) -> float:
-        """Set the learning rate of the next step by the schedule, and return it."""
-        rate = learning_rate(
-            self.step,
-            peak=self.options.lr,
-            schedule=self.options.schedule,
-            warmup=self.options.warmup_steps,
-            total=self.total_steps,
-        )
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        return rate
 
     def take_step(self) -> float:
         """Take one optimizer step on all ranks, or skip it on all ranks if a gradient is not finite.

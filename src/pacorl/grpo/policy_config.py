@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from pacorl.config.base import Positive, Section, Seed, TrackerName, Word
+from pacorl.config.base import Memory, Positive, Section, Seed, TrackerName, Word
 from pacorl.config.one_of import OneOf
-from pacorl.config.options import LARGEST, MEMORY
-from pacorl.config.reward_section import RewardConfig
+from pacorl.config.options import LARGEST
+from pacorl.config.reward_section import MeasureConfig, RewardConfig
 from pacorl.core.advantages import AGGREGATES, AggregateOptions
 from pacorl.core.objectives import OBJECTIVES, ObjectiveOptions, ObjectiveSpec
 from pacorl.core.sampler import Sampler, SamplingSteps, Steps, TreeOptions
@@ -41,12 +41,16 @@ class PromptsConfig(Section):
     evaluation_limit: Positive = 64
     """At most so many evaluation prompts, evenly spread over the file."""
     benchmarks: tuple[str, ...] = ()
-    """Prompts that results will be reported on, named as `train` is: none of them may be trained on."""
-    leaks: Annotated[Literal["refuse", "warn", "off"], Word] = "refuse"
-    """Action if a training prompt is among the evaluation's or a benchmark's."""
+    """Prompts that results will be reported on, named as `train` is: none of them may be trained on. Nor may one of the
+    evaluation, unless `evaluation` names the training prompts themselves."""
     record_sizes: bool = False
     """For generators of sets: whether records that say a height and width are generated at these, in training and in
     evaluation, and only others at sampling.size and evaluation.size."""
+
+    @property
+    def evaluates_training(self) -> bool:
+        """Whether the evaluation's prompts are named as the training prompts themselves."""
+        return self.evaluation == self.train
 
 
 class SamplingConfig(SamplingSteps):
@@ -122,7 +126,7 @@ class EvaluationConfig(Section):
     """Images per prompt, each from its own noise."""
     batch: Positive = 1
     """Images per forward."""
-    rewards: tuple[RewardConfig, ...] = ()
+    rewards: tuple[MeasureConfig, ...] = ()
     """Rewards that are evaluated but not trained on; logged as held_out/…."""
     judge: str = ""
     """Checkpoint or address of the judge that answers for them: another model than the one that rewards, with the other
@@ -143,7 +147,7 @@ class EvaluationConfig(Section):
     def judged_like(self, judge: JudgeSettings | None) -> EvaluationConfig:
         """Return a copy whose judge has the other settings of the run's."""
         copy = self.model_copy()
-        own = {"checkpoint": self.judge, "adapter": "", "model": "", "calibration": ""}
+        own = {"checkpoint": self.judge, "adapter": ""}
         copy._judge_settings = (judge or JudgeSettings()).model_copy(update=own)
         return copy
 
@@ -190,11 +194,11 @@ class PolicyConfig(LoraConfig):
     processes: Positive = 1
     """Processes that the run is written for, a card each: a plan computes hours for so many. A run has as many as
     accelerate or torchrun starts."""
-    memory: Literal["normal", "low", "lowest"] = "normal"
-    """low: for a card of 16 to 24 GB. The generator's and the judge's frozen weights are `int8` unless their `quantize`
-    says otherwise; generator and judge take turns on the device, so that scores are not computed while samples are
-    drawn; and gradient checkpointing is on. lowest: for 8 to 12 GB; these weights also stay in main memory, and each is
-    sent to the card when its layer computes."""
+    memory: Memory = "normal"
+    """low: for a card of 16 to 24 GB. The frozen weights of the generator's and the judge's blocks are kept in int8, in
+    sampling and in training alike, and generator and judge take turns on the device, so that scores are not computed
+    while samples are drawn. lowest: for 8 to 12 GB; these weights and those of the text encoders also stay in main
+    memory, and each is sent to the card when its layer computes: a forward sends all of them once."""
 
     # Defaults of tables are factories: the entry's file is imported when a config is made, and not with this one.
     model: Annotated[PolicyOptions, OneOf(POLICIES, default=DEFAULT_KIND)] = Field(default_factory=default_options)
@@ -219,26 +223,6 @@ class PolicyConfig(LoraConfig):
     """Training objective: the options of one of `core.objectives.OBJECTIVES`."""
     optimizer: OptimizerConfig = OptimizerConfig()
 
-    @model_validator(mode="before")
-    @classmethod
-    def _low_memory(cls, document: Any) -> Any:
-        """Fill in the keys implied by `memory`, unless they are set."""
-        if not isinstance(document, Mapping) or document.get("memory") not in ("low", "lowest"):
-            return document
-
-        # Keys of the file win over implied ones.
-        filled = dict(document)
-        weights = MEMORY[document["memory"]]
-        sections = {
-            "model": {**weights, "gradient_checkpointing": True},
-            "judge": weights,
-        }
-        for section, keys in sections.items():
-            content = document.get(section, {})
-            if isinstance(content, Mapping):  # not `judge: none`
-                filled[section] = {**keys, **content}
-        return filled
-
     @property
     def whole_groups(self) -> bool:
         """Whether each group is sampled by one process, and scored in one call."""
@@ -250,8 +234,10 @@ class PolicyConfig(LoraConfig):
         return NODES_OF_STEP if self.memory == "normal" else 1
 
     @model_validator(mode="after")
-    def _judge_of_the_evaluation(self) -> PolicyConfig:
-        self.__dict__["evaluation"] = self.evaluation.judged_like(self.judge)  # a frozen model's own field
+    def _judges_of_the_run(self) -> PolicyConfig:
+        judge = self.judge.in_memory(self.memory) if self.judge else None
+        self.__dict__["judge"] = judge  # a frozen model's own field
+        self.__dict__["evaluation"] = self.evaluation.judged_like(judge)
         return self
 
     @property
@@ -261,11 +247,6 @@ class PolicyConfig(LoraConfig):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> PolicyConfig:
-        if self.in_turns and self.judge and not self.judge.remote and self.judge.overlap is True:
-            raise ValueError(
-                f"memory {self.memory} and judge.overlap true: the judge would lie on the device beside the generator; "
-                "leave overlap out, or take memory: normal"
-            )
         # Lists of all samples are kept in memory.
         samples = self.prompts_per_epoch * self.group_size
         if samples > LARGEST:
@@ -340,9 +321,8 @@ class PolicyConfig(LoraConfig):
                 f"prompts.record_sizes says nothing to edits by kind {self.model.kind}, whose images have their "
                 "source's shape; leave it out"
             )
-        for key, judge in {"judge": self.judge}.items():
-            if judge and judge.symmetric:
-                raise ValueError(
-                    f"{key}.symmetric with edits by kind {self.model.kind}: questions about them say which image is "
-                    "the original, and must not be turned round; set it to false"
-                )
+        if self.judge and self.judge.symmetric:
+            raise ValueError(
+                f"judge.symmetric with edits by kind {self.model.kind}: questions about them say which image is the "
+                "original, and must not be turned round; set it to false"
+            )

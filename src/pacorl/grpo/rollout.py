@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from pacorl.core.batches import in_batches
+from pacorl.core.devices import to_device
 from pacorl.core.panels import Panels
 from pacorl.core.sampler import Sampler, Tree
 from pacorl.core.schedule import seed_of
-from pacorl.core.sde import SDE_TYPES, Transition, log_prob
-from pacorl.core.solvers import SOLVERS, Past
-from pacorl.core.transfer import to_device
+from pacorl.core.sde import SDE_TYPES, SOLVERS, Past, Transition, log_prob
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rows import Row, one_size_batches
 from pacorl.types import Conditioning, NodeBatch, Prompt, Rollout, Samples, Size

@@ -161,14 +161,9 @@ def _take_own_forwards(config: PolicyConfig, prompts: Sequence[Prompt]) -> bool:
 
 def check_sharded(config: PolicyConfig) -> None:
     """Raise ValueError if a setting does not suit a transformer that FSDP2 shards."""
-    if config.in_turns:
+    if config.memory == "lowest":
         raise ValueError(
-            f"memory {config.memory} and FSDP2: a transformer that is sharded takes no turns; leave memory out and set "
-            "model.quantize and judge.quantize, or launch with ddp.yaml"
-        )
-    if config.model.stream:
-        raise ValueError(
-            "model.stream and FSDP2: what is streamed is not there to be sharded; leave stream out, or launch with "
+            "memory lowest and FSDP2: what is streamed is not there to be sharded; take memory: low, or launch with "
             "ddp.yaml"
         )
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
 from PIL.Image import Image
@@ -34,8 +34,8 @@ from pacorl.rewards.reward import (
     panel_scores_of,
     scores_of,
 )
-from pacorl.runtime.clock import PhaseClock
 from pacorl.runtime.cores import available_cores
+from pacorl.runtime.logbook import PhaseClock
 from pacorl.runtime.processes import Runtime, SharedFault
 from pacorl.runtime.workers import LimitedCall, Workers
 from pacorl.types import Prompt, RewardTable, Rollout
@@ -45,6 +45,8 @@ Scores = list[float | None]
 Parts = Mapping[str, Sequence[float | None]]
 """Reward with parts → part of its score per panel."""
 
+MAX_MISSING = 0.2
+"""Failure budget: the run saves and stops if a larger share of an epoch's scores is missing."""
 # Concurrent rollout batches of a remote judge, whose `concurrency` limits the requests.
 SENDERS = 16
 
@@ -276,20 +278,12 @@ def time_limit(reward: object, seconds: float) -> float:
     return math.inf if asks_elsewhere(reward) or isinstance(reward, WaitsForOutages) else seconds
 
 
-def overlaps(setting: bool | Literal["auto"], *, in_process: bool, device: torch.device) -> bool:
-    """Decide whether scoring overlaps with sampling. "auto": not if both would share CPU cores."""
-    if isinstance(setting, bool):
-        return setting
+def overlaps(judge: JudgeSettings | None, *, device: torch.device) -> bool:
+    """Decide whether scoring overlaps with sampling: not if both would share CPU cores, as without a judge too."""
+    in_process = judge is None or not judge.remote
     if not in_process or device.type != "cpu":
         return True
     return 2 * torch.get_num_threads() <= available_cores()
-
-
-def scoring_overlaps(judge: JudgeSettings | None, *, device: torch.device) -> bool:
-    """Decide whether a config's scoring overlaps with sampling; without a judge it runs in this process."""
-    if judge is None:
-        return overlaps("auto", in_process=True, device=device)
-    return overlaps(judge.overlap, in_process=not judge.remote, device=device)
 
 
 def torch_context() -> Callable[[], ExitStack]:
@@ -369,7 +363,6 @@ def check_scores(
     *,
     when: str,
     stats: Mapping[str, float] | None = None,
-    max_missing: float = 1.0,
     reasons: Sequence[str] = (),
 ) -> tuple[dict[str, float], str]:
     """Check scores: missing, not finite, and alike within every group.
@@ -379,14 +372,13 @@ def check_scores(
         prompts: prompt of each image.
         when: epoch or evaluation of the images, for the message.
         stats: metrics of `core.advantages`, for scores that training compares.
-        max_missing: largest share of missing scores.
         reasons: rewards' reasons for missing scores.
 
     Returns:
         Metrics with an alarm per fault, and one warning; empty if there is no fault.
 
     Raises:
-        SharedFault: if more scores are missing; the same on all ranks.
+        SharedFault: if more than `MAX_MISSING` of the scores are missing; the same on all ranks.
     """
     # 1. Numbers that are not finite count as missing.
     metrics: dict[str, float] = {}
@@ -407,11 +399,11 @@ def check_scores(
     # 2. Too many of them, or of missing ones: the run cannot go on.
     metrics["samples/not_finite"] = sum(metrics.values()) / (len(columns) * len(prompts))
     missing = stats["samples/missing"]
-    if missing > max_missing:
+    if missing > MAX_MISSING:
         causes = "; ".join([*reasons, *warnings]) or "The rewards gave no reason"
         raise SharedFault(
             ValueError(
-                f"{missing:.0%} of the scores of {when} are missing, and advantages.max_missing is {max_missing:.0%}; "
+                f"{missing:.0%} of the scores of {when} are missing, more than {MAX_MISSING:.0%}; "
                 f"the state is saved. {causes}"
             )
         )

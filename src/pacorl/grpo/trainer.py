@@ -11,16 +11,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pacorl.config import base as configs
+import torch
+
 from pacorl.core.devices import check_card_used
-from pacorl.core.metric_names import ALARM, SECONDS
-from pacorl.core.objectives import OBJECTIVES, ObjectiveSpec
+from pacorl.core.metric_names import ALARM
+from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.sampler import Sampler
-from pacorl.grpo import builders, checkpoint
+from pacorl.grpo import builders, checkpoint, scoring
 from pacorl.grpo.conditioning import ConditioningFiles
 from pacorl.grpo.epoch import run_epoch
 from pacorl.grpo.evaluate import evaluate
@@ -29,19 +31,18 @@ from pacorl.grpo.lora_training import BadGradientsError, LoraTraining
 from pacorl.grpo.monitor import Alarm, HackingMonitor, HackingSuspectedError, Kind, PanelStatistics
 from pacorl.grpo.rollout import Draw
 from pacorl.grpo.rows import check_sharded, divide
-from pacorl.grpo.scoring import Scorer, scoring_overlaps
+from pacorl.grpo.scoring import Scorer, overlaps
 from pacorl.grpo.start import Resume
 from pacorl.io.documents import JsonObject, read_jsonl
-from pacorl.io.files import PRIVATE, disk_errors, own_folder, write_atomic
+from pacorl.io.files import disk_errors, own_folder, write_atomic
 from pacorl.io.outage import UnreachableError, WaitsForOutages
 from pacorl.io.quiet import quiet, quiet_loading
-from pacorl.judge.judge import Judge, counts_of
+from pacorl.judge.judge import RemoteJudge, close_judge
 from pacorl.records.leaks import LEAKS
 from pacorl.rewards.reward import RewardError, shortened
-from pacorl.runtime.clock import PhaseClock
-from pacorl.runtime.logbook import Logbook, ProgressBars, TrainResult
-from pacorl.runtime.processes import Runtime, SharedFault, allow_tf32
-from pacorl.runtime.stopping import Interrupted, lost_ranks
+from pacorl.runtime.logbook import PhaseClock, ProgressBars, TrainResult
+from pacorl.runtime.processes import Runtime, SharedFault, allow_tf32, lost_ranks
+from pacorl.runtime.stopping import Interrupted
 from pacorl.runtime.turns import Turns
 from pacorl.runtime.workers import CallTimeout
 from pacorl.types import Prompt, Size
@@ -138,7 +139,7 @@ class PolicyTrainer:
         self.alarms: list[Alarm] = []
         """Alarms of the monitor that are not raised yet."""
         self.clock = PhaseClock()
-        """Seconds of each phase since the start of the run."""
+        """Seconds of each phase since the last line of the log."""
         self._warned: set[str] = set()
         self._guarded = False
 
@@ -158,6 +159,10 @@ class PolicyTrainer:
         config = self.config
         self.runtime = Runtime(patience=builders.patience(config))
         """Processes of the run."""
+        self.objective = OBJECTIVES[config.objective.name]
+        """Training objective."""
+        self.by_panel = config.advantages.panel_share > 0
+        """Whether each panel has an advantage of its own."""
         check_card_used(config.model.dtype, self.runtime.device)
         allow_tf32(allowed=config.model.dtype == "bfloat16")
         prompts = [*self.train_prompts, *self.evaluation_prompts]
@@ -197,14 +202,21 @@ class PolicyTrainer:
         device = self.runtime.device
 
         # 1. Connect to remote judges before any weights load.
-        self.judges = builders.RunJudges()
-        """Judges of the rewards and of the held-out rewards."""
-        self._open.callback(self.judges.close)
-        self.judges.open(config, in_process=False, device=device, processes=self.runtime.world, resumed=resumed)
+        opened = partial(builders.open_judges, config, device=device, processes=self.runtime.world, resumed=resumed)
+        judges = opened(remote=True)
+        for judge in judges.values():
+            self._open.callback(close_judge, judge)
 
         # 2. Policy, and the conditionings of its prompts.
-        self.policy = builders.build_adapted_policy(config, device=device, pipeline=self.pipeline)
-        sizes = {self.policy.size_of(prompt, Size(*config.sampling.size)) for prompt in self.train_prompts}
+        size, evaluation_size = Size(*config.sampling.size), Size(*config.evaluation.size)
+        self.policy = builders.build_adapted_policy(
+            config,
+            sizes=[size, evaluation_size],
+            device=device,
+            record_sizes=config.prompts.record_sizes,
+            pipeline=self.pipeline,
+        )
+        sizes = {self.policy.size_of(prompt, size) for prompt in self.train_prompts}
         self.division = divide(
             config,
             world=self.runtime.world,
@@ -216,39 +228,46 @@ class PolicyTrainer:
         """Prompts and batches of an epoch that divide over updates and processes."""
         self.cache = ConditioningFiles(self.policy, config.out / "conditionings", runtime=self.runtime)
         try:
-            builders.encode_prompts(config, self.policy, self.train_prompts, self.evaluation_prompts, cache=self.cache)
+            self.cache.prepare(self.train_prompts, size)
+            self.cache.prepare(self.evaluation_prompts, evaluation_size)
         except SharedFault as error:
             raise error.fault from None
+        self.policy.free_encoders()  # now: encoders, transformer and judge together may exceed the device's memory
+        torch.cuda.empty_cache()
         builders.place_transformer(config, self.policy, device=device, sharded=self.runtime.sharded)
 
         # 3. Scorers, after the text encoders are freed: both together may not fit on the device.
-        self.turns = Turns(self.policy.transformer, device=device) if config.in_turns else None
+        self.turns = (
+            Turns(self.policy.transformer, device=device) if config.in_turns and not self.runtime.sharded else None
+        )
         """Generator and scorers that alternate on the device, with little memory."""
         with self.scoring():
-            self.judges.open(config, in_process=True, device=device, processes=self.runtime.world)
+            judges |= opened(remote=False)
             self.rewards, self.held_out = builders.build_run_rewards(
                 config,
                 self.functions,
-                self.judges,
+                judges,
                 device=device,
                 train=self.train_prompts,
                 evaluation=self.evaluation_prompts,
                 resumed=resumed,
             )
-            scorers: list[object] = [self.judges.rewards, self.judges.held_out]
-            scorers += [*self.rewards.values(), *self.held_out.values()]
+            scorers: list[object] = [*judges.values(), *self.rewards.values(), *self.held_out.values()]
             if self.turns:
                 self.turns.add(scorers)
         if self.turns and not self.turns.scorers:  # all scores come from other processes
             self.turns = None
+        self.judge = judges.get("rewards")
+        """Judge of the rewards; None if no reward uses a judge."""
+        # In turns the scorers are off the device during sampling.
+        self.overlap = not self.turns and overlaps(config.judge, device=device)
+        """Whether samples are scored while the next are drawn."""
 
         # 4. Optimizer and copies of the adapter.
-        updates = config.optimizer.updates_per_epoch
         self.lora = LoraTraining(
             self.policy,
             config.optimizer,
             runtime=self.runtime,
-            total_steps=config.epochs * updates,
             lags=self.objective.needs == "endpoint",
         )
         # From now on an outage is waited for.
@@ -260,22 +279,24 @@ class PolicyTrainer:
         config = self.config
         is_main = self.runtime.is_main
 
-        # Lines that a crash left after the checkpoint are dropped and written again.
-        folder = config.out if is_main else None
-        self.logbook = Logbook(folder, trackers=config.trackers, settings=config.model_dump(mode="json"))
-        self.bars = ProgressBars(epochs=config.epochs, shown=is_main)
+        # 1. State of the checkpoint.
+        lines = 0
+        if start:
+            state = checkpoint.restore(self.lora, start, seed=config.seed)
+            self.epoch, self.evaluated, self.score = state["epoch"], state["evaluated"], state["score"]
+            lines = state["log_lines"]
+
+        # 2. Log, monitor and bars.
+        self.logbook = checkpoint.open_log(
+            config, axis="epoch", lines=lines, changes=changes, epoch=self.epoch, step=self.lora.step, main=is_main
+        )
         self.monitor = HackingMonitor.of(config.monitor, prompts=self.division.prompts)
-        self.logbook.truncate(self._restore(start) if start else 0)
-        self.changes = changes
-        """Config keys changed by a resumed run → both values."""
-        self.logbook.note_changes(changes, epoch=self.epoch, step=self.lora.step)
         if start:
             log = config.out / "metrics.jsonl"
             self.monitor.restore(self.runtime.on_main(lambda: read_jsonl(log) if log.exists() else []))
-        if is_main:
-            write_atomic(config.out / "config.yaml", configs.dump(config), mode=PRIVATE)
-            if self._leaks:
-                write_atomic(config.out / LEAKS, f"{self._leaks}\n")
+        self.bars = ProgressBars(epochs=config.epochs, shown=is_main)
+        if is_main and self._leaks:
+            write_atomic(config.out / LEAKS, f"{self._leaks}\n")
 
     # --- training ----------------------------------------------------------------------------------------------
 
@@ -286,10 +307,6 @@ class PolicyTrainer:
             Interrupted: after a SIGTERM or SIGINT, when the state is saved.
             ValueError: if training cannot go on, when the state is saved; the message names the cause and the fix.
         """
-        if self.runtime.is_main:
-            # Once, not on every rank.
-            for change in configs.described(self.changes):
-                logger.warning("resumed with another setting: %s", change)
         try:
             # The guard is inside: a second SIGTERM must not end the process while it saves.
             with self.runtime.signals, self.bars, self.guard():
@@ -363,16 +380,6 @@ class PolicyTrainer:
     # --- parts of an epoch -------------------------------------------------------------------------------------
 
     @property
-    def objective(self) -> ObjectiveSpec:
-        """Training objective."""
-        return OBJECTIVES[self.config.objective.name]
-
-    @property
-    def judge(self) -> Judge | None:
-        """Judge of the rewards; None if no reward uses a judge."""
-        return self.judges.rewards
-
-    @property
     def sampler(self) -> Sampler:
         """Sampler of the next epoch."""
         config = self.config
@@ -382,11 +389,6 @@ class PolicyTrainer:
             seed=config.seed,
             spec=self.objective,
         )
-
-    @property
-    def by_panel(self) -> bool:
-        """Whether each panel has an advantage of its own."""
-        return self.config.advantages.panel_share > 0
 
     def sampling_policy(self) -> AbstractContextManager[None]:
         """Swap in the sampling policy, if it differs from the trained policy."""
@@ -423,10 +425,9 @@ class PolicyTrainer:
         config = self.config
         return Scorer(
             self.rewards,
-            # In turns the scorers are off the device during sampling.
-            overlap=not self.turns and scoring_overlaps(config.judge, device=self.runtime.device),
+            overlap=self.overlap,
             # The whole epoch's budget: each rank stops alone, without the counts of the rest.
-            max_missing=config.advantages.max_missing * samples * len(self.rewards),
+            max_missing=scoring.MAX_MISSING * samples * len(self.rewards),
             monitored=True,
             by_panel=self.by_panel,
             timeout=config.reward_timeout,
@@ -436,35 +437,33 @@ class PolicyTrainer:
             draw=(config.seed, self.epoch),
         )
 
-    def judge_counts(self, *, before: Mapping[str, int]) -> dict[str, float]:
-        """Count the judge's requests, retries and failures over all ranks since `before`, as `judge/…`."""
-        # Differences: the judge counts over the whole run.
-        counts = {f"judge/{name}": float(count - before[name]) for name, count in counts_of(self.judge).items()}
+    def judge_counts(self) -> dict[str, int]:
+        """Count a remote judge's requests, retries and failures so far; empty for a judge in this process."""
+        return asdict(self.judge.counters) if isinstance(self.judge, RemoteJudge) else {}
+
+    def judged_since(self, before: Mapping[str, int]) -> dict[str, float]:
+        """Return the judge's counts over all ranks since `before`, as `judge/…`."""
+        counts = {f"judge/{name}": float(count - before[name]) for name, count in self.judge_counts().items()}
         ranks = self.runtime.gather(counts)
         return {name: sum(rank[name] for rank in ranks) for name in counts}
 
-    def seconds_since(self, before: Mapping[str, float]) -> dict[str, float]:
-        """Return the seconds of each phase since a copy of the clock."""
-        return {f"{SECONDS}{phase}": now - before.get(phase, 0.0) for phase, now in self.clock.seconds.items()}
-
     # --- records -----------------------------------------------------------------------------------------------
 
-    def watch(
-        self, kind: Kind, statistics: Sequence[PanelStatistics], metrics: Mapping[str, float]
+    def record(
+        self, kind: Kind, metrics: Mapping[str, float], statistics: Sequence[PanelStatistics]
     ) -> dict[str, float]:
-        """Measure signs of reward hacking as metrics; alarms wait until the epoch is evaluated and saved."""
+        """Write a line of the log with the monitor's signs, hand it to the listeners, and return its metrics."""
+        # Alarms wait until the epoch is evaluated and saved.
         signs, raised = self.monitor.observe(kind, statistics, metrics)
         self.alarms += raised
-        return signs
-
-    def record(self, kind: Kind, metrics: Mapping[str, float]) -> None:
-        """Write a line of the log, and hand it to the listeners."""
+        metrics = {**metrics, **signs}
         self.logbook.write(kind, epoch=self.epoch, step=self.lora.step, values=metrics)
         for listener in self.listeners:
             listener(self, {"kind": kind, "epoch": self.epoch, "step": self.lora.step, **metrics})
         # One rank that stopped alone would leave the others in a collective.
         if self.listeners:
             self.should_training_stop = any(self.runtime.gather(self.should_training_stop))
+        return metrics
 
     def warn_once(self, topic: str, message: str) -> None:
         """Log a warning on the main process, once per topic; an empty message is none."""
@@ -498,24 +497,6 @@ class PolicyTrainer:
             "identities": self.identities,
         }
         return checkpoint.save(self.lora, self.config, state)
-
-    def _restore(self, path: Path) -> int:
-        """Restore a checkpoint's state, and return the number of its log lines."""
-        state = checkpoint.restore(self.lora, path, seed=self.config.seed)
-        self.epoch = state["epoch"]
-        self.evaluated = state["evaluated"]
-        self.score = state["score"]
-
-        is_own = path.parents[1].resolve() == self.config.out.resolve()
-        if self.runtime.is_main and is_own and self.logbook.count_lines() < state["log_lines"]:
-            logger.warning(
-                "%s has %d lines, and %s counts %d: the log of this run will have a gap",
-                self.config.out / "metrics.jsonl",
-                self.logbook.count_lines(),
-                path,
-                state["log_lines"],
-            )
-        return int(state["log_lines"])
 
     @contextmanager
     def guard(self) -> Iterator[None]:

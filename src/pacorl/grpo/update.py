@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pacorl.core.devices import widest_float
+from pacorl.core.devices import to_device, widest_float
 from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION, Endpoint, ObjectiveOptions, ObjectiveSpec, Step
 from pacorl.core.sampler import Sampler
 from pacorl.core.schedule import seed_of
 from pacorl.core.sde import Transition, kl, log_prob
-from pacorl.core.transfer import to_device
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import panels_of, transition_at, velocity_at
 from pacorl.models.adapters import AdapterCopy, adapter_off

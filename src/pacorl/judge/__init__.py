@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BeforeValidator
 
 from pacorl.config.options import JUDGE_KEY, UsageError
-from pacorl.core.devices import NONE
-from pacorl.io.files import digest, text_digest
+from pacorl.core.devices import NONE, best_dtype
+from pacorl.io.files import text_digest
 from pacorl.io.images import recipe_of
-from pacorl.judge.calibration import Calibration, read_calibration
-from pacorl.judge.judge import STARTUP_SECONDS, Judge, JudgeSettings, is_address
+from pacorl.io.outage import OUTAGE_SECONDS
+from pacorl.judge.calibration import Calibration
+from pacorl.judge.judge import ANSWER_SECONDS, CONCURRENCY, STARTUP_SECONDS, Judge, JudgeSettings, is_address
 from pacorl.types import TINY, TINY_EDITS
 
 if TYPE_CHECKING:
@@ -48,20 +49,30 @@ def open_judge(
         ValueError: for a missing checkpoint, adapter or model, or a refused key.
         UnreachableError: if no server answers at an address.
     """
-    calibration = read_calibration(settings.calibration)
     if settings.remote:
         from pacorl.judge.http import HttpJudge
 
-        keys = {"model", "api_key_env", "concurrency", "timeout", "outage", "symmetric"}
-        options = settings.model_dump(include=keys)
         return HttpJudge.connect(
-            settings.checkpoint, startup=startup, processes=processes, calibration=calibration, **options
+            settings.checkpoint,
+            api_key_env=settings.api_key_env,
+            symmetric=settings.symmetric,
+            concurrency=CONCURRENCY,
+            timeout=ANSWER_SECONDS,
+            outage=OUTAGE_SECONDS,
+            startup=startup,
+            processes=processes,
         )
     from pacorl.judge.local import LocalJudge
 
-    keys = {"checkpoint", "adapter", "dtype", "quantize", "stream", "symmetric"}
-    options = settings.model_dump(include=keys)
-    return LocalJudge.from_pretrained(device=device, calibration=calibration, **options)
+    return LocalJudge.from_pretrained(
+        settings.checkpoint,
+        adapter=settings.adapter,
+        dtype=best_dtype(settings.checkpoint, device),
+        quantize=settings.quantize,
+        stream=settings.stream,
+        device=device,
+        symmetric=settings.symmetric,
+    )
 
 
 def identity_of(settings: JudgeSettings) -> str:
@@ -69,13 +80,12 @@ def identity_of(settings: JudgeSettings) -> str:
 
     Empty if unknown, e.g. for a checkpoint outside this machine.
     """
-    calibration = [digest(Path(settings.calibration))] if settings.calibration else []
     if settings.remote:
-        return " ".join([f"model {settings.name}", *calibration])
+        return f"model {settings.name}"
     from pacorl.judge.local import weight_digests
 
     digests = weight_digests(settings.checkpoint, settings.adapter)
-    return f"sha256 {text_digest(' '.join([*digests, *calibration]))[:16]}" if all(digests) else ""
+    return f"sha256 {text_digest(' '.join(digests))[:16]}" if all(digests) else ""
 
 
 def judge_from(

@@ -8,15 +8,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 from urllib.parse import urlsplit, urlunsplit
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from pacorl.config.base import Positive, Section
-from pacorl.core.devices import NONE, Quantization
+from pacorl.config.base import ModelSection
 from pacorl.io.net import is_url, service_url
 from pacorl.io.outage import OUTAGE_SECONDS
 from pacorl.types import Question, Verdict
@@ -71,11 +70,6 @@ class RemoteJudge(Judge, Protocol):
         """Abandon running requests."""
 
 
-def counts_of(judge: Judge | None) -> dict[str, int]:
-    """Return a remote judge's counts by name; empty for a judge in this process."""
-    return asdict(judge.counters) if isinstance(judge, RemoteJudge) else {}
-
-
 def close_judge(judge: Judge | None) -> None:
     """Close a remote judge."""
     if isinstance(judge, RemoteJudge):
@@ -89,59 +83,33 @@ BATCH_TOKENS = 8192
 about 2 GiB."""
 STARTUP_SECONDS = 180.0
 """Time for which a run that begins waits for a server that does not answer yet: a 7B model loads that long."""
-DAY = 86_400.0
+CONCURRENCY = 32
+"""Requests that a server is sent at a time, by all processes together."""
+ANSWER_SECONDS = 60.0
+"""Time limit of an answer."""
 
 
-class JudgeSettings(Section):
+class JudgeSettings(ModelSection):
     """A judge in this process, or behind an OpenAI-compatible API."""
 
     checkpoint: str = "X-GenGroup/PaCo-Reward-7B"
     """A transformers folder, a hub name, `tiny` or `tiny-edits` for the committed judges, or a server's address:
-    `URL[,URL…][#MODEL]`."""
+    `URL[,URL…][#MODEL]`. A model in this process computes in bfloat16 on a GPU, a tiny one in float32."""
     adapter: str = ""
     """A LoRA on top of the checkpoint, a folder or a hub name."""
-    model: str = ""
-    """The model's name at a server; empty for its only one."""
     api_key_env: str = ""
     """The environment variable that holds a server's key."""
-
-    # Verdicts.
     symmetric: bool = False
     """Whether each pair is asked about in both orders and scored by the mean, at twice the questions."""
-    calibration: str = ""
-    """A file of `pacorl calibrate`, whose curve maps each P(Yes)."""
-
-    # In this process.
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Type of the weights."""
-    quantize: Quantization = NONE
-    """int8: the weights of the model's blocks are kept in 8 bits."""
-    stream: bool = False
-    """Whether the weights of the model's blocks stay in main memory, and are sent to the device layer by layer in each
-    forward."""
-    overlap: bool | Literal["auto"] = "auto"
-    """Whether samples are scored while the next are drawn. auto: yes, unless judge and generator would share the same
-    CPU cores; so it is without a judge too. Scores are the same either way."""
-
-    # At a server.
-    concurrency: Positive = 32
-    """Requests that a server is sent at a time, by all processes together."""
-    timeout: float = Field(60.0, gt=0, le=DAY)
-    """Seconds for an answer."""
-    outage: float = Field(OUTAGE_SECONDS, ge=0, le=DAY)
-    """Seconds for which a training retries questions that no server answers; then it saves, and ends with
-    exit code 75. 0: such verdicts are missing, and count for advantages.max_missing."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> JudgeSettings:
         if self.remote:
-            _, named = split_address(self.checkpoint)
+            split_address(self.checkpoint)
             if self.adapter:
                 raise ValueError(
-                    f"adapter {self.adapter} is a server's own affair; name it there, and here as the model"
+                    f"adapter {self.adapter} is a server's own affair; name it there, and here as URL#NAME"
                 )
-            if named and self.model not in ("", named):
-                raise ValueError(f"checkpoint names the model {named}, and model is {self.model}; name one")
         return self
 
     @property
@@ -153,16 +121,14 @@ class JudgeSettings(Section):
     @property
     def name(self) -> str:
         """The judge's name in messages."""
-        if not self.remote:
-            return self.checkpoint
-        return self.model or split_address(self.checkpoint)[1] or self.checkpoint
+        return (split_address(self.checkpoint)[1] if self.remote else "") or self.checkpoint
 
     def patience(self, missing: int) -> float:
         """Return the seconds after which `missing` scores are given up if no server answers."""
         if not self.remote:
             return 0.0
-        rounds = 1 + math.ceil(missing / self.concurrency)
-        return STARTUP_SECONDS + self.outage + rounds * (1 + RETRIES) * self.timeout
+        rounds = 1 + math.ceil(missing / CONCURRENCY)
+        return STARTUP_SECONDS + OUTAGE_SECONDS + rounds * (1 + RETRIES) * ANSWER_SECONDS
 
 
 # --- addresses -------------------------------------------------------------------------------------------------

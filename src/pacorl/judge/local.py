@@ -133,7 +133,7 @@ class LocalJudge:
         """
         # Cheap checks, before transformers is imported.
         check_quantization(quantize)
-        check_dtype(dtype, device, key="judge.dtype")
+        check_dtype(dtype, device, key="dtype")
         source, merged = check_local(str(checkpoint), adapter)
         if merged != adapter:
             logger.warning("%s is a LoRA adapter; the judge is its base %s with it merged in", checkpoint, source)

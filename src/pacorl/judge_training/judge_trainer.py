@@ -47,8 +47,8 @@ from pacorl.judge_training.judge_config import JudgeConfig
 from pacorl.judge_training.loop import DIGESTS, WeightedLikelihoodTrainer, processes, training_arguments
 from pacorl.judge_training.tuning import load_model, merge_and_save, save_processor, source_of, tune
 from pacorl.runtime.logbook import TIME, Logbook, check_trackers
-from pacorl.runtime.processes import MAX_BAD_STEPS
-from pacorl.runtime.stopping import Interrupted, StopSignals, lost_ranks
+from pacorl.runtime.processes import MAX_BAD_STEPS, lost_ranks
+from pacorl.runtime.stopping import Interrupted, StopSignals
 
 logger = logging.getLogger(__name__)
 

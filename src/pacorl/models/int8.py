@@ -18,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pacorl.core.devices import INT8, NONE, check_quantization
-from pacorl.core.transfer import warn_of_pageable
+from pacorl.core.devices import INT8, NONE, check_quantization, warn_of_pageable
 
 LARGEST = 127
 """Largest code."""

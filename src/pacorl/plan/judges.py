@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from pacorl.core.devices import best_dtype
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.processor import image_tokens
 from pacorl.judge.judge import BATCH_TOKENS, JudgeSettings
@@ -151,7 +152,7 @@ def clip_scorers(config: PolicyConfig, *, panels: int) -> Iterator[Scorer]:
 def _judge(name: str, settings: JudgeSettings, configs: Parts, train: Calls, evaluated: Calls, *, batch: int) -> Scorer:
     """Measure a judge's forwards for the calls about a batch and about `EVALUATED` images."""
     form = SERVED if settings.remote else settings
-    model: Any = model_on_meta(configs["model"], dtype=getattr(torch, form.dtype))
+    model: Any = model_on_meta(configs["model"], dtype=getattr(torch, best_dtype(form.checkpoint, "cuda")))
     # Each patch of the vision tower is a quarter of a token.
     per_visual_token = 2 * parameter_count(model.model.visual) * model.config.vision_config.spatial_merge_size**2
     files = parameter_count(model) * model.dtype.itemsize

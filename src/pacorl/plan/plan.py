@@ -187,7 +187,7 @@ def plan_policy(config: PolicyConfig, *, world: int | None = None, ask: bool = F
     for key, reward in sources.rewards_of(config):
         reward.check(evaluation if key.startswith("evaluation.") else prompts)
     benchmarks = {name: _prompts(config, name) for name in config.prompts.benchmarks}
-    leaks = check_leaks(train, evaluation, benchmarks=benchmarks, action=config.prompts.leaks)
+    leaks = check_leaks(train, evaluation, benchmarks=benchmarks, deliberate=config.prompts.evaluates_training)
 
     # Checkpoints.
     config.generator.check_trainable(config.model.checkpoint)
@@ -342,17 +342,16 @@ def plan_generation(
     return with_notes(Plan(absences, rows=in_phases(rows, phases)), [checkpoint.note, judge_files.note])
 
 
-def judge_options(source: str, weights: Mapping[str, Any]) -> JudgeSettings | None:
+def judge_options(source: str, memory: str) -> JudgeSettings | None:
     """Build the options of a judge of this process; None for a judge behind HTTP, or without one.
 
     Args:
         source: the judge's checkpoint; empty for none.
-        weights: settings of its weights, as in `MEMORY`.
+        memory: form of its weights, as in `MEMORY`.
     """
     if not source or is_address(source):
         return None
-    dtype = "float32" if source == TINY else "bfloat16"
-    return JudgeSettings.model_validate({"checkpoint": source, **weights, "dtype": dtype})
+    return JudgeSettings(checkpoint=source).in_memory(memory)
 
 
 def plan_training(model: Any, **arguments: Any) -> Plan:

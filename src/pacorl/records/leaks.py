@@ -99,25 +99,30 @@ def check_leaks(
     evaluation: Sequence[Prompt],
     *,
     benchmarks: Mapping[str, Sequence[Prompt]],
-    action: Literal["refuse", "warn", "off"],
+    deliberate: bool,
 ) -> str:
     """Return the report of the leaks between a run's prompts; empty if there are none.
 
+    Args:
+        train: training prompts.
+        evaluation: evaluation prompts.
+        benchmarks: prompts of further benchmarks by name.
+        deliberate: whether the evaluation's prompts are named as the training prompts themselves.
+
     Raises:
-        ValueError: with the report and the fix, if there are leaks and `action` is "refuse".
+        ValueError: with the report and the fix, if there are leaks into a benchmark, or into other evaluation prompts.
     """
-    if action == "off":
-        return ""
-    against = {"prompts.evaluation": evaluation, **benchmarks}
-    report = leak_report(find_leaks(train, against), total=len(train))
-    if report and action == "refuse":
-        raise ValueError(
-            f"{report}. Split them with `pacorl prompts SOURCE --out FOLDER`, or accept with prompts.leaks=warn that "
-            "the evaluation includes training data"
-        )
+    against = {} if deliberate else {"prompts.evaluation": evaluation}
+    report = leak_report(find_leaks(train, against | benchmarks), total=len(train))
     if report:
-        report += "; for unseen prompts give prompts.evaluation others, from Python pass evaluation_prompts="
-    return report
+        raise ValueError(
+            f"{report}. Split them with `pacorl prompts SOURCE --out FOLDER`, or set prompts.evaluation to the "
+            "training prompts, and nothing is held out"
+        )
+    if not deliberate:
+        return ""
+    seen = leak_report(find_leaks(train, {"prompts.evaluation": evaluation}), total=len(train))
+    return f"{seen}; for unseen prompts give prompts.evaluation others, from Python pass evaluation_prompts="
 
 
 def split_prompts(

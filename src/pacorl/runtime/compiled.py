@@ -20,7 +20,7 @@ def compile_blocks(
 
     Args:
         transformer: The model.
-        packed: Whether its weights are packed when it runs (`model.quantize`).
+        packed: Whether its weights are packed when it runs (`memory`).
         backend: Name or function.
     """
     if packed:

@@ -1,20 +1,18 @@
-"""Records and displays of a run: metrics.jsonl, sample images, trackers' curves, progress bars.
-
-To add a tracker: a line in TRACKERS, and its name in the config's `trackers`.
-"""
+"""Records and displays of a run: metrics.jsonl, sample images, seconds, trackers' curves, progress bars."""
 
 from __future__ import annotations
 
 import math
 import os
+import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich import get_console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -27,6 +25,7 @@ from pacorl.io.terminal import print_line, printable
 from pacorl.io.versions import install_command
 
 if TYPE_CHECKING:
+    from accelerate.tracking import GeneralTracker
     from PIL.Image import Image
 
 TIME = "seconds/"
@@ -87,7 +86,7 @@ class Logbook:
         """
         Args:
             folder: folder of the run, created if missing.
-            trackers: names in TRACKERS.
+            trackers: names of accelerate's trackers.
             axis: x axis of the trackers' curves.
             settings: config of the run, shown by the services with masked keys.
 
@@ -98,9 +97,7 @@ class Logbook:
         self.axis = axis
         if folder:
             make_folder(folder)
-        # Masked, since services show it to others.
-        shown = public(settings or {})
-        self._trackers = [TRACKERS[name](folder, shown) for name in trackers] if folder else []
+        self._trackers = open_trackers(trackers, folder, settings or {}) if folder else []
 
     def rewind(self, last: int) -> None:
         """Drop the lines after epoch (or step, by the axis) `last`: a resumed run writes them again."""
@@ -162,7 +159,7 @@ class Logbook:
 
     def close(self) -> None:
         for tracker in self._trackers:
-            tracker.close()
+            tracker.finish()
 
 
 def _position(line: str, axis: str) -> int:
@@ -172,66 +169,58 @@ def _position(line: str, axis: str) -> int:
         return 2**31
 
 
+class PhaseClock:
+    """Seconds by phase since the start, or since `lap`."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the time of the block to a phase."""
+        started = time.perf_counter()
+        yield
+        self.seconds[phase] += time.perf_counter() - started
+
+    def lap(self) -> dict[str, float]:
+        """Return the seconds by phase as metrics, and begin anew."""
+        seconds = {f"{TIME}{phase}": total for phase, total in self.seconds.items()}
+        self.seconds.clear()
+        return seconds
+
+
 # --- trackers --------------------------------------------------------------------------------------------------
 
 
-class Tracker(Protocol):
-    """Receiver of a run's metrics."""
+def open_trackers(names: Sequence[str], folder: Path, settings: Mapping[str, Any]) -> list[GeneralTracker]:
+    """Start accelerate's trackers of a run, whose files are in its folder.
 
-    def log(self, values: Mapping[str, float], *, step: int) -> None:
-        """Take finite values at a step, which never falls but for a resumed run."""
+    Raises:
+        ValueError: if a service rejects the run, without an account or network.
+    """
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-    def close(self) -> None:
-        """Called after the last value."""
-
-
-class TensorBoard:
-    """Event files in the run's folder, without a network."""
-
-    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(str(folder / "tensorboard"))
-
-    def log(self, values: Mapping[str, float], *, step: int) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class Service:
-    """A run at a service, as the packages of W&B and SwanLab both have it; their own variables, such as WANDB_MODE,
-    hold."""
-
-    def __init__(self, package: str, folder: Path, settings: Mapping[str, Any], **options: str) -> None:
-        project, run_id = os.environ.get(f"{package.upper()}_PROJECT", PROJECT), tracker_id(folder)
+    # Services get a masked config, since they show it, and an id, so that a resumed run continues its curves.
+    services = [name for name in names if name != "tensorboard"]
+    shown = {"id": tracker_id(folder) if services else "", "resume": "allow", "config": public(settings)}
+    options: dict[str, dict[str, Any]] = {
+        "tensorboard": {"logging_dir": folder},
+        "wandb": {**shown, "name": folder.name, "dir": str(folder)},
+        "swanlab": {**shown, "experiment_name": folder.name, "logdir": str(folder / "swanlog")},
+    }
+    trackers = []
+    for name in names:
+        project = name if name == "tensorboard" else os.environ.get(f"{name.upper()}_PROJECT", PROJECT)
+        tracker = LOGGER_TYPE_TO_CLASS[name](project, **options[name])
         try:
-            self._run = import_module(package).init(
-                project=project, id=run_id, resume="allow", config=dict(settings), **options
-            )
+            tracker.start()
         except Exception as error:  # the services raise kinds of their own
             raise ValueError(
-                f"trackers: {package} did not start ({error}); log in with `{package} login`, "
-                f"or set {package.upper()}_MODE=offline, or leave {package} out"
+                f"trackers: {name} did not start ({error}); log in with `{name} login`, or set {name.upper()}_MODE="
+                f"offline, or leave {name} out"
             ) from error
-
-    def log(self, values: Mapping[str, float], *, step: int) -> None:
-        self._run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-# Services keep their files in the run's folder too, so that deleting it leaves nothing behind.
-TRACKERS: dict[str, Callable[[Path, Mapping[str, Any]], Tracker]] = {
-    "tensorboard": TensorBoard,
-    "wandb": lambda folder, settings: Service("wandb", folder, settings, name=folder.name, dir=str(folder)),
-    "swanlab": lambda folder, settings: Service(
-        "swanlab", folder, settings, experiment_name=folder.name, logdir=str(folder / "swanlog")
-    ),
-}
+        trackers.append(tracker)
+    return trackers
 
 
 def check_trackers(names: Sequence[str]) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import os
 import pickle
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, InitProcessGroupKwargs, broadcast_object_list, gather_object
 from torch import Tensor, nn
+from torch.distributed import DistError
 from torch.nn.parallel import DistributedDataParallel
 
 from pacorl.models.adapters import full_tensor, materialize
@@ -214,3 +215,33 @@ def allow_tf32(*, allowed: bool) -> None:
     """Allow or forbid TF32 products of fp32 matrices on a GPU, of 10 bits, at about eight times the rate."""
     # Not by `fp32_precision`, after which torch's older getters raise, for inductor and users' rewards too.
     torch.set_float32_matmul_precision("high" if allowed else "highest")
+
+
+# --- other ranks -----------------------------------------------------------------------------------------------
+
+
+class LostRankError(RuntimeError):
+    """The connection to another rank is cut, or it stands still."""
+
+
+@contextmanager
+def lost_ranks(rank: int, world: int) -> Iterator[None]:
+    """Replace the error of a process group, of which a rank has died or hangs, by one line.
+
+    Args:
+        rank: this process's.
+        world: number of processes.
+
+    Raises:
+        LostRankError: instead of a message of gloo or NCCL, with their files and addresses.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        # gloo has no kind of error of its own, and gives the line of its source in every message.
+        if world == 1 or not (isinstance(error, DistError) or "gloo" in str(error)):
+            raise
+        raise LostRankError(
+            f"rank {rank} of {world} has lost another rank, which has ended or stands still; its last line, or the "
+            "launcher, names the cause. Then start the same command again with --resume auto"
+        ) from error

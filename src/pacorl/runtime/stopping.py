@@ -1,4 +1,4 @@
-"""Signals to stop, and lost or hung ranks: how a training loop learns that it has to end.
+"""Signals to stop, by which a training loop learns that it has to end.
 
 PaCo-GRPO and a character's LoRA use `StopSignals` through `Runtime`, a judge's training by itself.
 """
@@ -8,12 +8,8 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Self
-
-from torch.distributed import DistError
 
 EX_TEMPFAIL = 75
 """Exit code of sysexits.h for a job script or scheduler to start the command again."""
@@ -65,33 +61,3 @@ class StopSignals:
         if not self.told:
             self.told = True
             self._told_at = time.monotonic()
-
-
-# --- other ranks -----------------------------------------------------------------------------------------------
-
-
-class LostRankError(RuntimeError):
-    """The connection to another rank is cut, or it stands still."""
-
-
-@contextmanager
-def lost_ranks(rank: int, world: int) -> Iterator[None]:
-    """Replace the error of a process group, of which a rank has died or hangs, by one line.
-
-    Args:
-        rank: this process's.
-        world: number of processes.
-
-    Raises:
-        LostRankError: instead of a message of gloo or NCCL, with their files and addresses.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        # gloo has no kind of error of its own, and gives the line of its source in every message.
-        if world == 1 or not (isinstance(error, DistError) or "gloo" in str(error)):
-            raise
-        raise LostRankError(
-            f"rank {rank} of {world} has lost another rank, which has ended or stands still; its last line, or the "
-            "launcher, names the cause. Then start the same command again with --resume auto"
-        ) from error

@@ -120,9 +120,9 @@ def fit_of(model: str, kind: str, judge: str) -> Fit:
     spec = POLICIES.named(kind or kind_of(model))
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     fits = []
-    for setting, weights in MEMORY.items():
-        options = spec.options_for(model, dtype="float32" if model == TINY else "bfloat16", **weights)
-        plan = plan_generation(options, low=setting != "normal", judge=judge_options(judge, weights))
+    for setting in MEMORY:
+        options = spec.options_for(model, dtype="float32" if model == TINY else "bfloat16", memory=setting)
+        plan = plan_generation(options, low=setting != "normal", judge=judge_options(judge, setting))
         # Without a card the models are in main memory.
         card = plan.peak_bytes if plan.device_bytes else 0
         main = plan.held_bytes + (0 if plan.device_bytes else plan.peak_bytes)

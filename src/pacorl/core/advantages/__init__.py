@@ -52,8 +52,6 @@ class AggregateOptions(Section):
     have little effect."""
     clip: float = Field(5.0, gt=0)
     """Advantages are clipped to ±clip."""
-    max_missing: Share = 0.2
-    """The failure budget: the run saves and stops if a larger share of an epoch's scores is missing."""
 
     @property
     def std_over(self) -> Literal["group", "global"]:

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pacorl.core.transfer import to_device
+from pacorl.core.devices import to_device
 from pacorl.models.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, guided, timestep_for
 from pacorl.models.policies.policy import TrainingShift, TrueGuidance
 from pacorl.models.policies.spec import PolicySpec

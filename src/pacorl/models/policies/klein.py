@@ -18,7 +18,7 @@ from einops import rearrange
 from pydantic import Field
 from torch import Tensor
 
-from pacorl.core.transfer import to_device
+from pacorl.core.devices import to_device
 from pacorl.io.images import open_image, upright_size
 from pacorl.models.policies.flux import BFL_TRAINING_SHIFT
 from pacorl.models.policies.pipeline import (

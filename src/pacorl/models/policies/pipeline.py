@@ -20,8 +20,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from pacorl.core.batches import in_batches
-from pacorl.core.devices import NONE
-from pacorl.core.transfer import to_device
+from pacorl.core.devices import NONE, to_device
 from pacorl.io.images import MAX_PIXELS
 from pacorl.io.quiet import quiet
 from pacorl.models.adapters import has_sharded
@@ -303,7 +302,7 @@ class PipelinePolicy:
         return pack((codes - vae.config.shift_factor) * vae.config.scaling_factor)
 
     def place_encoders(self, device: str | torch.device) -> None:
-        """Move everything but the transformer to a device; with `model.stream`, text encoders' blocks are streamed."""
+        """Move everything but the transformer to a device; `memory: lowest` streams text encoders' blocks."""
         for name, component in self.pipeline.components.items():
             if isinstance(component, nn.Module) and name not in ("transformer", "vae"):
                 if name in self.encoders:

@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from pacorl.config.base import Section
-from pacorl.core.devices import NONE, Quantization
+from pacorl.config.base import ModelSection
 from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ class Policy(Protocol):
         """Drop the text encoders; `encode` is unavailable from then on."""
 
     def place_transformer(self, device: str | torch.device) -> None:
-        """Move the transformer to a device, with frozen weights packed by `model.quantize`."""
+        """Move the transformer to a device, with frozen weights packed by the run's `memory`."""
 
     def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
         """Collate conditionings to one batch, on the device."""
@@ -111,7 +110,7 @@ class Policy(Protocol):
         """Decode endpoints to RGB images."""
 
 
-class PolicyOptions(Section):
+class PolicyOptions(ModelSection):
     """Options common to all kinds of generators; each kind adds its own."""
 
     cfg_scale: ClassVar[str] = ""
@@ -125,11 +124,6 @@ class PolicyOptions(Section):
     dtype: Literal["float32", "bfloat16", "float64"] = "bfloat16"
     """Type of the frozen weights; latents, log-probabilities and adapters are fp32 (fp64 with float64, which is for
     comparing machines to the last digits)."""
-    quantize: Quantization = NONE
-    """int8: the frozen weights of the transformer's blocks are kept in 8 bits, in sampling and in training alike."""
-    stream: bool = False
-    """Whether the weights of the blocks of transformer and text encoders stay in main memory: each is sent to the
-    device when its layer computes. Two layers' are there at a time, and a forward sends all of them once."""
     gradient_checkpointing: bool | Literal["auto"] = True
     """Whether activations are computed again in the backward: less memory for a third more work in training. With
     `auto`, `pacorl train-policy` turns it off if the run's plan then fits the card; in Python `auto` is on."""
@@ -154,14 +148,6 @@ class PolicyOptions(Section):
     def warning(self) -> str:
         """Advice about these options before sampling; empty for most."""
         return ""
-
-    @model_validator(mode="after")
-    def _eager_stream(self) -> PolicyOptions:
-        if self.stream and self.compile != "none":
-            raise ValueError(
-                f"stream and compile {self.compile}: compiled code cannot decide what is sent next; leave one out"
-            )
-        return self
 
 
 class TrueGuidance(PolicyOptions):

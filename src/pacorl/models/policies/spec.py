@@ -13,7 +13,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from pacorl.config.base import validated
-from pacorl.core.devices import NONE, check_compiled, check_dtype
+from pacorl.core.devices import check_compiled, check_dtype
 from pacorl.io.documents import read_object
 from pacorl.io.quiet import quiet
 from pacorl.models.policies.policy import Parts, PolicyOptions
@@ -145,9 +145,7 @@ class PolicySpec:
             return {}
         return read_object(Path(__file__).parent / "architectures" / self.architecture)
 
-    def options_for(
-        self, checkpoint: str, *, dtype: str, quantize: str = NONE, stream: bool = False, **options: Any
-    ) -> PolicyOptions:
+    def options_for(self, checkpoint: str, *, dtype: str, memory: str = "normal", **options: Any) -> PolicyOptions:
         """Build options from values; None selects the tiny checkpoint's or the kind's default.
 
         Raises:
@@ -166,8 +164,7 @@ class PolicySpec:
                 f"a generator of kind {self.kind} takes no {' and no '.join(unknown)}; leave it out "
                 f"(it takes {', '.join(accepted) or 'none of its own'})"
             )
-        common = {"checkpoint": checkpoint, "dtype": dtype, "quantize": quantize, "stream": stream}
-        return validated(self.options, {**common, **settings})
+        return validated(self.options, {"checkpoint": checkpoint, "dtype": dtype, **settings}).in_memory(memory)
 
     @cached_property
     def committed(self) -> TinyCheckpoint:
@@ -332,12 +329,12 @@ class PolicySpec:
         *,
         dtype: str = "float32",
         device: str | torch.device = "cpu",
+        memory: str = "normal",
         **options: Any,
     ) -> PipelinePolicy:
         """Load a diffusers folder, a hub name or "tiny" with this kind's options by name; see `load`."""
-        return self.load(
-            self.options.model_validate({"checkpoint": str(checkpoint), "dtype": dtype, **options}), device=device
-        )
+        section = self.options.model_validate({"checkpoint": str(checkpoint), "dtype": dtype, **options})
+        return self.load(section.in_memory(memory), device=device)
 
     def take(self, pipeline: Any, options: PolicyOptions) -> PipelinePolicy:
         """Wrap a loaded pipeline as a policy; text encoders of another type are cast to the transformer's.
