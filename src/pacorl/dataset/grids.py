@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from hashlib import sha256
 from itertools import chain, pairwise, permutations, product
 from pathlib import Path
@@ -245,7 +244,9 @@ def grids_of(folder: Path) -> dict[str, list[GridRow]]:
     """Group → its grids in order, as listed in grids.jsonl."""
     path = folder / "grids.jsonl"
     grids: dict[str, list[GridRow]] = {}
-    for row in read_records(path, partial(typed, kind=GridRow), kind="grid", fix="run `pacorl dataset generate` first"):
+    for row in read_records(
+        path, lambda row: typed(row, GridRow), kind="grid", fix="run `pacorl dataset generate` first"
+    ):
         grids.setdefault(row.group, []).append(row)
     for group, rows in grids.items():
         rows.sort(key=lambda row: row.number)

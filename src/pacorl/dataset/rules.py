@@ -229,4 +229,9 @@ def split_groups(ties: Iterable[tuple[str, str]], *, test_share: float, seed: in
     for empty, full in ((train, test), (test, train)):
         if 0 < test_share < 1 and not empty and len(full) > 1:
             empty.append(full.pop(full.index(min(full, key=len))))
-    return dict.fromkeys(chain(*train), "train") | dict.fromkeys(chain(*test), "test")
+    split_of: dict[str, Split] = {}
+    for group in chain(*train):
+        split_of[group] = "train"
+    for group in chain(*test):
+        split_of[group] = "test"
+    return split_of

@@ -197,7 +197,7 @@ def _csv_records(path: Path) -> Iterator[tuple[int, JsonObject]]:
                 )
         rows.fieldnames = header
         for row in rows:
-            surplus: list[str] = row.pop(None, [])  # type: ignore[call-overload]
+            surplus: Any = row.pop(None, [])
             # A quoted cell may run over several lines; a row is named by its first.
             start = rows.line_num - sum(cell.count("\n") for cell in (*row.values(), *surplus))
             cells: JsonObject = {name: cell.strip() for name, cell in row.items() if name}
