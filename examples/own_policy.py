@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from pacorl.models.policies.pipeline import PipelinePolicy
-from pacorl.models.policies.policy import PolicyOptions, TrainingShift
+from pacorl.models.policies.policy import PolicyOptions
 from pacorl.models.policies.spec import PolicySpec
 
 WORDS = 256
@@ -66,7 +66,6 @@ class PainterOptions(PolicyOptions):
 class PainterPolicy(PipelinePolicy):
     """`Painter` on the codes of an autoencoder. It reads texts itself, without an encoder."""
 
-    training_shift = TrainingShift(rule="inference", source="trained with the shift of sampling")
     lora_targets = ("qkv", "mlp.1", "mlp.3")
     encoders: ClassVar[dict[str, str]] = {}
     encode_batch = 1

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pacorl.core.devices import to_device
 from pacorl.models.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, guided, timestep_for
-from pacorl.models.policies.policy import TrainingShift, TrueGuidance
+from pacorl.models.policies.policy import TrueGuidance
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import Conditioning, Size
 
@@ -21,12 +21,6 @@ LORA_TARGETS = (
     "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2",
 )  # fmt: skip
 """The released adapter's targets: 342 modules of FLUX.1-dev, and as many of FLUX.1-Kontext-dev."""
-BFL_TRAINING_SHIFT = TrainingShift(
-    rule="linear",
-    source="Black Forest Labs, as quoted in github.com/Nerogar/OneTrainer/pull/1516: FLUX.1 and FLUX.2 were trained "
-    "with their schedulers' parameters; FLUX.2's empirical mu is for inference alone",
-)
-"""Training shift of all models by Black Forest Labs."""
 
 
 class DistilledOptions(TrueGuidance):
@@ -48,7 +42,9 @@ class FluxOptions(DistilledOptions):
 class FluxPolicy(PipelinePolicy):
     """A `FluxPipeline` behind the policy seam."""
 
-    training_shift = BFL_TRAINING_SHIFT
+    # Black Forest Labs, as quoted in github.com/Nerogar/OneTrainer/pull/1516: FLUX.1 and FLUX.2 were trained with their
+    # schedulers' parameters; FLUX.2's empirical mu is for inference alone.
+    training_shift = "linear"
     lora_targets: tuple[str, ...] = LORA_TARGETS
     encoders: ClassVar[Mapping[str, str]] = {"text_encoder": "CLIP text encoder", "text_encoder_2": "T5 text encoder"}
     long_encoder: ClassVar[str] = "text_encoder_2"

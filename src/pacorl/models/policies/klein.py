@@ -20,7 +20,6 @@ from torch import Tensor
 
 from pacorl.core.devices import to_device
 from pacorl.io.images import open_image, upright_size
-from pacorl.models.policies.flux import BFL_TRAINING_SHIFT
 from pacorl.models.policies.pipeline import (
     JOINT_ATTENTION,
     PipelinePolicy,
@@ -67,7 +66,7 @@ class KleinOptions(PolicyOptions):
 class KleinPolicy(PipelinePolicy):
     """A `Flux2KleinPipeline` behind the policy seam."""
 
-    training_shift = BFL_TRAINING_SHIFT
+    training_shift = "linear"  # as FLUX.1's
     forward_per: ClassVar[Literal["batch", "layout", "prompt"]] = "layout"
     max_sources: ClassVar[int] = 4  # docs.bfl.ai/guides/prompting_editing_overview
     max_references: ClassVar[int] = 4

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from pacorl.io.images import open_image, upright_size
 from pacorl.models.policies.flux import (
-    BFL_TRAINING_SHIFT,
     DEV_LICENCE,
     DistilledOptions,
     FluxPolicy,
@@ -40,7 +39,6 @@ class KontextOptions(DistilledOptions):
 class KontextPolicy(FluxPolicy):
     """A `FluxKontextPipeline` behind the policy seam."""
 
-    training_shift = BFL_TRAINING_SHIFT
     max_sources: ClassVar[int] = 1
     max_references: ClassVar[int] = 4  # in a 2×2 grid; smaller cells of 1024² show no face
     stitched: ClassVar[bool] = True

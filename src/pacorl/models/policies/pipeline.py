@@ -31,7 +31,7 @@ from pacorl.types import Conditioning, Prompt, Size
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pacorl.models.policies.policy import PolicyOptions, TrainingShift
+    from pacorl.models.policies.policy import PolicyOptions
 
 JOINT_ATTENTION = (
     "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
@@ -151,8 +151,10 @@ class PipelinePolicy:
     scheduler_spaced: ClassVar[bool] = False
     """Whether the scheduler chooses the spacing of the steps; otherwise the pipeline passes 1, …, 2/T, 1/T."""
 
-    training_shift: ClassVar[TrainingShift]
-    """Shift of the noise levels in the published checkpoint's own training."""
+    training_shift: ClassVar[Literal["inference", "linear"]] = "inference"
+    """Shift of the noise levels in the published checkpoint's own training; that of inference if none is published.
+    linear: mu grows with the number of tokens between the scheduler's bounds, as FLUX.1's does, whatever mu sampling
+    takes."""
 
     def __init__(self, pipeline: Any, options: PolicyOptions) -> None:
         self.pipeline = pipeline
@@ -366,7 +368,7 @@ class PipelinePolicy:
 
     def training_sigmas(self, num_steps: int, size: Size) -> Tensor:
         """Return (T+1,) sigmas in fp32 on the CPU, under the kind's `training_shift`."""
-        if self.training_shift.rule == "inference":
+        if self.training_shift == "inference":
             return self.sigmas(num_steps, size)
         return self._sigmas(num_steps, mu=self.linear_shift(math.prod(self.token_grid(size))))
 

@@ -9,7 +9,6 @@ The rest of the package uses a kind's `PolicySpec` (`models.policies.spec`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 from pydantic import Field
@@ -159,17 +158,6 @@ class TrueGuidance(PolicyOptions):
     """Scale of classifier-free guidance against `negative_prompt`, at twice the forwards; 1 is without."""
     negative_prompt: str = " "
     """Negative prompt of guidance."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingShift:
-    """The shift of the noise levels in a published checkpoint's own training."""
-
-    rule: Literal["inference", "linear"]
-    """inference: that of sampling. linear: mu grows with the number of tokens between the scheduler's bounds, as
-    FLUX.1's does, whatever mu sampling takes."""
-    source: str
-    """Reference of the rule; if none is published, a note, and inference's shift applies."""
 
 
 def check_images(policy: type[PipelinePolicy], prompt: Prompt, model: str) -> None:

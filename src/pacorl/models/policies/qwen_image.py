@@ -33,7 +33,7 @@ from pacorl.models.policies.pipeline import (
     pack,
     timestep_for,
 )
-from pacorl.models.policies.policy import TrainingShift, TrueGuidance
+from pacorl.models.policies.policy import TrueGuidance
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import Conditioning, Prompt, Size
 
@@ -92,7 +92,7 @@ class QwenEditPlusOptions(QwenEditOptions):
 class QwenImagePolicy(PipelinePolicy):
     """A `QwenImagePipeline` behind the policy seam, and the base of the editors."""
 
-    training_shift = TrainingShift(rule="inference", source="not published; the shift of inference is taken")
+    training_shift = "inference"  # that of training is not published
     lora_targets: tuple[str, ...] = LORA_TARGETS
     idle_in_last_block: ClassVar[tuple[str, ...]] = (
         "attn.add_q_proj", "attn.to_add_out", "txt_mlp.net.0.proj", "txt_mlp.net.2",

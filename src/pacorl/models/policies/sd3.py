@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pacorl.models.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, guided, pack, unpack
-from pacorl.models.policies.policy import PolicyOptions, TrainingShift
+from pacorl.models.policies.policy import PolicyOptions
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import Conditioning, Size
 
@@ -35,9 +35,8 @@ class SD3Options(PolicyOptions):
 class SD3Policy(PipelinePolicy):
     """A `StableDiffusion3Pipeline` behind the policy seam."""
 
-    training_shift = TrainingShift(
-        rule="inference", source="arXiv 2403.03206, section 5.3.2: a shift of 3 in training and in sampling at 1024²"
-    )
+    # arXiv 2403.03206, section 5.3.2: a shift of 3 in training and in sampling at 1024².
+    training_shift = "inference"
     lora_targets: tuple[str, ...] = LORA_TARGETS
     idle_in_last_block: ClassVar[tuple[str, ...]] = ("attn.add_q_proj",)
     encoders: ClassVar[Mapping[str, str]] = {
