@@ -76,6 +76,7 @@ def follow_link(page: Any) -> None:
 
 
 def first_screen(page: Any) -> None:
+    page.get_by_role("tab", name="Pages").click()  # the studio keeps the tab of the last visit
     playwright.expect(page.get_by_label("What should the pictures show?")).to_be_visible(timeout=PATIENCE)
 
 
