@@ -54,9 +54,9 @@ def diversify(
     source = folder / "prompts.jsonl"
     target = folder / "diverse.jsonl"
     step = DatasetStep(folder, "diversify", inputs=[source], options={"number": number}, seed=seed)
-    counts = step.counts_if_done()
-    if counts is not None:
-        return counts
+    finished = step.counts_if_done()
+    if finished is not None:
+        return finished
     records = read_prompts(source)
     if len(records) > MANY:
         logger.warning("%s", cost(len(records), number))
