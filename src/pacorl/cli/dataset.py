@@ -34,7 +34,6 @@ app = Commands(name="dataset", help="Make a dataset of consistency judgements.",
 
 FOLDER = Argument(help="The dataset's folder.")
 SEED = Option(0, min=0, max=SEEDS, help="Of everything that is drawn.")
-PROMPTS = Option("diverse.jsonl", help="The prompts file inside the folder.")
 
 
 def split_names(text: str) -> list[str]:
@@ -191,7 +190,6 @@ def generate(
     folder: Path = FOLDER,
     *,
     grids: int = Option(4, min=1, max=1000, help="Grids per prompt."),
-    prompts: str = PROMPTS,
     generator: GridGeneratorOptions,
     step: StepOptions,
 ) -> None:
@@ -205,15 +203,14 @@ def generate(
     options = vars(generator) | generator.policy_options
     del options["options"]
     source = image_source(options.pop("model") or default_options().checkpoint, **options)
-    shares: dict[str, Any] = {"grids": grids, "prompts": prompts, "shard": Shard.of_process()}
-    step.perform("generating", module.generate, folder, source, lines=True, **shares)
+    shard = Shard.of_process()
+    step.perform("generating", module.generate, folder, source, lines=True, grids=grids, shard=shard)
 
 
 @app.command()
 def pair(
     folder: Path = FOLDER,
     *,
-    prompts: str = PROMPTS,
     from_folder: Path | None = Option(None, help="Your own images in place of grids: one folder for each theme."),
     limit: int | None = Option(None, min=1, max=LARGEST, help="Questions at most, evenly spread; 20 for a pilot."),
     step: StepOptions,
@@ -226,7 +223,7 @@ def pair(
     else:
         from pacorl.dataset.grids import pair as cut
 
-        step.perform("cutting", cut, folder, prompts=prompts, limit=limit)
+        step.perform("cutting", cut, folder, limit=limit)
 
 
 @app.command()

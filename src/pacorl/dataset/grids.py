@@ -39,12 +39,17 @@ from pacorl.tiny.words import check_tiny_grid
 from pacorl.types import TINY
 
 
+def prompts_file(folder: Path) -> Path:
+    """Return the selected prompts of a folder; all prompts if none were selected."""
+    selected = folder / "diverse.jsonl"
+    return selected if selected.is_file() else folder / "prompts.jsonl"
+
+
 def generate(
     folder: Path,
     source: ImageSource,
     *,
     grids: int = 4,
-    prompts: str = "diverse.jsonl",
     shard: Shard = Shard(),
     dry_run: bool = False,
     progress: Progress = silent,
@@ -58,11 +63,12 @@ def generate(
     Raises:
         ValueError: a prompt has a layout that the tiny generator does not make.
     """
-    records = read_prompts(folder / prompts)
+    prompts = prompts_file(folder)
+    records = read_prompts(prompts)
     if source.generator.get("checkpoint") == TINY:
         # The tiny generator draws its own layout whatever the prompt says, and `pair` would cut that wrongly.
         for record in records:
-            with blamed_on(f"{folder / prompts}, prompt {record.idx}"):
+            with blamed_on(f"{prompts}, prompt {record.idx}"):
                 check_tiny_grid(record.prompt.grid, record.prompt.grid.count)
 
     # Generate this shard's grids.
@@ -85,7 +91,7 @@ def generate(
         write_jsonl(folder / "grids.jsonl", rows)
         # The manifest marks the step as done.
         options = {"generator": dict(source.generator)}
-        step = DatasetStep(folder, "generate", inputs=[folder / prompts], options=options, seed=source.seed)
+        step = DatasetStep(folder, "generate", inputs=[prompts], options=options, seed=source.seed)
         step.finish(outputs=[folder / "grids.jsonl"], counts={"grids": len(jobs)})
     return {"grids": len(jobs), "generated": generated, "missing": missing}
 
@@ -132,7 +138,6 @@ def instances_of(record: PromptRecord, *, grids: int) -> Iterator[Instance]:
 def pair(
     folder: Path,
     *,
-    prompts: str = "diverse.jsonl",
     limit: int | None = None,
     dry_run: bool = False,
     progress: Progress = silent,
@@ -145,13 +150,14 @@ def pair(
     Raises:
         ValueError: a prompt has no grids, or a grid is missing, changed, no image, or too small to cut.
     """
-    questions = chosen_questions(read_prompts(folder / prompts), grids_of(folder), limit=limit)
+    prompts = prompts_file(folder)
+    questions = chosen_questions(read_prompts(prompts), grids_of(folder), limit=limit)
     panels = [panel for asked in questions for panel in asked.panels]
     total = sum(len(asked.positions) for asked in questions)
     counts = {"prompts": len(questions), "panels": len(panels), "instances": total}
 
     # The manifest covers the instances but not the panels, which a copied folder may lack: check the files.
-    step = DatasetStep(folder, "pair", inputs=[folder / prompts, folder / "grids.jsonl"])
+    step = DatasetStep(folder, "pair", inputs=[prompts, folder / "grids.jsonl"])
     if dry_run or (step.counts_if_done() == counts and all((folder / name).is_file() for name in panels)):
         return counts
 
