@@ -117,7 +117,7 @@ CASES = {
     ),
     "dataset": Case(
         [
-            "pacorl dataset prompts {out}/set --writer tiny --count 8",
+            "pacorl dataset prompts {out}/set --model tiny --count 8",
             "pacorl dataset diversify {out}/set --number 4",
             "pacorl dataset generate {out}/set --model tiny --grids 2",
             "pacorl dataset pair {out}/set",
