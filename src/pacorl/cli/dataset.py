@@ -119,7 +119,6 @@ class GridGeneratorOptions(GeneratorOptions):
     )
     steps: int = inherited(GeneratorOptions, "steps", default=20, help="Denoising steps.")
     seed: int = inherited(GeneratorOptions, "seed", help="Of everything that is drawn.")
-    dtype: str = option("", "float32 or bfloat16; bfloat16 unless the model is tiny.")
     memory: str = inherited(JudgeOptions, "memory")
     batch: int = option(4, "Grids at a time.", least=1, most=LARGEST)
 

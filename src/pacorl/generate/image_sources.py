@@ -24,7 +24,6 @@ def image_source(
     adapter: str = "",
     size: Size | None = None,
     steps: int | None = 20,
-    dtype: str = "",
     memory: str = "normal",
     batch: int = 4,
     seed: int = 0,
@@ -39,7 +38,6 @@ def image_source(
         adapter: a LoRA in any form; a recipe identifies it by its content.
         size: for every prompt; None for the records' own.
         steps: denoising steps; None for the kind's own.
-        dtype: float32 or bfloat16; bfloat16 if empty, unless the checkpoint is tiny.
         memory: see `Generator.from_pretrained`.
         options: of the kind by name, such as guidance_scale; None for the checkpoint's default.
 
@@ -53,7 +51,7 @@ def image_source(
     spec = POLICIES.named(kind)
     if edits is not None and not (spec.edits if edits else spec.sets):
         raise ValueError(f"{checkpoint} is of kind {kind!r}, which {'makes sets' if edits else 'edits images'}")
-    dtype = dtype or ("float32" if checkpoint == TINY else "bfloat16")
+    dtype = "float32" if checkpoint == TINY else "bfloat16"
     settings = spec.options_for(checkpoint, dtype=dtype, **options)
 
     # Describe the settings that change an image.
