@@ -49,6 +49,11 @@ def init(
     references: str = Option("", help="A folder of a character's images that every prompt shows."),
 ) -> None:
     """Write a config for your prompts, model and card, each setting explained, and print its plan."""
+    from pacorl.io.files import check_new, check_writable
+
+    # Before the imports of a plan, which take seconds.
+    check_new(path, fix="name another file")
+    check_writable(path)
     from pacorl.plan.init import write_config
 
     plan, steps = write_config(path, model=model, prompts=prompts, card=card, reward=reward, references=references)

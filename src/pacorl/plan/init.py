@@ -20,7 +20,7 @@ from pacorl.config.base import validated
 from pacorl.config.reward_section import RewardConfig
 from pacorl.grpo.builders import with_credit
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.io.files import check_new, check_writable, write_atomic
+from pacorl.io.files import check_new, write_atomic
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.models.policies.policy import check_images
 from pacorl.models.policies.spec import PolicySpec
@@ -128,9 +128,8 @@ def write_config(
     Raises:
         ValueError: Something does not fit together; the message names it and the fix. Nothing is written.
     """
-    check_writable(path)
     job = _read_job(path, model=model, prompts=prompts, card=card, reward=reward, references=references)
-    check_new(path, job.folder, fix="name another file")
+    check_new(job.folder, fix="name another file for the config")
     save = save_edits if job.edits else save_prompts
     save(job.train, job.folder / "train.jsonl")
     save(job.held_out, job.folder / "test.jsonl")
