@@ -253,8 +253,8 @@ READERS: dict[str, tuple[str, Reader]] = {
         "rankings.csv",
         Reader({"rankings.csv": CSV}, lambda path: import_rankings(path.parent / "set", path)),
     ),
-    # The image that a row names may be at fault.
-    "grids.jsonl": ("grids.jsonl", Reader(write_grids, lambda path: pair(path.parent), names=("/work/",))),
+    # The image that a row names, or a prompt without enough grids, may be at fault.
+    "grids.jsonl": ("grids.jsonl", Reader(write_grids, lambda path: pair(path.parent), names=("/work/", "i: "))),
     "card.yaml": (
         "hero/card.yaml",
         Reader({"hero/card.yaml": CARD, "hero/a.png": IMAGE}, lambda path: read_character(path.parent)),
