@@ -234,21 +234,6 @@ class Shifted(Numbers):
         return [row | {"value": row["value"] + 0.5} for row in super().measure(keys)]
 
 
-class Folders(Numbers):
-    """Numbers whose items share folders by their first letter."""
-
-    def figures(self, rows: Sequence[Row]) -> list[Interval]:
-        values = np.array([[row["value"], 2 * row["value"]] for row in rows], dtype=float)
-        return bootstrap([row["key"][0] for row in rows], lambda drawn: values[drawn].mean(0), draws=50)
-
-
-def test_the_number_of_folders_is_told_and_too_few_give_no_interval(tmp_path: Path) -> None:
-    outcome = run(Folders(["a", "aa", "aaa", "b", "bb", "bbb", "bbbb"]), tmp_path, HERE)
-    words = "7 items are measured, of 2 independent groups (such as folders or prompts); there are no intervals"
-    assert words in (tmp_path / "table.md").read_text()
-    assert outcome.tables[0].lines[0].cells[0] == Interval(pytest.approx(16 / 7), groups=2)
-
-
 def test_two_runs_on_the_same_items_are_compared_by_paired_differences(tmp_path: Path) -> None:
     keys = [letter * (1 + number) for number, letter in enumerate("abcdefghij")]
     run(Numbers(keys[1:]), tmp_path / "old", HERE)
@@ -290,20 +275,6 @@ def test_a_failed_retry_hides_no_judgement(tmp_path: Path) -> None:
         write_jsonl(tmp_path / files[1], [{"key": "a", "error": "it fell silent"}, {"key": "b", "value": 2}])
         rows = read_results(tmp_path)
         assert {key: row.get("value") for key, row in rows.items()} == {"a": 1, "b": 2}
-
-
-def test_what_cannot_be_compared_is_refused_or_told(tmp_path: Path) -> None:
-    against = BenchmarkOptions(judge="new", against=tmp_path / "old")
-    with pytest.raises(ValueError, match=r"old has no settings.json, so it is no benchmark's"):
-        run(Numbers(KEYS), tmp_path / "new", against)
-    run(Numbers(KEYS), tmp_path / "old", HERE)
-    few = run(Shifted(KEYS), tmp_path / "few", against)
-    assert "no difference shown in Mean, Twice" in " ".join(few.remarks)
-    (other,) = run(Numbers(["zz"]), tmp_path / "other", against).tables[0].lines[:1]
-    assert other.name == "new"
-    (tmp_path / "old" / "settings.json").write_text('{"benchmark": "words", "setting": "one"}')
-    with pytest.raises(ValueError, match=r"old has another benchmark \('words' instead of 'numbers'\)"):
-        run(Numbers(KEYS), tmp_path / "new", against)
 
 
 def test_a_benchmark_that_no_paper_has_figures_of_stands_alone(tmp_path: Path) -> None:

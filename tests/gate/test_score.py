@@ -184,17 +184,6 @@ def test_scores_are_printed_as_the_command_prints_them() -> None:
     assert repr(silent) == "Scores(2 images, no mean, 1 of 1 pairs without a score)"
 
 
-def test_two_images_make_one_line() -> None:
-    text = table(score_set(GreyJudge(), IMAGES[:2]))
-    assert text == f"P(Yes), the two images belong together: {p(0, 1):.4f}.\n{UNCALIBRATED}"
-
-
-def test_a_missing_pair_is_said() -> None:
-    assert "No score: image 1 and image 2 (it fell silent)." in table(
-        score_set(GreyJudge(silent_about="Do"), IMAGES[:2])
-    )
-
-
 def test_the_json_names_images() -> None:
     document = json.loads(json.dumps(scored().to_dict()))
     assert document["odd_one_out"]["image"] == "y"

@@ -13,7 +13,6 @@ from tiny_runs import JPEG_SIZE
 from typer.testing import CliRunner
 
 from pacorl.cli import app
-from pacorl.generate.generator import Generator
 from pacorl.io.images import upright_size
 from pacorl.types import Size
 
@@ -106,13 +105,3 @@ def test_true_cfg_takes_two_forwards(tmp_path: Path, scale: float, forwards: int
     with torch.no_grad():
         policy.velocity(policy.noise([0], Size(64, 64)), torch.full((1,), 0.5), conditioning, Size(64, 64))
     assert len(calls) == forwards
-
-
-def test_qwen_without_guidance_says_so_once_before_it_samples(
-    checkpoints: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    Generator.from_pretrained(str(checkpoints / "qwen_edit"), dtype="float32", true_cfg_scale=4.0)
-    assert not caplog.records
-    Generator.from_pretrained(str(checkpoints / "qwen_edit"), dtype="float32")
-    (record,) = caplog.records
-    assert "is sampled without guidance, because true_cfg_scale is 1" in record.getMessage()

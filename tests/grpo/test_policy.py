@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from scored import score
 from tiny_runs import metrics, tiny_run, train_policy
 from toy_world import toy_config, toy_world
-from transformers.utils import logging as transformers_logging
 
 from pacorl.config.recipes import recipe
 from pacorl.core.advantages import advantages
@@ -93,39 +92,6 @@ def test_a_run_that_is_told_to_stop_twice_still_saves(tmp_path: Path, monkeypatc
     with toy_world(), pytest.raises(Interrupted, match="stopped after epoch 0, and saved"):
         train_policy(config)
     assert held == [True]
-
-
-def test_a_trainer_in_python_loads_without_bars_and_notes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    transformers_logging.enable_progress_bar()
-    with toy_world():
-        PolicyTrainer(toy_config(tmp_path / "run"), rewards={"noisy": Noisy()}).close()
-    assert not transformers_logging.is_progress_bar_enabled()
-    assert [record.name for record in caplog.records if record.name.startswith("transformers")] == []
-
-
-class Noisy:
-    """A reward whose library says something while it loads."""
-
-    def load(self) -> None:
-        transformers_logging.get_logger("transformers.noisy").warning("torchvision is missing")
-
-    def __call__(self, prompts, images):  # type: ignore[no-untyped-def]
-        return [0.5 for _ in images]
-
-
-def test_a_stop_in_python_is_said_without_the_signal_s_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = toy_config(tmp_path / "run", "epochs=3", "evaluation.every=0")
-    draw_samples = epoch.draw_samples
-
-    def draw_and_stop(*arguments):  # type: ignore[no-untyped-def]
-        os.kill(os.getpid(), signal.SIGTERM)
-        return draw_samples(*arguments)
-
-    monkeypatch.setattr(epoch, "draw_samples", draw_and_stop)
-    with toy_world(), pytest.raises(Interrupted, match=r"and saved; go on with --resume auto$") as stop:
-        PolicyTrainer(config).train()
-    assert stop.value.__cause__ is None
-    assert stop.value.__suppress_context__
 
 
 @pytest.mark.slow

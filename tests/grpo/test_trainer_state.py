@@ -199,19 +199,6 @@ def test_both_judges_of_a_run_are_closed(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-def test_a_resumed_run_says_each_change_with_both_values(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run = tmp_path / "run"
-    trainer(run, "epochs=1").train()
-    caplog.clear()
-    trainer(run, "epochs=2", "keep_checkpoints=1", resume=True).train()
-    assert [record.getMessage() for record in caplog.records if "another setting" in record.getMessage()] == [
-        "resumed with another setting: epochs was 1 and is now 2",
-        "resumed with another setting: keep_checkpoints was 3 and is now 1",
-    ]
-    assert metrics(run, "changes")[0]["changes"] == {"epochs": [1, 2], "keep_checkpoints": [3, 1]}
-
-
-@pytest.mark.slow
 def test_another_judge_does_not_take_over_in_the_middle_of_a_run(tmp_path: Path) -> None:
     run, other = tmp_path / "run", tmp_path / "other"
     other.mkdir()

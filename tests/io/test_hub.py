@@ -56,12 +56,6 @@ def test_a_hub_without_network_is_one_line_in_seconds() -> None:
     assert "\n" not in str(error.value)
 
 
-def test_offline_by_wish_is_said_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ValueError, match="HF_HUB_OFFLINE is set"):
-        check_checkpoint("nobody/model", "config.json")
-
-
 @pytest.mark.usefixtures("answering")
 def test_a_hub_that_answers_anything_is_left_to_the_libraries() -> None:
     check_checkpoint("nobody/model", "config.json")

@@ -127,26 +127,6 @@ def test_a_faulty_source_is_refused_by_its_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_dataset_that_is_not_unpacked_says_what_is_not_there(tmp_path: Path) -> None:
-    folder = tmp_path / "PaCo-Dataset"
-    folder.mkdir()
-    overrides = tiny(tmp_path, f"data.train=['{folder}:consistency_reward_cot_train']")
-
-    def remedy() -> str:
-        (absence,) = plan_reward(load(JudgeConfig, CONFIGS / "tiny.yaml", overrides)).absences
-        return absence.remedy
-
-    assert FETCH.format(folder) in remedy()
-    assert remedy().endswith(f"{folder / 'dataset_info.json'} is not there")
-    entry = {"file_name": "train.json", "formatting": "sharegpt"}
-    (folder / "dataset_info.json").write_text(json.dumps({"consistency_reward_cot_train": entry}))
-    assert remedy().endswith(f"{folder / 'train.json'} is not there")
-    turns = [{"from": "human", "value": "<image><image>Same?"}, {"from": "gpt", "value": "Yes."}]
-    (folder / "train.json").write_text(json.dumps([{"conversations": turns, "images": ["a.png", "b.png"]}]))
-    assert remedy() == f"{folder / 'train.json'}: 2 image(s) missing; unpack them into its folder"
-
-
-@pytest.mark.slow
 def test_weights_and_an_adapter_that_are_absent_are_listed(tmp_path: Path) -> None:
     for file in TINY_JUDGE.iterdir():
         if file.suffix != ".safetensors":
