@@ -20,12 +20,13 @@ from transformers import AutoModelForImageTextToText, TrainerCallback
 from pacorl.config.base import ConfigError, dump, load
 from pacorl.core.objectives.decision_weighted import decision_weighted
 from pacorl.core.questions import consistent
+from pacorl.io.files import digests
 from pacorl.io.images import open_image
 from pacorl.io.processor import load_processor
 from pacorl.judge.local import LocalJudge
 from pacorl.judge_training.examples import Collator, ComparisonDataset, each_once, in_both_orders, load_data
 from pacorl.judge_training.judge_config import JudgeConfig, RewardTuningConfig
-from pacorl.judge_training.judge_trainer import JudgeTrainer, build_trainer, checkpoints
+from pacorl.judge_training.judge_trainer import JudgeTrainer, build_trainer, checkpoints, newest_whole
 from pacorl.judge_training.loop import (
     DIGESTS,
     LABEL_KEYS,
@@ -296,6 +297,19 @@ def test_a_checkpoint_that_was_cut_short_is_none(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-14").mkdir()
     (tmp_path / "checkpoint-of-mine").mkdir()
     assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-2", "checkpoint-10", "checkpoint-12"]
+
+
+def test_without_a_whole_checkpoint_nothing_begins_anew(tmp_path: Path) -> None:
+    assert newest_whole(tmp_path) is None
+    for step in (2, 4):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "weights").write_text(str(step))
+        (tmp_path / f"checkpoint-{step}" / DIGESTS).write_text(json.dumps(digests(tmp_path / f"checkpoint-{step}")))
+    (tmp_path / "checkpoint-4" / "weights").write_text("3")
+    assert newest_whole(tmp_path) == tmp_path / "checkpoint-2"
+    (tmp_path / "checkpoint-2" / "weights").unlink()
+    with pytest.raises(ValueError, match="no checkpoint in .* is whole"):
+        newest_whole(tmp_path)
 
 
 def test_evaluation_is_logged_and_summarised(run: Any, data: Path) -> None:

@@ -246,17 +246,20 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def newest_whole(folder: Path) -> Path | None:
-    """Return the newest checkpoint whose files are those that were written; None without any.
+    """Return the newest checkpoint whose files are those that were written; None without any checkpoint.
 
-    Logs a warning for each damaged one.
+    Logs a warning for each damaged one. Raises ValueError if all are damaged.
     """
-    for path in reversed(checkpoints(folder)):
+    existing = checkpoints(folder)
+    for path in reversed(existing):
         try:
             check_digests(path, typed(read_object(path / DIGESTS), dict[str, str]))
         except ValueError as fault:
             logger.warning("%s; the checkpoint before it is taken", fault)
         else:
             return path
+    if existing:
+        raise ValueError(f"no checkpoint in {folder} is whole; copy one back, or start anew with out=…")
     return None
 
 
