@@ -308,7 +308,7 @@ def test_without_a_whole_checkpoint_nothing_begins_anew(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-4" / "weights").write_text("3")
     assert newest_whole(tmp_path) == tmp_path / "checkpoint-2"
     (tmp_path / "checkpoint-2" / "weights").unlink()
-    with pytest.raises(ValueError, match="no checkpoint in .* is whole"):
+    with pytest.raises(ValueError, match=r"no checkpoint in .* is whole"):
         newest_whole(tmp_path)
 
 

@@ -187,6 +187,8 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
         """Add the digests of a checkpoint's files, the last of its files."""
         folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
         with weight_write_errors(folder):
+            if processes().is_main_process:  # a damaged one of this step is written again
+                (folder / DIGESTS).unlink(missing_ok=True)
             super()._save_checkpoint(*model_and_trial)
             processes().wait_for_everyone()
             if processes().is_main_process:
