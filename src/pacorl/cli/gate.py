@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -409,7 +410,10 @@ def calibrate(
     lines = calibration_lines(answers, curve, held_out)
     # Saved before the output, which may fail on a closed pipe.
     Calibration(name, curve).save(out)
-    echo("\n".join([*lines, f"calibration: {out}"]))
+    following = (
+        f"pacorl check --sets FOLDER --judge {shlex.quote(judge)} --calibration {shlex.quote(str(out))} --min 0.5"
+    )
+    echo("\n".join([*lines, f"calibration: {out}", f"next: {following}"]))
 
 
 def _labelled(source: str, scratch: Path) -> list[Comparison]:
