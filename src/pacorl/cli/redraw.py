@@ -156,7 +156,7 @@ class FinishedPage:
         from pacorl.io.images import recipe_of
 
         names, images = open_panels(sources, grid=layout)
-        if len(names) > 1 and len(sources) == 1:
+        if len(names) > 1 and len(sources) == 1 and not Path(sources[0]).is_dir():
             recipe = recipe_of(Path(sources[0]))
             return cls(names, images, [recipe] * len(names), [Path(sources[0])], layout or layout_of(sources[0]))
         files = list(map(Path, names))
