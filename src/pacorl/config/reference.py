@@ -99,10 +99,10 @@ def unknown_key(kind: type[BaseModel], path: Sequence[str | int], document: Any)
     same = [key for key in _names(kind, document) if key.rpartition(".")[2] == name]
     section = kind
     for step in path[:-1]:
-        is_list = isinstance(step, int)
-        document = document[step] if isinstance(document, list if is_list else Mapping) else None
-        if not is_list:
-            section = _section_of(section.model_fields[str(step)], document) or section
+        has_items = isinstance(document, Mapping | list)
+        document = document[step] if has_items else None
+        if isinstance(step, str):
+            section = _section_of(section.model_fields[step], document) or section
 
     near = difflib.get_close_matches(name, section.model_fields, n=1)
     guesses = same or [".".join([*sections, each]) for each in near]
@@ -145,7 +145,7 @@ def _parts(annotation: Any) -> Iterator[Any]:
 def _keys_of(model: type[BaseModel], *, run: str, prefix: str = "") -> Iterator[Key]:
     for name, field in model.model_fields.items():
         path = f"{prefix}{name}"
-        annotation = Annotated[field.annotation, *field.metadata, ...]
+        annotation: Any = Annotated[field.annotation, *field.metadata, ...]
         part = next(_parts(annotation), None)
         is_list = get_origin(field.annotation) in (tuple, list)
 
