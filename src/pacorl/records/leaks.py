@@ -113,7 +113,7 @@ def check_leaks(
         ValueError: with the report and the fix, if there are leaks into a benchmark, or into other evaluation prompts.
     """
     against = {} if deliberate else {"prompts.evaluation": evaluation}
-    report = leak_report(find_leaks(train, against | benchmarks), total=len(train))
+    report = leak_report(find_leaks(train, {**against, **benchmarks}), total=len(train))
     if report:
         raise ValueError(
             f"{report}. Split them with `pacorl prompts SOURCE --out FOLDER`, or set prompts.evaluation to the "

@@ -17,7 +17,7 @@ from pacorl.rewards.spec import RewardSpec, parsed_spec, user_spec
 if TYPE_CHECKING:
     import torch
 
-    from pacorl.config.reward_section import RewardConfig
+    from pacorl.config.reward_section import MeasureConfig
     from pacorl.judge.judge import Judge
 
 REWARDS: Table[Callable[..., Reward]] = Table(
@@ -57,7 +57,7 @@ def reward_spec(name: str, *, run: bool = True) -> RewardSpec:
         raise RewardError(f"rewards: {error}, or your own as {FORM}") from None
 
 
-def check_rewards(configs: Sequence[RewardConfig], *, key: str = "rewards", run: bool = True) -> None:
+def check_rewards(configs: Sequence[MeasureConfig], *, key: str = "rewards", run: bool = True) -> None:
     """Check the name of each reward, and the names, types and ranges of its arguments.
 
     Loads no weights.
@@ -76,18 +76,18 @@ def check_rewards(configs: Sequence[RewardConfig], *, key: str = "rewards", run:
             spec.build(args, judge=None, device="cpu")
 
 
-def asks_judge(config: RewardConfig, *, run: bool = True) -> bool:
+def asks_judge(config: MeasureConfig, *, run: bool = True) -> bool:
     """Check whether a reward has an argument `judge`; `run` as in `check_rewards`."""
     return reward_spec(config.name, run=run).asks_judge
 
 
-def has_parts(config: RewardConfig, *, run: bool = True) -> bool:
+def has_parts(config: MeasureConfig, *, run: bool = True) -> bool:
     """Check whether a reward's score has a part for each panel (`ScoresPanels`); `run` as in `check_rewards`."""
     return hasattr(reward_spec(config.name, run=run).target, "panel_scores")
 
 
 def build_rewards(
-    configs: Sequence[RewardConfig], *, judge: Judge | None, device: str | torch.device = "cpu"
+    configs: Sequence[MeasureConfig], *, judge: Judge | None, device: str | torch.device = "cpu"
 ) -> Mapping[str, Reward]:
     """Build the configured rewards by key, in order; weights load later (`rewards.reward.smoke_test`).
 
