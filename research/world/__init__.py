@@ -1,5 +1,9 @@
-"""The tiny world to come, in which no panel's text names a look: drawing, prompts, oracle, and its makers.
+"""The tiny world to come, in which no panel's text names a look: artwork, prompts, oracle, and its makers.
 
-Tried so far: the oracle reads every drawn panel of 16 to 96 px, and the autoencoder's reconstructions of 32 px and
-more, without an error. Generator and judge are not trained yet; `pacorl.tiny` is the world in use.
+Tried so far: the oracle reads every drawn panel of 16 to 192 px, and the autoencoder's reconstructions of 32 px and
+more, without an error. `judge` is right on 255 of 256 questions about one look and on 245 of 256 about pairs, on 66 %
+of those about poses and 84 % of those about texts, for which its training goes on. It did not start from scratch: the
+weights of `pacorl.tiny`'s judge, which can compare two panels, were given a new vocabulary; from scratch 3,300 steps
+taught it to name every look and not to compare them. The generator is not trained yet; `pacorl.tiny` is the world in
+use.
 """

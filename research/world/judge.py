@@ -57,6 +57,8 @@ class Example:
     answer: str
     words: tuple[tuple[str, bool], ...] = ()
     """Attribute values that the question quotes, in order, and whether the image shows them."""
+    equal: tuple[bool, ...] = ()
+    """Whether two panels share each attribute of VALUES."""
 
     @property
     def yes(self) -> bool:
@@ -91,7 +93,7 @@ class Teacher:
                 else:
                     yield Example((self._image(panel),), CAPTION_REQUEST, f"It shows {caption(panel)}.")
                 continue
-            kind = self._edit if self.rng.random() < edits else self.rng.choices(kinds, weights=(4, 2.5, 4, 0.8))[0]
+            kind = self._edit if self.rng.random() < edits else self.rng.choices(kinds, weights=(4, 2.5, 4, 1.5))[0]
             yield kind(panel)
 
     # --- images ------------------------------------------------------------------------------------------------
@@ -126,14 +128,15 @@ class Teacher:
         # Few differences: with random panels, colours would be enough to be right.
         if self.rng.random() < 0.12:
             second = replace(random_panel(self.rng), place=first.place)
-        elif self.rng.random() < 0.05:
+        elif self.rng.random() < 0.15:
             second = with_another(second, "place", self.rng)
         if second.looks == first.looks and second.place == first.place:
             second = self._changed(second, LOOKS, self.rng.choices((1, 2, 3, 4), weights=(5, 3, 2, 1))[0])
         return self._either(first, second, question, f"No. {differences(first, second, (*LOOKS, 'place'))}")
 
     def _either(self, first: Panel, second: Panel, question: str, answer: str) -> Example:
-        return Example((self._image(first), self._image(second)), question, answer)
+        equal = tuple(getattr(first, name) == getattr(second, name) for name in VALUES)
+        return Example((self._image(first), self._image(second)), question, answer, equal=equal)
 
     def _junk_pair(self, first: Panel, question: str) -> Example:
         bad = self._junk()
@@ -246,7 +249,7 @@ class Teacher:
             reasons = differences(before, seen, edit.others)
             kept = ", ".join(getattr(before, name) for name in edit.others)
             answer = f"No. {reasons}" if reasons else f"Yes. Both show {kept}."
-        return Example((self._image(before), self._image(seen)), question, answer)
+        return self._either(before, seen, question, answer)
 
     # --- texts -------------------------------------------------------------------------------------------------
 
@@ -360,14 +363,15 @@ class Pixels:
 def losses(
     model: Any, examples: Sequence[Example], pixels: Pixels, processor: Any
 ) -> tuple[Tensor, Tensor, list[bool]]:
-    """Compute the mean loss of some examples, that of their quoted words, and whether each was answered Yes.
+    """Compute the mean loss of some examples, an auxiliary one, and whether each was answered Yes.
 
-    An example's loss is α of its decision and 1 − α of its reasons. The loss of words is an auxiliary classification:
-    below the last layer, the token of each quoted word predicts whether the image shows it, so that the last layer only
-    aggregates.
+    An example's loss is α of its decision and 1 − α of its reasons. The auxiliary loss is a classification below the
+    last layer, so that the last layer only aggregates: the token of each quoted word predicts whether the image shows
+    it, and the last tokens of a question about two panels whether they share each attribute. Without the latter a
+    judge names every look rightly long before it compares two of them.
     """
     yes, no = processor.tokenizer.convert_tokens_to_ids(["Yes", "No"])
-    inputs, answered, word_ends = collate(examples, pixels, processor)
+    inputs, answered, marked = collate(examples, pixels, processor)
     output = model(**inputs, output_hidden_states=True)
     logits = output.logits[:, :-1]
     labels = inputs["input_ids"][:, 1:]
@@ -381,24 +385,28 @@ def losses(
     decided = DECISION_SHARE * token_loss[first] + (1 - DECISION_SHARE) * reasons
     loss = torch.where(decides, decided, reasons).mean()
 
-    words_loss = torch.zeros(())
-    if len(word_ends):
-        hidden = model.model.language_model.norm(output.hidden_states[-2][tuple(word_ends.T)])
-        fits = torch.tensor([fit for example in examples for _, fit in example.words])
-        words_loss = F.cross_entropy(model.lm_head(hidden)[:, [no, yes]], fits.long())
+    auxiliary = torch.zeros(())
+    if len(marked):
+        hidden = model.model.language_model.norm(output.hidden_states[-2][tuple(marked.T)])
+        facts = torch.tensor(
+            [fact for example in examples for fact in (*(fit for _, fit in example.words), *example.equal)]
+        )
+        auxiliary = F.cross_entropy(model.lm_head(hidden)[:, [no, yes]], facts.long())
     decisions = logits[first]
-    return loss, words_loss, (decisions[:, yes] > decisions[:, no]).tolist()
+    return loss, auxiliary, (decisions[:, yes] > decisions[:, no]).tolist()
 
 
 def collate(examples: Sequence[Example], pixels: Pixels, processor: Any) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """Collate examples: inputs padded on the right; mask of the answers' tokens (B, T); ends of quoted words (W, 2)."""
-    prompts, answers, word_ends = [], [], []
+    """Collate examples: inputs padded on the right, mask of the answers' tokens (B, T), tokens with a fact (W, 2)."""
+    prompts, answers, marked = [], [], []
     images: list[Image.Image] = []
     for row, example in enumerate(examples):
         prompt, columns = _chat(example, processor)
         prompts.append(prompt)
         answers.append(processor.tokenizer(f"{example.answer}<|im_end|>").input_ids)
-        word_ends += [(row, column) for column in columns]
+        # The last token of a prompt decides; those before it have the looks.
+        columns += [len(prompt) - 1 - len(VALUES) + look for look in range(len(example.equal))]
+        marked += [(row, column) for column in columns]
         images += example.images
 
     length = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
@@ -419,7 +427,7 @@ def collate(examples: Sequence[Example], pixels: Pixels, processor: Any) -> tupl
         "image_grid_thw": torch.tensor([[1, 4, 4]]).repeat(len(images), 1),
         "mm_token_type_ids": (ids == processor.image_token_id).int(),
     }
-    return inputs, answered, torch.tensor(word_ends, dtype=torch.long).view(-1, 2)
+    return inputs, answered, torch.tensor(marked, dtype=torch.long).view(-1, 2)
 
 
 def _chat(example: Example, processor: Any) -> tuple[list[int], list[int]]:
@@ -475,8 +483,8 @@ def pretrain_judge(
             group = [example for example in examples if len(example.images) == images]
             if not group:
                 continue
-            answers_loss, words_loss, said_yes = losses(model, group, pixels, processor)
-            loss = loss + answers_loss * len(group) / BATCH + words_loss
+            answers_loss, auxiliary, said_yes = losses(model, group, pixels, processor)
+            loss = loss + answers_loss * len(group) / BATCH + auxiliary
             for example, answer in zip(group, said_yes, strict=True):
                 if example.decides:
                     right[kind].append(answer == example.yes)
