@@ -161,6 +161,8 @@ def stepped_parameters(lora: LoraTraining) -> dict[str, nn.Parameter]:
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> dict[str, Tensor]:
     """Return an optimizer's unsharded state by parameter names, `exp_avg/NAME`. All ranks call it."""
+    # Not torch.distributed.checkpoint.state_dict: it gives an optimizer that has no state yet one by a step of its own,
+    # which AdamW counts, so that a run saved before its first step would not resume to equal bits.
     state = optimizer.state_dict()["state"]
     tensors = {}
     for number, name in enumerate(names):
