@@ -175,7 +175,7 @@ def judge_accuracy(judge: Judge, *, pairs: int = 200, texts: int = 200) -> JsonO
             second = characters.set_of(first.kept, 1, rng)[0]
             second = second if is_yes else characters.redrawn_once(second, rng)
             size = rng.choice((32, 64))
-            images = (characters.draw(first, size), characters.draw(second, size))
+            images: tuple[Image.Image, ...] = (characters.draw(first, size), characters.draw(second, size))
             question = questions.same_theme(f"2x2 grid layout of {first.subject}.")
         else:
             described = first if is_yes else characters.redrawn_once(first, rng, names=tuple(characters.VALUES))

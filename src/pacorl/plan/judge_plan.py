@@ -77,11 +77,12 @@ def plan_reward(config: JudgeConfig) -> Plan:
     start = sources.adapter_absence("tuning.start", config.tuning.start)
     if checkpoint.folder:
         source_of(str(checkpoint.folder))  # refuses a model of another family
-    model = model_on_meta(checkpoint.configs["model"], dtype=getattr(torch, config.model.dtype))
+    dtype = getattr(torch, config.model.dtype)
+    model = model_on_meta(checkpoint.configs["model"], dtype=dtype)
     with META:
         tuned = tune(model, config.tuning.model_copy(update={"start": ""}) if start else config.tuning)
     trained, total = parameter_counts(tuned)
-    frozen_bytes = (total - trained) * model.dtype.itemsize
+    frozen_bytes = (total - trained) * dtype.itemsize
     _check_answers(config, checkpoint, comparisons)
     absences += [*checkpoint.absences, *([start] if start else [])]
     return Plan(

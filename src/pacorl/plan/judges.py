@@ -113,7 +113,10 @@ def judges_of(
         train = asked("rewards.", 0, batch)
         evaluated, held_out = asked("rewards.", 1, EVALUATED), asked("evaluation.", 1, EVALUATED)
     own = config.evaluation.judge_settings
-    calls = ((train, evaluated if own else evaluated + held_out), ([], held_out))
+    calls: tuple[tuple[list[Any], list[Any]], ...] = (
+        (train, evaluated if own else evaluated + held_out),
+        ([], held_out),
+    )
     found: list[Scorer | None] = []
     for name, settings, checkpoint, (of_batch, of_evaluation) in zip(
         ("judge", "evaluation's judge"), (config.judge, own), judges, calls, strict=True

@@ -169,7 +169,19 @@ def measure_generator(
     figures = (measure(configs) if names_block else at_full_depth(configs, measure)).tolist()
     of_batches = figures[7:]
     peaks, flops = of_batches[: len(batches)], of_batches[len(batches) :]
-    return Generator(policies[0], *map(round, figures[:6]), figures[6], tuple(map(round, peaks)), tuple(flops))
+    parameters, weights, streamed, adapter, trained, train = map(round, figures[:6])
+    return Generator(
+        inputs=policies[0],
+        parameters=parameters,
+        weights=weights,
+        streamed=streamed,
+        adapter=adapter,
+        trained=trained,
+        train=train,
+        train_flops=figures[6],
+        samples=tuple(map(round, peaks)),
+        sample_flops=tuple(flops),
+    )
 
 
 def _training_figures(inputs: Inputs, training: Training) -> list[float]:

@@ -296,7 +296,7 @@ def _training(
 def _work_facts(config: PolicyConfig, work: Work, *, prompts: int) -> dict[str, Any]:
     """Count a run's work: epochs, images, how often a prompt is seen, and forwards."""
     drawn = config.epochs * work.samples / config.group_size
-    counts = {"epochs": config.epochs, "images an epoch": work.samples}
+    counts: dict[str, float] = {"epochs": config.epochs, "images an epoch": work.samples}
     if prompts:
         counts |= {"prompts": prompts, "each seen": round(drawn / prompts, 1)}
     return {"work": counts, "forwards_per_image": dict(work.forwards_per_image)}
@@ -478,7 +478,10 @@ def _hours(plan: Plan, cost: Cost) -> Iterator[str]:
     if cost.judge_cards:
         yield f"judge: a server with {cost.judge_cards} of these cards keeps up with {cost.world} that train"
     cards = timed_cards(plan, cost)
-    hours = ["{:.2g} to {:.2g} on {} × {}".format(*cost.hours(card), cost.world, card.name) for card in cards]
+    hours = []
+    for card in cards:
+        low, high = cost.hours(card)
+        hours.append(f"{low:.2g} to {high:.2g} on {cost.world} × {card.name}")
     if hours:
         yield f"hours, with evaluations, judging and saving: {', '.join(hours)}"
 

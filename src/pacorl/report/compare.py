@@ -234,9 +234,10 @@ def rows_of_pairs(pairs: Mapping[str, Runs]) -> list[Row]:
     for name, of_seeds in by_name.items():
         both = {seed: (one.before, one.after) for seed, one in of_seeds.items() if one.before and one.after}
         means = {seed: (first.mean, second.mean) for seed, (first, second) in both.items() if first and second}
-        intervals = paired(list(means), [first for first, _ in means.values()], [last for _, last in means.values()])
+        firsts, lasts = ([pair[side] for pair in means.values()] for side in (0, 1))
+        before, after, difference = paired(list(means), firsts, lasts)
         starts = [_mean([one.starts[side] for one in of_seeds.values()]) for side in (0, 1)]
-        result = Result(name, *intervals, starts=(starts[0], starts[1]))
+        result = Result(name, before, after, difference, starts=(starts[0], starts[1]))
         rows.append(Row(result, {seed: last - first for seed, (first, last) in means.items()}))
     return rows
 

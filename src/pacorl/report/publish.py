@@ -29,8 +29,10 @@ FOLDERS = ("adapter", "merged")
 """A run's folders to publish, the first existing."""
 JUDGE_LICENCES = dict.fromkeys(("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3.5-9B"), ("apache-2.0", ""))
 """Of the bases that the judges' recipes name: an adapter is bound by its base's."""
-SHOWN = ("seed", "epochs", "prompts_per_epoch", "group_size", "steps", "size", "trigger", "model", "adapter", "tuning")
-SHOWN += ("sampling", "evaluation", "advantages", "objective", "optimizer", "loss", "rewards", "judge")
+SHOWN = (
+    *("seed", "epochs", "prompts_per_epoch", "group_size", "steps", "size", "trigger", "model", "adapter", "tuning"),
+    *("sampling", "evaluation", "advantages", "objective", "optimizer", "loss", "rewards", "judge"),
+)
 """Sections of a config that a card shows. A list of keys to leave out would forget the next that holds a password."""
 LEFT_OUT = {"args", "api_key_env"}
 """Keys within them that are the user's own."""

@@ -97,7 +97,11 @@ def summarised(summary: Record) -> list[Result]:
     sides = [_intervals(summary, key) for key in ("before", "after", "difference")]
     measured = dict.fromkeys([*sides[0], *sides[1]])
     names = dict.fromkeys([name for name in MEANINGS if name in measured] + list(measured))
-    return [Result(name, *(side.get(name) for side in sides)) for name in names]
+    rows = []
+    for name in names:
+        before, after, difference = (side.get(name) for side in sides)
+        rows.append(Result(name, before, after, difference))
+    return rows
 
 
 def _intervals(summary: Record, key: str) -> dict[str, Interval]:
@@ -126,8 +130,8 @@ def compared(first: Sequence[Sample], last: Sequence[Sample]) -> list[Result]:
         if keys:
             before = [before_of[key][name] for key in keys]
             after = [after_of[key][name] for key in keys]
-            intervals = paired([prompt for prompt, _ in keys], before, after)
-            rows.append(Result(name, *intervals, unscored=len(shared) - len(keys)))
+            first_mean, last_mean, change = paired([prompt for prompt, _ in keys], before, after)
+            rows.append(Result(name, first_mean, last_mean, change, unscored=len(shared) - len(keys)))
     return rows
 
 

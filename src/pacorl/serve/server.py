@@ -341,22 +341,28 @@ async def consistency(request: ConsistencyRequest, served: Judge) -> dict[str, A
     """Score a set, or check it: the documents of `pacorl score --json` and `pacorl check --json`."""
     served.check_model(request.model)
     judge = served.judge
-    about = {"theme": request.theme, "criteria": request.criteria}
     images = await decoded([*request.images, *chain(*request.references.values())])
     panels, rest = images[: len(request.images)], iter(images[len(request.images) :])
     work: Callable[..., Scores | Check]
     try:
         if request.gate or request.least is not None:
             characters = [(name, [next(rest) for _ in urls]) for name, urls in request.references.items()]
-            rule: dict[str, Any] = {"least": request.least, "calibration": judge.calibration, **about}
-            work = gate_of(len(panels), characters=characters, symmetric=request.symmetric, **rule)
+            work = gate_of(
+                len(panels),
+                theme=request.theme,
+                criteria=request.criteria,
+                characters=characters,
+                least=request.least,
+                calibration=judge.calibration,
+                symmetric=request.symmetric,
+            )
         else:
             check_count(len(panels), ranking=request.ranking)
-            asked = questions_about(**about)
+            asked = questions_about(request.theme, request.criteria)
             work = partial(score_set, questions=asked, ranking=request.ranking, symmetric=request.symmetric)
     except ValueError as fault:
         raise RefusedError(str(fault)) from None
-    result = await served.on_thread(work, judge, panels)
+    result: Scores | Check = await served.on_thread(work, judge, panels)
     return {"judge": served.name, "model": served.name, "note": served.note} | result.to_dict()
 
 

@@ -19,8 +19,8 @@ JUDGE = "X-GenGroup/PaCo-Reward-7B"
 """The published judge."""
 MARGIN = 2 * 2**30
 """Bytes that stay free on a card, for CUDA itself."""
-PATTERNS = ("*.json", "*/*.json", "*.safetensors", "*/*.safetensors", "*.txt", "*/*.txt", "*.jinja", "*/*.jinja")
-PATTERNS += ("*/*.model",)
+ENDINGS = ("json", "safetensors", "txt", "jinja", "model")
+PATTERNS = tuple(f"{folder}*.{ending}" for folder in ("", "*/") for ending in ENDINGS)
 """Files of a model that are fetched."""
 
 

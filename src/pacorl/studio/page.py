@@ -647,10 +647,11 @@ def saying_faults(*, shorten: bool = False) -> Iterator[None]:
 
 def attempt(act: Callable[[], object]) -> bool:
     """Do something, say its fault if it has one, and return whether it was done."""
+    failed = True
     with saying_faults():
         act()
-        return True
-    return False
+        failed = False
+    return not failed
 
 
 def notify(text: str, **options: Any) -> None:
