@@ -84,7 +84,7 @@ def run_of(side: int, options: argparse.Namespace, *, batch: int = 1) -> PolicyC
         "sampling.sde_steps": f"[{NOISE_STEP}]",
         "evaluation.size": f"[{side},{side}]",
         "evaluation.batch": batch,
-        "judge": "{checkpoint: 'http://127.0.0.1:1/v1', model: none}",
+        "judge": "{checkpoint: 'http://127.0.0.1:1/v1#none'}",
         "rewards": "[{name: 'examples/jpeg_reward.py:jpeg_size'}]",
     }
     return configs.load(PolicyConfig, None, [f"{key}={value}" for key, value in settings.items()])

@@ -84,7 +84,7 @@ def test_a_process_judges_what_it_generates(t2is_folder: Path, tmp_path: Path, m
     for index in (0, 1):
         monkeypatch.setenv("RANK", str(index))
         monkeypatch.setenv("WORLD_SIZE", "2")
-        options = spec.options(model="tiny", alignment="none", out=tmp_path, image_batch=2)
+        options = spec.options(model="tiny", out=tmp_path, image_batch=2)
         items = spec.read(t2is_folder, options)
         assert spec.generate
         spec.generate(items, options, tmp_path, Shard(index, 2), lambda done, total: None)

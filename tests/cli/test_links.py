@@ -22,8 +22,8 @@ from toy_world import toy_world
 from pacorl.cli import app, exit_code
 
 COMMANDS = {
-    "split": ["prompts", "split", "tiny:train:40", "--out", "run", "--test", "10"],
-    "score": STORIES["score"][0],
+    "split": ["prompts", "tiny:train:40", "--out", "run", "--test", "10"],
+    "check": STORIES["check"][0],
     "train-policy": STORIES["train-policy"][0],
 }
 SECRET = b"a key that no command may change\n"

@@ -38,7 +38,7 @@ def test_what_metal_lacks_is_refused_before_weights_are_looked_for() -> None:
     options = FLUX.options.model_validate({"checkpoint": "nowhere", "dtype": "float64"})
     with pytest.raises(ValueError, match=r"model\.dtype float64: an Apple GPU has no such type; take float32"):
         FLUX.load(options, device="mps")
-    with pytest.raises(ValueError, match=r"judge\.dtype float64: an Apple GPU has no such type; take float32"):
+    with pytest.raises(ValueError, match=r"dtype float64: an Apple GPU has no such type; take float32"):
         LocalJudge.from_pretrained("nowhere", device="mps", dtype="float64")
 
 

@@ -233,13 +233,15 @@ class Trace:
     def left_out(self, phase: Phase) -> int:
         """Bytes of the blocks that the published transformer and judge have beyond these, if they lie on the device."""
         options = {"transformer": self.config.model, "judge": self.config.judge}
-        rows = [row for row in self.plan.rows if row.component in options and phase in row.phases]
-        kind = self.config.model.kind
-        return sum(
-            published_bytes(row.component, kind, form.dtype, form.quantize, stream=form.stream) - row.bytes
-            for row in rows
-            if (form := options[row.component])
-        )
+        rows = [row for row in self.plan.rows if options.get(row.component) and phase in row.phases]
+        model = self.config.model
+        left_out = 0
+        for row in rows:
+            form = options[row.component]
+            dtype = "bfloat16" if row.component == "judge" else model.dtype
+            whole = published_bytes(row.component, model.kind, dtype, form.quantize, stream=form.stream)
+            left_out += whole - row.bytes
+        return left_out
 
     @property
     def peaks(self) -> dict[str, int]:

@@ -41,15 +41,13 @@ STORIES = {
         ["dataset", "import", "run", "rankings.csv"],
         ["dataset", "export", "run", "--test-share", "0.5"],
     ],
-    "generate": [
-        ["generate", "--prompt", "red round hero, crown, night", *SET, *SMALL, "--out", "run", "--pdf", "run/set.pdf"]
-    ],
-    "score": [["score", "a.png", "b.png", "--judge", "tiny", "--report", "run/page.html"]],
+    "generate": [["generate", "--prompt", "red round hero, crown, night", *SET, *SMALL, "--out", "run"]],
+    "check": [["check", "a.png", "b.png", "--judge", "tiny", "--min", "0.5", "--report", "run/page.html"]],
 }
 
 
 def draw_images() -> None:
-    """Draw what `score` and `dataset import` read into the working folder."""
+    """Draw what `check` and `dataset import` read into the working folder."""
     for panel, name in zip(all_panels()[:6], "abcdef", strict=True):
         draw(panel, 32).save(f"{name}.png")
     Path("rankings.csv").write_text("reference,candidates\na.png,b.png > c.png\nd.png,e.png > f.png\n")
