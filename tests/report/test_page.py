@@ -142,12 +142,6 @@ def test_samples_of_an_evaluation_that_the_log_lacks_are_not_shown(run: Path) ->
     assert _page(run) == page
 
 
-@pytest.mark.parametrize(("calibration", "said"), [("''", True), ("judge.json", False)])
-def test_a_page_says_that_its_judge_is_uncalibrated(calibration: str, said: bool, run: Path) -> None:
-    (run / "config.yaml").write_text(f"judge:\n  checkpoint: tiny\n  calibration: {calibration}\n")
-    assert ("uncalibrated" in write_report(run).read_text()) == said
-
-
 def test_a_line_being_written_is_left_for_later(run: Path) -> None:
     whole = len(read_run(run).epochs)
     with (run / "metrics.jsonl").open("a") as file:

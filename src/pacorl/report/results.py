@@ -145,15 +145,11 @@ def facts(run: RunFolder, *, images: int) -> list[tuple[str, str]]:
             count = number(judge.get(name.removesuffix("_accuracy") + "s"))
             measured_on = f", of {count:.0f}" if count else ""
             rows.append((amount(accuracy), f"judge’s {label(name).lower()}{measured_on}"))
-    # Without a curve P(Yes) orders images, and is no share of them.
-    if run.settings.get("judge.calibration") == "":
-        rows.append(("uncalibrated", "judge’s P(Yes)"))
-
     # Progress, as planned by the config of today: --resume may have extended the run.
     epochs = len(run.epochs)
-    planned = int(run.settings.get("epochs", "0"))
+    planned = float(run.settings.get("epochs", "0"))
     if epochs:
-        rows.append((f"{epochs}", f"of {planned} epochs" if epochs < planned else "epochs"))
+        rows.append((f"{epochs}", f"of {planned:g} epochs" if epochs < planned else "epochs"))
     if images:
         rows.append((f"{images}", "evaluation images"))
     if total := seconds(run):
