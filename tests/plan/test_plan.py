@@ -475,7 +475,7 @@ def test_a_dry_run_asks_a_judge_over_http_whether_it_answers(tmp_path: Path) -> 
         assert "serves no model 'other'; it serves judge" in named
     verdict, silent, *_ = dry_run(server.url)
     assert verdict.startswith("verdict: it would not run: 1 absent (judge.checkpoint)")
-    assert silent.startswith(f"absent judge.checkpoint = {server.url}: no judge at {server.url}: no connection")
+    assert silent.startswith(f"absent judge.checkpoint = {server.url}#judge: no judge at {server.url}: no connection")
     assert "pacorl serve CHECKPOINT --port" in silent
     assert (
         dry_run(server.url, f"rewards=[{{name: '{JPEG_SIZE}'}}]")[0] == "verdict: all that it needs is here"
