@@ -59,7 +59,9 @@ def main(path: Path) -> int:
 
 
 def _row(floor: Floor, summary: dict[str, Any]) -> tuple[str, str, str, str, float, float]:
-    before, after = (float(summary[when][floor.metric]["mean"]) for when in ("before", "after"))
+    values = [summary[when][floor.metric] for when in ("before", "after")]
+    # A measure of all sets together, such as diversity, has no interval.
+    before, after = (float(value["mean"] if isinstance(value, dict) else value) for value in values)
     return floor.metric, f"{before:.3f}", f"{after:.3f}", floor.measure, floor.of(before, after), floor.least
 
 

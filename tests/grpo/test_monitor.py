@@ -228,3 +228,14 @@ def test_what_the_log_holds_of_images() -> None:
         "alarm/blank": 1.0,
     }
     assert [alarm.sign for alarm in raised] == ["blank"]
+
+
+@pytest.mark.parametrize(("kappa", "alarms"), [(0.3, ["across"]), (0.0, [])])
+def test_sets_that_become_alike_are_an_alarm_unless_the_text_names_what_they_share(
+    kappa: float, alarms: list[str]
+) -> None:
+    monitor = HackingMonitor(average=1, prompts_average=1)
+    raised = []
+    for across in (0.2, 0.5):
+        raised += monitor.update("epoch", {"monitor/across": across, "monitor/kappa": kappa})
+    assert [alarm.sign for alarm in raised] == alarms

@@ -56,6 +56,9 @@ LIMITS = {
 }
 """Sign → its largest rise since the start, or its largest fall as a share of the best so far. They are far above the
 changes of healthy runs."""
+SHARED = 0.1
+"""κ at the start from which `across` is a sign. Where prompts name what a set shares, κ is near 0: sets of one prompt
+agree as much as the panels of one, and both rise with what is learned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +225,10 @@ class HackingMonitor:
         signs = []
         for name, value in values.items():
             sign = name.removeprefix(MONITOR)
-            if value is not None and (name.startswith(HELD_OUT) or (name.startswith(MONITOR) and sign in self.limits)):
-                self._history[kind, sign].append(value)
+            if value is None or not name.startswith((HELD_OUT, MONITOR)):
+                continue
+            self._history[kind, sign].append(value)
+            if name.startswith(HELD_OUT) or sign in self.limits:
                 signs.append(sign)
         return signs
 
@@ -234,6 +239,9 @@ class HackingMonitor:
         if kind == "epoch":
             average = self.prompts_average if sign in ("diversity", "across") else self.average
         if self.action == "off" or len(history) <= average:
+            return []
+        kappas = self._history[kind, "kappa"][:average]
+        if sign == "across" and kappas and fmean(kappas) < SHARED:
             return []
         *before, now = (fmean(history[end - average : end]) for end in range(average, len(history) + 1))
         if sign == "diversity" or sign.startswith(HELD_OUT):
