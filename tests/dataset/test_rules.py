@@ -124,6 +124,10 @@ def test_a_tie_counts_half_in_the_mean_ranking():
     merged, dropped = mean_rankings([tied, Ranking("i", "y", "g", "r", tuple("acbd"))])
     assert [(one.annotator, one.candidates, one.ranks) for one in merged] == [("mean", tuple("acbd"), ())]
     assert mean_rankings([tied]) == ([], 1)
+    # a and b share rank 1.5, so that c, third and first, comes between them: 3.5, 4 and 4.5 in sum.
+    shared = Ranking("j", "x", "g", "r", tuple("abc"), ranks=(1, 1, 3))
+    merged, _ = mean_rankings([shared, Ranking("j", "y", "g", "r", tuple("cab"))])
+    assert merged[0].candidates == ("a", "c", "b")
     assert dropped == 0
 
 
