@@ -127,7 +127,7 @@ FAULTS = [
     ("judge: address at h", "judge.checkpoint=http://sk-1@h/v1"),
     ("judge: adapter", "judge.checkpoint=http://h:1/v1", "judge.adapter=lora"),
     ("judge.overlap: unknown key; there are checkpoint, ", "judge.overlap=true"),
-    ("learning_rate: unknown key; `pacorl config schema`", "learning_rate=1e-4"),
+    ("learning_rate: unknown key; `pacorl config --schema COMMAND`", "learning_rate=1e-4"),
     ("config: judge.symmetric", "model.kind=qwen_edit", "judge.symmetric=true"),
     ("config: prompts.record_sizes", "model.kind=qwen_edit", "prompts.record_sizes=true"),
     ("config: rewards is empty", "rewards=[]"),

@@ -1,6 +1,6 @@
 """GEdit-Bench: edits of real images by real instructions, English and Chinese (Step1X-Edit, arXiv 2504.17761).
 
-The data are edits.jsonl, to which `pacorl data get gedit` converts the published table: a line has the task type
+The data are edits.jsonl, to which `pacorl data gedit` converts the published table: a line has the task type
 (`category`), the language (`task_name`), a key, and whether the image belongs to the intersection subset (which every
 compared model would edit). Edits are written to `fullset/{task}/{language}/{key}.png`,
 rated by a rubric, and averaged per task type, then over task types; "-I" is the intersection subset.
@@ -94,7 +94,7 @@ def read_edits(source: Path, languages: Sequence[str] = LANGUAGES, *, limit: int
     """Read the edits of a folder. Raises ValueError listing lines of another form."""
     path = source / EDITS if source.is_dir() else source
     if not path.is_file():
-        raise ValueError(f"{path} is missing; `pacorl data convert {source}` makes it of GEdit-Bench's parquet files")
+        raise ValueError(f"{path} is missing; `pacorl data {source}` makes it of GEdit-Bench's parquet files")
     rows = read_jsonl(path)
     edits = parse_rows(path, rows, lambda number, row: typed(row, Edit), key=lambda edit: edit.key)
     selected = [(key, edit) for key, edit in edits.items() if edit.language in languages]
@@ -216,7 +216,7 @@ def _generate(data: Dataset[Edit, Path], options: GeditOptions, out: Path, shard
 
 SPEC = BenchmarkSpec(
     summary="Generate edits, then have them rated by a rubric.",
-    data="The folder of GEdit-Bench, as `pacorl data get gedit` leaves it.",
+    data="The folder of GEdit-Bench, as `pacorl data gedit` leaves it.",
     options=GeditOptions,
     read=lambda data, options: read_edits(
         data, [options.language] if options.language else LANGUAGES, limit=options.limit

@@ -108,9 +108,8 @@ def unknown_key(kind: type[BaseModel], path: Sequence[str | int], document: Any)
     guesses = same or [".".join([*sections, each]) for each in near]
     hint = f", did you mean {' or '.join(map(repr, guesses))}?"
     if not guesses:
-        hint = (
-            f"; there are {', '.join(section.model_fields)}" if sections else "; `pacorl config schema` lists the keys"
-        )
+        keys = f"there are {', '.join(section.model_fields)}"
+        hint = f"; {keys}" if sections else "; `pacorl config --schema COMMAND` lists the keys"
     return f"{'.'.join([*sections, name])}: unknown key{hint}"
 
 
