@@ -226,7 +226,19 @@ class UserReward:
             result = score(prompts, images)
             return list(result) if isinstance(result, Iterator) else result
         except FAULTS as error:
-            raise RewardError(self._blame(error, f"on {named(prompts)}")) from error
+            at_fault = self._at_fault(score, prompts, images)
+            raise RewardError(self._blame(error, f"on {named(at_fault)}")) from error
+
+    def _at_fault(
+        self, score: Callable[..., object], prompts: Sequence[Prompt], images: Sequence[Image]
+    ) -> Sequence[Prompt]:
+        """Find the first prompt that raises alone; all if only the batch does."""
+        for prompt, image in zip(prompts, images, strict=True):
+            try:
+                score([prompt], [image])
+            except FAULTS:
+                return [prompt]
+        return prompts
 
     @contextmanager
     def _blamed(self, when: str) -> Iterator[None]:
