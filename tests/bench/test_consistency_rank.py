@@ -15,7 +15,7 @@ from pacorl.bench.benchmarks import BenchmarkOptions
 from pacorl.bench.consistency_rank import ConsistencyRank, read_rank_data
 from pacorl.bench.running import run
 from pacorl.bench.scorers import JudgePairs, RewardPairs, load_reward
-from pacorl.cli.benchmark import app
+from pacorl.cli import app
 from pacorl.core.ranking import Interval
 from pacorl.gate.paco_reward import PacoReward
 from pacorl.io.documents import read_jsonl
@@ -30,7 +30,7 @@ PLAIN = (
 
 
 def command(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return CliRunner().invoke(app, ["benchmark", *[str(argument) for argument in arguments]])
 
 
 def as_released(rows: list[dict[str, Any]], scores: list[list[float]]) -> dict[str, float]:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from pacorl.bench.benchmarks import BenchmarkOptions
 from pacorl.bench.edit_reward_bench import DIMENSIONS, EditRewardBench, read_edit_data
 from pacorl.bench.running import run
-from pacorl.cli.benchmark import app
+from pacorl.cli import app
 from pacorl.gate.paco_reward import PacoReward
 from pacorl.io.images import open_image
 from pacorl.judge.local import LocalJudge
@@ -61,7 +61,17 @@ def macro(rows: list[dict[str, Any]], scores: dict[str, dict[str, float]], dimen
 def test_the_table_is_what_naive_loops_give(edit_reward_folder: Path, tmp_path: Path) -> None:
     judge = LocalJudge.from_pretrained("tiny", variants=True)
     done = CliRunner().invoke(
-        app, ["edit-reward-bench", str(edit_reward_folder), "--out", str(tmp_path / "run"), "--json", "--judge", "tiny"]
+        app,
+        [
+            "benchmark",
+            "edit-reward-bench",
+            str(edit_reward_folder),
+            "--out",
+            str(tmp_path / "run"),
+            "--json",
+            "--judge",
+            "tiny",
+        ],
     )
     assert done.exit_code == 0, (done.output, done.exception)
     rows = edit_reward_rows()
@@ -169,10 +179,9 @@ def p_yes(judge: LocalJudge, before: Image.Image, after: Image.Image, instructio
 
 def values_of(data: Path, kind: str) -> dict[str, Any]:
     words = [
-        "edit-reward-bench",
-        str(data),
-        "--kind",
+        "benchmark",
         kind,
+        str(data),
         "--out",
         str(data.parent / "run"),
         "--json",

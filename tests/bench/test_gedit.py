@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 from pacorl.bench.gedit import SUBSETS, read_edits
 from pacorl.bench.rating import read_scores
-from pacorl.cli.benchmark import app
+from pacorl.cli import app
 from pacorl.cli.shared import INCOMPLETE
 from pacorl.io.documents import read_jsonl
 
@@ -45,7 +45,7 @@ def scores_of(images: list[Image.Image]) -> list[int]:
 
 
 def command(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["gedit", *[str(argument) for argument in arguments]])
+    return CliRunner().invoke(app, ["benchmark", "gedit", *[str(argument) for argument in arguments]])
 
 
 @pytest.fixture
@@ -115,8 +115,7 @@ def test_one_language_and_missing_edits(gedit_folder: Path, edits: Path, tmp_pat
     (edits / "fullset" / "subject-add" / "en" / "k0.png").unlink()
     with rater().running() as server:
         arguments = (
-            gedit_folder, "--images", edits, "--judge", f"{server.url}#rater", "--out", tmp_path / "run",
-            "--language", "en",
+            gedit_folder / "en.jsonl", "--images", edits, "--judge", f"{server.url}#rater", "--out", tmp_path / "run",
         )  # fmt: skip
         assert "k0.png: cannot be read" in str(command(*arguments).exception)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from pacorl.bench.benchmarks import BENCHMARKS
+from pacorl.bench.benchmarks import BENCHMARKS, BenchmarkOptions
 from pacorl.bench.running import run
 from pacorl.gate.paco_reward import PacoReward
 from pacorl.generate import image_queue, image_sources
@@ -29,7 +29,7 @@ def by_batch(prompts: Sequence[Prompt], seeds: Sequence[int]) -> list[Image.Imag
 def generate(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, bytes]]:
     """Generate the images of a benchmark into a folder, and return its files."""
     spec, data = BENCHMARKS[request.param], request.getfixturevalue(f"{request.param}_folder")
-    options = spec.options(model="tiny", image_batch=2, **OPTIONS[request.param])
+    options = BenchmarkOptions(model="tiny", image_batch=2, **OPTIONS[request.param])
     monkeypatch.setattr(image_sources, "_load", lambda *arguments, **options: by_batch)
 
     def generate(out: Path, shard: Shard = Shard()) -> dict[str, bytes]:
@@ -84,7 +84,7 @@ def test_a_process_judges_what_it_generates(t2is_folder: Path, tmp_path: Path, m
     for index in (0, 1):
         monkeypatch.setenv("RANK", str(index))
         monkeypatch.setenv("WORLD_SIZE", "2")
-        options = spec.options(model="tiny", out=tmp_path, image_batch=2)
+        options = BenchmarkOptions(model="tiny", out=tmp_path, image_batch=2)
         items = spec.read(t2is_folder, options)
         assert spec.generate
         spec.generate(items, options, tmp_path, Shard(index, 2), lambda done, total: None)

@@ -19,7 +19,7 @@ from pacorl.bench.benchmarks import BenchmarkOptions
 from pacorl.bench.running import run
 from pacorl.bench.scorers import load_reward
 from pacorl.bench.t2is import TAB_3, T2isBench, average, read_cases
-from pacorl.cli.benchmark import app
+from pacorl.cli import app
 from pacorl.core.ranking import Interval
 from pacorl.gate.paco_reward import PacoReward
 from pacorl.io.images import open_image
@@ -30,7 +30,7 @@ from pacorl.types import Question, Size, Verdict
 
 
 def command(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["t2is", "--judge", "tiny", *[str(argument) for argument in arguments]])
+    return CliRunner().invoke(app, ["benchmark", "t2is", "--judge", "tiny", *[str(argument) for argument in arguments]])
 
 
 @pytest.mark.parametrize("name", TAB_3.rows)

@@ -22,7 +22,7 @@ from toy_world import toy_world
 from pacorl.cli import app, exit_code
 
 COMMANDS = {
-    "split": ["prompts", "tiny:train:40", "--out", "run", "--test", "10"],
+    "split": ["data", "tiny:train:40", "--out", "run", "--test", "10"],
     "check": STORIES["check"][0],
     "train-policy": STORIES["train-policy"][0],
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -125,7 +126,7 @@ def test_a_theme_of_all_is_no_leak_between_groups_that_are_given(mine, tmp_path:
 def test_a_benchmark_keeps_criteria_and_images_of_one_name(mine, tmp_path: Path) -> None:
     lines = [f"0/0.png,1/0.png | 2/0.png,{theme},,all,{text}" for theme, text in (("Outfit", "Same hat."), ("Ink", ""))]
     source = mine(*lines, header="reference,candidates,theme,annotator,group,criteria")
-    import_rankings(tmp_path, source, name="own")
+    import_rankings(tmp_path, source)
     export(tmp_path, test_share=1.0)
     items = read_rank_data(tmp_path / "export/benchmark").items.values()
     assert [(item.prompt, item.criteria) for item in items] == [
@@ -152,21 +153,21 @@ def test_an_edited_file_replaces_its_import(mine, tmp_path: Path) -> None:
 
 def test_two_sources_of_one_name_do_not_replace_each_other(mine, tmp_path: Path) -> None:
     source = mine(line(0))
-    import_rankings(tmp_path, source, name="own")
+    import_rankings(tmp_path, source)
     moved = source.parent.rename(tmp_path / "elsewhere") / source.name
-    import_rankings(tmp_path, moved, name="own")  # the same file from elsewhere
-    other = moved.with_name("other.csv")
-    other.write_text(moved.read_text() + line(1) + "\n")
-    with pytest.raises(ValueError, match=r"'own' is already the import of .*elsewhere/rankings\.csv; give .* a --name"):
-        import_rankings(tmp_path, other, name="own")
-    assert len(read_answers(tmp_path / "imported/own/rankings.jsonl")) == 1
+    import_rankings(tmp_path, moved)  # the same file from elsewhere
+    shutil.copytree(moved.parent, source.parent)
+    other = mine(line(0), line(1))
+    with pytest.raises(ValueError, match=r"'rankings' is already the import of .*elsewhere/rankings\.csv"):
+        import_rankings(tmp_path, other)
+    assert len(read_answers(tmp_path / "imported/rankings/rankings.jsonl")) == 1
 
 
 def test_the_command_takes_a_file_of_any_name(mine, tmp_path: Path) -> None:
     source = mine(line(0)).rename(tmp_path / "mine" / "My rankings.csv")
-    command = ["import", str(tmp_path / "set"), str(source), "--json"]
+    command = ["export", str(tmp_path / "set"), "--rankings", str(source), "--test-share", "0", "--json"]
     assert CliRunner().invoke(app, [*command, "--dry-run"], catch_exceptions=False).exit_code == 0
     assert not (tmp_path / "set").exists()
     result = CliRunner().invoke(app, command, catch_exceptions=False)
-    assert json.loads(result.stdout) == {"rankings": 1, "groups": 1, "annotators": 1, "images": 4}
+    assert json.loads(result.stdout)["balance"]["rankings"] == 1
     assert (tmp_path / "set/imported/My-rankings/rankings.jsonl").is_file()

@@ -12,10 +12,8 @@ import numpy as np
 from PIL import Image
 
 from pacorl.bench.benchmarks import BenchmarkOptions
-from pacorl.bench.consistency_rank import RankOptions
-from pacorl.bench.edit_reward_bench import DIMENSIONS, EditRewardOptions
-from pacorl.bench.gedit import GeditOptions
-from pacorl.bench.t2is import ALIGNED, ALIGNMENT, CASES, CONSISTENT, CRITERIA, T2isOptions
+from pacorl.bench.edit_reward_bench import DIMENSIONS
+from pacorl.bench.t2is import ALIGNED, ALIGNMENT, CASES, CONSISTENT, CRITERIA
 from pacorl.io.documents import write_json, write_jsonl
 from pacorl.types import Question, Verdict
 
@@ -59,7 +57,7 @@ def rank_example(folder: Path) -> Example:
         ranks.append({"folder": name, "ref_image": "0_0.png", "comp_images": sorted(ordered), "rank_images": ordered})
     write_jsonl(folder / "prompt_data.jsonl", prompts)
     write_jsonl(folder / "consistency_full_rank.jsonl", ranks)
-    return folder, RankOptions(judge="colour")
+    return folder, BenchmarkOptions(judge="colour")
 
 
 def edit_reward_example(folder: Path) -> Example:
@@ -69,7 +67,7 @@ def edit_reward_example(folder: Path) -> Example:
         row |= {"input_image": source, "output_images": [good, bad]}
         rows += [{**row, "dimension": dimension} for dimension in DIMENSIONS]
     write_jsonl(folder / "rows.jsonl", rows)
-    return folder / "rows.jsonl", EditRewardOptions(judge="colour")
+    return folder / "rows.jsonl", BenchmarkOptions(judge="colour")
 
 
 def vc_reward_example(folder: Path) -> Example:
@@ -78,7 +76,7 @@ def vc_reward_example(folder: Path) -> Example:
         row = {"key": f"pair_{number}", "instruction": LIGHTER, "task": TASKS[number % 2], "winner": "Image B"}
         rows.append({**row, "source_image": source, "edited_images": [bad, good]})
     write_jsonl(folder / "rows.jsonl", rows)
-    return folder / "rows.jsonl", EditRewardOptions(judge="colour", kind="vc-reward-bench")
+    return folder / "rows.jsonl", BenchmarkOptions(judge="colour")
 
 
 def compass_example(folder: Path) -> Example:
@@ -87,7 +85,7 @@ def compass_example(folder: Path) -> Example:
         row = {"source_image": source, "winner": good, "loser": bad, "prompt": LIGHTER}
         rows.append({**row, "dimension": dimension, "label": "preference"})
     write_json(folder / "rows.json", rows)
-    return folder / "rows.json", EditRewardOptions(judge="colour", kind="edit-reward-compass")
+    return folder / "rows.json", BenchmarkOptions(judge="colour")
 
 
 def t2is_example(folder: Path) -> Example:
@@ -103,7 +101,7 @@ def t2is_example(folder: Path) -> Example:
             saved(faded(colour, 0.1 * panel), folder / "made" / f"{name}_{panel + 1:04d}.png")
     for file_name, content in {CASES: cases, CRITERIA: criteria, ALIGNMENT: alignment}.items():
         write_json(folder / file_name, content)
-    return folder, T2isOptions(images=folder / "made", judge="colour")
+    return folder, BenchmarkOptions(images=folder / "made", judge="colour")
 
 
 def gedit_example(folder: Path) -> Example:
@@ -116,7 +114,7 @@ def gedit_example(folder: Path) -> Example:
         rows.append({**row, "intersection": True, "image": source})
         saved(faded(colour, 0.1), folder / "made" / "fullset" / task / language / f"k{number}.png")
     write_jsonl(folder / "rows.jsonl", rows)
-    return folder / "rows.jsonl", GeditOptions(images=folder / "made", judge="colour")
+    return folder / "rows.jsonl", BenchmarkOptions(images=folder / "made", judge="colour")
 
 
 class ColourJudge:
@@ -144,8 +142,8 @@ class ColourJudge:
 EXAMPLES: list[tuple[str, Callable[[Path], Example]]] = [
     ("consistency-rank", rank_example),
     ("edit-reward-bench", edit_reward_example),
-    ("edit-reward-bench", vc_reward_example),
-    ("edit-reward-bench", compass_example),
+    ("vc-reward-bench", vc_reward_example),
+    ("edit-reward-compass", compass_example),
     ("t2is", t2is_example),
     ("gedit", gedit_example),
 ]

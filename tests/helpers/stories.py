@@ -38,8 +38,7 @@ STORIES = {
         ["dataset", "pair", "run"],
     ],
     "export": [
-        ["dataset", "import", "run", "rankings.csv"],
-        ["dataset", "export", "run", "--test-share", "0.5"],
+        ["dataset", "export", "run", "--rankings", "rankings.csv", "--test-share", "0.5"],
     ],
     "generate": [["generate", "--prompt", "red round hero, crown, night", *SET, *SMALL, "--out", "run"]],
     "check": [["check", "a.png", "b.png", "--judge", "tiny", "--min", "0.5", "--report", "run/page.html"]],
@@ -47,7 +46,7 @@ STORIES = {
 
 
 def draw_images() -> None:
-    """Draw what `check` and `dataset import` read into the working folder."""
+    """Draw what `check` and `dataset export` read into the working folder."""
     for panel, name in zip(all_panels()[:6], "abcdef", strict=True):
         draw(panel, 32).save(f"{name}.png")
-    Path("rankings.csv").write_text("reference,candidates\na.png,b.png > c.png\nd.png,e.png > f.png\n")
+    Path("rankings.csv").write_text("reference,candidates\na.png,b.png | c.png\nd.png,e.png | f.png\n")

@@ -1,17 +1,17 @@
 """The benchmarks: a table of specs, their common options, and the contents of an entry.
 
-A new benchmark is one file with a `BenchmarkSpec`, and one line of `BENCHMARKS`: the command `pacorl benchmark NAME`,
-its help, its tables and the contract tests come from the entry. This file imports no heavy package.
+A new benchmark is one file with a `BenchmarkSpec`, and one line of `BENCHMARKS`: `pacorl benchmark NAME`, its tables
+and the contract tests come from the entry. This file imports no heavy package.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from pacorl.config.options import LARGEST, GeneratorOptions, JudgeOptions, inherited, option
+from pacorl.config.options import LARGEST, GeneratorOptions, JudgeOptions, UsageError, inherited, one_of, option
 from pacorl.config.table import Table
 
 if TYPE_CHECKING:
@@ -21,59 +21,62 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchmarkOptions(JudgeOptions):
-    """Options of every benchmark; a benchmark of judges measures the judge itself."""
+class BenchmarkOptions(GeneratorOptions, JudgeOptions):
+    """Options of `pacorl benchmark`; `BenchmarkSpec.takes` lists those that some benchmarks alone take."""
 
     panel: ClassVar[str] = "Run"
 
     out: Path | None = option(None, "The folder of this run; runs/bench/NAME if left out.")
     limit: int | None = option(None, "At most so many items, evenly spread over the data.", least=1, most=LARGEST)
-    batch: int = option(16, "Items per call of the judge.", least=1, most=LARGEST)
+    batch: int | None = option(None, "Items per call of the judge; 16, and 1 for t2is.", least=1, most=LARGEST)
     against: Path | None = option(None, "The folder of another run on the same data, for paired differences.")
     as_json: bool = option(False, "Print JSON.", flags=("--json",))
-
-    @property
-    def needs_judge(self) -> bool:
-        """Whether a judge is loaded."""
-        return True
-
-    @property
-    def dealt(self) -> int:
-        """Number of items dealt to a process at a time."""
-        return self.batch
-
-    @property
-    def subject(self) -> str:
-        """Name of the measured model, for the tables."""
-        return self.judge.partition("#")[2] or self.judge
-
-    @property
-    def subject_adapter(self) -> str:
-        """Folder of the measured judge or adapter, if it has one; its run must not have been trained on the items."""
-        return self.judge
-
-
-@dataclass(frozen=True, kw_only=True)
-class GeneratorBenchmarkOptions(GeneratorOptions, BenchmarkOptions):
-    """Options of the benchmarks of generators, or of finished images."""
-
-    panel: ClassVar[str] = "Generator"
-
+    scorer: str = option("judge", "consistency-rank: judge, clip-i, dreamsim, or any other reward of pairs.")
+    wording: str = option(
+        "reasons",
+        "consistency-rank: the question to a judge, which is reasons, word, or criteria.",
+        parse=one_of("reasons", "word", "criteria"),
+    )
+    aesthetics: str = option("", "t2is: a reward of single images, with scores from 0 to 1, or aesthetic (LAION's).")
     model: str = inherited(GeneratorOptions, "model", default="", help="A diffusers folder, a hub name, or tiny.")
     images: Path | None = option(None, "A folder of finished images; nothing is generated then.")
     image_batch: int = option(4, "Images per forward.", least=1, most=LARGEST)
     generate_only: bool = option(False, "Generate this share and judge nothing.")
 
-    def __post_init__(self) -> None:
-        if not self.model and not self.images:
-            raise ValueError("name a generator with --model, or a folder of finished images with --images")
-        if self.images and not self.images.is_dir():
-            raise ValueError(f"--images {self.images}: there is no such folder")
+    @property
+    def needs_judge(self) -> bool:
+        """Whether a judge is loaded."""
+        return self.scorer == "judge"
+
+    @property
+    def makes_images(self) -> bool:
+        """Whether a generator or finished images are measured, and not a judge."""
+        return bool(self.model or self.images)
+
+    @property
+    def items_per_call(self) -> int:
+        """Number of items of one call of the judge."""
+        return self.batch or 16
 
     @property
     def dealt(self) -> int:
+        """Number of items dealt to a process at a time."""
         # A process judges the images that it generates.
-        return self.image_batch
+        return self.image_batch if self.makes_images else self.items_per_call
+
+    @property
+    def subject(self) -> str:
+        """Name of the measured model, for the tables."""
+        if self.images:
+            return str(self.images)
+        if self.model:
+            return " + ".join(filter(None, (self.model, self.adapter)))
+        return self.judge.partition("#")[2] or self.judge if self.needs_judge else self.scorer
+
+    @property
+    def subject_adapter(self) -> str:
+        """Folder of the measured judge or adapter, if it has one; its run must not have been trained on the items."""
+        return self.adapter if self.makes_images else self.judge
 
     def image_source(self, *, edits: bool) -> ImageSource:
         """Describe the generator, without loading it."""
@@ -98,53 +101,68 @@ class GeneratorBenchmarkOptions(GeneratorOptions, BenchmarkOptions):
             return {"images": str(self.images)}
         return dict(self.image_source(edits=edits).generator) | {"seed": self.seed}
 
-    @property
-    def subject(self) -> str:
-        return str(self.images) if self.images else " + ".join(filter(None, (self.model, self.adapter)))
 
-    @property
-    def subject_adapter(self) -> str:
-        return self.adapter
+GENERATOR = (
+    *("model", "kind", "adapter", "size", "steps", "options", "seed"),
+    *("images", "image_batch", "generate_only"),
+)
+"""Options of the benchmarks of generators, or of finished images."""
+COMMON = ("judge", "memory", "out", "limit", "batch", "against", "as_json")
+"""Options of every benchmark."""
 
 
-Options = TypeVar("Options", bound=BenchmarkOptions)
 Items = TypeVar("Items")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BenchmarkSpec(Generic[Options, Items]):
+class BenchmarkSpec(Generic[Items]):
     """Entry of a benchmark.
 
     Example:
         PAIRS = BenchmarkSpec(
             summary="Does a judge distinguish matching pairs?",
             data="A JSONL of pairs.",
-            options=BenchmarkOptions,
             read=lambda data, options: read_pairs(data, limit=options.limit),
             build=lambda pairs, options, reward, out: PairAccuracy(pairs, reward),
         )
     """
 
     summary: str
-    """Line of the command's help."""
+    """What is measured, in a line."""
     data: str
-    """Help of the argument DATA."""
-    options: type[Options]
-    read: Callable[[Path, Options], Items]
+    """The published data."""
+    read: Callable[[Path, BenchmarkOptions], Items]
     """Reader of the published data, before anything heavy is loaded; it checks them."""
-    build: Callable[[Items, Options, Any, Path], Benchmark]
+    build: Callable[[Items, BenchmarkOptions, Any, Path], Benchmark]
     """(items, options, the `PacoReward` or None if no judge is needed, the run's folder) → the benchmark."""
-    generate: Callable[[Items, Options, Path, Shard, Progress], object] | None = None
+    generate: Callable[[Items, BenchmarkOptions, Path, Shard, Progress], object] | None = None
     """Generator of a share's images that the run's folder lacks; None for benchmarks of judges."""
     all_spellings: bool = False
     """Whether P(Yes) sums every spelling of Yes and of No."""
+    batch: int = 16
+    """Items per call of the judge."""
+    takes: tuple[str, ...] = ()
+    """Options beside the common ones: of `GENERATOR`, or the benchmark's own."""
+
+    def check(self, name: str, options: BenchmarkOptions) -> None:
+        """Raise UsageError for an option of other benchmarks, or if nothing is named that makes images."""
+        own = {*self.takes, *COMMON}
+        for field in fields(options):
+            if field.name not in own and getattr(options, field.name) not in (field.default, []):
+                raise UsageError(f"--{field.name.replace('_', '-')} is not an option of {name}")
+        if self.generate and not options.makes_images:
+            raise ValueError("name a generator with --model, or a folder of finished images with --images")
+        if options.images and not options.images.is_dir():
+            raise ValueError(f"--images {options.images}: there is no such folder")
 
 
-BENCHMARKS: Table[BenchmarkSpec[Any, Any]] = Table(
+BENCHMARKS: Table[BenchmarkSpec[Any]] = Table(
     "benchmark",
     {
         "consistency-rank": "pacorl.bench.consistency_rank:SPEC",
         "edit-reward-bench": "pacorl.bench.edit_reward_bench:SPEC",
+        "vc-reward-bench": "pacorl.bench.edit_reward_bench:VC_REWARD_BENCH",
+        "edit-reward-compass": "pacorl.bench.edit_reward_bench:COMPASS",
         "t2is": "pacorl.bench.t2is:SPEC",
         "gedit": "pacorl.bench.gedit:SPEC",
     },

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from pacorl.bench.benchmarks import BenchmarkOptions, BenchmarkSpec
 from pacorl.bench.items import BadItemError, Dataset, ImageCache, parse_records
 from pacorl.bench.scorers import JudgePairs, PairScorer, RewardPairs, Wording, load_reward
 from pacorl.bench.suite import Row, Table, Texts, grouped, paper_table
-from pacorl.config.options import one_of, option
 from pacorl.core.ranking import Interval, bootstrap, order_of, rank_agreement
 from pacorl.io.documents import JsonObject
 from pacorl.records.consistency_rank import IMAGES, RANKS, Ranked, rank_rows, ranked_of
@@ -43,26 +42,6 @@ NOTE = (
     "Rank τ and rank ρ correlate the candidates' ranks, as the statistics are defined. Intervals are 95 %, "
     "bootstrapped over folders."
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankOptions(BenchmarkOptions):
-    """Options of ConsistencyRank: the scorer, and a judge's question."""
-
-    panel: ClassVar[str] = "Scorer"
-
-    scorer: str = option("judge", "judge, clip-i, dreamsim, or any other reward of pairs.")
-    wording: Wording = option(
-        "reasons", "The question to a judge: reasons, word, or criteria.", parse=one_of("reasons", "word", "criteria")
-    )
-
-    @property
-    def needs_judge(self) -> bool:
-        return self.scorer == "judge"
-
-    @property
-    def subject(self) -> str:
-        return super().subject if self.needs_judge else self.scorer
 
 
 def read_rank_data(folder: Path, *, limit: int | None = None) -> Dataset[Ranked, Path]:
@@ -137,10 +116,10 @@ class ConsistencyRank:
         return grouped("By category", self.columns, rows, category, self.figures)
 
 
-def pair_scorer(options: RankOptions, reward: PacoReward | None) -> PairScorer:
+def pair_scorer(options: BenchmarkOptions, reward: PacoReward | None) -> PairScorer:
     """Create the scorer: a judge, or a reward of pairs (`clip-i`, `dreamsim`, any other)."""
     if reward:
-        return JudgePairs(reward, options.wording)
+        return JudgePairs(reward, cast("Wording", options.wording))
     name = REWARD_OF.get(options.scorer, options.scorer)
     return RewardPairs(load_reward(name), name)
 
@@ -148,7 +127,7 @@ def pair_scorer(options: RankOptions, reward: PacoReward | None) -> PairScorer:
 SPEC = BenchmarkSpec(
     summary="Does a scorer rank sub-figures as people do?",
     data="The folder of ConsistencyRank-Bench.",
-    options=RankOptions,
     read=lambda data, options: read_rank_data(data, limit=options.limit),
     build=lambda data, options, reward, out: ConsistencyRank(data, pair_scorer(options, reward)),
+    takes=("scorer", "wording"),
 )

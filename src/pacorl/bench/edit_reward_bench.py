@@ -1,6 +1,6 @@
 """Pairs of edits: does a judge prefer the edit that people prefer?
 
-EditReward-Bench (EditScore, arXiv 2509.23909; PaCo-RL, Tab. 1), and by `--kind` VCReward-Bench (arXiv 2603.28547) and
+EditReward-Bench (EditScore, arXiv 2509.23909; PaCo-RL, Tab. 1), and of its form VCReward-Bench (arXiv 2603.28547) and
 EditReward-Compass (arXiv 2605.13062). A row has an instruction, an input image, two edits of it, and the dimension in
 which people compared them. Each edit is judged by itself: prompt following, consistency, and overall = √(PF · C). A row
 is right if the preferred edit scores higher; a tie, if both score equally.
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field
 
-from pacorl.bench.benchmarks import BenchmarkOptions, BenchmarkSpec
+from pacorl.bench.benchmarks import BenchmarkSpec
 from pacorl.bench.items import (
     BadItemError,
     Dataset,
@@ -26,7 +26,6 @@ from pacorl.bench.items import (
     parse_rows,
 )
 from pacorl.bench.suite import PaperTable, Row, Table, Texts, grouped, paper_table
-from pacorl.config.options import one_of, option
 from pacorl.core import questions as wordings
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.io.documents import JsonObject, typed
@@ -180,17 +179,6 @@ TABLES: Mapping[Kind, PairTable] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class EditRewardOptions(BenchmarkOptions):
-    """Options of EditReward-Bench: the published table."""
-
-    panel: ClassVar[str] = "Data"
-
-    kind: Kind = option(
-        "edit-reward-bench", "edit-reward-bench, vc-reward-bench, or edit-reward-compass.", parse=one_of(*TABLES)
-    )
-
-
 def read_edit_data(
     source: Path, kind: Kind = "edit-reward-bench", *, limit: int | None = None
 ) -> Dataset[Choice, Rows]:
@@ -335,11 +323,16 @@ def _accuracies(judged: Sequence[Judged], columns: Sequence[int]) -> list[Interv
     return bootstrap([choice.instruction for choice, _, _ in judged], statistic)
 
 
-SPEC = BenchmarkSpec(
-    summary="Does a judge prefer the edit that people prefer?",
-    data="EditReward-Bench or VCReward-Bench: a folder of parquet files, or a JSONL. EditReward-Compass: its JSON.",
-    options=EditRewardOptions,
-    read=lambda data, options: read_edit_data(data, options.kind, limit=options.limit),
-    build=lambda data, options, reward, out: EditRewardBench(data, reward, options.kind),
-    all_spellings=True,
-)
+def _spec(kind: Kind, data: str) -> BenchmarkSpec[Dataset[Choice, Rows]]:
+    return BenchmarkSpec(
+        summary="Does a judge prefer the edit that people prefer?",
+        data=data,
+        read=lambda source, options: read_edit_data(source, kind, limit=options.limit),
+        build=lambda choices, options, reward, out: EditRewardBench(choices, reward, kind),
+        all_spellings=True,
+    )
+
+
+SPEC = _spec("edit-reward-bench", "EditReward-Bench: a folder of parquet files, or a JSONL.")
+VC_REWARD_BENCH = _spec("vc-reward-bench", "VCReward-Bench: a folder of parquet files, or a JSONL.")
+COMPASS = _spec("edit-reward-compass", "EditReward-Compass: its JSON.")

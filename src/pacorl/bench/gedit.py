@@ -13,16 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from pydantic import BaseModel, Field
 
-from pacorl.bench.benchmarks import BenchmarkSpec, GeneratorBenchmarkOptions
+from pacorl.bench.benchmarks import GENERATOR, BenchmarkOptions, BenchmarkSpec
 from pacorl.bench.items import Dataset, ImageCache, parse_rows
 from pacorl.bench.rating import Rubric, UnratedError, figures_of, rate, read_rubric
 from pacorl.bench.suite import Row, Table, Texts, grouped, paper_table
-from pacorl.config.options import JudgeOptions, inherited, one_of, option
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.generate.image_queue import ImageJob, Shard, generate_missing
 from pacorl.io.documents import JsonObject, read_jsonl, typed
@@ -39,32 +38,11 @@ if TYPE_CHECKING:
     from pacorl.gate.paco_reward import PacoReward
 
 EDITS = "edits.jsonl"
-LANGUAGES = ("en", "cn")
 SUBSETS = ("EN-I", "EN", "CN-I", "CN")
 FIGURES = ("SC", "PQ", "O")
 TASK_TYPES = 11
 WORKERS = 8
 """Ratings at a time, of a rater at a server."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GeditOptions(GeneratorBenchmarkOptions):
-    """Selection of the edits, and their rater."""
-
-    panel: ClassVar[str] = "Rating"
-
-    judge: str = inherited(
-        JudgeOptions,
-        "judge",
-        default="",
-        help="The rater: a server's URL, checkpoint folder or hub name.",
-    )
-    language: str = option("", "en or cn; both if left out.", parse=one_of(*LANGUAGES))
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.judge and not self.generate_only:
-            raise ValueError("name who rates the edits with --judge, e.g. https://api.openai.com/v1#gpt-4.1")
 
 
 class Edit(BaseModel):
@@ -90,17 +68,16 @@ class Edit(BaseModel):
         return f"fullset/{self.task}/{self.language}/{self.name}.png"
 
 
-def read_edits(source: Path, languages: Sequence[str] = LANGUAGES, *, limit: int | None = None) -> Dataset[Edit, Path]:
-    """Read the edits of a folder. Raises ValueError listing lines of another form."""
+def read_edits(source: Path, *, limit: int | None = None) -> Dataset[Edit, Path]:
+    """Read the edits of a folder, or of one of its files. Raises ValueError listing lines of another form."""
     path = source / EDITS if source.is_dir() else source
     if not path.is_file():
         raise ValueError(f"{path} is missing; `pacorl data {source}` makes it of GEdit-Bench's parquet files")
     rows = read_jsonl(path)
     edits = parse_rows(path, rows, lambda number, row: typed(row, Edit), key=lambda edit: edit.key)
-    selected = [(key, edit) for key, edit in edits.items() if edit.language in languages]
-    if not selected:
-        raise ValueError(f"{path} holds no edits in {' or '.join(languages)}")
-    return Dataset(dict(evenly_spread(selected, limit)), rows, path.parent)
+    if not edits:
+        raise ValueError(f"{path} holds no edits")
+    return Dataset(dict(evenly_spread(list(edits.items()), limit)), rows, path.parent)
 
 
 @dataclass(eq=False)
@@ -192,7 +169,7 @@ class GeditBench:
         return grouped("By task type", self.columns, rows, lambda row: self.data.items[row["key"]].task, self.figures)
 
 
-def _build(data: Dataset[Edit, Path], options: GeditOptions, reward: PacoReward, out: Path) -> GeditBench:
+def _build(data: Dataset[Edit, Path], options: BenchmarkOptions, reward: PacoReward, out: Path) -> GeditBench:
     # A judge in this process answers one question at a time; only a server gains by several.
     return GeditBench(
         data,
@@ -204,7 +181,7 @@ def _build(data: Dataset[Edit, Path], options: GeditOptions, reward: PacoReward,
     )
 
 
-def _generate(data: Dataset[Edit, Path], options: GeditOptions, out: Path, shard: Shard, advance: Progress) -> None:
+def _generate(data: Dataset[Edit, Path], options: BenchmarkOptions, out: Path, shard: Shard, advance: Progress) -> None:
     """Generate this shard's missing edits."""
     source = options.image_source(edits=True)
     jobs = []
@@ -216,11 +193,9 @@ def _generate(data: Dataset[Edit, Path], options: GeditOptions, out: Path, shard
 
 SPEC = BenchmarkSpec(
     summary="Generate edits, then have them rated by a rubric.",
-    data="The folder of GEdit-Bench, as `pacorl data gedit` leaves it.",
-    options=GeditOptions,
-    read=lambda data, options: read_edits(
-        data, [options.language] if options.language else LANGUAGES, limit=options.limit
-    ),
+    data="GEdit-Bench, as `pacorl data gedit` leaves it: the folder, or en.jsonl or cn.jsonl in it.",
+    read=lambda data, options: read_edits(data, limit=options.limit),
     build=_build,
     generate=_generate,
+    takes=GENERATOR,
 )

@@ -1,6 +1,6 @@
 """Running a benchmark: read the data, generate missing images, ask the judge, write the tables.
 
-    outcome = run_benchmark("consistency-rank", Path("ConsistencyRank-Bench"), RankOptions(judge="tiny"))
+    outcome = run_benchmark("consistency-rank", Path("ConsistencyRank-Bench"), BenchmarkOptions(judge="tiny"))
     print(outcome.tables[0].markdown)
 
 A run's folder contains `settings.json` (everything that affects the results), `results.jsonl` (one line per item; one
@@ -120,7 +120,7 @@ def run_benchmark(
 
     Args:
         data: the published data, as it was downloaded.
-        options: an object of the entry's own options class.
+        options: common options, and those that the entry takes.
         progress: opens a progress bar for an activity.
         notice: receives warnings, a line each.
 
@@ -132,23 +132,22 @@ def run_benchmark(
     """
     # Errors in the data are reported before a model is loaded.
     spec = BENCHMARKS.named(name)
+    spec.check(name, options)
+    options = replace(options, batch=options.batch or spec.batch)
     items = spec.read(data, options)
-    # The entry of a file has the last part of its name.
-    out = options.out or Path("runs") / "bench" / name.rpartition(":")[2]
+    out = options.out or Path("runs") / "bench" / name
     check_writable(out, folder=True)
-    # A judge's benchmark has no options for generating.
-    generate_only = getattr(options, "generate_only", False)
-    if options.needs_judge and not generate_only:
+    if options.needs_judge and not options.generate_only:
         if not options.judge:
             raise UsageError(NO_JUDGE)
         check_judge(options.judge)
     claim_folder(out, "settings.json")
 
     # Generate.
-    if spec.generate and not getattr(options, "images", None):
+    if spec.generate and not options.images:
         with progress("generating") as advance:
             spec.generate(items, options, out, Shard.of_process(), advance)
-    if generate_only:
+    if options.generate_only:
         return None
 
     # Measure. The import of the model libraries takes seconds.
@@ -287,7 +286,7 @@ def _measure_missing(
     for batch in shard.batches(list(benchmark.texts()), size=options.dealt):
         missing += [key for key in batch if key not in row_of or "error" in row_of[key]]
     done = 0
-    for keys in in_batches(missing, options.batch):
+    for keys in in_batches(missing, options.items_per_call):
         rows = benchmark.measure(keys)
         assert [row["key"] for row in rows] == list(keys), "a benchmark must return one row per item, in order"
         # One write per batch, so that an interruption loses one batch at most.

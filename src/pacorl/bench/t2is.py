@@ -19,16 +19,15 @@ from itertools import combinations, zip_longest
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, Field
 
-from pacorl.bench.benchmarks import BenchmarkOptions, BenchmarkSpec, GeneratorBenchmarkOptions
+from pacorl.bench.benchmarks import GENERATOR, BenchmarkOptions, BenchmarkSpec
 from pacorl.bench.items import Dataset, ImageCache, parse_records
 from pacorl.bench.scorers import load_reward
 from pacorl.bench.suite import PaperTable, Row, Table, Texts, grouped, paper_table
-from pacorl.config.options import inherited, option
 from pacorl.core import questions as wordings
 from pacorl.core.grid import split
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
@@ -82,16 +81,6 @@ NOTE = (
     "mean is 0, as the released evaluation does; “all cases” counts every case that has criteria in the dimension. "
     "Which aesthetics scorer the paper used is not known. Intervals are 95 %, bootstrapped over cases."
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class T2isOptions(GeneratorBenchmarkOptions):
-    """Options of T2IS-Bench: the scorers."""
-
-    panel: ClassVar[str] = "Scoring"
-
-    batch: int = inherited(BenchmarkOptions, "batch", default=1, help="Cases per call of the judge.")
-    aesthetics: str = option("", "A reward of single images, with scores from 0 to 1, or aesthetic (LAION's).")
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +177,7 @@ def _job(case: Case, model: str) -> ImageJob:
     return ImageJob(case.id, replace(prompt, size=size), f"grids/{case.id}.png")
 
 
-def _generate(data: Dataset[Case, Path], options: T2isOptions, out: Path, shard: Shard, advance: Progress) -> None:
+def _generate(data: Dataset[Case, Path], options: BenchmarkOptions, out: Path, shard: Shard, advance: Progress) -> None:
     """Generate the missing grid images into `grids/` and cut them into `images/`."""
     # One grid image per case, cut into the panels that are measured.
     source = options.image_source(edits=False)
@@ -358,7 +347,7 @@ def _mean(scores: Floats) -> float:
     return float(present.mean()) if len(present) else float("nan")
 
 
-def _build(data: Dataset[Case, Path], options: T2isOptions, reward: PacoReward, out: Path) -> T2isBench:
+def _build(data: Dataset[Case, Path], options: BenchmarkOptions, reward: PacoReward, out: Path) -> T2isBench:
     return T2isBench(
         data,
         options.images or out / "images",
@@ -372,8 +361,9 @@ def _build(data: Dataset[Case, Path], options: T2isOptions, reward: PacoReward, 
 SPEC = BenchmarkSpec(
     summary="Generate sets, then measure alignment, consistency and aesthetics.",
     data="The folder of T2IS-Bench: its three JSON files.",
-    options=T2isOptions,
     read=lambda data, options: read_cases(data, limit=options.limit),
     build=_build,
     generate=_generate,
+    batch=1,
+    takes=(*GENERATOR, "aesthetics"),
 )

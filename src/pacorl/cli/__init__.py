@@ -46,10 +46,9 @@ app.command("generate")(generate.generate)
 app.command("studio")(serve.studio)
 app.command("serve", context_settings={"allow_extra_args": True})(serve.serve)
 app.command("data")(files.data)
-app.command("prompts")(files.prompts)
 app.command("config")(files.config)
 app.add_typer(dataset.app)
-app.add_typer(benchmark.app)
+app.command("benchmark")(benchmark.benchmark)
 
 
 def _show_version(version: bool) -> None:

@@ -1,69 +1,22 @@
-"""`pacorl benchmark NAME DATA`: the field's measures of judges and of generators, compared with the paper's rows.
-
-The commands come from the table of benchmarks: an entry's options are its flags.
-"""
+"""`pacorl benchmark NAME DATA`: the field's measures of judges and of generators, compared with the paper's rows."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import typer
 from typer import Argument, Exit
-from typer.core import TyperGroup
 
 from pacorl.bench.benchmarks import BENCHMARKS, BenchmarkOptions
-from pacorl.cli.shared import INCOMPLETE, Commands, echo, echo_errors, print_json, progress
+from pacorl.cli.shared import INCOMPLETE, echo, echo_errors, print_json, progress
 
 
-class BenchmarkGroup(TyperGroup):
-    """A command per entry of the table; the entry's file is imported when its command is asked for."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(BENCHMARKS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        try:
-            return command_of(cmd_name)
-        except ValueError as error:
-            ctx.fail(str(error))
-
-
-app = typer.Typer(
-    name="benchmark",
-    cls=BenchmarkGroup,
-    help="Measure judges and generators as the field does.",
-    no_args_is_help=True,
-    add_completion=False,
-)
-
-
-@app.callback()
-def benchmarks() -> None:
-    """Measure judges and generators on published benchmarks."""
-
-
-def command_of(name: str) -> Any:
-    """Build the command of a benchmark.
-
-    Raises:
-        ValueError: the name is unknown, or its entry from outside cannot be used.
-    """
-    spec = BENCHMARKS.named(name)
-
-    def command(data: Path = Argument(help=spec.data), *, options: BenchmarkOptions) -> None:
-        run(name, data, options)
-
-    # The flags are read from the annotation.
-    command.__annotations__["options"] = spec.options
-    # A group of one command: typer builds its parser from the spec's options.
-    alone = Commands(add_completion=False)
-    alone.command(name, help=spec.summary)(command)
-    return typer.main.get_command(alone)
-
-
-def run(name: str, data: Path, options: BenchmarkOptions) -> None:
-    """Run a benchmark and print its tables; exits with INCOMPLETE if items are lacking."""
+def benchmark(
+    name: str = Argument(help=f"{', '.join(BENCHMARKS)}.", autocompletion=lambda: list(BENCHMARKS)),
+    data: Path = Argument(help="The published data, as `pacorl data` or the hub leaves it."),
+    *,
+    options: BenchmarkOptions,
+) -> None:
+    """Measure a judge or a generator as the field does; exit code 3 if items have no judgement."""
     from pacorl.bench.running import run_benchmark
     from pacorl.runtime.cores import use_cores
 

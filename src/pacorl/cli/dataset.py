@@ -48,7 +48,6 @@ NEXT = {
     "copying": "annotate FOLDER --annotators ann,ben",
     "explaining": "export FOLDER",
     "exporting": "",
-    "importing": "export FOLDER",
 }
 """Activity of a step → the step that comes next."""
 
@@ -272,6 +271,7 @@ def explain(
 def export(
     folder: Path = FOLDER,
     *,
+    rankings: list[Path] = Option([], help="Rankings of your own, a .csv or .jsonl, which join FOLDER first."),
     out: Path | None = Option(None, help="Where to write; FOLDER/export unless named."),
     test_share: float = Option(0.1, min=0, max=1, help="Share of the prompts that is held out."),
     seed: int = SEED,
@@ -279,7 +279,13 @@ def export(
 ) -> None:
     """Turn rankings into training pairs and a held-out benchmark."""
     from pacorl.dataset.export import export as write
+    from pacorl.dataset.importing import import_rankings
 
+    for source in rankings:
+        counts = import_rankings(folder, source, dry_run=step.dry_run)
+        echo_errors(f"{source}: {counts['rankings']} rankings of {counts['images']} images")
+    if rankings and step.dry_run:
+        return
     if step.as_json:
         step.perform("exporting", write, folder, out=out, test_share=test_share, seed=seed)
         return
@@ -315,20 +321,6 @@ def export_sentences(counts: JsonObject) -> Iterator[str]:
     if benchmark["rankings"]:
         tied = benchmark["left out as tied"]
         yield f"benchmark: {benchmark['rankings']} held-out rankings" + (f"; {tied} tied are left out" if tied else "")
-
-
-@app.command("import")
-def import_(
-    folder: Path = FOLDER,
-    source: Path = Argument(help="Your rankings, a .csv or .jsonl."),
-    *,
-    name: str = Option("", help="Its name here; the source's name unless given."),
-    step: StepOptions,
-) -> None:
-    """Bring in rankings of your own."""
-    from pacorl.dataset.importing import import_rankings
-
-    step.perform("importing", import_rankings, folder, source, name=name)
 
 
 def print_counts(counts: JsonObject, *, as_json: bool) -> None:

@@ -1,19 +1,17 @@
-"""Prompts, configs and recipes: `pacorl prompts`, `data`, `config`, `recipes` and `init`."""
+"""Configs, recipes and data: `pacorl recipes`, `init`, `config` and `data`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from typer import Argument, Exit, Option
+from typer import Argument, Option
 
 from pacorl.cli.shared import JsonOption, echo, print_json
 from pacorl.config.options import LARGEST, SEEDS, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pacorl.types import Prompt
+    from collections.abc import Sequence
 
 
 def recipes(*, output: JsonOption) -> None:
@@ -61,51 +59,40 @@ def init(
     echo("\n".join(steps))
 
 
-def prompts(
-    source: str = Argument(help="A .jsonl or .txt of prompts or edits, or tiny:train|dev|test."),
+def data(
+    source: str = Argument(
+        help="t2is, gedit, consistencyrank or paco-dataset; a file or folder to convert; or with --test, prompts."
+    ),
     *,
-    against: list[str] = Option([], help="Prompts that results are reported on; may be given several times."),
-    out: Path = Option(None, help="A folder for train.jsonl and test.jsonl, without the prompts of --against."),
-    test: int = Option(128, min=1, max=LARGEST, help="About how many to hold out; related prompts stay together."),
-    seed: int = Option(42, min=0, max=SEEDS, help="Of the draw."),
-    as_json: bool = Option(False, "--json", help="One JSON object with every leak."),
+    out: Path = Option(None, help="A new folder; by default the one that the recipes and guides name."),
+    test: int = Option(0, min=0, max=LARGEST, help="Split prompts: hold out about so many, related ones together."),
+    against: list[str] = Option([], help="With --test: prompts for neither side, as of a benchmark; may be repeated."),
+    seed: int = Option(42, min=0, max=SEEDS, help="Of the split."),
+    dry_run: bool = Option(False, "--dry-run", help="Print source, licence, size and hashes alone."),
 ) -> None:
-    """List the prompts that are also in other files or benchmarks (exit code 1), or split them with --out."""
-    from pacorl.io.files import check_new
-    from pacorl.records.leaks import find_leaks, leak_report
-    from pacorl.records.prompts import prompts_from
+    """Download a published data set, convert edits that you have to JSONL, or split prompts into train and test.
 
-    benchmarks = {name: prompts_from(name) for name in against}
-    if out:
-        # Both files are new: an earlier split may be in use.
-        check_new(out / "train.jsonl", out / "test.jsonl", fix="name another folder with --out")
-        _split(prompts_from(source), benchmarks, out, test=test, seed=seed)
-        return
-    if not against:
-        raise UsageError("give --against with files to compare with, or --out with a folder for a split")
-    rows = prompts_from(source)
-    leaks = find_leaks(rows, benchmarks)
-    if as_json:
-        found = []
-        for leak in leaks:
-            own = {"prompt": leak.prompt.id, "text": leak.prompt.text}
-            found.append(own | {"in": leak.against, "is": leak.other.id, "why": leak.why})
-        print_json({"prompts": len(rows), "leaks": found})
+    A download's source, licence, commit and hashes are printed first. The parquet files of GEdit-Bench and a JSON of
+    ShareGPT-4o-Image, unpacked, are converted.
+    """
+    if test:
+        _split(source, out or Path("data") / Path(source.partition(":")[0]).stem, test=test, against=against, seed=seed)
+    elif Path(source).exists():
+        _convert(Path(source))
     else:
-        echo(leak_report(leaks, total=len(rows)) or f"none of {len(rows)} prompts is in {', '.join(against)}")
-    # A check in a pipeline fails on a leak without reading the text.
-    raise Exit(1 if leaks else 0)
+        _download(source, out, dry_run=dry_run)
 
 
-def _split(
-    rows: Sequence[Prompt], benchmarks: Mapping[str, Sequence[Prompt]], out: Path, *, test: int, seed: int
-) -> None:
+def _split(source: str, out: Path, *, test: int, against: Sequence[str], seed: int) -> None:
+    from pacorl.io.files import check_new
     from pacorl.records.edits import save_edits
     from pacorl.records.leaks import split_prompts
-    from pacorl.records.prompts import save_prompts
+    from pacorl.records.prompts import prompts_from, save_prompts
 
-    # Benchmarks leave both sides before the draw, so that the test side has the requested size.
-    train, held_out, leaks = split_prompts(rows, test=test, seed=seed, keep_out=benchmarks)
+    # Both files are new: an earlier split may be in use.
+    check_new(out / "train.jsonl", out / "test.jsonl", fix="name another folder with --out")
+    keep_out = {name: prompts_from(name) for name in against}
+    train, held_out, leaks = split_prompts(prompts_from(source), test=test, seed=seed, keep_out=keep_out)
     for name, side in (("train", train), ("test", held_out)):
         # Edits have their own format: a record of a set has no source image.
         save = save_edits if any(prompt.sources for prompt in side) else save_prompts
@@ -113,23 +100,10 @@ def _split(
     echo(f"{out}: {len(train)} to train on, {len(held_out)} to test on, {len(leaks)} kept out")
 
 
-def data(
-    source: str = Argument(help="t2is, gedit, consistencyrank or paco-dataset; or a file or folder to convert."),
-    *,
-    out: Path = Option(None, help="A new folder; by default the one that the recipes and guides name."),
-    dry_run: bool = Option(False, "--dry-run", help="Print source, licence, size and hashes alone."),
-) -> None:
-    """Download a published data set, or convert a collection of edits that you have to JSONL.
-
-    A download's source, licence, commit and hashes are printed first. The parquet files of GEdit-Bench and a JSON of
-    ShareGPT-4o-Image, unpacked, are converted.
-    """
+def _download(source: str, out: Path | None, *, dry_run: bool) -> None:
     from pacorl.dataset.published import FOLDERS, find_published
     from pacorl.io.files import check_writable
 
-    if Path(source).exists():
-        _convert(Path(source))
-        return
     published = find_published(source)
     echo("\n".join(published.describe()))
     if dry_run:

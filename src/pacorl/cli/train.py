@@ -321,7 +321,7 @@ def train_reward(
     *,
     options: JudgeRunOptions,
 ) -> None:
-    """Train a judge on comparisons; `pacorl dataset import` and `export` convert your own rankings."""
+    """Train a judge on comparisons; `pacorl dataset export --rankings` converts your own rankings."""
     from pacorl.config.base import config_errors, load
     from pacorl.io.files import check_no_run, check_writable
     from pacorl.judge import check_judge

@@ -203,7 +203,7 @@ def label(folder: Path, *, dry_run: bool = False) -> Labelled:
     if not answers:
         raise ValueError(
             f"{folder} has no rankings and nothing imported; rank with `pacorl dataset annotate` first, or bring yours "
-            f"with `pacorl dataset import {folder} FILE.csv`"
+            "with --rankings FILE.csv"
         )
     pairs, balance = label_pairs(answers)
     return Labelled(pairs, answers, balance)

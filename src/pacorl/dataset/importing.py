@@ -1,4 +1,4 @@
-"""Bring own rankings into a dataset folder (`pacorl dataset import`).
+"""Bring own rankings into a dataset folder (`pacorl dataset export --rankings`).
 
 Each import is a folder `imported/NAME/` with its images and rankings.jsonl, which `export` reads with the folder's own.
 """
@@ -20,9 +20,9 @@ from pacorl.records.rankings import Ranking, load_rankings
 
 
 def import_rankings(
-    folder: Path, source: Path, *, name: str = "", dry_run: bool = False, progress: Progress = silent
+    folder: Path, source: Path, *, dry_run: bool = False, progress: Progress = silent
 ) -> dict[str, int]:
-    """Import a CSV or JSONL of rankings (`records.rankings`) as `imported/NAME`, with its images.
+    """Import a CSV or JSONL of rankings (`records.rankings`) as `imported/NAME`, the name of the file, with its images.
 
     Rankings of one reference are a group, unless the file names its groups.
 
@@ -36,12 +36,12 @@ def import_rankings(
     if not source.is_file():
         fault = "is a folder" if source.is_dir() else "is missing"
         raise ValueError(f"{source} {fault}; rankings come from a .csv or .jsonl file above its images: name it")
-    name = safe_name(name or _folder_name(source.stem))
+    name = safe_name(_folder_name(source.stem))
     step = DatasetStep(folder, f"import-{name}", inputs=[source], options={"source": str(source.resolve())})
     # Another source may not have the name; the same file may be imported again, even from elsewhere.
     last = step.last().get("plan")
     if last and last["options"] != step.options and [*last["inputs"].values()] != [digest(source)]:
-        raise ValueError(f"{name!r} is already the import of {last['options']['source']}; give this one a --name")
+        raise ValueError(f"{name!r} is already the import of {last['options']['source']}; rename this one")
 
     # The whole source is read before anything is written, so that a fault leaves no half of an import.
     rankings = load_rankings(source)

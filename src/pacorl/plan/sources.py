@@ -235,7 +235,7 @@ def prompts_absence(key: str, source: str, *, spec: PolicySpec, edits: bool) -> 
     remedy = "T2IS records: `pacorl data t2is`; or name a JSONL or text file of your own"
     if edits:
         remedy = (
-            f"edits: `pacorl data gedit`, then `pacorl prompts {spec.edit_data} --test 128 --out "
+            f"edits: `pacorl data gedit`, then `pacorl data {spec.edit_data} --test 128 --out "
             f"{Path(source).parent}`; or name a JSONL of your own edits ({{image, instruction}})"
         )
     return MissingFile(key, source, remedy)

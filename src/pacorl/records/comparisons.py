@@ -8,7 +8,7 @@ A source is one of
     FILE.json              such a file by its own name, described by the folder's dataset_info.json if there is one
     tiny:train|dev|test    pairs of the tiny world, drawn on demand, with a count as in tiny:dev:40
 
-`pacorl dataset import` and `export` turn your own rankings into the first form (docs/your-domain.md).
+`pacorl dataset export --rankings` turns your own rankings into the first form (docs/your-domain.md).
 
 Questions and answers are not changed. Image paths are relative to the file and cannot leave its folder. An error names
 the file and the line or record. No record is skipped.
@@ -46,8 +46,8 @@ from pacorl.types import Comparison
 IMAGE_TAG = "<image>"
 SOURCES = "a .jsonl of comparisons, FOLDER:NAME for an entry of its dataset_info.json, a .json, or tiny:train|dev|test"
 IMPORT_RANKINGS = (
-    "rankings are no comparisons yet; make them some with `pacorl dataset import SET FILE` and "
-    "`pacorl dataset export SET`, and name SET/export/comparisons_train.jsonl"
+    "rankings are no comparisons yet; make them some with `pacorl dataset export SET --rankings FILE`, and name "
+    "SET/export/comparisons_train.jsonl"
 )
 DECISION = re.compile(r"(Yes|No)\b[.,:;!]*\s*")
 TINY_COUNT = 200

@@ -116,7 +116,7 @@ def check_leaks(
     report = leak_report(find_leaks(train, {**against, **benchmarks}), total=len(train))
     if report:
         raise ValueError(
-            f"{report}. Split them with `pacorl prompts SOURCE --out FOLDER`, or set prompts.evaluation to the "
+            f"{report}. Split them with `pacorl data SOURCE --test N --out FOLDER`, or set prompts.evaluation to the "
             "training prompts, and nothing is held out"
         )
     if not deliberate:
