@@ -36,7 +36,7 @@ WIDTH = 64
 """Dimensions of the shared space."""
 SCALE = 100.0
 """Inverse temperature: CLIP's learned one rises to this bound (arXiv 2103.00020, §2.5)."""
-SIZES = (16, 32, 48, 64)
+SIZES = (32, 48, 64, 96)
 """Pixels of a drawn panel."""
 STEPS = 800
 BATCH = 128

@@ -33,10 +33,12 @@ from research.world.stage import STATE, Stage, flow_matching_loss, publish, seed
 from research.world.words import INSTRUCTIONS
 from research.world.world import IDENTITY, VALUES, Panel, draw, heroes_of
 
-SIZES = {32: 24, 48: 12, 64: 8}
+SIZES = {64: 24, 96: 12}
 """Pixels of source and edit → examples of a step of each kind."""
-SHARES = (0.5, 0.2, 0.3)
+SHARES = (0.65, 0.35)
 """Shares of the steps of SIZES."""
+REFERENCE = 96
+"""Pixels of a reference."""
 RANK = 16
 OPTIONS = {"guidance_scale": GUIDANCE, "max_sequence_length": LENGTH}
 
@@ -102,7 +104,7 @@ class Examples:
         sources = pack(self.latents.of(indices_of([edit.before for edit in asked]), side))
         stitched = []
         for task in tasks:
-            stitched.append(stitch([draw(panel, 2 * side) for panel in task.references], size))
+            stitched.append(stitch([draw(panel, REFERENCE) for panel in task.references], size))
         with torch.no_grad():
             references = self.policy.encode_pixels(self.policy.pipeline.image_processor.preprocess(stitched))
 
@@ -114,7 +116,7 @@ class Examples:
         velocity = partial(self.policy.velocity, conditioning=conditioning, size=size)
         clean = pack(self.latents.of(indices_of([*edited, *heroes]), side))
         # Who the hero is is decided in much noise.
-        return flow_matching_loss(velocity, clean, shift=3.0 * max(1.0, side / 32))
+        return flow_matching_loss(velocity, clean, shift=3.0 * max(1.0, side / 64))
 
     def _read(self, text: str) -> dict[str, Tensor]:
         if text not in self.texts:

@@ -40,7 +40,7 @@ from research.world.world import CRITERIA, LOOKS, SCENE, SCENES, VALUES, Panel, 
 CAPTION_REQUEST = "What does this image show?"
 CRITERION_OF = {name.lower(): text for dimension in CRITERIA.values() for name, text in dimension.items()}
 """Look → its criterion."""
-SIZES = (16, 24, 32, 32, 48, 48, 64, 96)
+SIZES = (16, 24, 32, 48, 64, 64, 96, 96)
 SIDE = 32
 """Pixels that the judge's processor resizes every image to."""
 BATCH = 32

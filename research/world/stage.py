@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from pacorl.io.documents import append_jsonl, read_json, write_json
 from pacorl.io.files import write_atomic
@@ -127,11 +126,18 @@ def seeded(step: int) -> Random:
     return Random(step)
 
 
-def flow_matching_loss(velocity: Callable[[Tensor, Tensor], Tensor], clean_BNC: Tensor, *, shift: float) -> Tensor:
-    """Compute the mean squared error of `velocity` (noisy latents, times) at times that favour noise."""
+def flow_matching_loss(
+    velocity: Callable[[Tensor, Tensor], Tensor], clean_BNC: Tensor, *, shift: float, weight: Tensor | None = None
+) -> Tensor:
+    """Compute the mean squared error of `velocity` (noisy latents, times) at times that favour noise.
+
+    Args:
+        weight: of each token (N,).
+    """
     batch = len(clean_BNC)
     # Half logit-normal, half uniform, then shifted towards noise, where an image's content is decided.
     t = torch.where(torch.rand(batch) < 0.5, torch.rand(batch), torch.sigmoid(torch.randn(batch)))
     t = shift * t / (1 + (shift - 1) * t)
     noise = torch.randn_like(clean_BNC)
-    return F.mse_loss(velocity(torch.lerp(clean_BNC, noise, t[:, None, None]), t), noise - clean_BNC)
+    error_BN = (velocity(torch.lerp(clean_BNC, noise, t[:, None, None]), t) - (noise - clean_BNC)).square().mean(-1)
+    return (error_BN if weight is None else error_BN * weight).mean()
