@@ -61,7 +61,7 @@ LESSONS = (
 UNRELIABLE = Lesson(240, ALL, redraw=0.22, lr=7e-4, ema=0.98, shift=3.0)
 SUPERVISED_LAYERS = (1, 2, 3, 4)
 SUPERVISED_HEADS = (0, 1)
-"""Attention that is taught which text is a panel's own."""
+"""Attention that is taught which pose and which prop are a panel's own, a head each."""
 
 
 def draw_sheet(rng: Random, grid: Grid, *, redraw: float) -> tuple[str, list[list[int]]]:
@@ -135,21 +135,23 @@ def attention_recorded() -> Iterator[list[tuple[Tensor, Tensor]]]:
         yield recorded
 
 
-def panel_of_words(ids_BT: Tensor, tokens: Sequence[str], grid: Grid) -> Tensor:
-    """Tell which words are in the text of each panel: (B, T, panels) of bools; tags and ends are in none."""
-    is_tag = torch.tensor([token.startswith("▁[") for token in tokens])
-    is_word = ~is_tag & torch.tensor([token not in ("<pad>", "</s>") for token in tokens])
-    tags_BT = is_tag[ids_BT].cumsum(1)
-    return is_word[ids_BT][..., None] & (tags_BT[..., None] == torch.arange(1, grid.count + 1))
+def words_of_panels(ids_BT: Tensor, tokens: Sequence[str], grid: Grid) -> Tensor:
+    """Tell which words are the pose of each panel, and which its prop: (B, pose and prop, T, panels) of bools."""
+    is_tag = torch.tensor([token.startswith("▁[") for token in tokens])[ids_BT]
+    is_end = torch.tensor([token in ("<pad>", "</s>") for token in tokens])[ids_BT]
+    is_pose = is_tag.roll(1, 1)
+    is_prop = ~(is_pose | is_tag | is_end)
+    of_panel_BTP = is_tag.cumsum(1)[..., None] == torch.arange(1, grid.count + 1)
+    return torch.stack([is_pose, is_prop], 1)[..., None] & of_panel_BTP[:, None]
 
 
-def attention_loss(recorded: Sequence[tuple[Tensor, Tensor]], words_BTP: Tensor, grid: Grid) -> Tensor:
+def attention_loss(recorded: Sequence[tuple[Tensor, Tensor]], words_BHTP: Tensor, grid: Grid) -> Tensor:
     """Compute the cross-entropy of the panel whose text an image token attends to, among the texts of all panels.
 
-    Flow matching alone does not teach it: after 7,000 steps a panel drew a prop of any of the four texts. Two heads of
-    four layers are enough, and are free to attend to anything else beside.
+    Flow matching alone does not teach it: after 7,000 steps a panel drew a prop of any of the four texts. One head of
+    four layers for poses and one for props are enough, and are free to attend to anything else beside.
     """
-    length = words_BTP.shape[1]
+    length = words_BHTP.shape[2]
     side = round(((recorded[0][0].shape[1] - length) / grid.count) ** 0.5)
     row = torch.arange(side * grid.rows) // side
     col = torch.arange(side * grid.cols) // side
@@ -160,7 +162,7 @@ def attention_loss(recorded: Sequence[tuple[Tensor, Tensor]], words_BTP: Tensor,
         query, key = recorded[layer]
         query, key = query[:, length:, SUPERVISED_HEADS], key[:, :length, SUPERVISED_HEADS]
         logits_BHNT = torch.einsum("bnhc,bthc->bhnt", query, key) / query.shape[-1] ** 0.5
-        logits_BHNTP = logits_BHNT[..., None].masked_fill(~words_BTP[:, None, None], -1e4)
+        logits_BHNTP = logits_BHNT[..., None].masked_fill(~words_BHTP[:, :, None], -1e4)
         logits = logits_BHNTP.logsumexp(3).flatten(0, 2)
         losses.append(F.cross_entropy(logits, own_N.repeat(len(logits) // len(own_N))))
     return torch.stack(losses).mean()
@@ -215,7 +217,7 @@ def sheet_loss(
         return drawn, torch.zeros(())
 
     names = pipeline.tokenizer_2.convert_ids_to_tokens(list(range(len(pipeline.tokenizer_2))))
-    return drawn, attention_loss(recorded, panel_of_words(ids, names, grid), grid)
+    return drawn, attention_loss(recorded, words_of_panels(ids, names, grid), grid)
 
 
 def train(pipeline: FluxPipeline, out: Path, *, lessons: Sequence[Lesson], share: float = 1.0) -> None:
