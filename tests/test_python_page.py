@@ -6,6 +6,8 @@ import inspect
 import subprocess
 import sys
 import textwrap
+from dataclasses import fields, is_dataclass
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -59,3 +61,10 @@ def test_the_package_imports_nothing_heavy() -> None:
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("name", ["pacorl.types"])
+def test_the_help_of_a_dataclass_describes_every_field(name: str) -> None:
+    for found in vars(import_module(name)).values():
+        if is_dataclass(found) and found.__module__ == name:
+            assert [field.name for field in fields(found) if f"  {field.name}: " not in (found.__doc__ or "")] == []

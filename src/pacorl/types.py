@@ -26,12 +26,15 @@ TINY_EDITS = "tiny-edits"
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Layout of a set's panels in its grid image: `rows` × `cols`, row-major."""
+    """Layout of a set's panels in its grid image: `rows` × `cols`, row-major.
+
+    Attributes:
+        rows: At least 1.
+        cols: At least 1.
+    """
 
     rows: int
-    """At least 1."""
     cols: int
-    """At least 1."""
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.cols < 1:
@@ -52,12 +55,15 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Height and width of an image, in pixels."""
+    """Height and width of an image, in pixels.
+
+    Attributes:
+        height: Pixels.
+        width: Pixels.
+    """
 
     height: int
-    """Pixels."""
     width: int
-    """Pixels."""
 
     @classmethod
     def parse(cls, text: str) -> Size:
@@ -73,18 +79,21 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Character:
-    """Recurring character, in words and in reference images."""
+    """Recurring character, in words and in reference images.
+
+    Attributes:
+        name: Name in scenes: `{name}`.
+        description: Looks, in the words of a panel's text.
+        images: Reference images.
+        keep: Trait → looks to preserve in all images, e.g. `keep["hair"]`.
+        may_change: Traits that may differ between images, such as the pose.
+    """
 
     name: str
-    """Name in scenes: `{name}`."""
     description: str
-    """Looks, in the words of a panel's text."""
     images: tuple[Path, ...] = ()
-    """Reference images."""
     keep: Mapping[str, str] = field(default_factory=dict)
-    """Trait → looks to preserve in all images, e.g. `keep["hair"]`."""
     may_change: tuple[str, ...] = ()
-    """Traits that may differ between images, such as the pose."""
 
     @property
     def text(self) -> str:
@@ -110,34 +119,36 @@ class Prompt:
     """Prompt of a set of panels, or of an edit of `sources`.
 
     `id` is also the group of all samples generated from it.
+
+    Attributes:
+        id: Identifier within a run; an int64, never a float or text.
+        text: Input of the generator.
+        theme: Text shared by all panels, for the judge.
+        grid: 1×1 for a single image, as of an edit.
+        panels: One description per panel, row-major; empty if the record has none.
+        criteria: dimension → name → text, e.g. `criteria["Identity"]["Hat"]`.
+        sources: Images to edit.
+        characters: Characters that its panels describe. Rewards compare the panels with their images.
+        references: Images for generators that take reference images, in the generator's order.
+        size: Size in the record, if any.
+        category: Category in the record, for results by category.
+        task: Task in the record, like `category`.
+        origin: File and line that it was read from, for messages; empty for others.
     """
 
     id: int
-    """Identifier within a run; an int64, never a float or text."""
     text: str
-    """Input of the generator."""
     theme: str = ""
-    """Text shared by all panels, for the judge."""
     grid: Grid = Grid(1, 1)
-    """1×1 for a single image, as of an edit."""
     panels: tuple[str, ...] = ()
-    """One description per panel, row-major; empty if the record has none."""
     criteria: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """dimension → name → text, e.g. `criteria["Identity"]["Hat"]`."""
     sources: tuple[Path, ...] = ()
-    """Images to edit."""
     characters: tuple[Character, ...] = ()
-    """Characters that its panels describe. Rewards compare the panels with their images."""
     references: tuple[Path, ...] = ()
-    """Images for generators that take reference images, in the generator's order."""
     size: Size | None = None
-    """Size in the record, if any."""
     category: str = ""
-    """Category in the record, for results by category."""
     task: str = ""
-    """Task in the record, like `category`."""
     origin: str = field(default="", compare=False, repr=False)
-    """File and line that it was read from, for messages; empty for others."""
 
     @property
     def place(self) -> str:
@@ -147,24 +158,30 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Images and a question about them, to be answered Yes or No."""
+    """Images and a question about them, to be answered Yes or No.
+
+    Attributes:
+        images: Images in the judge's order.
+        text: Text after the images.
+    """
 
     images: tuple[Image, ...]
-    """Images in the judge's order."""
     text: str
-    """Text after the images."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A judge's answer: a probability, or the reason why there is none. A failure is *missing*, never 0."""
+    """A judge's answer: a probability, or the reason why there is none. A failure is *missing*, never 0.
+
+    Attributes:
+        p_yes: P(Yes | Yes or No), from 0 to 1, of the first answer token.
+        error: Why there is no probability; empty if there is one.
+        order_gap: Difference of P(Yes) between the two image orders, if `p_yes` is their mean.
+    """
 
     p_yes: float | None
-    """P(Yes | Yes or No) of the first answer token."""
     error: str = ""
-    """Why there is no probability; empty if there is one."""
     order_gap: float | None = None
-    """Difference of P(Yes) between the two image orders, if `p_yes` is their mean."""
 
     @property
     def valid(self) -> bool:
@@ -174,10 +191,13 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Conditioning:
-    """Encoded prompts (and sources), in the format of one policy."""
+    """Encoded prompts (and sources), in the format of one policy.
+
+    Attributes:
+        tensors: Tensors of shape (B, …).
+    """
 
     tensors: Mapping[str, Tensor]
-    """Tensors with a leading batch dimension."""
 
     def __len__(self) -> int:
         return len(next(iter(self.tensors.values())))
@@ -185,20 +205,23 @@ class Conditioning:
 
 @dataclass(slots=True)
 class Rollout:
-    """One batch of samples, for rewards and endpoint objectives."""
+    """One batch of samples, for rewards and endpoint objectives.
+
+    Attributes:
+        prompts: Prompt of each of the B samples.
+        row_B: Global row of each sample in its epoch: the only source of its seed.
+        size: Pixels of all images.
+        sigmas_T: (T+1,) noise levels, from 1 to 0.
+        final_BNC: (B, N, C) endpoints, fp32, on the CPU like all that is kept for training.
+        images: The B decoded endpoints.
+    """
 
     prompts: list[Prompt]
-    """Of each sample."""
     row_B: list[int]
-    """Global row of each sample in its epoch: the only source of its seed."""
     size: Size
-    """Of all of its images."""
     sigmas_T: Tensor
-    """(T+1,)"""
     final_BNC: Tensor
-    """Endpoints, fp32, on the CPU like all that is kept for training."""
     images: list[Image]
-    """Decoded endpoints."""
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -209,72 +232,84 @@ class NodeBatch:
     """Nodes of one stochastic step in one forward, with everything that training needs to replay it.
 
     V nodes, from which E children leave, with B samples below them on this process. Tensors are fp32.
+
+    Attributes:
+        step: Index of the sampling step, from 0 to T - 1.
+        level: Number of earlier stochastic steps.
+        prompts: Prompt of each of the V nodes.
+        size: Pixels of all images.
+        sigmas_T: (T+1,) noise levels, from 1 to 0.
+        latents_VNC: (V, N, C) latents before the step.
+        next_latents_ENC: (E, N, C) latents after the step, of each child.
+        row_B: Global row of each of the B samples.
+        node_B: (B,) int64, index of the node above each sample.
+        child_B: (B,) int64, index of the child that each sample descends from.
+        log_prob_B: (B,) log-probability of the step to that child, under the policy that sampled; with panel credit
+            (B, N), each token its panel's.
+        mean_VNC: (V, N, C) mean of the transition, if the objective needs it.
     """
 
     step: int
-    """Index of the sampling step."""
     level: int
-    """Number of earlier stochastic steps."""
     prompts: list[Prompt]
-    """Of each node."""
     size: Size
-    """Of all of its images."""
     sigmas_T: Tensor
-    """(T+1,)"""
     latents_VNC: Tensor
-    """Before the step."""
     next_latents_ENC: Tensor
-    """After it, of each child."""
     row_B: list[int]
-    """Global row of each sample."""
     node_B: Tensor
-    """int64, the node above each sample."""
     child_B: Tensor
-    """int64, the child that each sample descends from."""
     log_prob_B: Tensor
-    """Of the step to that child, under the policy that sampled; with panel credit (B, N), each token its panel's."""
     mean_VNC: Tensor | None = None
-    """Of the transition, if the objective needs it."""
 
 
 @dataclass(slots=True)
 class Samples:
-    """Samples of one process for one optimizer step."""
+    """Samples of one process for one optimizer step.
+
+    Attributes:
+        rollouts: Rollouts in sampling order.
+        nodes: Node batches by their first samples; empty for ODE sampling.
+    """
 
     rollouts: list[Rollout] = field(default_factory=list)
-    """Rollouts in sampling order."""
     nodes: list[NodeBatch] = field(default_factory=list)
-    """Node batches by their first samples; empty for ODE sampling."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewardTable:
-    """Every reward of every sample, before any aggregation."""
+    """Every reward of every sample, before any aggregation.
+
+    Attributes:
+        names: R labels, in the order of the config.
+        score_RB: (R, B) fp64 scores; entries where `valid_RB` is False are meaningless.
+        valid_RB: (R, B) bool, whether a sample has that score.
+        group_B: (B,) int64 prompt ids.
+        part_RBP: (R, B, P) parts of the scores by panel, NaN if missing; None without panel credit.
+    """
 
     names: tuple[str, ...]
-    """R labels, in the order of the config."""
     score_RB: Tensor
-    """fp64; entries where `valid_RB` is False are meaningless."""
     valid_RB: Tensor
-    """Whether a sample has that score."""
     group_B: Tensor
-    """int64 prompt ids."""
     part_RBP: Tensor | None = None
-    """Parts of the scores by panel, NaN if missing; None without panel credit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """Advantages of samples over their groups, computed by `core.advantages`."""
+    """Advantages of samples over their groups, computed by `core.advantages`.
+
+    Attributes:
+        value_B: (B,) advantages. Training makes a sample likelier if its advantage is above 0, and less likely below.
+        used_B: (B,) bool, False where the sample must not be trained on: its reward is missing, or its group too small.
+        stats: Metrics by name.
+        value_BP: (B, P) advantage of each panel; None without panel credit.
+    """
 
     value_B: Tensor
-    """Training makes a sample likelier if its advantage is above 0, and less likely below."""
     used_B: Tensor
-    """False where the sample must not be trained on (its reward is missing, or its group is too small)."""
     stats: Mapping[str, float]
-    """Metrics by name."""
     value_BP: Tensor | None = None
-    """Advantage of each panel; None without panel credit."""
 
     @property
     def credited(self) -> Tensor:
@@ -284,19 +319,22 @@ class Advantages:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Training pair of the judge: two images, their label and reasons."""
+    """Training pair of the judge: two images, their label and reasons.
+
+    Attributes:
+        images: Two files.
+        question: Text after the images, or with `<image>` at their positions.
+        consistent: The label: Yes or No.
+        reasons: Reasons, taught after the label.
+        category: Category for separate results.
+        group: Prompt of both images; a split into training and test keeps a group whole.
+        answer: Exact training answer, if given; else the label and `reasons`.
+    """
 
     images: tuple[Path, ...]
-    """Two files."""
     question: str
-    """Text after the images, or with `<image>` at their positions."""
     consistent: bool
-    """The label: Yes or No."""
     reasons: str = ""
-    """Reasons, taught after the label."""
     category: str = ""
-    """Category for separate results."""
     group: str = ""
-    """Prompt of both images; a split into training and test keeps a group whole."""
     answer: str = ""
-    """Exact training answer, if given; else the label and `reasons`."""
