@@ -108,7 +108,7 @@ def test_a_kill_before_any_change_of_the_disk(forks: Forks, tmp_path: Path, stor
     trials(forks, story, tmp_path, "SIGKILL", lambda stopped: stopped.code == -9, twice=True)
 
 
-@pytest.mark.parametrize("story", [*RESUMED, "generate", "score"])
+@pytest.mark.parametrize("story", [*RESUMED, "generate", "check"])
 def test_a_full_disk_is_one_line_that_names_the_file(forks: Forks, tmp_path: Path, story: str) -> None:
     def told(stopped: Outcome) -> bool:
         *_, line = stopped.output.splitlines()
