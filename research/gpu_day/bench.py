@@ -17,12 +17,12 @@ from pacorl.grpo import builders
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.lora_training import build_optimizer
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.rollout import Draw, collect, denoise, sigmas_of
+from pacorl.grpo.rollout import Draw, denoise, draw_samples, sigmas_of
 from pacorl.grpo.rows import Row
 from pacorl.grpo.update import PolicyLoss, update_policy
 from pacorl.models.adapters import MovingAverage, adapter_state
 from pacorl.models.policies.pipeline import PipelinePolicy
-from pacorl.models.policies.policy import Parts, Policy
+from pacorl.models.policies.policy import Parts
 from pacorl.plan import sources
 from pacorl.plan.generators import Inputs, policy_on_meta
 from pacorl.plan.ledger import META
@@ -143,7 +143,7 @@ class Bench:
         # Set once the weights are there: `policy_on_meta` would pack them without values.
         self.config = config = form.of(config)
         self.generator.options = config.model
-        self.policy = cast(Policy, self.generator)
+        self.policy = cast(PipelinePolicy, self.generator)
         transformer: Any = self.generator.pipeline.transformer
         # Weights come from main memory, as a checkpoint's do: a card need not hold them unpacked.
         home = META if device == META else torch.device("cpu")
@@ -194,7 +194,10 @@ class Bench:
             batch=batch,
             as_trained=self.config.model.compile != "none",
         )
-        return collect(draw, [Row(PROMPT, number) for number in range(batch)])
+        samples = Samples()
+        for _ in draw_samples(draw, [Row(PROMPT, number) for number in range(batch)], samples):
+            pass
+        return samples
 
     @torch.no_grad()
     def sample(self, side: int, batch: int) -> None:

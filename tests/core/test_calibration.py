@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pacorl.core.calibration import Bin, Curve, calibration_error, fit_curve, logits, reliability
+from pacorl.core.calibration import Curve, calibration_error, fit_curve, logits
 
 
 def test_the_fit_recovers_the_curve_that_drew_the_labels() -> None:
@@ -33,7 +33,6 @@ def test_answers_that_fall_with_the_labels_are_refused() -> None:
 def test_the_error_is_the_weighted_distance_of_the_bins() -> None:
     p_N = np.array([0.91, 0.93, 0.95, 0.11])
     yes_N = np.array([True, True, False, False])
-    assert reliability(p_N, yes_N) == [Bin(0.11, 0.0, 1), Bin(pytest.approx(0.93), pytest.approx(2 / 3), 3)]
     assert calibration_error(p_N, yes_N) == pytest.approx((3 * (0.93 - 2 / 3) + 0.11) / 4)
 
 

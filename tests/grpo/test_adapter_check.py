@@ -12,12 +12,12 @@ from pacorl.grpo import builders
 from pacorl.grpo.builders import freeze_idle_layers
 from pacorl.models.adapters import add_lora
 from pacorl.models.policies.kontext import KONTEXT
-from pacorl.models.policies.policy import Policy
+from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.qwen_image import LORA_TARGETS, QWEN_EDIT
 from pacorl.types import Size
 
 
-def checked(policy: Policy, folder: Path, targets: tuple[str, ...]) -> set[str]:
+def checked(policy: PipelinePolicy, folder: Path, targets: tuple[str, ...]) -> set[str]:
     prompt = edit(source_image(folder / "source.png", height=64, width=64))
     size = policy.size_of(prompt, Size(64, 64))
     add_lora(policy.transformer, rank=2, alpha=4, targets=targets)

@@ -19,7 +19,7 @@ from pacorl.grpo.rows import epoch_rows
 from pacorl.grpo.scoring import Scorer
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.grpo.update import ratio_warning
-from pacorl.models.adapters import OldPolicy
+from pacorl.models.adapters import AdapterCopy
 from pacorl.models.policies.flux import FluxPolicy
 from pacorl.types import Prompt, Question, Samples, Size, Verdict
 
@@ -120,7 +120,7 @@ def test_the_work_of_an_epoch(
     """Forwards per image: T in sampling, and per trained step 1 with a backward, 1 of the policy that sampled for
     endpoints (after the first update if each epoch is sampled by the trained policy), 1 of the base for the KL."""
     configure(training, *overrides)
-    training.lora.old = OldPolicy(training.lora.transformer) if training.objective.needs == "endpoint" else None
+    training.lora.old = AdapterCopy(training.lora.transformer) if training.objective.needs == "endpoint" else None
     sampled, trained, extra = forwards
     known, work = len(ENCODED), Work(training, monkeypatch)
     training.run_epoch()
@@ -258,9 +258,8 @@ def test_a_judge_behind_http(small: list[str], monkeypatch: pytest.MonkeyPatch) 
             with pytest.raises(ValueError, match="serves no model 'pacco'; it serves paco"):
                 train_policy(wrong)
         out = train_policy(tiny_run(remote))
-        (epoch,) = metrics(out, "epoch", times=True)
+        (epoch,) = metrics(out, "epoch")
         assert epoch["samples/used"] == 1.0
-        assert epoch["seconds/hidden_reward"] >= 0
         server.behave = lambda handler, number: handler.fail(500) or True  # type: ignore[func-returns-value]
         with pytest.raises(ValueError, match=r"100% of the scores of epoch 2 are missing.*consistency: .*500"):
             train_policy(tiny_run([*remote, "epochs=2"]), resume=True)

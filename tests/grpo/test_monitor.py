@@ -13,9 +13,7 @@ import pytest
 from PIL import Image
 
 from pacorl.core.grid import join
-from pacorl.core.metric_names import SIGN_MEANINGS
 from pacorl.grpo.monitor import (
-    LIMITS,
     SAME_DISTANCE,
     SIDE,
     HackingMonitor,
@@ -191,18 +189,6 @@ def test_training_and_evaluation_have_starts_of_their_own() -> None:
     assert len(watch.update("evaluation", {"monitor/blank": 0.35})) == 1
 
 
-def test_agreement_across_sets_that_rises_is_an_alarm() -> None:
-    watch = HackingMonitor.of("warn", prompts=12)
-    raised = [watch.update("epoch", {"monitor/across": value}) for value in (0.2, 0.2, 0.2, 0.3, 0.3, 0.4, 0.6)]
-    assert [len(alarms) for alarms in raised] == [0] * 6 + [1]
-    assert (raised[-1][0].sign, raised[-1][0].limit) == ("across", 0.15)
-
-
-def test_a_monitor_that_is_off_raises_nothing() -> None:
-    watch = HackingMonitor({"blank": 0.1}, action="off", average=1)
-    assert [watch.update("epoch", {"monitor/blank": value}) for value in (0.0, 1.0)] == [[], []]
-
-
 def test_a_resumed_watch_goes_on() -> None:
     lines = [{"kind": "epoch", "epoch": n, "monitor/blank": v} for n, v in enumerate((0.0, 0.0, 0.1, 0.3, 0.3))]
     whole, resumed = (HackingMonitor({"blank": 0.1}, average=2) for _ in range(2))
@@ -211,10 +197,6 @@ def test_a_resumed_watch_goes_on() -> None:
     resumed.restore(lines[:-1])
     assert resumed.update("epoch", lines[-1]) == expected
     assert expected
-
-
-def test_every_sign_has_a_limit() -> None:
-    assert set(LIMITS) == {*SIGN_MEANINGS, "held_out"}
 
 
 def test_what_the_log_holds_of_images() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from recorded import recorded_epochs
+from rollouts import collect
 from tiny_runs import JPEG_SIZE, metrics, train_policy, weights
 from toy_world import ToyPolicy, toy_config, toy_world
 
@@ -19,7 +20,7 @@ from pacorl.core.sampler import Sampler, Tree
 from pacorl.grpo.builders import with_credit
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.rollout import Draw, collect
+from pacorl.grpo.rollout import Draw
 from pacorl.grpo.rows import Row
 from pacorl.grpo.scoring import Scorer, reward_table
 from pacorl.grpo.trainer import PolicyTrainer

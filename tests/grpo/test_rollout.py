@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 import torch
+from rollouts import collect
 from tests.twins import tiny_flux
 from toy_world import ToyPolicy
 
@@ -15,7 +16,7 @@ from pacorl.core.sampler import Sampler, Suffix, Tree
 from pacorl.core.schedule import seed_of
 from pacorl.core.sde import Past, Transition, ab2, flow_sde, log_prob
 from pacorl.grpo.conditioning import ConditioningCache
-from pacorl.grpo.rollout import Draw, collect, sample_images
+from pacorl.grpo.rollout import Draw, sample_images
 from pacorl.grpo.rows import Row
 from pacorl.grpo.update import PolicyLoss, update_policy
 from pacorl.models.adapters import adapter_state, add_lora

@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 from tiny_runs import train_policy
-from toy_world import ToyJudge, toy_config, toy_world
-
-from pacorl.judge.local import LocalJudge
-from pacorl.models.policies import POLICIES
+from toy_world import toy_config, toy_world
 
 LEARNING = [
     "epochs=8",
@@ -35,10 +32,3 @@ def test_a_policy_learns_what_the_judge_rewards(tmp_path: Path) -> None:
     with toy_world():
         before, after = evaluations(train_policy(toy_config(tmp_path / "run", *LEARNING)))
     assert after["consistency"] > 1.1 * before["consistency"]
-
-
-def test_the_released_models_are_back_after_the_block() -> None:
-    policy, load = POLICIES["flux"], LocalJudge.from_pretrained
-    with toy_world():
-        assert isinstance(LocalJudge.from_pretrained("any"), ToyJudge)
-    assert (POLICIES["flux"], LocalJudge.from_pretrained) == (policy, load)

@@ -16,7 +16,6 @@ from pacorl import PolicyTrainer
 from pacorl.config.base import ConfigError
 from pacorl.core.objectives.diffusion_nft import lag
 from pacorl.grpo import builders, scoring
-from pacorl.grpo.lora_training import build_optimizer
 from pacorl.models.adapters import adapter_state
 from pacorl.models.lora import read_lora
 
@@ -210,20 +209,3 @@ def test_another_judge_does_not_take_over_in_the_middle_of_a_run(tmp_path: Path)
         allowed = toy_config(run, "epochs=2", f"judge.checkpoint={other}")
         PolicyTrainer(allowed, resume=True, allow_changes=True).train()
     assert set(metrics(run, "changes")[0]["changes"]) == {"epochs", "judge.checkpoint", "judge"}  # type: ignore[call-overload]
-
-
-@pytest.mark.parametrize(("device", "fused"), [("cuda", True), ("cpu", None)])
-def test_on_a_card_one_kernel_steps_many_weights(device: str, fused: bool | None, tmp_path: Path) -> None:
-    with toy_world():
-        trainer = PolicyTrainer(toy_config(tmp_path))
-        trainer.close()
-    optimizer = build_optimizer(trainer.policy, trainer.config.optimizer, device=torch.device(device))
-    assert optimizer.defaults["fused"] is fused
-
-
-def test_what_loading_and_encoding_needed_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    emptied: list[int] = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
-    with toy_world():
-        PolicyTrainer(toy_config(tmp_path)).close()
-    assert len(emptied) == 2

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from edit_twins import flux_policy
+from rollouts import collect
 from tests.twins import TWINS
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -13,7 +14,7 @@ from pacorl.core.objectives.grpo_clip import GrpoClip
 from pacorl.core.objectives.grpo_guard import GrpoGuard
 from pacorl.core.sampler import Sampler, Tree
 from pacorl.grpo.conditioning import ConditioningCache
-from pacorl.grpo.rollout import Draw, collect, draw_samples, integrate, sigmas_of
+from pacorl.grpo.rollout import Draw, draw_samples, integrate, sigmas_of
 from pacorl.grpo.rows import Row
 from pacorl.grpo.update import PolicyLoss, update_policy
 from pacorl.models.adapters import add_lora
@@ -74,23 +75,6 @@ def cache(policy: FluxPolicy) -> ConditioningCache:
         if isinstance(component, torch.nn.Module):
             component.to("meta")
     return cache
-
-
-def test_the_counter_sees_what_waits() -> None:
-    on_card, here = torch.empty(3, device="meta"), torch.zeros(3)
-    for expected, act in (
-        ({"read": 1}, on_card.cpu),
-        ({"read": 1}, lambda: on_card.sum().item()),
-        ({"read": 1}, lambda: float(on_card[0])),
-        ({"read": 1}, lambda: bool(on_card[0] > 0)),
-        ({"sent": 1}, lambda: here.to("meta")),
-        ({"sent": 1}, lambda: on_card[torch.tensor([0, 1])]),
-        ({}, lambda: here.to("meta", non_blocking=True)),
-        ({}, lambda: on_card * 2 + on_card.sum()),
-    ):
-        with Waits() as waits:
-            act()
-        assert +waits.counted == Counter(expected)
 
 
 @pytest.mark.slow

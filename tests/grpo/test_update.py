@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from rollouts import collect
 from toy_world import ToyPolicy
 
 from pacorl.core.objectives import OBJECTIVES
@@ -13,10 +14,10 @@ from pacorl.core.sampler import Sampler, Tree
 from pacorl.core.schedule import seed_of
 from pacorl.core.sde import log_prob
 from pacorl.grpo.conditioning import ConditioningCache
-from pacorl.grpo.rollout import Draw, collect, transition_at
+from pacorl.grpo.rollout import Draw, transition_at
 from pacorl.grpo.rows import Row
 from pacorl.grpo.update import PolicyLoss, _summary, gather_metrics, update_policy
-from pacorl.models.adapters import OldPolicy, adapter_state, add_lora
+from pacorl.models.adapters import AdapterCopy, adapter_state, add_lora
 from pacorl.runtime.processes import Runtime
 from pacorl.tiny.characters import character_prompts
 from pacorl.types import Advantages, Conditioning, NodeBatch, Samples, Size
@@ -53,7 +54,7 @@ def test_an_update_is_the_mean_over_batches_and_trained_steps(policy: ToyPolicy,
         stochastic=path,
         keeps_means=chosen.keeps_means,
     )
-    old = None if path else OldPolicy(policy.transformer)
+    old = None if path else AdapterCopy(policy.transformer)
     loss = PolicyLoss(policy, sampler, cache, chosen.options(kl_weight=0.1), old=old)
     rows = [Row(prompt, 2 * n + member) for n, prompt in enumerate(character_prompts("train", 2)) for member in (0, 1)]
     samples = collect(Draw(policy, sampler, cache, seed=1, epoch=0, batch=2), rows)
@@ -145,7 +146,9 @@ def test_awm_is_flow_matching_weighted_by_each_samples_advantage(policy: ToyPoli
     values = Advantages(torch.tensor([1.0, -0.5, 2.0, -1.0]), torch.ones(4, dtype=torch.bool), {})
     itself = PolicyLoss(policy, sampler, cache, OBJECTIVES["awm"].options())
     ours = gradient(itself, samples, values)
-    assert torch.equal(ours, gradient(dataclasses.replace(itself, old=OldPolicy(policy.transformer)), samples, values))
+    assert torch.equal(
+        ours, gradient(dataclasses.replace(itself, old=AdapterCopy(policy.transformer)), samples, values)
+    )
     policy.transformer.zero_grad()
     for rollout in samples.rollouts:
         for index, row in enumerate(rollout.row_B):
@@ -175,7 +178,7 @@ def small(policy: ToyPolicy, objective: str, **options: float) -> tuple[PolicyLo
     prompts = character_prompts("train", 2)
     rows = [Row(prompts[number // 2], number) for number in range(4)]
     samples = collect(Draw(policy, sampler, cache, seed=1, epoch=0, batch=2), rows)
-    return PolicyLoss(policy, sampler, cache, spec.options(**options), old=OldPolicy(policy.transformer)), samples
+    return PolicyLoss(policy, sampler, cache, spec.options(**options), old=AdapterCopy(policy.transformer)), samples
 
 
 VALUES = Advantages(torch.tensor([1.0, -0.5, 2.0, -1.0]), torch.ones(4, dtype=torch.bool), {})

@@ -14,12 +14,13 @@ SIZE = Size(32, 32)
 def sample_and_train(out: Path) -> None:
     """Samples one image per process and takes its gradients; saves every rank's metrics and compiled frames."""
     from edit_twins import drawn
+    from rollouts import collect
     from tests.twins import tiny_flux, tiny_flux_transformer
 
     from pacorl.core.objectives.grpo_clip import GrpoClip
     from pacorl.core.sampler import Sampler, Tree
     from pacorl.grpo.conditioning import ConditioningCache
-    from pacorl.grpo.rollout import Draw, collect
+    from pacorl.grpo.rollout import Draw
     from pacorl.grpo.rows import Row
     from pacorl.grpo.update import PolicyLoss, update_policy
     from pacorl.models.adapters import adapter_state, add_lora, full_state

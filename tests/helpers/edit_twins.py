@@ -12,7 +12,7 @@ from tests.twins import tiny_flux, tiny_klein, tiny_kontext, tiny_qwen_edit, tin
 
 from pacorl.grpo.rollout import denoise
 from pacorl.models.policies.flux import FLUX, FluxPolicy
-from pacorl.models.policies.policy import Policy
+from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.tiny.characters import vocabulary
 from pacorl.types import Character, Grid, Prompt, Size
@@ -85,7 +85,7 @@ def edit(path: Path, number: int = 0, text: str = INSTRUCTIONS[0]) -> Prompt:
     return Prompt(id=number, text=text, sources=(path,))
 
 
-def loop(policy: Policy, prompts: list[Prompt], size: Size, *, steps: int = 3) -> torch.Tensor:
+def loop(policy: PipelinePolicy, prompts: list[Prompt], size: Size, *, steps: int = 3) -> torch.Tensor:
     """Endpoints of the loop without noise, from one seed per prompt."""
     conditioning = policy.collate(policy.encode(prompts, size))
     with torch.no_grad():

@@ -15,7 +15,6 @@ from pacorl.core.sampler import Sampler
 from pacorl.grpo import epoch
 from pacorl.grpo.scoring import Scored, Scorer
 from pacorl.grpo.trainer import PolicyTrainer
-from pacorl.runtime.logbook import PhaseClock
 from pacorl.runtime.processes import Runtime
 from pacorl.types import Advantages, Samples
 
@@ -31,8 +30,8 @@ def recorded_epochs() -> Iterator[list[Record]]:
     records: list[Record] = []
     collect, learn = epoch.collect_scores, epoch.learn
 
-    def noted_scores(scorer: Scorer, runtime: Runtime, *, clock: PhaseClock) -> Scored:
-        scored = collect(scorer, runtime, clock=clock)
+    def noted_scores(scorer: Scorer, runtime: Runtime) -> Scored:
+        scored = collect(scorer, runtime)
         records.append({"scores": scored.scores, "parts": scored.parts})
         return scored
 

@@ -123,7 +123,7 @@ class ToyTransformer(nn.Module):
 
 
 class ToyPolicy:
-    """Sets of images as coarse mosaics, behind the seam of `models.policies.policy.Policy`."""
+    """Sets of images as coarse mosaics, with the methods of `PipelinePolicy`."""
 
     lora_targets: tuple[str, ...] = ("into", "hidden", "out")
     idle_layers: frozenset[str] = frozenset()

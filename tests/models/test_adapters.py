@@ -12,8 +12,8 @@ from torch import nn
 
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.models.adapters import (
+    AdapterCopy,
     MovingAverage,
-    OldPolicy,
     adapter_names,
     adapter_off,
     adapter_state,
@@ -199,9 +199,16 @@ def test_the_average_follows_each_step(flux: FluxPolicy) -> None:
 
 
 def test_the_averages_decay_warms_up_by_its_own_updates(flux: FluxPolicy) -> None:
-    average = MovingAverage(fresh(flux), decay=0.85)
-    decays = [average.decay_at(update) for update in (0, 1, 8, 49, 50, 51, 1000)]
-    assert decays == pytest.approx([1 / 10, 2 / 11, 9 / 18, 50 / 59, 0.85, 0.85, 0.85])
+    transformer = trained(fresh(flux))
+    decays = []
+    for update in (0, 1, 8, 49, 50, 51, 1000):
+        average = MovingAverage(transformer, decay=0.85)
+        name, start = next((name, value.clone()) for name, value in average.state.items())
+        with torch.no_grad():
+            adapter_state(transformer)[name].add_(4.0)
+        average.follow(update + 1)
+        decays.append(1 - float((average.state[name] - start).mean()) / 4)
+    assert decays == pytest.approx([1 / 10, 2 / 11, 9 / 18, 50 / 59, 0.85, 0.85, 0.85], rel=1e-4)
 
 
 class Two(nn.Module):
@@ -307,7 +314,7 @@ def test_after_the_base_was_asked_the_adapter_is_on_and_alone_learns() -> None:
 
 def test_a_fault_leaves_no_copy_on_the_model() -> None:
     model = adapted()
-    copy = OldPolicy(model)
+    copy = AdapterCopy(model)
     for value in copy.state.values():
         value.zero_()
     before = {name: value.clone() for name, value in adapter_state(model).items()}
@@ -319,9 +326,9 @@ def test_a_fault_leaves_no_copy_on_the_model() -> None:
 
 def test_the_old_policy_keeps_its_lags_share() -> None:
     model = adapted()
-    old, trained_state = OldPolicy(model), adapter_state(model)
+    old, trained_state = AdapterCopy(model), adapter_state(model)
     for value in old.state.values():
         value.zero_()
-    old.follow(0.25)
+    old.approach(0.75)
     for name, value in trained_state.items():
         torch.testing.assert_close(old.state[name], 0.75 * value)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from rollouts import collect
 from tiny_runs import JPEG_SIZE
 from toy_world import ToyPolicy, toy_config, toy_world
 
@@ -17,7 +18,7 @@ from pacorl.core.objectives import OBJECTIVES
 from pacorl.grpo import epoch
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.rollout import Draw, collect
+from pacorl.grpo.rollout import Draw
 from pacorl.grpo.rows import assign_rows, epoch_rows
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.grpo.update import PolicyLoss, update_policy

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from edit_twins import drawn
+from rollouts import collect
 from tests.twins import tiny_flux, tiny_flux_transformer
 from torch import nn
 from torch._dynamo.testing import CompileCounter
@@ -13,7 +14,7 @@ from pacorl.core.devices import INT8, NONE
 from pacorl.core.objectives.grpo_clip import GrpoClip
 from pacorl.core.sampler import Sampler, Tree
 from pacorl.grpo.conditioning import ConditioningCache
-from pacorl.grpo.rollout import Draw, collect
+from pacorl.grpo.rollout import Draw
 from pacorl.grpo.rows import Row
 from pacorl.grpo.update import PolicyLoss, update_policy
 from pacorl.models.adapters import adapter_state, add_lora

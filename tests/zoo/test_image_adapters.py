@@ -29,7 +29,7 @@ from pacorl.models.lora import DIFFUSERS_WEIGHTS, read_lora, write_lora
 from pacorl.models.policies.flux import FLUX
 from pacorl.models.policies.klein import KLEIN
 from pacorl.models.policies.kontext import KONTEXT
-from pacorl.models.policies.policy import Policy
+from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.qwen_image import QWEN_EDIT, QWEN_EDIT_PLUS, QWEN_IMAGE
 from pacorl.models.policies.qwen_image_21 import QWEN_IMAGE_21
 from pacorl.tiny.characters import character_prompts, vocabulary
@@ -42,7 +42,7 @@ SIZE = Size(32, 32)
 class Zoo:
     """A generator, one adapter of all its modules, and what it makes of fixed inputs."""
 
-    def __init__(self, policy: Policy, source: Path) -> None:
+    def __init__(self, policy: PipelinePolicy, source: Path) -> None:
         self.policy = policy
         self.pipeline: Any = policy.pipeline  # type: ignore[attr-defined]
         self.base = copy.deepcopy(policy.transformer)
@@ -104,7 +104,7 @@ def flux_pipeline() -> Any:
     return drawn(pipeline)
 
 
-POLICIES: dict[str, Callable[[], Policy]] = {
+POLICIES: dict[str, Callable[[], PipelinePolicy]] = {
     "flux": lambda: FLUX.over(flux_pipeline(), guidance_scale=3.5, max_sequence_length=48),
     "kontext": lambda: KONTEXT.over(tiny_kontext(flux_pipeline()), guidance_scale=2.5, max_sequence_length=48),
     "qwen_image": lambda: QWEN_IMAGE.over(drawn(tiny_qwen_image(vocabulary())), max_sequence_length=144),

@@ -45,18 +45,6 @@ class Curve:
         return np.exp(-np.logaddexp(0, -logit_N))
 
 
-@dataclass(frozen=True, slots=True)
-class Bin:
-    """Bar of a reliability diagram."""
-
-    confidence: float
-    """Mean P(Yes) of the bin."""
-    share: float
-    """Share of Yes among the bin's labels."""
-    count: int
-    """Number of answers."""
-
-
 def logits(p_N: Floats) -> Floats:
     """Compute the logits of probabilities, clipped."""
     clipped = p_N.clip(CLIP, 1 - CLIP)
@@ -107,19 +95,13 @@ def fit_curve(p_N: Floats, yes_N: NDArray[np.bool_]) -> Curve:
     return Curve(1 / slope, bias)
 
 
-def reliability(p_N: Floats, yes_N: NDArray[np.bool_], *, bins: int = BINS) -> list[Bin]:
-    """Compute the bars of a reliability diagram; empty bins are left out."""
-    number_N = np.minimum((p_N * bins).astype(int), bins - 1)
-    bars = []
-    for number in np.unique(number_N):
-        inside_N = number_N == number
-        bars.append(Bin(float(p_N[inside_N].mean()), float(yes_N[inside_N].mean()), int(inside_N.sum())))
-    return bars
-
-
 def calibration_error(p_N: Floats, yes_N: NDArray[np.bool_]) -> float:
     """Compute the expected calibration error; NaN without answers."""
     if not len(p_N):
         return math.nan
-    distances = [bar.count * abs(bar.confidence - bar.share) for bar in reliability(p_N, yes_N)]
-    return sum(distances) / len(p_N)
+    bin_N = np.minimum((p_N * BINS).astype(int), BINS - 1)
+    total = 0.0
+    for number in np.unique(bin_N):
+        inside_N = bin_N == number
+        total += inside_N.sum() * abs(float(p_N[inside_N].mean()) - float(yes_N[inside_N].mean()))
+    return float(total / len(p_N))

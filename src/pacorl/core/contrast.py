@@ -25,11 +25,7 @@ def kappa(within: float, across: float) -> float:
 
 
 def equal_shares(sets: Sequence[Sequence[Hashable]]) -> tuple[float, float]:
-    """Compute the share of equal pairs within sets, and that of equal pairs of different sets; 0 without a pair.
-
-    Args:
-        sets: One value per panel of each set, such as its hero's colour.
-    """
+    """Compute the share of equal pairs within sets, and that of equal pairs of different sets; 0 without a pair."""
     everything = [value for values in sets for value in values]
     equal = _equal_pairs(everything)
     equal_within = sum(map(_equal_pairs, sets))
@@ -92,8 +88,6 @@ def contrast_scores(
 
     Args:
         score_of_pair: Of two panels, numbered as in `pairs_within`, the score; None if it is missing.
-        sets: Number of sets.
-        panels: Panels of a set.
         weight: Of the agreement across sets; 1 takes out what panels gain by being common.
 
     Returns:

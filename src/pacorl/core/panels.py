@@ -20,7 +20,6 @@ def panel_of_token(grid: Grid, size: Size, token_grid: tuple[int, int]) -> Tenso
     """Find the panel that contains the centre of each latent token.
 
     Args:
-        grid: layout of the set.
         size: of the grid image, in pixels.
         token_grid: rows and columns of tokens, which are row-major.
 

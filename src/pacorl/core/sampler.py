@@ -162,7 +162,7 @@ class Sampler(SamplingSteps):
     """
 
     size: Size
-    """Size in the config; `Policy.size_of` derives a prompt's size."""
+    """Size in the config; `PipelinePolicy.size_of` derives a prompt's size."""
     tree: Tree = Tree(seeds=1)
     """Tree of each group, with one branching per stochastic step."""
     stochastic: bool = True

@@ -32,13 +32,7 @@ class NoiseWindow(Section):
     """SDE steps of an epoch, unless `kind` is fixed."""
 
     def at(self, epoch: int, steps: Sequence[int], *, seed: int) -> tuple[int, ...]:
-        """The stochastic steps of an epoch, ascending; the same for equal seeds.
-
-        Args:
-            epoch: from 0.
-            steps: the indices that may be chosen, ascending.
-            seed: of the run.
-        """
+        """The stochastic steps of an epoch, ascending; the same for equal seeds."""
         if self.kind == "fixed":
             return tuple(steps)
         if self.kind == "random":

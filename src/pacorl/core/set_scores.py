@@ -58,7 +58,6 @@ def lowest_panel(
     """Find the panel with the lowest median; None if no pair has a score.
 
     Args:
-        score_of_pair: Of two indices, the score; None if it is missing.
         among: The panels to choose from; all of them by default.
     """
     medians = panel_medians(score_of_pair)
@@ -80,7 +79,6 @@ def panel_shares(score_of_part: Mapping[Part, float | None], count: int) -> list
 
     Args:
         score_of_part: Of the panels that a part contains, such as two of a pair, its score; None if it is missing.
-        count: Number of panels.
 
     Returns:
         Per panel the share of the mean that is due to its parts: their sum over the number of all parts. None if one of

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from pacorl.models.policies.pipeline import PipelinePolicy
-    from pacorl.models.policies.policy import Policy
 
 logger = logging.getLogger(__name__)
 
@@ -307,7 +306,7 @@ class Generator:
                 self._cache.prepare([prompt], requested)
 
         # Sample; prompts of one size share batches.
-        policy = cast("Policy", _StepReporter(self.policy, on_step))
+        policy = cast("PipelinePolicy", _StepReporter(self.policy, on_step))
         images: dict[int, Image] = {}
         with adapter_off(self.policy.transformer) if base and self.adapter else nullcontext():
             for requested in dict.fromkeys(sizes):

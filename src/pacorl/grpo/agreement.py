@@ -6,10 +6,9 @@ and one process asks them, so that they do not depend on the number of processes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from functools import partial
-from itertools import chain, product
+from itertools import product
 from random import Random
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -19,10 +18,8 @@ from pacorl.core.grid import split
 from pacorl.core.metric_names import MONITOR
 from pacorl.core.schedule import seed_of
 from pacorl.grpo.rows import Row
-from pacorl.grpo.scoring import limited_call
 from pacorl.rewards.consistency import Consistency
-from pacorl.runtime.workers import Workers
-from pacorl.types import Prompt, Samples, Verdict
+from pacorl.types import Rollout, Verdict
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -35,13 +32,8 @@ PAIRS = 4
 """Pairs of panels within a couple's sets, and as many across them."""
 
 
-def measure_agreement(trainer: PolicyTrainer, rows: Sequence[Row], samples: Sequence[Samples]) -> dict[str, float]:
+def measure_agreement(trainer: PolicyTrainer, rows: Sequence[Row], rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Measure P(Yes) of pairs of panels within sets and across sets of one prompt. All ranks call it.
-
-    Args:
-        trainer: the run, with its judge on the device.
-        rows: rows of the epoch, group by group.
-        samples: samples of this process.
 
     Returns:
         `monitor/within`, `monitor/across` and `monitor/kappa`; empty without a judge, without sets, and with the
@@ -51,17 +43,15 @@ def measure_agreement(trainer: PolicyTrainer, rows: Sequence[Row], samples: Sequ
         SharedFault: wraps an exception of the judge, on all ranks.
     """
     config, runtime, reward = trainer.config, trainer.runtime, consistency_of(trainer)
-    if reward is None or config.monitor == "off":
-        return {}
     rng = Random(seed_of(config.seed, trainer.epoch, "agreement"))
     couples = draw_couples(rows, group_size=config.group_size, rng=rng)
-    if not couples:
+    if reward is None or config.monitor == "off" or not couples:
         return {}
 
     # 1. The images, of which a couple's may be on two processes.
     numbers = {row.number for couple in couples for row in couple}
     own: dict[int, Image] = {}
-    for rollout in chain.from_iterable(update.rollouts for update in samples):
+    for rollout in rollouts:
         own |= {row: image for row, image in zip(rollout.row_B, rollout.images, strict=True) if row in numbers}
     images = runtime.gather_rows(lambda: own)
 
@@ -76,32 +66,20 @@ def measure_agreement(trainer: PolicyTrainer, rows: Sequence[Row], samples: Sequ
 
     # 3. The answers, of the main process.
     prompts = [first.prompt for first, _ in couples]
+    ask = partial(reward.mean_verdicts, prompts, panels, pairs=pairs)
 
     def answers() -> dict[int, dict[Pair, Verdict]]:
         if not runtime.is_main:
             return {}
-        with closing(Workers(1, name="pacorl-agreement")) as workers:
-            call = limited_call(
-                workers,
-                reward,
-                partial(reward.mean_verdicts, prompts, panels, pairs=pairs),
-                name=f"the judge (agreement of {len(couples)} pairs of sets)",
-                seconds=config.reward_timeout,
-                check_stop=runtime.check_signal,
-            )
-            return dict(enumerate(call.result()))
+        return dict(enumerate(trainer.limited(reward, ask, f"the judge (agreement of {len(couples)} pairs of sets)")))
 
-    return means_of(prompts, runtime.gather_rows(answers).values())
-
-
-def means_of(prompts: Sequence[Prompt], answers: Iterable[Mapping[Pair, Verdict]]) -> dict[str, float]:
-    """Average P(Yes) within and across the sets of couples, without missing answers, as metrics with κ."""
+    # 4. Means without missing answers.
     p_yes: dict[str, list[float]] = {"within": [], "across": []}
-    for prompt, verdicts in zip(prompts, answers, strict=True):
-        count = prompt.grid.count
-        for (first, second), verdict in verdicts.items():
+    for prompt, verdicts in zip(prompts, runtime.gather_rows(answers).values(), strict=True):
+        for (first_panel, second_panel), verdict in verdicts.items():
+            same_set = first_panel // prompt.grid.count == second_panel // prompt.grid.count
             if verdict.p_yes is not None:
-                p_yes["within" if first // count == second // count else "across"].append(verdict.p_yes)
+                p_yes["within" if same_set else "across"].append(verdict.p_yes)
     if not all(p_yes.values()):
         return {}
     means = {kind: fmean(values) for kind, values in p_yes.items()}

@@ -22,7 +22,6 @@ from pacorl.judge.judge import STARTUP_SECONDS, Judge, JudgeSettings
 from pacorl.models.adapters import add_lora, start_from
 from pacorl.models.policies import build_policy
 from pacorl.models.policies.pipeline import PipelinePolicy
-from pacorl.models.policies.policy import Policy
 from pacorl.records.leaks import check_leaks
 from pacorl.records.prompts import prompts_from
 from pacorl.rewards import asks_judge, build_rewards, check_rewards, has_parts
@@ -59,7 +58,6 @@ def without_idle_judges(config: PolicyConfig, *, run: bool = True) -> PolicyConf
     """Drop the judges that no reward or evaluation reward uses. Idempotent.
 
     Args:
-        config: the run.
         run: whether to execute the files of users' rewards to inspect their arguments; else they are parsed.
 
     Returns:
@@ -96,9 +94,6 @@ def with_credit(
     A clip range that is left out follows from it.
 
     Args:
-        config: the run.
-        functions: rewards that are Python functions, by name.
-        prompts: training prompts.
         run: whether to execute the files of users' rewards; else they are parsed, and have no parts.
 
     Returns:
@@ -209,7 +204,7 @@ def build_adapted_policy(
     return policy
 
 
-def add_adapter(config: LoraConfig, policy: Policy) -> None:
+def add_adapter(config: LoraConfig, policy: PipelinePolicy) -> None:
     """Add the config's adapter to a policy, and enable gradient checkpointing if configured.
 
     Raises:
@@ -222,7 +217,9 @@ def add_adapter(config: LoraConfig, policy: Policy) -> None:
     freeze_idle_layers(policy, targets=targets)
 
 
-def place_transformer(config: LoraConfig, policy: Policy, *, device: torch.device, sharded: bool = False) -> None:
+def place_transformer(
+    config: LoraConfig, policy: PipelinePolicy, *, device: torch.device, sharded: bool = False
+) -> None:
     """Move the adapted transformer to the device.
 
     For FSDP2 it stays in host memory: the launcher moves it to the device block by block, so that no GPU needs room for
@@ -232,7 +229,7 @@ def place_transformer(config: LoraConfig, policy: Policy, *, device: torch.devic
     torch.cuda.empty_cache()  # buffers of packing and casting
 
 
-def freeze_idle_layers(policy: Policy, *, targets: tuple[str, ...]) -> None:
+def freeze_idle_layers(policy: PipelinePolicy, *, targets: tuple[str, ...]) -> None:
     """Freeze adapted layers without effect on the image, so that DDP does not wait for their gradients.
 
     Example: Qwen-Image discards the text output of its last block.
@@ -294,12 +291,6 @@ def build_run_rewards(
     """Build the rewards in the config's order, and score a trial image with each, before the first epoch.
 
     Args:
-        config: the run.
-        functions: rewards that are Python functions, by name.
-        judges: those of `open_judges`.
-        device: device of models in this process.
-        train: training prompts; the trial images are of some of them.
-        evaluation: evaluation prompts.
         resumed: whether services have answered this run before, so that an outage is waited out.
 
     Returns:

@@ -73,8 +73,6 @@ def save(lora: LoraTraining, config: LoraConfig, state: Mapping[str, Any]) -> Pa
     """Write a checkpoint to resume from, and the averaged adapter for use elsewhere. All ranks call it.
 
     Args:
-        lora: the LoRA in training.
-        config: the run.
         state: further content of state.json; the main process's is written.
 
     Returns:
@@ -109,11 +107,6 @@ def save(lora: LoraTraining, config: LoraConfig, state: Mapping[str, Any]) -> Pa
 
 def restore(lora: LoraTraining, path: Path, *, seed: int) -> dict[str, Any]:
     """Restore weights, optimizer and counters from a checkpoint, also with another number of processes.
-
-    Args:
-        lora: the LoRA in training, changed in place.
-        path: the checkpoint.
-        seed: seed of the run.
 
     Returns:
         The content of state.json.
@@ -246,10 +239,7 @@ def changes_since(
     """Compare a config, and what else decides rewards, with a checkpoint's.
 
     Args:
-        checkpoint: the start of the run.
-        config: the config now.
         identities: of judges, code or images by name (`identities_of`).
-        allowed: whether any change is accepted.
 
     Returns:
         Dotted key → [value before, value now].
@@ -284,13 +274,7 @@ def open_log(
     """Open the log of a run, new or resumed, and write its config.
 
     Args:
-        config: the run.
-        axis: x axis of the trackers' curves.
         lines: lines that stay; what a stop left after the checkpoint is dropped, and written again.
-        changes: settings that a resumed run changes.
-        epoch: finished epochs.
-        step: optimizer steps taken.
-        main: whether this is the main process; another one writes nothing.
     """
     settings = config.model_dump(mode="json")
     logbook = Logbook(config.out if main else None, trackers=config.trackers, axis=axis, settings=settings)
@@ -404,7 +388,6 @@ def put_in_place(target: Path, *, made: Sequence[str]) -> None:
 
     Args:
         target: the final name. An existing folder is replaced; its files not matching `made` are moved to the new one.
-        made: patterns of the written files.
     """
     aside = aside_of(target)
     replaced = target.with_name(f".{target.name}.replaced")

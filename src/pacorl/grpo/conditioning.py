@@ -14,7 +14,7 @@ from pacorl.io.files import PART, PRIVATE, make_folder, remove_made, replacing, 
 from pacorl.types import Conditioning, Prompt, Size
 
 if TYPE_CHECKING:
-    from pacorl.models.policies.policy import Policy
+    from pacorl.models.policies.pipeline import PipelinePolicy
     from pacorl.runtime.processes import Runtime
 
 
@@ -28,7 +28,7 @@ class ConditioningCache:
     Keyed by text and images, not by id: training and evaluation prompts are numbered apart.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: PipelinePolicy) -> None:
         self._policy = policy
         self._known: set[Key] = set()
         """Keys of the encoded prompts."""
@@ -85,12 +85,10 @@ class ConditioningFiles(ConditioningCache):
     """Prompts that a process encodes and writes together. A multiple of the policies' batches, so that batches, and
     the last bits of the encodings, do not depend on the number of processes."""
 
-    def __init__(self, policy: Policy, folder: Path, *, runtime: Runtime) -> None:
+    def __init__(self, policy: PipelinePolicy, folder: Path, *, runtime: Runtime) -> None:
         """
         Args:
-            policy: the policy, for its encoders.
             folder: a shared folder; files of an earlier run are deleted.
-            runtime: the processes.
         """
         super().__init__(policy)
         self.folder = folder

@@ -18,6 +18,7 @@ from pacorl.core.advantages import advantages
 from pacorl.core.metric_names import PROMPT_SHARE
 from pacorl.core.sampler import Sampler
 from pacorl.grpo.agreement import measure_agreement
+from pacorl.grpo.monitor import statistics_of
 from pacorl.grpo.rollout import draw_samples
 from pacorl.grpo.rows import assign_rows, epoch_rows, forward_kind
 from pacorl.grpo.scoring import check_scores, collect_scores, columns_of, reward_table
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
 def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
     """Run the next epoch. A stop during sampling abandons it, and a resumed run samples the same images again.
 
-    Args:
-        trainer: the run, in its state after the last epoch.
-
     Returns:
         The epoch's line in metrics.jsonl.
 
@@ -43,7 +41,6 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
         Exception: raised by a reward on any rank; on all ranks, when the state is saved.
     """
     config, runtime, sampler = trainer.config, trainer.runtime, trainer.sampler
-    judged_before = trainer.judge_counts()
 
     with trainer.guard():
         # 1. Draw: prompts × group size. Whole subtrees go to updates and ranks, so that the samples of an update do not
@@ -63,13 +60,14 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
             world=runtime.world,
             rank=runtime.rank,
             sharded=runtime.sharded,
-            whole_groups=config.whole_groups,
+            whole_groups=trainer.whole_groups,
             kind=lambda prompt: forward_kind(trainer.policy, prompt, sampler.size),
         )
 
         # 2. Sample and score: each batch goes to the rewards as soon as it is decoded. They run concurrently with the
         # generator, or alternate with it on a small GPU.
         draw = trainer.draw(sampler)
+        judged_before = trainer.judge_counts()
         samples = [Samples() for _ in units_of_updates]
         with trainer.scorer(samples=len(rows)) as scorer:
             sampling = trainer.bars.phase("sampling", total=len(rows) // runtime.world)
@@ -80,9 +78,12 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
                         advance(len(rollout))
                         # A collective: ranks may have different units, but equally many batches.
                         runtime.check_stop()
+            rollouts = [*chain.from_iterable(update.rollouts for update in samples)]
             with trainer.bars.phase("scoring", total=1), trainer.clock.timed("reward"), trainer.scoring():
-                scored = collect_scores(scorer, runtime, clock=trainer.clock)
-                agreement = measure_agreement(trainer, rows, samples)
+                # The images' own signs first, while a judge elsewhere goes on.
+                statistics = statistics_of(rollouts)
+                scored = collect_scores(scorer, runtime)
+                agreement = measure_agreement(trainer, rows, rollouts)
 
         # 3. Compare: scale, weigh and normalise within groups. A missing score is not trained on.
         table = reward_table(scored.scores, rows, names=tuple(trainer.rewards), parts=scored.parts)
@@ -98,7 +99,7 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
         trainer.warn_of_scores(checks, warning)
         shown = len({row.prompt.id for row in rows}) / len(trainer.train_prompts)
         metrics = {**epoch_advantages.stats, **checks, **agreement, PROMPT_SHARE: shown}
-        metrics |= trainer.judged_since(judged_before)
+        metrics |= {name: count - judged_before[name] for name, count in trainer.judge_counts().items()}
 
         # 4. Update: one optimizer step per share of the groups. The first replays sampling with ratio exactly 1.
         with trainer.clock.timed("update"):
@@ -111,7 +112,7 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
         trainer.epoch += 1
         if trainer.epoch % config.save_every == 0 or trainer.epoch == 1:
             trainer.logbook.image(f"epoch-{trainer.epoch:06d}", samples[0].rollouts[0].images[0])
-        return trainer.record("epoch", metrics, scored.statistics)
+        return trainer.record("epoch", metrics, [*chain.from_iterable(runtime.gather(statistics))])
 
 
 def learn(
@@ -140,9 +141,10 @@ def learn(
                 history[name].append(value)
             advance(1)
 
-    # The sampling policy follows the trained policy, if it lags.
+    # The sampling policy follows, if it lags: old ← lag·old + (1 − lag)·trained.
     if lora.old and lag:
-        lora.old.follow(lag(lora.step))
+        lora.old.approach(1 - lag(lora.step))
     means = gather_metrics(history, trainer.runtime)
-    trainer.warn_once("ratio", ratio_warning(means, config.objective.ratio_tolerance, epoch=trainer.epoch + 1))
+    if trainer.objective.needs == "path":
+        trainer.warn_once("ratio", ratio_warning(means, config.objective.ratio_tolerance, epoch=trainer.epoch + 1))
     return means

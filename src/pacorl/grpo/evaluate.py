@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, product
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,21 +20,21 @@ from pacorl.grpo.agreement import consistency_of
 from pacorl.grpo.monitor import PanelStatistics, panel_statistics
 from pacorl.grpo.rollout import sample_images
 from pacorl.grpo.rows import one_size_batches
-from pacorl.grpo.scoring import check_scores, limited_call
+from pacorl.grpo.scoring import check_scores
 from pacorl.judge.pairwise import matrix_of
-from pacorl.rewards.reward import Reward, scores_of
+from pacorl.rewards.reward import scores_of
 from pacorl.runtime.cores import available_cores
-from pacorl.runtime.workers import Workers
 from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from PIL.Image import Image
 
     from pacorl.config.reward_section import RewardConfig
     from pacorl.grpo.trainer import PolicyTrainer
     from pacorl.runtime.logbook import Logbook
 
-Outcome = TypeVar("Outcome")
 Job = tuple[Prompt, int]
 """A prompt, and the index of the image among its images."""
 
@@ -50,7 +49,7 @@ class EvaluatedSample:
     image: Image
     scores: Mapping[str, float | None] = field(default_factory=dict)
     """Scores by the training rewards, and by the held-out rewards as `held_out/NAME`."""
-    p_yes: list[list[float | None]] = field(default_factory=list)
+    p_yes: Sequence[Sequence[float | None]] = ()
     """P(Yes) of each pair of panels, symmetric; empty without a judge."""
     statistics: PanelStatistics | None = None
 
@@ -151,33 +150,22 @@ def sample_and_score(
 
     # 3. Score.
     def scored() -> dict[int, EvaluatedSample]:
-        with trainer.scoring(), closing(Workers(1, name="pacorl-evaluation")) as workers:
-            samples = score_images(trainer, own_jobs, images, workers)
+        with trainer.scoring():
+            samples = score_images(trainer, own_jobs, images)
         return {row: sample for row, sample in zip(rows, samples, strict=True) if row >= 0}
 
     return list(runtime.gather_rows(scored).values())
 
 
-def score_images(
-    trainer: PolicyTrainer, jobs: Sequence[Job], images: Sequence[Image], workers: Workers
-) -> list[EvaluatedSample]:
+def score_images(trainer: PolicyTrainer, jobs: Sequence[Job], images: Sequence[Image]) -> list[EvaluatedSample]:
     """Score images by the rewards, the held-out rewards and P(Yes) of pairs."""
     prompts = [prompt for prompt, _ in jobs]
+    # One call for all images, so that a judge shares prefixes; its limit grows with the batches.
+    batches = max(1, math.ceil(len(images) / trainer.division.evaluation_batch))
 
-    def limited(name: str, reward: object, act: Callable[[], Outcome]) -> Outcome:
-        # One call for all images, so that a judge shares prefixes; its limit grows with the batches.
-        batches = max(1, math.ceil(len(images) / trainer.division.evaluation_batch))
-        return limited_call(
-            workers,
-            reward,
-            act,
-            name=f"reward {name} (evaluation of {len(images)} images)",
-            seconds=batches * trainer.config.reward_timeout,
-            check_stop=trainer.runtime.check_signal,
-        ).result()
-
-    def scores(name: str, reward: Reward) -> list[float | None]:
-        return limited(name, reward, partial(scores_of, name, reward, prompts, images, masked=True))
+    def limited(name: str, reward: object, act: Callable[[], Any]) -> Any:
+        named = f"reward {name} (evaluation of {len(images)} images)"
+        return trainer.limited(reward, act, named, batches=batches)
 
     # 1. P(Yes) of pairs, asked once for the reward and the matrix.
     asking = consistency_of(trainer)
@@ -185,28 +173,22 @@ def score_images(
 
     # 2. The rewards, and those that are held out.
     columns: dict[str, Sequence[float | None]] = {}
-    for name, reward in trainer.rewards.items():
+    held_out = {f"{HELD_OUT}{name}": reward for name, reward in trainer.held_out.items()}
+    for name, reward in {**trainer.rewards, **held_out}.items():
         if asking and reward is asking:
             columns[name] = [asking.score(verdicts) for verdicts in answers]
         else:
-            columns[name] = scores(name, reward)
-    for name, reward in trainer.held_out.items():
-        columns[f"{HELD_OUT}{name}"] = scores(name, reward)
+            own_name = name.removeprefix(HELD_OUT)
+            columns[name] = limited(
+                own_name, reward, partial(scores_of, own_name, reward, prompts, images, masked=True)
+            )
 
     # 3. Records with the matrix of pairs and the monitor's statistics.
     samples = []
     for at, ((prompt, index), image, verdicts) in enumerate(zip(jobs, images, answers, strict=True)):
-        matrix = matrix_of(verdicts, prompt.grid.count) if asking else []
-        samples.append(
-            EvaluatedSample(
-                prompt,
-                index,
-                image,
-                scores={name: column[at] for name, column in columns.items()},
-                p_yes=[list(cells) for cells in matrix],
-                statistics=panel_statistics(prompt, image),
-            )
-        )
+        scores = {name: column[at] for name, column in columns.items()}
+        matrix = matrix_of(verdicts, prompt.grid.count) if asking else ()
+        samples.append(EvaluatedSample(prompt, index, image, scores, matrix, panel_statistics(prompt, image)))
     return samples
 
 

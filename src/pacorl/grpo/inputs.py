@@ -67,11 +67,10 @@ def run_inputs(
 
     # 1. Rewards. A recipe's own rewards and measures do not join them; those of a whole config stay.
     whole = source if isinstance(source, PolicyConfig) else None
-    by_key = _named(rewards or ())
-    functions = {name: reward for name, reward in by_key.items() if callable(reward)}
+    sections, functions = _split(rewards or ())
     changes: dict[str, Any] = {}
     if rewards is not None and not (whole and isinstance(rewards, Mapping)):
-        changes["rewards"] = [{"name": k} if k in functions else reward.model_dump() for k, reward in by_key.items()]
+        changes["rewards"] = sections
         if not whole:
             changes["evaluation"] = {"rewards": []}
 
@@ -121,30 +120,32 @@ def _document(source: Any) -> dict[str, Any]:
 # --- rewards -----------------------------------------------------------------------------------------------------
 
 
-def _named(rewards: AnyRewards) -> dict[str, Any]:
-    """Map each reward's key to its function, or to its section of a config."""
+def _split(rewards: AnyRewards) -> tuple[list[Any], dict[str, RewardFunction]]:
+    """Split rewards into sections of a config's `rewards`, and the functions that these name."""
     if isinstance(rewards, Mapping):
-        return dict(rewards)
+        return [{"name": name} for name in rewards], dict(rewards)
     if callable(rewards) or isinstance(rewards, str):
         raise ConfigError(f"rewards is {rewards!r}; give a list, e.g. rewards=[{_name_of(rewards)}]")
 
-    # A function's name is its key in metrics; other rewards have their label or name.
-    by_key: dict[str, Any] = {}
+    # A function's name is its key in metrics.
+    sections: list[Any] = []
+    functions: dict[str, RewardFunction] = {}
     for position, reward in enumerate(rewards):
-        at = f"rewards[{position}]"
-        if callable(reward):
-            key = _name_of(reward)
-            if not key.isidentifier():
-                raise ConfigError(f"{at} has no name; give it one: rewards={{'my_reward': …}}")
-            added: dict[str, Any] = {key: reward}
-        else:
-            section = {"name": reward} if isinstance(reward, str) else reward
-            config = validated(RewardConfig, section, prefix=f"{at}: ")
-            added = {config.key: config}
-        if by_key.keys() & added:
-            raise ConfigError(f"{at}: there are two rewards {', '.join(added)}; give one another name or label")
-        by_key |= added
-    return by_key
+        if isinstance(reward, str):
+            sections.append({"name": reward})
+            continue
+        if not callable(reward):
+            sections.append(reward.model_dump() if isinstance(reward, RewardConfig) else reward)
+            continue
+        name = _name_of(reward)
+        if name in functions or not name.isidentifier():
+            raise ConfigError(
+                f"rewards[{position}] is named {name}, which cannot be a metric's name, or is another's too; give "
+                "rewards by names of your own: rewards={'my_reward': …}"
+            )
+        functions[name] = reward
+        sections.append({"name": name})
+    return sections, functions
 
 
 def _name_of(reward: Any) -> str:

@@ -7,8 +7,8 @@ import math
 import torch
 
 from pacorl.grpo.lora_config import AdamWConfig
-from pacorl.models.adapters import MovingAverage, OldPolicy
-from pacorl.models.policies.policy import Policy
+from pacorl.models.adapters import AdapterCopy, MovingAverage
+from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.runtime.processes import MAX_BAD_STEPS, Runtime
 
 
@@ -19,13 +19,11 @@ class BadGradientsError(ValueError):
 class LoraTraining:
     """The trained LoRA of a policy with its optimizer, its average and their counters."""
 
-    def __init__(self, policy: Policy, options: AdamWConfig, *, runtime: Runtime, lags: bool = False) -> None:
+    def __init__(self, policy: PipelinePolicy, options: AdamWConfig, *, runtime: Runtime, lags: bool = False) -> None:
         """Create the optimizer, and hand it and the transformer to the launcher's engine: weights may be sharded then.
 
         Args:
             policy: the policy with its adapter; its transformer is replaced by the engine's.
-            options: settings of the optimizer and the average.
-            runtime: the processes.
             lags: whether the sampling policy is a copy of the adapter that lags behind.
         """
         self.policy = policy
@@ -43,8 +41,8 @@ class LoraTraining:
         # Copies of the adapter, whose weights may be sharded now.
         self.average = MovingAverage(self.transformer, decay=options.ema_decay)
         """The evaluated and exported moving average."""
-        self.old = OldPolicy(self.transformer) if lags else None
-        """Sampling policy of endpoint objectives."""
+        self.old = AdapterCopy(self.transformer) if lags else None
+        """Sampling policy of endpoint objectives, which lags behind the trained policy."""
 
     @property
     def transformer(self) -> torch.nn.Module:
@@ -78,7 +76,7 @@ class LoraTraining:
         return norm
 
 
-def build_optimizer(policy: Policy, options: AdamWConfig, *, device: torch.device) -> torch.optim.Optimizer:
+def build_optimizer(policy: PipelinePolicy, options: AdamWConfig, *, device: torch.device) -> torch.optim.Optimizer:
     """Create AdamW over the adapter's weights, fused on CUDA."""
     return torch.optim.AdamW(
         [parameter for parameter in policy.transformer.parameters() if parameter.requires_grad],

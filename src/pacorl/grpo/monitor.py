@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal
 
@@ -27,7 +27,7 @@ from PIL import Image
 from pacorl.core.grid import split
 from pacorl.core.metric_names import HELD_OUT, MONITOR, sign_meaning
 from pacorl.grpo.policy_config import MonitorAction
-from pacorl.types import Prompt
+from pacorl.types import Prompt, Rollout
 
 Pixels = NDArray[np.float64]
 Kind = Literal["epoch", "evaluation"]
@@ -116,6 +116,14 @@ def panel_statistics(prompt: Prompt, image: Image.Image) -> PanelStatistics:
     )
 
 
+def statistics_of(rollouts: Iterable[Rollout]) -> list[PanelStatistics]:
+    """Measure the images of rollouts, in order."""
+    measured = []
+    for rollout in rollouts:
+        measured += [panel_statistics(*pair) for pair in zip(rollout.prompts, rollout.images, strict=True)]
+    return measured
+
+
 def duplicate_share(panels_PHWC: Pixels) -> float:
     """Share of pairs of (SIDE, SIDE, 3) panels that are nearly one image; 0 for a single panel."""
     first, second = np.triu_indices(len(panels_PHWC), 1)
@@ -161,28 +169,22 @@ def diversity(statistics: Sequence[PanelStatistics]) -> float | None:
 # --- over time -------------------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class HackingMonitor:
     """Remembers every sign from the start of a run, and raises alarms.
 
     Signs that should not rise are compared with their start, signs that should not fall with their best, so that losing
     an earlier gain counts. Training samples and evaluations have references of their own, since their sizes and noise
-    differ. An epoch's prompts are a draw, so its signs are averaged over `average` epochs, and those that compare sets
-    over `prompts_average`; an evaluation always has the same prompts and seeds, and is taken as it is.
+    differ.
     """
 
-    def __init__(
-        self,
-        limits: Mapping[str, float] = LIMITS,
-        *,
-        action: MonitorAction = "warn",
-        average: int = EPOCHS,
-        prompts_average: int = EPOCHS,
-    ) -> None:
-        self.limits = limits
-        self.action = action
-        self.average = average
-        self.prompts_average = prompts_average
-        self._history: dict[tuple[Kind, str], list[float]] = defaultdict(list)
+    limits: Mapping[str, float] = field(default_factory=lambda: LIMITS)
+    action: MonitorAction = "warn"
+    average: int = EPOCHS
+    """Epochs that a sign is averaged over, whose prompts are a draw; an evaluation always has the same prompts."""
+    prompts_average: int = EPOCHS
+    """The same for signs that compare sets."""
+    _history: dict[tuple[Kind, str], list[float]] = field(default_factory=lambda: defaultdict(list))
 
     @classmethod
     def of(cls, action: MonitorAction, *, prompts: int) -> HackingMonitor:
@@ -195,60 +197,53 @@ class HackingMonitor:
         """Take in an epoch's or an evaluation's images.
 
         Args:
-            kind: which of the two.
             statistics: of each grid image, from every process.
             metrics: the rest of the log's line, whose held-out measures are signs too.
 
         Returns:
             What the log holds of signs and alarms, and the alarms.
         """
-        signs = {}
-        for name, value in signs_of(statistics).items():
-            signs[f"{MONITOR}{name}"] = value
+        signs = {f"{MONITOR}{name}": value for name, value in signs_of(statistics).items()}
         raised = self.update(kind, {**metrics, **signs})
         return signs | {f"alarm/{alarm.sign}": 1.0 for alarm in raised}, raised
 
-    def update(self, kind: Kind, values: Mapping[str, float | None]) -> list[Alarm]:
-        """Add a line of the log (`monitor/…` and `held_out/…`), and return its alarms."""
-        alarms = []
-        for sign in self._remember(kind, values):
-            alarms += self._alarms(kind, sign)
-        return alarms
-
     def restore(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Take in an earlier log, without alarms, so that a resumed run goes on as if it had not been stopped."""
+        """Take in an earlier log, so that a resumed run goes on as if it had not been stopped."""
         for line in lines:
-            self._remember(line["kind"], line)
+            self.update(line["kind"], line)
 
-    def _remember(self, kind: Kind, values: Mapping[str, Any]) -> list[str]:
-        """Add the signs among the values to the history, and return their names."""
-        signs = []
-        for name, value in values.items():
-            sign = name.removeprefix(MONITOR)
-            if value is None or not name.startswith((HELD_OUT, MONITOR)):
-                continue
+    def update(self, kind: Kind, values: Mapping[str, Any]) -> list[Alarm]:
+        """Add a line of the log (`monitor/…` and `held_out/…`), and return its alarms."""
+        signs = {
+            name.removeprefix(MONITOR): value
+            for name, value in values.items()
+            if value is not None and name.startswith((HELD_OUT, MONITOR))
+        }
+        for sign, value in signs.items():
             self._history[kind, sign].append(value)
-            if name.startswith(HELD_OUT) or sign in self.limits:
-                signs.append(sign)
-        return signs
+        alarms = [self._alarm(kind, sign) for sign in signs]
+        return [alarm for alarm in alarms if alarm]
 
-    def _alarms(self, kind: Kind, sign: str) -> list[Alarm]:
-        limit = self.limits["held_out" if sign.startswith(HELD_OUT) else sign]
+    def _alarm(self, kind: Kind, sign: str) -> Alarm | None:
+        """Compare the newest value of a sign, an average in training, with the earlier ones."""
+        is_held_out = sign.startswith(HELD_OUT)
+        limit = self.limits.get("held_out" if is_held_out else sign)
         history = self._history[kind, sign]
         average = 1
         if kind == "epoch":
             average = self.prompts_average if sign in ("diversity", "across") else self.average
-        if self.action == "off" or len(history) <= average:
-            return []
+        if self.action == "off" or limit is None or len(history) <= average:
+            return None
         kappas = self._history[kind, "kappa"][:average]
         if sign == "across" and kappas and fmean(kappas) < SHARED:
-            return []
+            return None
+
         *before, now = (fmean(history[end - average : end]) for end in range(average, len(history) + 1))
-        if sign == "diversity" or sign.startswith(HELD_OUT):
+        if sign == "diversity" or is_held_out:
             # These should not fall. Their units differ, so the fall is a share of the best; of 0 there is none.
             reference = max(before)
             change = (reference - now) / abs(reference) if reference else 0.0
         else:
             reference = before[0]
             change = now - reference
-        return [Alarm(sign, reference, now, limit, self.action)] if change > limit else []
+        return Alarm(sign, reference, now, limit, self.action) if change > limit else None

@@ -90,14 +90,7 @@ class SamplingConfig(SamplingSteps):
         return len(self.sde_steps) if self.window.kind == "fixed" else self.window.size
 
     def sampler(self, epoch: int, *, group_size: int, seed: int, spec: ObjectiveSpec) -> Sampler:
-        """Create the sampler of an epoch.
-
-        Args:
-            epoch: from 0.
-            group_size: samples per prompt.
-            seed: of the run, which random windows follow.
-            spec: of the objective that is trained.
-        """
+        """Create the sampler of an epoch."""
         # The config is validated already. An objective of the endpoint needs no noise, except to branch a tree.
         tree = self.tree.resolve(group_size, steps=self.stochastic_steps)
         return Sampler.model_construct(

@@ -26,10 +26,10 @@ from pacorl.types import Conditioning, NodeBatch, Prompt, Rollout, Samples, Size
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pacorl.models.policies.policy import Policy
+    from pacorl.models.policies.pipeline import PipelinePolicy
 
 
-def sigmas_of(policy: Policy, sampler: Sampler, prompt: Prompt) -> Tensor:
+def sigmas_of(policy: PipelinePolicy, sampler: Sampler, prompt: Prompt) -> Tensor:
     """Compute the (T+1,) sigmas, shifted for the prompt's size."""
     return policy.sigmas(sampler.steps, policy.size_of(prompt, sampler.size))
 
@@ -38,7 +38,7 @@ def sigmas_of(policy: Policy, sampler: Sampler, prompt: Prompt) -> Tensor:
 class Draw:
     """Parameters shared by all rollouts of an epoch."""
 
-    policy: Policy
+    policy: PipelinePolicy
     sampler: Sampler
     cache: ConditioningCache
     seed: int
@@ -67,8 +67,6 @@ def draw_samples(draw: Draw, rows: Sequence[Row], into: Samples) -> Iterator[Rol
     sample per node) a batch of nodes is a batch of samples.
 
     Args:
-        draw: parameters of the rollouts.
-        rows: samples of one size.
         into: filled with the rollouts, and at the end with the nodes.
 
     Yields:
@@ -98,14 +96,6 @@ def draw_samples(draw: Draw, rows: Sequence[Row], into: Samples) -> Iterator[Rol
                 mean_VNC=None if mean_VNC is None else mean_VNC.cpu(),
             )
         )
-
-
-def collect(draw: Draw, rows: Sequence[Row]) -> Samples:
-    """Draw training samples; see `draw_samples`."""
-    samples = Samples()
-    for _ in draw_samples(draw, rows, samples):
-        pass
-    return samples
 
 
 class Trunk:
@@ -212,11 +202,6 @@ class Trunk:
 
         Each sample below a node stores the log-probability of the child on its path.
 
-        Args:
-            nodes: nodes of the level.
-            level: level from 0; its SDE step is `sde_steps[level]`.
-            x_VNC: latents of the nodes.
-
         Returns:
             The batch for training to replay, and the latents of the children by node.
         """
@@ -274,7 +259,7 @@ class Trunk:
 
 @torch.no_grad()
 def sample_images(
-    policy: Policy,
+    policy: PipelinePolicy,
     prompts: Sequence[Prompt],
     *,
     sampler: Sampler,
@@ -313,18 +298,18 @@ def transition_at(sampler: Sampler, sigmas: Tensor, step: int, x_BNC: Tensor, ve
     )
 
 
-def panels_of(policy: Policy, prompts: Sequence[Prompt], size: Size, *, device: torch.device) -> Panels:
+def panels_of(policy: PipelinePolicy, prompts: Sequence[Prompt], size: Size, *, device: torch.device) -> Panels:
     """Lay out the panels of a batch of samples in the policy's tokens."""
     return Panels.of([prompt.grid for prompt in prompts], size, policy.token_grid(size), device=device)
 
 
-def velocity_at(policy: Policy, x_BNC: Tensor, sigma: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
+def velocity_at(policy: PipelinePolicy, x_BNC: Tensor, sigma: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
     """Compute the policy's velocity of a batch at one sigma."""
     return policy.velocity(x_BNC, to_device(sigma, x_BNC.device).expand(len(x_BNC)), conditioning, size)
 
 
 def integrate(
-    policy: Policy,
+    policy: PipelinePolicy,
     x_BNC: Tensor,
     conditioning: Conditioning,
     *,
@@ -348,7 +333,7 @@ def integrate(
 
 
 def denoise(
-    policy: Policy,
+    policy: PipelinePolicy,
     seeds: Sequence[int],
     *,
     size: Size,

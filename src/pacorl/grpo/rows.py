@@ -18,7 +18,6 @@ from pacorl.types import Prompt, Size
 if TYPE_CHECKING:
     from pacorl.grpo.policy_config import PolicyConfig
     from pacorl.models.policies.pipeline import PipelinePolicy
-    from pacorl.models.policies.policy import Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +59,7 @@ def assign_rows(
     node with samples on several processes is computed once on each.
 
     Args:
-        rows: rows of the epoch.
-        tree: tree of each group.
         batch: samples per forward, by `divide`.
-        updates: number of updates.
-        world: number of processes.
-        rank: this process.
         sharded: whether a forward is a collective. Then all ranks need equally many forwards, so a unit smaller than a
             subtree is a single batch, and units are not joined.
         whole_groups: whether all samples of a group go to one process.
@@ -125,12 +119,8 @@ def divide(
     """Find the fewest prompts and the largest batches that divide over updates and processes.
 
     Args:
-        config: the run.
-        world: number of processes.
         sharded: whether a forward is a collective, for which all ranks need equally many forwards.
         mixed_sizes: whether training images differ in size, so that a batch may not cross groups.
-        train: training prompts, which with `sharded` may need forwards of their own.
-        evaluation: evaluation prompts, likewise.
     """
     group = config.group_size
     shares = config.optimizer.updates_per_epoch * world
@@ -207,7 +197,9 @@ def forward_kind(policy: PipelinePolicy, prompt: Prompt, size: Size) -> Size | N
     return policy.size_of(prompt, size)
 
 
-def one_size_batches(policy: Policy, prompts: Sequence[Prompt], *, size: Size, batch: int) -> list[Sequence[int]]:
+def one_size_batches(
+    policy: PipelinePolicy, prompts: Sequence[Prompt], *, size: Size, batch: int
+) -> list[Sequence[int]]:
     """Cut the positions in `prompts` into batches of one size each, sizes in order of first appearance."""
     by_size: dict[Size, list[int]] = {}
     for position, prompt in enumerate(prompts):

@@ -1,44 +1,34 @@
-"""Scoring of rollouts, during sampling or after it.
+"""Scores of an epoch's samples, computed during sampling or after it.
 
 A reward is called once per rollout batch in both cases, or once per whole group if one compares samples, so that an
-in-process judge returns the same scores bit for bit. Background calls use the inference mode and autocast of the
-submitting thread.
+in-process judge returns the same scores bit for bit.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import cache
-from itertools import chain
-from typing import TypeVar
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
-from PIL.Image import Image
 
 from pacorl.core.metric_names import ALARM, ALIKE, NOT_FINITE
 from pacorl.core.schedule import seed_of
-from pacorl.grpo.monitor import PanelStatistics, panel_statistics
 from pacorl.grpo.rows import Row
 from pacorl.io.outage import WaitsForOutages
 from pacorl.judge.judge import JudgeSettings, RemoteJudge
 from pacorl.rewards.consistency import Consistency, Contrast
-from pacorl.rewards.reward import (
-    Explains,
-    Reward,
-    RewardFunction,
-    named,
-    panel_scores_of,
-    scores_of,
-)
+from pacorl.rewards.reward import Explains, Reward, RewardFunction, named, panel_scores_of, scores_of
 from pacorl.runtime.cores import available_cores
-from pacorl.runtime.logbook import PhaseClock
 from pacorl.runtime.processes import Runtime, SharedFault
 from pacorl.runtime.workers import LimitedCall, Workers
 from pacorl.types import Prompt, RewardTable, Rollout
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 Outcome = TypeVar("Outcome")
 Scores = list[float | None]
@@ -47,115 +37,70 @@ Parts = Mapping[str, Sequence[float | None]]
 
 MAX_MISSING = 0.2
 """Failure budget: the run saves and stops if a larger share of an epoch's scores is missing."""
-# Concurrent rollout batches of a remote judge, whose `concurrency` limits the requests.
 SENDERS = 16
+"""Concurrent rollout batches of a remote judge, whose `concurrency` limits the requests."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scoring:
-    """Samples that each reward scores in one call."""
-
-    prompts: Sequence[Prompt]
-    """Of each sample."""
-    row_B: Sequence[int]
-    """Global row of each sample."""
-    images: Sequence[Image]
-    """Of each sample."""
-    batches: int
-    """Rollout batches of the samples."""
-
-    @classmethod
-    def of(cls, rollouts: Sequence[Rollout]) -> Scoring:
-        """Join the samples of rollouts."""
-        prompts = [*chain(*(rollout.prompts for rollout in rollouts))]
-        rows = [*chain(*(rollout.row_B for rollout in rollouts))]
-        return cls(prompts, rows, [*chain(*(rollout.images for rollout in rollouts))], len(rollouts))
-
-
+@dataclass(eq=False)
 class Scorer:
     """Scores rollouts in the order in which they are submitted. Use as a context manager."""
 
-    def __init__(
-        self,
-        rewards: Mapping[str, Reward],
-        *,
-        overlap: bool,
-        max_missing: float = math.inf,
-        monitored: bool = False,
-        by_panel: bool = False,
-        timeout: float = math.inf,
-        check_stop: Callable[[], None] = lambda: None,
-        group_size: int = 1,
-        draw: tuple[int, int] = (0, 0),
-    ) -> None:
-        """
-        Args:
-            rewards: rewards by name.
-            overlap: whether scoring begins at submission, or in `results`.
-            max_missing: missing scores above which waiting stops.
-            monitored: whether to measure the images for the monitor of reward hacking.
-            by_panel: whether to collect the parts of the scores.
-            timeout: seconds per batch of a reward in this process.
-            check_stop: polled during waiting; may raise to stop.
-            group_size: samples of which a call has a multiple: the group's if a reward compares them.
-            draw: seed and epoch of the draws of such a reward.
-        """
-        # Settings.
-        self.rewards = rewards
-        self.overlap = overlap
-        self.max_missing = max_missing
-        self.monitored = monitored
-        self.by_panel = by_panel
-        self.timeout = timeout
-        self.check_stop = check_stop
-        self.group_size = group_size
-        self.draw = draw
-        # Submitted batches and their results so far.
-        self._parts: dict[int, dict[str, Sequence[float | None]]] = {}
-        self.abandoned = 0
-        """Samples without scores because waiting stopped."""
-        self.busy_seconds = 0.0
-        """Seconds spent in rewards, over all threads."""
-        self._pending: list[Rollout] = []
-        self._submitted: list[tuple[Scoring, list[Callable[[], Scores]]]] = []
-        self._measured: list[Callable[[], list[PanelStatistics]]] = []
+    rewards: Mapping[str, Reward]
+    overlap: bool
+    """Whether scoring begins at submission, or in `results`."""
+    max_missing: float = math.inf
+    """Missing scores above which waiting stops."""
+    by_panel: bool = False
+    """Whether to collect the parts of the scores."""
+    timeout: float = math.inf
+    """Seconds per batch of a reward in this process."""
+    check_stop: Callable[[], None] = lambda: None
+    """Polled during waiting; may raise to stop."""
+    group_size: int = 1
+    """Samples of which a call has a multiple: the group's if a reward compares them."""
+    draw: tuple[int, int] = (0, 0)
+    """Seed and epoch of the draws of such a reward."""
+    _pending: list[Rollout] = field(default_factory=list)
+    _submitted: list[tuple[Sequence[int], Sequence[LimitedCall[Scores]]]] = field(default_factory=list)
+    _parts: dict[int, dict[str, Sequence[float | None]]] = field(default_factory=dict)
+    _abandoned: int = 0
+
+    def __enter__(self) -> Scorer:
         # In-process models need not be thread-safe; remote judges take concurrent requests.
         self._local = Workers(1, name="pacorl-reward")
         self._remote = Workers(SENDERS, name="pacorl-reward-http")
-        # A thread of its own: measuring a 512² image takes 40 ms, which would delay the judge.
-        self._monitor = Workers(1, name="pacorl-monitor")
-
-    def __enter__(self) -> Scorer:
         return self
 
     def __exit__(self, *fault: object) -> None:
         """Abandon queued and running calls."""
-        # Daemon threads: a reward that never returns must not keep the process.
-        for pool in (self._local, self._remote, self._monitor):
-            pool.close()
+        self._local.close()
+        self._remote.close()
 
     def submit(self, rollout: Rollout) -> None:
         """Take a rollout's images, which must not change before `results`. Groups arrive one after the other."""
         self._pending.append(rollout)
         if sum(map(len, self._pending)) % self.group_size:
             return
-        samples = Scoring.of(self._pending)
-        self._pending = []
-        self._submitted.append((samples, [self._begin(name, samples) for name in self.rewards]))
-        if not self.monitored:
-            return
+        rollouts, self._pending = self._pending, []
+        prompts = [prompt for rollout in rollouts for prompt in rollout.prompts]
+        images = [image for rollout in rollouts for image in rollout.images]
+        rows = [row for rollout in rollouts for row in rollout.row_B]
 
-        def measure() -> list[PanelStatistics]:
-            measured = []
-            for prompt, image in zip(samples.prompts, samples.images, strict=True):
-                measured.append(panel_statistics(prompt, image))
-            return measured
-
-        self._measured.append(self._monitor.submit(measure).result if self.overlap else measure)
-
-    def statistics(self) -> list[PanelStatistics]:
-        """Return the statistics of the submitted images in order; empty unless `monitored`."""
-        return list(chain(*(wait() for wait in self._measured)))
+        calls = []
+        for name, reward in self.rewards.items():
+            # A local model takes one call at a time, a server many.
+            call = limited_call(
+                self._remote if asks_elsewhere(reward) else self._local,
+                reward,
+                partial(self._score, name, prompts, images, rows),
+                name=f"reward {name} (batch {len(self._submitted) + 1}: {named(prompts)})",
+                seconds=self.timeout * len(rollouts),
+                check_stop=self.check_stop,
+            )
+            if self.overlap:
+                call.start()
+            calls.append(call)
+        self._submitted.append((rows, calls))
 
     def results(self) -> dict[int, Scores]:
         """Wait for the scores of all submitted rollouts.
@@ -171,16 +116,15 @@ class Scorer:
         assert not self._pending, "`assign_rows` keeps groups whole"
         scores_of_row: dict[int, Scores] = {}
         missing = 0
-        # In the order of submission, in which the scores become ready.
-        for samples, waits in self._submitted:
+        for rows, calls in self._submitted:
             # Beyond the failure budget the run stops, so waiting for the rest is useless.
             if missing <= self.max_missing:
-                columns = [wait() for wait in waits]
+                columns = [call.result() for call in calls]
             else:
-                columns = [[None] * len(samples.row_B) for _ in waits]
-                self.abandoned += len(samples.row_B)
+                columns = [[None] * len(rows) for _ in calls]
+                self._abandoned += len(rows)
             missing += sum(column.count(None) for column in columns)
-            scores_of_row |= {row: list(scores) for row, *scores in zip(samples.row_B, *columns, strict=True)}
+            scores_of_row |= {row: list(scores) for row, *scores in zip(rows, *columns, strict=True)}
         self._submitted.clear()
         return scores_of_row
 
@@ -196,45 +140,20 @@ class Scorer:
         for name, reward in self.rewards.items():
             if isinstance(reward, Explains) and reward.last_error:
                 reasons.append(f"{name}: {reward.last_error}")
-        if self.abandoned:
-            reasons.append(f"{self.abandoned} samples were not waited for")
+        if self._abandoned:
+            reasons.append(f"{self._abandoned} samples were not waited for")
         return "; ".join(reasons)
 
-    def _begin(self, name: str, samples: Scoring) -> Callable[[], Scores]:
-        """Start scoring samples, and return the function to wait for their scores."""
-        reward = self.rewards[name]
-
-        def score() -> Scores:
-            # Time in the thread, without the wait for it.
-            started = time.perf_counter()
-            scores = self._score(name, samples)
-            self.busy_seconds += time.perf_counter() - started
-            return scores
-
-        # A local model takes one call at a time, a server many.
-        call = limited_call(
-            self._remote if asks_elsewhere(reward) else self._local,
-            reward,
-            score,
-            name=f"reward {name} (batch {len(self._submitted) + 1}: {named(samples.prompts)})",
-            seconds=self.timeout * samples.batches,
-            check_stop=self.check_stop,
-        )
-        if self.overlap:
-            call.start()
-        return call.result
-
-    def _score(self, name: str, samples: Scoring) -> Scores:
+    def _score(self, name: str, prompts: Sequence[Prompt], images: Sequence[Image], rows: Sequence[int]) -> Scores:
         """Score samples by one reward, and collect the parts of the scores."""
         reward: RewardFunction = self.rewards[name]
         if isinstance(reward, Consistency) and reward.contrast:
-            reward = Contrast(reward, [seed_of(*self.draw, "contrast", row) for row in samples.row_B])
+            reward = Contrast(reward, [seed_of(*self.draw, "contrast", row) for row in rows])
         if not self.by_panel:
-            return scores_of(name, reward, samples.prompts, samples.images, masked=True)
+            return scores_of(name, reward, prompts, images, masked=True)
 
-        # Parts of a row by reward: only rewards with parts have them.
-        results = panel_scores_of(name, reward, samples.prompts, samples.images, masked=True)
-        for row, result in zip(samples.row_B, results, strict=True):
+        results = panel_scores_of(name, reward, prompts, images, masked=True)
+        for row, result in zip(rows, results, strict=True):
             if result.part_P is not None:
                 self._parts.setdefault(row, {})[name] = result.part_P
         return [result.score for result in results]
@@ -249,12 +168,10 @@ def limited_call(
     seconds: float,
     check_stop: Callable[[], None],
 ) -> LimitedCall[Outcome]:
-    """Prepare a reward's call on a thread, with the autocast and device of this one.
+    """Prepare a reward's call on a thread, without gradients and on this thread's device.
 
     Args:
-        workers: the threads.
         reward: whose requests may have limits of their own.
-        act: the call.
         name: subject of the message if the limit is reached.
         seconds: limit of a reward in this process.
         check_stop: polled during waiting; may raise to stop.
@@ -287,13 +204,7 @@ def overlaps(judge: JudgeSettings | None, *, device: torch.device) -> bool:
 
 
 def torch_context() -> Callable[[], ExitStack]:
-    """Capture autocast and the device, which torch does not propagate to threads."""
-    # A thread starts without autocast, which would change the bits of a local reward.
-    casts = []
-    for kind in ("cpu", "cuda", "mps"):
-        if torch.is_autocast_enabled(kind):
-            casts.append((kind, torch.get_autocast_dtype(kind)))
-
+    """Capture the device, which torch does not propagate to threads, for a context without gradients."""
     card: int | None = None
     if torch.cuda.is_available():
         card = torch.cuda.current_device()
@@ -303,8 +214,6 @@ def torch_context() -> Callable[[], ExitStack]:
     def enter() -> ExitStack:
         stack = ExitStack()
         stack.enter_context(torch.inference_mode())
-        for kind, dtype in casts:
-            stack.enter_context(torch.autocast(kind, dtype=dtype))
         if card is not None:
             stack.enter_context(torch.cuda.device(card))
             stack.enter_context(torch.cuda.stream(stream))
@@ -321,6 +230,9 @@ def _reward_stream() -> torch.cuda.Stream:
     return stream
 
 
+# --- the scores of all ranks -----------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class Scored:
     """Scores of an epoch's samples, of all ranks."""
@@ -329,27 +241,20 @@ class Scored:
     """Global row → one score per reward; None if missing."""
     parts: Mapping[int, Parts] | None
     """Global row → parts of its scores; None without panel credit."""
-    statistics: Sequence[PanelStatistics]
-    """Statistics of the images, for the monitor of reward hacking."""
     reasons: Sequence[str]
     """Reasons for missing scores."""
 
 
-def collect_scores(scorer: Scorer, runtime: Runtime, *, clock: PhaseClock) -> Scored:
+def collect_scores(scorer: Scorer, runtime: Runtime) -> Scored:
     """Wait for the scores of all ranks.
 
     Raises:
         SharedFault: wraps a reward's exception on any rank.
     """
-    started = time.perf_counter()
     scores = runtime.gather_rows(scorer.results)
-    if scorer.overlap:
-        # The part of scoring that sampling hid is the busy time beyond the time waited.
-        clock.seconds["hidden_reward"] += max(0.0, scorer.busy_seconds - (time.perf_counter() - started))
     parts = runtime.gather_rows(lambda: scorer.parts) if scorer.by_panel else None
-    others = runtime.gather((scorer.statistics(), scorer.last_error()))
-    statistics = [*chain(*(statistics for statistics, _ in others))]
-    return Scored(scores, parts, statistics, sorted({reason for _, reason in others if reason}))
+    reasons = set(runtime.gather(scorer.last_error())) - {""}
+    return Scored(scores, parts, sorted(reasons))
 
 
 def columns_of(scores: Mapping[int, Scores], rows: Sequence[Row], names: Sequence[str]) -> dict[str, Scores]:
@@ -369,10 +274,8 @@ def check_scores(
 
     Args:
         columns: reward → one score per image; None if missing.
-        prompts: prompt of each image.
         when: epoch or evaluation of the images, for the message.
         stats: metrics of `core.advantages`, for scores that training compares.
-        reasons: rewards' reasons for missing scores.
 
     Returns:
         Metrics with an alarm per fault, and one warning; empty if there is no fault.
@@ -429,9 +332,6 @@ def reward_table(
     """Tabulate the scores of an epoch in the order of its rows; a missing score is invalid, not 0.
 
     Args:
-        scores: global row → one score per reward.
-        rows: rows of the epoch.
-        names: names of the rewards.
         parts: global row → parts of its scores, for panel credit. A score without parts counts for every panel.
     """
     columns = columns_of(scores, rows, names)

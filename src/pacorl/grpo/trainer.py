@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -44,7 +44,7 @@ from pacorl.runtime.logbook import PhaseClock, ProgressBars, TrainResult
 from pacorl.runtime.processes import Runtime, SharedFault, allow_tf32, lost_ranks
 from pacorl.runtime.stopping import Interrupted
 from pacorl.runtime.turns import Turns
-from pacorl.runtime.workers import CallTimeout
+from pacorl.runtime.workers import CallTimeout, Workers
 from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+Outcome = TypeVar("Outcome")
 ExtraMetrics = Callable[[Sequence[Prompt], Sequence["Image"]], Mapping[str, float]]
 """Additional evaluation metrics from prompts and images, such as an oracle's. They are logged and never rewarded."""
 Listener = Callable[["PolicyTrainer", JsonObject], None]
@@ -163,6 +164,8 @@ class PolicyTrainer:
         """Training objective."""
         self.by_panel = config.advantages.panel_share > 0
         """Whether each panel has an advantage of its own."""
+        self.whole_groups = config.whole_groups
+        """Whether each group is sampled by one process, and scored in one call."""
         check_card_used(config.model.dtype, self.runtime.device)
         allow_tf32(allowed=config.model.dtype == "bfloat16")
         prompts = [*self.train_prompts, *self.evaluation_prompts]
@@ -383,12 +386,7 @@ class PolicyTrainer:
     def sampler(self) -> Sampler:
         """Sampler of the next epoch."""
         config = self.config
-        return config.sampling.sampler(
-            self.epoch,
-            group_size=config.group_size,
-            seed=config.seed,
-            spec=self.objective,
-        )
+        return config.sampling.sampler(self.epoch, group_size=config.group_size, seed=config.seed, spec=self.objective)
 
     def sampling_policy(self) -> AbstractContextManager[None]:
         """Swap in the sampling policy, if it differs from the trained policy."""
@@ -398,7 +396,7 @@ class PolicyTrainer:
             return nullcontext()
         # Without a lag the sampling policy is the policy at the start of the epoch.
         if self.objective.lag is None:
-            old.follow(0.0)
+            old.approach(1.0)
         return old.swapped_in()
 
     def scoring(self) -> AbstractContextManager[None]:
@@ -428,24 +426,26 @@ class PolicyTrainer:
             overlap=self.overlap,
             # The whole epoch's budget: each rank stops alone, without the counts of the rest.
             max_missing=scoring.MAX_MISSING * samples * len(self.rewards),
-            monitored=True,
             by_panel=self.by_panel,
             timeout=config.reward_timeout,
             # Not `check_stop`, a collective: each rank waits for its own scores.
             check_stop=self.runtime.check_signal,
-            group_size=config.group_size if config.whole_groups else 1,
+            group_size=config.group_size if self.whole_groups else 1,
             draw=(config.seed, self.epoch),
         )
 
-    def judge_counts(self) -> dict[str, int]:
-        """Count a remote judge's requests, retries and failures so far; empty for a judge in this process."""
-        return asdict(self.judge.counters) if isinstance(self.judge, RemoteJudge) else {}
+    def limited(self, reward: object, act: Callable[[], Outcome], name: str, *, batches: int = 1) -> Outcome:
+        """Call a scorer on a thread, which is abandoned at a signal or after the time limit of so many batches."""
+        with closing(Workers(1, name="pacorl-reward")) as workers:
+            seconds = batches * self.config.reward_timeout
+            stops = self.runtime.check_signal
+            return scoring.limited_call(workers, reward, act, name=name, seconds=seconds, check_stop=stops).result()
 
-    def judged_since(self, before: Mapping[str, int]) -> dict[str, float]:
-        """Return the judge's counts over all ranks since `before`, as `judge/…`."""
-        counts = {f"judge/{name}": float(count - before[name]) for name, count in self.judge_counts().items()}
+    def judge_counts(self) -> dict[str, float]:
+        """Count a remote judge's requests, retries and failures so far, on all ranks; empty for one in this process."""
+        counts = asdict(self.judge.counters) if isinstance(self.judge, RemoteJudge) else {}
         ranks = self.runtime.gather(counts)
-        return {name: sum(rank[name] for rank in ranks) for name in counts}
+        return {f"judge/{name}": float(sum(rank[name] for rank in ranks)) for name in counts}
 
     # --- records -----------------------------------------------------------------------------------------------
 

@@ -24,14 +24,14 @@ from pacorl.types import Advantages, Conditioning, NodeBatch, Rollout, Samples, 
 
 if TYPE_CHECKING:
     from pacorl.core.objectives import Loss, Metric
-    from pacorl.models.policies.policy import Policy
+    from pacorl.models.policies.pipeline import PipelinePolicy
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
     """An objective and the policies whose velocities it compares."""
 
-    policy: Policy
+    policy: PipelinePolicy
     sampler: Sampler
     """Sampler of the epoch's samples."""
     cache: ConditioningCache
@@ -81,11 +81,8 @@ def update_policy(
     one of the base if the KL weight is above 0.
 
     Args:
-        policy_loss: the objective and the policy.
         samples: samples of this rank. The rollout's batches are replayed, so that before the first update the ratio is
             exactly 1: other batches would round differently.
-        values: advantages of the epoch, by global row.
-        runtime: processes that share the gradient.
         draw: seed of the endpoints' noise.
 
     Returns:
@@ -105,26 +102,7 @@ def update_policy(
         results.append((count, metrics | {"loss": loss.detach()}))
 
     # 3. Metrics of this rank's equal share.
-    return _summary(_read(results))
-
-
-def _read(results: Sequence[tuple[int, Mapping[str, Metric]]]) -> list[tuple[int, dict[str, float]]]:
-    """Copy the metrics of all terms to the host at once, since each copy waits for the GPU."""
-    tensors = []
-    for _, metrics in results:
-        tensors += [value for value in metrics.values() if isinstance(value, Tensor)]
-    # fp64 holds every number of a narrower type.
-    wide = [tensor.detach().to(widest_float(tensor.device)) for tensor in tensors]
-    numbers = iter(torch.stack(wide).tolist() if wide else ())
-
-    # Hand the numbers back in the order in which they were stacked.
-    read: list[tuple[int, dict[str, float]]] = []
-    for samples, metrics in results:
-        values = {}
-        for name, value in metrics.items():
-            values[name] = next(numbers) if isinstance(value, Tensor) else value
-        read.append((samples, values))
-    return read
+    return _summary(results)
 
 
 def _terms(
@@ -143,13 +121,19 @@ def _terms(
     return terms
 
 
-def _summary(results: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, float]:
+def _summary(results: Sequence[tuple[int, Mapping[str, Metric]]]) -> dict[str, float]:
     """Average each metric over the terms of an update by their samples; of a ratio deviation take the largest."""
+    # Copy the metrics of all terms to the host at once, since each copy waits for the GPU. fp64 holds them all.
+    tensors = [value for _, metrics in results for value in metrics.values() if isinstance(value, Tensor)]
+    wide = [tensor.detach().to(widest_float(tensor.device)) for tensor in tensors]
+    numbers = iter(torch.stack(wide).tolist() if wide else ())
+
     # Weights relative to the largest term: with equal batches they are exactly 1.
     most = max(samples for samples, _ in results)
     columns: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for samples, metrics in results:
-        for name, value in metrics.items():
+        for name, metric in metrics.items():
+            value = next(numbers) if isinstance(metric, Tensor) else metric
             columns[name].append((value, samples / most))
 
     summary = {}
@@ -162,12 +146,7 @@ def _summary(results: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, fl
 
 
 def gather_metrics(history: Mapping[str, Sequence[float]], runtime: Runtime) -> dict[str, float]:
-    """Average metrics over an epoch's updates and ranks; of a ratio deviation take the first update's largest.
-
-    Args:
-        history: name → one value per update, with equal names on all ranks.
-        runtime: the ranks.
-    """
+    """Average metrics over an epoch's updates and ranks; of a ratio deviation take the first update's largest."""
     means = {}
     for name, values in history.items():
         # The first update replays sampling by the same weights: its ratio deviates by rounding errors only.

@@ -135,10 +135,6 @@ def start_from(transformer: nn.Module, source: str | Path, *, rank: int, alpha: 
 
     Args:
         transformer: The model, with an adapter of `rank` and `alpha` from `add_lora`.
-        source: An adapter in any form, as for `adapter_file`.
-        rank: Of the trained adapter, as is `alpha`.
-        alpha: See `rank`.
-        base: The trained model, by name or folder.
 
     Raises:
         ValueError: It has another base, rank, α or other modules; the message names the fitting settings.
@@ -178,7 +174,6 @@ def load_lora(transformer: nn.Module, source: str | Path | Mapping[str, float]) 
     """Add a saved adapter, or several as one, with their own ranks, α and modules.
 
     Args:
-        transformer: The model.
         source: An adapter in any form as for `adapter_file`, or adapters with their strengths.
 
     Returns:
@@ -296,7 +291,7 @@ class AdapterCopy:
         self.state = {name: shard_like(self.state[name], value).clone() for name, value in state.items()}
 
     @torch.no_grad()
-    def _approach(self, share: float) -> None:
+    def approach(self, share: float) -> None:
         """Interpolate: copy ← (1 − share)·copy + share·trained."""
         for name, value in adapter_state(self.transformer).items():
             self.state[name].lerp_(value, share)
@@ -315,16 +310,5 @@ class MovingAverage(AdapterCopy):
 
     def follow(self, optimizer_step: int) -> None:
         """Update the average after optimizer step `optimizer_step` (from 1)."""
-        self._approach(1 - self.decay_at(optimizer_step - 1))
-
-    def decay_at(self, update: int) -> float:
-        """Return the decay of update number `update` (from 0)."""
-        return min((1 + update) / (10 + update), self.decay)
-
-
-class OldPolicy(AdapterCopy):
-    """The sampling policy of endpoint objectives, which lags behind the trained policy."""
-
-    def follow(self, lag: float) -> None:
-        """Update between epochs: old ← lag·old + (1 − lag)·trained."""
-        self._approach(1 - lag)
+        update = optimizer_step - 1
+        self.approach(1 - min((1 + update) / (10 + update), self.decay))

@@ -138,8 +138,6 @@ def quantize_model(model: nn.Module, quantization: str, *, device: str | torch.d
 
     Args:
         model: the model, changed in place; its packed layers are frozen.
-        quantization: one of `Quantization`.
-        device: device of the packed layers.
         stream: move the weights back to their previous device, and fetch them for each product.
     """
     check_quantization(quantization)

@@ -150,7 +150,6 @@ def read_lora(
     """Read an adapter in any of the forms above.
 
     Args:
-        source: As for `adapter_file`.
         config: PEFT's config of it; by default the one that belongs to its form.
         layers: Names of the model's layers: prefixes of wrappers are stripped until one fits. Without layers, all are.
         rename: Name of a module in the file → its name in today's code.

@@ -165,13 +165,7 @@ def seconds(run: RunFolder) -> float:
 
 
 def _seconds(lines: Sequence[Record]) -> float:
-    # Hidden work ran during another phase and took no additional time.
-    total = 0.0
-    for line in lines:
-        for name, spent in numbers(line).items():
-            if name.startswith(SECONDS) and not name.startswith(f"{SECONDS}hidden"):
-                total += spent
-    return total
+    return sum(spent for line in lines for name, spent in numbers(line).items() if name.startswith(SECONDS))
 
 
 def provenance(summary: Record) -> list[tuple[str, str]]:

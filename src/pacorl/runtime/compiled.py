@@ -19,9 +19,7 @@ def compile_blocks(
     """Compile the repeated blocks in place, by a backend of torch. Names and weights do not change.
 
     Args:
-        transformer: The model.
         packed: Whether its weights are packed when it runs (`memory`).
-        backend: Name or function.
     """
     if packed:
         # Else the backward keeps the unpacked weights, all blocks in bf16 once more, instead of unpacking again.

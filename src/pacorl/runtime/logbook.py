@@ -86,8 +86,6 @@ class Logbook:
         """
         Args:
             folder: folder of the run, created if missing.
-            trackers: names of accelerate's trackers.
-            axis: x axis of the trackers' curves.
             settings: config of the run, shown by the services with masked keys.
 
         Raises:
@@ -121,14 +119,7 @@ class Logbook:
             write_atomic(self.folder / "metrics.jsonl", "".join(f"{line}\n" for line in lines), mode=PRIVATE)
 
     def write(self, kind: str, *, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        """Append one line, and log its values to the trackers; values that are not finite become null.
-
-        Args:
-            kind: "epoch" (or "train") or "evaluation".
-            epoch: finished epochs.
-            step: optimizer steps taken.
-            values: the metrics.
-        """
+        """Append one line, and log its values to the trackers; values that are not finite become null."""
         if not self.folder:
             return
         finite = {name: value for name, value in values.items() if math.isfinite(value)}

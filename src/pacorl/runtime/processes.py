@@ -228,10 +228,6 @@ class LostRankError(RuntimeError):
 def lost_ranks(rank: int, world: int) -> Iterator[None]:
     """Replace the error of a process group, of which a rank has died or hangs, by one line.
 
-    Args:
-        rank: this process's.
-        world: number of processes.
-
     Raises:
         LostRankError: instead of a message of gloo or NCCL, with their files and addresses.
     """

@@ -28,11 +28,6 @@ class Turns:
     """
 
     def __init__(self, generator: nn.Module, *, device: torch.device) -> None:
-        """
-        Args:
-            generator: the adapted transformer, on the device.
-            device: for which they take turns.
-        """
         self.generator = generator
         self.device = device
         self.scorers: list[nn.Module] = []

@@ -31,11 +31,6 @@ class Workers:
     """A pool of daemon threads that take calls in the order of submission."""
 
     def __init__(self, count: int, *, name: str) -> None:
-        """
-        Args:
-            count: most threads; each starts with a submission.
-            name: prefix of the threads' names.
-        """
         self.count = count
         self.name = name
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
@@ -83,7 +78,7 @@ class LimitedCall(Generic[Outcome]):
     check_stop: Callable[[], None] = lambda: None
     """Called again and again while the outcome is waited for; may raise to stop."""
     _future: Future[Outcome] | None = None
-    _started: float | None = None
+    _started: float = math.inf
 
     def start(self) -> Future[Outcome]:
         """Queue the call, unless it is queued."""
@@ -100,7 +95,7 @@ class LimitedCall(Generic[Outcome]):
         future = self.start()
         while not wait([future], timeout=LOOK_SECONDS).done:
             self.check_stop()
-            if self._started is not None and time.monotonic() - self._started > self.seconds:
+            if time.monotonic() - self._started > self.seconds:
                 raise CallTimeout(
                     f"{self.name} has not returned for {self.seconds:g} s; mend it, or raise reward_timeout"
                 )

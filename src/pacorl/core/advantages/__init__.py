@@ -116,8 +116,6 @@ def advantages(table: RewardTable, options: AggregateOptions, *, weights: Sequen
     """Aggregate the rewards of each sample and normalise them in their groups.
 
     Args:
-        table: every reward of every sample of an epoch.
-        options: of one of `AGGREGATES`.
         weights: one per reward, in the table's order.
 
     Returns:

@@ -1,4 +1,7 @@
-"""Base class of the kinds: a diffusers pipeline as a policy, on tokens of VAE codes, 2×2 by default.
+"""A generator as the loops see it, `PipelinePolicy`: a diffusers pipeline on tokens of VAE codes, 2×2 by default.
+
+Guidance, packing, reference latents and norm rules stay inside `velocity`; loops see tokens and sigmas. A config names
+one size; `size_of` derives the size of each prompt's image, the `size` of all further methods. A batch has one size.
 
 A kind implements the encoding of texts, the transformer's arguments and, for edits, the number and sizes of sources.
 The common parts are here, equal to diffusers' pipelines: seeds to noise, shifted sigmas, decoding.
@@ -123,9 +126,18 @@ def check_area(size: Size, *, step: int) -> None:
 
 
 class PipelinePolicy:
-    """A diffusers pipeline as a `Policy`; each kind is a subclass with `encode_texts` and `velocity`."""
+    """A flow-matching generator with one trainable transformer; each kind is a subclass.
+
+    Example:
+        policy = FLUX.from_pretrained("tiny", max_sequence_length=48)
+        conditioning = policy.collate(policy.encode(prompts, size))
+        x_BNC = policy.noise(seeds, size)
+        velocity_BNC = policy.velocity(x_BNC, sigma_B, conditioning, size)
+        images = policy.decode(x_BNC, size)
+    """
 
     lora_targets: tuple[str, ...]
+    """Suffixes of the adapted modules, by default."""
     idle_in_last_block: ClassVar[tuple[str, ...]] = ()
     """Text layers in the last of `transformer_blocks` without influence on any image."""
     max_sources: ClassVar[int] = 0
@@ -188,15 +200,12 @@ class PipelinePolicy:
         return int(self.pipeline.vae.config.latent_channels)
 
     def check_size(self, size: Size) -> None:
+        """Raise ValueError with the nearest size if the config's `size` is not supported."""
         self.check_sides(size, step=self.token_pixels)
 
     @classmethod
     def check_sides(cls, size: Size, *, step: int) -> None:
         """Check a size without the weights.
-
-        Args:
-            size: size of an image, or an edit's area.
-            step: side of a token in pixels.
 
         Raises:
             ValueError: A side is no multiple of a token's, or the image is too small or too large.
@@ -207,7 +216,13 @@ class PipelinePolicy:
             check_multiple(size, step=step)
 
     def size_of(self, prompt: Prompt, size: Size) -> Size:
-        """Return `size`, or with `record_sizes` the record's own size, if any."""
+        """Derive the size of a prompt's image from the config's: `size` for a set, or its record's own.
+
+        For an edit it is the area of `size` in the shape of the source.
+
+        Raises:
+            ValueError: A source is missing, is one too many or has no such shape; the message names the prompt.
+        """
         if not self.record_sizes or prompt.size is None:
             return size
         try:
@@ -322,16 +337,19 @@ class PipelinePolicy:
             use_channels_last(vae)
 
     def place_transformer(self, device: str | torch.device) -> None:
+        """Move the transformer to a device, with frozen weights packed by the run's `memory`."""
         quantize_model(self.transformer, self.options.quantize, device=device, stream=self.options.stream)
         self.transformer.to(device)
 
     def free_encoders(self) -> None:
+        """Drop the text encoders; `encode` is unavailable from then on."""
         # Dropped, not parked: they are not used again, and seven processes would park 64 GiB of FLUX's. The VAE stays,
         # for decoding.
         for name in self.encoders:
             setattr(self.pipeline, name, None)
 
     def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
+        """Collate conditionings to one batch, on the device."""
         per_prompt = self.forward_per == "prompt"
         # Rows of one layout share a forward: their images have equal numbers, shapes and positions.
         rows_by_layout: dict[Any, list[int]] = {}
@@ -407,6 +425,7 @@ class PipelinePolicy:
         return float(calculate_shift(tokens, *bounds))
 
     def noise(self, seeds: Sequence[int], size: Size) -> Tensor:
+        """Draw (B, N, C) fp32 noise, one seed per row, on the CPU for equal values on every machine."""
         factor = self.pipeline.vae_scale_factor
         shape = (self.latent_channels, size.height // factor, size.width // factor)
         # Draw codes, then pack, like the pipelines: tokens drawn from the same seed would differ.
@@ -416,9 +435,11 @@ class PipelinePolicy:
         return to_device(pack(torch.stack(codes), patch=self.patch), self.device)
 
     def with_prefix(self, conditioning: Conditioning, size: Size) -> Conditioning:
+        """Add to a batch what its forwards have in common at every step, under the weights of now."""
         return conditioning
 
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
+        """Predict the velocity (B, N, C) at one sigma per row, in fp32, or fp64 for an fp64 model."""
         raise NotImplementedError
 
     def predict(self, **inputs: Any) -> Tensor:
@@ -427,6 +448,7 @@ class PipelinePolicy:
 
     @torch.no_grad()
     def decode(self, x_BNC: Tensor, size: Size) -> list[Image]:
+        """Decode endpoints to RGB images."""
         codes_BCHW = unpack(x_BNC, rows=self.token_grid(size)[0], patch=self.patch)
         # An accelerator is busy with one image, and a batch would multiply the peak. No VAE tiling: its seams would
         # poison a judge.

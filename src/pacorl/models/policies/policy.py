@@ -1,28 +1,20 @@
-"""The interface between a generator and the loops: `Policy`.
+"""Options of a kind of generator, and the images that its prompts may have.
 
-Guidance, packing, reference latents and norm rules stay inside `velocity`; loops see tokens and sigmas. A config names
-one size; `size_of` derives the size of each prompt's image, the `size` of all further methods. A batch has one size.
-
-The rest of the package uses a kind's `PolicySpec` (`models.policies.spec`).
+The rest of the package uses a kind's `PolicySpec` (`models.policies.spec`) and its class (`models.policies.pipeline`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
 from pacorl.config.base import ModelSection
-from pacorl.types import Prompt, Size
+from pacorl.types import Prompt
 
 if TYPE_CHECKING:
-    import torch
-    from PIL.Image import Image
-    from torch import Tensor, nn
-
     from pacorl.models.policies.pipeline import PipelinePolicy
-    from pacorl.types import Conditioning
 
 Parts = Mapping[str, Mapping[str, Any]]
 """Component of a checkpoint → its config.json."""
@@ -30,83 +22,6 @@ WITHOUT_WEIGHTS = frozenset({"scheduler", "processor"})
 """Components of a pipeline with a config but without weights."""
 CLASS_KEYS = ("_class_name", "architectures", "model_type")
 """Keys of a config.json that determine the component's class."""
-
-
-class Policy(Protocol):
-    """A flow-matching generator with one trainable transformer.
-
-    Example:
-        policy = FLUX.from_pretrained("tiny", max_sequence_length=48)
-        conditioning = policy.collate(policy.encode(prompts, size))
-        x_BNC = policy.noise(seeds, size)
-        velocity_BNC = policy.velocity(x_BNC, sigma_B, conditioning, size)
-        images = policy.decode(x_BNC, size)
-    """
-
-    transformer: nn.Module
-    """The trained module, with an adapter, which predicts velocities."""
-    lora_targets: tuple[str, ...]
-    """Suffixes of the adapted modules, by default."""
-
-    @property
-    def idle_layers(self) -> frozenset[str]:
-        """Names of the transformer's linear layers without influence on any image."""
-
-    def check_size(self, size: Size) -> None:
-        """Check the config's `size`.
-
-        Raises:
-            ValueError: for an unsupported size; the message names the nearest size.
-        """
-
-    def size_of(self, prompt: Prompt, size: Size) -> Size:
-        """Derive the size of a prompt's image from the config's `size`.
-
-        Returns:
-            `size` for sets; for edits, the area of `size` in the shape of the source.
-
-        Raises:
-            ValueError: A source is missing, is one too many or has no such shape; the message names the prompt.
-        """
-
-    def encode(self, prompts: Sequence[Prompt], size: Size) -> list[Conditioning]:
-        """Encode prompts to one conditioning each, on the CPU; edits also encode their sources, at `size`."""
-
-    def free_encoders(self) -> None:
-        """Drop the text encoders; `encode` is unavailable from then on."""
-
-    def place_transformer(self, device: str | torch.device) -> None:
-        """Move the transformer to a device, with frozen weights packed by the run's `memory`."""
-
-    def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
-        """Collate conditionings to one batch, on the device."""
-
-    def sigmas(self, num_steps: int, size: Size) -> Tensor:
-        """Return (T+1,) sigmas in fp32, from 1 down to 0, with the pipeline's shift."""
-
-    def training_sigmas(self, num_steps: int, size: Size) -> Tensor:
-        """Return (T+1,) sigmas in fp32 with the shift of the checkpoint's training, for noising endpoints.
-
-        Equal to `sigmas` if a kind's training shift is that of inference, or is not published.
-        """
-
-    def token_grid(self, size: Size) -> tuple[int, int]:
-        """Return the (rows, columns) of an image's tokens, which are row-major."""
-
-    def noise(self, seeds: Sequence[int], size: Size) -> Tensor:
-        """Draw (B, N, C) fp32 noise, one seed per row, on the CPU for equal values on every machine."""
-
-    def with_prefix(self, conditioning: Conditioning, size: Size) -> Conditioning:
-        """Add to a batch what its forwards have in common at every step, under the transformer's weights of now.
-
-        The same batch for kinds whose conditioning depends on the step. The result must not outlive the weights.
-        """
-
-    def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
-        """Predict the velocity (B, N, C) at one sigma per row, in fp32, or fp64 for an fp64 model."""
-
-    def decode(self, x_BNC: Tensor, size: Size) -> list[Image]:
-        """Decode endpoints to RGB images."""
 
 
 class PolicyOptions(ModelSection):
@@ -162,11 +77,6 @@ class TrueGuidance(PolicyOptions):
 
 def check_images(policy: type[PipelinePolicy], prompt: Prompt, model: str) -> None:
     """Check the numbers of a prompt's sources and references.
-
-    Args:
-        policy: The class of the generator.
-        prompt: The prompt.
-        model: Name of the generator in messages.
 
     Raises:
         ValueError: An edit for a generator of sets, or the reverse, an image too many, or references to a kind without.

@@ -80,13 +80,10 @@ def _joint_forward(
     """Predict the velocity of a prompt's images.
 
     Args:
-        transformer: of `share_prefix`.
-        prompt: the prompt of all rows.
         hidden_states: tokens (B, N, C) of the images; None to compute the prefix alone.
         timestep: (B,) in [0, 1].
         grid: rows and columns of an image's tokens.
         prefix: keys and values per block, if they were computed before, with these weights.
-        return_dict: of diffusers' signature.
 
     Returns:
         The velocity (B, N, C), or the prefix.

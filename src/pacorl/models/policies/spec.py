@@ -194,8 +194,6 @@ class PolicySpec:
         """Load the weights of `options`.
 
         Args:
-            options: Options of this kind.
-            device: Device of the weights.
             staged: Leave the transformer to `place_transformer`, so that it never shares the device with the text
                 encoders. Until then its weights are pages of the checkpoint's files, which the processes of a machine
                 share.
@@ -247,11 +245,6 @@ class PolicySpec:
 
     def check_source(self, checkpoint: str, *, adapter: str = "", size: Size | None = None) -> str:
         """Check a checkpoint before diffusers is imported, which takes seconds.
-
-        Args:
-            checkpoint: A folder, a hub name or `tiny`.
-            adapter: A LoRA for it; empty for none.
-            size: Size of the images; None to skip its check.
 
         Returns:
             The folder or hub name.
