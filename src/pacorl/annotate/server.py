@@ -16,6 +16,7 @@ import secrets
 import shlex
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,9 +26,9 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import FileResponse
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, StringConstraints
 
 from pacorl.core.grid import subject_text
 from pacorl.dataset.answer_log import LOG, AnswerLog, Event, Role, start_event
@@ -49,8 +50,6 @@ CONTROL_EVERY = 20
 """Questions per control question."""
 DAYS = 60
 """Days for which a link is good; every start prints new ones."""
-LONGEST_QUESTION = 300
-LONGEST_REASON = 500
 
 
 # --- division of the work --------------------------------------------------------------------------------------------
@@ -93,28 +92,36 @@ def share_out(
     load: dict[str, list[str]] = {person: [] for person in people}
     for position, question in enumerate(questions):
         needed = min(sharing.judges, len(people)) if position < shared else 1
-        holders = answered.get(question, ())
+        holders = [name for name in people if name in answered.get(question, ())]
         # Equal loads are sorted by chance: in the order of names, the first would get every remainder.
-        newcomers = [(len(load[name]), rng.random(), name) for name in people if name not in holders]
-        assignees = [name for name in people if name in holders]
-        assignees += [name for *_, name in sorted(newcomers)[: max(0, needed - len(holders))]]
-        for person in assignees:
+        others = sorted({*people} - {*holders}, key=lambda name: (len(load[name]), rng.random()))
+        for person in [*holders, *others[: max(0, needed - len(holders))]]:
             load[person].append(question)
 
-    # Control questions: each at most once to a person, who would recognise it, at a random place of each stretch.
-    controls = [instance.id for instance in instances if instance.is_control]
-    for person, assigned in load.items():
-        rng.shuffle(assigned)
-        done = [name for name, holders in answered.items() if person in holders]
-        unanswered = [name for name in assigned if name not in done]
-        wanted = math.ceil(len(assigned) / CONTROL_EVERY) - len({*done} & {*controls})
-        remaining = [name for name in rng.sample(controls, len(controls)) if name not in done]
-        for start in range(0, len(unanswered), CONTROL_EVERY)[: max(0, wanted)]:
-            if remaining:
-                position = start + start // CONTROL_EVERY + rng.randrange(CONTROL_EVERY)
-                unanswered.insert(min(position, len(unanswered)), remaining.pop())
-        assigned[:] = [*done, *unanswered]
-    return load
+    controls = sorted(instance.id for instance in instances if instance.is_control)
+    return {person: _with_controls(person, names, controls, answered) for person, names in load.items()}
+
+
+def _with_controls(
+    person: str, assigned: list[str], controls: list[str], answered: Mapping[str, Collection[str]]
+) -> list[str]:
+    """Shuffle a person's questions, and put a control question at a random place of each stretch of them.
+
+    Each control comes once: a person would recognise it.
+    """
+    rng = random.Random(person)
+    done = [name for name, holders in answered.items() if person in holders]
+    wanted = math.ceil(len(assigned) / CONTROL_EVERY) - len({*done} & {*controls})
+    fresh = [name for name in rng.sample(controls, len(controls)) if name not in done][: max(0, wanted)]
+    waiting = [name for name in rng.sample(assigned, len(assigned)) if name not in done]
+    # From the last stretch to the first, so that no insertion moves another's place.
+    for number, control in reversed([*enumerate(fresh)]):
+        waiting.insert(number * CONTROL_EVERY + rng.randrange(CONTROL_EVERY), control)
+    return [*done, *waiting]
+
+
+def _people_per(assigned: Mapping[str, Sequence[str]], questions: Collection[str]) -> Counter[str]:
+    return Counter(name for name in chain(*assigned.values()) if name in questions)
 
 
 def foreign_controls(instances: Sequence[Instance], count: int) -> list[Instance]:
@@ -128,19 +135,18 @@ def foreign_controls(instances: Sequence[Instance], count: int) -> list[Instance
     images: dict[str, set[str]] = {}
     for instance in instances:
         images.setdefault(instance.group, set()).update([instance.reference, *instance.candidates])
-    everything = set(chain(*images.values()))
     rng = random.Random(0)
     controls = []
-    for instance in rng.sample(list(instances), min(count, len(instances))):
-        foreign = sorted(everything - images[instance.group])
+    for instance in rng.sample(instances, min(count, len(instances))):
+        foreign = sorted(set().union(*images.values()) - images[instance.group])
         if not foreign:
             continue
-        position = rng.randrange(len(instance.candidates))
+        worst = rng.randrange(len(instance.candidates))
         candidates = list(instance.candidates)
-        candidates[position] = rng.choice(foreign)
-        must = tuple((better, position) for better in range(len(candidates)) if better != position)
+        candidates[worst] = rng.choice(foreign)
         # The id follows from the images, so that a later start finds the same control question in the log.
         name = text_digest("\n".join([instance.reference, *candidates]))[:16]
+        must = tuple((better, worst) for better in range(len(candidates)) if better != worst)
         controls.append(replace(instance, id=f"control:{name}", candidates=tuple(candidates), must=must))
     if count and not controls:
         raise ValueError("control questions need an image of another prompt; set their number to 0")
@@ -208,8 +214,6 @@ class Annotation:
         Raises:
             ValueError: the folder has no instances or lacks images, or names do not fit.
         """
-        if len(sharing.question) > LONGEST_QUESTION:
-            raise ValueError(f"the question has {len(sharing.question)} characters; write at most {LONGEST_QUESTION}")
         people = dict(self.log.people)
         roles: dict[Role, Sequence[str]] = {"annotator": annotators, "adjudicator": adjudicators}
         for role, names in roles.items():
@@ -225,6 +229,10 @@ class Annotation:
             answered.setdefault(instance, []).append(person)
         questions = questions_of(self.folder, sharing.controls)
         assigned = share_out(questions, ranking, sharing, answered=answered)
+        plain = {one.id for one in questions if not one.is_control}
+        # The same options again: what nobody has answered stays with whom it was given to.
+        if people == self.log.people and _people_per(assigned, plain) == _people_per(self.log.assigned, plain):
+            assigned = self.log.assigned
         return start_event(self.log, questions, assigned, people, question=sharing.question)
 
     def start(self, annotators: Sequence[str], adjudicators: Sequence[str], sharing: Sharing) -> str:
@@ -284,6 +292,18 @@ class Annotation:
             if public_key(name) == key and (self.adjudicates(person) or name in self.log.assigned.get(person, [])):
                 return instance
         raise RefusedError(f"there is no instance {key[:80]!r} for {person}", status=404)
+
+    def image_of(self, person: str, key: str, slot: str) -> Path:
+        """Find an image of a question, `reference` or a candidate's slot. Raises RefusedError if there is none."""
+        instance = self.instance_of(person, key)
+        names = {str(number): instance.candidates[index] for number, index in enumerate(shown_order(person, instance))}
+        name = (names | {"reference": instance.reference}).get(slot)
+        if name is None:
+            raise RefusedError(f"there is no candidate {slot[:20]!r}", status=404)
+        path = image_path(self.folder, name)
+        if not path.is_file():
+            raise RefusedError(f"{path.name} is missing on the disk", status=410)
+        return path
 
     def state(self, person: str) -> dict[str, Any]:
         """Describe a person's progress and next task, and list the images of the task after it."""
@@ -368,10 +388,8 @@ class Annotation:
 
     def skip(self, person: str, key: str, reason: str, *, request: str) -> None:
         """Store that this person cannot rank an instance, with the reason."""
-        if not reason.strip() or len(reason) > LONGEST_REASON:
-            raise RefusedError(f"say why, in 1 to {LONGEST_REASON} characters")
         instance = self.instance_of(person, key)
-        self._change(Event(kind="skip", person=person, instance=instance.id, reason=reason.strip(), request=request))
+        self._change(Event(kind="skip", person=person, instance=instance.id, reason=reason, request=request))
 
     def undo(self, person: str, *, request: str) -> None:
         """Take this person's last answer back, so that its instance is the next task."""
@@ -379,8 +397,6 @@ class Annotation:
 
     def _change(self, event: Event) -> None:
         """Append a change once, however often its request is sent. Raises RefusedError if it does not fit."""
-        if not 8 <= len(event.request) <= 64:
-            raise RefusedError(f"a request id has 8 to 64 characters, this has {len(event.request)}")
         with self._lock:
             before = self.log.requests.get(event.request)
             if before:
@@ -410,22 +426,22 @@ def next_command(folder: Path) -> str:
 class Submission(BaseModel):
     """Field of every change: an id of the client's own, the same if the change is sent again."""
 
-    request: str
+    request: str = Field(min_length=8, max_length=64)
 
 
 class RankingForm(Submission):
-    instance: str = Field(max_length=100)
-    order: Annotated[list[int | Annotated[list[int], Field(max_length=64)]], Field(max_length=64)]
+    instance: str
+    order: list[int | list[int]]
     seconds: Annotated[float, Field(ge=0, le=86_400)] | None = None
 
 
 class SkipForm(Submission):
-    instance: str = Field(max_length=100)
-    reason: str = Field(max_length=10_000)
+    instance: str
+    reason: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=500)]
 
 
-def make_app(annotation: Annotation) -> FastAPI:
-    """Build the application of one dataset folder."""
+def make_app(annotation: Annotation) -> FastAPI:  # noqa: C901 - a list of routes
+    """Build the application of one dataset folder; each change is answered by the next task."""
 
     def page_of(token: str) -> str:
         return "/admin" if annotation.person_of(token) == ADMIN else "/"
@@ -443,14 +459,7 @@ def make_app(annotation: Annotation) -> FastAPI:
 
     @app.get("/images/{key}/{slot}")
     def image(key: str, slot: str, person: str = person) -> Response:
-        instance = annotation.instance_of(person, key)
-        names = {str(number): instance.candidates[index] for number, index in enumerate(shown_order(person, instance))}
-        name = (names | {"reference": instance.reference}).get(slot)
-        if name is None:
-            raise RefusedError(f"there is no candidate {slot[:20]!r}", status=404)
-        path = image_path(annotation.folder, name)
-        if not path.is_file():
-            raise RefusedError(f"{path.name} is missing on the disk", status=410)
+        path = annotation.image_of(person, key, slot)
         # The images of an instance never change, and an undo shows them again.
         headers = {"Cache-Control": "private, max-age=3600"}
         return FileResponse(path, media_type=IMAGE_TYPES[path.suffix.lower()], headers=headers)
@@ -465,35 +474,27 @@ def make_app(annotation: Annotation) -> FastAPI:
             raise RefusedError(f"{person} is no administrator", status=403)
         return annotation.summary()
 
-    app.include_router(_changes(annotation, person))
+    @app.post("/api/rankings")
+    def rank(form: RankingForm, person: str = person) -> dict[str, Any]:
+        annotation.rank(person, form.instance, form.order, request=form.request, seconds=form.seconds)
+        return annotation.state(person)
+
+    @app.post("/api/skips")
+    def skip(form: SkipForm, person: str = person) -> dict[str, Any]:
+        annotation.skip(person, form.instance, form.reason, request=form.request)
+        return annotation.state(person)
+
+    @app.post("/api/undo")
+    def undo(form: Submission, person: str = person) -> dict[str, Any]:
+        annotation.undo(person, request=form.request)
+        return annotation.state(person)
+
     app.add_middleware(Guard, admit=door.admit)
     return app
 
 
 def _file(path: Path) -> Response:
     return FileResponse(path)
-
-
-def _changes(annotation: Annotation, person: Any) -> APIRouter:
-    """Serve what people change; each answer is the next task."""
-    router = APIRouter()
-
-    @router.post("/api/rankings")
-    def rank(form: RankingForm, person: str = person) -> dict[str, Any]:
-        annotation.rank(person, form.instance, form.order, request=form.request, seconds=form.seconds)
-        return annotation.state(person)
-
-    @router.post("/api/skips")
-    def skip(form: SkipForm, person: str = person) -> dict[str, Any]:
-        annotation.skip(person, form.instance, form.reason, request=form.request)
-        return annotation.state(person)
-
-    @router.post("/api/undo")
-    def undo(form: Submission, person: str = person) -> dict[str, Any]:
-        annotation.undo(person, request=form.request)
-        return annotation.state(person)
-
-    return router
 
 
 def serve(

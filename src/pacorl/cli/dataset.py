@@ -280,6 +280,7 @@ def export(
     """Turn rankings into training pairs and a held-out benchmark."""
     from pacorl.dataset.export import export as write
     from pacorl.dataset.importing import import_rankings
+    from pacorl.io.images import recipe_of
 
     for source in rankings:
         counts = import_rankings(folder, source, dry_run=step.dry_run)
@@ -295,7 +296,9 @@ def export(
     sources = [
         shlex.quote(str((out or folder / "export") / f"comparisons_{split}.jsonl")) for split in ("train", "test")
     ]
-    command = f"pacorl train-reward reward/paco_reward_7b data.train=[{sources[0]}] data.evaluation=[{sources[1]}]"
+    grid = next(folder.glob("grids/*/*.png"), None)
+    recipe = "tiny" if grid and recipe_of(grid).get("model") == TINY else "paco_reward_7b"
+    command = f"pacorl train-reward reward/{recipe} data.train=[{sources[0]}] data.evaluation=[{sources[1]}]"
     echo("\n".join([*export_sentences(counts), f"next: {command}"]))
 
 

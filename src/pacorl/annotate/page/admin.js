@@ -21,6 +21,7 @@ function show({ question, people, agreement, disputed, skips, command }) {
   $("command").textContent = command;
   fill($("people"), people.map((one) => [one.name, one.role, `${one.done} of ${one.total}`, one.skipped,
     one.controls ? `${one.passed} of ${one.controls}` : "–", one.seconds === null ? "–" : `${one.seconds.toFixed(1)} s`]));
+  $("skipped").hidden = !skips.length;
   fill($("skips"), skips.reverse());
 }
 
