@@ -62,6 +62,7 @@ def run_quickstart(config: PolicyConfig, *, say: Callable[[str], None] = lambda 
         accuracy = judge_accuracy(judge)
     finally:
         close_judge(judge)
+    say(f"it is right about {accuracy['pair_accuracy']:.0%} of pairs, and {accuracy['text_accuracy']:.0%} of texts")
 
     say(f"2 of 3: the generator is trained for {config.epochs} epochs, and evaluated before and after")
     try:

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 from pacorl.cli import app
 from pacorl.core.ranking import T_975
 from pacorl.report.compare import asked_of_both, differing_keys, results_of, side_names, write_comparison
-from pacorl.report.curves import side_by_side
 from pacorl.report.folder import RunFolder, read_run
 
 RISES = {1: 0.125, 2: 0.25, 3: 0.1875}
@@ -70,7 +69,6 @@ def test_the_page_has_both_sides_of_everything_and_lies_beside_the_runs(runs: tu
     page = path.read_text("utf-8")
     texts = [" ".join(text.split()) for text in re.findall(r">([^<>]+)<", page)]
     assert {"one and two", "Largest gain", "+0.250", "−0.500", "0.002", "adapter.rank", "Next"} <= set(texts)
-    assert texts.count("Loss") == 1, "the losses of both are one chart"
     assert "2 images of one run alone are left out." in text_of(path)
     assert "no interval covers the chance of training" in text_of(path)
     assert not re.search(r"https?://|@import|url\(", page)
@@ -112,16 +110,6 @@ def test_no_difference_of_unequal_training_is_bold(tmp_path: Path, epoch: int) -
     page, lines = write_comparison([first, second])
     assert any(line.startswith("warning: one after epoch 2 and two") for line in lines) == (epoch != 2)
     assert ('class="sure"' in text_of(page)) == (epoch == 2)
-
-
-def test_losses_of_two_objectives_are_left_out(runs: tuple[Path, Path]) -> None:
-    sides = [(name, [read_run(run)]) for name, run in zip("ab", runs, strict=True)]
-    titles = [chart.title for chart in side_by_side(sides, with_loss=True)]
-    assert titles == ["Evaluation: Consistency", "Loss"]
-    for run, name in zip(runs, ("flow_grpo", "diffusion_nft"), strict=True):
-        (run / "config.yaml").write_text(f"objective: {{name: {name}}}\n")
-    assert "different objectives, whose losses cannot be compared" in text_of(write_comparison(runs)[0])
-    assert [chart.title for chart in side_by_side(sides, with_loss=False)] == titles[:1]
 
 
 def test_a_run_s_own_files_of_one_digest_are_no_difference_wherever_they_are() -> None:
@@ -187,19 +175,6 @@ def test_differences_are_paired_by_seed_with_a_t_interval(seeds: list[Path]) -> 
     assert '<th scope="row">lr</th>' in text
     assert '<th scope="row">seed</th>' not in text
     assert "prompts.train" not in text, "a run's own files of one digest are no difference"
-
-
-def test_curves_are_means_over_the_seeds_at_the_epochs_of_all() -> None:
-    lines = ([(1.0, 0.2), (2.0, 0.4), (3.0, 0.5)], [(1.0, 0.4), (3.0, None)], [(3.0, 0.1), (1.0, 0.6)])
-    runs = [with_records("loss", line) for line in lines]
-    (chart,) = side_by_side([("a", runs), ("b", runs)], with_loss=True)
-    assert chart.lines["a"] == chart.lines["b"] == [(1.0, pytest.approx(0.4)), (3.0, None)]
-    runs[1] = with_records("kl", lines[1])
-    assert side_by_side([("a", runs), ("b", runs)], with_loss=True) == []
-
-
-def with_records(key: str, points: list[tuple[float, float | None]]) -> RunFolder:
-    return replace(config(""), epochs=[{"epoch": epoch, key: value} for epoch, value in points])
 
 
 def test_two_seeds_have_counts_and_no_verdict_and_a_run_without_its_like_is_named(seeds: list[Path]) -> None:

@@ -50,9 +50,7 @@ def test_page_has_every_part_of_a_finished_run(run: Path) -> None:
     page = _page(run)
     ids = {attributes.get("id") for _, attributes in Elements(page).elements}
     assert {"results", "gallery", "curves", "config", "set-1-7", "set-2-7"} <= ids
-    assert {"It got better.", "+0.250", "0.750", "2 min 0 s", "Largest gain"} <= set(
-        re.findall(r">([^<>]+?)\s*<", page)
-    )
+    assert {"It got better.", "+0.250", "0.750", "Largest gain"} <= set(re.findall(r">([^<>]+?)\s*<", page))
 
 
 def test_texts_are_escaped(run: Path) -> None:
@@ -108,7 +106,6 @@ def test_a_page_shows_the_config_without_its_keys(running: Path) -> None:
     assert "api_key: &#39;***&#39;" in page
     assert "mine" not in page
     assert "me:pass" not in page
-    assert "<dt>of 5 epochs</dt>" in page
     assert "api_key: mine" in config.read_text()
 
 

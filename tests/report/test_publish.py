@@ -135,20 +135,6 @@ def test_every_file_that_a_judge_is_saved_as_is_published(tmp_path: Path) -> Non
     assert len(saved) > 10
 
 
-def test_benchmarks_go_into_the_card_without_the_papers_rows(run: Path, tmp_path: Path) -> None:
-    rows = [
-        {"name": "here", "source": "measured", "values": {"Accuracy": {"mean": 0.5, "low": 0.4, "high": 0.6}}},
-        {"name": "PaCo", "source": "published, not measured here", "values": {"Accuracy": 0.449}},
-    ]
-    document = {"complete": False, "measured": 3, "wanted": 6}
-    document |= {"tables": [{"title": "ConsistencyRank", "columns": ["Accuracy"], "rows": rows}]}
-    (tmp_path / "summary.json").write_text(json.dumps(document))
-    text = (write_card(run, benchmarks=[tmp_path]) / "README.md").read_text()
-    assert "| here | 0.500 (0.400 to 0.600) |" in text
-    assert "0.449" not in text
-    assert "ConsistencyRank, 3 of 6 items" in text
-
-
 def test_an_unknown_base_needs_a_licence(run: Path) -> None:
     path = run / "config.yaml"
     path.write_text(path.read_text().replace("black-forest-labs/FLUX.1-dev", "my/model"))

@@ -444,14 +444,13 @@ def publish(
     run: Path = Argument(help="A finished run's folder."),
     *,
     licence: str = Option("", help="The hub's identifier; the base's if it is known."),
-    benchmark: list[Path] = Option([], help="A folder of `pacorl benchmark` for the card; may be repeated."),
     push_to_hub: str = Option("", help="OWNER/NAME to upload to; nothing is uploaded without it."),
     public: bool = Option(False, "--public", help="Make the repository public; by default it is private."),
 ) -> None:
     """Write a run's model card; upload adapter and card only with --push-to-hub."""
     from pacorl.report.publish import push, write_card
 
-    folder = write_card(run, licence=licence, benchmarks=benchmark)
+    folder = write_card(run, licence=licence)
     echo(f"card: {folder / 'README.md'}")
     if push_to_hub:
         echo(f"uploaded: {push(folder, push_to_hub, private=not public)}")

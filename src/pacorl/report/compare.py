@@ -18,7 +18,6 @@ from typing import Any
 
 from pacorl.core.ranking import Interval
 from pacorl.io.files import check_made, kept_digest, write_atomic
-from pacorl.report.curves import line_chart_svg, side_by_side
 from pacorl.report.figures import change, interval_text, label
 from pacorl.report.folder import RunFolder, Sample, read_run
 from pacorl.report.html import render
@@ -76,9 +75,6 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
     seed, shown = next(iter(pairs.items()))
     samples, alone = asked_of_both(*shown)
     chosen, _ = match(samples)
-    same_objective = len({run.settings.get("objective.name") for run in used}) == 1
-    sides = [(name, list(side)) for name, side in zip(names, zip(*pairs.values(), strict=True), strict=True)]
-    curves = side_by_side(sides, with_loss=same_objective)
     contents: dict[str, Any] = {
         "title": f"{names[0]} and {names[1]}",
         "name": "comparison",
@@ -93,8 +89,6 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
         "unlike": unlike,
         "alone": alone,
         "gallery_seed": seed,
-        "charts": [(chart, line_chart_svg(chart)) for chart in curves],
-        "same_objective": same_objective,
         "differences": differing_keys(settings[0][0], settings[1][0]),
         "alarms": [(run.path.name, alarms(run)) for run in used],
         "leaks": [(run.path.name, run.leaks) for run in used if run.leaks],

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 from markupsafe import Markup
 
 from pacorl.core.metric_names import MONITOR, SECONDS
-from pacorl.report.figures import MEANINGS, MINUS, Scale, amount, extent, label, tag, ticks
+from pacorl.report.figures import MEANINGS, MINUS, Scale, extent, label, tag, ticks
 from pacorl.report.folder import Record, RunFolder, number
 
 Points = list[tuple[float, float | None]]
@@ -27,14 +26,6 @@ class Chart:
     title: str
     lines: dict[str, Points]
     """Label → points."""
-
-    @property
-    def ends(self) -> str:
-        """First and last value of the only line; empty if there are several."""
-        values = [value for points in self.lines.values() for _, value in points if value is not None]
-        if len(self.lines) > 1 or not values:
-            return ""
-        return amount(values[0]) if len(values) == 1 else f"{amount(values[0])} → {amount(values[-1])}"
 
 
 def charts(run: RunFolder) -> list[Chart]:
@@ -69,39 +60,6 @@ def _lines(records: Sequence[Record], name_of: Callable[[str], str]) -> dict[str
     known = [name for name in MEANINGS if name in series]
     names = [name for name in dict.fromkeys([*known, *series]) if any(value is not None for _, value in series[name])]
     return {label(name): series[name] for name in names[:MOST_LINES]}
-
-
-def side_by_side(sides: Sequence[tuple[str, Sequence[RunFolder]]], *, with_loss: bool) -> list[Chart]:
-    """Draw the curves of two settings in one chart each: means over the runs of a side, at the epochs of all.
-
-    sides: (name, runs). with_loss: losses of two objectives have different scales.
-    """
-    means = [_means([charts(run) for run in runs]) for _, runs in sides]
-    drawn = []
-    for title, line in means[0]:
-        if (title, line) in means[1] and (with_loss or title != "Loss"):
-            lines = {name: mean[title, line] for (name, _), mean in zip(sides, means, strict=True)}
-            drawn.append(Chart(title if line == title else f"{title}: {line}", lines))
-    return drawn
-
-
-def _means(of_runs: Sequence[Sequence[Chart]]) -> dict[tuple[str, str], Points]:
-    """Map (chart, line) to the means over the runs, which must all have the line."""
-    by_run = [
-        {(chart.title, name): dict(chart.lines[name]) for chart in run for name in chart.lines} for run in of_runs
-    ]
-    means: dict[tuple[str, str], Points] = {}
-    for key, first in by_run[0].items():
-        lines = [run[key] for run in by_run if key in run]
-        if len(lines) == len(by_run):
-            epochs = sorted(set(first).intersection(*lines))
-            means[key] = [(epoch, _mean([line[epoch] for line in lines])) for epoch in epochs]
-    return means
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    finite = [value for value in values if value is not None]
-    return fmean(finite) if len(finite) == len(values) else None
 
 
 # --- drawing ---------------------------------------------------------------------------------------------------------

@@ -89,18 +89,6 @@ def interval_text(figure: Interval, *, signed: bool = False) -> str:
     return text.replace("-", MINUS)
 
 
-def duration(seconds: float) -> str:
-    """`0.8 s`, `42 s`, `3 min 20 s`, `2 h 5 min`."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    minutes, rest_seconds = divmod(round(seconds), 60)
-    if minutes == 0:
-        return f"{rest_seconds} s"
-    if minutes < 60:
-        return f"{minutes} min {rest_seconds} s"
-    return f"{minutes // 60} h {minutes % 60} min"
-
-
 # --- elements --------------------------------------------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ from pacorl.report.curves import charts, line_chart_svg
 from pacorl.report.figures import ShownImage, changes_svg, pair_matrix_svg, show
 from pacorl.report.folder import RunFolder, Sample, read_run
 from pacorl.report.html import render
-from pacorl.report.results import alarms, facts, interval_note, is_monitored, provenance, rows_of
+from pacorl.report.results import alarms, interval_note, is_monitored, provenance, rows_of
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,6 @@ def write_report(run: Path) -> Path:
         "charts": [(chart, line_chart_svg(chart)) for chart in charts(read)],
         "config": read.config,
         "provenance": provenance(read.summary),
-        "facts": facts(read, images=len(pairs)),
         "epochs": sorted(read.samples),
         "unmatched": unmatched,
         "next": next_command(read),

@@ -6,19 +6,16 @@ The card's text comes from the run's own files only. No file leaves this machine
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field
-
 from pacorl.config.public import find_secret, public
-from pacorl.core.ranking import Interval
-from pacorl.io.documents import JsonObject, blamed_on, dump_yaml, read_object, read_text, read_yaml, typed
+from pacorl.io.documents import JsonObject, blamed_on, dump_yaml, read_text, read_yaml, typed
 from pacorl.io.files import write_atomic
 from pacorl.models.policies import DEFAULT_KIND, POLICIES
 from pacorl.report.figures import interval_text
-from pacorl.report.folder import number, read_run
+from pacorl.report.folder import read_run
 from pacorl.report.results import rows_of
 from pacorl.types import TINY
 
@@ -65,17 +62,16 @@ Made of `{{ base }}` with {{ method }} by pacorl. Trained on: {{ trained_on }}.
 ## Use
 
 {{ usage }}
-{% for title, rows in tables %}
+{% if measured %}
 
-## {{ title }}
+## Measured
 
-{% for row in rows %}
+| | before | after | difference |
+| --- | --- | --- | --- |
+{% for row in measured %}
 | {{ row|join(" | ") }} |
-{% if loop.first %}
-|{{ " --- |" * row|length }}
+{% endfor %}
 {% endif %}
-{% endfor %}
-{% endfor %}
 
 ## Config
 
@@ -84,37 +80,16 @@ Made of `{{ base }}` with {{ method }} by pacorl. Trained on: {{ trained_on }}.
 """
 
 
-class CardRow(BaseModel):
-    name: str
-    source: str
-    values: JsonObject
-
-
-class CardTable(BaseModel):
-    title: str
-    columns: list[str]
-    rows: list[CardRow]
-
-
-class BenchmarkSummary(BaseModel):
-    """Keys of a benchmark's summary.json for a card."""
-
-    tables: list[CardTable] = Field(min_length=1)
-    measured: int
-    wanted: int
-
-
-def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ()) -> Path:
+def write_card(run: Path, *, licence: str = "") -> Path:
     """Write the card into the adapter folder of a run, unless it has one; return the folder.
 
     Args:
         run: the run's folder.
         licence: an identifier of the hub's; needed if the base is not known.
-        benchmarks: folders of `pacorl benchmark`, whose main tables go into the card.
 
     Raises:
-        ValueError: a file is absent or something in the card looks like a secret, or a card is there and `licence` or
-            `benchmarks` ask for another one.
+        ValueError: a file is absent or something in the card looks like a secret, or a card is there and `licence` asks
+            for another one.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
@@ -123,7 +98,7 @@ def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ())
         raise ValueError(f"{run} has neither adapter/ nor merged/; name the folder of a finished run")
     check_no_link(folder)  # a card written through a link would replace any file of the user
     if (folder / CARD).exists():
-        if licence or benchmarks:
+        if licence:
             raise ValueError(f"{folder / CARD} is there already, and is not replaced; move it away")
         return folder
 
@@ -154,7 +129,6 @@ def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ())
     has_picture = (run / PICTURE).is_file()
     method, sources = _training(config)
     shown = {key: _shown(config[key]) for key in SHOWN if key in config}
-    tables = [table for table in (_measured(run), *map(_benchmark, benchmarks)) if len(table[1]) > 1]
     card = ModelCard.from_template(
         data,
         template_str=TEMPLATE,
@@ -164,7 +138,7 @@ def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ())
         trained_on=", ".join(f"`{_name_of(source)}`" for source in sources),
         picture=PICTURE if has_picture else "",
         usage=_usage(f"OWNER/{run.resolve().name}", _name_of(base), is_judge=is_judge, is_adapter=is_adapter),
-        tables=tables,
+        measured=_measured(run),
         config=dump_yaml(shown),
     )
 
@@ -285,32 +259,10 @@ def _name_of(source: str) -> str:
     return Path(source).name if Path(source).is_absolute() or source.startswith("~") else source
 
 
-def _measured(run: Path) -> tuple[str, list[list[str]]]:
+def _measured(run: Path) -> list[list[str]]:
     """Tabulate what the run's page shows."""
-    rows = [["", "before", "after", "difference"]]
-    if (run / "metrics.jsonl").is_file():
-        for row in rows_of(read_run(run)):
-            sides = [interval_text(side) if side else "–" for side in (row.before, row.after)]
-            rows.append([row.name, *sides, interval_text(row.difference, signed=True) if row.difference else "–"])
-    return "Measured", rows
-
-
-def _benchmark(folder: Path) -> tuple[str, list[list[str]]]:
-    """Tabulate the measured rows of a benchmark's main table; the paper's rows are not this adapter's."""
-    path = folder / "summary.json"
-    if not path.is_file():
-        raise ValueError(f"{path} is missing; name a folder of `pacorl benchmark`")
-    with blamed_on(path):
-        summary = typed(read_object(path), BenchmarkSummary)
-    table = summary.tables[0]
-    rows = [["", *table.columns]]
-    for row in table.rows:
-        if row.source == "measured":
-            rows.append([row.name, *(_figure(value) for value in row.values.values())])
-    return f"{table.title}, {summary.measured} of {summary.wanted} items", rows
-
-
-def _figure(value: Any) -> str:
-    ends = value if isinstance(value, Mapping) else {"mean": value}
-    mean = number(ends.get("mean"))
-    return "–" if mean is None else interval_text(Interval(mean, number(ends.get("low")), number(ends.get("high"))))
+    rows = []
+    for row in rows_of(read_run(run)) if (run / "metrics.jsonl").is_file() else []:
+        sides = [interval_text(side) if side else "–" for side in (row.before, row.after)]
+        rows.append([row.name, *sides, interval_text(row.difference, signed=True) if row.difference else "–"])
+    return rows

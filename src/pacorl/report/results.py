@@ -1,4 +1,4 @@
-"""Numbers of a page: metrics before and after with paired intervals, alarms, facts, provenance."""
+"""Numbers of a page: metrics before and after with paired intervals, alarms, provenance."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 
 from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, SECONDS, sign_meaning
 from pacorl.core.ranking import Interval, bootstrap, t_interval
-from pacorl.report.figures import MEANINGS, amount, duration, label
-from pacorl.report.folder import Record, RunFolder, Sample, number, numbers
+from pacorl.report.figures import MEANINGS, label
+from pacorl.report.folder import Record, RunFolder, Sample, number
 
 BOOTSTRAP_FROM = 20
 """Groups from which intervals are bootstrapped; of fewer, bootstrapped ones are too narrow, and Student's t is used."""
@@ -133,39 +133,6 @@ def compared(first: Sequence[Sample], last: Sequence[Sample]) -> list[Result]:
             first_mean, last_mean, change = paired([prompt for prompt, _ in keys], before, after)
             rows.append(Result(name, first_mean, last_mean, change, unscored=len(shared) - len(keys)))
     return rows
-
-
-def facts(run: RunFolder, *, images: int) -> list[tuple[str, str]]:
-    """(value, description) of the few numbers worth a glance."""
-    rows = []
-    # The judge's accuracies; `pair_accuracy` was measured on `pairs` pairs, and so on.
-    judge = section(run.summary, "judge")
-    for name, accuracy in numbers(judge).items():
-        if name.endswith("_accuracy"):
-            count = number(judge.get(name.removesuffix("_accuracy") + "s"))
-            measured_on = f", of {count:.0f}" if count else ""
-            rows.append((amount(accuracy), f"judge’s {label(name).lower()}{measured_on}"))
-    # Progress, as planned by the config of today: --resume may have extended the run.
-    epochs = len(run.epochs)
-    planned = float(run.settings.get("epochs", "0"))
-    if epochs:
-        rows.append((f"{epochs}", f"of {planned:g} epochs" if epochs < planned else "epochs"))
-    if images:
-        rows.append((f"{images}", "evaluation images"))
-    if total := seconds(run):
-        rows.append((duration(total), "in all"))
-    return rows
-
-
-def seconds(run: RunFolder) -> float:
-    """Add up the time of the run: the summary's, else the log's; 0 if the log has times of evaluations alone."""
-    spent = sum(numbers(section(run.summary, "seconds")).values())
-    of_epochs = _seconds(run.epochs)
-    return spent or (of_epochs and of_epochs + _seconds(run.evaluations))
-
-
-def _seconds(lines: Sequence[Record]) -> float:
-    return sum(spent for line in lines for name, spent in numbers(line).items() if name.startswith(SECONDS))
 
 
 def provenance(summary: Record) -> list[tuple[str, str]]:
