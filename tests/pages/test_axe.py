@@ -21,7 +21,7 @@ from page_blocks import ROOT
 from ports import free_port
 from run_folder import finished_run
 
-from pacorl.studio.folder import Recipe, TryLine, Verdict
+from pacorl.studio.folder import Recipe
 from pacorl.studio.work import Studio
 from pacorl.tiny.characters import Panel, draw, draw_grid
 from pacorl.types import Grid
@@ -95,7 +95,7 @@ def character_in_studio(page: Any) -> None:
 def models_in_studio(page: Any) -> None:
     first_screen(page)
     page.locator(".by").click()
-    playwright.expect(page.get_by_role("button", name="Use these")).to_be_visible(timeout=PATIENCE)
+    playwright.expect(page.get_by_role("button", name="Use this")).to_be_visible(timeout=PATIENCE)
 
 
 def served(case: Case) -> Any:
@@ -234,11 +234,10 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
     recipe = Recipe(
         sentence="Two pictures of a hero: waves; jumps", theme="a hero", panels=["waves", "jumps"], layout="1x2",
         prompt="a hero", score=0.5, tied=2, matrix=[[None, 0.5], [0.5, None]], judge="tiny",
-        tries=[TryLine(panel=1, verdict="0.50 of 1, better: kept", accepted=True)],
+        tries=["Panel 2: 0.5000, accepted"], verdict=["Odd one out: panel 2, 0.1000."], odd=1,
     )  # fmt: skip
     picture = draw_grid([hero, hero], Grid(1, 2), 64)
     page = studio.folder.add_page([(picture, recipe)] * 2, before=picture, tries=[picture])
-    studio.folder.keep_verdict(page, Verdict(passed=False, lines=["Panel 2 fits the others least (0.10 of 1)."], odd=1))
     studio.keep(page=page.number, sentence=recipe.sentence, theme="a hero", panels=["waves", "jumps"])
     studio.close()
     command = [sys.executable, "-m", "pacorl", "studio", "--port", "0", "--folder", str(folder)]

@@ -1,17 +1,13 @@
-"""Models that the studio offers: what fits this card and main memory, their licences and downloads."""
+"""Models that the studio offers, and what fits this card and main memory."""
 
 from __future__ import annotations
 
 import os
-import subprocess
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from pacorl.config.options import AUTO, MEMORY, StudioModels
-from pacorl.io.children import start_python
-from pacorl.io.documents import read_object
-from pacorl.io.hub import local_file
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.types import TINY
 
@@ -19,9 +15,8 @@ JUDGE = "X-GenGroup/PaCo-Reward-7B"
 """The published judge."""
 MARGIN = 2 * 2**30
 """Bytes that stay free on a card, for CUDA itself."""
+PACE = {"normal": "", "low": ", slower, models take turns", "lowest": ", slow, layer by layer"}
 ENDINGS = ("json", "safetensors", "txt", "jinja", "model")
-PATTERNS = tuple(f"{folder}*.{ending}" for folder in ("", "*/") for ending in ENDINGS)
-"""Files of a model that are fetched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,105 +24,69 @@ class Offer:
     """A generator or a judge that can be chosen or downloaded."""
 
     name: str
-    kind: str = ""
-    """Kind of a generator; empty for a judge."""
-    is_here: bool = False
+    kind: str
+    """Kind of a generator; empty for the judge."""
+    does: str
+    is_here: bool
+    licence: str = ""
     gated: bool = False
     """Whether the hub gives it only to people who accepted its licence there."""
-    licence: str = ""
-
-    @property
-    def draws(self) -> bool:
-        return bool(self.kind) and POLICIES[self.kind].sets
-
-    @property
-    def changes(self) -> bool:
-        """Whether it changes pictures."""
-        return bool(self.kind) and (POLICIES[self.kind].edits or self.name == TINY)
 
 
-def offers(names: StudioModels) -> list[Offer]:
-    """List the practice model, the published generators, others of the hub's cache and the command, and the judge."""
+def offers() -> list[Offer]:
+    """List the practice model, the published generators and the judge."""
     here = cached()
-    listed = {TINY: Offer(TINY, kind_of(TINY), is_here=True)}
+    listed = [Offer(TINY, kind_of(TINY), "draws and changes pictures", is_here=True, licence="Apache-2.0")]
     for kind, spec in POLICIES.items():
+        does = " and ".join(["draws"] * spec.sets + ["changes pictures"] * spec.edits)
         licence = spec.licence[1] or spec.licence[0]
-        listed[spec.published] = Offer(spec.published, kind, spec.published in here, spec.gated, licence)
-    classes = {spec.pipeline for spec in POLICIES.values()}
-    for name in dict.fromkeys([*here, names.model, names.editor]):
-        if name and name not in listed:
-            index = local_file(name, "model_index.json")
-            is_generator = Path(name).suffix == ".safetensors"  # one file, as ComfyUI has it
-            if index:
-                is_generator = read_object(index).get("_class_name") in classes
-            if is_generator:
-                listed[name] = Offer(name, kind_of(str(index.parent) if index else name), is_here=True)
-    listed[JUDGE] = Offer(JUDGE, is_here=JUDGE in here, licence="apache-2.0")
-    return list(listed.values())
+        listed.append(Offer(spec.published, kind, does, spec.published in here, licence, spec.gated))
+    return [*listed, Offer(JUDGE, "", "judges", JUDGE in here, "Apache-2.0")]
 
 
-def cached() -> dict[str, int]:
-    """Return the size of each model in the hub's cache."""
+def cached() -> set[str]:
+    """List the models in the hub's cache."""
     from huggingface_hub import CacheNotFound, scan_cache_dir
 
     try:
-        return {repo.repo_id: repo.size_on_disk for repo in scan_cache_dir().repos if repo.repo_type == "model"}
+        return {repo.repo_id for repo in scan_cache_dir().repos if repo.repo_type == "model"}
     except CacheNotFound:
-        return {}
+        return set()
 
 
-# --- memory ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """A generator and the judge in the memory of this machine."""
-
-    memory: str
-    """The first setting that fits, or else the last."""
-    card: int
-    """Bytes at the peak on the card; 0 without one."""
-    main: int
-    """Bytes of main memory at the peak."""
-    has_card: int
-    has_main: int
-
-    @property
-    def fits(self) -> bool:
-        return self.card + MARGIN * bool(self.card) <= self.has_card and self.main <= self.has_main
-
-    @property
-    def text(self) -> str:
-        """One line for a person."""
-        needs = f"{gib(self.main)} of {gib(self.has_main)} main memory"
-        if self.card:
-            needs = f"{gib(self.card)} of the card's {gib(self.has_card)}, and {needs}"
-        if not self.fits:
-            return f"not on this machine: needs {needs}"
-        slow = {"normal": "", "low": ", slower, models take turns", "lowest": ", slow, layer by layer"}
-        return f"runs here{slow[self.memory]}: {needs}"
-
-
-def gib(number: int) -> str:
-    return f"{number / 2**30:.1f} GB"
+def fetch_code(name: str) -> str:
+    """Return Python code that fetches a model's folders into the hub's cache, without pickles."""
+    patterns = [f"{folder}*.{ending}" for folder in ("", "*/") for ending in ENDINGS]
+    if name != JUDGE:
+        patterns.remove("*.safetensors")  # the single file beside the folders of a pipeline would be fetched twice
+    return f"from huggingface_hub import snapshot_download as get; get({name!r}, allow_patterns={patterns!r})"
 
 
 @cache
-def fit_of(model: str, kind: str, judge: str) -> Fit:
-    """Plan a generator beside the judge on this machine, with the first setting of memory that fits."""
+def fit_of(model: str, kind: str, judge: str) -> tuple[str, str]:
+    """Plan a generator beside the judge on this machine.
+
+    Returns:
+        The first setting of memory that fits, empty if none does; and a line for a person.
+    """
     from pacorl.plan.plan import judge_options, plan_generation
 
     spec = POLICIES.named(kind or kind_of(model))
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    fits = []
+    needs = ""
     for setting in MEMORY:
         options = spec.options_for(model, dtype="float32" if model == TINY else "bfloat16", memory=setting)
         plan = plan_generation(options, low=setting != "normal", judge=judge_options(judge, setting))
-        # Without a card the models are in main memory.
-        card = plan.peak_bytes if plan.device_bytes else 0
-        main = plan.held_bytes + (0 if plan.device_bytes else plan.peak_bytes)
-        fits.append(Fit(setting, card, main, plan.device_bytes or 0, total))
-    return next((fit for fit in fits if fit.fits), fits[-1])
+        if plan.device_bytes:
+            fits = plan.peak_bytes + MARGIN <= plan.device_bytes and plan.held_bytes <= total
+            needs = f"{gib(plan.peak_bytes)} of the card's {gib(plan.device_bytes)}, and "
+            needs += f"{gib(plan.held_bytes)} of {gib(total)} main memory"
+        else:  # the models are in main memory
+            fits = plan.held_bytes + plan.peak_bytes <= total
+            needs = f"{gib(plan.held_bytes + plan.peak_bytes)} of {gib(total)} main memory"
+        if fits:
+            return setting, f"runs here{PACE[setting]}: {needs}"
+    return "", f"not on this machine: needs {needs}"
 
 
 def memory_for(names: StudioModels) -> str:
@@ -136,52 +95,18 @@ def memory_for(names: StudioModels) -> str:
         return names.memory
     if names.model == names.judge == TINY:
         return "normal"
-    fit = fit_of(names.model, names.kind, names.judge)
-    if not fit.fits:
-        raise ValueError(f"{names.model}: {fit.text}; choose a smaller model in the header")
-    return fit.memory
+    setting, text = fit_of(names.model, names.kind, names.judge)
+    if not setting:
+        raise ValueError(f"{names.model}: {text}; choose a smaller model in the header")
+    return setting
 
 
-# --- downloads -------------------------------------------------------------------------------------------------------
+def shown_name(model: str, kind: str = "model") -> str:
+    """Name a model for a person."""
+    if model == TINY:
+        return f"the practice {kind}"
+    return Path(model).name if model.endswith(".safetensors") else model
 
 
-class Download:
-    """A download into the hub's cache, in a process of its own; an interrupted one goes on where it stopped."""
-
-    def __init__(self) -> None:
-        self.name = ""
-        self.fault = ""
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def runs(self) -> bool:
-        """Whether it runs; collects the fault of one that ended."""
-        if self._process is None or self._process.poll() is None:
-            return self._process is not None
-        lines = (self._process.stderr.read() if self._process.stderr else b"").decode(errors="replace").split("\n")
-        if self._process.returncode > 0:
-            self.fault = next((line for line in reversed(lines) if line.strip()), "it ended without a word")[:400]
-        self._process = None
-        return False
-
-    def start(self, name: str, *, token: str = "") -> None:
-        """Fetch a model's folders, without pickles.
-
-        Args:
-            token: of a gated model's user; never written, and never an argument, which all users could read.
-        """
-        if self.runs:
-            raise ValueError(f"{self.name} is being downloaded; stop that first, it can go on later")
-        # The single file beside the folders of a pipeline would be fetched twice.
-        patterns = [pattern for pattern in PATTERNS if name == JUDGE or pattern != "*.safetensors"]
-        code = f"from huggingface_hub import snapshot_download as get; get({name!r}, allow_patterns={patterns!r})"
-        environment = os.environ | ({"HF_TOKEN": token} if token else {}) | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-        self._process = start_python("-c", code, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment)
-        self.name, self.fault = name, ""
-
-    def stop(self) -> None:
-        """End the download; what it has fetched stays."""
-        if self._process and self._process.poll() is None:
-            self._process.terminate()
-            self._process.wait()
-            self._process = None
+def gib(number: int) -> str:
+    return f"{number / 2**30:.1f} GB"
