@@ -128,7 +128,10 @@ def handed_on(card: PretendedCard, plain: Callable[[], Callable[[], ExitStack]])
 
 def at_once(self: LimitedCall[Any], plain: Callable[[LimitedCall[Any]], Any]) -> Any:
     """A call that overlaps with nothing is made here, where the card's books are; its time limit costs no memory."""
-    return self.act() if self._future is None else plain(self)
+    if self._future is not None:
+        return plain(self)
+    with self.workers.context():
+        return self.act()
 
 
 @contextmanager

@@ -1,13 +1,11 @@
 """The policy loop through its real doors, and what survives a stop."""
 
 import os
-import shutil
 import signal
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from scored import score
 from tiny_runs import metrics, tiny_run, train_policy
 from toy_world import toy_config, toy_world
@@ -17,16 +15,6 @@ from pacorl.core.advantages import advantages
 from pacorl.grpo import checkpoint, epoch
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.runtime.stopping import Interrupted
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(checkpoint.checkpoints(folder / "checkpoints")[-1] / checkpoint.TENSORS)
-
-
-def same(first: Path, second: Path) -> bool:
-    """Bit for bit: metrics, adapter, its average and the optimizer's moments."""
-    a, b = weights(first), weights(second)
-    return metrics(first) == metrics(second) and a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
 @pytest.mark.slow
@@ -49,30 +37,6 @@ def test_one_epoch_through_the_command(small: list[str]) -> None:
         assert (out / made).exists(), made
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("toy")
-def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(
-    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = [*small, "epochs=3", "save_every=2", "evaluation.every=2"]
-    whole = train_policy(tiny_run([*settings, f"out={tmp_path / 'whole'}"]))
-    stopped = tiny_run([*settings, f"out={tmp_path / 'stopped'}"])
-    draw_samples = epoch.draw_samples
-
-    def draw_and_kill(draw, *rest):  # type: ignore[no-untyped-def]
-        if draw.epoch == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return draw_samples(draw, *rest)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(epoch, "draw_samples", draw_and_kill)
-        with pytest.raises(Interrupted, match="--resume"):
-            train_policy(stopped)
-    assert len(metrics(stopped.out)) < len(metrics(whole))
-    train_policy(stopped, resume=True)
-    assert same(whole, stopped.out)
-
-
 def test_a_run_that_is_told_to_stop_twice_still_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Schedulers repeat their signal; the second one comes while the state is saved."""
     config = toy_config(tmp_path / "run", "epochs=3", "evaluation.every=0")
@@ -92,23 +56,6 @@ def test_a_run_that_is_told_to_stop_twice_still_saves(tmp_path: Path, monkeypatc
     with toy_world(), pytest.raises(Interrupted, match="stopped after epoch 0, and saved"):
         train_policy(config)
     assert held == [True]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lost", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_a_resumed_run_has_each_line_once(tmp_path: Path, lost: int) -> None:
-    """A crash some epochs after the newest checkpoint left lines that the resumed run writes again."""
-    config = toy_config(tmp_path / "run", "epochs=4", "evaluation.every=1", "keep_checkpoints=9")
-    with toy_world():
-        train_policy(config)
-        expected = metrics(config.out)
-        assert [(line["kind"], line["epoch"]) for line in expected] == [("evaluation", 0)] + [
-            (kind, epoch) for epoch in (1, 2, 3, 4) for kind in ("epoch", "evaluation")
-        ]
-        for path in checkpoint.checkpoints(config.out / "checkpoints")[-lost:]:
-            shutil.rmtree(path)
-        train_policy(config, resume=True)
-    assert metrics(config.out) == expected
 
 
 def test_every_sample_is_trained_on_with_its_own_advantage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,6 @@ from pacorl.core.sampler import Steps
 from pacorl.grpo.lora_config import AdamWConfig, AdapterConfig, LoraConfig
 from pacorl.models.policies import DEFAULT_KIND, POLICIES, default_options
 from pacorl.models.policies.policy import PolicyOptions
-from pacorl.models.policies.spec import PolicySpec
-from pacorl.types import TINY
 
 
 class CharacterAdapterConfig(AdapterConfig):
@@ -103,11 +101,4 @@ class CharacterConfig(LoraConfig):
                 f"model.kind {self.model.kind} edits images, and a character is trained on images and captions; take "
                 "a kind that generates from text"
             )
-        if self.model.checkpoint == TINY:
-            _ = self.generator.committed  # refuses a kind without one
         return self
-
-    @property
-    def generator(self) -> PolicySpec:
-        """Spec of the kind of generator."""
-        return POLICIES[self.model.kind]

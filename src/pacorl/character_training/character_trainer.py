@@ -38,7 +38,7 @@ from pacorl.io.files import check_writable, disk_errors, own_folder, text_digest
 from pacorl.models.adapters import AdapterCopy, adapter_off
 from pacorl.models.lora import read_lora
 from pacorl.report.page import write_page
-from pacorl.runtime.logbook import ProgressBars, TrainResult, check_trackers
+from pacorl.runtime.logbook import Logbook, ProgressBars, TrainResult, check_trackers
 from pacorl.runtime.processes import Runtime
 from pacorl.runtime.stopping import Interrupted
 from pacorl.types import Prompt, Size
@@ -205,7 +205,7 @@ class CharacterTrainer:
             self.losses = state["losses"]
 
         lines = state["log_lines"]
-        self.logbook = checkpoints.open_log(
+        self.logbook = Logbook.of(
             config, axis="step", lines=lines, changes=changes, epoch=self.epoch, step=self.lora.step
         )
         self.bars = ProgressBars(epochs=math.ceil(config.steps / config.evaluate_every), shown=True)

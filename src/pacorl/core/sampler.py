@@ -108,8 +108,8 @@ class Suffix(Section):
             return list(range(first, last + 1))
         if not left:
             raise ValueError(
-                f"sampling.suffix {self.says} and no deterministic step follows the last stochastic one; leave "
-                "sampling.suffix out, or raise sampling.steps"
+                "sampling.suffix is set, and no deterministic step follows the last stochastic one; leave it out, or "
+                "raise sampling.steps"
             )
         count = self.steps or left
         if count > left:
@@ -128,14 +128,6 @@ class Suffix(Section):
     def is_full(self) -> bool:
         """Whether the suffix has all steps of the sampler."""
         return self.solver == "euler" and self.steps is None
-
-    @property
-    def says(self) -> str:
-        """Describe the difference from the full suffix in the config's terms."""
-        departures = [f"solver {self.solver}"] if self.solver != "euler" else []
-        if self.steps:
-            departures.append(f"steps {self.steps}")
-        return ", ".join(departures)
 
 
 class SamplingSteps(Section):

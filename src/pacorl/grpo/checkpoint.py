@@ -16,14 +16,14 @@ import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from pacorl.config.base import changes_to, check_changes, described, dump, frozen_changes
+from pacorl.config.base import changes_to, check_changes, frozen_changes
 from pacorl.config.user_files import code_digest, file_digests
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.lora_training import LoraTraining
@@ -40,13 +40,11 @@ from pacorl.io.files import (
     open_aside,
     remove_made,
     safetensors_errors,
-    write_atomic,
 )
 from pacorl.judge import identity_of
 from pacorl.models.adapters import adapter_state, full_state, full_tensor, set_adapter_state, shard_like
 from pacorl.models.lora import ADAPTER_FILES, save_lora
 from pacorl.rewards.reward import RewardFunction
-from pacorl.runtime.logbook import Logbook
 
 logger = logging.getLogger(__name__)
 
@@ -259,32 +257,6 @@ def changes_since(
             free += PLACES.get(name, ())
     check_changes(frozen_changes(changes, free=free), allowed=allowed)
     return changes
-
-
-def open_log(
-    config: LoraConfig,
-    *,
-    axis: Literal["epoch", "step"],
-    lines: int,
-    changes: Mapping[str, list[Any]],
-    epoch: int,
-    step: int,
-    main: bool = True,
-) -> Logbook:
-    """Open the log of a run, new or resumed, and write its config.
-
-    Args:
-        lines: lines that stay; what a stop left after the checkpoint is dropped, and written again.
-    """
-    settings = config.model_dump(mode="json")
-    logbook = Logbook(config.out if main else None, trackers=config.trackers, axis=axis, settings=settings)
-    logbook.truncate(lines)
-    logbook.note_changes(changes, epoch=epoch, step=step)
-    if main:
-        for change in described(changes):
-            logger.warning("resumed with another setting: %s", change)
-        write_atomic(config.out / "config.yaml", dump(config), mode=PRIVATE)
-    return logbook
 
 
 def identities_of(config: PolicyConfig, functions: Mapping[str, RewardFunction]) -> dict[str, str]:

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 from pydantic import Field, model_validator
 
 from pacorl.config.base import Memory, Positive, Rank, Section, Share, TrackerName
+from pacorl.models.policies import POLICIES
+from pacorl.models.policies.spec import PolicySpec
+from pacorl.types import TINY
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,11 +65,18 @@ class LoraConfig(Section):
         optimizer: AdamWConfig
 
     @model_validator(mode="after")
-    def _weights_in_memory(self) -> Self:
+    def _model_is_usable(self) -> Self:
         if self.memory == "lowest" and self.model.compile != "none":
             raise ValueError(
                 f"memory lowest and model.compile {self.model.compile}: compiled code cannot decide what is sent next; "
                 "set compile to none"
             )
+        if self.model.checkpoint == TINY:
+            _ = self.generator.committed  # refuses a kind without one
         self.__dict__["model"] = self.model.in_memory(self.memory)  # a frozen model's own field
         return self
+
+    @property
+    def generator(self) -> PolicySpec:
+        """Spec of the kind of generator."""
+        return POLICIES[self.model.kind]

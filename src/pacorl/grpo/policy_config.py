@@ -22,8 +22,7 @@ from pacorl.judge import JudgeSection
 from pacorl.judge.judge import JudgeSettings
 from pacorl.models.policies import DEFAULT_KIND, POLICIES, default_options
 from pacorl.models.policies.policy import PolicyOptions, check_images
-from pacorl.models.policies.spec import PolicySpec
-from pacorl.types import TINY, Prompt, Size
+from pacorl.types import Prompt, Size
 
 NODES_OF_STEP = 4
 """One image of 512 px leaves a card idle for half of the time, four fill it; each of them takes memory in training."""
@@ -255,17 +254,10 @@ class PolicyConfig(LoraConfig):
             if len(set(names)) < len(names):
                 raise ValueError(f"{key} {names} name one reward twice; give one of them another label")
         self._check_steps()
-        if self.model.checkpoint == TINY:
-            _ = self.generator.committed  # refuses a kind without one
         # Editors that take references make sets from them; whether there are edits, the prompts decide.
         if not self.generator.sets and not self.generator.policy.max_references:
             self._check_edits()
         return self
-
-    @property
-    def generator(self) -> PolicySpec:
-        """Spec of the kind of generator."""
-        return POLICIES[self.model.kind]
 
     def _check_steps(self) -> None:
         sampling = self.sampling

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -30,7 +30,6 @@ from pacorl.types import Prompt, RewardTable, Rollout
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Outcome = TypeVar("Outcome")
 Scores = list[float | None]
 Parts = Mapping[str, Sequence[float | None]]
 """Reward with parts → part of its score per panel."""
@@ -67,8 +66,9 @@ class Scorer:
 
     def __enter__(self) -> Scorer:
         # In-process models need not be thread-safe; remote judges take concurrent requests.
-        self._local = Workers(1, name="pacorl-reward")
-        self._remote = Workers(SENDERS, name="pacorl-reward-http")
+        context = torch_context()
+        self._local = Workers(1, name="pacorl-reward", context=context)
+        self._remote = Workers(SENDERS, name="pacorl-reward-http", context=context)
         return self
 
     def __exit__(self, *fault: object) -> None:
@@ -88,13 +88,11 @@ class Scorer:
 
         calls = []
         for name, reward in self.rewards.items():
-            # A local model takes one call at a time, a server many.
-            call = limited_call(
+            call = LimitedCall(
                 self._remote if asks_elsewhere(reward) else self._local,
-                reward,
                 partial(self._score, name, prompts, images, rows),
                 name=f"reward {name} (batch {len(self._submitted) + 1}: {named(prompts)})",
-                seconds=self.timeout * len(rollouts),
+                seconds=time_limit(reward, self.timeout * len(rollouts)),
                 check_stop=self.check_stop,
             )
             if self.overlap:
@@ -157,32 +155,6 @@ class Scorer:
             if result.part_P is not None:
                 self._parts.setdefault(row, {})[name] = result.part_P
         return [result.score for result in results]
-
-
-def limited_call(
-    workers: Workers,
-    reward: object,
-    act: Callable[[], Outcome],
-    *,
-    name: str,
-    seconds: float,
-    check_stop: Callable[[], None],
-) -> LimitedCall[Outcome]:
-    """Prepare a reward's call on a thread, without gradients and on this thread's device.
-
-    Args:
-        reward: whose requests may have limits of their own.
-        name: subject of the message if the limit is reached.
-        seconds: limit of a reward in this process.
-        check_stop: polled during waiting; may raise to stop.
-    """
-    context = torch_context()
-
-    def act_in_context() -> Outcome:
-        with context():
-            return act()
-
-    return LimitedCall(workers, act_in_context, name, time_limit(reward, seconds), check_stop)
 
 
 def asks_elsewhere(reward: object) -> bool:

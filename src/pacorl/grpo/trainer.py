@@ -40,11 +40,11 @@ from pacorl.io.quiet import quiet, quiet_loading
 from pacorl.judge.judge import RemoteJudge, close_judge
 from pacorl.records.leaks import LEAKS
 from pacorl.rewards.reward import RewardError, shortened
-from pacorl.runtime.logbook import PhaseClock, ProgressBars, TrainResult
+from pacorl.runtime.logbook import Logbook, PhaseClock, ProgressBars, TrainResult
 from pacorl.runtime.processes import Runtime, SharedFault, allow_tf32, lost_ranks
 from pacorl.runtime.stopping import Interrupted
 from pacorl.runtime.turns import Turns
-from pacorl.runtime.workers import CallTimeout, Workers
+from pacorl.runtime.workers import CallTimeout, LimitedCall, Workers
 from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
@@ -290,7 +290,7 @@ class PolicyTrainer:
             lines = state["log_lines"]
 
         # 2. Log, monitor and bars.
-        self.logbook = checkpoint.open_log(
+        self.logbook = Logbook.of(
             config, axis="epoch", lines=lines, changes=changes, epoch=self.epoch, step=self.lora.step, main=is_main
         )
         self.monitor = HackingMonitor.of(config.monitor, prompts=self.division.prompts)
@@ -436,10 +436,9 @@ class PolicyTrainer:
 
     def limited(self, reward: object, act: Callable[[], Outcome], name: str, *, batches: int = 1) -> Outcome:
         """Call a scorer on a thread, which is abandoned at a signal or after the time limit of so many batches."""
-        with closing(Workers(1, name="pacorl-reward")) as workers:
-            seconds = batches * self.config.reward_timeout
-            stops = self.runtime.check_signal
-            return scoring.limited_call(workers, reward, act, name=name, seconds=seconds, check_stop=stops).result()
+        seconds = scoring.time_limit(reward, batches * self.config.reward_timeout)
+        with closing(Workers(1, name="pacorl-reward", context=scoring.torch_context())) as workers:
+            return LimitedCall(workers, act, name, seconds, self.runtime.check_signal).result()
 
     def judge_counts(self) -> dict[str, float]:
         """Count a remote judge's requests, retries and failures so far, on all ranks; empty for one in this process."""

@@ -23,11 +23,10 @@ from accelerate.utils import reduce
 from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 from transformers.trainer_callback import PrinterCallback
 
-from pacorl.config.base import changes_to, check_changes, described, dump, frozen_changes
+from pacorl.config.base import changes_to, check_changes, frozen_changes
 from pacorl.core.devices import available_device, check_card_used
 from pacorl.io.documents import read_object, read_yaml, typed, write_json
 from pacorl.io.files import (
-    PRIVATE,
     aside_of,
     check_digests,
     check_no_link,
@@ -38,7 +37,6 @@ from pacorl.io.files import (
     own_folder,
     replacing,
     weight_write_errors,
-    write_atomic,
 )
 from pacorl.judge.decision import save_decision
 from pacorl.judge_training.examples import JudgeData, each_once, load_data
@@ -145,19 +143,9 @@ class JudgeTrainer:
 
     def _open_folder(self) -> Logbook:
         """Write the config, and drop log lines that a resumed run will write again."""
-        config = self.config
+        step = step_of(self.checkpoint) if self.checkpoint else -1
         main = processes().is_main_process
-        settings = config.model_dump(mode="json")
-        logbook = Logbook(config.out if main else None, trackers=config.trackers, axis="step", settings=settings)
-        if self.resume:
-            step = step_of(self.checkpoint) if self.checkpoint else -1
-            logbook.rewind(step)
-            logbook.note_changes(self.changes, epoch=0, step=step)
-            for change in described(self.changes) if main else ():
-                logger.warning("resumed with another setting: %s", change)
-        if main:
-            write_atomic(config.out / "config.yaml", dump(config), mode=PRIVATE)
-        return logbook
+        return Logbook.of(self.config, axis="step", changes=self.changes, step=step, main=main)
 
     def _save(self, trainer: WeightedLikelihoodTrainer, data: JudgeData) -> None:
         """Write the trained weights and summary.json."""

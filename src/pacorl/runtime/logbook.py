@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich import get_console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from pacorl.config.base import described, dump
 from pacorl.config.public import public
 from pacorl.io.documents import JsonObject, append_jsonl, dump_json, parse_object, read_jsonl, read_text, write_jsonl
 from pacorl.io.files import PRIVATE, disk_errors, make_folder, write_atomic
@@ -27,6 +29,8 @@ from pacorl.io.versions import install_command
 if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker
     from PIL.Image import Image
+
+logger = logging.getLogger(__name__)
 
 TIME = "seconds/"
 """Prefix of the only metrics that differ between two equal runs."""
@@ -96,6 +100,38 @@ class Logbook:
         if folder:
             make_folder(folder)
         self._trackers = open_trackers(trackers, folder, settings or {}) if folder else []
+
+    @classmethod
+    def of(
+        cls,
+        config: Any,
+        *,
+        axis: Literal["epoch", "step"],
+        changes: Mapping[str, Sequence[Any]],
+        epoch: int = 0,
+        step: int = 0,
+        lines: int | None = None,
+        main: bool = True,
+    ) -> Logbook:
+        """Open the log of a run, new or resumed, and write its config.
+
+        Args:
+            lines: number of lines that stay, by default those up to `step`: what a stop left after the checkpoint is
+                written again.
+            main: whether this is the main process; another one writes nothing.
+        """
+        settings = config.model_dump(mode="json")
+        book = cls(config.out if main else None, trackers=config.trackers, axis=axis, settings=settings)
+        if lines is None:
+            book.rewind(step)
+        else:
+            book.truncate(lines)
+        book.note_changes(changes, epoch=epoch, step=step)
+        if main:
+            for change in described(changes):
+                logger.warning("resumed with another setting: %s", change)
+            write_atomic(config.out / "config.yaml", dump(config), mode=PRIVATE)
+        return book
 
     def rewind(self, last: int) -> None:
         """Drop the lines after epoch (or step, by the axis) `last`: a resumed run writes them again."""

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -30,9 +30,18 @@ class CallTimeout(Interrupted):
 class Workers:
     """A pool of daemon threads that take calls in the order of submission."""
 
-    def __init__(self, count: int, *, name: str) -> None:
+    def __init__(
+        self, count: int, *, name: str, context: Callable[[], AbstractContextManager[object]] = nullcontext
+    ) -> None:
+        """
+        Args:
+            count: most threads; each starts with a submission.
+            name: prefix of the threads' names.
+            context: makes the context that each thread works in.
+        """
         self.count = count
         self.name = name
+        self.context = context
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._threads: list[Thread] = []
 
@@ -54,14 +63,15 @@ class Workers:
             self._calls.put(None)
 
     def _work(self) -> None:
-        while call := self._calls.get():
-            future, act = call
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(act())
-                except BaseException as error:  # `sys.exit` in a user's code too
-                    future.set_exception(error)
-            del call, future, act  # they hold images
+        with self.context():
+            while call := self._calls.get():
+                future, act = call
+                if future.set_running_or_notify_cancel():
+                    try:
+                        future.set_result(act())
+                    except BaseException as error:  # `sys.exit` in a user's code too
+                        future.set_exception(error)
+                del call, future, act  # they hold images
 
 
 @dataclass(slots=True)
