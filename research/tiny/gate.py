@@ -34,8 +34,7 @@ from PIL import Image, ImageDraw, ImageFilter
 from pacorl.core.calibration import fit_curve, logits
 from pacorl.core.questions import consistent
 from pacorl.gate.check import panel_scores
-from pacorl.gate.score_set import questions_about
-from pacorl.gate.scores import PairScore, Scores
+from pacorl.gate.scores import PairScore, Scores, questions_about
 from pacorl.io.files import check_new
 from pacorl.io.quiet import quiet_loading
 from pacorl.judge.calibration import Calibration, Mode

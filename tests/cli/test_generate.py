@@ -11,7 +11,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from pacorl.cli import app
-from pacorl.cli import generate as command
+from pacorl.cli.generator import AdaptedGenerator
 from pacorl.records.prompts import save_prompts
 from pacorl.tiny.characters import character_prompts
 
@@ -38,7 +38,7 @@ def no_weights(monkeypatch):
     def load(*_: object, **__: object) -> None:
         raise AssertionError("weights were loaded")
 
-    monkeypatch.setattr(command, "load_generator", load)
+    monkeypatch.setattr(AdaptedGenerator, "load", load)
 
 
 @pytest.fixture(scope="module")

@@ -115,4 +115,4 @@ def test_a_folder_of_panels_is_a_page_of_its_recipes(tmp_path: Path) -> None:
         (tmp_path / f"{number}.png").write_bytes(png_bytes(Image.new("RGB", (16, 16)), recipe))
     page = FinishedPage.read([str(tmp_path)], "")
     assert page.texts() == ["scene 1", "scene 2", "scene 10"]
-    assert page.files == [str(tmp_path / f"{number}.png") for number in (1, 2, 10)]
+    assert page.names == tuple(str(tmp_path / f"{number}.png") for number in (1, 2, 10))

@@ -108,21 +108,18 @@ def test_a_pair_without_a_score_ends_with_a_code_of_its_own(images: list[Path]) 
     assert (result.exit_code, json.loads(result.stdout)["missing"]) == (INCOMPLETE, 1)
 
 
-def test_criteria_and_reasons(images: list[Path], tmp_path: Path) -> None:
+def test_criteria_and_reasons(images: list[Path]) -> None:
     """By the committed judge, whose reasons come to an end."""
-    written = tmp_path / "criteria.json"
-    written.write_text(json.dumps({"Style": {"Palette": "One palette."}}))
-    options = ("--criteria", "Same hat.", "--criteria", written, "--reasons")
-    result = run(*images[:2], "--json", *options)
+    plain = ("Same hat.", "One palette.")
+    result = run(*images[:2], "--json", "--criteria", plain[0], "--criteria", plain[1], "--reasons")
     assert result.exit_code == 0, result.output
     judge = LocalJudge.from_pretrained("tiny")
     (pair,) = json.loads(result.stdout)["pairs"]
-    plain = {"Same hat.": "Same hat.", "Style / Palette": "One palette."}
-    for label, text in plain.items():
+    for text in plain:
         expected = p_yes(judge, images[:2], meets_criterion(text))
-        assert pair["by_question"][label] == pytest.approx(expected, rel=1e-4)
+        assert pair["by_question"][text] == pytest.approx(expected, rel=1e-4)
     assert pair["p_yes"] == pytest.approx(sum(pair["by_question"].values()) / 2)
-    assert all(f"{label}: " in pair["reasons"] for label in plain)
+    assert all(f"{text}: " in pair["reasons"] for text in plain)
 
 
 # --- images that the judge cannot judge, and images by URL ------------------------------------------------------

@@ -42,7 +42,6 @@ from pacorl.dataset.grids import pair
 from pacorl.dataset.importing import import_rankings
 from pacorl.dataset.manifest import DatasetStep
 from pacorl.dataset.prompts import PAPER, read_taxonomy
-from pacorl.gate.score_set import read_criteria
 from pacorl.generate.storyboard import read_storyboard
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.documents import Journal, dump_yaml, read_text, write_json, write_jsonl
@@ -182,7 +181,6 @@ DOCUMENTS: dict[str, tuple[Any, Callable[[Path], Any]]] = {
         lambda path: DatasetStep(path.parents[1], "s").counts_if_done(),
     ),
     "calibration.json": (CALIBRATION, read_calibration),
-    "criteria.json": ({"Style": {"Line": "One line."}}, lambda path: read_criteria([str(path)])),
     "results.jsonl": ({"key": "k", "value": 1.5}, lambda path: read_results(path.parent)),
     "taxonomy.yaml": (yaml.safe_load(PAPER.read_text(encoding="utf-8")), read_taxonomy),
     "storyboard.yaml": (STORY, read_storyboard),

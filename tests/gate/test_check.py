@@ -21,8 +21,7 @@ from pacorl.gate.check import (
     failing,
     panel_scores,
 )
-from pacorl.gate.score_set import questions_about, score_set
-from pacorl.gate.scores import PairScore, Scores
+from pacorl.gate.scores import PairScore, Scores, questions_about, score_set
 from pacorl.io.images import open_image
 from pacorl.judge.local import LocalJudge
 from pacorl.tiny.characters import draw, set_of, with_another
@@ -77,7 +76,7 @@ def test_a_panel_is_compared_with_its_own_characters_alone() -> None:
     document = result.to_dict()
     assert [panel["characters"] for panel in document["panels"]] == [["dark"], ["light"], ["dark", "light"]]
     assert document["panels"][2]["lowest_character"] == "light"
-    assert "image 3, dark and light (light)" in check_lines(result, judge="grey")[2]
+    assert "image 3 (light)" in check_lines(result, judge="grey")[2]
 
 
 def test_the_criterion_that_fails_is_named_and_no_mean_hides_it() -> None:
@@ -86,8 +85,8 @@ def test_the_criterion_that_fails_is_named_and_no_mean_hides_it() -> None:
     assert result.failed[0].question == "colour"
     assert "(lowest for colour)" in "\n".join(check_lines(result, judge="grey"))
     # The mean of the four questions would pass.
-    assert result.scores.lowest_panel is not None
-    assert result.scores.lowest_panel.median > 0.5
+    assert result.scores.odd_one_out is not None
+    assert result.scores.odd_one_out.median > 0.5
 
 
 @pytest.mark.parametrize(("sure", "control"), [(0.9, "a drawn figure of another character"), (0.1, "the same image")])

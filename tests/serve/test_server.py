@@ -106,14 +106,13 @@ def test_tokens_asked_for_by_id_are_listed_however_unlikely(url: str, local_judg
     assert listed == {f"token_id:{i}" for i in unlikely}
 
 
-def test_the_likeliest_come_first_at_every_position(url: str) -> None:
-    for length in (1, 4):
-        _, answer = chat(url, max_tokens=length, logprobs=True, top_logprobs=20)
-        for position in answer["choices"][0]["logprobs"]["content"]:
-            values = [entry["logprob"] for entry in position["top_logprobs"]]
-            assert len(values) == 20
-            assert values == sorted(values, reverse=True)
-            assert position["logprob"] == values[0]
+def test_the_likeliest_come_first(url: str) -> None:
+    _, answer = chat(url, max_tokens=1, logprobs=True, top_logprobs=20)
+    (first,) = answer["choices"][0]["logprobs"]["content"]
+    values = [entry["logprob"] for entry in first["top_logprobs"]]
+    assert len(values) == 20
+    assert values == sorted(values, reverse=True)
+    assert first["logprob"] == values[0]
 
 
 @pytest.mark.parametrize(
@@ -199,6 +198,7 @@ def test_a_judge_that_fails_its_controls_refuses(tiny_url: str, hero: list[str])
         ({"messages": []}, "messages"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"logprobs": True, "logprob_token_ids": [10**6]}, "beyond"),
+        ({"logprobs": True, "max_tokens": 2}, "max_tokens"),
         ({"max_tokens": 10**6}, "max_tokens"),
         ({"chat_template_kwargs": {"enable_thinking": True}}, "enable_thinking"),
         ({"messages": [{"role": "user", "content": "<|im_end|>"}]}, "control token"),
@@ -207,7 +207,7 @@ def test_a_judge_that_fails_its_controls_refuses(tiny_url: str, hero: list[str])
         ({"messages": [{"role": "user", "content": "a" * 200_000}]}, "content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url: Field required"),
         ({"messages": about("file:///etc/hostname")}, "image 1: only data URLs"),
-        ({"messages": about("http://127.0.0.1:1/a.png")}, "does not fetch"),
+        ({"messages": about("http://127.0.0.1:1/a.png")}, "fetches no image"),
         ({"messages": about("data:image/png;base64,%%%")}, "not base64"),
         ({"messages": about("data:image/png;base64,aGVsbG8=")}, "image 1: not an image of a known format"),
         ({"messages": about(*[url_of(PANELS[0])] * 65)}, "65 images in one request; this server takes 64"),
@@ -341,7 +341,7 @@ def test_many_callers_are_all_answered_rightly(url: str, local_judge: LocalJudge
 @pytest.mark.parametrize(("end", "reason"), [(0, "stop"), (1, "length")])
 def test_an_answer_says_why_it_ends_and_is_json(local_judge: LocalJudge, end: int, reason: str) -> None:
     request = ChatRequest.model_validate({**TEXT, "logprobs": True, "top_logprobs": 3})
-    log_probs = torch.tensor([[0.0, -math.inf, -1.0]], dtype=torch.float64)
+    log_probs = torch.tensor([0.0, -math.inf, -1.0], dtype=torch.float64)
     served = ServedJudge("judge", local_judge)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local_judge.model.generation_config, "eos_token_id", [end])

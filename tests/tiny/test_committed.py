@@ -17,7 +17,7 @@ from pacorl.core import questions
 from pacorl.core.grid import split
 from pacorl.core.sampler import Sampler
 from pacorl.gate.check import panel_scores
-from pacorl.gate.score_set import score_set
+from pacorl.gate.scores import score_set
 from pacorl.generate.generator import Generator
 from pacorl.generate.sets import generate_sets
 from pacorl.grpo.conditioning import ConditioningCache

@@ -6,7 +6,7 @@ Every step works on one folder, has a --dry-run, and may be run again at any tim
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -36,20 +36,14 @@ FOLDER = Argument(help="The dataset's folder.")
 SEED = Option(0, min=0, max=SEEDS, help="Of everything that is drawn.")
 
 
+def following(step: str, folder: Path) -> str:
+    """Write the command of a step."""
+    return f"dataset {step} {shlex.quote(str(folder))}"
+
+
 def split_names(text: str) -> list[str]:
     """Split a text at its commas; empty names are left out."""
     return [name.strip() for name in text.split(",") if name.strip()]
-
-
-NEXT = {
-    "selecting": "generate FOLDER",
-    "generating": "pair FOLDER",
-    "cutting": "annotate FOLDER --annotators ann,ben",
-    "copying": "annotate FOLDER --annotators ann,ben",
-    "explaining": "export FOLDER",
-    "exporting": "",
-}
-"""Activity of a step → the step that comes next."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,19 +52,22 @@ class StepOptions(JsonOption):
 
     dry_run: bool = option(False, "Say what it would do, and change nothing.")
 
-    def perform(
+    def run(
         self, activity: str, step: Callable[..., JsonObject], *inputs: Any, lines: bool = False, **options: Any
-    ) -> None:
-        """Run a step under a progress bar (or `lines` of it) and print its counts."""
+    ) -> JsonObject:
+        """Run a step under a progress bar (or `lines` of it) and return its counts."""
         with progress(activity, lines=lines) as advance:
-            counts = step(*inputs, **options, dry_run=self.dry_run, progress=advance)
-        self.print(counts, NEXT[activity].replace("FOLDER", shlex.quote(str(inputs[0]))))
+            return step(*inputs, **options, dry_run=self.dry_run, progress=advance)
 
-    def print(self, counts: JsonObject, following: str = "") -> None:
+    def print(self, counts: JsonObject, following: str = "", *, sentences: Iterable[str] = ()) -> None:
+        """Print counts: JSON for programs, sentences or a line for each count for people, and the next command."""
         echo_errors("dry run: nothing was written" if self.dry_run else "")
-        print_counts(counts, as_json=self.as_json)
-        if following and not self.dry_run and not self.as_json:
-            echo(f"next: pacorl dataset {following}")
+        if self.as_json:
+            print_json(counts)
+            return
+        echo("\n".join(list(sentences) or _lines(counts)))
+        if following and not self.dry_run:
+            echo(f"next: pacorl {following}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +78,8 @@ class ChatOptions:
 
     model: str = option(
         "",
-        "URL#MODEL of an OpenAI-compatible API, or a model's name at OPENAI_BASE_URL or OpenAI (key: OPENAI_API_KEY).",
+        "URL#MODEL of an OpenAI-compatible API, or a model's name at OPENAI_BASE_URL or OpenAI (key: OPENAI_API_KEY); "
+        "tiny writes prompts of the tiny world.",
     )
     workers: int = option(8, "Requests at a time.", least=1, most=WORKERS)
 
@@ -92,18 +90,6 @@ class ChatOptions:
         if not name:
             raise ValueError("no language model is named; give --model, such as http://127.0.0.1:8000/v1#MODEL")
         return ChatModel(name, base_url=url)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PromptWriter(ChatOptions):
-    """The writer of prompts."""
-
-    model: str = inherited(
-        ChatOptions,
-        "model",
-        help="Who writes: URL#MODEL of an OpenAI-compatible API, a model's name at OPENAI_BASE_URL or OpenAI (key: "
-        "OPENAI_API_KEY), or tiny for the tiny world.",
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +116,7 @@ def prompts(
     taxonomy: Path | None = Option(None, help="A YAML of your own; see dataset/taxonomy.yaml."),
     layouts: str = Option("2x2", help="Layouts that take turns, separated by commas."),
     seed: int = SEED,
-    chat: PromptWriter,
+    chat: ChatOptions,
     step: StepOptions,
 ) -> None:
     """Write prompts, balanced over a taxonomy."""
@@ -161,7 +147,7 @@ def prompts(
     # The tokens of this call, which the manifest does not have.
     if model and model.usage.calls:
         counts |= {"usage": asdict(model.usage)}
-    step.print(counts, f"diversify {shlex.quote(str(folder))}")
+    step.print(counts, following("diversify", folder))
 
     # After the counts, which are of use all the same.
     failed = counts.get("failed")
@@ -180,7 +166,8 @@ def diversify(
     """Select prompts that differ."""
     from pacorl.dataset.diversify import diversify as select
 
-    step.perform("selecting", select, folder, number=number, seed=seed)
+    counts = step.run("selecting", select, folder, number=number, seed=seed)
+    step.print(counts, following("generate", folder))
 
 
 @app.command()
@@ -202,7 +189,8 @@ def generate(
     del options["options"]
     source = image_source(options.pop("model") or default_options().checkpoint, **options)
     shard = Shard.of_process()
-    step.perform("generating", module.generate, folder, source, lines=True, grids=grids, shard=shard)
+    counts = step.run("generating", module.generate, folder, source, lines=True, grids=grids, shard=shard)
+    step.print(counts, following("pair", folder))
 
 
 @app.command()
@@ -217,11 +205,12 @@ def pair(
     if from_folder:
         from pacorl.dataset.own_images import pair_images
 
-        step.perform("copying", pair_images, folder, from_folder, limit=limit)
+        counts = step.run("copying", pair_images, folder, from_folder, limit=limit)
     else:
         from pacorl.dataset.grids import pair as cut
 
-        step.perform("cutting", cut, folder, limit=limit)
+        counts = step.run("cutting", cut, folder, limit=limit)
+    step.print(counts, f"{following('annotate', folder)} --annotators ann,ben")
 
 
 @app.command()
@@ -264,7 +253,8 @@ def explain(
     """Write reasons for the labelled pairs."""
     from pacorl.dataset.explain import explain as write
 
-    step.perform("explaining", write, folder, chat.connect(), limit=limit, workers=chat.workers)
+    counts = step.run("explaining", write, folder, chat.connect(), limit=limit, workers=chat.workers)
+    step.print(counts, following("export", folder))
 
 
 @app.command()
@@ -287,19 +277,12 @@ def export(
         echo_errors(f"{source}: {counts['rankings']} rankings of {counts['images']} images")
     if rankings and step.dry_run:
         return
-    if step.as_json:
-        step.perform("exporting", write, folder, out=out, test_share=test_share, seed=seed)
-        return
-    with progress("exporting") as advance:
-        counts = write(folder, out=out, test_share=test_share, seed=seed, dry_run=step.dry_run, progress=advance)
-    echo_errors("dry run: nothing was written" if step.dry_run else "")
-    sources = [
-        shlex.quote(str((out or folder / "export") / f"comparisons_{split}.jsonl")) for split in ("train", "test")
-    ]
+    counts = step.run("exporting", write, folder, out=out, test_share=test_share, seed=seed)
+    files = [shlex.quote(str((out or folder / "export") / f"comparisons_{name}.jsonl")) for name in ("train", "test")]
     grid = next(folder.glob("grids/*/*.png"), None)
     recipe = "tiny" if grid and recipe_of(grid).get("model") == TINY else "paco_reward_7b"
-    command = f"pacorl train-reward reward/{recipe} data.train=[{sources[0]}] data.evaluation=[{sources[1]}]"
-    echo("\n".join([*export_sentences(counts), f"next: {command}"]))
+    command = f"train-reward reward/{recipe} data.train=[{files[0]}] data.evaluation=[{files[1]}]"
+    step.print(counts, command, sentences=export_sentences(counts))
 
 
 def export_sentences(counts: JsonObject) -> Iterator[str]:
@@ -326,14 +309,13 @@ def export_sentences(counts: JsonObject) -> Iterator[str]:
         yield f"benchmark: {benchmark['rankings']} held-out rankings" + (f"; {tied} tied are left out" if tied else "")
 
 
-def print_counts(counts: JsonObject, *, as_json: bool) -> None:
-    """Print counts: JSON for programs, a line for each for people."""
-    if as_json:
-        print_json(counts)
-        return
+def _lines(counts: JsonObject) -> list[str]:
+    """Format counts for people, a line for each."""
+    lines = []
     for label, count in _flat(counts):
         shown = f"{count:.4f}" if isinstance(count, float) else count
-        echo(f"{label:<28} {shown}")
+        lines.append(f"{label:<28} {shown}")
+    return lines
 
 
 def _flat(counts: JsonObject, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from pacorl.gate.check import Check
     from pacorl.gate.paco_reward import PacoReward
-    from pacorl.types import Comparison
 
 SEVERITY = (0, INCOMPLETE, BELOW, 5, 2, 1, 75)
 """Exit codes of a set, the worst last: an error outranks a verdict, and an absent judge any other error."""
@@ -51,9 +50,14 @@ class QuestionOptions:
     panel: ClassVar[str] = "Questions"
 
     theme: str = option("", "What all images are to share.")
-    criteria: list[str] = option([], "A criterion in words, or a JSON file of them; may be repeated.")
+    criteria: list[str] = option([], "A criterion in words, such as 'The same hat.'; may be repeated.")
     grid: str = option("", "Cut the one image into ROWSxCOLS panels; by default the layout in its recipe.")
     symmetric: bool = option(False, "Ask in both orders and take the mean.")
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Label → text of the criteria."""
+        return {text: text for text in self.criteria}
 
 
 # --- score -----------------------------------------------------------------------------------------------------
@@ -75,28 +79,25 @@ def score(
     output: JsonOption,
 ) -> None:
     """Score how well images belong together: P(Yes) for two, a matrix and the odd one out for more."""
-    from pacorl.gate import score_set as scoring
-    from pacorl.gate.scores import table
-    from pacorl.judge import check_judge, default_judge
+    from pacorl.gate.panels import files_of, open_panels
+    from pacorl.gate.scores import check_count, questions_about, score_set, table
     from pacorl.runtime.cores import use_cores
 
     # Questions and images, before a judge is loaded, which takes minutes.
     use_cores()
-    questions = scoring.questions_about(ask.theme, scoring.read_criteria(ask.criteria))
-    names, opened = scoring.open_panels(images, grid=ask.grid)
-    scoring.check_count(len(opened), ranking=ask.rank)
-    source = judge.judge or default_judge(map(Path, scoring.files_of(images)))
-    check_judge(source)
+    names, opened = open_panels(images, grid=ask.grid)
+    check_count(len(opened), ranking=ask.rank)
+    source = _judge_of(judge, files_of(images))
 
     with load_judge(source, judge) as reward:
         # Before any number: the judge's numbers may be meaningless for these images.
         echo_errors(reward.note)
         with asking(reward.name, fewer=FEWER) as progress:
-            scores = scoring.score_set(
+            scores = score_set(
                 reward.judge,
                 opened,
                 names=names,
-                questions=questions,
+                questions=questions_about(ask.theme, ask.texts),
                 ranking=ask.rank,
                 symmetric=ask.symmetric,
                 reasons=ask.reasons,
@@ -149,96 +150,88 @@ def check(
     output: CheckOutput,
 ) -> None:
     """Check that images show the same; exit code 4 and the odd one out if not, 5 if its judge fails the controls."""
-    if bool(images) == bool(sets):
-        raise BadParameter("give images, or --sets with a folder of sets", param_hint="'IMAGES...'")
     from pacorl.runtime.cores import use_cores
 
+    if bool(images) == bool(sets):
+        raise BadParameter("give images, or --sets with a folder of sets", param_hint="'IMAGES...'")
     # An earlier page would pass for the page of a check that fails.
     check_report(output.report)
     if output.report:
         output.report.unlink(missing_ok=True)
     use_cores()
-    codes = _check_sets(sets, judge, ask, output) if sets else [_check_images(images, judge, ask, output)]
-    raise Exit(max(codes, key=SEVERITY.index))
+    raise Exit(_check_sets(sets, judge, ask, output) if sets else _check_images(images, judge, ask, output))
 
 
 def _check_images(images: Sequence[str], judge: CalibratedJudge, ask: CheckOptions, output: CheckOutput) -> int:
     """Check one set and return the exit code."""
     from pacorl.gate.check import ControlError, check_lines, check_page
-    from pacorl.gate.score_set import files_of, open_panels
+    from pacorl.gate.panels import files_of, open_panels
     from pacorl.io.files import write_atomic
-    from pacorl.judge import check_judge, default_judge
 
     # Panels, references, questions and threshold, before a judge is loaded.
     names, opened = open_panels(images, grid=ask.grid)
     gate = Gate(ask, judge.calibration)
-    gate.of(names, panels=len(opened))
-    source = judge.judge or default_judge([*map(Path, files_of(images)), *gate.references])
-    check_judge(source)
+    gate.least(len(opened))
+    source = _judge_of(judge, [*files_of(images), *gate.references])
 
     with load_judge(source, judge) as reward:
-        name, note = reward.name, reward.note
-        echo_errors(note)
+        named = {"judge": reward.name, "note": reward.note}
+        echo_errors(reward.note)
         try:
             checked = gate.check(reward, names, opened)
         except ControlError as refusal:
             if output.as_json:
-                print_json({"judge": name, "note": note} | refusal.to_dict())
+                print_json(named | refusal.to_dict())
             raise
 
     # The page comes before the output, which may fail on a closed pipe.
     if output.report:
-        write_atomic(output.report, check_page(checked, judge=name, note=note))
+        write_atomic(output.report, check_page(checked, **named))
         echo_errors(f"page: {output.report}")
     if output.as_json:
-        print_json({"judge": name, "note": note} | checked.to_dict())
+        print_json(named | checked.to_dict())
     else:
-        echo("\n".join(check_lines(checked, judge=name)))
+        echo("\n".join(check_lines(checked, judge=named["judge"])))
     echo_errors(*dict.fromkeys(pair.error for pair in checked.scores.missing))
     return code_of(checked)
 
 
-def _check_sets(folder: Path, judge: CalibratedJudge, ask: CheckOptions, output: CheckOutput) -> list[int]:
-    """Check each subfolder with one load of the judge; an error of one set does not end the others."""
+def _check_sets(folder: Path, judge: CalibratedJudge, ask: CheckOptions, output: CheckOutput) -> int:
+    """Check each subfolder with one load of the judge, and return the worst exit code."""
     from pacorl.io.images import check_readable
-    from pacorl.judge import check_judge, default_judge
 
-    if ask.grid:
-        raise UsageError("--grid cuts one image; leave it out with --sets, whose folders hold panels")
-    if output.report:
-        raise UsageError("--report shows one set; leave it out with --sets, whose results --json prints")
+    if ask.grid or output.report:
+        flag = "--grid cuts one image" if ask.grid else "--report shows one set"
+        raise UsageError(f"{flag}; leave it out with --sets, whose results --json prints")
     sets = sets_in(folder)
     # Characters, questions and threshold, before a judge is loaded.
     gate = Gate(ask, judge.calibration)
-    largest = max(sets.values(), key=len)
-    gate.of(largest, panels=max(2, len(largest)))
-    source = judge.judge
-    if not source:
-        pictures = [*map(Path, chain(*sets.values())), *gate.references]
-        check_readable(pictures)  # an image that cannot be read has no recipe either, and this is its fault
-        source = default_judge(pictures)
-    check_judge(source)
+    gate.least(max(2, *map(len, sets.values())))
+    files = [*chain(*sets.values()), *gate.references]
+    if not judge.judge:
+        check_readable(map(Path, files))  # an image that cannot be read has no recipe either, and this is its fault
+    source = _judge_of(judge, files)
 
     # One load of the judge; the images of one set are open at a time.
     codes = []
     documents = []
     with load_judge(source, judge) as reward:
         echo_errors(reward.note)
-        for title, files in sets.items():
-            code, document, lines = _check_set(files, reward, gate)
+        for title, panels in sets.items():
+            code, document, lines = _check_set(panels, reward, gate)
             codes.append(code)
             documents.append({"set": title, "code": code, "judge": reward.name, "note": reward.note} | document)
             if not output.as_json:
                 echo("\n    ".join([f"{title}: {lines[0]}", *lines[1:]]))
     if output.as_json:
         echo_json(json.dumps(documents, indent=2, ensure_ascii=False))
-    return codes
+    return worst(codes)
 
 
-def _check_set(files: Sequence[str], reward: PacoReward, gate: Gate) -> tuple[int, dict[str, Any], list[str]]:
-    """Check one set of a folder: exit code, document, and lines for people."""
+def _check_set(files: Sequence[str], reward: PacoReward, gate: Gate) -> tuple[int, Mapping[str, Any], list[str]]:
+    """Check one set of a folder: exit code, document, and lines for people. Its error does not end the others."""
     from pacorl.gate.check import ControlError, verdict_lines
-    from pacorl.gate.score_set import open_panels
+    from pacorl.gate.panels import open_panels
 
     try:
         checked = gate.check(reward, *open_panels(files))
@@ -256,15 +249,13 @@ class Gate:
     """The gate of a command, with its characters' images opened once."""
 
     def __init__(self, ask: CheckOptions, calibration: Path | None) -> None:
-        """Raises ValueError if a character, a criterion or the calibration cannot be read."""
-        from pacorl.gate.score_set import read_criteria
+        """Raises ValueError if a character or the calibration cannot be read."""
         from pacorl.io.images import open_image
         from pacorl.judge.calibration import read_calibration
         from pacorl.records.characters import find_character
 
         self.ask = ask
         self.calibration = read_calibration(calibration or "")
-        self.criteria = read_criteria(ask.criteria)
         self.whole = [find_character(name) for name in ask.character]
         """The characters, with all of their images."""
         # One reference of each: every one costs a question per panel.
@@ -272,38 +263,41 @@ class Gate:
         self._opened = [(each.name, list(map(open_image, each.images))) for each in self.characters]
 
     @property
-    def references(self) -> list[Path]:
+    def references(self) -> list[str]:
         """Files of the characters' images."""
-        return [path for character in self.characters for path in character.images]
+        return [str(path) for character in self.characters for path in character.images]
 
-    def of(self, files: Sequence[str], *, panels: int) -> Any:
-        """Return `check_set` for these panels; panels of one cut file have no recipes of their own.
+    def least(self, panels: int) -> float:
+        """Return the threshold. Raises ValueError if there is none, or one panel is to be compared with none."""
+        from pacorl.judge.calibration import threshold
 
-        Raises:
-            ValueError: There is no threshold, or one panel is to be compared with none.
-        """
-        from functools import partial
-
-        from pacorl.gate.check import gate_of
-
-        gate = gate_of(
-            panels,
-            least=self.ask.least,
-            calibration=self.calibration,
-            characters=self._opened,
-            theme=self.ask.theme,
-            criteria=self.criteria,
-            symmetric=self.ask.symmetric,
+        return threshold(
+            self.calibration,
+            self.ask.least,
+            panels=panels,
+            references=[len(images) for _, images in self._opened],
+            plain=not (self.ask.theme or self.ask.criteria),
             name="--min",
         )
-        return partial(gate, casts=self._casts(files), names=files)
 
     def check(self, reward: PacoReward, names: Sequence[str], images: Sequence[Image]) -> Check:
         """Check a set under a progress bar."""
-        gate = self.of(names, panels=len(images))
+        from pacorl.gate.check import check_set
+        from pacorl.gate.scores import questions_about
+
+        least = self.least(len(images))
         with asking(reward.name, fewer=FEWER) as progress:
-            checked: Check = gate(reward.judge, images, progress=progress)
-        return checked
+            return check_set(
+                reward.judge,
+                images,
+                least=least,
+                names=names,
+                characters=self._opened,
+                casts=self._casts(names),
+                questions=questions_about(self.ask.theme, self.ask.texts),
+                symmetric=self.ask.symmetric,
+                progress=progress,
+            )
 
     def _casts(self, files: Sequence[str]) -> list[list[str]]:
         """Name the characters that each file shows: of several those that the text in its recipe names, else all."""
@@ -319,25 +313,34 @@ class Gate:
         return [[character.name for character in cast] or names for cast in characters_of(prompt)]
 
 
+def _judge_of(judge: CalibratedJudge, files: Sequence[str]) -> str:
+    """Return the named judge, or the default one for these images. Raises ValueError if it is missing."""
+    from pacorl.judge import check_judge, default_judge
+
+    source = judge.judge or default_judge(map(Path, files))
+    check_judge(source)
+    return source
+
+
 def load_judge(source: str, judge: CalibratedJudge) -> PacoReward:
-    """Load the judge of a command."""
+    """Load the judge of a command; a server that falls silent is asked again for a while."""
     from pacorl.gate.paco_reward import PacoReward
     from pacorl.io.imports import frozen_imports
+    from pacorl.io.outage import WaitsForOutages
     from pacorl.judge.judge import is_address
 
     if not is_address(source):
         with frozen_imports():
             from pacorl.io import processor  # noqa: F401 - the most that loading it imports
-    return waiting(PacoReward.from_pretrained(source, **judge.judge_access))
-
-
-def waiting(reward: PacoReward) -> PacoReward:
-    """Ask a server that falls silent again for a while, after which the command ends as unreachable."""
-    from pacorl.io.outage import WaitsForOutages
-
+    reward = PacoReward.from_pretrained(source, **judge.judge_access)
     if isinstance(reward.judge, WaitsForOutages):
         reward.judge.wait_for_outages(SILENCE_SECONDS)
     return reward
+
+
+def worst(codes: Sequence[int]) -> int:
+    """Return the exit code of several sets."""
+    return max(codes, key=SEVERITY.index)
 
 
 def code_of(check: Check) -> int:
@@ -354,7 +357,7 @@ def sets_in(folder: Path) -> dict[str, list[str]]:
     Raises:
         ValueError: There is no subfolder, or no image in any of them.
     """
-    from pacorl.gate.score_set import panels_in
+    from pacorl.gate.panels import panels_in
     from pacorl.io.images import images_in, natural
 
     sets = {}
@@ -364,8 +367,7 @@ def sets_in(folder: Path) -> dict[str, list[str]]:
     if not any(sets.values()):
         raise ValueError(f"{folder} has no subfolder with images; --sets takes a folder with a subfolder for each set")
     if loose := images_in(folder):
-        names = ", ".join(image.name for image in loose)
-        echo_errors(f"{folder}: {names} {'is' if len(loose) == 1 else 'are'} in no subfolder and not checked")
+        echo_errors(f"{folder}: not checked, since in no subfolder: {', '.join(image.name for image in loose)}")
     return sets
 
 
@@ -374,10 +376,10 @@ def sets_in(folder: Path) -> dict[str, list[str]]:
 
 def calibrate(
     judge: str = Argument(help="A judge's folder or hub name, a server's URL (URL#MODEL), or tiny."),
-    data: str = Argument(help="Labelled pairs, as for train-reward, or a CSV of rankings."),
+    data: str = Argument(help="Labelled pairs, as for train-reward."),
     *,
     out: Path = Option(Path("calibration.json"), help="The file to write."),
-    test: str = Option("", help="Held-out pairs or rankings, measured before and after."),
+    test: str = Option("", help="Held-out pairs, measured before and after."),
 ) -> None:
     """Fit a temperature and a bias on labelled pairs, and write a calibration file."""
     from pacorl.core.calibration import fit_curve
@@ -387,6 +389,7 @@ def calibrate(
     from pacorl.io.images import check_readable
     from pacorl.judge import check_judge
     from pacorl.judge.calibration import Calibration, read_calibration
+    from pacorl.records.comparisons import comparisons_from
     from pacorl.runtime.cores import use_cores
 
     if out.exists():
@@ -398,8 +401,8 @@ def calibrate(
     use_cores()
     # Some sources write their images into the scratch folder, which must last until the judge has read them.
     with TemporaryDirectory() as scratch:
-        pairs = _labelled(data, Path(scratch))
-        test_pairs = _labelled(test, Path(scratch)) if test else []
+        pairs = comparisons_from(data, scratch=Path(scratch))
+        test_pairs = comparisons_from(test, scratch=Path(scratch)) if test else []
         check_readable(chain(*(pair.images for pair in [*pairs, *test_pairs])))
         with PacoReward.from_pretrained(judge) as reward, asking(reward.name) as progress:
             name = reward.name
@@ -414,26 +417,3 @@ def calibrate(
         f"pacorl check --sets FOLDER --judge {shlex.quote(judge)} --calibration {shlex.quote(str(out))} --min 0.5"
     )
     echo("\n".join([*lines, f"calibration: {out}", f"next: {following}"]))
-
-
-def _labelled(source: str, scratch: Path) -> list[Comparison]:
-    """Read labelled pairs, or a CSV of rankings: the best candidates are labelled Yes, the worst No."""
-    from pacorl.core.questions import consistent, same_theme
-    from pacorl.dataset.rules import best_worst
-    from pacorl.io.documents import blamed_on
-    from pacorl.io.files import inside
-    from pacorl.records.comparisons import comparisons_from
-    from pacorl.records.rankings import load_rankings
-    from pacorl.types import Comparison
-
-    if not source.endswith(".csv"):
-        return comparisons_from(source, scratch=scratch)
-    folder = Path(source).parent
-    pairs = []
-    for ranking in load_rankings(source):
-        question = same_theme(ranking.theme) if ranking.theme else consistent()
-        for name, label in best_worst(ranking.tiers):
-            with blamed_on(f"{source}, {ranking.reference}"):
-                images = (inside(folder, ranking.reference), inside(folder, name))
-            pairs.append(Comparison(images, question, label, group=ranking.group or ranking.reference))
-    return pairs

@@ -6,20 +6,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from typer import Argument, Exit
 
-from pacorl.cli.gate import SEVERITY, CheckOptions, Gate
-from pacorl.cli.generator import (
-    AdaptedGenerator,
-    ChoiceOptions,
-    OutputOptions,
-    check_models,
-    dry_run,
-    load_generator,
-    load_judge,
-)
+from pacorl.cli.gate import CheckOptions, Gate, worst
+from pacorl.cli.generator import AdaptedGenerator, ChoiceOptions, OutputOptions, dry_run
 from pacorl.cli.redraw import IMAGE_MARK, FinishedPage, Redrawing, panels_again, redraw_page
 from pacorl.cli.shared import check_report, echo, echo_errors, print_json, progress
 from pacorl.config.options import TEMPLATE, UsageError, WriterOptions, option
@@ -30,7 +22,6 @@ if TYPE_CHECKING:
     from pacorl.generate.generated_images import GeneratedImage, SavedImage
     from pacorl.generate.generator import Generator
     from pacorl.generate.storyboard import Storyboard
-    from pacorl.models.policies.spec import PolicySpec
     from pacorl.types import Prompt
 
 
@@ -63,11 +54,19 @@ class RequestOptions(WriterOptions):
     )
     separate: bool = option(False, "Generate each panel as an image of its own, of --size.")
 
-    @property
-    def sources(self) -> list[str]:
-        """Flags of the prompts that are given."""
+    def check(self) -> None:
+        """Raise ValueError unless there is one source, with the flags that go with it."""
         given = (self.prompt, self.record, self.storyboard, self.instruction, self.pages)
-        return [flag for flag, value in zip(SOURCES, given, strict=True) if value]
+        flags = [flag for flag, value in zip(SOURCES, given, strict=True) if value]
+        if len(flags) != 1:
+            not_both = f", not {' and '.join(flags)}" if flags else ""
+            raise ValueError(f"give one of {', '.join(SOURCES)}{not_both}")
+        of_prompt = {"--panel": self.panels, "--layout": self.layout, "--character": self.characters}
+        for flag, value in of_prompt.items():
+            if value and not (self.prompt or self.pages):
+                raise ValueError(f"{flag} goes with --prompt, not with {flags[0]}")
+        if bool(self.images) != bool(self.instruction):
+            raise ValueError("an edit needs both --image and --instruction")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +78,8 @@ class GenerationRequest:
     board: Storyboard | None = None
     panels: Sequence[str] = ()
     """Text of each panel for people; empty for one image, an edit or a record."""
+    stem: str = "set"
+    """Beginning of the images' names."""
 
 
 def generate(
@@ -94,24 +95,28 @@ def generate(
     if text and request.prompt:
         raise ValueError(f"{text!r} and --prompt {request.prompt!r} are two prompts; give one")
     request = replace(request, prompt=text or request.prompt)
+    request.check()
     gate = None
     if choice.least is not None or request.pages:
         gate = Gate(CheckOptions(character=request.characters, least=choice.least), choice.calibration)
-    if gate and request.sources == ["--from"]:
+    if gate and request.pages:
         page = FinishedPage.read(request.pages, request.layout)
-        of_page: Any = {"options": generator, "choice": choice, "output": output, "gate": gate}
-        raise Exit(redraw_page(page, request.panels, gate.whole, **of_page))
-    if output.dry_run:
-        _dry_run(generator, choice, request, as_json=output.as_json)
+        of_page: Any = {"generator": generator, "choice": choice, "output": output}
+        raise Exit(redraw_page(page, texts=request.panels, gate=gate, **of_page))
 
     # Check all arguments before torch and weights are loaded.
-    requested = read_request(request, generator.model, kind=generator.kind)
+    requested = read_request(request, generator)
     judge = _judge_source(choice, generator.model, requested.prompts)
+    if output.dry_run:
+        of_request: Any = {"prompts": requested.prompts, "panels": requested.panels}
+        dry_run(generator, choice, judge, as_json=output.as_json, **of_request)
     _check_request(requested, generator, choice, gate, separate=request.separate)
     _check_output(output, requested)
-    spec = check_models(generator, judge, requested.prompts)
-    if request.separate:
-        _check_separate(spec, generator.model, requested.prompts)
+    spec = generator.check(requested.prompts)
+    if judge:
+        from pacorl.judge import check_judge
+
+        check_judge(judge)
 
     # Import and load.
     from pacorl.io.imports import frozen_imports
@@ -124,11 +129,11 @@ def generate(
         _ = spec.pipeline_type
     quiet_loading()
     use_cores()
-    model = load_generator(generator, memory=choice.memory, edits=bool(request.images))
+    model = generator.load(memory=choice.memory, edits=bool(request.images))
     if not requested.board:
         model.check(requested.prompts, generator.size)
 
-    with load_judge(model, judge, choice) if judge else nullcontext() as reward:
+    with choice.load(judge, model) if judge else nullcontext() as reward:
         images = _generate(model, requested, generator, choice, reward, separate=request.separate)
         redrawing = Redrawing(generator, choice, gate, model, reward) if gate and reward else None
         code = _deliver(images, requested, output, model=model, reward=reward, redrawing=redrawing)
@@ -178,71 +183,30 @@ def _generate(
 # --- the request -----------------------------------------------------------------------------------------------
 
 
-def read_request(options: RequestOptions, model: str, *, kind: str = "") -> GenerationRequest:
-    """Read the request without heavy imports.
-
-    Raises:
-        ValueError: if there is not exactly one source, or the model does not support it.
-    """
-    # Exactly one source.
-    flags = options.sources
-    if not flags:
-        raise ValueError(f"give one of {', '.join(SOURCES)}")
-    if len(flags) > 1:
-        raise ValueError(f"give one of {', '.join(SOURCES)}, not {' and '.join(flags)}")
-
-    # Flags of other sources.
-    if options.panels and not options.prompt:
-        raise ValueError(f"--panel goes with --prompt, not with {flags[0]}")
-    if options.layout and not options.prompt:
-        raise ValueError(f"--layout goes with --prompt; {flags[0]} has its own")
-    if options.characters and not options.prompt:
-        raise ValueError(f"--character goes with --prompt, not with {flags[0]}; a storyboard lists its own characters")
-    if bool(options.images) != bool(options.instruction):
-        raise ValueError("an edit needs both --image and --instruction")
-
-    # The prompts.
-    if options.storyboard:
-        from pacorl.generate.storyboard import pages, read_storyboard
-
-        board = read_storyboard(options.storyboard)
-        limit = _max_references(board, model, kind)
-        prompts = pages(board, model, max_references=limit, separate=options.separate)
-        return GenerationRequest(board.title, prompts, board, shown_panels(options, board))
-    # A prompt may need a writer, whose panels become a storyboard.
-    written = written_storyboard(options) if options.prompt else None
-    prompt = _prompt(options, model, kind, written)
-    title = options.instruction or options.prompt[:80] or prompt.theme or prompt.text[:80]
-    return GenerationRequest(title, [prompt], panels=shown_panels(options, written))
-
-
-def _max_references(board: Storyboard, model: str, kind: str) -> int:
-    """Return the number of references that a model takes, and note on the error stream which images act."""
-    from pacorl.generate.storyboard import references_note
-    from pacorl.models.policies import POLICIES, kind_of
-
-    if not board.images:
-        return 0
-    limit = POLICIES.named(kind or kind_of(model)).policy.max_references
-    echo_errors(references_note(board, model, limit=limit))
-    return limit
-
-
-def _prompt(options: RequestOptions, model: str, kind: str, board: Storyboard | None) -> Prompt:
-    """Compose the prompt of a request; `board` has the panels that were written for it."""
-    from pacorl.core.grid import parse_layout
-    from pacorl.generate.storyboard import board_prompt
+def read_request(options: RequestOptions, generator: AdaptedGenerator) -> GenerationRequest:
+    """Read the request without heavy imports. Raises ValueError if the model does not support it."""
+    from pacorl.core.grid import panel_texts, parse_layout
+    from pacorl.generate.storyboard import board_prompt, pages, read_storyboard
     from pacorl.io.images import open_image
     from pacorl.records.compose import check_for, prompt_from
     from pacorl.records.prompts import find_record
     from pacorl.types import Prompt
 
+    model = generator.model
+    if options.storyboard:
+        board = read_storyboard(options.storyboard)
+        prompts = pages(board, model, max_references=_max_references(board, generator), separate=options.separate)
+        return GenerationRequest(board.title, prompts, board, _spoken(board), stem="page")
     if options.prompt:
-        if board:
-            limit = _max_references(board, model, kind)
-            return board_prompt(board, model, max_references=limit, separate=options.separate)
+        title = options.prompt[:80]
+        # A prompt may need a writer, whose panels become a storyboard of one page.
+        if written := written_storyboard(options):
+            limit = _max_references(written, generator)
+            prompt = board_prompt(written, model, max_references=limit, separate=options.separate)
+            return GenerationRequest(title, [prompt], panels=_spoken(written))
         grid = parse_layout(options.layout) if options.layout else None
-        return prompt_from(model, theme=options.prompt, panels=options.panels, grid=grid)
+        prompt = prompt_from(model, theme=options.prompt, panels=options.panels, grid=grid)
+        return GenerationRequest(title, [prompt], panels=options.panels or list(panel_texts(options.prompt)))
     for path in options.images:
         open_image(path)  # refused by name before weights are loaded
     if options.record:
@@ -250,7 +214,27 @@ def _prompt(options: RequestOptions, model: str, kind: str, board: Storyboard | 
     else:
         prompt = Prompt(id=0, text=options.instruction, sources=tuple(options.images))
     check_for(model, prompt)
-    return prompt
+    title = options.instruction or prompt.theme or prompt.text[:80]
+    return GenerationRequest(title, [prompt], stem="edit" if prompt.sources else "set")
+
+
+def _max_references(board: Storyboard, generator: AdaptedGenerator) -> int:
+    """Return the number of references that a model takes, and note on the error stream which images act."""
+    from pacorl.generate.storyboard import references_note
+    from pacorl.models.policies import POLICIES, kind_of
+
+    if not board.images:
+        return 0
+    limit = POLICIES.named(generator.kind or kind_of(generator.model)).policy.max_references
+    echo_errors(references_note(board, generator.model, limit=limit))
+    return limit
+
+
+def _spoken(board: Storyboard) -> list[str]:
+    """Return the text of each scene for people."""
+    from pacorl.generate.storyboard import spoken
+
+    return [spoken(scene, board.characters) for scene in board.scenes]
 
 
 def written_storyboard(options: RequestOptions) -> Storyboard | None:
@@ -271,15 +255,10 @@ def written_storyboard(options: RequestOptions) -> Storyboard | None:
     if options.panels:
         draft = PanelDraft(options.prompt, tuple(options.panels))
     elif asks_for_set and (layout is None or layout.count > 1):
-        count = layout.count if layout else None
-        writer = open_writer(options.writer)
-        draft = write_panels(options.prompt, count=count, writer=writer)
-        lines = []
-        for number, text in enumerate(draft.panels, 1):
-            lines.append(f"  {number}. {text}")
+        draft = write_panels(options.prompt, count=layout and layout.count, writer=open_writer(options.writer))
+        lines = [f"  {number}. {text}" for number, text in enumerate(draft.panels, 1)]
         # The error stream, since the standard output may be JSON.
-        echo_errors(f"{len(lines)} panels (change them with --panel):", *lines)
-        echo_errors(draft.note)
+        echo_errors(f"{len(lines)} panels (change them with --panel):", *lines, draft.note)
     else:
         draft = PanelDraft(options.prompt, (options.prompt,))
 
@@ -287,16 +266,6 @@ def written_storyboard(options: RequestOptions) -> Storyboard | None:
     if not characters and (options.panels or len(draft.panels) == 1):
         return None
     return storyboard_of(draft, characters, layout=layout)
-
-
-def shown_panels(options: RequestOptions, board: Storyboard | None) -> list[str]:
-    """Return the text of each panel for people; empty for one image, an edit or a record."""
-    from pacorl.core.grid import panel_texts
-    from pacorl.generate.storyboard import spoken
-
-    if board is None:
-        return options.panels or list(panel_texts(options.prompt))
-    return [spoken(scene, board.characters) for scene in board.scenes]
 
 
 def _judge_source(choice: ChoiceOptions, model: str, prompts: Sequence[Prompt]) -> str:
@@ -313,60 +282,40 @@ def _judge_source(choice: ChoiceOptions, model: str, prompts: Sequence[Prompt]) 
 
 
 def _check_request(
-    request: GenerationRequest, options: AdaptedGenerator, choice: ChoiceOptions, gate: Gate | None, *, separate: bool
+    request: GenerationRequest,
+    generator: AdaptedGenerator,
+    choice: ChoiceOptions,
+    gate: Gate | None,
+    *,
+    separate: bool,
 ) -> None:
-    """Raise ValueError for a choice that a storyboard does not leave, or a gate that a prompt cannot pass."""
+    """Raise ValueError for a choice that a storyboard does not leave, or panels that cannot be drawn one by one."""
+    from pacorl.generate.separate import panel_prompts
+
     if request.board and choice.keep_all:
         raise ValueError("--keep-all and --storyboard do not go together: a later page depends on the choice before it")
     if request.board and choice.count > 1:
         raise ValueError(f"--count {choice.count} and --storyboard do not go together; give another --seed instead")
-    for prompt in request.prompts if gate else ():
-        assert gate
-        gate.of([], panels=prompt.grid.count)
-        panels_again(prompt, options, separate=separate)
+    limit = generator.spec_of(request.prompts).policy.max_references
+    for prompt in request.prompts:
+        if gate:
+            gate.least(prompt.grid.count)
+            panels_again(prompt, generator, separate=separate)
+        elif separate and prompt.grid.count > 1:
+            panel_prompts(prompt, generator.model, limit)
 
 
 def _check_output(output: OutputOptions, request: GenerationRequest) -> None:
     """Raise an error if the output cannot be written, or would replace files that were not generated."""
     from pacorl.io.files import check_made, check_writable
 
-    # Images.
     check_writable(output.out, folder=True)
-    edits = any(prompt.sources for prompt in request.prompts)
-    stem = "edit" if edits else "set"
-    if request.board:
-        stem = "page"
-    for image in sorted(output.out.glob(f"{stem}-[0-9]*.png")):
+    for image in sorted(output.out.glob(f"{request.stem}-[0-9]*.png")):
         check_made(image, mark=IMAGE_MARK, limit=4096)
-
     check_report(_page(output, request))
 
 
-def _check_separate(spec: PolicySpec, model: str, prompts: Sequence[Prompt]) -> None:
-    from pacorl.generate.separate import panel_prompts
-
-    for prompt in prompts:
-        if prompt.grid.count > 1:
-            panel_prompts(prompt, model, spec.policy.max_references)
-
-
-# --- generating ------------------------------------------------------------------------------------------------
-
-
-def _dry_run(options: AdaptedGenerator, choice: ChoiceOptions, request: RequestOptions, *, as_json: bool) -> NoReturn:
-    # The panels, and the images that the generator reads. A model alone can be planned too.
-    requested = GenerationRequest("", [])
-    if request.sources or request.images:
-        requested = read_request(request, options.model, kind=options.kind)
-    source = _judge_source(choice, options.model, requested.prompts)
-    dry_run(
-        options,
-        choice,
-        source,
-        prompts=requested.prompts,
-        panels=requested.panels,
-        as_json=as_json,
-    )
+# --- the result ------------------------------------------------------------------------------------------------
 
 
 def _page(output: OutputOptions, request: GenerationRequest) -> Path | None:
@@ -389,7 +338,7 @@ def _deliver(
 
     # Images come first: an interrupted command leaves them, and the page embeds the saved files.
     judge = reward.name if reward else ""
-    saved = generated_images.save(images, output.out, judge=judge, stem="page" if request.board else "")
+    saved = generated_images.save(images, output.out, judge=judge, stem=request.stem)
     checks: list[dict[str, Any]] = [{} for _ in saved]
     codes = [0]
     for number, file in enumerate(saved):
@@ -415,17 +364,15 @@ def _deliver(
     else:
         echo("\n".join(_line(file, check) for file, check in zip(saved, checks, strict=True)))
     echo_errors(*notes, f"page: {page}" if page else "")
-    return max(codes, key=SEVERITY.index)
+    return worst(codes)
 
 
 def _line(saved: SavedImage, check: Mapping[str, Any]) -> str:
     image = saved.image
     judged = image.judged
     columns = [str(saved.path), f"size {Size(image.image.height, image.image.width)}", f"seed {image.recipe.seed}"]
-    if judged and judged.score is not None:
-        columns.append(f"score {judged.score:.4f}")
-    if judged and judged.error:
-        columns.append(f"no score: {judged.error}")
+    if judged:
+        columns.append(f"no score: {judged.error}" if judged.score is None else f"score {judged.score:.4f}")
     if image.candidates > 1:
         columns.append(image.place)
     if check:

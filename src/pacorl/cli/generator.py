@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 from typer import Exit
 
-from pacorl.cli.gate import CheckOptions, waiting
-from pacorl.cli.shared import echo, echo_errors, print_json
+from pacorl.cli import gate
+from pacorl.cli.shared import JsonOption, echo, echo_errors, print_json
 from pacorl.config.options import (
     LARGEST,
     CalibratedJudge,
@@ -48,6 +48,43 @@ class AdaptedGenerator(GeneratorOptions):
 
         return read_adapters(self.adapter)
 
+    @property
+    def dtype(self) -> str:
+        """Type of the weights in a plan."""
+        return "float32" if self.model == TINY else "bfloat16"
+
+    def spec_of(self, prompts: Sequence[Prompt]) -> PolicySpec:
+        """Return the generator's kind. Raises ValueError if it does not take the prompts' images."""
+        from pacorl.models.policies import POLICIES, kind_of
+        from pacorl.models.policies.policy import check_images
+
+        edits = any(prompt.sources for prompt in prompts)
+        spec = POLICIES.named(self.kind or kind_of(self.model, edits=edits))
+        for prompt in prompts:
+            check_images(spec.policy, prompt, self.model)
+        return spec
+
+    def check(self, prompts: Sequence[Prompt]) -> PolicySpec:
+        """Check checkpoint, adapters, size and options before diffusers is imported; returns the generator's kind."""
+        spec = self.spec_of(prompts)
+        for adapter in self.adapters or [""]:
+            spec.check_source(self.model, adapter=adapter, size=self.size)
+        spec.options_for(self.model, dtype=self.dtype, **self.policy_options)
+        return spec
+
+    def load(self, *, memory: str, edits: bool) -> Generator:
+        """Load the generator; `edits` selects the tiny editor."""
+        from pacorl.generate.generator import Generator
+        from pacorl.models.policies import kind_of
+
+        # The request selects the tiny checkpoint: one makes sets, the other edits.
+        kind = self.kind or kind_of(self.model, edits=edits)
+        model = Generator.from_pretrained(
+            self.model, kind=kind, adapter=self.adapters, memory=memory, **self.policy_options
+        )
+        echo_errors(*model.loras)
+        return model
+
     def by_recipe(self, texts: Mapping[str, str]) -> AdaptedGenerator:
         """Take what is not given from the recipe of an image."""
         given = self.policy_options
@@ -79,58 +116,37 @@ class ChoiceOptions(CalibratedJudge):
         "theme", "What the judge is asked of pairs: theme, or the written criteria.", parse=one_of("theme", "criteria")
     )
     least: float | None = inherited(
-        CheckOptions,
+        gate.CheckOptions,
         "least",
         help="Least P(same) of a panel, as for `pacorl check`: panels below it are drawn again. Exit code 4: the set "
         "still fails.",
     )
     tries: int = option(4, "With --min: panels of a set drawn again at most.", least=1, most=1000)
 
+    def load(self, source: str, generator: Generator) -> PacoReward:
+        """Load the judge of the candidates; with little memory it takes turns with the generator."""
+        with generator.judging():
+            reward = gate.load_judge(source, self)
+            generator.judged_by(reward.judge)
+        return reward
+
 
 @dataclass(frozen=True, kw_only=True)
-class OutputOptions:
+class OutputOptions(JsonOption):
     """Where the images go."""
 
-    panel: ClassVar[str] = "Output"
+    panel: ClassVar[str | None] = "Output"
 
     out: Path = option(Path("generated"), "The folder for the images.")
     report: Path | None = option(None, "Also write a self-contained page (a storyboard always gets one).")
-    as_json: bool = option(False, "Print JSON.", flags=("--json",))
     dry_run: bool = option(
         False, "Print what generator and judge would need, and load nothing. Exit code 2: one is absent."
     )
 
 
-# --- checks and plan ---------------------------------------------------------------------------------------------
-
-
-def check_models(options: AdaptedGenerator, judge: str, prompts: Sequence[Prompt]) -> PolicySpec:
-    """Check generator, judge and size before diffusers is imported; returns the generator's kind."""
-    from pacorl.judge import check_judge
-
-    spec = checked_spec(options, prompts)
-    for adapter in options.adapters or [""]:
-        spec.check_source(options.model, adapter=adapter, size=options.size)
-    spec.options_for(options.model, dtype="float32", **options.policy_options)
-    if judge:
-        check_judge(judge)
-    return spec
-
-
-def checked_spec(options: GeneratorOptions, prompts: Sequence[Prompt]) -> PolicySpec:
-    """Return the generator's kind. Raises ValueError if it does not take the prompts' images."""
-    from pacorl.models.policies import POLICIES, kind_of
-    from pacorl.models.policies.policy import check_images
-
-    spec = POLICIES.named(options.kind or kind_of(options.model, edits=any(prompt.sources for prompt in prompts)))
-    for prompt in prompts:
-        check_images(spec.policy, prompt, options.model)
-    return spec
-
-
 def dry_run(
-    options: GeneratorOptions,
-    choice: JudgeOptions,
+    generator: AdaptedGenerator,
+    choice: ChoiceOptions,
     source: str,
     *,
     prompts: Sequence[Prompt],
@@ -140,63 +156,27 @@ def dry_run(
     """Print what generator and judge would need, and end the command.
 
     Args:
-        options: The generator.
-        choice: Access to the judge.
         source: The judge; empty for none.
         prompts: The prompts, whose images count.
         panels: Text of each panel for people.
-        as_json: Print JSON.
     """
     from pacorl.io.documents import parse_json
     from pacorl.judge import judge_from
     from pacorl.plan.plan import judge_options, plan_generation
     from pacorl.plan.sources import silent_judge
 
-    # The generator.
-    spec = checked_spec(options, prompts)
     # The prompt with the most images decides the peak.
+    spec = generator.spec_of(prompts)
     images = max((len(prompt.sources) + len(prompt.references) for prompt in prompts), default=0)
-    policy = spec.options_for(
-        options.model,
-        dtype="float32" if options.model == TINY else "bfloat16",
-        memory=choice.memory,
-        **options.policy_options,
-    )
-
-    judge = judge_options(source, choice.memory)
-
+    policy = spec.options_for(generator.model, dtype=generator.dtype, memory=choice.memory, **generator.policy_options)
     # Both on the device, together or in turns; a judge over HTTP needs its server.
-    plan = plan_generation(policy, size=options.size, low=choice.in_turns, judge=judge, images=images)
+    judge = judge_options(source, choice.memory)
+    plan = plan_generation(policy, size=generator.size, low=choice.in_turns, judge=judge, images=images)
     if source and judge is None:
         silent = silent_judge("--judge", source, lambda: judge_from(source)[0])
         plan = replace(plan, absences=(*plan.absences, silent)) if silent else plan
-    # JSON with the panels, or a table.
     if as_json:
         print_json({"panels": list(panels)} | parse_json(plan.to_json()))
     else:
         echo(plan)
     raise Exit(plan.exit_code)
-
-
-def load_judge(model: Generator, judge: str, choice: CalibratedJudge) -> PacoReward:
-    """Load the judge of the candidates; with little memory it takes turns with the generator."""
-    from pacorl.gate.paco_reward import PacoReward
-
-    with model.judging():
-        reward = PacoReward.from_pretrained(judge, **choice.judge_access)
-        model.judged_by(reward.judge)
-    return waiting(reward)
-
-
-def load_generator(options: AdaptedGenerator, *, memory: str, edits: bool) -> Generator:
-    """Load the generator of a command; `edits` selects the tiny editor."""
-    from pacorl.generate.generator import Generator
-    from pacorl.models.policies import kind_of
-
-    # The request selects the tiny checkpoint: one makes sets, the other edits.
-    kind = options.kind or kind_of(options.model, edits=edits)
-    model = Generator.from_pretrained(
-        options.model, kind=kind, adapter=options.adapters, memory=memory, **options.policy_options
-    )
-    echo_errors(*model.loras)
-    return model

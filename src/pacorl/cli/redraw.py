@@ -9,15 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pacorl.cli.gate import Gate, code_of
-from pacorl.cli.generator import (
-    AdaptedGenerator,
-    ChoiceOptions,
-    OutputOptions,
-    check_models,
-    dry_run,
-    load_generator,
-    load_judge,
-)
+from pacorl.cli.generator import AdaptedGenerator, ChoiceOptions, OutputOptions, dry_run
 from pacorl.cli.shared import check_report, echo, echo_errors, print_json
 from pacorl.config.options import UsageError
 from pacorl.types import TINY, Size
@@ -29,7 +21,7 @@ if TYPE_CHECKING:
     from pacorl.generate.generated_images import SavedImage
     from pacorl.generate.generator import Generator
     from pacorl.generate.repair import Repair, Try
-    from pacorl.types import Character, Prompt
+    from pacorl.types import Prompt
 
 IMAGE_MARK = b"Software" + bytes(5) + b"pacorl "
 """The first text chunk of a generated PNG (`generate.generated_images.recipe_texts`)."""
@@ -37,7 +29,7 @@ IMAGE_MARK = b"Software" + bytes(5) + b"pacorl "
 
 @dataclass(frozen=True, slots=True)
 class Redrawing:
-    """What draws panels again, and what judges them."""
+    """Generator and judge that draw panels again."""
 
     options: AdaptedGenerator
     choice: ChoiceOptions
@@ -114,12 +106,10 @@ def panels_again(prompt: Prompt, options: AdaptedGenerator, *, separate: bool) -
     """
     from pacorl.generate.repair import panel_prompt
     from pacorl.generate.separate import panel_prompts
-    from pacorl.models.policies import POLICIES, kind_of
     from pacorl.records.characters import characters_of
 
     if separate:
-        spec = POLICIES.named(options.kind or kind_of(options.model))
-        return panel_prompts(prompt, options.model, spec.policy.max_references)
+        return panel_prompts(prompt, options.model, options.spec_of([]).policy.max_references)
     if len(prompt.panels) != prompt.grid.count:
         raise ValueError(f"{prompt.grid.count} panels have {len(prompt.panels)} texts; give --panel for every panel")
     again = []
@@ -152,7 +142,7 @@ class FinishedPage:
         Raises:
             ValueError: An image cannot be read, or a page has no layout.
         """
-        from pacorl.gate.score_set import layout_of, open_panels
+        from pacorl.gate.panels import layout_of, open_panels
         from pacorl.io.images import recipe_of
 
         names, images = open_panels(sources, grid=layout)
@@ -161,11 +151,6 @@ class FinishedPage:
             return cls(names, images, [recipe] * len(names), [Path(sources[0])], layout or layout_of(sources[0]))
         files = list(map(Path, names))
         return cls(names, images, list(map(recipe_of, files)), files)
-
-    @property
-    def files(self) -> list[str]:
-        """Files of the panels; none if one file was cut."""
-        return [] if self.layout else list(self.names)
 
     def texts(self) -> list[str]:
         """What each panel shows, by the recipes."""
@@ -176,81 +161,76 @@ class FinishedPage:
 
 def redraw_page(
     page: FinishedPage,
-    texts: Sequence[str],
-    characters: Sequence[Character],
     *,
-    options: AdaptedGenerator,
+    texts: Sequence[str],
+    gate: Gate,
+    generator: AdaptedGenerator,
     choice: ChoiceOptions,
     output: OutputOptions,
-    gate: Gate,
 ) -> int:
     """Draw the failing panels of a finished page again; returns the exit code of the verdict.
 
     Args:
         texts: What each panel shows; empty for the recipes' texts.
     """
-    from pacorl.io.files import check_made, check_writable
-    from pacorl.judge import default_judge
+    from pacorl.gate.check import check_lines, check_page
+    from pacorl.io.files import check_made, check_writable, write_atomic
+    from pacorl.io.quiet import quiet_loading
+    from pacorl.judge import check_judge, default_judge
+    from pacorl.runtime.cores import use_cores
     from pacorl.types import Grid, Prompt
 
     # Panels, texts and gate, before weights are loaded.
-    if len(page.images) == 1 and not characters:
+    if len(page.images) == 1 and not gate.whole:
         raise UsageError(f"{page.names[0]} has no layout in a recipe; give --layout, such as 2x2")
     recipe = page.recipes[0]
-    options = options.by_recipe(recipe)
+    generator = generator.by_recipe(recipe)
     texts = texts or page.texts()
-    grid = Grid(1, len(page.images))
-    theme = recipe.get("theme", "")
-    prompt = Prompt(0, "", grid=grid, theme=theme, panels=tuple(texts), characters=tuple(characters))
-    again = panels_again(prompt, options, separate=False)
-    gate.of(page.files, panels=len(page.images))
-    source = choice.judge or default_judge([*page.sources, *gate.references])
+    set_of_panels = Prompt(
+        0,
+        "",
+        grid=Grid(1, len(page.images)),
+        theme=recipe.get("theme", ""),
+        panels=tuple(texts),
+        characters=tuple(gate.whole),
+    )
+    again = panels_again(set_of_panels, generator, separate=False)
+    gate.least(len(page.images))
+    source = choice.judge or default_judge([*page.sources, *map(Path, gate.references)])
     if output.dry_run:
-        dry_run(options, choice, source, prompts=again, panels=texts, as_json=output.as_json)
+        dry_run(generator, choice, source, prompts=again, panels=texts, as_json=output.as_json)
+
+    # Files and models.
     path = output.out / f"{page.sources[0].stem if page.layout else 'page'}-repaired.png"
     check_writable(output.out, folder=True)
     check_made(path, mark=IMAGE_MARK, limit=4096)
     check_report(output.report)
-    check_models(options, source, again)
-    return _redraw(page, again, path, source, options=options, choice=choice, output=output, gate=gate)
-
-
-def _redraw(
-    page: FinishedPage,
-    again: Sequence[Prompt],
-    path: Path,
-    source: str,
-    *,
-    options: AdaptedGenerator,
-    choice: ChoiceOptions,
-    output: OutputOptions,
-    gate: Gate,
-) -> int:
-    from pacorl.gate.check import check_lines, check_page
-    from pacorl.io.files import write_atomic
-    from pacorl.io.quiet import quiet_loading
-    from pacorl.runtime.cores import use_cores
-
+    generator.check(again)
+    check_judge(source)
     quiet_loading()
     use_cores()
-    model = load_generator(options, memory=choice.memory, edits=any(prompt.sources for prompt in again))
-    model.check(again, options.size)
-    seeds = [int(recipe.get("seed", 0)) + options.seed for recipe in page.recipes]
-    with load_judge(model, source, choice) as reward:
-        name, note = reward.name, reward.note
-        echo_errors(model.note, note)
-        redrawing = Redrawing(options, choice, gate, model, reward)
+    model = generator.load(memory=choice.memory, edits=any(prompt.sources for prompt in again))
+    model.check(again, generator.size)
+
+    # Draw, and write the page with its panels.
+    seeds = [int(each.get("seed", 0)) + generator.seed for each in page.recipes]
+    with choice.load(source, model) as reward:
+        named = {"judge": reward.name, "note": reward.note}
+        echo_errors(model.note, reward.note)
+        redrawing = Redrawing(generator, choice, gate, model, reward)
         repair, document = redrawing.passing(page.images, page.names, again, seeds, path)
-    texts = dict(page.recipes[0]) | ({"layout": page.layout} if page.layout else {})
-    own = [texts | {"panel": prompt.panels[0]} for prompt in again] if page.layout else page.recipes
-    repair.save(path, texts if page.layout else {}, own)
+    if page.layout:
+        of_page = dict(recipe) | {"layout": page.layout}
+        repair.save(path, of_page, [of_page | {"panel": prompt.panels[0]} for prompt in again])
+    else:
+        repair.save(path, {}, page.recipes)
 
     # Output.
     if output.report:
-        write_atomic(output.report, check_page(repair.after, judge=name, note=note, tries=repair.shown))
+        write_atomic(output.report, check_page(repair.after, tries=repair.shown, **named))
         echo_errors(f"page: {output.report}")
     if output.as_json:
-        print_json({"judge": name, "note": note} | document | {"file": str(path)})
+        print_json(named | document | {"file": str(path)})
     else:
-        echo("\n".join([*check_lines(repair.after, judge=name), str(path)]))
+        echo("\n".join([*check_lines(repair.after, judge=reward.name), str(path)]))
     return code_of(repair.after)

@@ -74,11 +74,14 @@ def _run_builtin(served: Served, *, key: str, calibration: Path | None) -> None:
         # Bind and close: a taken port fails now and not after minutes of loading.
         with listening(served.host, served.port):
             pass
-        from pacorl.serve.server import load_judge, serve_judge
+        from pacorl.serve.server import serve_judge
+
+    from pacorl.judge.local import LocalJudge, placement
 
     use_cores()
     quiet_loading()
-    judge = load_judge(served, calibration=curve)
+    # The calibration maps the answers of /v1/consistency alone.
+    judge = LocalJudge.from_pretrained(served.checkpoint, calibration=curve, **placement(served.checkpoint))
     echo_errors(f"serving {served.name} at {served.url}")
     serve_judge(served, judge, api_key=key)
 

@@ -72,17 +72,11 @@ def calibration_lines(answers: Answers, curve: Curve, held_out: Answers | None) 
     for kind, of_part in parts:
         before, after = of_part.errors(curve)
         lines.append(f"ECE, {kind}: {_interval(before)} before, {_interval(after)} after")
-
     # Whether it helps, by the last part.
-    if after.mean >= before.mean:
-        lines.append("the calibration does not lower the error: do without it, or fit it on more pairs")
-    elif before.low is None or after.high is None:
-        lines.append(
-            "the calibration lowers the error of these pairs; of so few groups (prompts), they give no interval"
-        )
+    if after.mean < before.mean:
+        lines.append("the calibration lowers the error; intervals that overlap ask for more pairs")
     else:
-        unsure = "" if after.high < before.low else ", but the intervals overlap: more pairs would tell"
-        lines.append(f"the calibration lowers the error{unsure}")
+        lines.append("the calibration does not lower the error: do without it, or fit it on more pairs")
     if not held_out:
         lines.append("the curve has seen these pairs; --test measures it on others")
     return lines

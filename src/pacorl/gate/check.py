@@ -6,9 +6,8 @@ images; without a character, with the other panels. A set passes if no panel's s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import chain, combinations, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +15,9 @@ from typing import TYPE_CHECKING, Any
 from PIL.Image import Resampling
 
 from pacorl.core.set_scores import median_with
-from pacorl.gate.score_set import check_count, questions_about, score_set
-from pacorl.gate.scores import QuestionSpec, Scores, p_yes_text
+from pacorl.gate.scores import QuestionSpec, Scores, p_yes_text, questions_about, score_set
 from pacorl.io.images import as_rgb, open_image
 from pacorl.io.terminal import Progress, silent
-from pacorl.judge.calibration import Calibration, threshold
 from pacorl.report.figures import pair_matrix_svg, show
 from pacorl.report.html import render
 
@@ -35,6 +32,23 @@ CONTROLS = ("the same image", "a crop of the image", "a drawn figure of another 
 """Second images of the controls; only the last shows another character."""
 CROP = 64
 """The cropped control loses 1/CROP of its width and height on each side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A pair with a known answer.
+
+    Attributes:
+        image: Name of the first image.
+        name: Description of the second image.
+        same: Whether the answer is Yes.
+        p_yes: Lowest P(Yes) over the questions, from 0 to 1.
+    """
+
+    image: str
+    name: str
+    same: bool
+    p_yes: float
 
 
 class ControlError(RuntimeError):
@@ -55,61 +69,48 @@ class ControlError(RuntimeError):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of a refusal, without a verdict."""
-        return {
-            "passed": None,
-            "refused": str(self),
-            "image": self.control.image,
-            "control": asdict(self.control),
-            "least": self.least,
-        }
+        document = {"passed": None, "refused": str(self), "image": self.control.image}
+        return document | {"control": asdict(self.control), "least": self.least}
 
 
 @dataclass(frozen=True, slots=True)
 class PanelScore:
-    """The gate's score of one panel."""
+    """The gate's score of one panel.
+
+    Attributes:
+        panel: Index among the images of the scores.
+        score: Lowest median P(Yes), from 0 to 1; None if a question failed or no pair was asked.
+        question: Label of the lowest question.
+        group: Index of the group of images with the lowest median.
+    """
 
     panel: int
-    """Index among the images of the scores."""
     score: float | None
-    """Lowest median P(Yes); None if a question failed or no pair was asked."""
     question: str = ""
-    """Label of the lowest question."""
     group: int = 0
-    """Index of the group of images with the lowest median."""
-
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """A pair with a known answer."""
-
-    image: str
-    """Name of the first image."""
-    name: str
-    """Description of the second image."""
-    same: bool
-    """Whether the answer is Yes."""
-    p_yes: float
-    """Lowest P(Yes) over the questions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Result of the gate."""
+    """Result of the gate.
+
+    Attributes:
+        scores: Scores of the reference images, then of the panels.
+        references: Name of each character and the indices of its reference images.
+        least: Threshold of a panel's score, from 0 to 1.
+        controls: The pairs with known answers: of the first image, then of further ones until one passes.
+        panels: Deciding scores.
+        asked: Number of questions, the controls' included.
+        casts: Names of the characters that each panel was compared with.
+    """
 
     scores: Scores
-    """Scores of the reference images, then of the panels."""
     references: tuple[tuple[str, tuple[int, ...]], ...]
-    """Name of each character and the indices of its reference images."""
     least: float
-    """Threshold of a panel's score."""
     controls: tuple[Control, ...]
-    """The pairs with known answers: of the first image, then of further ones until one passes."""
     panels: tuple[PanelScore, ...]
-    """Deciding scores."""
     asked: int
-    """Number of questions, the controls' included."""
     casts: tuple[tuple[str, ...], ...] = ()
-    """Names of the characters that each panel was compared with."""
 
     @property
     def failed(self) -> tuple[PanelScore, ...]:
@@ -126,14 +127,28 @@ class Check:
         """Index of the lowest failing panel among the panels; None if all pass."""
         return self.panels.index(self.failed[0]) if self.failed else None
 
+    def name_of(self, panel: PanelScore) -> str:
+        """Return the name of a panel's image."""
+        return self.scores.names[panel.panel]
+
+    def reason(self, panel: PanelScore) -> str:
+        """Name a failing panel's lowest question, of several, and its character, in brackets; empty if it passes."""
+        if panel not in self.failed:
+            return ""
+        reasons = []
+        if len(self.scores.questions) > 1:
+            reasons.append(f"lowest for {panel.question}")
+        if self.references:
+            reasons.append(self.references[panel.group][0])
+        return f" ({', '.join(reasons)})" if reasons else ""
+
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON document of `--json`, with names in place of images."""
-        names = self.scores.names
+        """Return the JSON document of `--json`, with names in place of images; the verdict comes first."""
         failed = self.failed
         panels = []
         for panel, cast in zip(self.panels, self.casts, strict=True):
             entry = {
-                "image": names[panel.panel],
+                "image": self.name_of(panel),
                 "passed": panel not in failed,
                 "score": panel.score,
                 "lowest_question": panel.question,
@@ -142,13 +157,11 @@ class Check:
             if self.references:
                 entry |= {"lowest_character": self.references[panel.group][0], "characters": list(cast)}
             panels.append(entry)
-
-        # The verdict first.
         return {
             "passed": self.passed,
             "least": self.least,
             "calibrated": self.scores.calibrated,
-            "odd_one_out": names[failed[0].panel] if failed else None,
+            "odd_one_out": self.name_of(failed[0]) if failed else None,
             "panels": panels,
             "controls": list(map(asdict, self.controls)),
             "questions": {question.label: question.text for question in self.scores.questions},
@@ -167,9 +180,8 @@ def panel_score(scores: Scores, panel: int, groups: Sequence[Sequence[int]]) -> 
     for (number, group), (column, question) in product(enumerate(groups), enumerate(scores.questions)):
         if not group:
             continue
-        middle = median_with(
-            {(pair.first, pair.second): pair.by_question[column] for pair in scores.pairs}, panel, group
-        )
+        of_question = {(pair.first, pair.second): pair.by_question[column] for pair in scores.pairs}
+        middle = median_with(of_question, panel, group)
         if middle is None:
             return PanelScore(panel, None, question.label, number)
         if lowest.score is None or middle < lowest.score:
@@ -178,16 +190,10 @@ def panel_score(scores: Scores, panel: int, groups: Sequence[Sequence[int]]) -> 
 
 
 def panel_scores(scores: Scores, references: Sequence[Sequence[int]] = ()) -> list[PanelScore]:
-    """Score each panel against the groups of references; without references, against all other panels."""
-    every = range(len(scores.names))
-    shown = set(chain(*references))
-    scored = []
-    for panel in every:
-        # References are no panels: they are not scored.
-        if panel not in shown:
-            others = [index for index in every if index != panel]
-            scored.append(panel_score(scores, panel, references or [others]))
-    return scored
+    """Score each panel against the groups of references, which are no panels; without any, against all other panels."""
+    every = set(range(len(scores.names)))
+    panels = sorted(every.difference(*references))
+    return [panel_score(scores, panel, references or [sorted(every - {panel})]) for panel in panels]
 
 
 def failing(panels: Sequence[PanelScore], least: float) -> tuple[PanelScore, ...]:
@@ -211,11 +217,11 @@ def check_set(
     """Check whether images show the same, after the controls.
 
     Args:
-        least: Threshold of a panel's score.
+        least: Threshold of a panel's score, from 0 to 1 (`judge.calibration.threshold`).
         names: Display names; numbered if empty.
         characters: Name and reference images of each character.
         casts: Names of the characters that each image shows, one or more; all of them in every image if empty.
-        questions: Questions about each pair; empty for plain consistency.
+        questions: Questions about each pair (`questions_about`); empty for plain consistency.
         symmetric: Ask in both orders and take the mean.
         progress: Callback with (done, total) questions about the panels.
 
@@ -223,95 +229,43 @@ def check_set(
         ControlError: if a control of every image is answered wrongly.
         ValueError: for an invalid image, or for a single image without a reference.
     """
-    # Defaults.
     specs = tuple(questions) or questions_about()
-    names = tuple(names) or tuple(f"image {number + 1}" for number in range(len(images)))
-
     # References first, then panels.
+    every: list[Image] = []
+    every_name: list[str] = []
     references: list[tuple[str, tuple[int, ...]]] = []
-    shown: list[Image] = []
-    shown_names: list[str] = []
     for name, of_character in characters:
-        references.append((name, tuple(range(len(shown), len(shown) + len(of_character)))))
-        shown += of_character
-        shown_names += [f"{name}, reference {number + 1}" for number in range(len(of_character))]
-    panels = range(len(shown), len(shown) + len(images))
+        references.append((name, tuple(range(len(every), len(every) + len(of_character)))))
+        every += of_character
+        every_name += [f"{name}, reference {number}" for number in range(1, len(of_character) + 1)]
+    panels = range(len(every), len(every) + len(images))
+    every += images
+    every_name += names or [f"image {number}" for number in range(1, len(images) + 1)]
+
+    # Each panel with the references of its characters, or with all other panels.
     casts = casts or [[name for name, _ in references]] * len(images)
-    # Each panel with the references of its characters.
     groups: list[list[Sequence[int]]] = []
-    for cast in casts:
-        groups.append([indices if name in cast else () for name, indices in references])
-    pairs: list[tuple[int, int]] = []
-    for panel, of_panel in zip(panels, groups, strict=True):
-        pairs += product(chain(*of_panel), [panel])
-    if not references:
-        pairs += combinations(panels, 2)
+    for panel, cast in zip(panels, casts, strict=True):
+        of_panel: list[Sequence[int]] = [indices if name in cast else () for name, indices in references]
+        groups.append(of_panel or [[other for other in panels if other != panel]])
+    pairs = list(combinations(panels, 2))
+    if references:
+        pairs = [(shown, panel) for panel, group in zip(panels, groups, strict=True) for shown in chain(*group)]
 
     # Controls first: a judge that fails them is not asked about the set.
-    every = [*shown, *images]
-    every_name = [*shown_names, *names]
-    controls = controlled(judge, every, least, names=every_name, questions=specs, symmetric=symmetric)
-    scores = score_set(
-        judge, every, names=every_name, questions=specs, pairs=pairs, symmetric=symmetric, progress=progress
-    )
-    # Scores of the panels, and the number of questions for the report.
-    judged = panel_scores(scores)
-    if references:
-        judged = [panel_score(scores, panel, of_panel) for panel, of_panel in zip(panels, groups, strict=True)]
-    count = (len(pairs) + len(controls)) * len(specs) * (2 if symmetric else 1)
-    shows = tuple(map(tuple, casts))
-    return Check(scores, tuple(references), least, tuple(controls), tuple(judged), count, shows)
-
-
-def gate_of(
-    panels: int,
-    *,
-    least: float | None,
-    calibration: Calibration | None = None,
-    characters: Sequence[tuple[str, Sequence[Image]]] = (),
-    theme: str = "",
-    criteria: Mapping[str, str] | None = None,
-    symmetric: bool = False,
-    name: str = "least",
-) -> Callable[..., Check]:
-    """Return `check_set` with the rule of a verdict, before a judge is loaded; every door takes its gate from here.
-
-    Args:
-        panels: Number of images.
-        least: Threshold of a panel's score; None for the calibration's.
-        characters: Name and reference images of each character.
-        theme, criteria: Of the question, as in `questions_about`.
-        name: Name of the threshold where it is given, for errors.
-
-    Raises:
-        ValueError: There is no threshold, or a single panel is to be compared with none.
-    """
-    # A panel is compared with the characters, or without any with the other panels.
-    if not characters:
-        check_count(panels)
-    references = [len(images) for _, images in characters]
-    # The calibration's thresholds hold for the plain question; a theme or criterion asks another.
-    plain = not (theme or criteria)
-    return partial(
-        check_set,
-        least=threshold(calibration, least, panels=panels, references=references, plain=plain, name=name),
-        characters=characters,
-        questions=questions_about(theme, criteria),
-        symmetric=symmetric,
-    )
+    of_set: Any = {"questions": specs, "symmetric": symmetric}
+    controls = _controlled(judge, every, least, names=every_name, **of_set)
+    scores = score_set(judge, every, names=every_name, pairs=pairs, progress=progress, **of_set)
+    judged = [panel_score(scores, panel, group) for panel, group in zip(panels, groups, strict=True)]
+    asked = (len(pairs) + len(controls)) * len(specs) * (2 if symmetric else 1)
+    return Check(scores, tuple(references), least, tuple(controls), tuple(judged), asked, tuple(map(tuple, casts)))
 
 
 # --- controls ----------------------------------------------------------------------------------------------------
 
 
-def controlled(
-    judge: Judge,
-    images: Sequence[Image],
-    least: float,
-    *,
-    names: Sequence[str],
-    questions: Sequence[QuestionSpec],
-    symmetric: bool,
+def _controlled(
+    judge: Judge, images: Sequence[Image], least: float, *, names: Sequence[str], **of_set: Any
 ) -> list[Control]:
     """Ask the controls of one image after the other until one passes them; return all answers.
 
@@ -320,7 +274,7 @@ def controlled(
     """
     controls: list[Control] = []
     for image, name in zip(images, names, strict=True):
-        of_image = ask_controls(judge, image, name=name, questions=questions, symmetric=symmetric)
+        of_image = ask_controls(judge, image, name=name, **of_set)
         controls += of_image
         if not wrong(of_image, least):
             return controls
@@ -363,7 +317,7 @@ def check_lines(check: Check, *, judge: str) -> list[str]:
     lines = []
     for panel in check.panels:
         verdict = "fails" if panel in check.failed else "ok"
-        lines.append(f"{p_yes_text(panel.score):>7}  {verdict:<5}  {_title(check, panel)}{_reason(check, panel)}")
+        lines.append(f"{p_yes_text(panel.score):>7}  {verdict:<5}  {check.name_of(panel)}{check.reason(panel)}")
     return [*lines, *verdict_lines(check, judge=judge)]
 
 
@@ -378,7 +332,7 @@ def verdict_lines(check: Check, *, judge: str) -> list[str]:
         odd = check.failed[0]
         lines = [
             f"Failed: {len(check.failed)} of {count} panels are below {limit}.",
-            f"Odd one out: {check.scores.names[odd.panel]}, {p_yes_text(odd.score)}{_reason(check, odd)}.",
+            f"Odd one out: {check.name_of(odd)}, {p_yes_text(odd.score)}{check.reason(odd)}.",
         ]
         if count == 3 and not check.references:
             lines.append(
@@ -395,47 +349,16 @@ def verdict_lines(check: Check, *, judge: str) -> list[str]:
 
 def check_page(check: Check, *, judge: str, note: str = "", tries: Sequence[tuple[str, Image]] = ()) -> str:
     """Render the self-contained page. `tries`: captions and images of a repair."""
-    names = check.scores.names
-    cards = [(names[index], show(image)) for index, image in enumerate(check.scores.images)]
-    rows = []
-    for panel in check.panels:
-        rows.append((panel, _title(check, panel), _reason(check, panel)))
-    title = "All panels pass"
-    if check.failed:
-        title = f"{len(check.failed)} of {len(rows)} panels fail"
-    verdict = verdict_lines(check, judge=judge)
-    if note:
-        # A caveat about the judge comes before its verdict: it decides how the verdict is to be read.
-        verdict.insert(0, note)
+    title = f"{len(check.failed)} of {len(check.panels)} panels fail" if check.failed else "All panels pass"
     return render(
         "check.html",
         title=title,
         name="check",
-        verdict=verdict,
+        # A caveat about the judge comes before its verdict: it decides how the verdict is to be read.
+        verdict=[*filter(None, [note]), *verdict_lines(check, judge=judge)],
         check=check,
-        cards=cards,
-        rows=rows,
+        cards=[(name, show(image)) for name, image in zip(check.scores.names, check.scores.images, strict=True)],
         tries=[(caption, show(image)) for caption, image in tries],
         judge=judge,
         matrix=pair_matrix_svg(check.scores.matrix),
     )
-
-
-def _title(check: Check, panel: PanelScore) -> str:
-    """Name a panel and, if the characters of panels differ, those that it shows."""
-    name = check.scores.names[panel.panel]
-    if len(set(check.casts)) < 2:
-        return name
-    return f"{name}, {' and '.join(check.casts[check.panels.index(panel)])}"
-
-
-def _reason(check: Check, panel: PanelScore) -> str:
-    """Name the failing criterion, if there are several, and the character, in brackets; empty for a passing panel."""
-    if panel not in check.failed:
-        return ""
-    reasons = []
-    if len(check.scores.questions) > 1:
-        reasons.append(f"lowest for {panel.question}")
-    if check.references:
-        reasons.append(check.references[panel.group][0])
-    return f" ({', '.join(reasons)})" if reasons else ""

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pacorl.core.batches import in_batches
 from pacorl.core.devices import NONE
-from pacorl.gate.score_set import TOGETHER, questions_about, score_set
-from pacorl.gate.scores import Scores
+from pacorl.gate.scores import TOGETHER, Scores, questions_about, score_set
 from pacorl.io.images import as_rgb
 from pacorl.io.remote import open_source
 from pacorl.io.terminal import Progress, silent
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from pacorl.judge.judge import Judge
 
 ImageLike = Any
-"""A path, an http(s) URL, PIL's image, or an array or tensor of pixels."""
+"""A path, an http(s) URL, PIL's image, or an array or tensor of pixels (`pacorl.io.images.as_rgb`)."""
 
 TINY_NOTE = (
     "Judged by the embedded tiny judge, which knows the tiny world of drawn characters only and can say nothing of "
@@ -78,13 +77,8 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         Raises:
             ValueError: The judge is missing, or does not fit the options; for a server, before any question.
         """
-        judge, name = judge_from(
-            str(source),
-            variants=variants,
-            calibration=read_calibration(calibration),
-            quantize=quantize,
-            stream=stream,
-        )
+        curve = read_calibration(calibration)
+        judge, name = judge_from(str(source), variants=variants, calibration=curve, quantize=quantize, stream=stream)
         return cls(judge, name=name)
 
     def __repr__(self) -> str:
@@ -93,40 +87,21 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
     @property
     def note(self) -> str:
         """Caveats for readers of the scores; empty for most judges."""
-        notes = []
         # Of a judge over HTTP its server has the note.
-        if served := getattr(self.judge, "note", ""):
-            notes.append(served)
-        elif self.name in (TINY, TINY_EDITS):
-            notes.append(TINY_NOTE)
+        notes = [getattr(self.judge, "note", "") or (TINY_NOTE if self.name in (TINY, TINY_EDITS) else "")]
         calibration = getattr(self.judge, "calibration", None)
         if calibration and calibration.judge != self.name:
             notes.append(f"The calibration is of the judge {calibration.judge}, and the judge is {self.name}.")
-        return " ".join(notes)
+        return " ".join(filter(None, notes))
 
-    def score(
-        self,
-        first: ImageLike,
-        second: ImageLike,
-        *,
-        theme: str = "",
-        criteria: Mapping[str, str] | None = None,
-        symmetric: bool = False,
-    ) -> float:
-        """Compute P(Yes) of two images.
-
-        Args:
-            first: A file, an http(s) URL, a PIL image, or an array or tensor (`pacorl.io.images.as_rgb`).
-            second: Likewise.
-            theme: The common theme; without theme and criteria the plain question is asked.
-            criteria: Label → text of further questions; the score is the mean over all questions.
-            symmetric: Ask in both orders, and take the mean.
+    def score(self, first: ImageLike, second: ImageLike, **options: Any) -> float:
+        """Compute P(Yes) of two images, from 0 to 1; options (theme, criteria, symmetric) as in `score_set`.
 
         Raises:
             ImageError: for an invalid image.
             RuntimeError: if the judge gives no answer.
         """
-        scores = self.score_set([first, second], theme=theme, criteria=criteria, symmetric=symmetric)
+        scores = self.score_set([first, second], **options)
         if scores.mean is None:
             raise RuntimeError(f"{self.name} gave no verdict: {scores.pairs[0].error}")
         return scores.mean
@@ -165,9 +140,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         for chunk in in_batches(list(zip(pairs, of_pair, strict=True)), TOGETHER):
             questions = {}
             for number, (pair, theme) in enumerate(chunk, len(verdicts)):
-                (question,) = questions_about(theme)
-                images = tuple(as_rgb(_as_image(image), f"an image of pair {number}") for image in pair)
-                questions[number] = Question(images, question.text)
+                questions[number] = _question(pair, theme, name=f"an image of pair {number}")
             verdicts += ask(self.judge, questions, symmetric=symmetric).values()
             progress(len(verdicts), len(pairs))
         return verdicts
@@ -185,7 +158,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         """Score every pair of two or more images.
 
         Args:
-            images: Two or more images, in any form that `score` accepts.
+            images: Two or more images: files, http(s) URLs, PIL images, arrays or tensors.
             theme: The common theme; without theme and criteria the plain question is asked.
             criteria: Label → text of further questions; a pair's score is the mean over all questions.
             ranking: Compare only the first image with each candidate.
@@ -196,14 +169,9 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
             ImageError: for an invalid image.
             ValueError: for fewer than two images.
         """
-        return score_set(
-            self.judge,
-            [_as_image(image) for image in images],
-            questions=questions_about(theme, criteria),
-            ranking=ranking,
-            symmetric=symmetric,
-            reasons=reasons,
-        )
+        opened = list(map(_as_image, images))
+        questions = questions_about(theme, criteria)
+        return score_set(self.judge, opened, questions=questions, ranking=ranking, symmetric=symmetric, reasons=reasons)
 
     def rank(self, images: Sequence[ImageLike], **options: Any) -> Scores:
         """Compare the first image with each candidate, `ranked` best first; options as in `score_set`."""
@@ -211,11 +179,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
 
     def explain(self, first: ImageLike, second: ImageLike, *, theme: str = "") -> str:
         """Return the judge's answer in words."""
-        (question,) = questions_about(theme)
-        images = []
-        for image, name in ((first, "image 1"), (second, "image 2")):
-            images.append(as_rgb(_as_image(image), name))
-        return self.judge.explain(Question(tuple(images), question.text))
+        return self.judge.explain(_question((first, second), theme, name="an image"))
 
     def close(self) -> None:
         """Close the connection to a server."""
@@ -228,3 +192,8 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
 
 def _as_image(image: ImageLike) -> Any:
     return open_source(image) if isinstance(image, str | Path) else image
+
+
+def _question(pair: tuple[ImageLike, ImageLike], theme: str, *, name: str) -> Question:
+    (question,) = questions_about(theme)
+    return Question(tuple(as_rgb(_as_image(image), name) for image in pair), question.text)

@@ -1,4 +1,4 @@
-"""Scores of image pairs and of whole sets, as values and as text.
+"""Scores of image pairs and of whole sets: the questions, the answers, and their text.
 
 A pair's score is the judge's P(Yes), averaged over the questions (and over both orders, if requested). A pair with an
 unanswered question has no score, but an error message.
@@ -6,43 +6,60 @@ unanswered question has no score, but an error message.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations, product
 from typing import TYPE_CHECKING, Any
 
+from pacorl.core import questions as wordings
+from pacorl.core.batches import in_batches
 from pacorl.core.set_scores import LowestPanel, lowest_panel, panel_medians
-from pacorl.judge.pairwise import Matrix, Pair, symmetric_matrix
+from pacorl.io.images import as_rgb
+from pacorl.io.terminal import Progress, silent
+from pacorl.judge.pairwise import Matrix, Pair, ask_pairs, errors_of, symmetric_matrix
+from pacorl.types import Question, Verdict
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from pacorl.judge.judge import Judge
+
+TOGETHER = 256
+"""Pairs of one call of the judge: the size decides the batches, and so the last bits of an answer."""
+UNCALIBRATED = "P(Yes) is uncalibrated: the judge's own."
+"""Line of a report without a calibration file."""
+
 
 @dataclass(frozen=True, slots=True)
 class QuestionSpec:
-    """A question to be put to every pair."""
+    """A question to be put to every pair.
+
+    Attributes:
+        label: Short name in tables.
+        text: Wording sent to the judge.
+    """
 
     label: str
-    """Short name in tables."""
     text: str
-    """Wording sent to the judge."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairScore:
-    """The judge's verdict about two images of a set."""
+    """The judge's verdict about two images of a set.
+
+    Attributes:
+        first: Index of the first image.
+        second: Index of the second image.
+        by_question: P(Yes) of each question, from 0 to 1; the mean of both orders if both were asked.
+        error: Reason for a missing score.
+        reasons: The judge's answer in words, if requested.
+    """
 
     first: int
-    """Index of the first image."""
     second: int
-    """Index of the second image."""
     by_question: tuple[float | None, ...]
-    """P(Yes) of each question, mean of both orders if both were asked."""
-    order_gap: float | None = None
-    """|P(Yes | a, b) − P(Yes | b, a)|, mean over the questions; None if one order was asked."""
     error: str = ""
-    """Reason for a missing score."""
     reasons: str = ""
-    """The judge's answer in words, if requested."""
 
     @property
     def p_yes(self) -> float | None:
@@ -50,34 +67,25 @@ class PairScore:
         return None if None in self.by_question else mean_of_present(self.by_question)
 
 
-@dataclass(frozen=True, slots=True)
-class OddOneOut:
-    """The image that fits the set least."""
-
-    image: int
-    """Index into the set."""
-    with_others: float
-    """Median score of its pairs."""
-    among_others: float | None
-    """Mean score of the pairs without it; None if none was scored."""
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class Scores:
-    """The scored pairs of some images."""
+    """The scored pairs of some images.
+
+    Attributes:
+        names: Names of the images in tables.
+        images: RGB images, exactly the judge's input.
+        questions: Questions about every pair.
+        pairs: Scores of all pairs, or of the pairs with the first image if `ranking`.
+        ranking: Whether only the first image is compared with each candidate.
+        calibrated: Whether a calibration file maps the judge's P(Yes).
+    """
 
     names: tuple[str, ...]
-    """Names of the images in tables."""
     images: tuple[Image, ...]
-    """RGB images, exactly the judge's input."""
     questions: tuple[QuestionSpec, ...]
-    """Questions about every pair."""
     pairs: tuple[PairScore, ...]
-    """Scores of all pairs, or of the pairs with the first image if `ranking`."""
     ranking: bool = False
-    """Whether only the first image is compared with each candidate."""
     calibrated: bool = False
-    """Whether a calibration file maps the judge's P(Yes)."""
 
     @property
     def mean(self) -> float | None:
@@ -90,33 +98,21 @@ class Scores:
         return tuple(pair for pair in self.pairs if pair.p_yes is None)
 
     @property
+    def score_of_pair(self) -> dict[Pair, float | None]:
+        """Pair of indices → score."""
+        return {(pair.first, pair.second): pair.p_yes for pair in self.pairs}
+
+    @property
     def matrix(self) -> Matrix:
-        """Symmetric score matrix; None on the diagonal and for missing scores."""
-        return symmetric_matrix(self._score_of_pair, len(self.names))
+        """Symmetric score matrix, images × images; None on the diagonal and for missing scores."""
+        return symmetric_matrix(self.score_of_pair, len(self.names))
 
     @property
-    def medians(self) -> dict[int, float]:
-        """Median score of each image's pairs; images without a score are left out."""
-        return panel_medians(self._score_of_pair)
-
-    @property
-    def lowest_panel(self) -> LowestPanel | None:
-        """The image with the lowest median (in a ranking, the lowest candidate); None if no pair has a score."""
-        return lowest_panel(self._score_of_pair, among=range(int(self.ranking), len(self.names)))
-
-    @property
-    def odd_one_out(self) -> OddOneOut | None:
-        """The lowest of three or more images; None if all have the same median."""
-        lowest = self.lowest_panel
-        if lowest is None or len(self.names) < 3 or len(set(self.medians.values())) < 2:
-            return None
-        # If the others agree among themselves, the image is the fault.
-        among_others = []
-        for pair in self.pairs:
-            if lowest.panel not in (pair.first, pair.second):
-                among_others.append(pair.p_yes)
-
-        return OddOneOut(lowest.panel, lowest.median, mean_of_present(among_others))
+    def odd_one_out(self) -> LowestPanel | None:
+        """The image of three or more with the lowest median, in a ranking a candidate; None if all have the same."""
+        lowest = lowest_panel(self.score_of_pair, among=range(int(self.ranking), len(self.names)))
+        alike = len(set(panel_medians(self.score_of_pair).values())) < 2
+        return None if len(self.names) < 3 or alike else lowest
 
     @property
     def ranked(self) -> tuple[PairScore, ...]:
@@ -131,55 +127,35 @@ class Scores:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of `--json`, with names in place of images."""
-        odd = self.odd_one_out
-
-        # The pairs; what a pair does not have is left out.
         labels = [question.label for question in self.questions]
         pairs = []
         for pair in self.pairs:
-            document: dict[str, Any] = {
+            document = {
                 "images": [self.names[pair.first], self.names[pair.second]],
                 "p_yes": pair.p_yes,
                 "by_question": dict(zip(labels, pair.by_question, strict=True)),
             }
-            if pair.order_gap is not None:
-                document["order_gap"] = pair.order_gap
-            for key in ("error", "reasons"):
-                if getattr(pair, key):
-                    document[key] = getattr(pair, key)
-            pairs.append(document)
-
-        # The document; a set without an odd one out has null there.
+            # What a pair does not have is left out.
+            words = {"error": pair.error, "reasons": pair.reasons}
+            pairs.append(document | {key: text for key, text in words.items() if text})
+        odd = self.odd_one_out
         return {
             "images": list(self.names),
             "questions": {question.label: question.text for question in self.questions},
             "calibrated": self.calibrated,
             "mean": self.mean,
             "missing": len(self.missing),
-            "odd_one_out": odd
-            and {"image": self.names[odd.image], "with_others": odd.with_others, "among_others": odd.among_others},
+            "odd_one_out": odd and {"image": self.names[odd.panel], "with_others": odd.median},
             "pairs": pairs,
             "matrix": [list(row) for row in self.matrix],
         }
 
     def __repr__(self) -> str:
-        facts = [f"{len(self.names)} images"]
-        facts.append("no mean" if self.mean is None else f"mean {self.mean:.4f}")
-
-        odd = self.odd_one_out
-        if odd:
-            facts.append(f"{self.names[odd.image]!r} fits least")
-        if self.missing:
-            facts.append(f"{len(self.missing)} of {len(self.pairs)} pairs without a score")
-        return f"Scores({', '.join(facts)})"
+        return f"Scores({len(self.names)} images: {' '.join(summary(self))})"
 
     def __str__(self) -> str:
         """Format the scores like `pacorl score`."""
         return table(self)
-
-    @property
-    def _score_of_pair(self) -> dict[Pair, float | None]:
-        return {(pair.first, pair.second): pair.p_yes for pair in self.pairs}
 
 
 def mean_of_present(values: Sequence[float | None]) -> float | None:
@@ -188,43 +164,127 @@ def mean_of_present(values: Sequence[float | None]) -> float | None:
     return sum(numbers) / len(numbers) if numbers else None
 
 
-# --- for people ------------------------------------------------------------------------------------------------
+# --- asking ----------------------------------------------------------------------------------------------------
 
-UNCALIBRATED = "P(Yes) is uncalibrated: the judge's own."
-"""Line of a report without a calibration file."""
+
+def questions_about(theme: str = "", criteria: Mapping[str, str] | None = None) -> tuple[QuestionSpec, ...]:
+    """Build the questions for a theme and written criteria (label → text); without either, the plain question."""
+    written = []
+    for label, text in (criteria or {}).items():
+        written.append(QuestionSpec(label, wordings.meets_criterion(text)))
+    if theme:
+        return (QuestionSpec("theme", wordings.same_theme(theme)), *written)
+    return tuple(written) or (QuestionSpec("consistent", wordings.consistent()),)
+
+
+def check_count(images: int, *, ranking: bool = False) -> None:
+    """Raise ValueError if there are too few images to compare."""
+    if images < 2 and ranking:
+        raise ValueError("ranking needs a reference and at least one candidate")
+    if images < 2:
+        raise ValueError(f"{images} image has nothing to be compared with; give two or more")
+
+
+def score_set(
+    judge: Judge,
+    images: Sequence[Image],
+    *,
+    names: Sequence[str] = (),
+    questions: Sequence[QuestionSpec] = (),
+    ranking: bool = False,
+    pairs: Iterable[Pair] | None = None,
+    symmetric: bool = False,
+    reasons: bool = False,
+    progress: Progress = silent,
+) -> Scores:
+    """Score every pair of two or more images, up to `TOGETHER` pairs in one call of the judge.
+
+    Args:
+        names: Display names; numbered if empty.
+        questions: Questions about each pair; empty for plain consistency.
+        ranking: Compare only the first image, the reference, with each candidate; `ranked` holds them best first.
+        pairs: The pairs to ask about, in place of all pairs.
+        symmetric: Ask in both orders and take the mean.
+        reasons: Request the answer in words too, which takes far longer.
+        progress: Callback with (done, total) questions.
+
+    Raises:
+        ValueError: for fewer than two images, or an invalid image (an ImageError, which names it).
+    """
+    # Inputs: pairs, names, RGB images.
+    check_count(len(images), ranking=ranking)
+    if pairs is None:
+        every = range(len(images))
+        pairs = product([0], every[1:]) if ranking else combinations(every, 2)
+    pairs = list(pairs)
+    names = tuple(names) or tuple(f"image {number}" for number in range(1, len(images) + 1))
+    images = [as_rgb(image, name) for image, name in zip(images, names, strict=True)]
+    specs = tuple(questions) or questions_about()
+
+    # Verdicts, with questions by number since two labels may be equal.
+    texts = {number: question.text for number, question in enumerate(specs)}
+    per_pair = len(specs) * (2 if symmetric else 1)
+    scored: list[PairScore] = []
+    progress(0, per_pair * len(pairs))
+    for chunk in in_batches(pairs, TOGETHER):
+        (answers,) = ask_pairs(judge, [images], [texts], pairs=[chunk], symmetric=symmetric)
+        for pair, by_question in answers.items():
+            both = (images[pair[0]], images[pair[1]])
+            scored.append(_pair_score(judge, pair, both, specs, list(by_question.values()), reasons=reasons))
+        progress(per_pair * len(scored), per_pair * len(pairs))
+    calibrated = getattr(judge, "calibration", None) is not None
+    return Scores(names, tuple(images), specs, tuple(scored), ranking, calibrated)
+
+
+def _pair_score(
+    judge: Judge,
+    pair: Pair,
+    images: tuple[Image, Image],
+    questions: Sequence[QuestionSpec],
+    verdicts: Sequence[Verdict],
+    *,
+    reasons: bool,
+) -> PairScore:
+    lines = []
+    # Words cost a whole answer each, so pairs without a score get none.
+    if reasons and all(verdict.valid for verdict in verdicts):
+        for question in questions:
+            reason = judge.explain(Question(images, question.text))
+            lines.append(f"{question.label}: {reason}" if len(questions) > 1 else reason)
+    return PairScore(
+        *pair,
+        by_question=tuple(verdict.p_yes for verdict in verdicts),
+        error=errors_of(verdicts),
+        reasons="\n".join(lines),
+    )
+
+
+# --- for people ------------------------------------------------------------------------------------------------
 
 
 def summary(scores: Scores) -> list[str]:
     """Summarize the scores in sentences."""
-    # Missing pairs.
-    missing = []
+    notes = []
     for pair in scores.missing:
-        missing.append(f"No score: {scores.names[pair.first]} and {scores.names[pair.second]} ({pair.error}).")
-    scored = len(scores.pairs) - len(missing)
-    count = f"{scored} of {len(scores.pairs)}" if missing else f"{scored}"
+        notes.append(f"No score: {scores.names[pair.first]} and {scores.names[pair.second]} ({pair.error}).")
+    scored = len(scores.pairs) - len(notes)
     if not scored:
-        return missing
-
+        return notes
     if not scores.calibrated:
-        missing.append(UNCALIBRATED)
+        notes.append(UNCALIBRATED)
 
-    # The best candidate of a ranking, or the mean of a set.
+    # The best candidate of a ranking, or the mean of a set and its outlier.
     if scores.ranking:
         best = scores.ranked[0]
-        return [f"Closest to {scores.names[0]}: {scores.names[best.second]}, {p_yes_text(best.p_yes)}.", *missing]
+        return [f"Closest to {scores.names[0]}: {scores.names[best.second]}, {p_yes_text(best.p_yes)}.", *notes]
     if len(scores.pairs) == 1:
-        lines = [f"P(Yes), the two images belong together: {p_yes_text(scores.mean)}."]
-    else:
-        lines = [f"Mean consistency of {count} pairs: {p_yes_text(scores.mean)}."]
-
-    # The outlier.
+        return [f"P(Yes), the two images belong together: {p_yes_text(scores.mean)}.", *notes]
+    count = f"{scored} of {len(scores.pairs)}" if scores.missing else f"{scored}"
+    lines = [f"Mean consistency of {count} pairs: {p_yes_text(scores.mean)}."]
     odd = scores.odd_one_out
     if odd is not None:
-        line = f"Fits least: {scores.names[odd.image]}, median {p_yes_text(odd.with_others)} with the others"
-        if odd.among_others is not None:
-            line += f"; the others among themselves reach {p_yes_text(odd.among_others)}"
-        lines.append(f"{line}.")
-    return lines + missing
+        lines.append(f"Fits least: {scores.names[odd.panel]}, median {p_yes_text(odd.median)} with the others.")
+    return lines + notes
 
 
 def table(scores: Scores) -> str:
@@ -239,23 +299,19 @@ def table(scores: Scores) -> str:
             cells = [p_yes_text(p_yes) for p_yes in row]
             # A dash on the diagonal would read as a missing score.
             cells[number - 1] = "·"
-            padded = "".join(f"{cell:>7}" for cell in cells)
-            rows.append(f"{number:>5}{padded}   {name}")
-    lines = [*rows, *summary(scores)]
+            rows.append(f"{number:>5}{''.join(f'{cell:>7}' for cell in cells)}   {name}")
+
+    # The answers in words, and those to each of several questions.
+    words = []
     for pair in scores.pairs:
-        if pair.reasons or len(scores.questions) > 1:
-            lines.append(_words(scores, pair))
-    return "\n".join(lines)
-
-
-def _words(scores: Scores, pair: PairScore) -> str:
-    lines = [f"\n{scores.names[pair.first]} and {scores.names[pair.second]}: {p_yes_text(pair.p_yes)}"]
-    if len(scores.questions) > 1:
-        answers = zip(scores.questions, pair.by_question, strict=True)
-        lines += [f"  {p_yes_text(p_yes):>7}  {question.label}" for question, p_yes in answers]
-    if pair.reasons:
-        lines.append("  " + pair.reasons.replace("\n", "\n  "))
-    return "\n".join(lines)
+        several = zip(scores.questions, pair.by_question, strict=True) if len(scores.questions) > 1 else ()
+        lines = [f"  {p_yes_text(p_yes):>7}  {question.label}" for question, p_yes in several]
+        if pair.reasons:
+            lines.append("  " + pair.reasons.replace("\n", "\n  "))
+        if lines:
+            title = f"\n{scores.names[pair.first]} and {scores.names[pair.second]}: {p_yes_text(pair.p_yes)}"
+            words += [title, *lines]
+    return "\n".join([*rows, *summary(scores), *words])
 
 
 def p_yes_text(p_yes: float | None) -> str:

@@ -25,32 +25,36 @@ SHOWN_ELSEWHERE = ("Software", "panels", "prompt", "theme", "score", "judge", "l
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Settings that, with its prompt, reproduce an image; None if the model ignores a setting."""
+    """Settings that, with its prompt, reproduce an image; None if the model ignores a setting.
+
+    Attributes:
+        model: Checkpoint folder or hub name.
+        adapter: Folders, files or hub names with strengths that are not 1, as `--adapter` takes them; empty without
+            one.
+        seed: Seed of the initial noise.
+        size: Size of the image, or of a separate panel.
+        steps: Denoising steps.
+        guidance_scale: `guidance_scale` of the model's pipeline.
+        true_cfg_scale: Scale of classifier-free guidance; 1 disables it.
+        negative_prompt: Negative prompt of classifier-free guidance.
+        max_sequence_length: Maximum number of prompt tokens.
+        version: Version of pacorl.
+        quantize: Quantization of the model's blocks.
+        separate: Whether each panel was generated as an image of its own.
+    """
 
     model: str
-    """Checkpoint folder or hub name."""
     adapter: str
-    """Folders, files or hub names with strengths that are not 1, as `--adapter` takes them; empty without one."""
     seed: int
-    """Seed of the initial noise."""
     size: Size
-    """Size of the image, or of a separate panel."""
     steps: int
-    """Denoising steps."""
     guidance_scale: float | None
-    """`guidance_scale` of the model's pipeline."""
     true_cfg_scale: float | None
-    """Scale of classifier-free guidance; 1 disables it."""
     negative_prompt: str | None
-    """Negative prompt of classifier-free guidance."""
     max_sequence_length: int | None
-    """Maximum number of prompt tokens."""
     version: str
-    """Version of pacorl."""
     quantize: str | None = None
-    """Quantization of the model's blocks."""
     separate: bool = False
-    """Whether each panel was generated as an image of its own."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings by name, for JSON."""
@@ -60,36 +64,42 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A judge's score of one image."""
+    """A judge's score of one image.
+
+    Attributes:
+        score: 0..1; None if an answer is missing.
+        matrix: P(Yes) of every two panels of a set, None on the diagonal; empty for an edit.
+        parts: Components of the score, by name.
+        error: Reason for a missing score.
+    """
 
     score: float | None
-    """0..1; None if an answer is missing."""
     matrix: Matrix = ()
-    """P(Yes) of every two panels of a set, None on the diagonal; empty for an edit."""
     parts: tuple[tuple[str, float | None], ...] = ()
-    """Components of the score, by name."""
     error: str = ""
-    """Reason for a missing score."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GeneratedImage:
-    """An image with its recipe, and the judgement of it if there is a judge."""
+    """An image with its recipe, and the judgement of it if there is a judge.
+
+    Attributes:
+        prompt: The image's prompt.
+        image: A grid image for a set.
+        recipe: Settings for reproduction.
+        judged: The judge's score; None without a judge.
+        rank: Rank among its candidates, from 1.
+        candidates: Number of candidates.
+        tied: Number of candidates of this rank, itself included: their scores differ by less than a judge resolves.
+    """
 
     prompt: Prompt
-    """The image's prompt."""
     image: Image
-    """A grid image for a set."""
     recipe: Recipe
-    """Settings for reproduction."""
     judged: Judged | None = None
-    """The judge's score; None without a judge."""
     rank: int = 1
-    """Rank among its candidates, from 1."""
     candidates: int = 1
-    """Number of candidates."""
     tied: int = 1
-    """Number of candidates of this rank, itself included: their scores differ by less than a judge resolves."""
 
     @property
     def panels(self) -> list[Image]:

@@ -39,22 +39,25 @@ Redraw = Callable[[int, int], tuple["Image", Mapping[str, str]] | None]
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """A redrawn panel and its verdict."""
+    """A redrawn panel and its verdict.
+
+    Attributes:
+        number: Number of the try, from 1.
+        panel: Index of the panel.
+        image: The redrawn panel.
+        texts: Text chunks of its PNG.
+        check: Check of the set with this panel; None if a control failed.
+        accepted: Whether the panel replaces the earlier one.
+        error: The failed control.
+    """
 
     number: int
-    """Number of the try, from 1."""
     panel: int
-    """Index of the panel."""
     image: Image
-    """The redrawn panel."""
     texts: Mapping[str, str]
-    """Text chunks of its PNG."""
     check: Check | None
-    """Check of the set with this panel; None if a control failed."""
     accepted: bool
-    """Whether the panel replaces the earlier one."""
     error: str = ""
-    """The failed control."""
 
     @property
     def score(self) -> float | None:
@@ -80,16 +83,19 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """A repaired set."""
+    """A repaired set.
+
+    Attributes:
+        before: Check of the original set.
+        after: Check of the repaired set.
+        images: Panels of the repaired set.
+        tries: All tries, in order.
+    """
 
     before: Check
-    """Check of the original set."""
     after: Check
-    """Check of the repaired set."""
     images: tuple[Image, ...]
-    """Panels of the repaired set."""
     tries: tuple[Try, ...]
-    """All tries, in order."""
 
     @property
     def replaced(self) -> dict[int, Try]:

@@ -76,8 +76,11 @@ def threshold(
         name: Name of the threshold where it is given, for errors.
 
     Raises:
-        UsageError: There is neither, or the calibration's thresholds are not for this case.
+        ValueError: One panel has nothing to be compared with.
+        UsageError: There is no threshold, or the calibration's are not for this case.
     """
+    if panels < 2 and not references:
+        raise ValueError(f"{panels} image has nothing to be compared with; give two or more")
     if least is not None:
         return least
     by_size: Mapping[int, float] | None = None

@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import torch
@@ -30,15 +29,14 @@ from starlette.requests import HTTPConnection
 from pacorl import __version__
 from pacorl.config.options import UsageError
 from pacorl.core.questions import text_fault
-from pacorl.gate.check import Check, ControlError, gate_of
+from pacorl.gate.check import Check, ControlError, check_set
 from pacorl.gate.paco_reward import PacoReward
-from pacorl.gate.score_set import check_count, questions_about, score_set
-from pacorl.gate.scores import Scores
+from pacorl.gate.scores import Scores, check_count, questions_about, score_set
 from pacorl.io.images import MAX_PIXELS, ImageError, check_shape
 from pacorl.io.uploads import submit_upload, upload_size
-from pacorl.judge.calibration import Calibration
+from pacorl.judge.calibration import threshold
 from pacorl.judge.http import FLOOR_LOGPROB
-from pacorl.judge.local import LocalJudge, log_softmax, placement
+from pacorl.judge.local import LocalJudge
 from pacorl.judge.prompting import ChatPrompt, DistinctImage, chat_text
 from pacorl.serve.vllm import Served
 from pacorl.types import Size
@@ -77,6 +75,8 @@ def _plain(text: str) -> str:
 
 
 Text = Annotated[str, Field(max_length=LETTERS), AfterValidator(_plain)]
+Images = Annotated[list[str], Field(min_length=1, max_length=MOST_IMAGES)]
+"""Data URLs."""
 
 
 class Form(BaseModel):
@@ -131,12 +131,16 @@ class ChatRequest(Form):
     stream: Literal[False] = False
     user: str = ""
 
+    @property
+    def length(self) -> int:
+        """Most tokens of the answer."""
+        return self.max_completion_tokens or self.max_tokens
+
 
 class ConsistencyRequest(Form):
     """Set of images to score, and with `least` to pass the gate."""
 
-    images: list[str] = Field(min_length=1, max_length=MOST_IMAGES)
-    """Data URLs."""
+    images: Images
     model: str = ""
     theme: Text = ""
     criteria: dict[Text, Text] = Field({}, max_length=64)
@@ -148,8 +152,8 @@ class ConsistencyRequest(Form):
     """Whether to give a verdict after the controls, with the calibration's threshold."""
     least: float | None = Field(None, ge=0, le=1)
     """Threshold of a panel's score; asks for a verdict too."""
-    references: dict[Text, Annotated[list[str], Field(min_length=1, max_length=MOST_IMAGES)]] = Field({}, max_length=16)
-    """Character → data URLs of its reference images, which every panel of a gate must show."""
+    references: dict[Text, Images] = Field({}, max_length=16)
+    """Character → its reference images, which every panel of a gate must show."""
 
 
 class TokenizeRequest(Form):
@@ -162,7 +166,7 @@ class TokenizeRequest(Form):
 
 
 class ServedJudge:
-    """A judge with its name, its one thread, and the queue of first-token questions."""
+    """A judge with its name, its one thread, the queue of first-token questions, and metrics."""
 
     def __init__(self, name: str, judge: LocalJudge) -> None:
         self.name = name
@@ -179,20 +183,12 @@ class ServedJudge:
         waiting = Gauge("pacorl_waiting_questions", "Questions that wait for the judge.", **of_server)
         waiting.set_function(self.queue.qsize)
 
-    def check_model(self, asked: str) -> None:
-        """Raise RefusedError for another model's name."""
-        if asked not in ("", self.name):
-            raise RefusedError(f"there is no model {asked!r}; served is {self.name}", status=404)
-
     async def on_thread(self, work: Callable[..., T], *arguments: Any, **options: Any) -> T:
         """Run work on the judge's thread."""
         return await asyncio.get_running_loop().run_in_executor(self.thread, partial(work, *arguments, **options))
 
     async def log_probs(self, prompt: ChatPrompt) -> Tensor:
-        """Return the (V,) log-probabilities of a prompt's first answer token.
-
-        Raises RefusedError if the queue is full.
-        """
+        """Return the (V,) log-probabilities of a prompt's first answer token. Raises RefusedError at a full queue."""
         answer: asyncio.Future[Tensor] = asyncio.get_running_loop().create_future()
         try:
             self.queue.put_nowait((prompt, answer))
@@ -212,24 +208,23 @@ class ServedJudge:
             batch = [(prompt, answer) for prompt, answer in batch if not answer.done()]
             self.batches.inc()
             self.questions.inc(len(batch))
-            if not await self._answer(batch):
-                # One by one: the prompt at fault must not fail the others.
-                for waiting in batch:
-                    await self._answer([waiting], last=True)
+            rows = await self._rows([prompt for prompt, _ in batch])
+            for (_, answer), row in zip(batch, rows, strict=True):
+                if not answer.done():
+                    answer.set_exception(row) if isinstance(row, Exception) else answer.set_result(row)
 
-    async def _answer(self, batch: Sequence[tuple[ChatPrompt, asyncio.Future[Tensor]]], *, last: bool = False) -> bool:
-        """Answer a batch, or return False; the last attempt answers with the fault, of any kind."""
-        answers: list[Any] = []
+    async def _rows(self, prompts: Sequence[ChatPrompt]) -> list[Tensor | Exception]:
+        """Return each prompt's log-probabilities or fault, in one forward if no prompt is at fault."""
         try:
-            answers += await self.on_thread(self.judge.log_probs, [prompt for prompt, _ in batch])
-        except Exception as error:
-            if not last:
-                return False
-            answers.append(error)
-        for (_, answer), row in zip(batch, answers, strict=True):
-            if not answer.done():
-                answer.set_exception(row) if isinstance(row, Exception) else answer.set_result(row)
-        return True
+            return list(await self.on_thread(self.judge.log_probs, prompts))
+        except Exception as fault:
+            if len(prompts) == 1:
+                return [fault]
+        # One by one: the prompt at fault must not fail the others.
+        rows = []
+        for prompt in prompts:
+            rows += await self._rows([prompt])
+        return rows
 
     async def prompt(self, messages: Sequence[Message]) -> tuple[ChatPrompt, int]:
         """Build the prompt of a conversation, and count its tokens.
@@ -257,19 +252,6 @@ class ServedJudge:
             raise RefusedError(f"the request is {tokens:,} tokens long; at most {PROMPT_TOKENS:,} are taken")
         return ChatPrompt(text, distinct), tokens
 
-    async def continuation(self, request: ChatRequest, prompt: ChatPrompt) -> tuple[list[int], Tensor]:
-        """Continue a conversation: the tokens, and the (tokens, V) log-probabilities of each position."""
-        most = request.max_completion_tokens or request.max_tokens
-        if most == 1:
-            row = await self.log_probs(prompt)
-            return [int(row.argmax())], row[None]
-        options: dict[str, Any] = {"max_new_tokens": most, "do_sample": False, "output_logits": request.logprobs}
-        if request.repetition_penalty is not None:
-            options["repetition_penalty"] = request.repetition_penalty
-        output = await self.on_thread(self.judge.generate, prompt, **options)
-        ids = output.sequences[0].tolist()
-        return ids, log_softmax(torch.cat(output.logits)) if request.logprobs else torch.empty(0, 0)
-
 
 async def decoded(urls: Sequence[str]) -> list[Image]:
     """Decode data URLs in the confined process, after their headers are checked.
@@ -279,30 +261,26 @@ async def decoded(urls: Sequence[str]) -> list[Image]:
     """
     if len(urls) > MOST_IMAGES:
         raise ImageError(f"{len(urls)} images in one request; this server takes {MOST_IMAGES}")
-    names = [f"image {number}" for number in range(1, len(urls) + 1)]
-    files = [await asyncio.to_thread(data_of, url, name=name) for url, name in zip(urls, names, strict=True)]
-    pixels = []
-    for content, name in zip(files, names, strict=True):
+    files = []
+    for number, url in enumerate(urls, 1):
+        name = f"image {number}"
+        content = await asyncio.to_thread(data_of, url, name=name)
         size = upload_size(content, name=name)
         check_shape(size, name)
-        pixels.append(size.height * size.width)
-    if sum(pixels) > MAX_PIXELS:
-        raise ImageError(
-            f"the images of this request have {sum(pixels):,} pixels together; send at most {MAX_PIXELS:,}"
-        )
+        files.append((content, name, size.height * size.width))
+    total = sum(pixels for _, _, pixels in files)
+    if total > MAX_PIXELS:
+        raise ImageError(f"the images of this request have {total:,} pixels together; send at most {MAX_PIXELS:,}")
     # A header can be false: no more pixels are decoded than it states.
-    rows = zip(files, names, pixels, strict=True)
-    decoding = [submit_upload(content, name=name, max_pixels=most) for content, name, most in rows]
+    decoding = [submit_upload(content, name=name, max_pixels=pixels) for content, name, pixels in files]
     return [await asyncio.wrap_future(future) for future in decoding]
 
 
 def data_of(url: str, *, name: str) -> bytes:
     """Return the content of a data URL. Raises ImageError naming the image and the fault."""
-    head, comma, encoded = url.partition(",")
-    if not head.startswith("data:"):
-        raise ImageError(f"{name}: only data URLs are taken; this server does not fetch images")
-    if not comma or not head.endswith(";base64"):
-        raise ImageError(f"{name}: its data URL is not of the form data:image/png;base64,…")
+    head, _, encoded = url.partition(";base64,")
+    if not head.startswith("data:") or not encoded:
+        raise ImageError(f"{name}: only data URLs are taken, as data:image/png;base64,…; this server fetches no image")
     try:
         # Validated, since letters outside of the alphabet would be skipped, and a damaged URL could pass as an image.
         return base64.b64decode(encoded, validate=True)
@@ -324,52 +302,63 @@ async def _served(request: Request) -> ServedJudge:
 Judge = Annotated[ServedJudge, Depends(_served)]
 
 
+def check_model(asked: str, served: ServedJudge) -> None:
+    """Raise RefusedError for another model's name."""
+    if asked not in ("", served.name):
+        raise RefusedError(f"there is no model {asked!r}; served is {served.name}", status=404)
+
+
 @router.post("/v1/chat/completions")
 async def chat(request: ChatRequest, served: Judge) -> dict[str, Any]:
-    """Continue a conversation."""
-    served.check_model(request.model)
+    """Continue a conversation; a first token is answered in a batch with those of other callers."""
+    check_model(request.model, served)
     vocabulary = served.judge.model.get_input_embeddings().num_embeddings
     if beyond := [token for token in request.logprob_token_ids if token >= vocabulary]:
         raise RefusedError(f"logprob_token_ids {beyond} are beyond the {vocabulary} tokens")
     prompt, tokens = await served.prompt(request.messages)
-    ids, log_probs = await served.continuation(request, prompt)
-    return completion(request, served, ids, log_probs, prompt_tokens=tokens)
+    if request.length == 1:
+        row = await served.log_probs(prompt)
+        return completion(request, served, [int(row.argmax())], row, prompt_tokens=tokens)
+    if request.logprobs:
+        raise RefusedError("log-probabilities are those of one token; set max_tokens to 1")
+    options: dict[str, Any] = {"max_new_tokens": request.length, "do_sample": False}
+    if request.repetition_penalty is not None:
+        options["repetition_penalty"] = request.repetition_penalty
+    output = await served.on_thread(served.judge.generate, prompt, **options)
+    return completion(request, served, output.sequences[0].tolist(), torch.empty(0), prompt_tokens=tokens)
 
 
 @router.post("/v1/consistency")
 async def consistency(request: ConsistencyRequest, served: Judge) -> dict[str, Any]:
     """Score a set, or check it: the documents of `pacorl score --json` and `pacorl check --json`."""
-    served.check_model(request.model)
-    judge = served.judge
-    images = await decoded([*request.images, *chain(*request.references.values())])
-    panels, rest = images[: len(request.images)], iter(images[len(request.images) :])
+    check_model(request.model, served)
+    panels = await decoded(request.images)
+    asked: Any = {"questions": questions_about(request.theme, request.criteria), "symmetric": request.symmetric}
     work: Callable[..., Scores | Check]
     try:
         if request.gate or request.least is not None:
-            characters = [(name, [next(rest) for _ in urls]) for name, urls in request.references.items()]
-            work = gate_of(
-                len(panels),
-                theme=request.theme,
-                criteria=request.criteria,
-                characters=characters,
-                least=request.least,
-                calibration=judge.calibration,
-                symmetric=request.symmetric,
+            least = threshold(
+                served.judge.calibration,
+                request.least,
+                panels=len(panels),
+                references=list(map(len, request.references.values())),
+                plain=not (request.theme or request.criteria),
             )
+            characters = [(name, await decoded(urls)) for name, urls in request.references.items()]
+            work = partial(check_set, least=least, characters=characters, **asked)
         else:
             check_count(len(panels), ranking=request.ranking)
-            asked = questions_about(request.theme, request.criteria)
-            work = partial(score_set, questions=asked, ranking=request.ranking, symmetric=request.symmetric)
+            work = partial(score_set, ranking=request.ranking, **asked)
     except ValueError as fault:
         raise RefusedError(str(fault)) from None
-    result: Scores | Check = await served.on_thread(work, judge, panels)
+    result: Scores | Check = await served.on_thread(work, served.judge, panels)
     return {"judge": served.name, "model": served.name, "note": served.note} | result.to_dict()
 
 
 @router.post("/tokenize")
 async def tokenize(request: TokenizeRequest, served: Judge) -> dict[str, Any]:
     """Cut a text into tokens, as vLLM does."""
-    served.check_model(request.model)
+    check_model(request.model, served)
     encode = partial(served.tokenizer.encode, add_special_tokens=request.add_special_tokens)
     ids = await asyncio.to_thread(encode, request.prompt)
     return {"count": len(ids), "tokens": list(ids)}
@@ -439,54 +428,41 @@ async def _measured(request: Request, proceed: Callable[[Request], Any]) -> Resp
 
 
 def completion(
-    request: ChatRequest, served: ServedJudge, ids: Sequence[int], log_probs: Tensor, *, prompt_tokens: int
+    request: ChatRequest, served: ServedJudge, ids: Sequence[int], row_V: Tensor, *, prompt_tokens: int
 ) -> dict[str, Any]:
-    """Write the API's answer to a request."""
+    """Write the API's answer of some tokens; `row_V` are the log-probabilities of a single one."""
 
-    def entry(token: int, row: Tensor) -> dict[str, Any]:
+    def entry(token: int) -> dict[str, Any]:
         text = f"token_id:{token}" if request.return_tokens_as_token_ids else str(served.tokenizer.decode([token]))
         # JSON has no −inf.
-        return {"token": text, "logprob": max(float(row[token]), FLOOR_LOGPROB)}
+        return {"token": text, "logprob": max(float(row_V[token]), FLOOR_LOGPROB)}
 
-    content = []
-    for token, row in zip(ids, log_probs, strict=False):
-        listed = dict.fromkeys(
-            [*row.topk(min(request.top_logprobs, len(row))).indices.tolist(), *request.logprob_token_ids]
-        )
-        content.append(entry(token, row) | {"top_logprobs": [entry(other, row) for other in listed]})
-
+    log_probs = None
+    if request.logprobs:
+        likeliest = row_V.topk(min(request.top_logprobs, len(row_V))).indices.tolist()
+        listed = dict.fromkeys([*likeliest, *request.logprob_token_ids])
+        log_probs = {"content": [entry(ids[0]) | {"top_logprobs": list(map(entry, listed))}]}
     ends = served.judge.model.generation_config.eos_token_id
     stopped = bool(ids) and ids[-1] in ([ends] if isinstance(ends, int) else ends or [])
     message = {"role": "assistant", "content": served.tokenizer.decode(list(ids), skip_special_tokens=True)}
+    reason = "stop" if stopped else "length"
+    counts = {"prompt_tokens": prompt_tokens, "completion_tokens": len(ids)}
     return {
         "id": f"chatcmpl-{uuid.uuid4().hex}",
         "object": "chat.completion",
         "created": int(time.time()),
         "model": served.name,
-        "choices": [
-            {
-                "index": 0,
-                "message": message,
-                "logprobs": {"content": content} if request.logprobs else None,
-                "finish_reason": "stop" if stopped else "length",
-            }
-        ],
-        "usage": {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": len(ids),
-            "total_tokens": prompt_tokens + len(ids),
-        },
+        "choices": [{"index": 0, "message": message, "logprobs": log_probs, "finish_reason": reason}],
+        "usage": counts | {"total_tokens": prompt_tokens + len(ids)},
     }
 
 
 def error_of(fault: Exception) -> JSONResponse:
     """Write an error as the API does."""
-    # A ValueError of any other class is a fault of the judge: the server's log has it, and a client need not read it.
-    # A ValueError of any other class is a fault of the judge: the server's log has it, and a client need not read it.
+    # Any other class is a fault of the judge: the server's log has it, and a client need not read it.
     status, message, kind = 500, f"the judge failed ({type(fault).__name__})", "server_error"
-    further: dict[str, Any] = {}
     if isinstance(fault, ControlError):
-        status, message, kind, further = 422, str(fault), "refused", fault.to_dict()
+        status, message, kind = 422, str(fault), "refused"
     elif isinstance(fault, RequestValidationError):
         faults = [f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}"[:200] for each in fault.errors()[:3]]
         status, message, kind = 400, "; ".join(faults), "invalid_request_error"
@@ -495,13 +471,10 @@ def error_of(fault: Exception) -> JSONResponse:
     elif isinstance(fault, RefusedError | ImageError | UsageError):
         status, message, kind = getattr(fault, "status", 400), str(fault), "invalid_request_error"
     headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}.get(status)
-    error = {"message": message, "type": kind, "param": None, "code": status} | further
+    error = {"message": message, "type": kind, "param": None, "code": status}
+    if isinstance(fault, ControlError):
+        error |= fault.to_dict()
     return JSONResponse({"error": error}, status_code=status, headers=headers)
-
-
-def load_judge(served: Served, *, calibration: Calibration | None = None) -> LocalJudge:
-    """Load a judge; `calibration` maps the answers of /v1/consistency alone."""
-    return LocalJudge.from_pretrained(served.checkpoint, calibration=calibration, **placement(served.checkpoint))
 
 
 def serve_judge(served: Served, judge: LocalJudge, *, api_key: str = "") -> None:

@@ -28,7 +28,7 @@ from pacorl.io.children import start_python
 from pacorl.io.files import PRIVATE, write_atomic
 from pacorl.io.images import open_image
 from pacorl.judge import judge_for
-from pacorl.judge.calibration import read_calibration
+from pacorl.judge.calibration import read_calibration, threshold
 from pacorl.models.policies import POLICIES, kind_of, tiny_spec
 from pacorl.records.compose import layout_for, prompt_from
 from pacorl.records.panels import write_panels
@@ -430,20 +430,20 @@ class Studio:
 
     def _gate(self, job: Job, recipe: Recipe, count: int) -> Callable[[Sequence[Image]], Check]:
         """Return the check of a page's panels."""
-        from pacorl.gate.check import gate_of
+        from pacorl.gate.check import check_set
+        from pacorl.gate.scores import questions_about
 
         generator, reward = self._models(job)
         # A calibration's thresholds are for the plain question.
-        rule: dict[str, Any] = {"least": LEAST, "theme": shared_text(recipe.prompt)}
-        if self.calibration:
-            rule = {"least": None, "calibration": self.calibration}
-        check = gate_of(count, **rule)
+        theme = "" if self.calibration else shared_text(recipe.prompt)
+        least = threshold(self.calibration, None if self.calibration else LEAST, panels=count)
+        questions = questions_about(theme)
         names = [f"panel {number}" for number in range(1, count + 1)]
 
         def gate(panels: Sequence[Image]) -> Check:
             job.enter("Checking")
             with generator.judging():
-                return check(reward.judge, panels, names=names)
+                return check_set(reward.judge, panels, least=least, names=names, questions=questions)
 
         return gate
 

@@ -1,0 +1,99 @@
+"""Panels of a command: files, folders and URLs, or one page that is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pacorl.config.options import UsageError
+from pacorl.core.grid import parse_layout, split
+from pacorl.io.images import ImageError, check_shape, images_in, png_texts
+from pacorl.io.remote import open_source
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+def open_panels(sources: Sequence[Path | str], *, grid: str = "") -> tuple[tuple[str, ...], tuple[Image, ...]]:
+    """Open images from files, folders or http(s) URLs, or cut the one image into panels.
+
+    Args:
+        grid: ROWSxCOLS of the one image's panels; by default the layout in its recipe.
+
+    Returns:
+        Names and RGB images.
+
+    Raises:
+        ImageError: listing every unusable source.
+        UsageError: One of several images is a whole page of panels.
+        ValueError: The grid has several images to cut.
+    """
+    names, images = open_images(sources)
+    layouts = [layout_of(name) for name in names]
+    if len(images) == 1 and (grid or layouts[0]):
+        return _cut(names[0], images[0], grid or layouts[0])
+    if grid:
+        raise ValueError(f"--grid cuts one image, {len(images)} are given")
+    for name, layout in zip(names, layouts, strict=True):
+        if layout and len(images) > 1:
+            raise UsageError(f"{name} is a whole page of {layout} panels; give it alone, or its panels")
+    return names, images
+
+
+def open_images(sources: Sequence[Path | str]) -> tuple[tuple[str, ...], tuple[Image, ...]]:
+    """Open images, and return their names and the images. Raises ImageError listing every unusable source."""
+    # All faults are listed at once, so that they can be mended together.
+    names = []
+    opened = []
+    faults = []
+    for source in files_of(sources):
+        if Path(source).is_dir():
+            sets = any(path.is_dir() for path in Path(source).iterdir())
+            fix = f"; `pacorl check --sets {source}` checks each of its subfolders" if sets else ""
+            faults.append(f"{source} is a folder without images{fix}")
+            continue
+        try:
+            opened.append(open_source(source))
+            names.append(source)
+        except (ImageError, OSError) as error:
+            strerror = error.strerror if isinstance(error, OSError) else None
+            faults.append(f"{source}: {strerror}" if strerror else str(error))
+    if faults:
+        raise ImageError("\n".join(faults))
+    return tuple(names), tuple(opened)
+
+
+def files_of(sources: Iterable[Path | str]) -> list[str]:
+    """Replace each folder by the images in it; a folder without images stays."""
+    files = []
+    for source in map(str, sources):
+        files += (panels_in(Path(source)) if Path(source).is_dir() else []) or [source]
+    return files
+
+
+def panels_in(folder: Path) -> list[str]:
+    """List the images of a folder, without the sheets beside the panels of `pacorl generate`.
+
+    Images in formats that are not read are listed too: opening them names them, so that no verdict passes them over.
+    """
+    images = images_in(folder, unread=True)
+    # set-1.png shows the same as set-1-panel-1.png and its siblings. Any other image beside them is listed.
+    sheets = {image.stem.rpartition("-panel-")[0] for image in images}
+    return [str(image) for image in images if image.stem not in sheets]
+
+
+def layout_of(source: str) -> str:
+    """Read the layout of a page in its recipe; empty for a panel, and for an image without a recipe."""
+    texts = png_texts(Path(source))
+    layout = texts.get("layout", "1x1")
+    return "" if layout == "1x1" or "panel" in texts else layout
+
+
+def _cut(name: str, image: Image, layout: str) -> tuple[tuple[str, ...], tuple[Image, ...]]:
+    """Split a page into its panels, named by number."""
+    panels = split(image, parse_layout(layout))
+    for number, panel in enumerate(panels, 1):
+        # The page may be large enough while its panels are too small.
+        check_shape(panel, f"panel {number} of {name}")
+    return tuple(f"{name}[{number}]" for number in range(1, len(panels) + 1)), tuple(panels)
