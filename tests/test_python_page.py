@@ -63,7 +63,9 @@ def test_the_package_imports_nothing_heavy() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("name", ["pacorl.types"])
+@pytest.mark.parametrize(
+    "name", ["pacorl.types", "pacorl.gate.scores", "pacorl.gate.check", "pacorl.generate.generated_images"]
+)
 def test_the_help_of_a_dataclass_describes_every_field(name: str) -> None:
     for found in vars(import_module(name)).values():
         if is_dataclass(found) and found.__module__ == name:

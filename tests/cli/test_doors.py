@@ -32,7 +32,7 @@ EDIT = ["generate", "--image", "a.png", "--instruction", "Give the hero a cap."]
 SCORE, CHECK = ["score", "a.png", "b.png", "--judge", "tiny"], ["check", "a.png", "b.png", "--judge", "tiny"]
 TRAIN = ["train-policy", f"{CONFIGS}/tiny.yaml", "out=new"]
 TEACH = ["train-reward", f"{CONFIGS}/reward/tiny.yaml", "out=new"]
-AGAIN = ["generate", "--from", "a.png", "--from", "b.png", "--judge", "tiny", "--min", "0.5"]
+AGAIN = ["generate", "--from", "a.png", "--layout", "1x2", "--judge", "tiny", "--min", "0.5"]
 TEXTS = ["--panel", "red round hero, crown, night, waving, flag"] * 2
 CASES = CONFIGS / "cases"
 HUGE = str(10**30)
@@ -40,7 +40,7 @@ MISUSED: list[tuple[list[str], str]] = [
     (["score", "--colour"], "--colour"),
     (["train-policy"], "config"),
     (["skore"], "skore"),
-    (["train"], "train-policy"),
+    (["train"], "train"),
     (["help"], "--help"),
     (["dataset", "help"], "dataset --help"),
     (["benchmark", "t2is"], "data"),
@@ -48,7 +48,7 @@ MISUSED: list[tuple[list[str], str]] = [
     (["score"], "images"),
     ([*CHECK, "--min", "0.5", "--judge", ""], "--judge"),
     ([*CHECK, "--json"], "--min"),
-    (["generate", "--from", "a.png", "--from", "b.png", *TEXTS], "--min"),
+    (["generate", "--from", "a.png", "--layout", "1x2", *TEXTS], "--min"),
     (["generate", "--from", "a.png", "--judge", "tiny", "--min", "0.5"], "--layout"),
     (
         ["generate", "--prompt", "a fox", "--panel", "x", "--panel", "y", "--model", "some/model", "--min", "1"],
@@ -82,7 +82,7 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*AGAIN, "--panel", "one"], "2 panels have 1 texts"),
     ([*AGAIN], "--panel"),
     ([*AGAIN, *TEXTS, "--kind", "kontext"], "tiny edits images"),
-    ([*AGAIN, *TEXTS, "--out", "mine"], "mine/page-repaired.png"),
+    ([*AGAIN, *TEXTS, "--out", "mine"], "mine/a-repaired.png"),
     ([*MAKE, "--ask", "price"], "--ask 'price'"),
     ([*MAKE, "--option", "guidance"], "--option 'guidance'"),
     ([*MAKE, "--option", "cfg=2"], "takes no cfg"),
@@ -212,7 +212,7 @@ def write_folder(folder: Path) -> None:
     """Write what the mistakes name, and files of a user under the names that commands write."""
     for name in ("empty", "ran", "mine", "zorp"):
         (folder / name).mkdir()
-    for name in ("a.png", "b.png", "mine/set-2.png", "mine/page-repaired.png", "zorp/1.png", "zorp/2.png"):
+    for name in ("a.png", "b.png", "mine/set-2.png", "mine/a-repaired.png", "zorp/1.png", "zorp/2.png"):
         Image.new("RGB", (32, 32)).save(folder / name)
     for name in ("page.html", "thesis.pdf", "config.yaml", "summary.json"):
         (folder / "mine" / name).write_text("mine")

@@ -7,11 +7,9 @@ import random
 from pathlib import Path
 
 import pytest
-from PIL import Image
 from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
-from pacorl.cli.redraw import FinishedPage
 from pacorl.cli.shared import BELOW
 from pacorl.core.grid import join
 from pacorl.io.images import open_image, png_bytes, png_texts
@@ -107,12 +105,3 @@ def test_a_dry_run_loads_and_writes_nothing(page: Path) -> None:
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["panels"] == json.loads(png_texts(page)["panels"])
     assert not Path("generated").exists()
-
-
-def test_a_folder_of_panels_is_a_page_of_its_recipes(tmp_path: Path) -> None:
-    for number in (1, 2, 10):
-        recipe = {"Software": "pacorl 0.1.0", "panel": f"scene {number}", "seed": str(number)}
-        (tmp_path / f"{number}.png").write_bytes(png_bytes(Image.new("RGB", (16, 16)), recipe))
-    page = FinishedPage.read([str(tmp_path)], "")
-    assert page.texts() == ["scene 1", "scene 2", "scene 10"]
-    assert page.names == tuple(str(tmp_path / f"{number}.png") for number in (1, 2, 10))

@@ -12,7 +12,7 @@ from typer import Argument, Exit
 
 from pacorl.cli.gate import CheckOptions, Gate, worst
 from pacorl.cli.generator import AdaptedGenerator, ChoiceOptions, OutputOptions, dry_run
-from pacorl.cli.redraw import IMAGE_MARK, FinishedPage, Redrawing, panels_again, redraw_page
+from pacorl.cli.redraw import IMAGE_MARK, Redrawing, panels_again, redraw_page
 from pacorl.cli.shared import check_report, echo, echo_errors, print_json, progress
 from pacorl.config.options import TEMPLATE, UsageError, WriterOptions, option
 from pacorl.types import TINY, Size
@@ -44,10 +44,8 @@ class RequestOptions(WriterOptions):
     storyboard: Path | None = option(None, "A YAML of characters, style and scenes.")
     images: list[Path] = option([], "An image to edit; may be repeated for editors of several.", flags=("--image",))
     instruction: str = option("", "What to change in it.")
-    pages: list[str] = option(
-        [],
-        "A finished page, or its panels one by one, whose failing panels are drawn again by the recipe in the file.",
-        flags=("--from",),
+    page: Path | None = option(
+        None, "A finished page, whose failing panels are drawn again by the recipe in the file.", flags=("--from",)
     )
     characters: list[str] = option(
         [], "A character's folder, or its name in characters/; may be repeated.", flags=("--character",)
@@ -56,14 +54,14 @@ class RequestOptions(WriterOptions):
 
     def check(self) -> None:
         """Raise ValueError unless there is one source, with the flags that go with it."""
-        given = (self.prompt, self.record, self.storyboard, self.instruction, self.pages)
+        given = (self.prompt, self.record, self.storyboard, self.instruction, self.page)
         flags = [flag for flag, value in zip(SOURCES, given, strict=True) if value]
         if len(flags) != 1:
             not_both = f", not {' and '.join(flags)}" if flags else ""
             raise ValueError(f"give one of {', '.join(SOURCES)}{not_both}")
         of_prompt = {"--panel": self.panels, "--layout": self.layout, "--character": self.characters}
         for flag, value in of_prompt.items():
-            if value and not (self.prompt or self.pages):
+            if value and not (self.prompt or self.page):
                 raise ValueError(f"{flag} goes with --prompt, not with {flags[0]}")
         if bool(self.images) != bool(self.instruction):
             raise ValueError("an edit needs both --image and --instruction")
@@ -97,12 +95,12 @@ def generate(
     request = replace(request, prompt=text or request.prompt)
     request.check()
     gate = None
-    if choice.least is not None or request.pages:
+    if choice.least is not None or request.page:
         gate = Gate(CheckOptions(character=request.characters, least=choice.least), choice.calibration)
-    if gate and request.pages:
-        page = FinishedPage.read(request.pages, request.layout)
-        of_page: Any = {"generator": generator, "choice": choice, "output": output}
-        raise Exit(redraw_page(page, texts=request.panels, gate=gate, **of_page))
+    if gate and request.page:
+        of_page: Any = {"layout": request.layout, "texts": request.panels}
+        of_page |= {"generator": generator, "choice": choice, "output": output}
+        raise Exit(redraw_page(request.page, gate=gate, **of_page))
 
     # Check all arguments before torch and weights are loaded.
     requested = read_request(request, generator)

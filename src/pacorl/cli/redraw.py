@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,46 +122,10 @@ def panels_again(prompt: Prompt, options: AdaptedGenerator, *, separate: bool) -
 # --- a finished page -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedPage:
-    """A page of panels, or its panels one by one, with what their recipes say."""
-
-    names: Sequence[str]
-    images: Sequence[Image]
-    recipes: Sequence[Mapping[str, str]]
-    """Text chunks of each panel; of a page cut into panels, the page's for each."""
-    sources: Sequence[Path]
-    """Files: of the page, or of each panel."""
-    layout: str = ""
-    """Of the page; empty for panels one by one."""
-
-    @classmethod
-    def read(cls, sources: Sequence[str], layout: str) -> FinishedPage:
-        """Open one page, cut by its recipe or by `layout`, or several panels.
-
-        Raises:
-            ValueError: An image cannot be read, or a page has no layout.
-        """
-        from pacorl.gate.panels import layout_of, open_panels
-        from pacorl.io.images import recipe_of
-
-        names, images = open_panels(sources, grid=layout)
-        if len(names) > 1 and len(sources) == 1 and not Path(sources[0]).is_dir():
-            recipe = recipe_of(Path(sources[0]))
-            return cls(names, images, [recipe] * len(names), [Path(sources[0])], layout or layout_of(sources[0]))
-        files = list(map(Path, names))
-        return cls(names, images, list(map(recipe_of, files)), files)
-
-    def texts(self) -> list[str]:
-        """What each panel shows, by the recipes."""
-        if self.layout:
-            return list(json.loads(self.recipes[0].get("panels", "[]")))
-        return [text for recipe in self.recipes if (text := recipe.get("panel") or recipe.get("prompt"))]
-
-
 def redraw_page(
-    page: FinishedPage,
+    source: Path,
     *,
+    layout: str,
     texts: Sequence[str],
     gate: Gate,
     generator: AdaptedGenerator,
@@ -171,59 +135,62 @@ def redraw_page(
     """Draw the failing panels of a finished page again; returns the exit code of the verdict.
 
     Args:
-        texts: What each panel shows; empty for the recipes' texts.
+        source: File of the page.
+        layout: ROWSxCOLS of the page; empty for the recipe's.
+        texts: What each panel shows; empty for the recipe's texts.
     """
+    from pacorl.core.grid import parse_layout
     from pacorl.gate.check import check_lines, check_page
+    from pacorl.gate.panels import layout_of, open_panels
     from pacorl.io.files import check_made, check_writable, write_atomic
+    from pacorl.io.images import recipe_of
     from pacorl.io.quiet import quiet_loading
     from pacorl.judge import check_judge, default_judge
     from pacorl.runtime.cores import use_cores
-    from pacorl.types import Grid, Prompt
+    from pacorl.types import Prompt
 
     # Panels, texts and gate, before weights are loaded.
-    if len(page.images) == 1 and not gate.whole:
-        raise UsageError(f"{page.names[0]} has no layout in a recipe; give --layout, such as 2x2")
-    recipe = page.recipes[0]
+    names, panels = open_panels([source], grid=layout)
+    layout = layout or layout_of(str(source))
+    if not layout:
+        raise UsageError(f"{source} has no layout in a recipe; give --layout, such as 2x2")
+    recipe = recipe_of(source)
     generator = generator.by_recipe(recipe)
-    texts = texts or page.texts()
-    set_of_panels = Prompt(
+    page = Prompt(
         0,
         "",
-        grid=Grid(1, len(page.images)),
+        grid=parse_layout(layout),
         theme=recipe.get("theme", ""),
-        panels=tuple(texts),
+        panels=tuple(texts or json.loads(recipe.get("panels", "[]"))),
         characters=tuple(gate.whole),
     )
-    again = panels_again(set_of_panels, generator, separate=False)
-    gate.least(len(page.images))
-    source = choice.judge or default_judge([*page.sources, *map(Path, gate.references)])
+    again = panels_again(page, generator, separate=False)
+    gate.least(len(panels))
+    judge = choice.judge or default_judge([source, *map(Path, gate.references)])
     if output.dry_run:
-        dry_run(generator, choice, source, prompts=again, panels=texts, as_json=output.as_json)
+        dry_run(generator, choice, judge, prompts=again, panels=page.panels, as_json=output.as_json)
 
     # Files and models.
-    path = output.out / f"{page.sources[0].stem if page.layout else 'page'}-repaired.png"
+    path = output.out / f"{source.stem}-repaired.png"
     check_writable(output.out, folder=True)
     check_made(path, mark=IMAGE_MARK, limit=4096)
     check_report(output.report)
     generator.check(again)
-    check_judge(source)
+    check_judge(judge)
     quiet_loading()
     use_cores()
     model = generator.load(memory=choice.memory, edits=any(prompt.sources for prompt in again))
     model.check(again, generator.size)
 
     # Draw, and write the page with its panels.
-    seeds = [int(each.get("seed", 0)) + generator.seed for each in page.recipes]
-    with choice.load(source, model) as reward:
+    seeds = [int(recipe.get("seed", 0)) + generator.seed] * len(panels)
+    with choice.load(judge, model) as reward:
         named = {"judge": reward.name, "note": reward.note}
         echo_errors(model.note, reward.note)
         redrawing = Redrawing(generator, choice, gate, model, reward)
-        repair, document = redrawing.passing(page.images, page.names, again, seeds, path)
-    if page.layout:
-        of_page = dict(recipe) | {"layout": page.layout}
-        repair.save(path, of_page, [of_page | {"panel": prompt.panels[0]} for prompt in again])
-    else:
-        repair.save(path, {}, page.recipes)
+        repair, document = redrawing.passing(panels, names, again, seeds, path)
+    of_page = {**recipe, "layout": layout}
+    repair.save(path, of_page, [of_page | {"panel": text} for text in page.panels])
 
     # Output.
     if output.report:

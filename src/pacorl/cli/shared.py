@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, ClassVar, get_args, get_type_hints
 
 import typer
-from typer.core import TyperGroup
 from typer.models import OptionInfo
 
 from pacorl.config.options import KEY, Option, UsageError, option
@@ -49,30 +48,8 @@ class JsonOption:
     as_json: bool = option(False, "Print JSON.", flags=("--json",))
 
 
-class SuggestingGroup(TyperGroup):
-    """Group of commands that suggests longer names, or `--help`, for an unknown command."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        word = args[0]
-        if self.get_command(ctx, word) is None:
-            meant = []
-            for name in self.list_commands(ctx):
-                if name.startswith(f"{word}-"):
-                    meant.append(repr(name))
-
-            if word == "help":
-                meant = ["'--help'"]
-            if meant:
-                ctx.fail(f"No such command {word!r}. Did you mean {', '.join(meant)}?")
-
-        return super().resolve_command(ctx, args)
-
-
 class Commands(typer.Typer):
     """Group of commands with groups of options."""
-
-    def __init__(self, *, cls: type[TyperGroup] = SuggestingGroup, **settings: Any) -> None:
-        super().__init__(cls=cls, **settings)
 
     def command(self, *args: Any, **settings: Any) -> Callable[..., Any]:
         register = super().command(*args, **settings)

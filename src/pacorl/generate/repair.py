@@ -21,7 +21,7 @@ from pacorl.generate.sets import generate_sets
 from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.models.policies import POLICIES, kind_of
-from pacorl.records.compose import check_for, layout_for, prompt_from
+from pacorl.records.compose import check_for, prompt_from
 from pacorl.tiny.characters import INSTRUCTIONS
 from pacorl.tiny.words import GRID, tiny_scene
 from pacorl.types import TINY, Prompt
@@ -122,8 +122,7 @@ class Repair:
         # Panels of several sizes are joined at the first one's.
         size = self.images[0].size
         panels = [image if image.size == size else image.resize(size) for image in self.images]
-        grid = parse_layout(texts["layout"]) if "layout" in texts else layout_for(len(panels))
-        page = join(panels, grid)
+        page = join(panels, parse_layout(texts["layout"]))
         write_atomic(path, png_bytes(page, {**texts, "redrawn": json.dumps(seeds)}))
         return page
 
