@@ -131,23 +131,6 @@ def test_batches_do_not_depend_on_the_number_of_processes(tmp_path: Path, count:
     assert files(tmp_path / "more") == files(tmp_path / "one")
 
 
-def test_a_finished_image_that_its_batch_makes_otherwise_stays_and_is_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As on another machine: the batch is made for the image that it lacks."""
-    with pytest.raises(KeyboardInterrupt):
-        generate_missing(JOBS, tmp_path, source(), save_panels=stop_after(1))
-    finished = (tmp_path / JOBS[0].file).read_bytes()
-    generate_missing(JOBS, tmp_path, source(load=lambda: by_batch))
-    assert (tmp_path / JOBS[0].file).read_bytes() == finished
-    (message,) = caplog.messages
-    assert message.startswith(f"{tmp_path / JOBS[0].file}: kept, ")
-    assert "\n" not in message
-    caplog.clear()
-    generate_missing(JOBS, tmp_path, source(load=lambda: by_batch))
-    assert not caplog.messages, "nothing is missing, so nothing is made and compared"
-
-
 def test_progress_counts_what_is_missing(tmp_path: Path) -> None:
     steps: list[tuple[int, int]] = []
     generate_missing(JOBS[:2], tmp_path, source())

@@ -8,7 +8,6 @@ batches of an uninterrupted job.
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +17,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pacorl.core.batches import in_batches
 from pacorl.core.schedule import seed_of
 from pacorl.io.files import write_atomic
-from pacorl.io.images import open_image, png_bytes, png_texts
+from pacorl.io.images import png_bytes, png_texts
 from pacorl.io.terminal import Progress, silent
 from pacorl.types import Prompt
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
@@ -128,8 +125,7 @@ def generate_missing(
 ) -> int:
     """Generate this shard's missing images, batch by batch.
 
-    A partly finished batch is sampled whole, and its finished images stay. If their bits differ from before, a warning
-    lists the changed images of the first such batch.
+    A partly finished batch is sampled whole, and its finished images stay.
 
     Args:
         jobs: all jobs of the run.
@@ -150,30 +146,13 @@ def generate_missing(
     generate = source.load()
     total = sum(len(batch.jobs) for batch in batches)
     done = 0
-    warned = False
     for batch in batches:
         images = generate([job.prompt for job in batch.jobs], [source.seed_of(job) for job in batch.jobs])
         image_of = {job.file: image for job, image in zip(batch.jobs, images, strict=True)}
-
-        # Compare before writing: after a kill in between, the batch is compared again.
-        changed = []
-        for job in batch.jobs:
-            if job not in batch.missing and not _equal(out / job.file, image_of[job.file]):
-                changed.append(out / job.file)
-        if changed and not warned:
-            # Once: after a change of --batch or --limit every batch may differ.
-            warned = True
-            logger.warning(
-                "%s: kept, although the batch now comes out with other bits: another machine, software version or cut "
-                "into batches made the file; delete it to replace it",
-                ", ".join(map(str, changed)),
-            )
-
         # Panels first: an image with its recipe marks its job as complete.
         for job in batch.missing:
             save_panels(job, image_of[job.file])
             write_atomic(out / job.file, png_bytes(image_of[job.file], {RECIPE: source.recipe(job)}))
-
         done += len(batch.jobs)
         progress(done, total)
     return sum(len(batch.missing) for batch in batches)
@@ -194,10 +173,3 @@ def unfinished_batches(
         if missing:
             batches.append(UnfinishedBatch(batch, missing))
     return batches
-
-
-def _equal(path: Path, image: Image) -> bool:
-    """Return whether a finished image has the same pixels as a new sample."""
-    finished = open_image(path)
-    sampled = image.convert("RGB")
-    return finished.size == sampled.size and finished.tobytes() == sampled.tobytes()
