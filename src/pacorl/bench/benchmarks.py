@@ -120,17 +120,11 @@ class BenchmarkSpec(Generic[Items]):
 
     Example:
         PAIRS = BenchmarkSpec(
-            summary="Does a judge distinguish matching pairs?",
-            data="A JSONL of pairs.",
             read=lambda data, options: read_pairs(data, limit=options.limit),
             build=lambda pairs, options, reward, out: PairAccuracy(pairs, reward),
         )
     """
 
-    summary: str
-    """What is measured, in a line."""
-    data: str
-    """The published data."""
     read: Callable[[Path, BenchmarkOptions], Items]
     """Reader of the published data, before anything heavy is loaded; it checks them."""
     build: Callable[[Items, BenchmarkOptions, Any, Path], Benchmark]

@@ -125,8 +125,6 @@ def pair_scorer(options: BenchmarkOptions, reward: PacoReward | None) -> PairSco
 
 
 SPEC = BenchmarkSpec(
-    summary="Does a scorer rank sub-figures as people do?",
-    data="The folder of ConsistencyRank-Bench.",
     read=lambda data, options: read_rank_data(data, limit=options.limit),
     build=lambda data, options, reward, out: ConsistencyRank(data, pair_scorer(options, reward)),
     takes=("scorer", "wording"),

@@ -323,16 +323,14 @@ def _accuracies(judged: Sequence[Judged], columns: Sequence[int]) -> list[Interv
     return bootstrap([choice.instruction for choice, _, _ in judged], statistic)
 
 
-def _spec(kind: Kind, data: str) -> BenchmarkSpec[Dataset[Choice, Rows]]:
+def _spec(kind: Kind) -> BenchmarkSpec[Dataset[Choice, Rows]]:
     return BenchmarkSpec(
-        summary="Does a judge prefer the edit that people prefer?",
-        data=data,
         read=lambda source, options: read_edit_data(source, kind, limit=options.limit),
         build=lambda choices, options, reward, out: EditRewardBench(choices, reward, kind),
         all_spellings=True,
     )
 
 
-SPEC = _spec("edit-reward-bench", "EditReward-Bench: a folder of parquet files, or a JSONL.")
-VC_REWARD_BENCH = _spec("vc-reward-bench", "VCReward-Bench: a folder of parquet files, or a JSONL.")
-COMPASS = _spec("edit-reward-compass", "EditReward-Compass: its JSON.")
+SPEC = _spec("edit-reward-bench")
+VC_REWARD_BENCH = _spec("vc-reward-bench")
+COMPASS = _spec("edit-reward-compass")

@@ -192,8 +192,6 @@ def _generate(data: Dataset[Edit, Path], options: BenchmarkOptions, out: Path, s
 
 
 SPEC = BenchmarkSpec(
-    summary="Generate edits, then have them rated by a rubric.",
-    data="GEdit-Bench, as `pacorl data gedit` leaves it: the folder, or en.jsonl or cn.jsonl in it.",
     read=lambda data, options: read_edits(data, limit=options.limit),
     build=_build,
     generate=_generate,

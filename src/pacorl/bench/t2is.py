@@ -359,8 +359,6 @@ def _build(data: Dataset[Case, Path], options: BenchmarkOptions, reward: PacoRew
 
 
 SPEC = BenchmarkSpec(
-    summary="Generate sets, then measure alignment, consistency and aesthetics.",
-    data="The folder of T2IS-Bench: its three JSON files.",
     read=lambda data, options: read_cases(data, limit=options.limit),
     build=_build,
     generate=_generate,
