@@ -21,6 +21,7 @@ from pacorl.config.options import inherited, option
 from pacorl.types import TINY
 
 if TYPE_CHECKING:
+    from pacorl.config.base import Section
     from pacorl.grpo.policy_config import PolicyConfig
     from pacorl.grpo.start import Resume
     from pacorl.plan.plan import Plan
@@ -56,7 +57,7 @@ def spelled_out(args: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Options of both trainings."""
+    """Options of every training."""
 
     resume: str = option(
         "",
@@ -67,11 +68,29 @@ class RunOptions:
     allow_changes: bool = option(
         False, "With --resume: accept a config that differs from the run's; the log lists the changes."
     )
+    dry_run: bool = option(False, "Check the config and print its requirements. Exit code 2: something is absent.")
+    as_json: bool = option(False, "With --dry-run: print the plan as JSON.", flags=("--json",))
+
+    def show(self, plan: Callable[[], Plan], config: Path, run: Section) -> NoReturn:
+        """Print a dry run, and end the command with its exit code."""
+        from pacorl.config.base import config_errors
+
+        with config_errors(config, run):
+            planned = plan()
+        if self.as_json:
+            echo_json(planned.to_json())
+        else:
+            echo(planned)
+        raise Exit(planned.exit_code)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CharacterRunOptions(RunOptions):
+    """Options of a character's training, which the studio starts."""
+
     stop_with_stdin: bool = option(
         False, "Stop as by SIGTERM when standard input ends, because the parent process has ended."
     )
-    dry_run: bool = option(False, "Check the config and print its requirements. Exit code 2: something is absent.")
-    as_json: bool = option(False, "With --dry-run: print the plan as JSON.", flags=("--json",))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,33 +116,20 @@ def train_policy(
     options: PolicyRunOptions,
 ) -> None:
     """Train a generator with PaCo-GRPO."""
-    from pacorl.config.base import config_errors, load
+    from pacorl.config.base import load
     from pacorl.config.user_files import user_files
     from pacorl.grpo.policy_config import PolicyConfig
 
     # A plan does not execute the user's Python files.
     with user_files(run=not options.dry_run):
         run = load(PolicyConfig, config, overrides or [])
-    # Before anything slow: the parent may end while this process still imports.
-    if options.stop_with_stdin:
-        stop_with_stdin()
     if options.dry_run:
         from pacorl.plan.plan import plan_policy
 
-        with config_errors(config, run):
-            show_plan(plan_policy(run, world=options.gpus, ask=True), as_json=options.as_json)
+        options.show(lambda: plan_policy(run, world=options.gpus, ask=True), config, run)
     # Train; a SIGTERM still ends the command by its handlers.
     with exit_on_sigterm():
         _train_policy(run, config, options)
-
-
-def show_plan(plan: Plan, *, as_json: bool) -> NoReturn:
-    """Print a dry run, and end the command with its exit code."""
-    if as_json:
-        echo_json(plan.to_json())
-    else:
-        echo(plan)
-    raise Exit(plan.exit_code)
 
 
 def _train_policy(run: PolicyConfig, config: Path, options: RunOptions) -> None:
@@ -275,7 +281,7 @@ def train_character(
     overrides: list[str] = OVERRIDES,
     *,
     config: Path = Option("character/tiny", help="A YAML file, or a recipe of `pacorl recipes`."),
-    options: RunOptions,
+    options: CharacterRunOptions,
 ) -> None:
     """Train a LoRA of one character on your own images."""
     from pacorl.character_training.character_config import CharacterConfig
@@ -289,8 +295,7 @@ def train_character(
     if options.dry_run:
         from pacorl.plan.character_plan import plan_character
 
-        with config_errors(config, run):
-            show_plan(plan_character(run), as_json=options.as_json)
+        options.show(lambda: plan_character(run), config, run)
 
     # Import. The pipeline's class imports diffusers, which takes seconds.
     from pacorl.io.imports import frozen_imports
@@ -335,8 +340,6 @@ def train_reward(
             f"--resume {options.resume}: a judge's training goes on from its run's newest checkpoint: --resume auto"
         )
     run = load(JudgeConfig, config, overrides or [])
-    if options.stop_with_stdin:
-        stop_with_stdin()
 
     # Check the run before the imports, which take seconds. A dry run reports absent files itself.
     check_writable(run.out, folder=True)
@@ -360,8 +363,7 @@ def train_reward(
     if options.dry_run:
         from pacorl.plan.judge_plan import plan_reward
 
-        with config_errors(config, run):
-            show_plan(plan_reward(run), as_json=options.as_json)
+        options.show(lambda: plan_reward(run), config, run)
 
     # Train; the trainer imports the heavy libraries.
     from pacorl.judge_training.judge_trainer import JudgeTrainer
