@@ -13,9 +13,9 @@ import html
 import ipaddress
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -49,7 +49,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-REFUSED = 1008
+POLICY_VIOLATION = 1008
 """Close code of a refused websocket."""
 
 
@@ -66,32 +66,20 @@ def error_response(error: Exception) -> JSONResponse:
     return JSONResponse({"error": str(error)}, status_code=getattr(error, "status", 422))
 
 
+@dataclass(frozen=True)
 class Guard:
-    """ASGI middleware of all checks, in order of cost; a body is read last.
+    """ASGI middleware of all checks, in order of cost; a body is read last."""
 
-    Args:
-        admit: raises RefusedError for a forbidden connection, by its path and headers alone.
-        answer: turns a refusal into the server's form of an error.
-        is_upload: whether a path's bodies may have `upload_bytes`; others have BODY_BYTES, reading requests no body.
-        headers: headers of every response that does not set them itself.
-    """
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        admit: Callable[[HTTPConnection], Awaitable[None]],
-        answer: Callable[[RefusedError], ASGIApp] = error_response,
-        is_upload: Callable[[str], bool] = lambda path: False,
-        upload_bytes: int = BODY_BYTES,
-        headers: dict[str, str] = HEADERS,
-    ) -> None:
-        self.app = app
-        self.admit = admit
-        self.answer = answer
-        self.is_upload = is_upload
-        self.upload_bytes = upload_bytes
-        self.headers = headers
+    app: ASGIApp
+    admit: Callable[[HTTPConnection], Awaitable[None]]
+    """Raises RefusedError for a forbidden connection, by its path and headers alone."""
+    answer: Callable[[RefusedError], ASGIApp] = error_response
+    """The server's form of an error."""
+    is_upload: Callable[[str], bool] = lambda path: False
+    """Whether a path's bodies may have `upload_bytes`; others have BODY_BYTES, reading requests no body."""
+    upload_bytes: int = BODY_BYTES
+    headers: Mapping[str, str] = field(default_factory=lambda: HEADERS)
+    """Headers of every response that does not set them itself."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -115,7 +103,7 @@ class Guard:
             await self.app(scope, replay, send_with_headers)  # an endpoint may refuse too, before it answers
         except RefusedError as refusal:
             if scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": REFUSED})
+                await send({"type": "websocket.close", "code": POLICY_VIOLATION})
             else:
                 await self.answer(refusal)(scope, receive, send_with_headers)
 
@@ -139,17 +127,13 @@ class Guard:
         replayed = iter([{"type": "http.request", "body": body, "more_body": False}])
 
         async def replay() -> Message:
-            """Return the body once more, and further messages afterwards."""
             return next(replayed, None) or await receive()
 
         return replay
 
 
 def check_host(connection: HTTPConnection) -> None:
-    """Raise RefusedError for a name of another machine: a page of that name may have been rebound to this one.
-
-    Addresses are accepted, since no page can rebind an address.
-    """
+    """Raise RefusedError for a name of another machine: a page of that name may have been rebound to this one."""
     try:
         host = (urlsplit(f"//{connection.headers.get('host', '')}").hostname or "").rstrip(".")
     except ValueError:
@@ -181,7 +165,7 @@ def check_public_url(url: str) -> None:
 
 def _is_own(host: str) -> bool:
     with suppress(ValueError):
-        return bool(ipaddress.ip_address(host))
+        return bool(ipaddress.ip_address(host))  # no page can rebind an address
     name = socket.gethostname().lower()
     further = os.environ.get(HOSTS_VARIABLE, "").lower().replace(",", " ").split()
     return host in {"localhost", name, f"{name}.local", *further}
@@ -203,8 +187,7 @@ class Door:
     """Whether a path is read without a token; /join and /page are."""
 
     def token(self, connection: HTTPConnection) -> str:
-        """Read the token, from `Authorization: Bearer` or the cookie; empty if there is neither."""
-        # A bearer token first: programs have no cookies.
+        """Read the token, from `Authorization: Bearer` (programs have no cookies) or the cookie; empty without one."""
         scheme, _, bearer = connection.headers.get("authorization", "").partition(" ")
         return bearer if scheme.lower() == "bearer" else connection.cookies.get(self._cookie(connection), "")
 

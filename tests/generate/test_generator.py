@@ -14,9 +14,8 @@ from toy_world import ToyPolicy
 
 from pacorl.generate.generator import Generator
 from pacorl.models.adapters import adapter_off, adapter_state, add_lora
-from pacorl.models.policies import DEFAULT_KIND, POLICIES
 from pacorl.tiny.characters import character_prompts
-from pacorl.types import TINY, Conditioning, Prompt, Size
+from pacorl.types import Conditioning, Prompt, Size
 
 SMALL, LARGE = Size(16, 16), Size(32, 32)
 PROMPTS = [
@@ -67,31 +66,6 @@ def test_images_do_not_depend_on_earlier_calls() -> None:
         return [image.tobytes() for image in images]
 
     assert sampled(PROMPTS[:1], PROMPTS) == sampled(PROMPTS[1:], PROMPTS) == sampled(PROMPTS)
-
-
-class NegativePolicy(ToyPolicy):
-    """Encodes a negative prompt with each prompt, as all kinds with guidance do."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
-        self.options = POLICIES[DEFAULT_KIND].options_for(TINY, dtype="float32", **options)
-
-    def encode(self, prompts: Sequence[Prompt], size: Size) -> list[Conditioning]:
-        shift = 0.1 * len(str(self.options.negative_text))
-        return [Conditioning({"text": each.tensors["text"] + shift}) for each in super().encode(prompts, size)]
-
-
-def test_a_new_negative_prompt_is_read_by_prompts_that_were_encoded_before() -> None:
-    def sampled(generator: Generator) -> bytes:
-        (image,) = generator.sample(PROMPTS[:1], [5], steps=2)
-        return image.tobytes()
-
-    night, fox = ({"true_cfg_scale": 3.0, "negative_prompt": text} for text in ("night", "a red fox"))
-    generator = Generator(NegativePolicy(**night), model="toy")  # type: ignore[arg-type]
-    before = sampled(generator)
-    generator.set_options(**fox)
-    anew = Generator(NegativePolicy(**fox), model="toy")  # type: ignore[arg-type]
-    assert sampled(generator) == sampled(anew) != before
 
 
 def test_the_base_is_without_the_adapter(generator: Generator) -> None:

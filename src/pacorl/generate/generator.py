@@ -175,22 +175,6 @@ class Generator:
         policy = spec.take(pipeline, policy_options)
         return cls(policy, model=section["checkpoint"], kind=spec.kind, adapter=adapter)
 
-    def set_options(self, **options: Any) -> None:
-        """Set the kind's options, such as guidance_scale; None is the checkpoint's default.
-
-        Raises:
-            ValueError: if the kind has no such option, a value is out of range, or a negative prompt has no effect.
-        """
-        current = self.policy.options
-        weights = {name: getattr(current, name) for name in ("dtype", "memory")}
-        changed = POLICIES[self.kind].options_for(current.checkpoint, **weights, **options)
-        if options.get("negative_prompt") and changed.negative_text is None:
-            raise ValueError(f"a negative prompt has no effect without guidance; set {changed.cfg_scale} above 1")
-        if changed != current:
-            self.policy.options = changed
-            # Encoded prompts contain the negative prompt.
-            self._cache = ConditioningCache(self.policy)
-
     def judged_by(self, judge: object) -> None:
         """Add a judge of this process, loaded within `judging`, to the turns on the device."""
         if self.turns:
