@@ -1,4 +1,4 @@
-"""Rankings of one's own become a dataset: `pacorl dataset import`, then `export`."""
+"""Rankings of one's own become a dataset: `pacorl dataset export --rankings`."""
 
 from __future__ import annotations
 

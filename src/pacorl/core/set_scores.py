@@ -21,12 +21,15 @@ which moves P(Yes) by up to 1/64, and another batch rounds them otherwise. The p
 
 @dataclass(frozen=True, slots=True)
 class LowestPanel:
-    """The panel that fits the other panels least."""
+    """The panel that fits the other panels least.
+
+    Attributes:
+        panel: Index of the panel; of equal panels the first.
+        median: Median score of its pairs.
+    """
 
     panel: int
-    """Index of the panel; of equal panels the first."""
     median: float
-    """Median score of its pairs."""
 
 
 def panel_medians(score_of_pair: Mapping[tuple[int, int], float | None]) -> dict[int, float]:
