@@ -132,7 +132,13 @@ class GeneratedImage:
 
 @dataclass(frozen=True, slots=True)
 class SavedImage:
-    """An image and its panels as files."""
+    """An image and its panels as files.
+
+    Attributes:
+        image: The image, with its recipe.
+        path: File of the image.
+        panels: Files of its panels; empty for a single image.
+    """
 
     image: GeneratedImage
     path: Path
