@@ -113,7 +113,7 @@ RANKING = {"reference": "a.png", "candidates": ["b.png", ["c.png", "d.png"]], "c
 CSV = b"reference,candidates,theme\na.png,b.png | c.png = d.png,t\nb.png,a.png|c.png,u\n"
 INSTANCE = {"id": "i", "group": "g", "reference": "a.png", "candidates": ["b.png", "c.png"], "must": [[0, 1]]}
 ANSWER = {"instance": "i", "annotator": "p", "group": "g", "reference": "a", "candidates": ["b", "c"], "ranks": [1, 2]}
-ENTRY = {"file_name": "d.json", "formatting": "sharegpt", "columns": {"messages": "m"}, "tags": {"role_tag": "from"}}
+ENTRY = {"file_name": "d.json", "formatting": "sharegpt"}
 TURNS = [{"from": "human", "value": "<image>q"}, {"from": "gpt", "value": "Yes. r"}]
 SAMPLE = {"prompt_id": 1, "seed": 2, "image": "a.png", "grid": "1x2", "p_yes": [[None, 0.5]], "scores": {"a": 0.5}}
 FIGURE = {"a": {"mean": 0.5, "low": 0.4, "high": 0.6}}
@@ -132,7 +132,7 @@ RUN = {
     "bench/summary.json": TABLES,
 }
 IMAGE = png_bytes(Image.new("RGB", (8, 8)), {})
-SHAREGPT = {"dataset_info.json": {"d": ENTRY}, "d.json": [{"m": TURNS, "images": ["a.png"]}]}
+SHAREGPT = {"dataset_info.json": {"d": ENTRY}, "d.json": [{"conversations": TURNS, "images": ["a.png"]}]}
 
 
 def read_run_and_card(path: Path) -> object:
@@ -415,9 +415,9 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("instances.jsonl", {"colour": 1}, "colour"),
     *(("dataset_prompts.jsonl", {"idx": value}, "idx") for value in ("../x", None)),
     *(("d.json", {"images": value}, word) for value, word in (("a.png", "images"), (["../a.png"], "../a.png"))),
-    *(("d.json", {"m": value}, word) for value, word in (([], "turns"), (None, "m: "))),
-    ("d.json", {"m": [TURNS[0], {"from": "gpt", "value": "Yesterday."}]}, "Yesterday"),
-    ("d.json", {"m": [{"from": "human", "value": "<image>q<|im_end|>"}, TURNS[1]]}, "<|im_end|>"),
+    *(("d.json", {"conversations": value}, word) for value, word in (([], "turns"), (None, "messages"))),
+    ("d.json", {"conversations": [TURNS[0], {"from": "gpt", "value": "Yesterday."}]}, "Yesterday"),
+    ("d.json", {"conversations": [{"from": "human", "value": "<image>q<|im_end|>"}, TURNS[1]]}, "<|im_end|>"),
     ("card.yaml", {"keep": {"shoes": "red"}}, "shoes"),
     *(("card.yaml", {key: value}, key) for key, value in (("colour", "red"), ("description", None))),
     *(

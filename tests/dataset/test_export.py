@@ -14,7 +14,7 @@ from pacorl.dataset.folder import read_instances, write_records
 from pacorl.dataset.rules import label_pairs, pair_key
 from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.io.images import open_image
-from pacorl.records.comparisons import answer_text, load_comparisons, load_sharegpt
+from pacorl.records.comparisons import answer_text, comparisons_from, load_comparisons
 from pacorl.records.rankings import Ranking
 
 
@@ -111,7 +111,7 @@ def test_exports_are_what_a_judge_learns_from(ranked):
     export(ranked, test_share=0.5)
     for split in ("train", "test"):
         lines = load_comparisons(ranked / f"export/comparisons_{split}.jsonl")
-        records = load_sharegpt(ranked / "export", f"consistency_{split}")
+        records = comparisons_from(f"{ranked / 'export'}:consistency_{split}")
         assert [replace(one, answer="") for one in records] == lines
         assert [one.answer for one in records] == [answer_text(one) for one in lines]
         known = {pair.images: pair for pair in pairs}

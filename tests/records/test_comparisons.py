@@ -11,7 +11,6 @@ from pacorl.records.comparisons import (
     answer_text,
     comparisons_from,
     load_comparisons,
-    load_sharegpt,
     save_comparisons,
     save_sharegpt,
 )
@@ -64,8 +63,16 @@ def test_llama_factorys_default_names(folder: Path) -> None:
     (folder / "dataset_info.json").write_text(json.dumps({"d": {"file_name": "train.json", "formatting": "sharegpt"}}))
     turns = [{"from": "human", "value": "<image>Red?"}, {"from": "gpt", "value": "No."}]
     write(folder, {"conversations": turns, "images": ["a.png"]})
-    (found,) = load_sharegpt(folder, "d")
+    (found,) = comparisons_from(f"{folder}:d")
     assert (found.question, found.consistent, len(found.images)) == ("Red?", False, 1)
+
+
+def test_images_of_an_entry_are_named_from_the_folder_that_describes_it(folder: Path) -> None:
+    (folder / "records").mkdir()
+    (folder / "dataset_info.json").write_text(json.dumps({"d": INFO["cot_train"] | {"file_name": "records/d.json"}}))
+    (folder / "records" / "d.json").write_text(json.dumps([sharegpt()]))
+    (found,) = comparisons_from(f"{folder}:d")
+    assert found.images == (folder / "a.png", folder / "b.png")
 
 
 def test_a_json_that_nothing_describes(folder: Path) -> None:
@@ -93,9 +100,9 @@ def test_what_is_saved_is_read_back(folder: Path) -> None:
 def test_tags_within_a_question_are_written_once(folder: Path) -> None:
     """LLaMA-Factory refuses a record with more tags than images."""
     write(folder, sharegpt(), sharegpt("First <image>, then <image>: same?", "No. The hat differs."))
-    read = load_sharegpt(folder)
+    read = comparisons_from(str(folder))
     save_sharegpt({"again": read}, folder)
-    again = load_sharegpt(folder)
+    again = comparisons_from(str(folder))
     assert [(pair.question, pair.answer, pair.images) for pair in again] == [
         (pair.question, pair.answer, pair.images) for pair in read
     ]

@@ -21,9 +21,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BaseModel, Field
+from pydantic import AliasChoices, BaseModel, Field
 
 from pacorl.core.questions import text_fault
 from pacorl.io.documents import (
@@ -54,15 +54,14 @@ TINY_COUNT = 200
 """Default number of pairs of a split of the tiny world."""
 
 INFO = "dataset_info.json"
-# LLaMA-Factory's defaults for an entry of dataset_info.json.
-COLUMNS = {"messages": "conversations", "images": "images"}
-TAGS = {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt"}
-# The names in PaCo-Dataset and in our exports, for a file without a description.
+# The names in PaCo-Dataset and in our exports, as LLaMA-Factory describes them.
 OPENAI_FORM = {
     "formatting": "sharegpt",
     "columns": {"messages": "messages", "images": "images"},
     "tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"},
 }
+TURNS = (("user", "human"), ("assistant", "gpt"))
+"""Roles of a question and its answer, in OpenAI's names and in LLaMA-Factory's."""
 
 
 class DatasetEntry(BaseModel):
@@ -70,8 +69,22 @@ class DatasetEntry(BaseModel):
 
     file_name: str = ""
     formatting: str = ""
-    columns: dict[str, str] = {}
-    tags: dict[str, str] = {}
+
+
+class Turn(BaseModel):
+    """A turn of a conversation."""
+
+    role: Annotated[str, Field(validation_alias=AliasChoices("role", "from"))]
+    content: Annotated[str, Field(validation_alias=AliasChoices("content", "value"))]
+
+
+class Conversation(BaseModel):
+    """A record of the sharegpt form: a question about images, and its answer."""
+
+    messages: Annotated[list[Turn], Field(validation_alias=AliasChoices("messages", "conversations"))]
+    images: list[str]
+    category: str | None = None
+    group: str | None = None
 
 
 class MissingImagesError(ValueError):
@@ -104,38 +117,14 @@ def _comparisons(source: str, scratch: Path | None) -> list[Comparison]:
             save_comparisons(drawn, path)  # last: an existing file is whole
         return load_comparisons(path)
 
-    # A file.
-    path = Path(source)
-    suffix = path.suffix.lower()
-    if suffix == ".jsonl":
-        return load_comparisons(path)
-    if suffix == ".json":
-        if not path.is_file():
-            raise ValueError(f"{path}: no such file; give {SOURCES}")
-        return load_sharegpt(path.parent, path.name)
-
-    # An entry of a folder's dataset_info.json.
-    folder_entry = _folder_entry(source)
-    if folder_entry is None:
-        raise _unreadable(source)
-    return load_sharegpt(*folder_entry)
-
-
-def _unreadable(source: str) -> ValueError:
-    """Build the error for a source of an unknown form."""
-    if Path(source).suffix.lower() == ".csv":
-        return ValueError(f"{source}: {IMPORT_RANKINGS}")
-    return ValueError(f"{source}: no such source; give {SOURCES}")
-
-
-def _folder_entry(source: str) -> tuple[Path, str] | None:
-    """Split FOLDER:NAME; the name of FOLDER alone is empty. None if the folder does not exist."""
-    if Path(source).is_dir():
-        return Path(source), ""
-    folder, _, name = source.rpartition(":")
-    if folder and Path(folder).is_dir():
-        return Path(folder), name
-    return None
+    path, name = _located(source)
+    if not path.is_file():
+        raise ValueError(f"{source}: {path} does not exist; give {SOURCES}")
+    if path.suffix.lower() == ".json":
+        # Images of an entry are named from the folder that describes it.
+        folder = path.parent if source.lower().endswith(".json") else _folder(source)[0]
+        return load_sharegpt(path, name, folder=folder)
+    return load_comparisons(path)
 
 
 def missing_file(source: str) -> Path | None:
@@ -147,22 +136,52 @@ def missing_file(source: str) -> Path | None:
     Raises:
         ValueError: if dataset_info.json is invalid or lacks the entry, or an existing file has an unknown form.
     """
-    if source.startswith(TINY):
-        return None
+    path = None if source.startswith(TINY) else _located(source)[0]
+    return None if path is None or path.is_file() else path
 
-    needed = Path(source)
-    if needed.suffix.lower() not in (".jsonl", ".json"):
-        folder_entry = _folder_entry(source)
-        if folder_entry is None:
-            if needed.is_file():
-                raise _unreadable(source)
-            return Path(source.rpartition(":")[0] or source)
-        needed = folder_entry[0] / INFO
-        if needed.is_file():
-            _, entry = _entry(*folder_entry)
-            with blamed_on(needed):
-                needed = inside(folder_entry[0], entry.file_name)
-    return None if needed.is_file() else needed
+
+def _located(source: str) -> tuple[Path, str]:
+    """Return the file of a source, or the first missing file or folder, and the name of its entry."""
+    path = Path(source)
+    suffix = path.suffix.lower()
+    if suffix == ".jsonl":
+        return path, ""
+    if suffix == ".json":
+        is_described = path.is_file() and (path.parent / INFO).is_file()
+        return _entry(path.parent, path.name) if is_described else (path, path.stem)
+    if path.is_file():
+        form = IMPORT_RANKINGS if suffix == ".csv" else f"it has another form; give {SOURCES}"
+        raise ValueError(f"{source}: {form}")
+
+    # An entry of a folder's dataset_info.json.
+    folder, name = _folder(source)
+    if not folder.is_dir() or not (folder / INFO).is_file():
+        return (folder / INFO if folder.is_dir() else folder), ""
+    return _entry(folder, name)
+
+
+def _folder(source: str) -> tuple[Path, str]:
+    """Split FOLDER:NAME; the name of FOLDER alone is empty."""
+    if Path(source).is_dir():
+        return Path(source), ""
+    folder, _, name = source.rpartition(":")
+    return Path(folder or source), name
+
+
+def _entry(folder: Path, name: str) -> tuple[Path, str]:
+    """Find an entry of dataset_info.json by its name or file name, or the only one; return its file and name."""
+    info = read_json(folder / INFO, fix=f"give {SOURCES}")
+    with blamed_on(folder / INFO):
+        entries = typed(info, dict[str, DatasetEntry])
+        matching = [key for key, entry in entries.items() if name in ("", key, entry.file_name)]
+        if len(matching) != 1:
+            fault = f"{name!r} is not in it" if name else f"it has {len(entries)} entries"
+            raise ValueError(f"{fault}; name one as {folder}:NAME, of {', '.join(entries) or 'none'}")
+        entry = entries[matching[0]]
+        # LLaMA-Factory's default form is alpaca.
+        if entry.formatting != "sharegpt":
+            raise ValueError(f"{matching[0]} is not in the sharegpt form; give its 'formatting', or another entry")
+        return inside(folder, entry.file_name), matching[0]
 
 
 def check_images(comparisons: Sequence[Comparison], *, source: str) -> None:
@@ -261,35 +280,26 @@ def _comparison(record: JsonObject, folder: Path) -> Comparison:
 # --- LLaMA-Factory's sharegpt form -----------------------------------------------------------------------------
 
 
-def load_sharegpt(folder: str | Path, name: str = "") -> list[Comparison]:
-    """Read an entry of a folder's dataset_info.json by its name or file name; the only entry if `name` is empty.
+def load_sharegpt(path: Path, category: str, *, folder: Path) -> list[Comparison]:
+    """Read a list of conversations: a user's turn and the assistant's answer, with one `<image>` per image.
 
-    A record is a user's turn and the assistant's answer, with one `<image>` per image. Its `category` defaults to the
-    entry's name.
+    Args:
+        path: the file.
+        category: of records without one.
+        folder: of the images.
 
     Raises:
         ValueError: naming file and record.
         MissingImagesError: with a list of the missing images.
     """
-    folder = Path(folder)
-    key, entry = _entry(folder, name)
-    # LLaMA-Factory's default form is alpaca.
-    if entry.formatting != "sharegpt":
-        raise ValueError(f"{folder / INFO}: {key} is not in the sharegpt form; give its 'formatting', or another entry")
-
-    path = inside(folder, entry.file_name)
-    records = read_json(path, fix=f"give {SOURCES}")
+    records = read_json(path)
     if not isinstance(records, list):
         raise ValueError(f"{path}: a dataset is a list of records, this is a {type(records).__name__}")
-
-    # The entry's names of columns and roles, over LLaMA-Factory's.
-    columns = COLUMNS | entry.columns
-    tags = TAGS | entry.tags
     comparisons = []
     for number, record in enumerate(records, start=1):
         with blamed_on(f"{path}, record {number}"):
-            comparison = _turns(record, folder, columns, tags)
-            comparisons.append(replace(comparison, category=comparison.category or key))
+            comparison = _conversation(typed(record, Conversation), folder)
+            comparisons.append(replace(comparison, category=comparison.category or category))
     check_images(comparisons, source=str(path))
     return comparisons
 
@@ -326,46 +336,12 @@ def save_sharegpt(datasets: Mapping[str, Iterable[Comparison]], folder: Path) ->
     return [*paths, folder / INFO]
 
 
-def _info(folder: Path) -> dict[str, DatasetEntry]:
-    info = read_json(folder / INFO, fix=f"give {SOURCES}")
-    with blamed_on(f"{folder / INFO}: it must map names to entries"):
-        return typed(info, dict[str, DatasetEntry])
-
-
-def _entry(folder: Path, name: str) -> tuple[str, DatasetEntry]:
-    """Find an entry by its name or file name; without a dataset_info.json, a file has the form of PaCo-Dataset."""
-    if not (folder / INFO).is_file() and name.endswith(".json"):
-        return Path(name).stem, DatasetEntry.model_validate({"file_name": name, **OPENAI_FORM})
-    info = _info(folder)
-
-    # By name, by file name, or the only one.
-    matching = {}
-    for key, entry in info.items():
-        if name in ("", key, entry.file_name):
-            matching[key] = entry
-
-    if len(matching) != 1:
-        fault = f"{name!r} is not in it" if name else f"it has {len(info)} entries"
-        raise ValueError(f"{folder / INFO}: {fault}; name one as {folder}:NAME, of {', '.join(info) or 'none'}")
-    return next(iter(matching.items()))
-
-
-def _turns(record: Any, folder: Path, columns: Mapping[str, str], tags: Mapping[str, str]) -> Comparison:
-    if not isinstance(record, dict):
-        raise ValueError(f"a record is a JSON object, this is a {type(record).__name__}")
-
-    # A question and its answer.
-    with blamed_on(columns["messages"]):
-        messages = typed(record.get(columns["messages"]), list[dict[str, str]])
-    roles = [message.get(tags["role_tag"]) for message in messages]
-    turns = [tags["user_tag"], tags["assistant_tag"]]
-    if roles != turns:
-        raise ValueError(f"its turns are {roles}, and must be {turns}: a question and its answer")
-    question, answer = (message.get(tags["content_tag"], "") for message in messages)
-
-    # Images and tags: each tag in the question is an image in the list.
-    with blamed_on(columns["images"]):
-        images = image_paths(typed(record.get(columns["images"]), list[str]), folder)
+def _conversation(record: Conversation, folder: Path) -> Comparison:
+    roles = [turn.role for turn in record.messages]
+    if len(roles) != len(TURNS) or not all(role in names for role, names in zip(roles, TURNS, strict=True)):
+        raise ValueError(f"its turns are {roles}, and must be ['user', 'assistant']: a question and its answer")
+    question, answer = (turn.content for turn in record.messages)
+    images = image_paths(record.images, folder)
     _check_tags(question, images, tags_required=True)
     _check_turns(question, answer)
     consistent, reasons = _decision(answer)
@@ -375,8 +351,8 @@ def _turns(record: Any, folder: Path, columns: Mapping[str, str], tags: Mapping[
         question=question.removeprefix(IMAGE_TAG * len(images)),
         consistent=consistent,
         reasons=reasons,
-        category=str(record.get("category") or ""),
-        group=str(record.get("group") or ""),
+        category=record.category or "",
+        group=record.group or "",
         answer=answer,
     )
 
