@@ -19,7 +19,7 @@ from mkdocs.structure.pages import Page
 
 import pacorl
 from pacorl.cli import app
-from pacorl.config.reference import page as config_page
+from pacorl.config.reference import RUNS, keys
 
 ROOT = Path(__file__).parents[1]
 START = "README.md"
@@ -52,6 +52,29 @@ MODULES = (
 """Modules of the API's page, beside the package's own names."""
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?\)")
 EXAMPLE = re.compile(r"^Example:\n((?:    .*\n?|\n)+)", re.MULTILINE)
+
+
+CONFIG_INTRODUCTION = """# Config keys
+
+Every key that a run's YAML may have, with its default. `pacorl config KEY` prints the same in a terminal, and
+`pacorl config --schema` a JSON schema for editors. A YAML needs only what differs from the defaults, which are the
+paper's settings for FLUX.1-dev. Any key can follow a command: `pacorl train-policy CONFIG sampling.steps=8`. `[]`
+stands for each item of a list. A note in brackets names the choice that has the key. Another choice brings keys of its
+own: `objective.name=awm` leaves out the file's other keys of `objective`, but no key on the command line.
+"""
+
+
+def config_page() -> str:
+    """All config keys in Markdown, a table for each run."""
+    lines = [CONFIG_INTRODUCTION]
+    for run in RUNS:
+        lines += [f"## `pacorl {run}`", "", "| Key | Type | Default | Meaning |", "|---|---|---|---|"]
+        for key in (key for key in keys() if key.run == run):
+            meaning = f"{key.text} (With {key.only}.)" if key.only else key.text
+            cells = (f"`{key.name}`", key.type, f"`{key.default}`" if key.default else "", meaning)
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        lines.append("")
+    return "\n".join(lines)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

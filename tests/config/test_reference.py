@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
-from pacorl.config.reference import keys, matching, page
+from pacorl.config.reference import keys, matching
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.models.policies import POLICIES
@@ -21,11 +21,6 @@ def run(*words: str) -> Result:
 def test_every_key_says_what_it_means() -> None:
     assert [key.name for key in keys() if not key.text.endswith((".", ")"))] == []
     assert [key.name for key in keys() if not key.default and "section" not in key.type] == []
-
-
-def test_the_page_has_every_key() -> None:
-    shown = page()
-    assert [key.name for key in keys() if f"| `{key.name}` |" not in shown] == []
 
 
 def test_defaults_are_those_of_a_config() -> None:

@@ -27,8 +27,6 @@ WORKERS = 256
 """Threads or processes at most."""
 SEEDS = 2**53
 """Largest seed: integers that JSON readers represent exactly."""
-STRONGEST = 1000
-"""A strength or the like at most."""
 JUDGE_KEY = "PACORL_API_KEY"
 """Environment variable of the key of a judge's server: callers send it, and `pacorl serve` asks for it."""
 

@@ -204,26 +204,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", exclude_defaults=True)
     return str(value)
-
-
-INTRODUCTION = """# Config keys
-
-Every key that a run's YAML may have, with its default. `pacorl config KEY` prints the same in a terminal, and
-`pacorl config --schema` a JSON schema for editors. A YAML needs only what differs from the defaults, which are the
-paper's settings for FLUX.1-dev. Any key can follow a command: `pacorl train-policy CONFIG sampling.steps=8`. `[]`
-stands for each item of a list. A note in brackets names the choice that has the key. Another choice brings keys of its
-own: `objective.name=awm` leaves out the file's other keys of `objective`, but no key on the command line.
-"""
-
-
-def page() -> str:
-    """All keys in Markdown, a table for each run."""
-    lines = [INTRODUCTION]
-    for run in RUNS:
-        lines += [f"## `pacorl {run}`", "", "| Key | Type | Default | Meaning |", "|---|---|---|---|"]
-        for key in (key for key in keys() if key.run == run):
-            meaning = f"{key.text} (With {key.only}.)" if key.only else key.text
-            cells = (f"`{key.name}`", key.type, f"`{key.default}`" if key.default else "", meaning)
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-        lines.append("")
-    return "\n".join(lines)
