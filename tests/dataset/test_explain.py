@@ -103,11 +103,3 @@ def test_a_wrong_model_name_stops_at_once(ranked, llm):
     with pytest.raises(ChatRefusedError, match="no such model"):
         explain(ranked, model, workers=1)
     assert len(server.requests) <= 2
-
-
-def test_a_dry_run_asks_nothing(ranked, llm):
-    server, model = llm(lambda messages, number: say("Yes"))
-    counts = explain(ranked, model, dry_run=True)
-    assert counts["to_explain"] == counts["pairs"] > 0
-    assert server.requests == []
-    assert not (ranked / "explanations.jsonl").exists()

@@ -133,12 +133,6 @@ def test_shards_share_the_work_and_generate_the_same(folder):
     assert (folder / "grids.jsonl").read_bytes() == listed
 
 
-def test_dry_run_generates_and_loads_nothing(folder):
-    unloadable = ImageSource(lambda: pytest.fail("a dry run loads no weights"), {"checkpoint": "drawn"})
-    assert generate(folder, unloadable, grids=4, dry_run=True) == {"grids": 12, "to_generate": 12, "to_repeat": 0}
-    assert not (folder / "grids.jsonl").exists()
-
-
 def test_the_tiny_generator_makes_grids(folder):
     assert generate(folder, image_source("tiny", size=Size(64, 64), steps=2), grids=1)["generated"] == 3
     assert {open_image(path).size for path in (folder / "grids").rglob("*.png")} == {(64, 64)}
@@ -212,13 +206,6 @@ def test_pair_is_idempotent_and_repairs_a_lost_panel(dataset):
     lost.unlink()
     assert pair(folder) == counts
     assert lost.is_file()
-
-
-def test_dry_run_writes_nothing(dataset):
-    folder = dataset(prompts=1, grids=2, paired=False)
-    assert pair(folder, dry_run=True) == {"prompts": 1, "panels": 8, "instances": 24}
-    assert not (folder / "images").exists()
-    assert not (folder / "instances.jsonl").exists()
 
 
 def test_a_changed_grid_is_named(dataset):
