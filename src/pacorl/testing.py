@@ -110,9 +110,11 @@ def check_objective(spec: ObjectiveSpec, options: ObjectiveOptions | None = None
     # Clipping stops samples beyond the range, but none that moved in the wrong direction.
     ranges = {name: value for name, value in options.model_dump(exclude_none=True).items() if name.startswith("clip")}
     assert ranges or spec.unclipped, "no option clip_… bounds the ratio; rename it, or give unclipped=True"
+    if not ranges:
+        return
     # A range of 1 has no lower bound, since a ratio is never below 0.
     bounded = options.model_copy(update={name: min(float(value), 0.2) for name, value in ranges.items()})
-    for share, stopped, back in ((0.5, BETTER, WORSE), (-0.5, WORSE, BETTER)) if ranges else ():
+    for share, stopped, back in ((0.5, BETTER, WORSE), (-0.5, WORSE, BETTER)):
         gradient = _gradient(spec, bounded, torch.lerp(start, target, share))
         assert not gradient[stopped].any(), "a sample beyond the clip range is still moved on"
         assert gradient[back].any(), "a sample that moved in the wrong direction is not pushed back"
