@@ -270,7 +270,7 @@ def export(
     """Turn rankings into training pairs and a held-out benchmark."""
     from pacorl.dataset.export import export as write
     from pacorl.dataset.importing import import_rankings
-    from pacorl.io.images import recipe_of
+    from pacorl.io.documents import read_object
 
     for source in rankings:
         counts = import_rankings(folder, source, dry_run=step.dry_run)
@@ -279,8 +279,9 @@ def export(
         return
     counts = step.run("exporting", write, folder, out=out, test_share=test_share, seed=seed)
     files = [shlex.quote(str((out or folder / "export") / f"comparisons_{name}.jsonl")) for name in ("train", "test")]
-    grid = next(folder.glob("grids/*/*.png"), None)
-    recipe = "tiny" if grid and recipe_of(grid).get("model") == TINY else "paco_reward_7b"
+    manifest = folder / "manifests" / "generate.json"
+    generator = read_object(manifest)["plan"]["options"]["generator"] if manifest.is_file() else {}
+    recipe = "tiny" if generator.get("checkpoint") == TINY else "paco_reward_7b"
     command = f"train-reward reward/{recipe} data.train=[{files[0]}] data.evaluation=[{files[1]}]"
     step.print(counts, command, sentences=export_sentences(counts))
 
@@ -299,7 +300,7 @@ def export_sentences(counts: JsonObject) -> Iterator[str]:
     if made["tied"]:
         yield f"{made['tied']} pairs have as many votes for Yes as for No, and are left out"
     if made["adjudicated"]:
-        yield f"{made['adjudicated']} rankings are replaced by an adjudicator's decisions"
+        yield f"questions settled by an adjudicator: {made['adjudicated']}"
     for name, split in counts["splits"].items():
         reasons = f", {split['with_reasons']} with reasons" if split["with_reasons"] else ""
         yield f"{name}: {split['yes']} pairs Yes and {split['no']} No, of {split['groups']} prompts{reasons}"
