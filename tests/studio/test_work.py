@@ -73,6 +73,7 @@ def test_a_page_is_ranked_and_drawn_again_to_the_bit_after_a_restart(studio):
     studio.keep(sentence="something else", theme="", panels=[], seed=None)
     assert studio.restore(page.recipes[0]) == []
     assert studio.draft.sentence == SENTENCE
+    assert studio.draft.panels == ["standing with house", "waving with tree", "waving with boat", "waving with ball"]
     studio.keep(seed=3)
     assert finished(studio, "drawing", studio.draw) == ""
     again = studio.folder.page(studio.draft.page)

@@ -284,7 +284,7 @@ class StudioPage:
                 for index, path in enumerate(page.candidates):
                     shown = picture_button(path, standing(page.recipes[index], 0), partial(self.open, page, index))
                     shown.props["aria-pressed"] = str(index == candidate).lower()
-        if recipe.tries:
+        if page.tries:
             heading("Every try")
             with row():
                 for words, path in zip(recipe.tries, page.tries, strict=False):

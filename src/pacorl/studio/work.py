@@ -279,7 +279,8 @@ class Studio:
         """Draw and rank candidates of the draft, and open them as a new page."""
         prompt = self.prompt()
         recipe = Recipe.model_validate(self.draft.model_dump(include={*Words.model_fields}))
-        drawn = {"prompt": prompt.text, "panels": [*prompt.panels] or [prompt.text], "layout": str(prompt.grid)}
+        panels = [prompt.text] if prompt.sources else [text for text in recipe.panels if text.strip()]
+        drawn = {"prompt": prompt.text, "panels": panels, "layout": str(prompt.grid)}
         models = {"model": self.names.model, "loras": dict(self.names.strengths)}
         if prompt.sources:
             models = {"model": self.editor}
