@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pacorl.config.base import load
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.plan.plan import Plan, plan_policy, with_checkpointing
-from pacorl.plan.rows import PHASES
+from pacorl.plan.memory import PHASES
+from pacorl.plan.plan import AUTO, Plan, plan_policy, with_checkpointing
 
 ROOT = Path(__file__).parents[1]
 RECIPES = (
@@ -38,7 +38,7 @@ def run_of(name: str) -> PolicyConfig:
 
 def planned(run: PolicyConfig) -> Plan:
     """Plan one process, with gradient checkpointing where `auto` may turn it off: a smaller card needs it."""
-    return plan_policy(with_checkpointing(run, on=run.model.gradient_checkpointing is not False), world=1)
+    return plan_policy(with_checkpointing(run, on=True, only=AUTO), world=1)
 
 
 def row(name: str, run: PolicyConfig, plan: Plan) -> str:

@@ -117,7 +117,7 @@ class RandomConditioning:
         """The same tensors for the same number of prompts and size: training must replay sampling."""
         key = (len(prompts), size)
         if key not in self._batches:
-            shapes = Inputs.of(self._policy).conditioning(size, batch=len(prompts)).tensors
+            shapes = Inputs(self._policy).conditioning(size, batch=len(prompts)).tensors
             tensors = {
                 name: torch.randn(shape.shape, dtype=shape.dtype, device=self._device) for name, shape in shapes.items()
             }

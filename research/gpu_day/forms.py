@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from pacorl.plan.rows import Phase
+from pacorl.plan.memory import Phase
 from pacorl.types import Samples
 
 from .bench import FORMS, Bench, device_of, planned, run_of

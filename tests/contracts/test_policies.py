@@ -350,7 +350,7 @@ def test_the_published_model_passes_on_the_meta_device(kind: str) -> None:
     for blocks in policy.transformer.children():
         if isinstance(blocks, torch.nn.ModuleList):
             del blocks[1:-1]  # they are alike, and up to sixty of them take seconds even without numbers
-    assert passes.sampling_pass(Inputs.of(policy), size=size, batch=1).peak > 2**20
+    assert passes.sampling_pass(Inputs(policy), size=size, batch=1).peak > 2**20
 
 
 @ROLES

@@ -10,8 +10,8 @@ from tests.fullsize.traced import CONFIGS, Trace, trace
 
 from pacorl.config.base import load
 from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.plan.memory import PROCESS
 from pacorl.plan.passes import fewest_blocks, published_depth
-from pacorl.plan.rows import PROCESS
 
 pytestmark = pytest.mark.slow
 LOWEST = "flux_t2is_24gb memory=lowest model.compile=none evaluation.batch=2"

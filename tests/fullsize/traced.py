@@ -38,9 +38,9 @@ from pacorl.models.policies import POLICIES
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.plan.generators import model_on_meta
 from pacorl.plan.ledger import META
+from pacorl.plan.memory import PHASES, Phase
 from pacorl.plan.passes import Depth
 from pacorl.plan.plan import Plan, plan_policy
-from pacorl.plan.rows import PHASES, Phase
 from pacorl.runtime.processes import Runtime
 from pacorl.runtime.turns import Turns
 from pacorl.runtime.workers import LimitedCall

@@ -97,7 +97,7 @@ def test_no_kind_waits_in_a_denoising_step(kind: str) -> None:
     policy.transformer.to("meta")
     for steps in (1, 3):  # Qwen-Image sends its tables of positions in the first forward
         with Waits() as waits:
-            conditioning, noise = Inputs.of(policy).conditioning(SIZE, batch=2), policy.noise([0, 1], SIZE)
+            conditioning, noise = Inputs(policy).conditioning(SIZE, batch=2), policy.noise([0, 1], SIZE)
             integrate(policy, noise, conditioning, size=SIZE, sigmas=sigmas, grid=range(steps + 1))
     assert not +waits.counted
 

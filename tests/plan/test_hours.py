@@ -19,8 +19,8 @@ from pacorl.config.recipes import recipe
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.plan import judges
 from pacorl.plan.hours import CARDS, Card, Cost
-from pacorl.plan.plan import Plan, peak_line, plan_policy, timed_cards
-from pacorl.plan.rows import Row
+from pacorl.plan.memory import Row
+from pacorl.plan.plan import Plan, plan_policy, timed_cards
 from pacorl.types import Question, Verdict
 
 LARGE = ("evaluation={size: [128, 128], steps: 6, every: 5}", "epochs=11")
@@ -140,12 +140,6 @@ def test_hours_are_of_the_card_that_is_here_or_of_those_that_hold_the_run() -> N
 
 
 # --- measured --------------------------------------------------------------------------------------------------
-
-
-def test_the_measured_peak_stands_beside_the_planned_one() -> None:
-    plan = Plan(rows=(Row("transformer", 3 * 2**30),), device="a card", device_bytes=80 * 2**30)
-    line = peak_line(plan, allocated=2 * 2**30, reserved=5 * 2**29)
-    assert line == "memory: 2.0 GiB allocated and 2.5 GiB reserved at the peak, 3.0 GiB planned"
 
 
 @pytest.mark.slow

@@ -20,8 +20,8 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import divide
 from pacorl.models.policies import POLICIES
 from pacorl.plan import init as inits
+from pacorl.plan.memory import Row
 from pacorl.plan.plan import Plan
-from pacorl.plan.rows import Row
 from pacorl.rewards import check_rewards
 from pacorl.tiny import CHECKPOINTS
 from pacorl.tiny.characters import vocabulary

@@ -70,3 +70,11 @@ def test_a_judge_that_is_a_lora_is_planned_as_its_base(tmp_path: Path) -> None:
     config.write_text(json.dumps({"base_model_name_or_path": None}))
     with pytest.raises(ConfigError, match=r"names no base; set judge\.checkpoint to its base and judge\.adapter=/"):
         sources.judge(options, key="judge")
+
+
+def test_of_a_single_file_s_generator_the_other_parts_are_absent(tmp_path: Path) -> None:
+    file = weights(tmp_path / "flux1-dev.safetensors")
+    config = load(PolicyConfig, None, [f"model.checkpoint={file}"])
+    (absence,) = sources.generator_of(config.model, config.generator).absences
+    assert absence.source == "black-forest-labs/FLUX.1-dev"
+    assert absence.remedy.endswith(", 10 GB")

@@ -15,9 +15,9 @@ from pacorl.config.base import ConfigError
 from pacorl.core.sampler import Sampler
 from pacorl.plan import sources
 from pacorl.plan.generators import policy_on_meta
+from pacorl.plan.memory import ALL, FP32, Row, memory_rows
 from pacorl.plan.passes import Batch, Training, image_encoding_pass, measure_generator, shallow
-from pacorl.plan.plan import Plan, shortages, with_notes
-from pacorl.plan.rows import ALL, FP32, Row, adapter_rows, disk_bytes, in_phases, model_rows, pass_rows
+from pacorl.plan.plan import Plan, disk_bytes, shortages
 from pacorl.runtime.logbook import check_trackers
 from pacorl.types import Size
 
@@ -53,16 +53,15 @@ def plan_character(config: CharacterConfig) -> Plan:
     generator = dataclasses.replace(trained, samples=guided.samples)
     count = len(pictures.train) + len(pictures.held_out)
     rows = [
-        *model_rows(model, generator, [], in_turns=False),
-        *adapter_rows(generator),
-        *pass_rows(generator, batches, overlap=(generator.adapter,), prompts=policy.encode_batch),
+        *memory_rows(model, generator, prompts=policy.encode_batch, overlap=(generator.adapter,)),
         Row("encoding an image", image_encoding_pass(generator.inputs, size=size).peak, ("encode",)),
         Row("latents of the images", count * policy.noise([0], size).numel() * FP32, ALL, "host"),
     ]
     captions = {each.path.name: each.caption for each in (*pictures.train, *pictures.held_out)}
     plan = Plan(
         checkpoint.absences,
-        rows=in_phases(rows, ("encode", "load", "sample", "decode", "train")),
+        rows=tuple(rows),
+        command_phases=("encode", "load", "sample", "decode", "train"),
         disk_bytes=disk_bytes(generator.adapter, keep=config.keep_checkpoints),
         facts={
             "images": {"trained": len(pictures.train), "held out": len(pictures.held_out)},
@@ -72,7 +71,7 @@ def plan_character(config: CharacterConfig) -> Plan:
             "trained_parameters": generator.trained // FP32,
         },
     )
-    return with_notes(plan, [checkpoint.note, *_advice(config, pictures), *shortages(config, plan)])
+    return plan.with_notes(checkpoint.note, *_advice(config, pictures), *shortages(config, plan))
 
 
 def _advice(config: CharacterConfig, pictures: PictureSet) -> Iterator[str]:

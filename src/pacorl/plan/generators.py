@@ -78,15 +78,6 @@ def policy_on_meta(
     return policy
 
 
-def _processor(spec: PolicySpec, options: Mapping[str, Any]) -> Any:
-    """Build the image processor of a pipeline, whose options decide the number of a source's tokens."""
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-    if not issubclass(spec.policy, QwenImage21Policy):
-        return Qwen2VLImageProcessorPil(**options)
-    return NoTokenizer()
-
-
 class NoTokenizer:
     """Processor of Qwen-Image 2.1, whose pipeline reads its template at once."""
 
@@ -96,18 +87,26 @@ class NoTokenizer:
         return [[]]
 
 
+def _processor(spec: PolicySpec, options: Mapping[str, Any]) -> Any:
+    """Build the processor of a pipeline, whose image options decide the number of a source's tokens."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    return NoTokenizer() if issubclass(spec.policy, QwenImage21Policy) else Qwen2VLImageProcessorPil(**options)
+
+
 @dataclass
 class Inputs:
     """Empty inputs of a policy's forwards, for prompts with a number of images."""
 
     policy: PipelinePolicy
-    images: int
-    """Sources and references of a prompt."""
+    images: int | None = None
+    """Sources and references of a prompt; None for an editor's single source, or prompts without images."""
 
-    @classmethod
-    def of(cls, policy: PipelinePolicy) -> Inputs:
-        """Create inputs for an editor's single source, or for prompts without images."""
-        return cls(policy, images=0 if policy.source_optional else min(1, policy.max_sources))
+    @property
+    def count(self) -> int:
+        """Number of images of a prompt."""
+        least = 0 if self.policy.source_optional else min(1, self.policy.max_sources)
+        return least if self.images is None else self.images
 
     def conditioning(self, size: Size, *, batch: int) -> Conditioning:
         """Build what `encode` and `collate` make of `batch` prompts, as empty tensors."""
@@ -116,7 +115,7 @@ class Inputs:
         shapes = dict(text)
         if policy.options.negative_text is not None:
             shapes |= {f"negative_{name}": shape for name, shape in text.items()}
-        shapes |= self._source_shapes(size) if self.images else {}
+        shapes |= self._source_shapes(size) if self.count else {}
         # All rows share the conditioning of one prompt.
         is_shared = isinstance(policy, QwenImage21Policy)
         batch = 1 if is_shared else batch
@@ -124,9 +123,9 @@ class Inputs:
             name: torch.empty(batch, *shape, device=policy.device, dtype=policy.pipeline.vae.dtype)
             for name, shape in shapes.items()
         }
-        if is_shared and self.images:
+        if is_shared and self.count:
             slots = self._slots(size)
-            grids = [(image * slots, *policy.token_grid(size)) for image in range(self.images)]
+            grids = [(image * slots, *policy.token_grid(size)) for image in range(self.count)]
             tensors["source_grid"] = torch.tensor([grids])
         return Conditioning(tensors)
 
@@ -166,13 +165,13 @@ class Inputs:
         """Count the tokens of a text, among which some encoders have those of its images."""
         policy = self.policy
         if isinstance(policy, QwenImage21Policy):
-            return self.images * self._slots(size) + TEXT_TOKENS
+            return self.count * self._slots(size) + TEXT_TOKENS
         if isinstance(policy, QwenEditPolicy):
             # A square source: other shapes of the area have nearly as many tokens.
             side = max(1, round(min(policy.condition_area, size.height * size.width) ** 0.5))
             options = policy.pipeline.processor.to_dict()
             tokens = image_tokens(Size(side, side), options.get("image_processor", options))
-            return self.images * tokens + INSTRUCTION_TOKENS
+            return self.count * tokens + INSTRUCTION_TOKENS
         return int(policy.clip_tokens + policy.options.max_sequence_length)
 
     def _slots(self, size: Size) -> int:
@@ -183,7 +182,7 @@ class Inputs:
     def _source_shapes(self, size: Size) -> Shapes:
         """List the shapes of the images' tokens and of their positions."""
         policy = self.policy
-        count = 1 if policy.stitched else self.images
+        count = 1 if policy.stitched else self.count
         tokens = count * math.prod(policy.token_grid(size))
         shapes: Shapes = {"source": (tokens, policy.patch**2 * policy.latent_channels)}
         if isinstance(policy, KleinPolicy):

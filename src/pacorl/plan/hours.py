@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from pacorl.core.devices import NONE
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.models.policies.policy import PolicyOptions
-from pacorl.plan import passes
 from pacorl.plan.judges import Scorer
 from pacorl.plan.passes import Generator
 from pacorl.plan.work import Work
-from pacorl.types import Size
 
 PRODUCTS_SHARE = 0.5
 """Share of a card's peak that products are assumed to reach."""
@@ -70,18 +68,13 @@ class Cost:
     """Processes of the run."""
 
     @property
-    def training(self) -> float:
-        """FLOPs of all training images."""
-        return self.epochs * self.samples * sum(self.image.values())
-
-    @property
     def judge_cards(self) -> int:
         """Cards that judge as fast as the processes train; 0 if the processes judge."""
         return math.ceil(self.world * self.judged / sum(self.image.values())) if self.judge_elsewhere else 0
 
     def hours(self, card: Card) -> tuple[float, float]:
         """Return the hours of the run with such a card for each process: at best, and as measured."""
-        flops = self.training + self.evaluations * self.evaluation
+        flops = self.epochs * self.samples * sum(self.image.values()) + self.evaluations * self.evaluation
         computed = flops / (PRODUCTS_SHARE * card.tflops * 1e12 * self.world)
         low, high = ((rate * computed + self.saved / DISK_RATE) / 3600 for rate in MEASURED[self.form])
         return low, high
@@ -108,12 +101,6 @@ def cost_of(
         evaluated: prompts of an evaluation.
         world: number of processes.
     """
-    policy = generator.inputs.policy
-    decoded, decoded_full = (
-        passes.decoding_pass(generator.inputs, size=policy.nearest_size(Size(*sides))).flops
-        for sides in (config.sampling.size, config.evaluation.size)
-    )
-
     # `forwards_per_image` counts a guided velocity as two forwards, and a measured pass has both.
     forward = generator.sample_flops[0] / config.sampling.batch
     step = generator.train_flops / (work.node_batch or config.sampling.batch)
@@ -121,9 +108,10 @@ def cost_of(
     image = {
         "sampling": forward * counts["sampling"],
         "training": step * counts["training"] + forward * counts["other_policies"],
-        "decoding": decoded,
+        "decoding": generator.decodings[0].flops,
     }
-    evaluation = generator.sample_flops[1] * config.evaluation.steps / config.evaluation.batch + decoded_full
+    evaluation = generator.sample_flops[1] * config.evaluation.steps / config.evaluation.batch
+    evaluation += generator.decodings[1].flops
     # Judges in other processes cost the run's cards nothing.
     elsewhere = bool(judge and config.judge and config.judge.remote)
     if judge and not elsewhere:

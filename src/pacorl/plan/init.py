@@ -16,7 +16,7 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-from pacorl.config.base import validated
+from pacorl.config.base import load, validated
 from pacorl.config.reward_section import RewardConfig
 from pacorl.grpo.builders import with_credit
 from pacorl.grpo.policy_config import PolicyConfig
@@ -186,7 +186,7 @@ def _fitting(job: Job) -> tuple[Settings, PolicyConfig, Plan]:
     plan = None
     for form in FORMS:
         settings = _settings(job, form)
-        config = validated(PolicyConfig, _document(settings))
+        config = _config(settings)
         # What cannot fit by its weights alone is not planned.
         judge = config.judge and not config.judge.remote and not config.in_turns
         if job.spec.parameters * form.bytes + JUDGE_BYTES * bool(judge) > room:
@@ -255,7 +255,7 @@ def _settings(job: Job, form: Form) -> Settings:
     settings["rewards"] = (job.rewards, "")
     advantages: dict[str, Any] = {"aggregate": "weighted_sum"} if len(job.rewards) == 1 else {}
     settings["advantages"] = (advantages, "")
-    config, why = with_credit(validated(PolicyConfig, _document(settings)), {}, job.train, run=False)
+    config, why = with_credit(_config(settings), {}, job.train, run=False)
     settings["advantages"] = (advantages | {"credit": config.advantages.credit}, why.partition(": ")[2])
     settings["objective"] = ({"clip_range": config.objective.model_dump()["clip_range"]}, "fits this credit")
     return settings
@@ -264,12 +264,8 @@ def _settings(job: Job, form: Form) -> Settings:
 # --- the file --------------------------------------------------------------------------------------------------
 
 
-def _document(settings: Settings) -> dict[str, Any]:
-    document: dict[str, Any] = {}
-    for key, (value, _) in settings.items():
-        section, _, name = key.rpartition(".")
-        (document.setdefault(section, {}) if section else document)[name] = value
-    return document
+def _config(settings: Settings) -> PolicyConfig:
+    return load(PolicyConfig, None, [f"{key}={_flow(value)}" for key, (value, _) in settings.items()])
 
 
 def _text(job: Job, settings: Settings) -> str:

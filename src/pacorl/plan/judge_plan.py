@@ -50,25 +50,14 @@ def plan_reward(config: JudgeConfig) -> Plan:
 
     # Data.
     absences: list[MissingFile] = []
-    data: dict[str, list[Comparison]] = {}
-    limits = {"train": None, "evaluation": config.data.evaluation_limit}
-    for name, limit in limits.items():
-        data[name] = []
-        for source in getattr(config.data, name):
-            key = f"data.{name}"
-            with blamed_on(f"{key} = {source}"):
-                if absence := _comparisons_absence(key, source):
-                    absences.append(absence)
-                    continue
-                try:
-                    data[name] += comparisons_from(source, limit=limit, scratch=config.out / "data")
-                except MissingImagesError as missing:
-                    # Its list of files may have thousands of lines.
-                    absences.append(MissingFile(key, source, str(missing).partition(":\n")[0]))
-    comparisons = [*data["train"], *data["evaluation"]]
+    train, evaluation = (
+        _comparisons(config, name, absences, limit=limit)
+        for name, limit in (("train", None), ("evaluation", config.data.evaluation_limit))
+    )
+    comparisons = [*train, *evaluation]
     with blamed_on("data"):
         check_readable(chain(*(comparison.images for comparison in comparisons)))
-    steps: int | str = math.ceil(config.epochs * math.ceil(len(data["train"]) / config.optimizer.batch))
+    steps: int | str = math.ceil(config.epochs * math.ceil(len(train) / config.optimizer.batch))
     if absences:
         steps = "unknown until all its data are here"
 
@@ -82,45 +71,52 @@ def plan_reward(config: JudgeConfig) -> Plan:
     with META:
         tuned = tune(model, config.tuning.model_copy(update={"start": ""}) if start else config.tuning)
     trained, total = parameter_counts(tuned)
-    frozen_bytes = (total - trained) * dtype.itemsize
     _check_answers(config, checkpoint, comparisons)
     absences += [*checkpoint.absences, *([start] if start else [])]
-    return Plan(
+    plan = Plan(
         tuple(absences),
-        (checkpoint.note,) if checkpoint.note else (),
         facts={
-            "train": _balance(data["train"]),
-            "evaluation": _balance(data["evaluation"]),
+            "train": _balance(train),
+            "evaluation": _balance(evaluation),
             "optimizer_steps": config.max_steps or steps,
             "pairs_per_forward": per_forward,
             "forwards_per_step": forwards,
             "trained_parameters": trained,
             "all_parameters": total,
-            "frozen_weights_gib": round(frozen_bytes / 2**30, 3),
+            "frozen_weights_gib": round((total - trained) * dtype.itemsize / 2**30, 3),
             "training_state_gib": round(trained * STATE_BYTES / 2**30, 3),
         },
     )
+    return plan.with_notes(checkpoint.note)
 
 
-def _comparisons_absence(key: str, source: str) -> MissingFile | None:
-    """Describe absent training pairs; None if they are here, as the tiny world always is.
+def _comparisons(config: JudgeConfig, name: str, absences: list[MissingFile], *, limit: int | None) -> list[Comparison]:
+    """Read the pairs of `data.train` or `data.evaluation`, and note what is absent; the tiny world always is here."""
+    comparisons: list[Comparison] = []
+    for source in getattr(config.data, name):
+        key = f"data.{name}"
+        with blamed_on(f"{key} = {source}"):
+            try:
+                if missing := missing_file(source):
+                    absences.append(MissingFile(key, source, _remedy(source, missing)))
+                else:
+                    comparisons += comparisons_from(source, limit=limit, scratch=config.out / "data")
+            except MissingImagesError as error:
+                # Its list of files may have thousands of lines.
+                absences.append(MissingFile(key, source, str(error).partition(":\n")[0]))
+    return comparisons
 
-    Raises:
-        ValueError: As `missing_file` does.
-    """
-    missing = missing_file(source)
-    if missing is None:
-        return None
-    # PaCo-Dataset is known by its folder's name or by the names of its entries.
+
+def _remedy(source: str, missing: Path) -> str:
+    """Say how to get absent pairs. PaCo-Dataset is known by its folder's name or by the names of its entries."""
     folder, _, entry = source.rpartition(":")
     home = Path(folder or source)
-    remedy = f"{missing} is not there; put it there, or name {SOURCES}"
     if home.name == "PaCo-Dataset" or entry in PACO_ENTRIES:
-        remedy = (
+        return (
             f"PaCo-Dataset: `hf download --repo-type dataset {PACO_HOME} --local-dir {home}`, then unpack it there as "
             f"its card says (decompress.sh); {missing} is not there"
         )
-    return MissingFile(key, source, remedy)
+    return f"{missing} is not there; put it there, or name {SOURCES}"
 
 
 def _balance(comparisons: Sequence[Comparison]) -> dict[str, int]:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from pacorl.core.devices import best_dtype
@@ -27,7 +29,7 @@ from pacorl.models.int8 import parameter_count, quantize_model, streamed_bytes, 
 from pacorl.models.policies.policy import Parts
 from pacorl.plan import sources
 from pacorl.plan.generators import model_on_meta
-from pacorl.plan.ledger import META, measured
+from pacorl.plan.ledger import META, MemoryLedger, measured
 from pacorl.rewards.consistency import Consistency, Contrast, JudgedReward
 from pacorl.types import Character, Grid, Prompt, Question, Size, Verdict
 
@@ -43,8 +45,6 @@ CLIP_BATCH = 32
 """Images per forward of a CLIP."""
 EVALUATED = 8
 """Images of an evaluation's call that are planned: they fill the judge's batches."""
-SERVED = JudgeSettings()
-"""A judge at a server, whose memory is not the run's."""
 
 Calls = list[list[Question]]
 
@@ -54,7 +54,6 @@ class Scorer:
     """A judge or reward model: bytes of its weights and buffers, and a judge's work."""
 
     name: str
-    parameters: int
     weights: int
     """On the device."""
     streamed: int
@@ -98,43 +97,36 @@ def judges_of(
     with TemporaryDirectory() as folder:
         prompt = prompts[0] if prompts else _assumed_prompt(config, Path(folder))
 
-        def asked(key: str, number: int, images: int) -> Calls:
+        def asked(key: str, size: Size, images: int, *, trains: bool = False) -> Calls:
             judge = Recorder()
-            shown = ([prompt] * images, _noise(sizes[number], images))
+            shown = ([prompt] * images, _noise(size, images))
             for name, reward in sources.rewards_of(config, judge=judge):
                 if not name.startswith(key):
                     continue
-                if isinstance(reward, Consistency) and reward.contrast and number == 0:
+                if trains and isinstance(reward, Consistency) and reward.contrast:
                     Contrast(reward, range(images))(*shown)
                 elif isinstance(reward, JudgedReward):
                     reward(*shown)
             return judge.calls
 
-        train = asked("rewards.", 0, batch)
-        evaluated, held_out = asked("rewards.", 1, EVALUATED), asked("evaluation.", 1, EVALUATED)
+        train = asked("rewards.", sizes[0], batch, trains=True)
+        evaluated = asked("rewards.", sizes[1], EVALUATED)
+        held_out = asked("evaluation.", sizes[1], EVALUATED)
     own = config.evaluation.judge_settings
-    calls: tuple[tuple[list[Any], list[Any]], ...] = (
-        (train, evaluated if own else evaluated + held_out),
-        ([], held_out),
-    )
-    found: list[Scorer | None] = []
-    for name, settings, checkpoint, (of_batch, of_evaluation) in zip(
-        ("judge", "evaluation's judge"), (config.judge, own), judges, calls, strict=True
-    ):
-        scorer = None
-        if settings:
-            parts = checkpoint.configs or sources.published_judge(settings.name)[1]
-            scorer = _judge(name, settings, parts, of_batch, of_evaluation, batch=batch)
-        found.append(scorer)
-    return found
+    evaluated += [] if own else held_out
+    scorers: list[Scorer | None] = [None, None]
+    if config.judge:
+        scorers[0] = _judge("judge", config.judge, judges[0].configs, train, evaluated, batch=batch)
+    if own:
+        scorers[1] = _judge("evaluation's judge", own, judges[1].configs, [], held_out, batch=batch)
+    return scorers
 
 
 def pair_judge(settings: JudgeSettings, configs: Parts, *, size: Size, sets: bool) -> Scorer:
     """Measure the judge of generated candidates: sets of 2 × 2 of this size, or images."""
     grid, size = (Grid(2, 2), size) if sets else (Grid(1, 2), Size(size.height, 2 * size.width))
     judge = Recorder()
-    prompt = Prompt(0, THEME, THEME, grid)
-    Consistency(judge)([prompt] * EVALUATED, _noise(size, EVALUATED))
+    Consistency(judge)([Prompt(0, THEME, THEME, grid)] * EVALUATED, _noise(size, EVALUATED))
     return _judge("judge", settings, configs, judge.calls, [], batch=EVALUATED)
 
 
@@ -149,41 +141,47 @@ def clip_scorers(config: PolicyConfig, *, panels: int) -> Iterator[Scorer]:
         pixels = torch.empty(count, 3, side, side, device=META, dtype=model.dtype)
         peak = measured(lambda: model.vision_model(pixel_values=pixels)).peak  # noqa: B023 - runs at once
         size = weight_bytes(model)
-        yield Scorer(f"CLIP of {key.split('.')[-3]}", parameter_count(model), size, 0, peak, size)
+        yield Scorer(f"CLIP of {key.split('.')[-3]}", size, 0, peak, size)
 
 
 def _judge(name: str, settings: JudgeSettings, configs: Parts, train: Calls, evaluated: Calls, *, batch: int) -> Scorer:
     """Measure a judge's forwards for the calls about a batch and about `EVALUATED` images."""
-    form = SERVED if settings.remote else settings
+    # A server's memory is not the run's: its work is that of bf16.
+    form = JudgeSettings() if settings.remote else settings
+    configs = configs or sources.published_judge(settings.name)[1]
     model: Any = model_on_meta(configs["model"], dtype=getattr(torch, best_dtype(form.checkpoint, "cuda")))
+    files = parameter_count(model) * model.dtype.itemsize
     # Each patch of the vision tower is a quarter of a token.
     per_visual_token = 2 * parameter_count(model.model.visual) * model.config.vision_config.spatial_merge_size**2
-    files = parameter_count(model) * model.dtype.itemsize
     quantize_model(model, form.quantize, device=META, stream=form.stream)
 
+    # The forwards of each call. The largest decides the peak, with the keys and values that a forward reads.
+    calls = [*train, *evaluated]
+    forests = [list(_forwards(prefix_forest([_symbols(question, configs) for question in call]))) for call in calls]
+    forwards = [forward for forest in forests for forward in forest]
+    peak, per_token = 0.0, 0.0
+    if forwards:
+        largest = max(forwards, key=attrgetter("padded"))
+        ledger = _language_forward(model, largest)
+        per_token = ledger.flops / largest.padded
+        scale = ledger.peak / largest.padded
+        peak = max(forward.padded * scale + forward.kept * _kept_bytes(model) for forward in forwards)
+
     # Each pair in both orders shares nothing with itself.
-    orders = 1 + settings.symmetric
-    peak = 0
-    flops = [0.0, 0.0]
-    for number, call in [*((0, call) for call in train), *((1, call) for call in evaluated)]:
-        tokens = {image.tobytes(): _tokens(image, configs) for question in call for image in question.images}
-        numbers = {image: number for number, image in enumerate(tokens)}
-        forest = prefix_forest([_symbols(question, numbers, tokens) for question in call])
-        walked = list(_forwards(forest))
-        largest = max(walked, key=lambda forward: forward.rows * forward.longest)
-        forward_peak, per_token = _language_forward(model, largest)
-        peak = max(peak, forward_peak)
-        language = sum(forward.tokens for forward in walked) * per_token
-        flops[number] += orders * (language + sum(tokens.values()) * per_visual_token)
+    flops = []
+    for call, forest in zip(calls, forests, strict=True):
+        images = {image.tobytes(): image for question in call for image in question.images}
+        visual = per_visual_token * sum(_tokens(image, configs) for image in images.values())
+        language = per_token * sum(forward.tokens for forward in forest)
+        flops.append((1 + settings.symmetric) * (visual + language))
     return Scorer(
         name,
-        parameter_count(model),
         weight_bytes(model),
         streamed_bytes(model),
-        peak,
+        round(peak),
         files,
-        image_flops=flops[0] / batch,
-        evaluated_flops=flops[1] / EVALUATED,
+        image_flops=sum(flops[: len(train)]) / batch,
+        evaluated_flops=sum(flops[len(train) :]) / EVALUATED,
     )
 
 
@@ -210,18 +208,15 @@ def _tokens(image: Image.Image, configs: Parts) -> int:
     return image_tokens(Size(image.height, image.width), configs["processor"])
 
 
-def _symbols(question: Question, numbers: Mapping[bytes, int], tokens: Mapping[bytes, int]) -> Any:
+def _symbols(question: Question, configs: Parts) -> NDArray[np.int64]:
     """List symbols of a question's tokens, equal where questions share them."""
-    symbols = list(range(HEAD_TOKENS))
-    for image in question.images:
-        first = (1 + numbers[image.tobytes()]) << 20
-        symbols += range(first, first + tokens[image.tobytes()])
-    first = -(1 + abs(hash(question.text)) % 2**40 << 20)
-    return np.array([*symbols, *range(first, first + len(TOKEN.findall(question.text)) + TAIL_TOKENS)], np.int64)
+    runs: list[tuple[str | bytes, int]] = [("", HEAD_TOKENS)]
+    runs += [(image.tobytes(), _tokens(image, configs)) for image in question.images]
+    runs.append((question.text, len(TOKEN.findall(question.text)) + TAIL_TOKENS))
+    return np.concatenate([(hash(content) % 2**40 << 20) + np.arange(length) for content, length in runs])
 
 
-@dataclass(frozen=True, slots=True)
-class Forward:
+class Forward(NamedTuple):
     """One forward over nodes of a prefix tree, padded to the longest."""
 
     rows: int
@@ -230,6 +225,11 @@ class Forward:
     """Without padding."""
     kept: int
     """Tokens of the levels above whose keys and values are in memory."""
+
+    @property
+    def padded(self) -> int:
+        """Tokens with padding."""
+        return self.rows * self.longest
 
 
 def _forwards(nodes: Sequence[Node], *, above: int = 0, kept: int = 0) -> Iterator[Forward]:
@@ -248,14 +248,17 @@ def _forwards(nodes: Sequence[Node], *, above: int = 0, kept: int = 0) -> Iterat
             yield from _forwards(children, above=above + longest, kept=kept + len(batch) * (above + longest))
 
 
-def _language_forward(model: Any, forward: Forward) -> tuple[int, float]:
-    """Measure a forward of the language model, the largest part of a judge: its peak in bytes, and FLOPs a token."""
+def _language_forward(model: Any, forward: Forward) -> MemoryLedger:
+    """Measure a forward of the language model, the largest part of a judge."""
     language = model.model.language_model
-    config = language.config
     shape = (forward.rows, forward.longest)
     positions = torch.zeros(3, *shape, device=META, dtype=torch.long)
-    embedded = torch.empty(*shape, config.hidden_size, device=META, dtype=model.dtype)
-    ledger = measured(lambda: language(inputs_embeds=embedded, position_ids=positions, use_cache=False))
+    embedded = torch.empty(*shape, language.config.hidden_size, device=META, dtype=model.dtype)
+    return measured(lambda: language(inputs_embeds=embedded, position_ids=positions, use_cache=False))
+
+
+def _kept_bytes(model: Any) -> int:
+    """Compute the bytes of a token's keys and values."""
+    config = model.model.language_model.config
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    kept = 2 * config.num_hidden_layers * config.num_key_value_heads * width * model.dtype.itemsize
-    return ledger.peak + forward.kept * kept, ledger.flops / (forward.rows * forward.longest)
+    return int(2 * config.num_hidden_layers * config.num_key_value_heads * width * model.dtype.itemsize)

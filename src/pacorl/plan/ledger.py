@@ -7,7 +7,7 @@ and fragments, and the CUDA context (together about 1 GiB on a card).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -32,7 +32,7 @@ def attention_backward_flops(_: Tensor, query: Tensor, key: Tensor, value: Tenso
     return attention_flops(query, key, value) * 2.5
 
 
-FLOPS: Mapping[Any, Callable[..., float]] = {
+FLOPS = {
     **flop_registry,
     aten._scaled_dot_product_flash_attention_for_cpu: attention_flops,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward_flops,
@@ -58,24 +58,22 @@ class MemoryLedger(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         for tensor in tensors_in(args):
-            self._note(tensor, counted=False)
+            self._note(tensor, 0)
         outputs = func(*args, **kwargs)
         for tensor in tensors_in(outputs):
-            self._note(tensor, counted=True)
+            self._note(tensor, tensor.untyped_storage().nbytes())
         formula = FLOPS.get(func._overloadpacket)
         if formula:
             self.flops += float(formula(*args, **kwargs, out_val=outputs))
         return outputs
 
-    def _note(self, tensor: Tensor, *, counted: bool) -> None:
+    def _note(self, tensor: Tensor, size: int) -> None:
         # A storage's Python object lives as long as the storage, so that its id identifies it and its weak reference
         # reports its end.
         storage = tensor.untyped_storage()
         key = id(storage)
         if key in self._storages:
             return
-        # Inputs are known from now on, and count nothing.
-        size = storage.nbytes() if counted else 0
 
         def freed(_: object) -> None:
             self.live -= size
@@ -113,10 +111,9 @@ def fused_attention() -> Iterator[None]:
             return real(query, key, value, attn_mask, dropout_p, **options)
         # Only the CPU's fused kernel accepts meta tensors on a machine without CUDA; it saves the same tensors for its
         # backward.
-        fused: Tensor = aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, dropout_p, options.get("is_causal", False), attn_mask=attn_mask,
-            scale=options.get("scale"),
-        )[0]  # fmt: skip
+        causal = options.get("is_causal", False)
+        kernel = aten._scaled_dot_product_flash_attention_for_cpu
+        fused: Tensor = kernel(query, key, value, dropout_p, causal, attn_mask=attn_mask, scale=options.get("scale"))[0]
         return fused
 
     # Restored even after an error: other code of the process uses the function.

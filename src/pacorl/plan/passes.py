@@ -67,21 +67,21 @@ def cut(config: Mapping[str, Any], depth: Depth) -> dict[str, Any]:
 
 def shallow(configs: Parts) -> Parts:
     """Return a generator's configs with the fewest blocks."""
-    transformer = configs["transformer"]
-    full = published_depth(transformer)
-    return {**configs, "transformer": cut(transformer, fewest_blocks(full))} if full else configs
+    full = published_depth(configs["transformer"])
+    return {**configs, "transformer": cut(configs["transformer"], fewest_blocks(full))} if full else configs
 
 
 def at_full_depth(configs: Parts, measure: Callable[[Parts], NDArray[np.float64]]) -> NDArray[np.float64]:
     """Measure a generator's configs at their number of blocks, by those with fewer blocks."""
-    transformer = configs["transformer"]
-    full = published_depth(transformer)
+    full = published_depth(configs["transformer"])
     fewest = fewest_blocks(full)
     base = figures = measure(shallow(configs))
     for kind, left_out in enumerate(np.subtract(full, fewest)):
         if left_out:
             more = tuple(count + (number == kind) for number, count in enumerate(fewest))
-            figures = figures + left_out * (measure({**configs, "transformer": cut(transformer, more)}) - base)
+            figures = figures + left_out * (
+                measure({**configs, "transformer": cut(configs["transformer"], more)}) - base
+            )
     return figures
 
 
@@ -110,6 +110,7 @@ class Generator:
 
     inputs: Inputs
     """Of the policy with the fewest blocks."""
+    batches: Sequence[Batch]
     parameters: int
     weights: int
     """On the device."""
@@ -125,6 +126,8 @@ class Generator:
     samples: tuple[int, ...]
     """Peak of a forward of each batch."""
     sample_flops: tuple[float, ...]
+    decodings: tuple[MemoryLedger, ...]
+    """Of an image of each batch."""
 
 
 def measure_generator(
@@ -137,7 +140,7 @@ def measure_generator(
     training: Training | None = None,
     record_sizes: bool = False,
 ) -> Generator:
-    """Measure a generator's transformer.
+    """Measure a generator's transformer and its decoder.
 
     Args:
         spec: of its kind.
@@ -154,24 +157,24 @@ def measure_generator(
     policies: list[Inputs] = []
 
     def measure(parts: Parts) -> NDArray[np.float64]:
-        policy = policy_on_meta(spec, options, parts, record_sizes=record_sizes)
-        inputs = Inputs.of(policy) if images is None else Inputs(policy, images)
+        inputs = Inputs(policy_on_meta(spec, options, parts, record_sizes=record_sizes), images)
         policies.append(inputs)
-        model = policy.transformer
-        figures: list[float] = [parameter_count(model), weight_bytes(model), streamed_bytes(model)]
-        figures += _training_figures(inputs, training) if training else [0, 0, 0, 0]
+        model = inputs.policy.transformer
+        weights = [parameter_count(model), weight_bytes(model), streamed_bytes(model)]
+        trained = _training_figures(inputs, training) if training else [0, 0, 0, 0]
         passes = [sampling_pass(inputs, size=batch.size, batch=batch.count) for batch in batches]
-        return np.array([*figures, *(each.peak for each in passes), *(each.flops for each in passes)])
+        return np.array([*weights, *trained, *(each.peak for each in passes), *(each.flops for each in passes)])
 
     # Targets that name a block are found at the full depth alone.
     targets = training.config.adapter.targets if training else ()
     names_block = any(re.search(r"blocks\.\d", target) for target in targets)
     figures = (measure(configs) if names_block else at_full_depth(configs, measure)).tolist()
-    of_batches = figures[7:]
-    peaks, flops = of_batches[: len(batches)], of_batches[len(batches) :]
+    peaks, flops = figures[7 : 7 + len(batches)], figures[7 + len(batches) :]
     parameters, weights, streamed, adapter, trained, train = map(round, figures[:6])
+    inputs = policies[0]
     return Generator(
-        inputs=policies[0],
+        inputs,
+        batches,
         parameters=parameters,
         weights=weights,
         streamed=streamed,
@@ -181,19 +184,20 @@ def measure_generator(
         train_flops=figures[6],
         samples=tuple(map(round, peaks)),
         sample_flops=tuple(flops),
+        decodings=tuple(decoding_pass(inputs, size=batch.size) for batch in batches),
     )
 
 
 def _training_figures(inputs: Inputs, training: Training) -> list[float]:
     """Add the adapter, and measure it: its bytes, those with gradients, and a step's peak and FLOPs."""
-    policy = inputs.policy
+    transformer = inputs.policy.transformer
     try:
         with META:
-            add_adapter(training.config, policy)
+            add_adapter(training.config, inputs.policy)
     except ValueError as error:
         raise ConfigError(f"adapter.targets: {error}") from None
-    adapter = sum(weight.nbytes for weight in adapter_state(policy.transformer).values())
-    trained = sum(weight.nbytes for weight in policy.transformer.parameters() if weight.requires_grad)
+    adapter = sum(weight.nbytes for weight in adapter_state(transformer).values())
+    trained = sum(weight.nbytes for weight in transformer.parameters() if weight.requires_grad)
     step = training_pass(inputs, training)
     return [adapter, trained, step.peak, step.flops]
 

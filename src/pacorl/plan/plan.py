@@ -30,23 +30,9 @@ from pacorl.models.policies.policy import Parts, PolicyOptions
 from pacorl.plan import sources
 from pacorl.plan.generators import policy_on_meta
 from pacorl.plan.hours import CARDS, Card, Cost, cost_of
-from pacorl.plan.judges import clip_scorers, judges_of, pair_judge
+from pacorl.plan.judges import Scorer, clip_scorers, judges_of, pair_judge
+from pacorl.plan.memory import ALL, EPOCH, FP32, PHASES, Phase, Phases, Place, Row, memory_rows
 from pacorl.plan.passes import Batch, Generator, Training, measure_generator, shallow
-from pacorl.plan.rows import (
-    ALL,
-    EPOCH,
-    FP32,
-    PHASES,
-    Phase,
-    Phases,
-    Place,
-    Row,
-    adapter_rows,
-    disk_bytes,
-    in_phases,
-    model_rows,
-    pass_rows,
-)
 from pacorl.plan.sources import MissingFile
 from pacorl.plan.work import Work, work_of
 from pacorl.records.leaks import check_leaks
@@ -69,20 +55,20 @@ the plan does not count, take about half of it."""
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Requirements of a run."""
+    """Requirements of a command."""
 
     absences: tuple[MissingFile, ...] = ()
     notes: tuple[str, ...] = ()
     rows: tuple[Row, ...] = ()
     """Components in memory; none for a judge's training."""
+    command_phases: Phases = ALL
+    """Phases that the command has."""
     disk_bytes: int = 0
     """Bytes of the run's files."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Counts of data, steps and weights."""
     cost: Cost | None = None
     """Work of a policy's training."""
-    checkpointed_bytes: int = 0
-    """Peak memory with gradient checkpointing, where a card that is not here decides `auto`; else 0."""
     device: str = field(default_factory=lambda: device()[0])
     device_bytes: int | None = field(default_factory=lambda: device()[1])
     """Memory of the card; None without one."""
@@ -94,7 +80,7 @@ class Plan:
     @property
     def phases(self) -> dict[Phase, int]:
         """Bytes on the device in each phase of the command."""
-        return {phase: size for phase in PHASES if (size := self.phase_bytes(phase))}
+        return {phase: size for phase in self.command_phases if (size := self.phase_bytes(phase))}
 
     @property
     def peak_bytes(self) -> int:
@@ -109,12 +95,12 @@ class Plan:
     @property
     def host_bytes(self) -> int:
         """Peak main memory of all processes of a machine, loading included."""
-        return max(self.phase_bytes(phase, places=("host", "files")) for phase in PHASES)
+        return max(self.phase_bytes(phase, places=("host", "files")) for phase in self.command_phases)
 
     @property
     def held_bytes(self) -> int:
         """`host_bytes` without pages of files, which the system may drop."""
-        return max(self.phase_bytes(phase, places=("host",)) for phase in PHASES)
+        return max(self.phase_bytes(phase, places=("host",)) for phase in self.command_phases)
 
     @property
     def download_bytes(self) -> int:
@@ -143,6 +129,10 @@ class Plan:
         document["hours"] = {card.name: self.cost.hours(card) for card in CARDS} if self.cost else {}
         return json.dumps(document, indent=2, ensure_ascii=False)
 
+    def with_notes(self, *notes: str | None) -> Plan:
+        """Add the notes that are not empty."""
+        return dataclasses.replace(self, notes=(*self.notes, *(note for note in notes if note)))
+
     def __str__(self) -> str:
         return "\n".join(_lines(self))
 
@@ -154,7 +144,8 @@ def plan_policy(config: PolicyConfig, *, world: int | None = None, ask: bool = F
     """Check a config against its data and this machine, and measure its memory.
 
     Args:
-        config: the run. The published architecture replaces absent weights.
+        config: the run. The published architecture replaces absent weights. Without a card,
+            `gradient_checkpointing: auto` is planned as on, the form of the smallest card.
         world: number of processes; by default those that torchrun or accelerate started, else the config's.
         ask: whether a judge over HTTP that does not answer is listed as absent.
 
@@ -162,18 +153,12 @@ def plan_policy(config: PolicyConfig, *, world: int | None = None, ask: bool = F
         ConfigError: A size or the number of samples does not divide.
         ValueError: A reward is unknown, or a prompt is bad (with file and line) or lacks what a reward needs.
     """
-    # The config alone. Without a card both of `auto`'s choices are planned.
-    checkpointed_bytes = 0
-    if config.model.gradient_checkpointing == AUTO and device()[1] is None:
-        checkpointed_bytes = plan_policy(with_checkpointing(config, on=True), world=world).peak_bytes
-    config = decided(config, card_bytes=device()[1])
+    # The config alone. A plan does not execute users' files.
+    card_bytes = device()[1]
+    config = decided(config, card_bytes=card_bytes) if card_bytes else with_checkpointing(config, on=True, only=AUTO)
     world = world or int(os.environ.get("WORLD_SIZE", "0")) or config.processes
-    try:
-        work = work_of(config, world=world)
-    except ValueError as error:
-        raise ConfigError(f"sampling.batch: {error}") from None
+    work = work_of(config, world=world)
     check_trackers(config.trackers)
-    # A plan does not execute users' files.
     check_rewards(config.rewards, run=False)
     check_rewards(config.evaluation.rewards, key="evaluation.rewards", run=False)
     config = without_idle_judges(config, run=False)
@@ -202,9 +187,7 @@ def plan_policy(config: PolicyConfig, *, world: int | None = None, ask: bool = F
     # Memory and work, at the largest of the records' sizes if records decide.
     sizes = _sizes(config, checkpoint.configs, train, evaluation)
     scorers = judges_of(config, judges, prompts=prompts, sizes=sizes)
-    generator, rows = _training(
-        config, checkpoint.configs, scorers, work=work, sizes=sizes, prompts=prompts, world=world
-    )
+    generator = _trained_generator(config, checkpoint.configs, work, sizes=sizes, prompts=prompts)
     cost = cost_of(
         config,
         work=work,
@@ -216,52 +199,53 @@ def plan_policy(config: PolicyConfig, *, world: int | None = None, ask: bool = F
     )
     plan = Plan(
         absences,
-        rows=rows,
+        rows=_rows(config, generator, scorers, work=work, prompts=prompts, world=world),
         disk_bytes=disk_bytes(generator.adapter, keep=config.keep_checkpoints),
         facts=_work_facts(config, work, prompts=len(train)),
         cost=cost,
-        checkpointed_bytes=checkpointed_bytes,
     )
-    return with_notes(plan, [leaks, checkpoint.note, *(judge.note for judge in judges), *shortages(config, plan)])
+    return plan.with_notes(leaks, checkpoint.note, *(judge.note for judge in judges), *shortages(config, plan))
 
 
-def _training(
-    config: PolicyConfig,
-    configs: Parts,
-    judges: Sequence[Any],
-    *,
-    work: Work,
-    sizes: Sequence[Size],
-    prompts: Sequence[Prompt],
-    world: int,
-) -> tuple[Generator, tuple[Row, ...]]:
-    """Measure a run's generator, and list its components."""
-    # Models that score. Those of this process may work during sampling.
-    options = (config.judge, config.evaluation.judge_settings)
-    panels = min((prompt.grid.count for prompt in prompts), default=4)
-    scorers = [judge for judge, settings in zip(judges, options, strict=True) if settings and not settings.remote]
-    scorers += clip_scorers(config, panels=panels)
-    in_turns = config.in_turns and bool(scorers)
-    overlap = 0 if in_turns else max((scorer.buffers for scorer in scorers), default=0)
-
-    # The generator: a batch of nodes is trained if the tree branches, else a batch of samples.
-    size, full = sizes
-    batches = [Batch(size, config.sampling.batch), Batch(full, config.evaluation.batch)]
+def _trained_generator(
+    config: PolicyConfig, configs: Parts, work: Work, *, sizes: Sequence[Size], prompts: Sequence[Prompt]
+) -> Generator:
+    """Measure a run's generator: a batch of nodes is trained if the tree branches, else a batch of samples."""
+    sampler = work.sampler.model_copy(update={"size": sizes[0]})
     nodes = work.node_batch or config.sampling.batch
-    sampler = work.sampler.model_copy(update={"size": size})
-    generator = measure_generator(
+    return measure_generator(
         config.generator,
         config.model,
         configs,
         images=sources.planned_images(config, prompts),
-        batches=batches,
+        batches=[Batch(sizes[0], config.sampling.batch), Batch(sizes[1], config.evaluation.batch)],
         training=Training(config, sampler, nodes, with_base=config.objective.kl_weight > 0),
         record_sizes=config.prompts.record_sizes,
     )
 
+
+def _rows(
+    config: PolicyConfig,
+    generator: Generator,
+    judges: Sequence[Scorer | None],
+    *,
+    work: Work,
+    prompts: Sequence[Prompt],
+    world: int,
+) -> tuple[Row, ...]:
+    """List the components of a policy's training."""
+    # Models that score. Those of this process may work during sampling.
+    settings = (config.judge, config.evaluation.judge_settings)
+    panels = min((prompt.grid.count for prompt in prompts), default=4)
+    scorers = [judge for judge, own in zip(judges, settings, strict=True) if judge and own and not own.remote]
+    scorers += clip_scorers(config, panels=panels)
+    in_turns = config.in_turns and bool(scorers)
+    overlap = 0 if in_turns else max((scorer.buffers for scorer in scorers), default=0)
+
     # Main memory: latents of the trained steps in fp32, 8-bit images, and with panel credit a log-probability per
     # token; encoded prompts, in one file for all processes.
-    policy = generator.inputs.policy
+    policy, adapter = generator.inputs.policy, generator.adapter
+    size, full = (batch.size for batch in generator.batches)
     noise_BNC = policy.noise([0], size)
     rollouts = work.latents * noise_BNC.numel() * FP32 + work.samples * 3 * size.height * size.width
     if config.advantages.panel_share:
@@ -269,28 +253,34 @@ def _training(
     encoded = len(prompts) or config.prompts_per_epoch + config.prompts.evaluation_limit
     of_prompt = sum(tensor.nbytes for tensor in generator.inputs.conditioning(size, batch=1).tensors.values())
     evaluated = config.prompts.evaluation_limit * config.evaluation.samples_per_prompt
-    adapter = generator.adapter
-    rows = [
-        *model_rows(config.model, generator, scorers, in_turns=in_turns, world=world),
-        *adapter_rows(generator),
-        # Compiled SDE steps are sampled as they are trained. The average replaces the adapter during an evaluation.
-        *pass_rows(
-            generator,
-            batches,
-            overlap=(overlap, adapter),
-            least=generator.train if config.model.compile != "none" and work.node_batch else 0,
-            prompts=policy.encode_batch,
-        ),
-        Row("an epoch's rollouts", rollouts, EPOCH, "host"),
+    rollouts += evaluated * 3 * full.height * full.width
+    rows = memory_rows(
+        config.model,
+        generator,
+        scorers,
+        prompts=policy.encode_batch,
+        in_turns=in_turns,
+        # The average replaces the adapter during an evaluation. Compiled SDE steps are sampled as they are trained.
+        overlap=(overlap, adapter),
+        least=generator.train if config.model.compile != "none" and work.node_batch else 0,
+        world=world,
+    )
+    rows += [
+        Row("rollouts, and an evaluation's images", rollouts, EPOCH, "host"),
         Row("encoded prompts", encoded * of_prompt, ALL, "host"),
-        Row("an evaluation's images", evaluated * 3 * full.height * full.width, EPOCH, "host"),
         Row("adapters, before they are placed", world * adapter, ("encode",), "host"),
     ]
     if world > 1:
         rows.append(Row("gradients' buckets", generator.trained, EPOCH))
     if OBJECTIVES[config.objective.name].needs == "endpoint":
         rows.append(Row("adapter that samples", adapter, EPOCH))
-    return generator, tuple(rows)
+    return tuple(rows)
+
+
+def disk_bytes(adapter: int, *, keep: int) -> int:
+    """Compute the bytes of a run's files: checkpoints and the adapter in PEFT and diffusers form."""
+    # Adapter, average and two moments; the newest checkpoint is written aside before the oldest is deleted.
+    return 4 * adapter * (keep + 1) + 2 * adapter
 
 
 def _work_facts(config: PolicyConfig, work: Work, *, prompts: int) -> dict[str, Any]:
@@ -327,8 +317,7 @@ def plan_generation(
     policy = policy_on_meta(spec, options, shallow(checkpoint.configs))
     policy.check_size(size)
     batches = [Batch(policy.nearest_size(size), 1)]
-    own = 0 if policy.source_optional else min(1, policy.max_sources)
-    generator = measure_generator(spec, options, checkpoint.configs, images=max(own, images), batches=batches)
+    generator = measure_generator(spec, options, checkpoint.configs, images=images or None, batches=batches)
 
     judge_files = sources.judge(judge, key="judge")
     phases: Phases = ("encode", "load", "sample", "decode")
@@ -336,10 +325,9 @@ def plan_generation(
     if judge and not judge.remote:
         phases += ("score",)
         scorers.append(pair_judge(judge, judge_files.configs, size=size, sets=spec.sets))
-    rows = model_rows(options, generator, scorers, in_turns=low, generates=True)
-    rows += pass_rows(generator, batches, overlap=(0,), prompts=1)
-    absences = (*checkpoint.absences, *judge_files.absences)
-    return with_notes(Plan(absences, rows=in_phases(rows, phases)), [checkpoint.note, judge_files.note])
+    rows = memory_rows(options, generator, scorers, prompts=1, in_turns=low)
+    plan = Plan((*checkpoint.absences, *judge_files.absences), rows=tuple(rows), command_phases=phases)
+    return plan.with_notes(checkpoint.note, judge_files.note)
 
 
 def judge_options(source: str, memory: str) -> JudgeSettings | None:
@@ -370,8 +358,9 @@ def plan_training(model: Any, **arguments: Any) -> Plan:
     # Nothing is known of a function but its name.
     planned = [reward for reward in inputs.config.rewards if reward.name not in inputs.functions]
     plan = plan_policy(inputs.config.model_copy(update={"rewards": tuple(planned)}), ask=True)
-    notes = [f"the memory of reward {name!r}, a function, is not in the plan" for name in inputs.functions]
-    return with_notes(plan, notes)
+    return plan.with_notes(
+        *(f"the memory of reward {name!r}, a function, is not in the plan" for name in inputs.functions)
+    )
 
 
 def decided(config: PolicyConfig, *, card_bytes: int | None) -> PolicyConfig:
@@ -380,23 +369,20 @@ def decided(config: PolicyConfig, *, card_bytes: int | None) -> PolicyConfig:
     Raises:
         ValueError: As `plan_policy` does.
     """
-    if config.model.gradient_checkpointing != AUTO:
-        return config
     # Recomputing activations costs time, so that it is off wherever the run fits without.
-    without = with_checkpointing(config, on=False)
-    fits = card_bytes is None or plan_policy(without).peak_bytes + CARD_MARGIN <= card_bytes
-    return without if fits else with_checkpointing(config, on=True)
+    without = with_checkpointing(config, on=False, only=AUTO)
+    if without is config or card_bytes is None:
+        return without
+    fits = plan_policy(without).peak_bytes + CARD_MARGIN <= card_bytes
+    return with_checkpointing(config, on=not fits)
 
 
-def with_checkpointing(config: PolicyConfig, *, on: bool) -> PolicyConfig:
-    """Set `model.gradient_checkpointing`."""
+def with_checkpointing(config: PolicyConfig, *, on: bool, only: str = "") -> PolicyConfig:
+    """Set `model.gradient_checkpointing`, or only the value `only`."""
+    if only and config.model.gradient_checkpointing != only:
+        return config
     model = config.model.model_copy(update={"gradient_checkpointing": on})
     return config.model_copy(update={"model": model})
-
-
-def with_notes(plan: Plan, notes: Sequence[str | None]) -> Plan:
-    """Add the notes that are not empty."""
-    return dataclasses.replace(plan, notes=(*plan.notes, *(note for note in notes if note)))
 
 
 def _sizes(
@@ -416,9 +402,9 @@ def _sizes(
         except ValueError as error:
             raise ConfigError(f"{key}: {error}") from None
         # A source image without a usable shape is reported here, before an epoch meets it.
-        found = [policy.size_of(prompt, Size(*config.sampling.size)) for prompt in prompts]
+        found = [policy.size_of(prompt, size) for prompt in prompts]
         if config.prompts.record_sizes and found:
-            size = max((prompt.size or size for prompt in prompts), key=lambda one: one.height * one.width)
+            size = max(found, key=lambda one: one.height * one.width)
         return policy.nearest_size(size)
 
     return (
@@ -444,15 +430,12 @@ def _lines(plan: Plan) -> Iterator[str]:
     for note in plan.notes:
         yield f"note {note}"
 
-    if plan.rows:
-        phases = plan.phases
+    if phases := plan.phases:
         largest = max(phases, key=lambda phase: phases[phase])
         card = f" of {size_text(plan.device_bytes)}" if plan.device_bytes else ""
-        less = plan.checkpointed_bytes
-        either = f"; {size_text(less)} with gradient checkpointing" if less else ""
         yield (
             f"device: {plan.device}; {size_text(plan.peak_bytes)}{card} needed at the peak, {PHASES[largest]}, and "
-            f"about 1 GiB for CUDA{either}"
+            "about 1 GiB for CUDA"
         )
         yield "  " + ", ".join(f"{PHASES[phase]} {size_text(size)}" for phase, size in phases.items())
         downloads = f"; to download {plan.download_bytes / 10**9:.0f} GB" if plan.download_bytes else ""
@@ -465,25 +448,20 @@ def _lines(plan: Plan) -> Iterator[str]:
             yield from ("captions:", *(f"  {text}" for text in texts))
         else:
             yield f"{name.replace('_', ' ')}: {', '.join(texts)}"
-    if plan.cost:
-        yield from _hours(plan, plan.cost)
+
+    if cost := plan.cost:
+        if cost.judge_cards:
+            yield f"judge: a server with {cost.judge_cards} of these cards keeps up with {cost.world} that train"
+        hours = []
+        for timed in timed_cards(plan, cost):
+            low, high = cost.hours(timed)
+            hours.append(f"{low:.2g} to {high:.2g} on {cost.world} × {timed.name}")
+        if hours:
+            yield f"hours, with evaluations, judging and saving: {', '.join(hours)}"
 
 
 def _number(fact: Any) -> str:
     return f"{fact:,}" if isinstance(fact, int) else f"{fact:.4g}" if isinstance(fact, float) else str(fact)
-
-
-def _hours(plan: Plan, cost: Cost) -> Iterator[str]:
-    """Describe the time of a run, and the balance of a judge elsewhere with its trainers."""
-    if cost.judge_cards:
-        yield f"judge: a server with {cost.judge_cards} of these cards keeps up with {cost.world} that train"
-    cards = timed_cards(plan, cost)
-    hours = []
-    for card in cards:
-        low, high = cost.hours(card)
-        hours.append(f"{low:.2g} to {high:.2g} on {cost.world} × {card.name}")
-    if hours:
-        yield f"hours, with evaluations, judging and saving: {', '.join(hours)}"
 
 
 def timed_cards(plan: Plan, cost: Cost) -> list[Card]:

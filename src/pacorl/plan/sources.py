@@ -23,7 +23,7 @@ from pacorl.judge.local import BASES, EMBEDDED
 from pacorl.models.lora import HUB_PATH, PEFT_CONFIG, adapter_file
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.policy import WITHOUT_WEIGHTS, Parts, PolicyOptions
-from pacorl.models.policies.spec import PolicySpec
+from pacorl.models.policies.spec import SINGLE_FILE, PolicySpec, check_single_file
 from pacorl.plan.generators import model_on_meta
 from pacorl.rewards import build_rewards
 from pacorl.rewards.clip import AESTHETIC_SOURCE, CLIP_L, Aesthetic, ClipEncoder
@@ -68,26 +68,31 @@ class Checkpoint:
 
 
 def generator_of(model: PolicyOptions, spec: PolicySpec) -> Checkpoint:
-    """Read the configs of a generator.
+    """Read the configs of a generator; those that are absent are the published ones.
 
     Raises:
         ValueError: The folder holds another kind of model.
     """
-    source, key = model.checkpoint, "model.checkpoint"
-    folder = _folder(source, {TINY: spec.committed.folder} if spec.tiny else {}, marker=PIPELINE)
+    key, source = "model.checkpoint", model.checkpoint
     lacking = [name for name in spec.parts if name not in WITHOUT_WEIGHTS]
-    configs = dict(spec.parts)
-    if folder is not None:
-        # Configs that are here replace the published ones.
+    if source.endswith(SINGLE_FILE):
+        # The transformer alone, beside the published other parts.
+        check_single_file(source)
+        source = spec.published
+        lacking.remove("transformer")
+    folder = _folder(source, {TINY: spec.committed.folder} if spec.tiny else {}, marker=PIPELINE)
+    own: dict[str, JsonObject] = {}
+    what = "a diffusers checkpoint"
+    if folder:
         spec.check_source(str(folder))
-        for name in spec.parts:
-            local = _processor(folder / name) if name == "processor" else _json(folder / name / "config.json")
-            configs[name] = local or configs[name]
+        own = {name: _json(folder / name / "config.json") for name in spec.parts}
+        own["processor"] = _processor(folder / "processor")
         lacking = [name for name in lacking if not _has_weights(folder / name)]
-    note = "" if folder and _json(folder / "transformer" / "config.json") else _replaced(key, spec.published)
+        what = f"the weights of {', '.join(lacking)}"
+    configs = {name: own.get(name) or config for name, config in spec.parts.items()}
+    note = "" if own.get("transformer") else _replaced(key, spec.published)
     if not lacking:
         return Checkpoint(configs, (), note, folder)
-    what = f"the weights of {', '.join(lacking)}" if folder else "a diffusers checkpoint"
     shapes = [configs[name] for name in lacking]
     return Checkpoint(configs, (_absence(key, source, what, shapes=shapes, files=OF_PIPELINE),), note, folder)
 
@@ -125,8 +130,7 @@ def checkpoint_key(section: str) -> str:
 
 def published_judge(source: str) -> tuple[str, Parts]:
     """Return the published base that a judge's name contains, or else the first, with its configs."""
-    named = [base for base in BASES if base.lower() in source.lower()]
-    base = (named or list(BASES))[0]
+    base = next((base for base in BASES if base.lower() in source.lower()), next(iter(BASES)))
     return base, read_object(BASES[base])
 
 
@@ -206,10 +210,14 @@ def all_absences(config: PolicyConfig, checkpoints: Sequence[Checkpoint]) -> tup
             absences.append(MissingFile(f"{key}.args.head", str(reward.head_path), remedy))
 
     absences.append(adapter_absence("adapter.start", config.adapter.start))
-    for key, judge in (("judge", config.judge), ("evaluation.judge", config.evaluation.judge_settings)):
-        if judge and not judge.remote:
-            absences.append(adapter_absence(f"{key}.adapter", judge.adapter))
+    for key, judge in _judges(config):
+        absences.append(None if judge.remote else adapter_absence(f"{key}.adapter", judge.adapter))
     return tuple(absence for absence in absences if absence)
+
+
+def _judges(config: PolicyConfig) -> list[tuple[str, JudgeSettings]]:
+    both = (("judge", config.judge), ("evaluation.judge", config.evaluation.judge_settings))
+    return [(key, settings) for key, settings in both if settings]
 
 
 def planned_images(config: PolicyConfig, prompts: Sequence[Prompt] = ()) -> int:
@@ -269,8 +277,8 @@ def silent_judge(key: str, source: str, connect: Callable[[], Judge]) -> Missing
 
 def silent_judges(config: PolicyConfig) -> Iterator[MissingFile]:
     """List the judges over HTTP of a run that do not answer. No other address is connected to."""
-    for key, settings in (("judge", config.judge), ("evaluation.judge", config.evaluation.judge_settings)):
-        if settings and settings.remote:
+    for key, settings in _judges(config):
+        if settings.remote:
             connect = partial(open_judge, settings, device="cpu", startup=0)
             if silent := silent_judge(checkpoint_key(key), settings.checkpoint, connect):
                 yield silent
