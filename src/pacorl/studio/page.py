@@ -635,8 +635,13 @@ def picture_button(path: Path, caption: str, act: Callable[[], object], *, label
 
 def drop_zone(take: Callable[[events.MultiUploadEventArguments], Any]) -> None:
     """A button that chooses files, and on which files are dropped. The uploader behind it has no name for readers."""
+
+    async def handle(event: events.MultiUploadEventArguments) -> None:
+        upload.reset()  # or the same picture could not be dropped again
+        await take(event)
+
     options: dict[str, Any] = {"multiple": True, "auto_upload": True, "max_file_size": MOST_BYTES}
-    upload = ui.upload(on_multi_upload=take, **options).props('accept=".png,.jpg,.jpeg,.webp"').classes("hidden")
+    upload = ui.upload(on_multi_upload=handle, **options).props('accept=".png,.jpg,.jpeg,.webp"').classes("hidden")
     zone = ui.button("Drop or choose pictures").props("flat no-caps").classes("drop")
     zone.on("click", js_handler=f"(e) => runMethod({upload.id}, 'pickFiles', [e])")
     zone.on("dragover", js_handler="(e) => e.preventDefault()")
