@@ -186,7 +186,7 @@ def _check_images(images: Sequence[str], judge: CalibratedJudge, ask: CheckOptio
 
     # The page comes before the output, which may fail on a closed pipe.
     if output.report:
-        write_atomic(output.report, check_page(checked, **named))
+        write_atomic(output.report, check_page(checked, judge=reward.name, note=reward.note))
         echo_errors(f"page: {output.report}")
     if output.as_json:
         print_json(named | checked.to_dict())
@@ -220,7 +220,7 @@ def _check_sets(folder: Path, judge: CalibratedJudge, ask: CheckOptions, output:
         for title, panels in sets.items():
             code, document, lines = _check_set(panels, reward, gate)
             codes.append(code)
-            documents.append({"set": title, "code": code, "judge": reward.name, "note": reward.note} | document)
+            documents.append({"set": title, "code": code, "judge": reward.name, "note": reward.note, **document})
             if not output.as_json:
                 echo("\n    ".join([f"{title}: {lines[0]}", *lines[1:]]))
     if output.as_json:

@@ -253,7 +253,7 @@ def written_storyboard(options: RequestOptions) -> Storyboard | None:
     if options.panels:
         draft = PanelDraft(options.prompt, tuple(options.panels))
     elif asks_for_set and (layout is None or layout.count > 1):
-        draft = write_panels(options.prompt, count=layout and layout.count, writer=open_writer(options.writer))
+        draft = write_panels(options.prompt, count=layout.count if layout else None, writer=open_writer(options.writer))
         lines = [f"  {number}. {text}" for number, text in enumerate(draft.panels, 1)]
         # The error stream, since the standard output may be JSON.
         echo_errors(f"{len(lines)} panels (change them with --panel):", *lines, draft.note)
