@@ -27,7 +27,7 @@ from pacorl.models.policies import POLICIES
 from pacorl.models.policies.policy import WITHOUT_WEIGHTS, Parts
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.plan.generators import model_on_meta
-from pacorl.tiny.characters import vocabulary
+from pacorl.tiny.world import vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -6,9 +6,10 @@ import random
 from pathlib import Path
 
 from examples.mcp_gate import Gate
+from tiny_sets import set_of
 
 from pacorl import PacoReward
-from pacorl.tiny.characters import draw, set_of, with_another
+from pacorl.tiny.world import draw, with_another
 
 IMAGES = ["1.png", "2.png", "3.png", "4.png"]
 

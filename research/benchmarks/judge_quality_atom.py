@@ -32,7 +32,7 @@ from pacorl.grpo.rollout import sample_images
 from pacorl.io.quiet import quiet_loading
 from pacorl.judge.local import TINY_JUDGE, LocalJudge
 from pacorl.records.prompts import prompts_from
-from pacorl.tiny.characters import Oracle
+from pacorl.tiny.oracle import Oracle
 from pacorl.types import Prompt, Question, Size
 
 PROMPTS = 16
@@ -76,7 +76,7 @@ def measured(judge: LocalJudge) -> dict[str, float]:
     for prompt, sets in sampled(Generator.from_pretrained("tiny"), prompts_from(f"tiny:test:{PROMPTS}")):
         question = same_theme(shared_text(prompt.text))
         for panels in sets:
-            kept = [panel.kept if panel else None for panel in oracle.read(panels)]
+            kept = [panel.looks if panel else None for panel in oracle.read(panels)]
             equal += [kept[i] is not None and kept[i] == kept[j] for i, j in PAIRS]
             verdicts = judge.verdicts([Question((panels[i], panels[j]), question) for i, j in PAIRS])
             p_yes += [verdict.p_yes for verdict in verdicts]

@@ -40,8 +40,8 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import sample_images
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.io.quiet import quiet_loading
-from pacorl.tiny.characters import Oracle, evenness, grade, majority
-from pacorl.tiny.characters import Panel as Drawn
+from pacorl.tiny.oracle import Oracle, evenness, grade, majority
+from pacorl.tiny.words import asked_in
 from pacorl.types import Size
 
 OWN_NOISE = ("sampling.tree={seeds: 12}", "sampling.suffix={}")
@@ -181,7 +181,7 @@ def grades(trainer: PolicyTrainer) -> dict[str, float]:
     graded, majorities = [], []
     for prompt, image in zip(prompts, images, strict=True):
         seen = oracle.read(split(image, prompt.grid))
-        graded.append(grade([Drawn.parse(text) for text in prompt.panels], seen))
+        graded.append(grade(asked_in(prompt), seen))
         majorities.append(majority(seen))
     means = {name: fmean(each[name] for each in graded) for name in GRADES if name != "diversity"}
     return means | {"diversity": evenness(majorities)}

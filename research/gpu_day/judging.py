@@ -18,7 +18,7 @@ from pacorl.judge.local import LocalJudge
 from pacorl.plan.generators import model_on_meta
 from pacorl.plan.ledger import META
 from pacorl.plan.sources import JUDGE_PARTS
-from pacorl.tiny.characters import all_panels, draw
+from pacorl.tiny.world import all_panels, draw
 from pacorl.types import Question
 
 from .bench import Bench, device_of, place_random, run_of

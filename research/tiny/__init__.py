@@ -1,1 +1,1 @@
-"""Makers of the tiny world: its checkpoints and its stories."""
+"""Makers of the committed checkpoints of the tiny world: `python -m research.tiny` runs them in order."""

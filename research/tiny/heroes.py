@@ -1,30 +1,27 @@
-"""A hero drawn from reference images: tasks, the teacher's panels, files, and grades by the oracle.
+"""Heroes drawn from references: tasks for the tiny editor, and grades by the oracle.
 
-A task has two or three images of one hero and a text of the new scene, which names none of the hero's traits. The
-images have other poses and props, and in training some have other palettes. The oracle measures and is never a reward.
+A task has two or three panels of one hero and a text of a new scene, which names none of the hero's traits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image
 
 from pacorl.io.documents import write_jsonl
 from pacorl.io.files import write_atomic
-from pacorl.io.images import open_image, png_bytes
-from pacorl.tiny.characters import IDENTITY, SCENES, VALUES, Oracle, Panel, Split, draw, subjects_of
-from pacorl.tiny.words import SCENE
-from pacorl.types import Prompt
+from pacorl.io.images import png_bytes
+from pacorl.tiny.oracle import Oracle
+from pacorl.tiny.world import IDENTITY, PALETTE_WORDS, PLACE_WORDS, SCENES, VALUES, Panel, Split, draw, heroes_of
 
-NAME = "hero"
-"""Name and description of the character: the judge learns its traits from the images alone."""
-PIXELS = 64
-COUNTS: dict[Split, int] = {"train": 288, "dev": 48, "test": 96}
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 HERO_GRADES = ("identity", "all_traits", "scene", "pasted", "valid")
 
 
@@ -34,72 +31,64 @@ class HeroTask:
 
     asked: Panel
     references: tuple[Panel, ...]
-
-    @property
-    def text(self) -> str:
-        """The scene, without the hero's traits."""
-        return self.asked.scene_text
+    text: str
+    """The scene, mostly with its place and palette, and never with the hero's traits."""
 
 
-def draw_task(subject: Sequence[str], rng: Random, *, other_palette: float = 0.5) -> HeroTask:
-    """Draw two or three references and a panel in another scene.
+def panel_of(hero: Sequence[str], rng: Random) -> Panel:
+    """Draw a panel of a hero (colour, shape, hat)."""
+    pose, prop = rng.choice(SCENES)
+    return Panel(*hero, rng.choice(VALUES["palette"]), rng.choice(VALUES["place"]), pose, prop)
+
+
+def draw_task(hero: Sequence[str], rng: Random, *, elsewhere: float = 0.5) -> HeroTask:
+    """Draw two or three references of a hero, and a panel in another scene.
 
     Args:
-        other_palette: probability that a reference has a random palette instead of the panel's.
+        elsewhere: probability that the references have places and palettes of their own instead of the panel's.
     """
-    scenes = rng.sample(SCENES, rng.choice((3, 4)))
-    asked, *references = (Panel(*subject, *scene) for scene in scenes)  # type: ignore[call-arg]
-    shown = []
-    for reference in references:
-        palette = rng.choice(VALUES["palette"]) if rng.random() < other_palette else asked.palette
-        shown.append(replace(reference, palette=palette))
-    return HeroTask(asked, tuple(shown))
+    moved = rng.random() < elsewhere
+    asked = panel_of(hero, rng)
+    references = []
+    while len(references) < 2 or (len(references) == 2 and rng.random() < 0.5):
+        other = panel_of(hero, rng)
+        if (other.pose, other.prop) == (asked.pose, asked.prop):
+            continue
+        if not moved:
+            other = replace(other, palette=asked.palette, place=asked.place)
+        references.append(other)
+
+    # What the references share need not be named.
+    text = asked.scene
+    if moved or rng.random() < 0.5:
+        text = f"{PLACE_WORDS[asked.place]} {PALETTE_WORDS[asked.palette]}, {text}"
+    return HeroTask(asked, tuple(references), text)
 
 
 def hero_tasks(split: Split, count: int, *, seed: int = 0) -> list[HeroTask]:
-    """Draw `count` tasks about characters of one split, which take turns.
+    """Draw `count` tasks about heroes of one split, which take turns.
 
-    References have the panel's palette: the judge's question about two images asks for one style, too.
+    References have the panel's place and palette: the judge's question about two images asks for one style, too.
     """
     rng = Random(f"heroes-{split}-{seed}")
-    subjects = list(subjects_of(split))
-    rng.shuffle(subjects)
-    return [draw_task(subjects[index % len(subjects)], rng, other_palette=0.0) for index in range(count)]
+    heroes = list(heroes_of(split))
+    rng.shuffle(heroes)
+    return [draw_task(heroes[index % len(heroes)], rng, elsewhere=0.0) for index in range(count)]
 
 
-def taught_heroes(rng: Random, *, redraw: float, paste: float) -> Iterator[tuple[HeroTask, Panel]]:
-    """Yield tasks about training characters without end, and the teacher's panel of each.
-
-    Args:
-        redraw: probability that the teacher redraws a trait of the hero.
-        paste: probability that it copies a reference instead.
-    """
-    subjects = subjects_of("train")
-    while True:
-        task = draw_task(rng.choice(subjects), rng)
-        if rng.random() < paste:
-            yield task, rng.choice(task.references)
-            continue
-        traits = {}
-        for name in IDENTITY:
-            if rng.random() < redraw:
-                traits[name] = rng.choice(VALUES[name])
-        yield task, replace(task.asked, **traits)
-
-
-def write_heroes(folder: Path, tasks: Sequence[HeroTask], *, name: str) -> Path:
+def write_heroes(folder: Path, tasks: Sequence[HeroTask], *, name: str, pixels: int = 64) -> Path:
     """Draw the references as `folder/name/0000-0.png` … and write the records as `folder/name.jsonl`."""
     rows = []
     for number, task in enumerate(tasks):
         images = []
         for position, reference in enumerate(task.references):
             images.append(f"{name}/{number:04d}-{position}.png")
-            write_atomic(folder / images[-1], png_bytes(draw(reference, PIXELS)))
+            write_atomic(folder / images[-1], png_bytes(draw(reference, pixels)))
         row = {
             "prompt": task.text,
             "layout": "1x1",
             "panels": [task.text],
-            "characters": {NAME: {"description": NAME, "images": images}},
+            "characters": {"hero": {"description": "hero", "images": images}},
         }
         rows.append(row)
     path = folder / f"{name}.jsonl"
@@ -107,35 +96,26 @@ def write_heroes(folder: Path, tasks: Sequence[HeroTask], *, name: str) -> Path:
     return path
 
 
-def draw_heroes(out: Path) -> list[Path]:
-    """Write the tasks for training, development and test as `{split}.jsonl`, with their references."""
-    return [write_heroes(out, hero_tasks(split, count), name=split) for split, count in COUNTS.items()]
-
-
-def grade_heroes(prompts: Sequence[Prompt], images: Sequence[Image.Image], *, oracle: Oracle) -> list[dict[str, float]]:
-    """Return the HERO_GRADES of each image, each in 0..1.
+def grade_heroes(tasks: Sequence[HeroTask], images: Sequence[Image], *, oracle: Oracle) -> dict[str, float]:
+    """Return the HERO_GRADES of images, each in 0..1, means over images.
 
     Returns:
         identity: share of colour, shape and hat that equal the hero's.
-        all_traits: whether all three do.
-        scene: share of palette, pose and prop that equal the text's.
-        pasted: whether pose and prop are those of one reference.
-        valid: whether the image is recognised; all grades are 0 if not.
+        all_traits: share of images in which all three do.
+        scene: share of palette, place, pose and prop that equal the text's.
+        pasted: share of images whose pose and prop are those of one reference.
+        valid: share of recognised images; all grades of the rest are 0.
     """
-    graded = []
-    for prompt, shown in zip(prompts, oracle.read(images), strict=True):
+    rows = []
+    for task, shown in zip(tasks, oracle.read(images), strict=True):
         if shown is None:
-            graded.append(dict.fromkeys(HERO_GRADES, 0.0))
+            rows.append((0.0,) * len(HERO_GRADES))
             continue
-        # The nearest panel at any distance: a reference is a drawing.
-        references = [panel for panel, _ in oracle.nearest([open_image(path) for path in prompt.references])]
-        asked = references[0].in_scene(prompt.text)
-        identity = _share_equal(shown, asked, IDENTITY)
-        scene = _share_equal(shown, asked, ("palette", *SCENE))
-        pasted = any(_share_equal(shown, reference, SCENE) == 1 for reference in references)
-        values = (identity, float(identity == 1), scene, float(pasted), 1.0)
-        graded.append(dict(zip(HERO_GRADES, values, strict=True)))
-    return graded
+        identity = _share_equal(shown, task.asked, IDENTITY)
+        scene = _share_equal(shown, task.asked, ("palette", "place", "pose", "prop"))
+        pasted = any(shown.scene == reference.scene for reference in task.references)
+        rows.append((identity, float(identity == 1), scene, float(pasted), 1.0))
+    return dict(zip(HERO_GRADES, np.mean(rows, 0).tolist(), strict=True))
 
 
 def _share_equal(first: Panel, second: Panel, names: Sequence[str]) -> float:

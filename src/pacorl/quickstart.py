@@ -6,6 +6,7 @@ The judge rewards. The oracle reads the true attributes of every drawing; its gr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -14,6 +15,7 @@ from PIL import Image, ImageOps
 
 from pacorl.config import base as configs
 from pacorl.core import questions
+from pacorl.core.contrast import kappa
 from pacorl.core.grid import join, parse_layout, split
 from pacorl.core.ranking import Interval
 from pacorl.grpo.policy_config import PolicyConfig
@@ -30,7 +32,9 @@ from pacorl.report.figures import interval_text
 from pacorl.report.page import keep_page, write_report
 from pacorl.report.results import paired
 from pacorl.runtime.stopping import Interrupted
-from pacorl.tiny import characters
+from pacorl.tiny.oracle import Majority, Oracle, agreement, evenness, grade, majority
+from pacorl.tiny.words import asked_in
+from pacorl.tiny.world import LOOKS, SCENE, SCENES, draw, panels_of, theme_text, with_another
 from pacorl.types import Grid, Prompt, Question
 
 LIBRARIES = ("pacorl", "torch", "diffusers", "transformers", "peft", "accelerate")
@@ -93,7 +97,7 @@ def summarize(config: PolicyConfig, *, judge: JsonObject) -> JsonObject:
             verdict.append(f"{VERDICT[name]}: {sides[0].mean:.2f} → {sides[1].mean:.2f}; {change}")
 
     # Diversity is a figure of all prompts together; a drop means one answer to everything.
-    spread = [characters.evenness(seen) for seen in (first_seen, last_seen)]
+    spread = [evenness(seen) for seen in (first_seen, last_seen)]
     for side, value in zip(tables, (*spread, spread[1] - spread[0]), strict=True):
         tables[side]["diversity"] = value
 
@@ -137,51 +141,55 @@ VERDICT = {
 
 def looks(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> dict[str, float]:
     """Grade an evaluation while training goes on: agreement within sets and across them, and the grades' means."""
-    oracle = characters.Oracle()
+    oracle = Oracle()
     sets = [oracle.read(split(image, prompt.grid)) for prompt, image in zip(prompts, images, strict=True)]
-    described = [[characters.Panel.parse(text) for text in prompt.panels] for prompt in prompts]
-    graded = [characters.grade(*both) for both in zip(described, sets, strict=True)]
-    return characters.agreement_of_looks(sets) | {name: fmean([one[name] for one in graded]) for name in graded[0]}
+    graded = [grade(asked_in(prompt), shown) for prompt, shown in zip(prompts, sets, strict=True)]
+    measured = {name: fmean([one[name] for one in graded]) for name in graded[0]}
+    # No mean over looks, which would hide one that has collapsed.
+    for name, (within, across) in agreement(sets).items():
+        measured |= {f"within/{name}": within, f"across/{name}": across, f"kappa/{name}": kappa(within, across)}
+    return measured
 
 
-def grades(evaluation: Path) -> tuple[dict[str, list[float]], list[characters.Majority]]:
+def grades(evaluation: Path) -> tuple[dict[str, list[float]], list[Majority]]:
     """Grade each image of an evaluation by the judge's P(Yes) and the oracle, and find each set's majority values."""
-    oracle = characters.Oracle()
+    oracle = Oracle()
     values: dict[str, list[float]] = {}
     majorities = []
     for line in read_jsonl(evaluation):
-        seen = oracle.read(split(open_image(evaluation.parent / line["image"]), parse_layout(line["grid"])))
-        described = [characters.Panel.parse(text) for text in line["panels"]]
+        prompt = Prompt(0, line["text"], grid=parse_layout(line["grid"]), panels=tuple(line["panels"]))
+        seen = oracle.read(split(open_image(evaluation.parent / line["image"]), prompt.grid))
         p_yes = [value for row in line["p_yes"] for value in row if value is not None]
-        measured = {"consistency": fmean(p_yes), **characters.grade(described, seen)}
+        measured = {"consistency": fmean(p_yes), **grade(asked_in(prompt), seen)}
         for name, value in measured.items():
             values.setdefault(name, []).append(value)
-        majorities.append(characters.majority(seen))
+        majorities.append(majority(seen))
     return values, majorities
 
 
 def judge_accuracy(judge: Judge, *, pairs: int = 200, texts: int = 200) -> JsonObject:
-    """Measure the judge's accuracy on held-out characters; a missing answer counts as No.
+    """Measure the judge's accuracy on held-out heroes; a missing answer counts as No.
 
-    Half of the pairs are equal, half have one thing redrawn; half of the texts are a panel's own, half have one of its
-    six attributes changed.
+    Half of the pairs are equal, half have one look redrawn; half of the texts are a panel's own, half have another pose
+    or prop.
     """
     rng = Random(0)  # every run measures on the same questions
-    pool = characters.panels_of("test")
+    pool = panels_of("test")
     posed: list[tuple[Question, bool]] = []
     for number in range(pairs + texts):
         is_yes = number % 2 == 0
         first = rng.choice(pool)
+        size = rng.choice((32, 64))
         if number < pairs:
-            second = characters.set_of(first.kept, 1, rng)[0]
-            second = second if is_yes else characters.redrawn_once(second, rng)
-            size = rng.choice((32, 64))
-            images: tuple[Image.Image, ...] = (characters.draw(first, size), characters.draw(second, size))
-            question = questions.same_theme(f"2x2 grid layout of {first.subject}.")
+            pose, prop = rng.choice(SCENES)
+            second = replace(first, pose=pose, prop=prop)
+            second = second if is_yes else with_another(second, rng.choice(LOOKS), rng)
+            images: tuple[Image.Image, ...] = (draw(first, size), draw(second, size))
+            question = questions.same_theme(f"2x2 grid layout of {theme_text(first.place)}.")
         else:
-            described = first if is_yes else characters.redrawn_once(first, rng, names=tuple(characters.VALUES))
-            images = (characters.draw(first, rng.choice((32, 64))),)
-            question = questions.shows_text(described.text)
+            described = first if is_yes else with_another(first, rng.choice(SCENE), rng)
+            images = (draw(first, size),)
+            question = questions.shows_text(described.scene)
         posed.append((Question(images, question), is_yes))
 
     right = []

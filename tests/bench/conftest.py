@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from bench_data import GRIDS, edit_reward_rows, gedit_rows, rank_rows, write_parquet
+from tiny_sets import panels_of_prompt, redrawn
 
 from pacorl.dataset.convert import convert
 from pacorl.io.documents import write_jsonl
 from pacorl.judge.local import LocalJudge
-from pacorl.tiny.characters import Panel, character_prompts, draw, redrawn
+from pacorl.tiny.world import draw, set_prompts
 
 
 @pytest.fixture(scope="session")
@@ -28,9 +29,9 @@ def tiny() -> LocalJudge:
 def rank_folder(tmp_path: Path) -> Path:
     """Two prompts of 4 × 4 sub-figures and six rankings."""
     folder, rng = tmp_path / "ConsistencyRank-Bench", random.Random(5)
-    prompts = character_prompts("dev", 2)
+    prompts = set_prompts("dev", 2)
     for prompt in prompts:
-        panels = [Panel.parse(text) for text in prompt.panels]
+        panels = panels_of_prompt(prompt)
         images = folder / "images" / f"{prompt.id:04d}"
         images.mkdir(parents=True)
         for grid in range(GRIDS):
@@ -82,7 +83,7 @@ def t2is_folder(tmp_path: Path) -> Path:
     folder = tmp_path / "T2IS-Bench"
     folder.mkdir()
     cases, criteria, alignment = {}, {}, {}
-    for prompt in character_prompts("dev", 3):
+    for prompt in set_prompts("dev", 3):
         name = f"{prompt.id + 1:04d}_0001"
         cases[name] = {
             "task_name": "Multi-Scenario",

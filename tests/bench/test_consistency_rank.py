@@ -115,7 +115,7 @@ def test_clip_i_is_the_cosine_of_two_images(rank_folder: Path, tmp_path: Path) -
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
     from pacorl.rewards.clip import PanelClipImage
-    from pacorl.tiny.characters import vocabulary
+    from pacorl.tiny.world import vocabulary
 
     torch.manual_seed(0)
     small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -124,7 +124,7 @@ def test_one_language_and_missing_edits(gedit_folder: Path, edits: Path, tmp_pat
 def test_generated_by_kontext_and_rated(gedit_folder: Path, tmp_path: Path) -> None:
     from tests.twins import tiny_flux, tiny_kontext
 
-    from pacorl.tiny.characters import vocabulary
+    from pacorl.tiny.world import vocabulary
 
     torch.manual_seed(0)
     tiny_kontext(tiny_flux(vocabulary())).save_pretrained(tmp_path / "kontext")

@@ -25,7 +25,7 @@ from pacorl.gate.paco_reward import PacoReward
 from pacorl.io.images import open_image
 from pacorl.judge.local import LocalJudge
 from pacorl.records.leaks import trained_on
-from pacorl.tiny.characters import character_prompts
+from pacorl.tiny.world import set_prompts
 from pacorl.types import Question, Size, Verdict
 
 
@@ -189,7 +189,7 @@ def test_a_missing_image_is_named(t2is_folder: Path, tmp_path: Path) -> None:
 def test_what_a_run_was_trained_on_is_found_by_text_and_by_id(t2is_folder: Path, tmp_path: Path) -> None:
     bench = bench_over(t2is_folder, tmp_path)
     records = tmp_path / "train.jsonl"
-    theme = character_prompts("dev", 3)[1].theme
+    theme = set_prompts("dev", 3)[1].theme
     lines = [
         {"prompt": "something else", "original_idx": "0001_0001"},
         {"prompt": "something new", "theme": f"  {theme.upper()} "},

@@ -21,7 +21,7 @@ from pacorl.grpo.evaluate import noise_seed
 from pacorl.grpo.lora_training import LoraTraining
 from pacorl.models.lora import read_lora
 from pacorl.runtime.stopping import Interrupted
-from pacorl.tiny.characters import Oracle
+from pacorl.tiny.oracle import Oracle
 from pacorl.types import Prompt, Size
 
 pytestmark = pytest.mark.slow  # a run of four steps takes seconds

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from fake_server import FakeServer, Handler, completion, images_of
 from PIL import Image
+from tiny_sets import set_of
 from typer.testing import CliRunner, Result
 
 from pacorl import cli
@@ -23,7 +24,7 @@ from pacorl.core.calibration import Curve
 from pacorl.io.files import PAGE_MARK
 from pacorl.io.images import png_bytes
 from pacorl.judge.calibration import Calibration, read_calibration
-from pacorl.tiny.characters import draw, set_of, with_another
+from pacorl.tiny.world import draw, with_another
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SUBJECT = ("red", "round", "crown", "night")

@@ -16,7 +16,7 @@ from fake_server import FakeServer
 import pacorl
 from pacorl import cli
 from pacorl.io.terminal import CONTROLS
-from pacorl.tiny.characters import all_panels, draw
+from pacorl.tiny.world import all_panels, draw
 
 SOURCE = Path(pacorl.__file__).parent
 HOSTILE = "\x1b]52;c;ZXZpbA==\x07\x9b2J\x7f\u202e\u2066\u200f[red]x[/red][link=http://e.example]y[/link]"
@@ -52,7 +52,7 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 @pytest.fixture
 def images(tmp_path: Path) -> list[Path]:
     paths = [tmp_path / f"{number}{HOSTILE.replace('/', '')}.png" for number in range(3)]
-    for path, panel in zip(paths, all_panels()[::1500], strict=False):
+    for path, panel in zip(paths, all_panels()[::8000], strict=False):
         draw(panel, 32).save(path, "PNG")
     return paths
 

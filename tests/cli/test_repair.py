@@ -7,13 +7,15 @@ import random
 from pathlib import Path
 
 import pytest
+from tiny_sets import set_of
 from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
 from pacorl.cli.shared import BELOW
 from pacorl.core.grid import join
 from pacorl.io.images import open_image, png_bytes, png_texts
-from pacorl.tiny.characters import Oracle, draw, set_of, with_another
+from pacorl.tiny.oracle import Oracle
+from pacorl.tiny.world import LOOKS, draw, theme_text, with_another
 from pacorl.types import Grid
 
 SUBJECT = ("red", "round", "crown", "night")
@@ -28,8 +30,10 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("characters/hero/card.yaml").write_text("description: a red round hero\n")
     draw(drawn[0], 64).save("characters/hero/1.png")
     shown = [*drawn[:3], with_another(drawn[3], "hat", random.Random(0))]
-    texts = [panel.text for panel in drawn]
-    recipe = {"Software": "pacorl 0.1.0", "model": "tiny", "layout": "2x2", "seed": "5", "panels": json.dumps(texts)}
+    texts = [panel.scene for panel in drawn]
+    theme = theme_text(drawn[0].place, dict(zip(LOOKS, SUBJECT, strict=True)))
+    recipe = {"Software": "pacorl 0.1.0", "model": "tiny", "layout": "2x2", "seed": "5"}
+    recipe |= {"theme": theme, "panels": json.dumps(texts)}
     Path("page.png").write_bytes(png_bytes(join([draw(panel, 64) for panel in shown], Grid(2, 2)), recipe))
     return Path("page.png")
 
@@ -41,7 +45,8 @@ def again(*arguments: object) -> Result:
 @pytest.mark.slow
 def test_a_page_is_repaired_and_passes_the_check(page: Path) -> None:
     before = page.read_bytes()
-    result = again("--from", page, "--character", "hero", "--judge", "tiny", "--min", 0.5, "--tries", 12, "--json")
+    options = ("--character", "hero", "--kind", "kontext", "--judge", "tiny", "--min", 0.5, "--tries", 16)
+    result = again("--from", page, *options, "--json")
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
     assert (document["before"]["passed"], document["passed"]) == (False, True)
@@ -63,7 +68,7 @@ def test_a_page_is_repaired_and_passes_the_check(page: Path) -> None:
 
 @pytest.mark.slow
 def test_a_page_that_still_fails_ends_with_code_4_and_is_no_worse(page: Path) -> None:
-    other = ["--panel", "blue tall hero, cap, day, waving, flag"] * 4
+    other = ["--panel", "blue tall hero, cap, in town by day, waving, flag"] * 4
     result = again("--from", page, *other, "--character", "hero", "--judge", "tiny", "--min", 0.5, "--tries", 1)
     assert result.exit_code == BELOW, result.output
     assert "rejected" in result.stderr
@@ -79,14 +84,24 @@ def test_an_editor_repairs_from_the_reference(page: Path) -> None:
     assert result.exit_code == 0, result.output
     (drawn,) = Oracle().read([open_image(Path("generated/page-repaired-panel-4.png"))])
     assert drawn is not None
-    assert drawn.kept == SUBJECT
+    assert drawn.looks == SUBJECT
     assert drawn.prop == "flag"
 
 
 @pytest.mark.slow
 def test_a_set_is_drawn_until_it_passes(page: Path) -> None:
     panels = [f"--panel={text}" for text in ("waving, flag", "jumping, boat", "standing, tree", "waving, lamp")]
-    words = ("red round hero, crown, night", *panels, "--seed", 4, "--min", 0.5, "--tries", 12, "--json")
+    words = (
+        "a red round hero with a crown in town at night",
+        *panels,
+        "--seed",
+        4,
+        "--min",
+        0.5,
+        "--tries",
+        12,
+        "--json",
+    )
     result = again(*words)
     assert result.exit_code == 0, result.output
     (made,) = json.loads(result.stdout)["made"]

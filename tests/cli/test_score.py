@@ -12,6 +12,7 @@ import torch
 from fake_server import FakeServer, Handler
 from judges import serving
 from tests.twins.parts import tiny_judge
+from tiny_sets import draw_grid
 from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
@@ -20,10 +21,10 @@ from pacorl.core.questions import consistent, meets_criterion, same_theme
 from pacorl.gate.paco_reward import PacoReward
 from pacorl.io.images import open_image, png_bytes
 from pacorl.judge.local import LocalJudge
-from pacorl.tiny.characters import all_panels, draw, draw_grid, vocabulary
+from pacorl.tiny.world import all_panels, draw, vocabulary
 from pacorl.types import Grid, Question
 
-PANELS = list(all_panels()[::1500])
+PANELS = list(all_panels()[::8000])
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from pacorl.cli import app
 from pacorl.io.versions import install_command
 from pacorl.serve import server, vllm
-from pacorl.tiny.characters import vocabulary
+from pacorl.tiny.world import vocabulary
 
 CALLS = dict[str, Any]
 

@@ -36,7 +36,7 @@ from pacorl.plan import passes, sources
 from pacorl.plan.generators import Inputs, policy_on_meta
 from pacorl.plan.plan import plan_policy
 from pacorl.testing import endpoints
-from pacorl.tiny.characters import character_prompts, vocabulary
+from pacorl.tiny.world import set_prompts, vocabulary
 from pacorl.types import Conditioning, Prompt, Size
 
 KINDS = pytest.mark.parametrize("kind", POLICIES)
@@ -101,7 +101,7 @@ def job(kind: str, edits: bool, tmp_path: Path) -> Job:
     policy = copy.copy(twin(kind))
     policy.transformer = copy.deepcopy(policy.transformer)
     source = source_image(tmp_path / "source.png", height=90, width=140)
-    prompt = edit(source) if edits else character_prompts("dev", 1)[0]
+    prompt = edit(source) if edits else set_prompts("dev", 1)[0]
     size = policy.size_of(prompt, AREA)
     return Job(policy, prompt, size, policy.collate(policy.encode([prompt], size)))
 

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from tiny_sets import draw_grid, panels_of_prompt
 
 from pacorl.config.reward_section import RewardConfig
 from pacorl.rewards import REWARDS, asks_judge, build_rewards, check_rewards, reward_spec
 from pacorl.rewards.reward import RewardError, scores_of
 from pacorl.rewards.spec import INJECTED
 from pacorl.testing import check_reward
-from pacorl.tiny import characters
+from pacorl.tiny import world
 from pacorl.types import Character, Prompt, Question, Verdict
 
 REQUIRED: dict[str, dict[str, Any]] = {
@@ -37,7 +38,7 @@ CHECKED_ELSEWHERE = {
 }
 """Reward that needs weights, a package or a service → the test that gives it a stand-in."""
 TESTS = Path(__file__).parents[1]
-SET = characters.character_prompts("dev", 1)[0]
+SET = world.set_prompts("dev", 1)[0]
 
 
 class Certain:
@@ -70,7 +71,7 @@ def prompt(tmp_path: Path) -> Prompt:
 
 
 def image() -> Image.Image:
-    return characters.draw_grid([characters.Panel.parse(text) for text in SET.panels], SET.grid, 16)
+    return draw_grid(panels_of_prompt(SET), SET.grid, 16)
 
 
 @pytest.mark.parametrize("name", REWARDS)

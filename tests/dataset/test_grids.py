@@ -142,7 +142,7 @@ def test_the_tiny_generator_makes_grids(folder):
 def test_the_tiny_generator_refuses_another_layout_before_it_is_loaded(folder, dry_run):
     text = "A 1x2 grid layout of a hero. [LEFT]: It sleeps. [RIGHT]: It runs."
     write_jsonl(folder / "diverse.jsonl", [{"idx": "0000", "prompt": text, "layout": "1x2"}])
-    with pytest.raises(ValueError, match=r"diverse.jsonl, prompt 0000: .*makes sets of 4 panels as 2x2 only.* 1x2"):
+    with pytest.raises(ValueError, match=r"diverse.jsonl, prompt 0000: .*makes sets of 4 panels as 2x2.* 1x2"):
         generate(folder, source(checkpoint="tiny"), dry_run=dry_run)
     assert not list((folder / "grids").rglob("*.png"))
 

@@ -171,9 +171,9 @@ def test_a_language_model_needs_a_name():
 
 
 def test_the_tiny_writer_needs_no_network_and_the_oracle_reads_it(tmp_path):
-    from pacorl.tiny.characters import Panel
+    from pacorl.tiny.words import asked_in
 
     counts = run(tmp_path, tiny_writer(count=10), count=10, subjects=read_taxonomy(TINY), grids=[SQUARE, Grid(1, 3)])
     assert counts["records"] == 10
     for record in read_prompts(tmp_path / "prompts.jsonl"):
-        assert len({Panel.parse(text).kept for text in record.prompt.panels}) == 1
+        assert len(asked_in(record.prompt)) == record.prompt.grid.count

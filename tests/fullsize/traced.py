@@ -44,10 +44,10 @@ from pacorl.plan.plan import Plan, plan_policy
 from pacorl.runtime.processes import Runtime
 from pacorl.runtime.turns import Turns
 from pacorl.runtime.workers import LimitedCall
-from pacorl.tiny.characters import character_prompts
+from pacorl.tiny.world import set_prompts
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-SETS = character_prompts("train", 8)
+SETS = set_prompts("train", 8)
 INSTRUCTION = "Turn the sky to sunset."
 TEXTS = [*(prompt.text for prompt in SETS), INSTRUCTION]
 

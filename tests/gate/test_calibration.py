@@ -14,7 +14,7 @@ from pacorl.gate.paco_reward import PacoReward
 from pacorl.judge.calibration import Calibration, read_calibration, threshold
 from pacorl.judge.local import LocalJudge
 from pacorl.records.comparisons import comparisons_from
-from pacorl.tiny.characters import all_panels, draw
+from pacorl.tiny.world import all_panels, draw
 from pacorl.types import Comparison, Question, Verdict
 
 TWO = (draw(all_panels()[0], 32), draw(all_panels()[1], 32))

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from judges import Grey, grey
 from PIL import Image, ImageDraw, ImageStat
+from tiny_sets import set_of
 
 from pacorl.gate.check import (
     CONTROL_FIGURE,
@@ -24,7 +25,7 @@ from pacorl.gate.check import (
 from pacorl.gate.scores import PairScore, Scores, questions_about, score_set
 from pacorl.io.images import open_image
 from pacorl.judge.local import LocalJudge
-from pacorl.tiny.characters import draw, set_of, with_another
+from pacorl.tiny.world import draw, with_another
 from pacorl.types import Question, Verdict
 
 SUBJECT = ("red", "round", "crown", "night")

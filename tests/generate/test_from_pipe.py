@@ -12,7 +12,7 @@ from peft import LoraConfig
 
 import pacorl
 from pacorl import Generator, PolicyTrainer
-from pacorl.tiny.characters import character_prompts
+from pacorl.tiny.world import set_prompts
 
 FOLDER = Path(pacorl.__file__).parent / "tiny" / "checkpoints" / "flux"
 
@@ -24,7 +24,7 @@ def pipeline() -> Any:
 
 @pytest.mark.slow
 def test_a_loaded_pipeline_makes_the_images_of_its_checkpoint(pipeline: Any) -> None:
-    prompts = character_prompts("dev", 1)
+    prompts = set_prompts("dev", 1)
     loaded = Generator.from_pipe(pipeline, max_sequence_length=48)
     named = Generator.from_pretrained(str(FOLDER), max_sequence_length=48)
     assert (loaded.kind, loaded.model) == (named.kind, named.model)

@@ -14,13 +14,12 @@ from toy_world import ToyPolicy
 
 from pacorl.generate.generator import Generator
 from pacorl.models.adapters import adapter_off, adapter_state, add_lora
-from pacorl.tiny.characters import character_prompts
+from pacorl.tiny.world import set_prompts
 from pacorl.types import Conditioning, Prompt, Size
 
 SMALL, LARGE = Size(16, 16), Size(32, 32)
 PROMPTS = [
-    replace(prompt, size=size)
-    for prompt, size in zip(character_prompts("train", 3), (SMALL, LARGE, SMALL), strict=True)
+    replace(prompt, size=size) for prompt, size in zip(set_prompts("train", 3), (SMALL, LARGE, SMALL), strict=True)
 ]
 
 

@@ -21,7 +21,7 @@ from pacorl.types import Grid
 GATE = partial(check_set, Grey(), least=0.5)
 """Compares greys: a difference of 50 is P(Yes) 0.5."""
 HERO = [("hero", grey(20))]
-TEXT = "red round hero, crown, night, waving, flag"
+THEME, TEXT = "a red hero with a crown in town", "waving, flag"
 
 
 def redraws(*shades: int) -> tuple[Redraw, list[int]]:
@@ -151,8 +151,8 @@ def test_a_panel_is_redrawn_from_text_references_or_by_an_edit() -> None:
 
 def test_the_tiny_editor_draws_from_references_what_is_no_instruction() -> None:
     references = tuple(Path(f"{number}.png") for number in range(9))
-    prompt = panel_prompt("tiny", TEXT, theme="a hero", kind="kontext", references=references)
-    assert (prompt.text, prompt.panels, prompt.sources) == ("hero, night, waving, flag.", (TEXT,), ())
+    prompt = panel_prompt("tiny", TEXT, theme=THEME, kind="kontext", references=references)
+    assert (prompt.text, prompt.panels, prompt.sources) == (TEXT, (TEXT,), ())
     assert prompt.references == references[:4]
     edit = panel_prompt("tiny", "Put a boat beside the hero.", kind="kontext", references=references)
     assert (edit.sources, edit.references) == (references[:1], ())
@@ -163,9 +163,9 @@ def test_the_tiny_editor_draws_from_references_what_is_no_instruction() -> None:
 @pytest.mark.slow
 def test_a_try_has_the_recipe_that_draws_it_again() -> None:
     generator = Generator.from_pretrained("tiny")
-    redraw = redraw_by(generator, [panel_prompt("tiny", TEXT)] * 2, seeds=[3, 7], steps=2)
+    redraw = redraw_by(generator, [panel_prompt("tiny", TEXT, theme=THEME)] * 2, seeds=[3, 7], steps=2)
     image, texts = redraw(1, 2)
-    assert image.size == (64, 64)
+    assert image.size == (96, 96)
     assert (texts["seed"], texts["panel"], texts["steps"]) == ("9", TEXT, "2")
-    again = redraw_by(generator, [panel_prompt("tiny", TEXT)], seeds=[0], steps=2)
+    again = redraw_by(generator, [panel_prompt("tiny", TEXT, theme=THEME)], seeds=[0], steps=2)
     assert again(0, 9)[0].tobytes() == image.tobytes() != again(0, 8)[0].tobytes()

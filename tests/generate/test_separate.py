@@ -21,7 +21,8 @@ from pacorl.generate.storyboard import Storyboard, generate_storyboard
 from pacorl.io.images import open_image, png_texts
 from pacorl.models.policies.klein import KLEIN
 from pacorl.models.policies.kontext import KONTEXT
-from pacorl.tiny.characters import Oracle, Panel, draw, vocabulary
+from pacorl.tiny.oracle import Oracle
+from pacorl.tiny.world import Panel, draw, vocabulary
 from pacorl.types import Character, Grid, Prompt, Size
 
 SIZE = Size(32, 48)
@@ -88,10 +89,10 @@ def test_a_storyboard_s_panels_have_the_size_of_an_image(generator: Generator) -
 @pytest.mark.slow
 def test_the_tiny_editor_draws_a_page_from_the_pictures_of_a_hero(tmp_path: Path) -> None:
     """A sentence, six panels, and the images of a character: each panel is what the editor draws of its scene alone."""
-    card = "description: a yellow tall hero\nkeep: {outfit: crown, palette: sunset}\n"
+    card = "description: a yellow tall hero\nkeep: {outfit: crown, palette: at sunset}\n"
     (tmp_path / "card.yaml").write_text(card)
     for number, scene in enumerate((("waving", "lamp"), ("jumping", "flag"), ("standing", "house")), 1):
-        draw(Panel("yellow", "tall", "crown", "sunset", *scene), 64).save(tmp_path / f"{number}.png")
+        draw(Panel("yellow", "tall", "crown", "sunset", "beach", *scene), 64).save(tmp_path / f"{number}.png")
     sentence = (
         "Six images: standing by a flag, waving by a boat, jumping by a tree, standing by a lamp, waving by a house "
         "and jumping by a ball"
@@ -111,9 +112,9 @@ def test_the_tiny_editor_draws_a_page_from_the_pictures_of_a_hero(tmp_path: Path
     assert result.exit_code == 0, result.output
 
     page = open_image(tmp_path / "out" / "set-1.png")
-    assert page.size == (96, 64)
+    assert page.size == (192, 128)
     (alone,) = Generator.from_pretrained("tiny", kind="kontext").sample(
-        Prompt(0, "hero, sunset, waving, boat.", references=tuple(sorted(tmp_path.glob("?.png")))), seeds=1
+        Prompt(0, "at sunset, waving, boat", references=tuple(sorted(tmp_path.glob("?.png")))), seeds=1
     )
     assert alone.tobytes() == split(page, Grid(2, 3))[1].tobytes()
     drawn = Oracle().read(split(page, Grid(2, 3)))
@@ -122,7 +123,7 @@ def test_the_tiny_editor_draws_a_page_from_the_pictures_of_a_hero(tmp_path: Path
 
 def test_the_tiny_editor_knows_scenes_of_references() -> None:
     """Training warns of prompts outside its world: an edit's instruction, or the scene of a panel with references."""
-    scene = Prompt(0, "hero, sunset, waving, boat.", references=(Path("hero.png"),))
+    scene = Prompt(0, "at sunset, waving, boat", references=(Path("hero.png"),))
     assert KONTEXT.foreign_prompt("tiny", [scene]) == ""
     for other in (replace(scene, text="a hero in Paris"), replace(scene, references=())):
         assert "is not of the tiny world" in KONTEXT.foreign_prompt("tiny", [other])

@@ -26,7 +26,7 @@ from pacorl.models.policies import kind_of
 from pacorl.models.policies.flux import FLUX, LORA_TARGETS
 from pacorl.models.policies.klein import KLEIN
 from pacorl.models.policies.kontext import KONTEXT
-from pacorl.tiny.characters import character_prompts, vocabulary
+from pacorl.tiny.world import set_prompts, vocabulary
 from pacorl.types import Prompt, Question, Size, Verdict
 
 SIZE, STEPS = Size(64, 64), 3
@@ -61,7 +61,7 @@ def painter() -> Generator:
 
 @pytest.fixture(scope="module")
 def prompts() -> list[Prompt]:
-    return character_prompts("test", 2)
+    return set_prompts("test", 2)
 
 
 @pytest.fixture(scope="module")
@@ -316,7 +316,7 @@ def test_a_recipe_makes_its_image_again(prompts, tmp_path):
 def test_later_pages_are_judged_beside_earlier_ones(painter, tmp_path):
     board = Storyboard(
         title="A walk",
-        style="night",
+        style="at night in town",
         characters={"hero": "red round hero, crown"},
         scenes=("{hero} waving, flag", "jumping, boat", "standing, tree", "waving, lamp") * 2,
     )

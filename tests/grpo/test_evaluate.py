@@ -85,7 +85,7 @@ def test_an_evaluation_samples_with_the_average_its_own_steps_and_a_noise_for_ea
     with training.lora.average.swapped_in():
         by_the_average = sampled(training, seeds)
     assert np.abs(images - by_the_average).max() <= 1, "not the average's images (1: the rounding to 8 bits)"
-    assert np.abs(sampled(training, seeds) - by_the_average).max() > 10, "the average is the trained adapter here"
+    assert np.abs(sampled(training, seeds) - by_the_average).max() > 5, "the average is the trained adapter here"
     assert all(torch.equal(trained[name], value) for name, value in adapter_state(training.lora.transformer).items())
 
 

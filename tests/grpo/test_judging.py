@@ -13,8 +13,8 @@ from pacorl.judge import open_judge
 from pacorl.judge.judge import JudgeSettings, close_judge
 from pacorl.judge.local import LocalJudge
 from pacorl.rewards.consistency import Consistency, PanelMatch
-from pacorl.tiny import characters
-from pacorl.tiny.characters import all_panels, draw
+from pacorl.tiny import world
+from pacorl.tiny.world import all_panels, draw
 from pacorl.types import Question
 
 PANELS = tuple(draw(panel, 32) for panel in all_panels()[:4000:3000])
@@ -53,7 +53,7 @@ def test_noise_is_never_missing_in_a_reward(backend: str, tiny_server: str) -> N
         "http": JudgeSettings(checkpoint=f"{tiny_server}#tiny"),
     }
     judge = open_judge(options[backend], device="cpu")
-    prompts = characters.character_prompts("train", 2)
+    prompts = world.set_prompts("train", 2)
     noise = [Image.effect_noise((64, 64), sigma).convert("RGB") for sigma in (30, 90)]
     scores = [reward(prompts, noise) for reward in (Consistency(judge), PanelMatch(judge))]
     close_judge(judge)

@@ -13,7 +13,7 @@ from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.records.prompts import save_prompts
 from pacorl.report import page
 from pacorl.report.page import write_report
-from pacorl.tiny.characters import character_prompts
+from pacorl.tiny.world import set_prompts
 from pacorl.types import Size
 
 
@@ -60,10 +60,10 @@ def test_a_page_that_cannot_be_built_does_not_end_the_run(
 @pytest.mark.slow
 def test_records_are_sampled_at_their_own_size(small: list[str], tmp_path: Path) -> None:
     """Without the key the config's sizes hold; with it only for the record that says none."""
-    prompts = character_prompts("train", 3)
+    prompts = set_prompts("train", 3)
     own = [dataclasses.replace(prompts[0], size=Size(64, 96)), dataclasses.replace(prompts[1], size=Size(32, 48))]
     save_prompts([*own, prompts[2]], tmp_path / "train.jsonl")
-    save_prompts([dataclasses.replace(character_prompts("dev", 1)[0], size=Size(64, 96))], tmp_path / "dev.jsonl")
+    save_prompts([dataclasses.replace(set_prompts("dev", 1)[0], size=Size(64, 96))], tmp_path / "dev.jsonl")
     overrides = [
         *small,
         f"prompts.train={tmp_path / 'train.jsonl'}",
@@ -83,9 +83,9 @@ def test_records_are_sampled_at_their_own_size(small: list[str], tmp_path: Path)
 def test_sizes_of_records_come_from_the_policy(small: list[str]) -> None:
     training = PolicyTrainer(tiny_run([*small, "prompts.record_sizes=true"]))
     training.close()
-    (prompt,) = character_prompts("train", 1)
-    asks = dataclasses.replace(prompt, size=Size(32, 40))
-    assert training.policy.size_of(asks, Size(64, 64)) == Size(32, 40)
+    (prompt,) = set_prompts("train", 1)
+    asks = dataclasses.replace(prompt, size=Size(32, 48))
+    assert training.policy.size_of(asks, Size(64, 64)) == Size(32, 48)
     assert training.policy.size_of(prompt, Size(64, 64)) == Size(64, 64)
-    with pytest.raises(ValueError, match=r"prompt 0, its own size 30x40 must be a multiple of 8 .* nearest is 32x40"):
-        training.policy.size_of(dataclasses.replace(prompt, size=Size(30, 40)), Size(64, 64))
+    with pytest.raises(ValueError, match=r"prompt 0, its own size 30x50 must be a multiple of 16 .* nearest is 32x48"):
+        training.policy.size_of(dataclasses.replace(prompt, size=Size(30, 50)), Size(64, 64))

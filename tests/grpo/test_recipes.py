@@ -12,14 +12,14 @@ import yaml
 from edit_twins import klein_pipeline, kontext_pipeline, qwen_pipeline
 from fake_server import FakeServer
 from research import hardware
-from research.tiny.character_edits import character_edits, write_edits
+from research.tiny.edits import world_edits, write_edits
 from tiny_runs import train_policy
 
 from pacorl.config import base as configs
 from pacorl.config.base import ConfigError
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.models.policies import POLICIES
-from pacorl.tiny.characters import vocabulary
+from pacorl.tiny.world import vocabulary
 
 FOLDER = Path(__file__).parents[2] / "configs"
 PAPERS = ("flux_t2is", "kontext_edit", "qwen_edit")
@@ -142,7 +142,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     klein_pipeline().save_pretrained(folder / "klein")
     save_clip(folder / "clip")
     for split in ("train", "dev"):
-        write_edits(folder, character_edits(split, 2), name=split)
+        write_edits(folder, world_edits(split, 2), name=split)
     return folder
 
 

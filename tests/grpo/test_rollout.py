@@ -22,10 +22,10 @@ from pacorl.grpo.update import PolicyLoss, update_policy
 from pacorl.models.adapters import adapter_state, add_lora
 from pacorl.models.policies.flux import FLUX, LORA_TARGETS, FluxPolicy
 from pacorl.runtime.processes import Runtime
-from pacorl.tiny.characters import character_prompts, vocabulary
+from pacorl.tiny.world import set_prompts, vocabulary
 from pacorl.types import Advantages, Conditioning, Prompt, Samples, Size
 
-PROMPTS = character_prompts("train", 4)
+PROMPTS = set_prompts("train", 4)
 OWN = Tree(seeds=2, branches=(1, 1))
 SHARED = Tree(seeds=1, branches=(2, 1))
 SAMPLER = Sampler(size=Size(64, 64), steps=4, sde_steps=(1, 2), tree=OWN)

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from pacorl.core.sampler import Tree
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import Row, assign_rows, divide, epoch_rows, one_size_batches
-from pacorl.tiny.characters import character_prompts
+from pacorl.tiny.world import set_prompts
 from pacorl.types import Prompt, Size
 
-PROMPTS = character_prompts("train", 4)
+PROMPTS = set_prompts("train", 4)
 
 
 def test_epochs_use_every_prompt_before_one_comes_again() -> None:
-    prompts = character_prompts("train", 6)
+    prompts = set_prompts("train", 6)
     drawn = [
         row.prompt.id for epoch in range(3) for row in epoch_rows(prompts, epoch=epoch, count=2, group_size=3, seed=0)
     ]
@@ -32,7 +32,7 @@ def test_the_samples_of_a_prompt_are_consecutive_rows() -> None:
 
 
 def test_prompts_are_shuffled_anew_each_time_and_for_each_seed() -> None:
-    prompts = character_prompts("train", 12)
+    prompts = set_prompts("train", 12)
     orders = {
         tuple(row.prompt.id for row in epoch_rows(prompts, epoch=turn, count=12, group_size=1, seed=seed))
         for seed, turn in product((0, 1), range(4))

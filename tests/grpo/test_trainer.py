@@ -27,7 +27,7 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.models.policies import POLICIES
 from pacorl.report.page import write_report
 from pacorl.rewards.reward import PanelScores
-from pacorl.tiny.characters import character_prompts
+from pacorl.tiny.world import set_prompts
 from pacorl.types import Prompt
 
 
@@ -135,7 +135,7 @@ def test_nan_is_a_warning_per_reward_with_its_prompt_and_an_alarm(
 
 
 def test_a_prompt_that_the_tiny_generator_does_not_know_is_named() -> None:
-    (known,) = character_prompts("train", count=1, seed=0)
+    (known,) = set_prompts("train", count=1, seed=0)
     foreign = replace(known, id=7, text="a hero in the rain", panels=())
     warning = POLICIES["flux"].foreign_prompt("tiny", [known, foreign])
     assert warning.startswith("prompt 7 ('a hero in the rain') is not of the tiny world")
@@ -162,14 +162,14 @@ def test_a_resumed_run_keeps_its_prompts(settings: dict[str, Any]) -> None:
 
 
 def test_prompts_and_evaluation_prompts_of_a_library_are_taken(settings: dict[str, Any]) -> None:
-    prompts = character_prompts("train", 4)
+    prompts = set_prompts("train", 4)
     trainer = PolicyTrainer(
-        "flux", rewards=[red], prompts=prompts, evaluation_prompts=character_prompts("dev", 2), **settings
+        "flux", rewards=[red], prompts=prompts, evaluation_prompts=set_prompts("dev", 2), **settings
     )
     trainer.close()
     sets = [(prompt.text, prompt.theme, prompt.grid, prompt.panels) for prompt in trainer.train_prompts]
     assert sets == [(prompt.text, prompt.theme, prompt.grid, prompt.panels) for prompt in prompts]
-    assert [prompt.text for prompt in trainer.evaluation_prompts] == [p.text for p in character_prompts("dev", 2)]
+    assert [prompt.text for prompt in trainer.evaluation_prompts] == [p.text for p in set_prompts("dev", 2)]
 
 
 def test_rewards_by_name_and_weights_join_functions(settings: dict[str, Any]) -> None:

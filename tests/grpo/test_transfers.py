@@ -22,11 +22,11 @@ from pacorl.models.policies import POLICIES
 from pacorl.models.policies.flux import LORA_TARGETS, FluxPolicy
 from pacorl.plan.generators import Inputs
 from pacorl.runtime.processes import Runtime
-from pacorl.tiny.characters import character_prompts, vocabulary
+from pacorl.tiny.world import set_prompts, vocabulary
 from pacorl.types import Advantages, Samples, Size
 
 SIZE = Size(32, 32)
-PROMPTS = character_prompts("train", 2)
+PROMPTS = set_prompts("train", 2)
 META = torch.device("meta")
 
 

@@ -19,7 +19,7 @@ from pacorl.grpo.rows import Row
 from pacorl.grpo.update import PolicyLoss, _summary, gather_metrics, update_policy
 from pacorl.models.adapters import AdapterCopy, adapter_state, add_lora
 from pacorl.runtime.processes import Runtime
-from pacorl.tiny.characters import character_prompts
+from pacorl.tiny.world import set_prompts
 from pacorl.types import Advantages, Conditioning, NodeBatch, Samples, Size
 
 
@@ -56,7 +56,7 @@ def test_an_update_is_the_mean_over_batches_and_trained_steps(policy: ToyPolicy,
     )
     old = None if path else AdapterCopy(policy.transformer)
     loss = PolicyLoss(policy, sampler, cache, chosen.options(kl_weight=0.1), old=old)
-    rows = [Row(prompt, 2 * n + member) for n, prompt in enumerate(character_prompts("train", 2)) for member in (0, 1)]
+    rows = [Row(prompt, 2 * n + member) for n, prompt in enumerate(set_prompts("train", 2)) for member in (0, 1)]
     samples = collect(Draw(policy, sampler, cache, seed=1, epoch=0, batch=2), rows)
     values = Advantages(torch.tensor([1.0, -0.5, 2.0, -1.0]), torch.ones(4, dtype=torch.bool), {})
     together = gradient(loss, samples, values)
@@ -99,7 +99,7 @@ def test_nodes_have_the_gradient_of_their_samples(policy: ToyPolicy, objective: 
     spec, cache = OBJECTIVES[objective], ConditioningCache(policy)
     sampler = Sampler(size=Size(16, 16), steps=4, sde_steps=(0, 2), tree=tree, keeps_means=spec.keeps_means)
     loss = PolicyLoss(policy, sampler, cache, spec.options(kl_weight=0.1))
-    prompts = character_prompts("train", 2)
+    prompts = set_prompts("train", 2)
     rows = [Row(prompts[number // 8], number) for number in range(16)]
     samples = collect(Draw(policy, sampler, cache, seed=1, epoch=0, batch=3), rows)
     values = Advantages(torch.randn(16, dtype=torch.float64), torch.ones(16, dtype=torch.bool), {})
@@ -117,7 +117,7 @@ def test_each_sample_acts_on_its_own_steps_with_its_own_advantage(policy: ToyPol
     policy.transformer.double()
     cache = ConditioningCache(policy)
     sampler = Sampler(size=Size(16, 16), steps=4, sde_steps=(0, 2), tree=tree)
-    prompt = character_prompts("train", 1)[0]
+    prompt = set_prompts("train", 1)[0]
     samples = collect(Draw(policy, sampler, cache, seed=1, epoch=0, batch=3), [Row(prompt, n) for n in range(8)])
     values = Advantages(torch.randn(8, dtype=torch.float64), torch.ones(8, dtype=torch.bool), {})
     ours = gradient(PolicyLoss(policy, sampler, cache, OBJECTIVES["grpo_clip"].options()), samples, values)
@@ -139,7 +139,7 @@ def test_awm_is_flow_matching_weighted_by_each_samples_advantage(policy: ToyPoli
     """Against A·‖v − (ε − x0)‖² of each endpoint by itself, averaged over samples and steps; whether the policy that
     sampled is computed or is the trained one itself makes no difference."""
     policy.transformer.double()
-    cache, prompts = ConditioningCache(policy), character_prompts("train", 2)
+    cache, prompts = ConditioningCache(policy), set_prompts("train", 2)
     sampler = Sampler(size=Size(16, 16), steps=4, sde_steps=(0, 2), tree=Tree(2, (1, 1)), stochastic=False)
     rows = [Row(prompts[number // 2], number) for number in range(4)]
     samples = collect(Draw(policy, sampler, cache, seed=1, epoch=0, batch=2), rows)
@@ -175,7 +175,7 @@ def small(policy: ToyPolicy, objective: str, **options: float) -> tuple[PolicyLo
         stochastic=path,
         keeps_means=spec.keeps_means,
     )
-    prompts = character_prompts("train", 2)
+    prompts = set_prompts("train", 2)
     rows = [Row(prompts[number // 2], number) for number in range(4)]
     samples = collect(Draw(policy, sampler, cache, seed=1, epoch=0, batch=2), rows)
     return PolicyLoss(policy, sampler, cache, spec.options(**options), old=AdapterCopy(policy.transformer)), samples

@@ -17,7 +17,8 @@ import httpx2
 
 from pacorl.io.documents import parse_json
 from pacorl.io.images import open_image
-from pacorl.tiny.characters import KEPT, Oracle, Panel
+from pacorl.tiny.oracle import Oracle
+from pacorl.tiny.world import LOOKS, Panel
 
 Rank = Callable[["Client", Mapping[str, Any]], Sequence[int]]
 """(client, task) → slots, best first."""
@@ -87,7 +88,7 @@ ORACLE = Oracle()
 
 
 def simulate(
-    url: str, tokens: Mapping[str, str], *, noise: float = 0.5, attend: Sequence[str] = KEPT
+    url: str, tokens: Mapping[str, str], *, noise: float = 0.5, attend: Sequence[str] = LOOKS
 ) -> dict[str, int]:
     """Let all people rank at the same time until all tasks are done; returns each person's number of rankings."""
 
@@ -99,7 +100,7 @@ def simulate(
         return dict(zip(tokens, pool.map(work, tokens), strict=True))
 
 
-def oracle_with_noise(name: str, *, noise: float, attend: Sequence[str] = KEPT) -> Rank:
+def oracle_with_noise(name: str, *, noise: float, attend: Sequence[str] = LOOKS) -> Rank:
     """Rank by the number of attributes (of `attend`) that a candidate shares with the reference, plus Gaussian noise.
 
     `noise` is its standard deviation in attributes; 0 ranks like the oracle, ties by chance.
@@ -122,13 +123,13 @@ def oracle_with_noise(name: str, *, noise: float, attend: Sequence[str] = KEPT) 
     return rank
 
 
-# With 4 grids of 2×2 each image is shown 15 times, and reading compares it with 5,184 templates.
+# With 4 grids of 2×2 each image is shown 15 times, and reading compares it with thousands of templates.
 @lru_cache(maxsize=50_000)
 def read_panel(image: bytes) -> Panel:
     """Find the panel of the tiny world nearest to an image."""
     return ORACLE.nearest([open_image(image)])[0][0]
 
 
-def shared_attributes(first: Panel, second: Panel, *, attend: Sequence[str] = KEPT) -> int:
+def shared_attributes(first: Panel, second: Panel, *, attend: Sequence[str] = LOOKS) -> int:
     """Count the attributes of `attend` that two panels share."""
     return sum(getattr(first, name) == getattr(second, name) for name in attend)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from research.tiny.character_edits import draw_edit
+from research.tiny.edits import draw_edit
 
-from pacorl.tiny.characters import all_panels, draw
+from pacorl.tiny.world import all_panels, draw
 from pacorl.types import Prompt
 
 GRIDS = 4
@@ -65,7 +65,7 @@ def edit_reward_rows() -> list[dict[str, Any]]:
                     "key": [f"{number}_a", f"{number}_b"],
                     "instruction": edit.instruction,
                     "input_image": cell(draw(panel, 32), "in.png"),
-                    "output_images": [cell(draw(edit.after, 40), "a.png"), cell(other, "b.png")],
+                    "output_images": [cell(draw(edit.after, 48), "a.png"), cell(other, "b.png")],
                     "task_type": ["subject-add", "color_alter"][number % 2],
                     "dimension": dimension,
                 }

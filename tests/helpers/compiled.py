@@ -27,14 +27,14 @@ def sample_and_train(out: Path) -> None:
     from pacorl.models.policies.flux import FLUX
     from pacorl.runtime.compiled import compile_blocks
     from pacorl.runtime.processes import Runtime
-    from pacorl.tiny.characters import character_prompts, vocabulary
+    from pacorl.tiny.world import set_prompts, vocabulary
     from pacorl.types import Advantages
 
     torch.manual_seed(0)
     runtime, pipeline = Runtime(), tiny_flux(vocabulary())
     pipeline.transformer = tiny_flux_transformer(width=64, heads=2, double_blocks=1, single_blocks=1)
     policy = FLUX.over(drawn(pipeline), max_sequence_length=48)
-    prompts, cache = character_prompts("train", 1), ConditioningCache(policy)
+    prompts, cache = set_prompts("train", 1), ConditioningCache(policy)
     cache.prepare(prompts, SIZE)
     add_lora(policy.transformer, rank=4, alpha=8, targets=["attn.to_q", "ff.net.2"])
     with torch.no_grad():

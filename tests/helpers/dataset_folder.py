@@ -17,12 +17,13 @@ from pathlib import Path
 import pytest
 from fake_server import chatting
 from PIL.Image import Image
+from tiny_sets import draw_grid, panels_of_prompt, redrawn
 
 from pacorl.dataset.folder import PromptRecord, read_prompts
 from pacorl.io.documents import write_jsonl
 from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
-from pacorl.tiny.characters import Panel, character_prompts, draw_grid, redrawn
+from pacorl.tiny.world import set_prompts
 from pacorl.types import Prompt
 
 
@@ -37,14 +38,14 @@ def write_tiny_prompts(path: Path, count: int) -> None:
             "task_name": "Multi-Scenario",
             "criteria": {dimension: dict(named) for dimension, named in prompt.criteria.items()},
         }
-        for prompt in character_prompts("train", count)
+        for prompt in set_prompts("train", count)
     ]
     write_jsonl(path, rows)
 
 
-def draw_unreliably(prompts: Sequence[Prompt], seeds: Sequence[int], *, panel_size: int = 16) -> list[Image]:
+def draw_unreliably(prompts: Sequence[Prompt], seeds: Sequence[int], *, panel_size: int = 32) -> list[Image]:
     """Grids as a generator would make them that gets a third of the attributes wrong; the oracle can read them."""
-    sets = [[Panel.parse(text) for text in prompt.panels] for prompt in prompts]
+    sets = [panels_of_prompt(prompt) for prompt in prompts]
     return [
         draw_grid(redrawn(panels, chance=0.35, rng=random.Random(seed)), prompt.grid, panel_size)
         for prompt, panels, seed in zip(prompts, sets, seeds, strict=True)
@@ -54,7 +55,7 @@ def draw_unreliably(prompts: Sequence[Prompt], seeds: Sequence[int], *, panel_si
 def write_grids(folder: Path, records: list[PromptRecord], *, grids: int, panel_size: int = 32) -> None:
     rng, rows = random.Random(7), []
     for record in records:
-        panels = [Panel.parse(text) for text in record.prompt.panels]
+        panels = panels_of_prompt(record.prompt)
         for number in range(grids):
             name = f"grids/{record.idx}/{number}.png"
             sheet = draw_grid(redrawn(panels, chance=0.35, rng=rng), record.prompt.grid, panel_size)

@@ -14,12 +14,12 @@ from pacorl.grpo.rollout import denoise
 from pacorl.models.policies.flux import FLUX, FluxPolicy
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.spec import PolicySpec
-from pacorl.tiny.characters import vocabulary
+from pacorl.tiny.world import vocabulary
 from pacorl.types import Character, Grid, Prompt, Size
 
 SETTINGS = {"max_sequence_length": 144, "true_cfg_scale": 3.0}
 """Options of twins: room for the prompts in every tokenizer, byte-level ones too, and guidance for the negative one."""
-INSTRUCTIONS = ("Give the hero a crown.", "Change the scene to night.", "Paint the hero red.")
+INSTRUCTIONS = ("Give the hero a crown.", "Show the scene at night.", "Paint the hero red.")
 
 
 def drawn(pipeline: Any) -> Any:

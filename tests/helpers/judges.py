@@ -25,7 +25,7 @@ from pacorl.core import questions
 from pacorl.io.processor import ImageTextProcessor, image_text_processor
 from pacorl.judge.local import LocalJudge
 from pacorl.serve.server import create_app
-from pacorl.tiny.characters import all_panels, draw, vocabulary
+from pacorl.tiny.world import all_panels, draw, vocabulary
 from pacorl.types import Question, Verdict
 
 PATCH = 8

@@ -86,14 +86,14 @@ def write_edit_twins(folder: Path) -> None:
     import json
 
     from edit_twins import klein_pipeline, kontext_pipeline, qwen_pipeline, source_image
-    from research.tiny.character_edits import character_edits, write_edits
+    from research.tiny.edits import world_edits, write_edits
 
     kontext_pipeline().save_pretrained(folder / "kontext")
     qwen_pipeline().save_pretrained(folder / "qwen_edit")
     qwen_pipeline(plus=True).save_pretrained(folder / "qwen_edit_plus")
     klein_pipeline().save_pretrained(folder / "klein")
-    write_edits(folder, character_edits("dev", 1), name="dev")
-    train = write_edits(folder, character_edits("train", 1), name="train")
+    write_edits(folder, world_edits("dev", 1), name="dev")
+    train = write_edits(folder, world_edits("train", 1), name="train")
     source_image(folder / "wide.png", height=60, width=96)
     with train.open("a") as file:
-        file.write(json.dumps({"image": "wide.png", "instruction": "Change the scene to night."}) + "\n")
+        file.write(json.dumps({"image": "wide.png", "instruction": "Show the scene at night."}) + "\n")

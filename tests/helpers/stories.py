@@ -6,7 +6,7 @@ from pathlib import Path
 
 import toy_world
 
-from pacorl.tiny.characters import all_panels, draw
+from pacorl.tiny.world import all_panels, draw
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 # Two epochs of the toy world, each with an evaluation, a page and a checkpoint; by this seed the second is the better
@@ -40,7 +40,7 @@ STORIES = {
     "export": [
         ["dataset", "export", "run", "--rankings", "rankings.csv", "--test-share", "0.5"],
     ],
-    "generate": [["generate", "--prompt", "red round hero, crown, night", *SET, *SMALL, "--out", "run"]],
+    "generate": [["generate", "--prompt", "a red hero with a crown in town", *SET, *SMALL, "--out", "run"]],
     "check": [["check", "a.png", "b.png", "--judge", "tiny", "--min", "0.5", "--report", "run/page.html"]],
 }
 

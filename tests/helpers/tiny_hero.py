@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from pacorl.character_training.character_config import CharacterConfig
-from pacorl.tiny.characters import KEPT, Panel, draw
+from pacorl.tiny.world import LOOKS, Panel, draw
 
 HERO = {"colour": "red", "shape": "round", "hat": "crown", "palette": "night"}
+PLACE = "town"
 SCENES = (
     *(("waving", "flag"), ("jumping", "house"), ("standing", "ball")),
     *(("waving", "tree"), ("jumping", "lamp"), ("standing", "boat")),
@@ -21,15 +22,15 @@ def make_hero(folder: Path, *, pictures: int = 6, captions: bool = True) -> Path
     folder.mkdir(parents=True)
     (folder / "card.yaml").write_text("description: hero\n", encoding="utf-8")
     for number, (pose, prop) in enumerate(SCENES[:pictures]):
-        draw(Panel(**HERO, pose=pose, prop=prop), 64).save(folder / f"{number}.png")
+        draw(Panel(**HERO, place=PLACE, pose=pose, prop=prop), 64).save(folder / f"{number}.png")
         if captions:
-            (folder / f"{number}.txt").write_text(f"zorp hero, {pose}, {prop}\n", encoding="utf-8")
+            (folder / f"{number}.txt").write_text(f"zorp hero in town, {pose}, {prop}\n", encoding="utf-8")
     return folder
 
 
 def hero_config(hero: Path, out: Path, *overrides: str) -> CharacterConfig:
     """The recipe character/tiny for a hero's folder."""
-    gallery = 'gallery.prompts=["zorp hero, waving, boat"]'
+    gallery = 'gallery.prompts=["zorp hero in town, waving, boat"]'
     return CharacterConfig.from_yaml(
         "character/tiny", f"character={hero}", f"out={out}", gallery, "gallery.seeds=1", *overrides
     )
@@ -37,5 +38,5 @@ def hero_config(hero: Path, out: Path, *overrides: str) -> CharacterConfig:
 
 def likeness(panels: list[Panel]) -> float:
     """Share of the hero's traits that panels show."""
-    matches = [getattr(panel, name) == HERO[name] for panel in panels for name in KEPT]
+    matches = [getattr(panel, name) == HERO[name] for panel in panels for name in LOOKS]
     return sum(matches) / len(matches)

@@ -46,9 +46,14 @@ TINY_SETS = [
 """Settings of a run of the tiny models without a recipe."""
 
 
+REWARDS = (
+    "rewards=[{name: consistency, args: {temperature: 4}}, {name: panel_match, weight: 0.5, args: {temperature: 4}}]"
+)
+
+
 def tiny_run(overrides: Sequence[str]) -> PolicyConfig:
-    """configs/tiny.yaml with the paper's credit and clip range, and two updates of all steps for two groups."""
-    settings = ["optimizer.updates_per_epoch=2", "sampling.suffix={}", "advantages.credit=set", "objective={}"]
+    """configs/tiny.yaml with the paper's rewards, credit and clip range, and two updates of all steps."""
+    settings = ["optimizer.updates_per_epoch=2", "sampling.suffix={}", "advantages.credit=set", "objective={}", REWARDS]
     return configs.load(PolicyConfig, recipe(), [*settings, *overrides])
 
 

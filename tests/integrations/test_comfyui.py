@@ -18,6 +18,7 @@ import torch
 from comfy_graph import core_nodes, execute, graph_of, load_custom_node
 from judges import serving
 from PIL import Image
+from tiny_sets import set_of
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -28,7 +29,7 @@ from pacorl.core.grid import join
 from pacorl.gate.paco_reward import PacoReward
 from pacorl.judge.local import LocalJudge
 from pacorl.records.characters import find_character
-from pacorl.tiny.characters import draw, set_of, with_another
+from pacorl.tiny.world import draw, theme_text, with_another
 from pacorl.types import Grid
 
 FOLDER = Path(__file__).parents[2] / "integrations" / "comfyui"
@@ -150,8 +151,14 @@ def test_a_character_is_that_of_the_commands(tmp_path: Path) -> None:
 
 def test_a_saved_page_is_read_by_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saving(tmp_path, monkeypatch)
-    texts = [panel.text for panel in HERO[1:]]
-    inputs = {"rows": 2, "columns": 2, "panels": "\n".join(texts), "theme": "", "filename_prefix": "page"}
+    texts = [panel.scene for panel in HERO[1:]]
+    inputs = {
+        "rows": 2,
+        "columns": 2,
+        "panels": "\n".join(texts),
+        "theme": theme_text(HERO[0].place),
+        "filename_prefix": "page",
+    }
     graph = {"save": {"class_type": "PacoSavePage", "inputs": {"page": ["page", 0], **inputs}}}
     (result,) = execute(NODES, graph, {"page": ("IMAGE", page(WRONG))})["save"][0]
     (file,) = result["ui"]["images"]

@@ -13,7 +13,7 @@ from transformers.pipelines import DecisionPipeline
 from pacorl.core.questions import consistent, meets_criterion, same_theme
 from pacorl.judge.decision import decision_template, save_decision
 from pacorl.judge.local import LocalJudge
-from pacorl.tiny.characters import all_panels, draw
+from pacorl.tiny.world import all_panels, draw
 from pacorl.types import Question
 
 SHIPPED = Path(__file__).parents[2] / "configs" / "reward" / "paco_reward_7b.decision.json"
@@ -32,7 +32,7 @@ def test_transformers_gives_the_judges_p_yes(tmp_path: Path, as_file: bool) -> N
         processor=judge.processor,
         decision_config=read(str(tmp_path / "decision.json" if as_file else tmp_path)),
     )
-    images = [draw(panel, 32) for panel in all_panels()[::500][:10]]
+    images = [draw(panel, 32) for panel in all_panels()[::2700][:10]]
     texts = (consistent(), same_theme("a red hero"), meets_criterion("The same hat."))
     pairs = itertools.islice(itertools.combinations(images, 2), 34)
     questions = [Question(pair, text) for pair in pairs for text in texts]

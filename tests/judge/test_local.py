@@ -21,7 +21,7 @@ from pacorl.io.processor import ImageTextProcessor
 from pacorl.judge.judge import VARIANTS
 from pacorl.judge.local import CPU_TOKENS, LocalJudge
 from pacorl.rewards.consistency import Consistency, PanelMatch
-from pacorl.tiny import characters
+from pacorl.tiny import world
 from pacorl.types import Grid, Prompt, Question
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
@@ -106,7 +106,7 @@ def test_all_log_probabilities_are_the_plain_forwards(processor: ImageTextProces
 
 
 def test_the_committed_judge_agrees_and_tells_pairs_apart(judge: LocalJudge) -> None:
-    drawn = [characters.draw(panel, size) for panel in characters.all_panels()[::1500] for size in (32, 64)]
+    drawn = [world.draw(panel, size) for panel in world.all_panels()[::8000] for size in (32, 64)]
     asked = [Question(pair, questions.same_theme("a hero")) for pair in itertools.permutations(drawn[:5], 2)]
     asked += [Question((image,), questions.shows_text("red round hero")) for image in drawn]
     plain = [plain_p_yes(judge.model, judge.processor, question) for question in asked]
@@ -197,7 +197,7 @@ def test_two_rewards_over_two_epochs_prepare_and_encode_each_image_once(judge: L
     recorded = LocalJudge(judge.model, processor)
     rewards = [Consistency(recorded), PanelMatch(recorded)]
     prompts = [Prompt(0, "t", "hero", Grid(2, 2), ("red hero", "blue hero", "a boat", "a tree"))] * 12
-    drawn = [characters.draw(panel, 32) for panel in characters.all_panels()[:: len(characters.all_panels()) // 96]]
+    drawn = [world.draw(panel, 32) for panel in world.all_panels()[:: len(world.all_panels()) // 96]]
     for epoch in range(2):
         panels_ = drawn[48 * epoch : 48 * epoch + 48]
         grids = [join(panels_[4 * number : 4 * number + 4], Grid(2, 2)) for number in range(12)]
@@ -231,7 +231,7 @@ def test_other_weights_or_other_images_are_encoded_anew(processor: ImageTextProc
 
 
 def test_the_last_mlp_sees_where_prompts_end(judge: LocalJudge) -> None:
-    asked = grid_questions([characters.draw(panel, 32) for panel in characters.all_panels()[::800]])
+    asked = grid_questions([world.draw(panel, 32) for panel in world.all_panels()[::4000]])
     before, last = (layer.mlp for layer in judge.model.model.language_model.layers[-2:])
     seen: dict[Any, list[int]] = {before: [], last: []}
 
@@ -246,7 +246,7 @@ def test_the_last_mlp_sees_where_prompts_end(judge: LocalJudge) -> None:
 
 
 def test_a_cpu_gets_batches_that_its_caches_hold(judge: LocalJudge) -> None:
-    asked = grid_questions([characters.draw(panel, 32) for panel in characters.all_panels()[::500]])
+    asked = grid_questions([world.draw(panel, 32) for panel in world.all_panels()[::2700]])
     sizes = list[int]()
     hook = judge.model.model.language_model.register_forward_pre_hook(
         lambda _, __, named: sizes.append(named["inputs_embeds"].shape[:2].numel()), with_kwargs=True
@@ -288,9 +288,9 @@ def test_variants_add_up_the_spellings_that_are_single_tokens(processor: ImageTe
 
 
 def test_the_judge_explains(judge: LocalJudge) -> None:
-    first, second = characters.all_panels()[:2]
-    images = (characters.draw(first, 32), characters.draw(second, 64))
-    answer = judge.explain(Question(images, questions.same_theme(first.subject)))
+    first, second = world.all_panels()[:2]
+    images = (world.draw(first, 32), world.draw(second, 64))
+    answer = judge.explain(Question(images, questions.same_theme("a hero in town")))
     assert answer.startswith(("Yes", "No"))
     assert len(answer.split()) > 2
 

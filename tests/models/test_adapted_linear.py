@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.models.adapters import adapter_state, add_lora, lora_layers
 from pacorl.models.policies.flux import LORA_TARGETS, FluxPolicy
-from pacorl.tiny.characters import character_prompts
+from pacorl.tiny.world import set_prompts
 from pacorl.types import Size
 
 SIZE = Size(32, 32)
@@ -44,7 +44,7 @@ def flux16() -> FluxPolicy:
 
 
 def velocity(policy: FluxPolicy, cache: ConditioningCache) -> Tensor:
-    conditioning = cache.batch(character_prompts("dev", 1), SIZE)
+    conditioning = cache.batch(set_prompts("dev", 1), SIZE)
     return policy.velocity(policy.noise([0], SIZE), torch.tensor([0.75]), conditioning, SIZE)
 
 

@@ -25,7 +25,7 @@ from pacorl.models.adapters import (
 )
 from pacorl.models.lora import Lora, save_lora, write_lora
 from pacorl.models.policies.flux import LORA_TARGETS, FluxPolicy
-from pacorl.tiny.characters import character_prompts
+from pacorl.tiny.world import set_prompts
 from pacorl.types import Size
 
 SIZE = Size(64, 64)
@@ -51,7 +51,7 @@ def trained(transformer: nn.Module, seed: int = 0) -> nn.Module:
 
 @torch.no_grad()
 def output(flux: FluxPolicy, transformer: nn.Module) -> torch.Tensor:
-    conditioning = ConditioningCache(flux).batch(character_prompts("dev", 1), SIZE)
+    conditioning = ConditioningCache(flux).batch(set_prompts("dev", 1), SIZE)
     original, flux.transformer = flux.transformer, transformer
     try:
         return flux.velocity(flux.noise([0], SIZE), torch.tensor([0.6]), conditioning, SIZE)

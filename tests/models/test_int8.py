@@ -148,7 +148,7 @@ def test_a_packed_generator_makes_nearly_the_same_velocity() -> None:
     def velocity(memory: str) -> Tensor:
         policy = FLUX.from_pretrained("tiny", max_sequence_length=48, memory=memory)
         prompt = Prompt(
-            0, "red round hero, crown, night | waving, flag | jumping, boat | standing, tree | waving, lamp"
+            0, "a red hero with a crown in town | waving, flag | jumping, boat | standing, tree | waving, lamp"
         )
         size = Size(64, 64)
         with torch.no_grad():

@@ -196,7 +196,7 @@ def test_text_encoders_and_judge_answer_as_they_do_at_home() -> None:
     )
     for name in policy.encoders:
         assert streamed_bytes(getattr(policy.pipeline, name)) > weight_bytes(getattr(policy.pipeline, name))
-    prompt, size = Prompt(0, "red round hero, crown, night | waving, flag"), Size(64, 64)
+    prompt, size = Prompt(0, "a red hero with a crown in town | waving, flag"), Size(64, 64)
     (ours,), (theirs,) = policy.encode([prompt], size), plain.encode([prompt], size)
     assert all(torch.equal(ours.tensors[name], theirs.tensors[name]) for name in theirs.tensors)
 

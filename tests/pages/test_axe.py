@@ -20,10 +20,11 @@ from judges import Grey, grey
 from page_blocks import ROOT
 from ports import free_port
 from run_folder import finished_run
+from tiny_sets import draw_grid, panels_of_prompt
 
 from pacorl.studio.folder import Recipe
 from pacorl.studio.work import Studio
-from pacorl.tiny.characters import Panel, draw, draw_grid
+from pacorl.tiny.world import Panel, draw
 from pacorl.types import Grid
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
@@ -163,11 +164,11 @@ def check_page(tmp_path_factory: pytest.TempPathFactory) -> str:
 def generated_page(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Two candidates with their pair matrices."""
     from pacorl.generate.generated_images import GeneratedImage, Judged, Recipe, save, write_page
-    from pacorl.tiny.characters import Panel, character_prompts, draw_grid
+    from pacorl.tiny.world import set_prompts
     from pacorl.types import Size
 
-    folder, (prompt,) = tmp_path_factory.mktemp("generated"), character_prompts("test", 1)
-    image = draw_grid([Panel.parse(text) for text in prompt.panels], prompt.grid, 32)
+    folder, (prompt,) = tmp_path_factory.mktemp("generated"), set_prompts("test", 1)
+    image = draw_grid(panels_of_prompt(prompt), prompt.grid, 32)
     recipe = Recipe(
         model="tiny",
         adapter="",
@@ -228,8 +229,8 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
     """The link of `pacorl studio`."""
     folder = tmp_path_factory.mktemp("studio") / "studio"
     studio = Studio(folder)
-    hero = Panel("red", "round", "crown", "night", "waving", "flag")
-    name = studio.folder.new_character("hero", "red round hero, crown, night")
+    hero = Panel("red", "round", "crown", "night", "town", "waving", "flag")
+    name = studio.folder.new_character("hero", "a red hero with a crown")
     studio.folder.add_picture(name, draw(hero, 64), "waving, flag")
     recipe = Recipe(
         sentence="Two pictures of a hero: waves; jumps", theme="a hero", panels=["waves", "jumps"], layout="1x2",

@@ -24,7 +24,7 @@ from pacorl.plan.memory import Row
 from pacorl.plan.plan import Plan
 from pacorl.rewards import check_rewards
 from pacorl.tiny import CHECKPOINTS
-from pacorl.tiny.characters import vocabulary
+from pacorl.tiny.world import vocabulary
 
 SCENES = ("asleep", "in snow", "in a boat", "reading")
 JOBS = ("consistency", "own", "edit", "references")

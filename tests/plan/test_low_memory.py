@@ -70,7 +70,7 @@ def test_a_dry_run_of_generating_asks_for_no_prompt_and_names_what_is_absent() -
 
 @pytest.mark.slow
 def test_with_little_memory_the_same_image_is_generated_in_turns() -> None:
-    prompt = Prompt(0, "red round hero, crown, night | waving, flag | jumping, boat | standing, tree | waving, lamp")
+    prompt = Prompt(0, "a red hero with a crown in town | waving, flag | jumping, boat | standing, tree | waving, lamp")
     low, lowest = (Generator.from_pretrained("tiny", memory=memory) for memory in ("low", "lowest"))
     assert low.turns is not None
     (image,) = low.sample([prompt], [0], steps=2)

@@ -44,10 +44,10 @@ from pacorl.plan.plan import (
     plan_training,
     shortages,
 )
-from pacorl.tiny.characters import character_prompts
+from pacorl.tiny.world import set_prompts
 from pacorl.types import Conditioning, Prompt, Size
 
-TEXTS = [prompt.text for prompt in character_prompts("train", 24)]
+TEXTS = [prompt.text for prompt in set_prompts("train", 24)]
 
 
 @pytest.fixture(scope="session")

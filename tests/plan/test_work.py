@@ -156,9 +156,9 @@ def test_a_node_on_several_processes_is_counted_on_each(
 
 
 def toy_prompts() -> list[Any]:
-    from pacorl.tiny.characters import character_prompts
+    from pacorl.tiny.world import set_prompts
 
-    return character_prompts("train", 1)
+    return set_prompts("train", 1)
 
 
 def saved_bytes(group: int) -> int:

@@ -14,8 +14,8 @@ from pacorl.records.comparisons import (
     save_comparisons,
     save_sharegpt,
 )
-from pacorl.tiny.characters import Oracle
 from pacorl.tiny.comparisons import draw_comparisons
+from pacorl.tiny.oracle import Oracle
 
 INFO = {
     "cot_train": {

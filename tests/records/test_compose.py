@@ -7,8 +7,8 @@ import pytest
 from pacorl.core.grid import panel_texts, shared_text
 from pacorl.records.compose import check_for, compose, layout_for, prompt_from
 from pacorl.records.prompts import find_record
-from pacorl.tiny.characters import character_prompts
 from pacorl.tiny.words import tiny_prompt
+from pacorl.tiny.world import set_prompts
 from pacorl.types import Grid, Prompt
 
 SCENES = ["waving, flag", "jumping, boat", "standing, tree", "waving, lamp"]
@@ -30,36 +30,36 @@ def test_the_squarest_layout(count, layout):
 
 def test_plain_words_become_the_prompt_that_the_tiny_generator_was_trained_on():
     """Every held-out prompt, put in other words and another order, is written as it was in training."""
-    for wanted in character_prompts("test", 12):
-        colour, shape, _, hat, palette = wanted.theme.replace(",", "").split()
-        theme = f"At {palette}: a {shape.upper()} hero in {colour}, with a {hat.replace('-', ' ')}"
-        scenes = [text.split(", ")[-2:] for text in wanted.panels]
+    for wanted in set_prompts("test", 12):
+        theme = " ".join(reversed(wanted.theme.upper().replace("-", " ").split(" WITH ")))
+        scenes = [text.split(", ") for text in wanted.panels]
         made = tiny_prompt(theme, [f"by the {prop}, {pose}" for pose, prop in scenes], Grid(2, 2))
         assert (made.text, made.panels, made.theme) == (wanted.text, wanted.panels, wanted.theme)
 
 
-def test_a_panel_may_depart_from_the_theme():
-    made = tiny_prompt("red round hero, crown, night", [*SCENES[:3], "blue, waving, lamp"], Grid(2, 2))
-    assert [text.split()[0] for text in made.panels] == ["red", "red", "red", "blue"]
+def test_a_panel_may_repeat_the_theme_and_not_depart_from_it():
+    made = tiny_prompt("a red hero in town", [*SCENES[:3], "in town the red hero waves, lamp"], Grid(2, 2))
+    assert made.panels == (*SCENES[:3], "waving, lamp")
+    with pytest.raises(ValueError, match="panel 4 names a colour, blue"):
+        tiny_prompt("a red hero in town", [*SCENES[:3], "blue, waving, lamp"], Grid(2, 2))
 
 
 @pytest.mark.parametrize(
     ("theme", "panels", "fault"),
     [
         (
-            "red round dragon, crown, nihgt",
+            "red round dragon, crown, in town, nihgt",
             SCENES,
             r"'dragon'.*'nihgt' \(did you mean 'night'\?\).*palette: day, night",
         ),
         ("a teal crown", SCENES, r"unknown words, 'teal'; the tiny"),
         ("red hero, crown, night, jumpin", SCENES, r"unknown words, 'jumpin' \(did you mean 'jumping'"),
-        ("red night jumping jumpin", SCENES, r"unknown words, 'jumpin'; the tiny"),
-        ("red round hero, night", SCENES, r"the theme.*lacks a hat \(cap, crown, top-hat\)"),
-        ("red round hero, crown, cap, night", SCENES, "two values of hat, crown and cap"),
-        ("red round hero, crown, night", ["waving", *SCENES[1:]], r"panel 1, 'waving', lacks a prop"),
-        ("red round hero, crown, night", SCENES[:3], "sets of 4 panels as 2x2.*this is 1x3"),
-        ("red round hero, crown, night", [], "sets of 4 panels"),
-        ("a lighthouse keeper at sea", [], "'lighthouse'.*'keeper', 'sea'"),
+        ("red round hero, night", SCENES, r"the theme.*lacks a place \(meadow, beach, town, mountains\)"),
+        ("red round hero, crown, cap, in town", SCENES, "two values of hat, crown and cap"),
+        ("a red hero with a crown in town", ["waving", *SCENES[1:]], r"panel 1, 'waving', lacks a prop"),
+        ("a red hero with a crown in town", SCENES[:3], "sets of 4 panels as 2x2.*this is 1x3"),
+        ("a red hero with a crown in town", [], "describe each panel"),
+        ("a lighthouse keeper at sea", [], "'lighthouse'.*'keeper'"),
     ],
 )
 def test_what_the_tiny_world_has_not_is_named(theme, panels, fault):
@@ -86,7 +86,7 @@ def test_the_tiny_editor_says_what_it_knows(tmp_path):
 
     check_for("tiny", edit("Give the hero a crown."))
     check_for("black-forest-labs/FLUX.1-Kontext-dev", edit("give it a crown"))
-    with pytest.raises(ValueError, match=r"'give the hero a crown'; write 'Give the hero a crown.' or "):
+    with pytest.raises(ValueError, match=r"'give the hero a crown'; write 'Give the hero a c"):
         check_for("tiny", edit("give the hero a crown"))
-    with pytest.raises(ValueError, match=r"write Paint the hero COLOUR. Give .* PROP beside the hero.$"):
+    with pytest.raises(ValueError, match="Paint the hero red"):
         check_for("tiny", edit("Make it rain."))

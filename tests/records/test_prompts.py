@@ -110,9 +110,9 @@ def test_sentences_and_themes_with_panels_are_sets(tmp_path: Path) -> None:
         assert panel_texts(prompt.text) == tuple(f"one fox, {text}." for text in scenes)
     assert written.origin == f"{tmp_path / 'mine.txt'}:1"
 
-    row = {"theme": "red round hero, crown, night", "panels": ["waving, flag", "jumping, boat"] * 2, "layout": "2x2"}
+    row = {"theme": "a red hero with a crown in town", "panels": ["waving, flag", "jumping, boat"] * 2, "layout": "2x2"}
     (tiny,) = load_prompts(file_of(tmp_path, row), model="tiny")
-    assert tiny.text.startswith("2x2 grid layout of red round hero, crown, night.")
+    assert tiny.text.startswith("2x2 grid layout of a red hero with a crown in town.")
 
 
 def test_sets_written_from_sentences_lie_beside_the_run_to_be_edited(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from pacorl.cli import app
 from pacorl.models.lora import DIFFUSERS_WEIGHTS, PEFT_CONFIG, PEFT_WEIGHTS
 from pacorl.report.publish import published_files, push, write_card
-from pacorl.tiny.characters import vocabulary
+from pacorl.tiny.world import vocabulary
 
 
 @pytest.fixture

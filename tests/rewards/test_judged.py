@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from tiny_sets import draw_grid, panels_of_prompt
 
 from pacorl.core import questions
 from pacorl.core.grid import join, shared_text, split
@@ -17,7 +18,7 @@ from pacorl.judge.local import LocalJudge
 from pacorl.records.prompts import load_prompts
 from pacorl.rewards.consistency import Consistency, Contrast, PanelMatch
 from pacorl.rewards.reward import PanelScores, RewardError
-from pacorl.tiny import characters
+from pacorl.tiny import world
 from pacorl.types import Grid, Prompt, Question, Verdict
 
 CRITERIA = {"Style": {"Ink": "one ink", "Paper": "one paper"}, "Logic": {"Order": "in order"}}
@@ -86,11 +87,11 @@ def test_a_record_without_criteria_is_named() -> None:
 @pytest.mark.slow
 def test_twenty_sheets_against_questions_asked_one_by_one() -> None:
     judge = LocalJudge.from_pretrained("tiny")
-    prompts = characters.character_prompts("dev", 20)
+    prompts = world.set_prompts("dev", 20)
     sheets = [
-        characters.draw_grid([characters.Panel.parse(text) for text in prompt.panels[:3]] * 2, Grid(2, 3), 32)
+        draw_grid(panels_of_prompt(prompt)[:3] * 2, Grid(2, 3), 32)
         if number % 2
-        else characters.draw_grid([characters.Panel.parse(text) for text in prompt.panels], prompt.grid, 32)
+        else draw_grid(panels_of_prompt(prompt), prompt.grid, 32)
         for number, prompt in enumerate(prompts)
     ]
     sheets = [sheet.resize((64, 64)) for sheet in sheets]

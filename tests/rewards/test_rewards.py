@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 from scored import score
+from tiny_sets import draw_grid, panels_of_prompt
 
 from pacorl.config.reward_section import RewardConfig
 from pacorl.core import questions
@@ -21,7 +22,7 @@ from pacorl.rewards.reward import (
     smoke_test,
     tempered,
 )
-from pacorl.tiny import characters
+from pacorl.tiny import world
 from pacorl.types import Grid, Prompt, Question, Size, Verdict
 
 
@@ -39,8 +40,8 @@ class Notebook:
         return question.text
 
 
-PROMPT = characters.character_prompts("dev", 1)[0]
-SHEET = characters.draw_grid([characters.Panel.parse(text) for text in PROMPT.panels], PROMPT.grid, 32)
+PROMPT = world.set_prompts("dev", 1)[0]
+SHEET = draw_grid(panels_of_prompt(PROMPT), PROMPT.grid, 32)
 
 
 def test_consistency_asks_six_questions_of_a_sheet_of_four() -> None:
@@ -49,7 +50,7 @@ def test_consistency_asks_six_questions_of_a_sheet_of_four() -> None:
     assert len(judge.asked) == 6
     assert {question.text for question in judge.asked} == {questions.same_theme(shared_text(PROMPT.text))}
     first = judge.asked[0].images
-    drawn = [characters.draw(characters.Panel.parse(text), 32) for text in PROMPT.panels[:2]]
+    drawn = [world.draw(panel, 32) for panel in panels_of_prompt(PROMPT)[:2]]
     assert [image.tobytes() for image in first] == [image.tobytes() for image in drawn]
 
 
@@ -147,7 +148,7 @@ def test_rewards_are_built_in_order() -> None:
 
 
 def test_example_prompts_serve_both_rewards() -> None:
-    for prompt in characters.character_prompts("test", 3, grid=Grid(1, 3)):
+    for prompt in world.set_prompts("test", 3, grid=Grid(1, 3)):
         assert len(panel_texts(prompt.text)) == 3
         Consistency(Notebook([])).check([prompt])
         PanelMatch(Notebook([])).check([prompt])

@@ -22,14 +22,14 @@ from pacorl.models.int8 import quantize_model
 from pacorl.models.policies.flux import FLUX, FluxPolicy
 from pacorl.runtime.compiled import GRAPHS, compile_blocks
 from pacorl.runtime.processes import Runtime
-from pacorl.tiny.characters import character_prompts, vocabulary
+from pacorl.tiny.world import set_prompts, vocabulary
 from pacorl.types import Advantages, Samples, Size
 
 pytestmark = [pytest.mark.compiles, pytest.mark.nightly]
 
 SIZE = Size(32, 32)
 SAMPLER = Sampler(size=SIZE, steps=3, sde_steps=(0, 1), tree=Tree(seeds=2, branches=(1, 1)))
-PROMPTS = character_prompts("train", 1)
+PROMPTS = set_prompts("train", 1)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from judges import serving
 from tests.twins.parts import tiny_judge
 
 from pacorl.judge.local import LocalJudge
-from pacorl.tiny.characters import vocabulary
+from pacorl.tiny.world import vocabulary
 
 
 @pytest.fixture(scope="session")

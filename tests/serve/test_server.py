@@ -21,6 +21,7 @@ import pytest
 import torch
 from judges import serving
 from PIL import Image
+from tiny_sets import set_of
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -34,10 +35,10 @@ from pacorl.judge.judge import JudgeRefusedError
 from pacorl.judge.local import LocalJudge
 from pacorl.judge.prompting import ChatPrompt
 from pacorl.serve.server import ChatRequest, ServedJudge, completion, data_of
-from pacorl.tiny.characters import all_panels, draw, set_of, with_another
+from pacorl.tiny.world import all_panels, draw, with_another
 from pacorl.types import Question
 
-PANELS = [draw(panel, 32) for panel in all_panels()[::1500]]
+PANELS = [draw(panel, 32) for panel in all_panels()[::8000]]
 QUESTIONS = [
     *(Question(pair, consistent()) for pair in itertools.permutations(PANELS, 2)),
     *(Question((panel,), shows_text("red round hero")) for panel in PANELS),

@@ -176,7 +176,7 @@ def test_a_character_is_made_captioned_and_removed_by_one_rule(studio):
         user.find("Characters").click()
         user.find("A new character").click()
         user.find("Name").type("Milo the hat")
-        user.find("What it looks like").type("red round hero, crown, night")
+        user.find("What it looks like").type("a red hero with a crown")
         user.find("Make it").click()
         await user.should_see("More pictures of it", retries=20)
         studio.folder.add_picture("Milo_the_hat", Image.new("RGB", (8, 8)), "waving")
@@ -198,6 +198,7 @@ def test_a_character_is_made_captioned_and_removed_by_one_rule(studio):
     ("line", "caption"),
     [
         ("Change the scene to sunset.", "at sunset"),
+        ("Show the scene at sunset.", "at sunset"),
         ("Put a boat beside the hero.", "a boat beside the hero"),
         ("from the side, walking", "from the side, walking"),
         ("give the person a red scarf", "a red scarf"),

@@ -23,7 +23,7 @@ from pacorl.studio.work import BusyError, Studio
 from pacorl.types import TINY
 
 SENTENCE = (
-    "Four pictures of purple pointed hero, cap, night: standing with house; waving with tree; waving with boat; "
+    "Four pictures of a purple hero in town at night: standing with house; waving with tree; waving with boat; "
     "waving with ball"
 )
 
@@ -194,10 +194,10 @@ def test_one_job_at_a_time_which_can_be_stopped_and_leaves_nothing(studio):
 @pytest.mark.slow
 def test_a_character_is_drawn_taught_stopped_continued_and_used(studio):
     (page,) = studio.folder.pages
-    name = studio.folder.new_character("Milo", "purple pointed hero, cap, night")
+    name = studio.folder.new_character("Milo", "a purple hero with a cap")
     for panel in split(open_image(page.candidates[0]), page.recipes[0].grid):
         studio.folder.add_picture(name, panel, "waving")
-    assert finished(studio, "sheet", lambda job: studio.draw_sheet(job, name, ["Change the scene to sunset."])) == ""
+    assert finished(studio, "sheet", lambda job: studio.draw_sheet(job, name, ["Show the scene at sunset."])) == ""
     sheet = studio.folder.pages[0].recipes[0]
     assert (sheet.note, sheet.layout, len(studio.folder.pages[0].candidates)) == ("sheet of Milo", "1x1", 2)
     assert set(sheet.parts) == {"kept", "followed"}
@@ -254,7 +254,7 @@ def test_a_training_starts_from_a_config_of_the_studio(tmp_path, children):
     from pacorl.config.user_files import NO_USER_FILES
 
     studio = Studio(tmp_path / "studio")
-    name = studio.folder.new_character("Milo", "red round hero, crown, night")
+    name = studio.folder.new_character("Milo", "a red hero with a crown")
     for number in range(3):
         studio.folder.add_picture(name, Image.new("RGB", (64, 64), (number, 0, 0)))
     for steps in (8, 8, 16):  # the second goes on with the first, and the third is another

@@ -5,19 +5,21 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
 from PIL import Image
-from research.world.edits import EDIT_GRADES, edit_of, grade_edits, world_edits, write_edits
-from research.world.oracle import Oracle, agreement, evenness, grade, majority
-from research.world.words import asked_in, check_tiny, check_tiny_edit, tiny_prompt, tiny_scene
-from research.world.world import IDENTITY, LOOKS, VALUES, Panel, draw, draw_grid, heroes_of, panels_of, set_prompts
+from research.tiny.edits import EDIT_GRADES, edit_of, grade_edits, world_edits, write_edits
+from tiny_sets import draw_grid
 
 from pacorl.core.contrast import kappa
 from pacorl.core.grid import panel_texts, split
 from pacorl.records.prompts import prompts_from
+from pacorl.tiny.oracle import Oracle, agreement, evenness, grade, majority
+from pacorl.tiny.words import asked_in, check_tiny, check_tiny_edit, tiny_prompt, tiny_scene
+from pacorl.tiny.world import IDENTITY, LOOKS, VALUES, Panel, draw, heroes_of, panels_of, set_prompts
 from pacorl.types import Grid, Prompt
 
 SPLITS = ("train", "dev", "test")
@@ -68,6 +70,12 @@ def test_no_panel_names_a_look_and_half_of_the_themes_name_none(grid: Grid) -> N
 def test_prompts_depend_on_split_count_and_seed_alone() -> None:
     assert set_prompts("dev", 12) == set_prompts("dev", 48)[:12]
     assert set_prompts("dev", 12) != set_prompts("dev", 12, seed=1)
+
+
+def test_the_page_of_the_world_lists_its_words() -> None:
+    page = Path(__file__).parents[2].joinpath("docs", "tiny.md").read_text(encoding="utf-8")
+    for name, values in VALUES.items():
+        assert f"| {name} | {', '.join(values)} |" in page
 
 
 # --- words -----------------------------------------------------------------------------------------------------
@@ -128,7 +136,7 @@ def test_a_scene_for_references_needs_no_place() -> None:
 # --- the oracle ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [16, 32, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [32, 96, pytest.param(64, marks=pytest.mark.slow)])
 def test_the_oracle_reads_drawings(oracle: Oracle, size: int) -> None:
     panels = Random(0).sample(panels_of("test"), 200)
     assert oracle.read([draw(panel, size) for panel in panels]) == panels

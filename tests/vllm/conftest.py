@@ -24,7 +24,7 @@ from pacorl.judge_training.judge_config import RewardTuningConfig
 from pacorl.judge_training.tuning import save_processor, tune
 from pacorl.serve.vllm import Served as ServedJudge
 from pacorl.serve.vllm import vllm_command
-from pacorl.tiny.characters import vocabulary
+from pacorl.tiny.world import vocabulary
 
 ROOT = Path(__file__).parents[2]
 SHIMS = Path(__file__).with_name("shims")

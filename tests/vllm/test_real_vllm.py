@@ -12,7 +12,7 @@ from pacorl.core.questions import consistent, same_theme
 from pacorl.judge.http import HttpJudge
 from pacorl.judge.judge import JudgeRefusedError
 from pacorl.judge.local import LocalJudge
-from pacorl.tiny.characters import all_panels, draw
+from pacorl.tiny.world import all_panels, draw
 from pacorl.types import Question
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.nightly
 
 SIDE = 32  # of which no image processor changes a pixel, so that no two resizers are compared
-PANELS = [draw(panel, SIDE) for panel in all_panels()[::1000]]
+PANELS = [draw(panel, SIDE) for panel in all_panels()[::5000]]
 QUESTIONS = [
     Question(pair, text)
     for pair in itertools.permutations(PANELS, 2)
@@ -68,7 +68,7 @@ def cached_tokens(served: Served) -> float:
 
 def test_pairs_find_their_first_image_in_the_prefix_cache(served: Served) -> None:
     """Two pairs begin with the image that an earlier one began with: two blocks of 128 tokens each."""
-    panels = [draw(panel, 64).resize((256, 256)) for panel in all_panels()[1::1000][:4]]
+    panels = [draw(panel, 64).resize((256, 256)) for panel in all_panels()[1::5000][:4]]
     pairs = [Question(pair, consistent()) for pair in itertools.combinations(panels, 2)]
     with HttpJudge.connect(served.url, model="judge") as judge:
         judge.verdicts(pairs[:1])

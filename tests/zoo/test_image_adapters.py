@@ -32,7 +32,7 @@ from pacorl.models.policies.kontext import KONTEXT
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.qwen_image import QWEN_EDIT, QWEN_EDIT_PLUS, QWEN_IMAGE
 from pacorl.models.policies.qwen_image_21 import QWEN_IMAGE_21
-from pacorl.tiny.characters import character_prompts, vocabulary
+from pacorl.tiny.world import set_prompts, vocabulary
 from pacorl.types import Size
 
 RANK, ALPHA = 4, 8
@@ -46,7 +46,7 @@ class Zoo:
         self.policy = policy
         self.pipeline: Any = policy.pipeline  # type: ignore[attr-defined]
         self.base = copy.deepcopy(policy.transformer)
-        prompt = edit(source) if policy.max_sources else character_prompts("dev", 1)[0]  # type: ignore[attr-defined]
+        prompt = edit(source) if policy.max_sources else set_prompts("dev", 1)[0]  # type: ignore[attr-defined]
         self.size = policy.size_of(prompt, SIZE)
         self.conditioning = policy.collate(policy.encode([prompt], self.size))
 

@@ -22,7 +22,7 @@ from pacorl.io.terminal import Progress, silent
 from pacorl.judge.chat import ChatError, ChatModel
 from pacorl.records.compose import compose
 from pacorl.records.prompts import record_of
-from pacorl.tiny.characters import character_prompts
+from pacorl.tiny.world import set_prompts
 from pacorl.types import Grid, Size
 
 DIMENSIONS = ("Style", "Identity", "Logic")
@@ -148,8 +148,8 @@ def request_text(order: PromptOrder, themes: Sequence[str]) -> str:
 
 def tiny_writer(*, count: int, seed: int = 0) -> Writer:
     """Writer of the tiny world's prompts, whose every panel the oracle can read."""
-    # Draw all prompts of a layout at once: characters take turns over the list.
-    prompts_of = cache(lambda grid: character_prompts("train", count, seed=seed, grid=grid))
+    # Draw all prompts of a layout at once: places take turns over the list.
+    prompts_of = cache(lambda grid: set_prompts("train", count, seed=seed, grid=grid))
 
     def write(order: PromptOrder, themes: Sequence[str]) -> JsonObject:
         return record_of(prompts_of(order.grid)[order.number]) | _kind(order, source="Tiny")

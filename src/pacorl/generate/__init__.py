@@ -4,7 +4,7 @@
     from pacorl.records.compose import prompt_from
     from pacorl.generate.sets import generate_sets
     generator = Generator.from_pretrained("tiny")
-    images = generate_sets(generator, [prompt_from(generator.model, theme="red round hero, crown, night", panels=[…])])
+    images = generate_sets(generator, [prompt_from("tiny", theme="a red hero with a crown in town", panels=[…])])
     images[0].image.save("set.png")
 
 compose      a theme and panels, or a record's address → a prompt

@@ -49,7 +49,7 @@ class Generator:
 
         generator = Generator.from_pretrained("tiny")  # or a hub name, adapter="runs/sets/adapter"
         panels = ["waving, flag", "jumping, boat", "standing, tree", "waving, lamp"]
-        prompt = prompt_from("tiny", theme="red round hero, crown, night", panels=panels)
+        prompt = prompt_from("tiny", theme="a red hero with a crown in town", panels=panels)
         (image,) = generator.sample(prompt)
         first, second = generator.sample([prompt, prompt], seeds=[4, 7])
     """

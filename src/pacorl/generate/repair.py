@@ -21,9 +21,8 @@ from pacorl.generate.sets import generate_sets
 from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.models.policies import POLICIES, kind_of
-from pacorl.records.compose import check_for, prompt_from
-from pacorl.tiny.characters import INSTRUCTIONS
-from pacorl.tiny.words import GRID, tiny_scene
+from pacorl.records.compose import check_for
+from pacorl.tiny.words import EDIT_TEXTS, tiny_panel, tiny_scene
 from pacorl.types import TINY, Prompt
 
 if TYPE_CHECKING:
@@ -237,12 +236,12 @@ def panel_prompt(model: str, text: str, *, theme: str = "", kind: str = "", refe
     """
     spec = POLICIES.named(kind or kind_of(model))
     if spec.sets and model == TINY:
-        return prompt_from(model, theme=text, panels=[text] * GRID.count, grid=GRID)
+        return tiny_panel(theme, text)
 
     whole = text if model == TINY or theme in text else f"{theme.rstrip('.')}. {text}"
     prompt = Prompt(0, whole, theme=theme, panels=(text,))
     draws_references = spec.sets
-    if model == TINY and references and text not in INSTRUCTIONS:
+    if model == TINY and references and text not in EDIT_TEXTS:
         prompt = replace(prompt, text=tiny_scene(text))
         draws_references = True
     if draws_references:

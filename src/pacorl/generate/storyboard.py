@@ -233,11 +233,11 @@ def pages(board: Storyboard, model: str, *, max_references: int = 0, separate: b
     Raises:
         ValueError: if the model cannot generate a page (`compose.prompt_from`), or too many characters are on it.
     """
-    # The tiny generator reads attributes, not sentences: its theme is the first character and the style.
+    # The tiny generator reads attributes, not sentences: its theme is the first character, and the style has the place.
     theme = board.theme
     if model == TINY:
-        subject = next(iter(board.characters.values()), board.title)
-        theme = ", ".join(filter(None, [subject, board.style]))
+        subject = next(iter(board.characters.values()), "")
+        theme = ", ".join(filter(None, [subject, board.style or board.title]))
 
     # A prompt per page; what is left over fills whole rows, or one.
     page = board.layout.count

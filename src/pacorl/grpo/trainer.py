@@ -69,7 +69,7 @@ class PolicyTrainer:
             return [image.convert("RGB").resize((1, 1)).getpixel((0, 0))[0] / 255 for image in images]
 
         scenes = ["waving, flag", "jumping, boat", "standing, tree", "waving, lamp"]
-        heroes = ["red round hero, crown, night", "blue square hero, cap, day"]
+        heroes = ["a red hero with a crown in town", "a blue hero at the beach"]
         prompts = [prompt_from("tiny", theme=hero, panels=scenes) for hero in heroes]
         trainer = PolicyTrainer("tiny", rewards=[redness], prompts=prompts, epochs=1, out="runs/red")
         result = trainer.train()

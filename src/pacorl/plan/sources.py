@@ -302,7 +302,7 @@ def _absence(
     models = [model_on_meta(shape, dtype=torch.bfloat16) for shape in shapes if is_hub]
     size = sum(weight.nbytes for model in models for weight in model.parameters())
     if source == TINY:
-        remedy = "`python -m research.tiny all` makes it again"
+        remedy = "`python -m research.tiny` makes it again"
     elif in_repo and not Path(source).exists():
         remedy = f"`hf download {in_repo['repo']} --include '{in_repo['path']}*'`"
     elif not is_hub:

@@ -42,7 +42,7 @@ from pacorl.records.edits import (
     validated,
 )
 from pacorl.records.panels import read_request
-from pacorl.tiny.characters import Split, character_prompts
+from pacorl.tiny.world import Split, set_prompts
 from pacorl.types import Grid, Prompt, Size
 
 Item = TypeVar("Item")
@@ -111,7 +111,7 @@ def load_prompts(path: str | Path, *, model: str = "") -> list[Prompt]:
     """
     # The tiny world's prompts are generated and have no file.
     if str(path).startswith(TINY):
-        return character_prompts(*tiny_source(str(path), counts=TINY_COUNTS))
+        return set_prompts(*tiny_source(str(path), counts=TINY_COUNTS))
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix not in (".jsonl", ".txt"):

@@ -33,10 +33,10 @@ EXAMPLE = (
 )
 SHEET = "from the side, walking\nfrom the front, full body\nfrom behind, looking back\nclose-up of the face, smiling"
 TINY_EXAMPLE = (
-    "Four pictures of purple pointed hero, cap, night: standing with house; waving with tree; waving with boat; "
+    "Four pictures of a purple hero in town at night: standing with house; waving with tree; waving with boat; "
     "waving with ball"
 )
-TINY_SHEET = "Change the scene to sunset.\nPut a boat beside the hero."
+TINY_SHEET = "Show the scene at sunset.\nPut a boat beside the hero."
 PRACTICE_STRENGTH = 0.5
 """The practice model learns single pictures and draws pages, which full strength spoils."""
 
@@ -390,7 +390,7 @@ class StudioPage:
             name = ui.input("Name").classes("wide")
             words = ui.textarea("What it looks like").classes("wide")
             if self.studio.names.model == TINY:
-                ui.label("The practice model draws heroes of its small world, such as “red round hero, crown, night”.")
+                ui.label("The practice model draws heroes of its small world, such as “a red round hero with a crown”.")
 
             def make() -> None:
                 with saying_faults():
@@ -699,5 +699,5 @@ def caption_of(line: str) -> str:
     """Turn an instruction into what the picture shows: "Change the scene to sunset." → "at sunset"."""
     line = line.strip().rstrip(".")
     line = re.sub(r"^(change|make|turn) (the )?(scene|time|light|sky|background) (in)?to ", "at ", line, flags=re.I)
-    command = r"^(change|make|turn) .*? (in)?to |^(put|add|draw|give (it|her|him|them|the \w+)) "
+    command = r"^show the scene |^(change|make|turn) .*? (in)?to |^(put|add|draw|give (it|her|him|them|the \w+)) "
     return re.sub(command, "", line, flags=re.I)

@@ -468,8 +468,9 @@ class Studio:
         references: tuple[Path, ...] = ()
         if recipe.character and self.spec.policy.max_references:
             references = self.folder.character(recipe.character).images
-        texts = [f"{recipe.theme}, {text}" if model == TINY else text for text in recipe.panels]
-        prompts = [panel_prompt(model, text, theme=recipe.theme, kind=kind, references=references) for text in texts]
+        prompts = [
+            panel_prompt(model, text, theme=recipe.theme, kind=kind, references=references) for text in recipe.panels
+        ]
         # The practice model has a size of its own.
         wanted = Size(panels[0].height, panels[0].width)
         size = None if model == TINY else generator.policy.nearest_size(wanted)

@@ -10,24 +10,23 @@ from random import Random
 from pacorl.core.questions import meets_criterion
 from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
-from pacorl.tiny import characters
-from pacorl.tiny.characters import IDENTITY, Split, with_another
+from pacorl.tiny.world import IDENTITY, Split, draw, panels_of, with_another
 from pacorl.types import Comparison
 
 SIDE = 64
 """Pixels of a drawn panel."""
-ONE_HERO = "The hero is the same in all images, whatever the palette."
+ONE_HERO = "The hero is the same in all images, whatever the palette and the place."
 
 
 def draw_comparisons(folder: Path, *, split: Split, count: int, seed: int = 0) -> list[Comparison]:
     """Draw pairs of panels into `folder` and ask whether they show one hero; half of the answers are Yes.
 
-    Each panel has its own random palette, which the committed judge has not learned to ignore. The category is the
+    Each panel has its own palette and place, which the committed judge has not learned to ignore. The category is the
     attribute in question, the reasons describe the images.
     """
     # The seed contains the split, so that no two splits draw alike.
     rng = Random(f"{split}-{seed}")
-    pool = characters.panels_of(split)
+    pool = panels_of(split)
     drawn = []
     # Attributes and answers take turns: an even count has as many Yes as No.
     for number, (name, consistent) in zip(range(count), cycle(product(IDENTITY, (True, False))), strict=False):
@@ -42,7 +41,7 @@ def draw_comparisons(folder: Path, *, split: Split, count: int, seed: int = 0) -
         # On the disk before the file that names them: a power cut must not leave pairs without images.
         paths = (folder / f"{number:05d}-a.png", folder / f"{number:05d}-b.png")
         for path, panel in zip(paths, (first, second), strict=True):
-            write_atomic(path, png_bytes(characters.draw(panel, SIDE)))
+            write_atomic(path, png_bytes(draw(panel, SIDE)))
 
         drawn.append(
             Comparison(
@@ -51,7 +50,7 @@ def draw_comparisons(folder: Path, *, split: Split, count: int, seed: int = 0) -
                 consistent=consistent,
                 reasons=reasons,
                 category=name,
-                group=f"{first.subject} / {second.subject}",
+                group=f"{first.looks} / {second.looks}",
             )
         )
     return drawn

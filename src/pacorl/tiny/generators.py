@@ -15,14 +15,14 @@ TRAINED_WITH: dict[str, Any] = {"guidance_scale": 3.5, "max_sequence_length": 48
 
 FLUX: dict[str, Any] = {
     "folder": CHECKPOINTS / "flux",
-    "size": Size(128, 128),
+    "size": Size(192, 192),
     "check": check_tiny,
     "compose": tiny_prompt,
     "options": TRAINED_WITH,
 }
 KONTEXT: dict[str, Any] = {
     "folder": CHECKPOINTS / "kontext",
-    "size": Size(32, 32),
+    "size": Size(64, 64),
     "check": check_tiny_edit,
     "options": TRAINED_WITH,
     "adapters": {STEADY: CHECKPOINTS / STEADY},

@@ -1,75 +1,146 @@
-"""Vocabulary of the tiny generator, and prompts from plain texts.
+"""The words of the tiny world: prompts from plain texts, and the attributes that a prompt asks for.
 
-The generator was trained on one world (docs/tiny.md) and one form of prompt. `tiny_prompt` finds the world's words in a
-text, in any order, and writes that form. An unknown word is an error, which lists the known ones.
+The generator was trained on one world (docs/tiny.md) and one form of prompt. `tiny_prompt` finds the world's words in
+texts, in any order, and writes that form. An unknown word is an error, which lists the known ones.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
+from itertools import chain
 
 from pacorl.io.terminal import did_you_mean
-from pacorl.tiny.characters import EDITS, INSTRUCTIONS, KEPT, VALUES, Panel, write_prompt
+from pacorl.tiny.world import LOOKS, PALETTE_WORDS, PLACE_WORDS, SCENE, VALUES, theme_text, write_prompt
 from pacorl.types import Grid, Prompt
 
-GRID = Grid(2, 2)
-"""The only layout of its training."""
-SCENE = ("pose", "prop")
+INSTRUCTIONS: dict[str, dict[str, str]] = {
+    "colour": {value: f"Paint the hero {value}." for value in VALUES["colour"]},
+    "hat": {value: f"Give the hero a {value}." for value in VALUES["hat"]},
+    "palette": {value: f"Show the scene {words}." for value, words in PALETTE_WORDS.items()},
+    "place": {value: f"Put the hero {words}." for value, words in PLACE_WORDS.items()},
+    "pose": {value: f"Let the hero be {value}." for value in VALUES["pose"]},
+    "prop": {value: f"Put a {value} beside the hero." for value in VALUES["prop"]},
+}
+"""Attribute → value → the instruction that changes it. A hero of another shape would be another hero."""
+EDIT_TEXTS = tuple(chain.from_iterable(texts.values() for texts in INSTRUCTIONS.values()))
+GRIDS = (Grid(2, 2), Grid(3, 3))
+"""The layouts of its training."""
+NEAR = {
+    "red": "crimson scarlet",
+    "yellow": "gold golden",
+    "green": "emerald",
+    "purple": "violet lilac",
+    "round": "fat chubby",
+    "square": "boxy",
+    "pointed": "pointy triangular",
+    "tall": "thin slim",
+    "top-hat": "topper",
+    "day": "daytime daylight noon morning sunny",
+    "night": "midnight evening dark starry",
+    "sunset": "dusk dawn sunrise",
+    "candy": "pastel sweet",
+    "meadow": "field grass park garden lawn",
+    "beach": "sea seaside shore sand coast",
+    "town": "city street village",
+    "mountains": "mountain hills hill alps",
+    "standing": "stands stand waiting waits",
+    "waving": "waves wave greeting greets",
+    "jumping": "jumps jump leaping leaps",
+    "tree": "oak",
+    "house": "home hut cottage",
+    "flag": "banner",
+    "lamp": "lantern light",
+    "boat": "ship sailboat",
+}
+"""Value → other words for it."""
+VALUE_OF = {value: value for values in VALUES.values() for value in values} | {
+    word: value for value, words in NEAR.items() for word in words.split()
+}
 ATTRIBUTE_OF = {value: name for name, values in VALUES.items() for value in values}
-# Ignored, so that "a red round hero with a crown, at night" is understood.
 PASSED_OVER = frozenset(
-    "a an and at beside by hero heroes in is of on our same the there wearing wears while who with".split()  # noqa: SIM905
+    "a an and at beside by colored colors colour coloured colours hat he her hero heroes him his in is it its near "  # noqa: SIM905
+    "next of on our same set she style the their them there they time to wearing wears while who with".split()
 )
+"""Ignored, so that "a red hero with a crown, who waves beside a boat" is understood."""
 MISSPELT = 0.8
 """Least similarity of a misspelt word: "nihgt" is night, and "teal" is not tall."""
 WORD = re.compile(r"[a-z]+(?:-[a-z]+)*")
-EXAMPLE = "--prompt 'red round hero, crown, night' --panel 'waving, flag' --panel 'jumping, boat' …"
+EXAMPLE = "--prompt 'a hero with a crown in town' --panel 'waving, flag' --panel 'jumping, boat' …"
 
 
-def tiny_prompt(theme: str, panels: Sequence[str], grid: Grid) -> Prompt:
-    """Write a prompt for the tiny generator. An attribute of a panel overrides the theme's.
+def tiny_prompt(theme: str, panels: Sequence[str], grid: Grid, number: int = 0) -> Prompt:
+    """Write a prompt for the tiny generator: the theme has the place and any looks, each panel a pose and a prop.
 
     Raises:
-        ValueError: if words are unknown, attributes missing, or the layout is not 2x2.
+        ValueError: if words are unknown, misplaced or missing, or the layout was not learned.
     """
     # The layout first: no change of words mends it.
     check_tiny_grid(grid, len(panels))
-    shared = attributes_in(theme, where="the theme", required=KEPT)
+    shared, scenes = _shared_and_scenes(theme, panels)
+    place = shared.pop("place")
+    pairs = [(scene["pose"], scene["prop"]) for scene in scenes]
+    return write_prompt(number, place, pairs, grid, named=shared)
 
-    # Each panel, with the theme's attributes unless it has its own.
-    described = []
-    for position, text in enumerate(panels, 1):
-        attributes = shared | attributes_in(text, where=f"panel {position}", required=SCENE)
-        described.append(Panel(**attributes))
 
-    # The subject is independent of the scene, which a theme need not name.
-    scene = {name: VALUES[name][0] for name in SCENE}
-    subject = Panel(**scene | shared).subject
-    return write_prompt(0, described, grid, subject=subject)
+def tiny_panel(theme: str, text: str) -> Prompt:
+    """Write a prompt that shows one panel in every cell; the text may name what a theme names, and comes first.
+
+    Raises:
+        ValueError: if words are unknown or missing.
+    """
+    named = attributes_in(theme, where="the theme", allowed=(*LOOKS, "place"))
+    named |= attributes_in(text, where="the panel", allowed=tuple(VALUES), required=SCENE)
+    shared = theme_text(named["place"], named) if "place" in named else theme
+    return tiny_prompt(shared, [f"{named['pose']}, {named['prop']}"] * GRIDS[0].count, GRIDS[0])
 
 
 def check_tiny_grid(grid: Grid, panels: int) -> None:
     """Raise ValueError unless the tiny generator makes this layout."""
-    if grid != GRID or panels != GRID.count:
+    if grid not in GRIDS or panels != grid.count:
+        known = " or ".join(f"{known.count} panels as {known}" for known in GRIDS)
         raise ValueError(
-            f"the tiny generator makes sets of {GRID.count} panels as {GRID} only, this is {grid} with "
-            f"{panels}; describe {GRID.count}, or name a real --model, e.g. black-forest-labs/FLUX.1-dev"
+            f"the tiny generator makes sets of {known}, and this is {grid} with {panels}; "
+            "describe so many, or name a real --model, e.g. black-forest-labs/FLUX.1-dev"
         )
 
 
-def tiny_scene(text: str) -> str:
-    """Write the text of a panel that the tiny editor draws from reference images: palette, pose and prop.
+def asked_in(prompt: Prompt) -> list[dict[str, str]]:
+    """Return what each panel of a set was asked to show, as attribute → value.
 
     Raises:
-        ValueError: if words are unknown, or one of the three is missing.
+        ValueError: if the prompt is not of the tiny world.
     """
-    scene = ("palette", *SCENE)
-    attributes = attributes_in(text, where="the panel", required=scene)
-    # The references show the traits, so the text names none.
-    traits = {name: VALUES[name][0] for name in VALUES}
-    return Panel(**traits | attributes).scene_text
+    # Without a theme, what precedes the first panel of the text.
+    text = prompt.theme or prompt.text.partition("[")[0]
+    shared, scenes = _shared_and_scenes(re.sub(r"^\S+ grid layout of ", "", text), prompt.panels)
+    return [shared | scene for scene in scenes]
+
+
+def _shared_and_scenes(theme: str, panels: Sequence[str]) -> tuple[dict[str, str], list[dict[str, str]]]:
+    """Find the attributes of the theme, and each panel's pose and prop. A panel may repeat words of the theme."""
+    shared = attributes_in(theme, where="the theme", allowed=(*LOOKS, "place"), required=("place",))
+    scenes = []
+    for position, text in enumerate(panels, 1):
+        scenes.append(attributes_in(text, where=f"panel {position}", allowed=SCENE, required=SCENE, passed_over=shared))
+    return shared, scenes
+
+
+def tiny_scene(text: str) -> str:
+    """Write the text of a panel that the tiny editor draws from reference images: place, palette, pose and prop.
+
+    Place and palette may be left out: then they are those of the references. Colour, shape and hat always are.
+
+    Raises:
+        ValueError: if words are unknown, or one of pose and prop is missing.
+    """
+    asked = attributes_in(text, where="the panel", allowed=tuple(VALUES), required=SCENE)
+    scene = f"{asked['pose']}, {asked['prop']}"
+    where = [
+        words[asked[name]] for name, words in (("place", PLACE_WORDS), ("palette", PALETTE_WORDS)) if name in asked
+    ]
+    return f"{' '.join(where)}, {scene}" if where else scene
 
 
 def check_tiny(prompt: Prompt) -> None:
@@ -79,16 +150,12 @@ def check_tiny(prompt: Prompt) -> None:
         ValueError: if it is not of the tiny world.
     """
     if not prompt.panels:
-        attributes_in(prompt.text, where="the prompt")
+        attributes_in(prompt.text, where="the prompt", allowed=tuple(VALUES))
         raise ValueError(
-            f"the tiny generator makes sets of {GRID.count} panels; describe each, as in {EXAMPLE} "
-            "or by prompt_from('tiny', …)"
+            f"the tiny generator makes sets; describe each panel, as in {EXAMPLE} or by prompt_from('tiny', …)"
         )
-    for position, text in enumerate(prompt.panels, 1):
-        try:
-            Panel.parse(text)
-        except ValueError:
-            attributes_in(text, where=f"panel {position}", required=tuple(VALUES))
+    check_tiny_grid(prompt.grid, len(prompt.panels))
+    asked_in(prompt)
 
 
 def check_tiny_edit(prompt: Prompt) -> None:
@@ -101,18 +168,30 @@ def check_tiny_edit(prompt: Prompt) -> None:
     if prompt.references:
         tiny_scene(instruction)
         return
-    if instruction not in INSTRUCTIONS:
-        near = map(repr, difflib.get_close_matches(instruction, INSTRUCTIONS, n=2, cutoff=0.5))
-        forms = [form.format(name.upper()) for name, form in EDITS.items()]
-        hint = " or ".join(near) or " ".join(forms)
-        raise ValueError(f"the tiny editor has no instruction {instruction!r}; write {hint}")
+    if instruction not in EDIT_TEXTS:
+        near = difflib.get_close_matches(instruction, EDIT_TEXTS, n=2, cutoff=0.5)
+        forms = near or [next(iter(texts.values())) for texts in INSTRUCTIONS.values()]
+        raise ValueError(f"the tiny editor has no instruction {instruction!r}; write {' or '.join(map(repr, forms))}")
 
 
-def attributes_in(text: str, *, where: str, required: Sequence[str] = ()) -> dict[str, str]:
+def attributes_in(
+    text: str,
+    *,
+    where: str,
+    allowed: Sequence[str],
+    required: Sequence[str] = (),
+    passed_over: Mapping[str, str] = {},
+) -> dict[str, str]:
     """Find the words of the world in `text`, as attribute → value.
 
+    Args:
+        where: name of the text, for messages.
+        allowed: attributes that it may name.
+        required: attributes that it must name.
+        passed_over: attributes with a value that it may name to no effect.
+
     Raises:
-        ValueError: for an unknown word, two values of an attribute, or a missing required attribute.
+        ValueError: for an unknown word, two values of an attribute, or an attribute that is missing or not allowed.
     """
     # Sort the words.
     attributes: dict[str, str] = {}
@@ -120,18 +199,23 @@ def attributes_in(text: str, *, where: str, required: Sequence[str] = ()) -> dic
     # The first fault is reported; the other words are still sorted.
     fault = ""
     for word in dict.fromkeys(WORD.findall(text.lower().replace("top hat", "top-hat"))):
-        name = ATTRIBUTE_OF.get(word)
-        if name is None:
+        value = VALUE_OF.get(word) or VALUE_OF.get(word.removesuffix("s"))
+        if value is None:
             if word not in PASSED_OVER:
                 unknown.append(word)
-        elif name in attributes:
+            continue
+        name = ATTRIBUTE_OF[value]
+        if passed_over.get(name) == value:
+            continue
+        if name not in allowed:
+            other = "a panel" if name in SCENE else "the theme"
+            fault = fault or f"{where} names a {name}, {value}; in the tiny world {other} does"
+        elif attributes.setdefault(name, value) != value:
             fault = fault or f"{where} has two values of {name}, {attributes[name]} and {word}; give one"
-        else:
-            attributes[name] = word
 
     # Report unknown words first, the likeliest mistake.
     if unknown:
-        vocabulary = "; ".join(f"{name}: {', '.join(values)}" for name, values in VALUES.items())
+        vocabulary = "; ".join(f"{name}: {', '.join(VALUES[name])}" for name in allowed)
         raise ValueError(
             f"{where} has unknown words, {_quoted(unknown, attributes)}; the tiny generator has {vocabulary}"
         )
@@ -150,7 +234,4 @@ def _quoted(unknown: Sequence[str], attributes: Container[str]) -> str:
     for word in unknown[:5]:
         hint = did_you_mean(word, lacking, cutoff=MISSPELT)
         quoted.append(f"{word!r} ({hint})" if hint else repr(word))
-    listed = ", ".join(quoted)
-    if len(unknown) > 5:
-        listed += f" and {len(unknown) - 5} more words"
-    return listed
+    return ", ".join([*quoted, *(["…"] if len(unknown) > 5 else [])])

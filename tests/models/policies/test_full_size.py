@@ -14,7 +14,7 @@ from tests.twins import TWINS
 
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.pipeline import pack
-from pacorl.tiny.characters import vocabulary
+from pacorl.tiny.world import vocabulary
 from pacorl.types import Size
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.models.policies.pipeline import MixedConditioning, PipelinePolicy
 from pacorl.models.policies.qwen_image_21 import QWEN_IMAGE_21
-from pacorl.tiny.characters import character_prompts
+from pacorl.tiny.world import set_prompts
 from pacorl.types import Conditioning, Prompt, Size
 
 SIZE = Size(96, 96)
@@ -47,7 +47,7 @@ def images(tmp_path: Path) -> tuple[Path, ...]:
 def with_images(name: str, images: tuple[Path, ...]) -> Prompt:
     prompt = Prompt(0, "a fox runs")
     return {
-        "set": character_prompts("dev", 1)[0],
+        "set": set_prompts("dev", 1)[0],
         "reference": replace(prompt, references=images[:1]),
         "references": replace(prompt, references=images[:3]),
     }[name]

@@ -29,12 +29,12 @@ from pacorl.models.policies.kontext import KONTEXT
 from pacorl.models.policies.pipeline import PipelinePolicy, stitch
 from pacorl.models.policies.qwen_image import QWEN_EDIT_PLUS
 from pacorl.models.policies.qwen_image_21 import QWEN_IMAGE_21
-from pacorl.tiny.characters import character_prompts
+from pacorl.tiny.world import set_prompts
 from pacorl.types import Prompt, Size
 
 SIZE = Size(96, 96)
 TAKERS = ("kontext", "qwen_edit_plus", "klein", "qwen_image_21")
-SETS = character_prompts("dev", 2)
+SETS = set_prompts("dev", 2)
 
 
 @cache

@@ -9,7 +9,7 @@ from tests.twins import tiny_sd3
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.sd3 import SD3
 from pacorl.plan.generators import model_on_meta
-from pacorl.tiny.characters import vocabulary
+from pacorl.tiny.world import vocabulary
 from pacorl.types import Size
 
 

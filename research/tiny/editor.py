@@ -1,8 +1,7 @@
-"""Training of the tiny editor, from the generator: `python -m research.world.editor OUT START`.
+"""Training of the tiny editor, from the generator.
 
 It learns edits of one attribute, and to draw a hero from stitched references. The last teacher is unreliable, so that
-reinforcement learning can improve on it. A LoRA by faultless teachers is for people who draw with it:
-`python -m research.world.editor steady OUT START`.
+reinforcement learning can improve on it. A LoRA by faultless teachers is for people who draw with it.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from pacorl.models.adapters import adapter_state, add_lora
 from pacorl.models.lora import save_lora
 from pacorl.models.policies.kontext import KONTEXT
 from pacorl.models.policies.pipeline import PipelinePolicy, pack, stitch
+from pacorl.tiny.words import INSTRUCTIONS
+from pacorl.tiny.world import IDENTITY, VALUES, Panel, draw, heroes_of
 from pacorl.types import Conditioning, Size
-from research.world.edits import Edit, draw_edit
-from research.world.generator import GUIDANCE, LENGTH, Latents
-from research.world.heroes import HeroTask, draw_task, panel_of
-from research.world.panels import indices_of
-from research.world.stage import STATE, Stage, flow_matching_loss, publish, seeded
-from research.world.words import INSTRUCTIONS
-from research.world.world import IDENTITY, VALUES, Panel, draw, heroes_of
+from research.tiny.edits import Edit, draw_edit
+from research.tiny.generator import GUIDANCE, LENGTH, Latents
+from research.tiny.heroes import HeroTask, draw_task, panel_of
+from research.tiny.panels import indices_of
+from research.tiny.stage import STATE, Stage, flow_matching_loss, publish, seeded
 
 SIZES = {64: 24, 96: 12}
 """Pixels of source and edit → examples of a step of each kind."""
@@ -54,7 +53,7 @@ class Lesson(NamedTuple):
     ema: float = 0.998
 
 
-LESSONS = (Lesson(2400), Lesson(300, spoil=0.25, ignore=0.05, paste=0.12, lr=8e-4, ema=0.98))
+LESSONS = (Lesson(1800), Lesson(300, spoil=0.25, ignore=0.05, paste=0.12, lr=8e-4, ema=0.98))
 STEADY = Lesson(600, lr=3e-3, ema=0.99)
 
 
@@ -159,15 +158,3 @@ def train_steady(out: Path, *, start: Path) -> None:
     stage.use_average()
     state = {name: value.half() for name, value in adapter_state(transformer).items()}
     save_lora(out, state, rank=RANK, alpha=RANK, targets=targets)
-
-
-if __name__ == "__main__":
-    import sys
-
-    match sys.argv[1:]:
-        case ["steady", out, start]:
-            train_steady(Path(out), start=Path(start))
-        case [out, start]:
-            pretrain_editor(Path(out), start=Path(start))
-        case _:
-            sys.exit(__doc__)

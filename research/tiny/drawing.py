@@ -1,4 +1,4 @@
-"""Drawing of the tiny world's layers: `python -m research.world.drawing` writes artwork.png."""
+"""Drawing of the tiny world's layers: `python -m research.tiny.drawing` writes artwork.png."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageChops, ImageDraw
 
-from research.world.world import ARTWORK, LAYERS, TILE, VALUES
+from pacorl.tiny.world import ARTWORK, LAYERS, TILE, VALUES
 
 Colour = tuple[int, int, int]
 
@@ -443,7 +443,7 @@ HATS: dict[str, Callable[[Layer, int], None]] = {"cap": _cap, "crown": _crown, "
 
 
 def artwork() -> Image.Image:
-    """Join all layers, in the order in which research.world.world reads them."""
+    """Join all layers, in the order in which pacorl.tiny.world reads them."""
     makers = {"background": background, "prop": prop, "hero": hero, "hat": hat}
     layers = []
     for kind, names in LAYERS.items():

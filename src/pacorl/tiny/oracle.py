@@ -11,14 +11,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pacorl.core.contrast import equal_shares
+from pacorl.tiny.words import asked_in
+from pacorl.tiny.world import LOOKS, VALUES, Panel, layer, over
 from pacorl.types import Prompt
-from research.world.words import asked_in
-from research.world.world import LOOKS, VALUES, Panel, layer, over
 
 GRADES = ("attribute_agreement", "all_equal_pairs", "prompt_match", "valid")
 TEMPLATE_SIZE = 24
-SMALL = 16
-"""Size of panels that are blurred on their way to TEMPLATE_SIZE: their templates are drawn at this size."""
 HERO_WIDTH = 16
 """Columns of a template that a hero may reach; a prop has the rest."""
 VALID_DISTANCE = 0.11
@@ -28,7 +26,8 @@ VALID_DISTANCE = 0.11
 class _Templates:
     """Panels by parts: the hero's side of every hero before every background, and the prop's side."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self) -> None:
+        size = TEMPLATE_SIZE
         names = ("palette", "place", "colour", "shape", "hat", "pose")
         self.heroes = tuple(itertools.product(*(VALUES[name] for name in names)))
         self.sides = tuple(itertools.product(*(VALUES[name] for name in ("palette", "place", "prop"))))
@@ -38,25 +37,18 @@ class _Templates:
                 over(layer("hat", (hat, shape, pose), size), layer("hero", (colour, shape, pose), size)),
                 layer("background", (palette, place), size),
             )
-            left.append(_resized(composed[..., :3])[:, :HERO_WIDTH].reshape(-1))
+            left.append(composed[:, :HERO_WIDTH, :3].reshape(-1))
         self.left = np.stack(left)
         right = []
         for palette, place, prop in self.sides:
             composed = over(layer("prop", (prop,), size), layer("background", (palette, place), size))
-            right.append(_resized(composed[..., :3])[:, HERO_WIDTH:].reshape(-1))
+            right.append(composed[:, HERO_WIDTH:, :3].reshape(-1))
         self.right = np.stack(right)
 
 
 @cache
-def _templates(size: int) -> _Templates:
-    return _Templates(size)
-
-
-def _resized(pixels: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Resize pixels of a small panel as images of that size are."""
-    if len(pixels) == TEMPLATE_SIZE:
-        return pixels
-    return _pixels(Image.fromarray((pixels * 255 + 0.5).astype(np.uint8)))
+def _templates() -> _Templates:
+    return _Templates()
 
 
 class Oracle:
@@ -76,10 +68,7 @@ class Oracle:
         Hero and prop are on different sides, so that the nearest of all 27,648 panels is the nearest pair of halves
         with one background.
         """
-        sizes = {SMALL if image.width == SMALL else TEMPLATE_SIZE for image in images}
-        if len(sizes) > 1:
-            return [self.nearest([image])[0] for image in images]
-        templates = _templates(*sizes)
+        templates = _templates()
         pixels = np.stack([_pixels(image) for image in images])
         left = _squared(pixels[:, :, :HERO_WIDTH].reshape(len(images), -1), templates.left)
         right = _squared(pixels[:, :, HERO_WIDTH:].reshape(len(images), -1), templates.right)

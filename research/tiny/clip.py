@@ -1,16 +1,14 @@
-"""Training of the tiny CLIP, which scores panels against texts: `python -m research.tiny clip`.
+"""Training of the tiny CLIP, which scores panels against texts: `python -m research.tiny.clip OUT VAE`.
 
 It is a transformers `CLIPModel` with its tokenizer and image processor, trained by CLIP's contrastive loss on drawn
 panels and their VAE reconstructions. At CLIP's final temperature small differences of cosines decide, so that nothing
 drives a nearly right text far from its panel: cosines vary little for their size, as the released models' do.
-
-Legend: B batch, N images, C channels, H height, W width.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -19,12 +17,10 @@ from typing import Any
 import torch
 from diffusers import AutoencoderKL
 from tests.twins.parts import clip_tokenizer_of
-from torch import Tensor
 
-from pacorl.tiny import characters
-from pacorl.tiny.characters import VALUES, Panel, split_of
-from research.tiny.defects import reconstructed
-from research.tiny.pretrain import PANEL_SIZES, Stage, publish, seeded
+from pacorl.tiny.world import VALUES, Panel, draw, panels_of, split_of_hero, vocabulary, with_another
+from research.tiny.stage import Stage, publish, seeded
+from research.tiny.vae import reconstructed
 
 SIDE = 32
 """Pixels of an image."""
@@ -40,6 +36,8 @@ WIDTH = 64
 """Dimensions of the shared space."""
 SCALE = 100.0
 """Inverse temperature: CLIP's learned one rises to this bound (arXiv 2103.00020, §2.5)."""
+SIZES = (32, 48, 64, 96)
+"""Pixels of a drawn panel."""
 STEPS = 800
 BATCH = 128
 GROUP = 4
@@ -51,7 +49,7 @@ def tiny_clip_model() -> tuple[Any, Any, Any]:
     from transformers import CLIPConfig, CLIPModel
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-    tokenizer = clip_tokenizer_of(characters.vocabulary())
+    tokenizer = clip_tokenizer_of([*vocabulary(), *(panel.text for panel in panels_of("train")[::64])])
     ids = {
         "vocab_size": len(tokenizer),
         "bos_token_id": tokenizer.bos_token_id,
@@ -68,24 +66,22 @@ def tiny_clip_model() -> tuple[Any, Any, Any]:
     return CLIPModel(config), tokenizer, processor
 
 
-def pretrain_clip(out: Path, *, vae: AutoencoderKL, share: float) -> None:
-    """Train on the characters of the training split; `share` scales the steps, for a quick try."""
+def pretrain_clip(out: Path, *, vae: Path) -> None:
+    """Train on the heroes of the training split."""
     torch.manual_seed(0)
     out.mkdir(parents=True, exist_ok=True)
     model, tokenizer, processor = tiny_clip_model()
     model.logit_scale.requires_grad_(False)
-    pool = characters.panels_of("train")
-    index = {panel: number for number, panel in enumerate(pool)}
-    pixels_VNCHW = prepared_panels(processor, vae, pool)
+    autoencoder = AutoencoderKL.from_pretrained(vae)
 
-    steps = round(share * STEPS)
-    stage = Stage([model], lr=1e-3, steps=steps, log=out / "log.jsonl", ema=0.99)
-    while stage.step < steps:
-        panels = list(islice(neighbours(seeded(stage.step)), BATCH))
+    stage = Stage([model], lr=1e-3, steps=STEPS, log=out / "log.jsonl", ema=0.99)
+    while stage.step < STEPS:
+        rng = seeded(stage.step)
+        panels = list(islice(neighbours(rng), BATCH))
         tokens = tokenizer([panel.text for panel in panels], padding=True, return_tensors="pt")
-        versions = torch.randint(len(pixels_VNCHW), (BATCH,))
-        pixels_BCHW = pixels_VNCHW[versions, [index[panel] for panel in panels]]
-        found = model(**tokens, pixel_values=pixels_BCHW, return_loss=True)
+        size = rng.choice(SIZES)
+        images = reconstructed([draw(panel, size) for panel in panels], autoencoder, rng)
+        found = model(**tokens, **processor(images=images, return_tensors="pt"), return_loss=True)
         right = (found.logits_per_image.argmax(1) == torch.arange(BATCH)).float().mean()
         stage.update(found.loss, right=right.item(), cosine=found.logits_per_image.diagonal().mean().item() / SCALE)
     stage.use_average()
@@ -95,27 +91,18 @@ def pretrain_clip(out: Path, *, vae: AutoencoderKL, share: float) -> None:
     processor.save_pretrained(out)
 
 
-def prepared_panels(processor: Any, vae: AutoencoderKL, panels: Sequence[Panel]) -> Tensor:
-    """Prepare panels as the reward does: (V, N, C, H, W), V versions, drawn at PANEL_SIZES and reconstructed at one."""
-    shown = []
-    for size in PANEL_SIZES:
-        shown.append([characters.draw(panel, size) for panel in panels])
-    shown.append(reconstructed(shown[0], vae))
-    return torch.stack([processor(images=images, return_tensors="pt").pixel_values for images in shown])
-
-
 def neighbours(rng: Random) -> Iterator[Panel]:
     """Yield distinct training panels without end: of each GROUP, the others differ from the first in one attribute.
 
     Without such neighbours a batch is told apart by palettes and colours alone.
     """
-    pool = characters.panels_of("train")
+    pool = panels_of("train")
     seen: set[Panel] = set()
     while True:
         group = [rng.choice(pool)]
         while len(group) < GROUP:
-            other = characters.with_another(group[0], rng.choice(tuple(VALUES)), rng)
-            if other not in group and split_of(other) == "train":
+            other = with_another(group[0], rng.choice(tuple(VALUES)), rng)
+            if other not in group and split_of_hero(other.colour, other.shape, other.hat) == "train":
                 group.append(other)
         # A panel that a batch has twice would be its own wrong answer.
         if seen.isdisjoint(group):

@@ -1,7 +1,7 @@
 """Reinforcement learning in the tiny world, by criteria and with contrast, graded by the oracle.
 
-python -m research.world.rl OUT GENERATOR JUDGE [KEY=VALUE …]
-python -m research.world.rl grade OUT
+python -m research.tiny.rl OUT GENERATOR JUDGE [KEY=VALUE …]
+python -m research.tiny.rl grade OUT
 """
 
 from __future__ import annotations
@@ -10,11 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
-
 from pacorl.config.base import load
 from pacorl.config.recipes import recipe
-from pacorl.core.contrast import kappa
 from pacorl.core.grid import split
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
@@ -22,37 +19,23 @@ from pacorl.io.documents import read_jsonl
 from pacorl.io.images import open_image
 from pacorl.io.quiet import quiet_loading
 from pacorl.records.prompts import save_prompts
-from pacorl.types import Grid
-from research.world.oracle import Oracle, agreement
-from research.world.world import LOOKS, PLACE_WORDS, set_prompts
+from pacorl.tiny.oracle import Oracle
+from pacorl.tiny.world import set_prompts
+from pacorl.types import Grid, Prompt
+from research.tiny.measure import measures
 
 GRID = Grid(2, 2)
 
 
 def grade(out: Path) -> None:
-    """Print the oracle's measures of each evaluation: κ per look over sets whose theme names no look."""
+    """Print the oracle's measures of each evaluation."""
     oracle = Oracle()
     for file in sorted((out / "samples").glob("evaluation-*.jsonl")):
-        sets, matches, free = [], [], []
+        prompts, sets = [], []
         for line in read_jsonl(file):
-            panels = oracle.read(split(open_image(file.parent / line["image"]), GRID))
-            sets.append(panels)
-            for text, panel in zip(line["panels"], panels, strict=True):
-                pose, prop = text.split(", ")
-                matches.append((panel is not None and panel.pose == pose) + (panel is not None and panel.prop == prop))
-            theme = line["prompt"].split(". ")[0]
-            if " of a hero " in theme and theme.endswith(tuple(PLACE_WORDS.values())):
-                free.append(panels)
-        measured = agreement(free)
-        valid = np.mean([panel is not None for panels in sets for panel in panels])
-        print(
-            f"{file.stem}: valid {valid:.3f} match {np.mean(matches) / 2:.3f} | {len(free)} free sets: within",
-            f"{np.mean([within for within, _ in measured.values()]):.3f} across",
-            f"{np.mean([across for _, across in measured.values()]):.3f} κ",
-            f"{np.mean([kappa(*measured[name]) for name in LOOKS]):.3f}",
-            " ".join(f"{name} {kappa(*measured[name]):.2f}" for name in LOOKS),
-            flush=True,
-        )
+            prompts.append(Prompt(0, line["text"], grid=GRID, panels=tuple(line["panels"])))
+            sets.append(oracle.read(split(open_image(file.parent / line["image"]), GRID)))
+        print(f"{file.stem}: {measures(prompts, sets)}", flush=True)
     seconds: dict[str, float] = {}
     for line in read_jsonl(out / "metrics.jsonl"):
         for key, value in line.items():

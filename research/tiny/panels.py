@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pacorl.tiny.world import VALUES, Panel, layer
 from pacorl.types import Grid
-from research.world.world import VALUES, Panel, layer
 
 NAMES = tuple(VALUES)
 COUNTS = tuple(len(values) for values in VALUES.values())

@@ -13,8 +13,8 @@ from random import Random
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
-from research.world.drawing import COLOURS
-from research.world.world import VALUES, Panel, draw, with_another
+from pacorl.tiny.world import VALUES, Panel, draw, with_another
+from research.tiny.drawing import COLOURS
 
 SIDE = 96
 """Pixels of a panel before it is damaged."""

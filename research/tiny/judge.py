@@ -1,6 +1,4 @@
-"""Training of the tiny judge of pairs on drawn panels: `python -m research.world.judge OUT VAE`.
-
-The judge of edits goes on from it: `python -m research.world.judge OUT VAE START`.
+"""Training of the tiny judge of pairs on drawn panels, and of the judge of edits, which goes on from it.
 
 It learns the questions of `core.questions` about two panels (with a theme, without, one criterion, one pose), and about
 one panel and a text. Two panels belong together if all looks are equal, named by the theme or not. An answer is Yes or
@@ -29,13 +27,13 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 from pacorl.core import questions
 from pacorl.io.processor import load_processor
 from pacorl.judge.prompting import chat_text
+from pacorl.tiny.words import INSTRUCTIONS
+from pacorl.tiny.world import CRITERIA, LOOKS, SCENE, SCENES, VALUES, Panel, draw, theme_text, with_another
 from pacorl.types import Grid
-from research.world.damage import DEFECTS, junk, mixed, random_panel, worn
-from research.world.edits import draw_edit
-from research.world.stage import STATE, Stage, publish
-from research.world.vae import reconstructed
-from research.world.words import INSTRUCTIONS
-from research.world.world import CRITERIA, LOOKS, SCENE, SCENES, VALUES, Panel, draw, theme_text, with_another
+from research.tiny.damage import DEFECTS, junk, mixed, random_panel, worn
+from research.tiny.edits import draw_edit
+from research.tiny.stage import STATE, Stage, publish
+from research.tiny.vae import reconstructed
 
 CAPTION_REQUEST = "What does this image show?"
 CRITERION_OF = {name.lower(): text for dimension in CRITERIA.values() for name, text in dimension.items()}
@@ -500,13 +498,6 @@ def pretrain_judge(
     processor.save_pretrained(out)
 
 
-if __name__ == "__main__":
-    import sys
-
-    match sys.argv[1:]:
-        case [out, vae]:
-            pretrain_judge(Path(out), vae=Path(vae))
-        case [out, vae, start]:
-            pretrain_judge(Path(out), vae=Path(vae), start=Path(start), steps=1500, lr=8e-4, edits=0.75)
-        case _:
-            sys.exit(__doc__)
+def pretrain_edit_judge(out: Path, *, vae: Path, start: Path) -> None:
+    """Train the judge of edits from the judge of pairs in `start`."""
+    pretrain_judge(out, vae=vae, start=start, steps=1500, lr=8e-4, edits=0.75)

@@ -21,10 +21,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pacorl.models.policies.pipeline import pack
+from pacorl.tiny.world import LOOKS, VALUES, draw_scenes, theme_text, vocabulary, write_prompt
 from pacorl.types import Grid
-from research.world.panels import COUNTS, NAMES, compose, tile
-from research.world.stage import STATE, Stage, flow_matching_loss, publish, seeded
-from research.world.world import LOOKS, VALUES, draw_scenes, set_prompts, theme_text, write_prompt
+from research.tiny.panels import COUNTS, NAMES, compose, tile
+from research.tiny.stage import STATE, Stage, flow_matching_loss, publish, seeded
 
 GUIDANCE = 3.5
 LENGTH = 48
@@ -250,11 +250,6 @@ def train(pipeline: FluxPipeline, out: Path, *, lessons: Sequence[Lesson], share
     publish(pipeline.to(torch.float16), out)
 
 
-def vocabulary() -> list[str]:
-    """Return the training texts of the tokenizers."""
-    return [prompt.text for grid in (FOUR, NINE) for prompt in set_prompts("train", 288, grid=grid)]
-
-
 def pretrain_generator(out: Path, *, vae: Path, share: float = 1.0) -> None:
     """Train the generator on faultless sheets."""
     torch.manual_seed(0)
@@ -268,15 +263,3 @@ def make_unreliable(
     """Train a generator of faultless sheets further by an unreliable teacher."""
     pipeline = FluxPipeline.from_pretrained(start, dtype=torch.float32)
     train(pipeline, out, lessons=(UNRELIABLE._replace(steps=steps, redraw=redraw),))
-
-
-if __name__ == "__main__":
-    import sys
-
-    match sys.argv[1:]:
-        case ["faultless", out, vae]:
-            pretrain_generator(Path(out), vae=Path(vae))
-        case ["unreliable", out, start, steps, redraw]:
-            make_unreliable(Path(out), start=Path(start), steps=int(steps), redraw=float(redraw))
-        case _:
-            sys.exit("faultless OUT VAE | unreliable OUT START STEPS REDRAW")

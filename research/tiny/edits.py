@@ -17,10 +17,10 @@ import numpy as np
 from pacorl.io.documents import write_jsonl
 from pacorl.io.files import write_atomic
 from pacorl.io.images import open_image, png_bytes
+from pacorl.tiny.oracle import Oracle
+from pacorl.tiny.words import INSTRUCTIONS, attributes_in
+from pacorl.tiny.world import VALUES, Panel, Split, draw, panels_of, with_another
 from pacorl.types import Prompt
-from research.world.oracle import Oracle
-from research.world.words import INSTRUCTIONS, attributes_in
-from research.world.world import VALUES, Panel, Split, draw, panels_of, with_another
 
 if TYPE_CHECKING:
     from PIL.Image import Image

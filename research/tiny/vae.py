@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pacorl.types import Grid
-from research.world.panels import compose, random_panels, tile
-from research.world.stage import STATE, Stage
+from research.tiny.panels import compose, random_panels, tile
+from research.tiny.stage import STATE, Stage
 
 CHANNELS = (8, 16, 32, 48)
 """Of each side; the last is an eighth of the image's."""
@@ -101,9 +101,3 @@ def reconstructed(images: Sequence[Image.Image], vae: AutoencoderKL, rng: Random
         for n, values in zip(chosen, ((decoded.clamp(-1, 1) + 1) * 127.5).round().byte(), strict=True):
             result[n] = Image.fromarray(values.permute(1, 2, 0).numpy())
     return result
-
-
-if __name__ == "__main__":
-    import sys
-
-    pretrain_vae(Path(sys.argv[1]))

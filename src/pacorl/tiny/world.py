@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from pacorl.core.grid import join, panel_tags
+from pacorl.core.grid import panel_tags
 from pacorl.types import Grid, Prompt
 
 VALUES: dict[str, tuple[str, ...]] = {
@@ -151,11 +151,6 @@ def draw(panel: Panel, size: int, *, without: Literal["", "hat", "hero", "prop"]
     return Image.fromarray((composed[..., :3] * 255 + 0.5).astype(np.uint8))
 
 
-def draw_grid(panels: Sequence[Panel], grid: Grid, panel_size: int) -> Image.Image:
-    """Draw a grid image."""
-    return join([draw(panel, panel_size) for panel in panels], grid)
-
-
 # --- prompts ---------------------------------------------------------------------------------------------------
 
 SCENES = tuple(itertools.product(VALUES["pose"], VALUES["prop"]))
@@ -240,11 +235,16 @@ def with_another(panel: Panel, name: str, rng: Random) -> Panel:
     return replace(panel, **{name: rng.choice([value for value in VALUES[name] if value != getattr(panel, name)])})
 
 
-def panels_of(split: Split) -> list[Panel]:
-    """List the panels of a split's heroes."""
-    rest = ("palette", "place", *SCENE)
-    scenes = tuple(itertools.product(*(VALUES[name] for name in rest)))
-    return [Panel(*hero, *scene) for hero in heroes_of(split) for scene in scenes]
+@cache
+def all_panels() -> tuple[Panel, ...]:
+    """List every panel of the world (27,648)."""
+    return tuple(Panel(*values) for values in itertools.product(*VALUES.values()))
+
+
+@cache
+def panels_of(split: Split) -> tuple[Panel, ...]:
+    """List the panels of a split's heroes, in the order of `all_panels`."""
+    return tuple(panel for panel in all_panels() if split_of_hero(panel.colour, panel.shape, panel.hat) == split)
 
 
 def vocabulary() -> list[str]:
