@@ -21,8 +21,8 @@ ONE_HERO = "The hero is the same in all images, whatever the palette and the pla
 def draw_comparisons(folder: Path, *, split: Split, count: int, seed: int = 0) -> list[Comparison]:
     """Draw pairs of panels into `folder` and ask whether they show one hero; half of the answers are Yes.
 
-    Each panel has its own palette and place, which the committed judge has not learned to ignore. The category is the
-    attribute in question, the reasons describe the images.
+    In half of the pairs each panel has its own palette and place, which the committed judge has not learned to ignore.
+    The category is the attribute in question, the reasons describe the images.
     """
     # The seed contains the split, so that no two splits draw alike.
     rng = Random(f"{split}-{seed}")
@@ -32,6 +32,8 @@ def draw_comparisons(folder: Path, *, split: Split, count: int, seed: int = 0) -
     for number, (name, consistent) in zip(range(count), cycle(product(IDENTITY, (True, False))), strict=False):
         first = rng.choice(pool)
         second = replace(rng.choice(pool), colour=first.colour, shape=first.shape, hat=first.hat)
+        if rng.random() < 0.5:
+            second = replace(second, palette=first.palette, place=first.place)
         if consistent:
             reasons = f"Both show {first.colour} {first.shape} hero, {first.hat}."
         else:
