@@ -117,11 +117,9 @@ ENTRY = {"file_name": "d.json", "formatting": "sharegpt"}
 TURNS = [{"from": "human", "value": "<image>q"}, {"from": "gpt", "value": "Yes. r"}]
 SAMPLE = {"prompt_id": 1, "seed": 2, "image": "a.png", "grid": "1x2", "p_yes": [[None, 0.5]], "scores": {"a": 0.5}}
 FIGURE = {"a": {"mean": 0.5, "low": 0.4, "high": 0.6}}
-ROW = {"source": "measured", "name": "n", "values": FIGURE}
 CARD = {"description": "a dentist", "keep": {"face": "round glasses", "hair": "black"}, "may_change": ["pose"]}
 CURVE = {"temperature": 1.9, "bias": 0.4}
 CALIBRATION = {"judge": "tiny", "curve": CURVE, "thresholds": {"panels": {"4": 0.3, "8": 0.2}}}
-TABLES = {"tables": [{"title": "t", "columns": ["a"], "rows": [ROW]}], "complete": False, "measured": 1, "wanted": 2}
 STORY = yaml.safe_load((recipe().parent / "cases" / "tiny_hero.yaml").read_text(encoding="utf-8"))
 RUN = {
     "run/metrics.jsonl": {"kind": "evaluation", "epoch": 1, "step": 2, "reward/x": 0.5},
@@ -129,7 +127,6 @@ RUN = {
     "run/summary.json": {"after": FIGURE, "before": FIGURE, "difference": {"a": 0.1}},
     "run/config.yaml": yaml.safe_load(recipe().read_text(encoding="utf-8")),
     "run/adapter/.keep": b"",
-    "bench/summary.json": TABLES,
 }
 IMAGE = png_bytes(Image.new("RGB", (8, 8)), {})
 SHAREGPT = {"dataset_info.json": {"d": ENTRY}, "d.json": [{"conversations": TURNS, "images": ["a.png"]}]}
@@ -137,7 +134,7 @@ SHAREGPT = {"dataset_info.json": {"d": ENTRY}, "d.json": [{"conversations": TURN
 
 def read_run_and_card(path: Path) -> object:
     folder = next(parent for parent in path.parents if (parent / "run").is_dir())
-    return read_run(folder / "run"), write_card(folder / "run", licence="mit", benchmarks=[folder / "bench"])
+    return read_run(folder / "run"), write_card(folder / "run", licence="mit")
 
 
 def read_sharegpt(path: Path) -> object:
