@@ -59,7 +59,7 @@ def main(out: Path, generator: str, judge: str, *overrides: str) -> None:
             f"out={out}", f"model.checkpoint={generator}", f"judge.checkpoint={judge}",
             f"prompts.train={folder}/train.jsonl", f"prompts.evaluation={folder}/dev.jsonl",
             "rewards=[{name: consistency, args: {ask: criteria, contrast: 1}}]",
-            "prompts.evaluation_limit=96", "evaluation.size=[64,64]", "evaluation.steps=8", "evaluation.batch=24",
+            "prompts.evaluation_limit=96", "evaluation.size=[128,128]", "evaluation.steps=8", "evaluation.batch=24",
             *overrides,
         ],
     )  # fmt: skip
