@@ -35,11 +35,11 @@ def test_the_page_grows_with_the_run(small: list[str], monkeypatch: pytest.Monke
     assert len(seen) == 3
     start, middle, end = seen
     assert "Generated so far" in start
-    assert "of 3 epochs" in middle
+    assert "--resume auto" in middle, "the command that goes on"
     assert "Reward of training samples" in middle
     assert "Reward of training samples" not in start
     assert "Drag the handle" in end
-    assert "of 3 epochs" not in end
+    assert "--resume auto" not in end
     assert len(start) < len(middle) < len(end)
 
 
