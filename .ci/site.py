@@ -40,7 +40,6 @@ MODULES = (
     "records.compose",
     "core.grid",
     "gate.scores",
-    "gate.score_set",
     "judge.judge",
     "types",
     "core.objectives",
