@@ -29,9 +29,9 @@ def test_the_plan_counts_images_steps_and_weights(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
     # A larger image takes more memory.
-    large = plan_character(hero_config(hero, tmp_path / "run", "size=[128, 128]"))
+    large = plan_character(hero_config(hero, tmp_path / "run", "size=[256, 256]"))
     assert large.phase_bytes("train") > 2 * plan.phase_bytes("train")
-    assert any("0.png has fewer pixels than size 128x128 (6 such)" in note for note in large.notes)
+    assert any("0.png has fewer pixels than size 256x256 (6 such)" in note for note in large.notes)
 
 
 @pytest.mark.slow

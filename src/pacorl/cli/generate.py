@@ -93,7 +93,10 @@ def generate(
     if text and request.prompt:
         raise ValueError(f"{text!r} and --prompt {request.prompt!r} are two prompts; give one")
     request = replace(request, prompt=text or request.prompt)
-    request.check()
+    # A dry run without a request plans the model alone.
+    model_alone = output.dry_run and request == RequestOptions()
+    if not model_alone:
+        request.check()
     gate = None
     if choice.least is not None or request.page:
         gate = Gate(CheckOptions(character=request.characters, least=choice.least), choice.calibration)
@@ -103,7 +106,7 @@ def generate(
         raise Exit(redraw_page(request.page, gate=gate, **of_page))
 
     # Check all arguments before torch and weights are loaded.
-    requested = read_request(request, generator)
+    requested = GenerationRequest("", []) if model_alone else read_request(request, generator)
     judge = _judge_source(choice, generator.model, requested.prompts)
     if output.dry_run:
         of_request: Any = {"prompts": requested.prompts, "panels": requested.panels}
