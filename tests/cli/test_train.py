@@ -112,7 +112,7 @@ def test_a_character_s_dry_run_is_one_json_document(tmp_path: Path) -> None:
     hero = make_hero(tmp_path / "zorp", pictures=3)
     words = ["train-character", str(hero), f"out={tmp_path / 'run'}", "--dry-run"]
     printed = CliRunner().invoke(cli.app, [*words, "--json"])
-    assert json.loads(printed.output)["facts"]["captions"]["1.png"] == "zorp hero, jumping, house"
+    assert json.loads(printed.output)["facts"]["captions"]["1.png"] == "zorp hero in town, jumping, house"
     shown = CliRunner().invoke(cli.app, words).output
     assert "images: trained 3, held out 0" in shown
     assert "verdict: all that it needs is here" in shown
