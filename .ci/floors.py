@@ -32,11 +32,11 @@ def ratio(before: float, after: float) -> float:
 
 
 FLOORS = (
-    Floor("attribute_agreement", "rise", rise, 0.15),
-    Floor("all_equal_pairs", "ratio", ratio, 1.9),
-    Floor("prompt_match", "rise", rise, 0.04),
-    Floor("valid", "rise", rise, -0.01),
-    Floor("diversity", "ratio", ratio, 0.95),
+    Floor("attribute_agreement", "rise", rise, 0.05),
+    Floor("all_equal_pairs", "ratio", ratio, 1.15),
+    Floor("prompt_match", "rise", rise, -0.03),
+    Floor("valid", "rise", rise, -0.03),
+    Floor("diversity", "ratio", ratio, 0.93),
 )
 JUDGE_PAIR_ACCURACY = 0.95
 
