@@ -27,7 +27,7 @@ CHECKPOINTS: dict[str, Callable[[Path], None]] = {
     "judge": lambda out: pretrain_judge(out / "judge", vae=out / "vae"),
     "faultless": lambda out: pretrain_generator(out / "faultless", vae=out / "vae"),
     "flux": lambda out: make_unreliable(out / "flux", start=out / "faultless"),
-    "kontext": lambda out: pretrain_editor(out / "kontext", start=out / "flux"),
+    "kontext": lambda out: pretrain_editor(out / "kontext", start=out / "faultless"),
     "steady": lambda out: train_steady(out / "steady", start=out / "kontext"),
     "edit-judge": lambda out: pretrain_edit_judge(out / "edit-judge", vae=out / "vae", start=out / "judge"),
 }

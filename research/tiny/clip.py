@@ -38,7 +38,7 @@ SCALE = 100.0
 """Inverse temperature: CLIP's learned one rises to this bound (arXiv 2103.00020, §2.5)."""
 SIZES = (32, 48, 64, 96)
 """Pixels of a drawn panel."""
-STEPS = 800
+STEPS = 600
 BATCH = 128
 GROUP = 4
 """A panel and its neighbours, each of which differs from it in one attribute."""

@@ -500,4 +500,4 @@ def pretrain_judge(
 
 def pretrain_edit_judge(out: Path, *, vae: Path, start: Path) -> None:
     """Train the judge of edits from the judge of pairs in `start`."""
-    pretrain_judge(out, vae=vae, start=start, steps=1500, lr=8e-4, edits=0.75)
+    pretrain_judge(out, vae=vae, start=start, steps=1100, lr=8e-4, edits=0.75)
