@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
 from unittest import mock
 
+import numpy as np
 import torch
 from diffusers import AutoencoderKL, FluxPipeline
 from diffusers.models.transformers import transformer_flux
@@ -49,7 +51,7 @@ class Lesson(NamedTuple):
     redraw: float  # probability that the teacher redraws a look of a panel
     lr: float
     ema: float
-    shift: float  # towards noise, at 128 px of latents' 16: sharing is decided in much noise
+    shift: float  # towards noise, of sheets up to 128 px: sharing is decided in much noise
 
 
 SMALL = (Sheets(ONE, 64, 96, 0.1), Sheets(FOUR, 32, 48, 0.05), Sheets(FOUR, 64, 32, 0.75), Sheets(NINE, 64, 12, 0.1))
@@ -99,13 +101,9 @@ class Latents:
     @torch.no_grad()
     def of(self, panels: Tensor, size: int) -> Tensor:
         """Return the latents of panels: (P, 7) → (P, C, size / 8, size / 8)."""
-        if size > 96:
-            return self._encode(panels, size)
-        weights = torch.tensor(COUNTS).flip(0).cumprod(0).roll(1)
-        weights[0] = 1
-        number = (panels * weights.flip(0)).sum(1)
+        number = torch.from_numpy(np.ravel_multi_index(tuple(panels.T.numpy()), COUNTS))
         if size not in self.known:
-            total = int(torch.tensor(COUNTS).prod())
+            total = prod(COUNTS)
             self.known[size] = torch.empty(total, 8, size // 8, size // 8)
             self.have[size] = torch.zeros(total, dtype=torch.bool)
         missing = ~self.have[size][number]
@@ -221,17 +219,16 @@ def sheet_loss(
     return drawn, attention_loss(recorded, words_of_panels(ids, names, grid), grid)
 
 
-def train(pipeline: FluxPipeline, out: Path, *, lessons: Sequence[Lesson], share: float = 1.0) -> None:
+def train(pipeline: FluxPipeline, out: Path, *, lessons: Sequence[Lesson]) -> None:
     """Train all but the autoencoder; a stopped training goes on from `out`/state.pt, to the same weights."""
     out.mkdir(parents=True, exist_ok=True)
     latents = Latents(pipeline.vae)
     modules = [pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2]
     done = 0
     for lesson in lessons:
-        steps = round(share * lesson.steps)
-        stage = Stage(modules, lr=lesson.lr, steps=steps, log=out / "log.jsonl", ema=lesson.ema)
+        stage = Stage(modules, lr=lesson.lr, steps=lesson.steps, log=out / "log.jsonl", ema=lesson.ema)
         stage.resume(out / STATE, first=done)
-        while stage.step < steps:
+        while stage.step < lesson.steps:
             rng = seeded(done + stage.step)
             (sheets,) = rng.choices(lesson.sheets, [sheet.share for sheet in lesson.sheets])
             drawn = [draw_sheet(rng, sheets.grid, redraw=lesson.redraw) for _ in range(sheets.batch)]
@@ -247,20 +244,18 @@ def train(pipeline: FluxPipeline, out: Path, *, lessons: Sequence[Lesson], share
             if stage.step % 400 == 0:
                 stage.save_average(pipeline, out / "average")
         stage.use_average()
-        done += steps
+        done += lesson.steps
     publish(pipeline.to(torch.float16), out)
 
 
-def pretrain_generator(out: Path, *, vae: Path, share: float = 1.0) -> None:
+def pretrain_generator(out: Path, *, vae: Path) -> None:
     """Train the generator on faultless sheets."""
     torch.manual_seed(0)
     pipeline = tiny_flux(vocabulary(), vae=AutoencoderKL.from_pretrained(vae))
-    train(pipeline, out, lessons=LESSONS, share=share)
+    train(pipeline, out, lessons=LESSONS)
 
 
-def make_unreliable(
-    out: Path, *, start: Path, steps: int = UNRELIABLE.steps, redraw: float = UNRELIABLE.redraw
-) -> None:
+def make_unreliable(out: Path, *, start: Path) -> None:
     """Train a generator of faultless sheets further by an unreliable teacher."""
     pipeline = FluxPipeline.from_pretrained(start, dtype=torch.float32)
-    train(pipeline, out, lessons=(UNRELIABLE._replace(steps=steps, redraw=redraw),))
+    train(pipeline, out, lessons=(UNRELIABLE,))

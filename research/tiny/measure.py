@@ -1,4 +1,4 @@
-"""Oracle's measures of a generator's sheets: `python -m research.tiny.measure FLUX [panels' size] [grid] [count]`."""
+"""Oracle's measures of a generator's sheets: `python -m research.tiny.measure FLUX SIZE ROWSxCOLS COUNT`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from pacorl.core.contrast import kappa
-from pacorl.core.grid import join, split
+from pacorl.core.grid import join, parse_layout, split
 from pacorl.core.sampler import Sampler
 from pacorl.core.schedule import seed_of
 from pacorl.grpo.conditioning import ConditioningCache
@@ -58,5 +58,4 @@ def measure(folder: Path, *, size: int, grid: Grid, count: int, steps: int = 8) 
 
 if __name__ == "__main__":
     folder, size, grid, count = sys.argv[1:5]
-    rows, cols = grid.split("x")
-    measure(Path(folder), size=int(size), grid=Grid(int(rows), int(cols)), count=int(count))
+    measure(Path(folder), size=int(size), grid=parse_layout(grid), count=int(count))

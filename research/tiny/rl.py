@@ -18,9 +18,7 @@ from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.io.documents import read_jsonl
 from pacorl.io.images import open_image
 from pacorl.io.quiet import quiet_loading
-from pacorl.records.prompts import save_prompts
 from pacorl.tiny.oracle import Oracle
-from pacorl.tiny.world import set_prompts
 from pacorl.types import Grid, Prompt
 from research.tiny.measure import measures
 
@@ -39,7 +37,7 @@ def grade(out: Path) -> None:
     seconds: dict[str, float] = {}
     for line in read_jsonl(out / "metrics.jsonl"):
         for key, value in line.items():
-            if key.startswith("seconds/") and "hidden" not in key:
+            if key.startswith("seconds/"):
                 seconds[key[8:]] = round(seconds.get(key[8:], 0) + value, 1)
     print("seconds", seconds)
 
@@ -47,19 +45,13 @@ def grade(out: Path) -> None:
 def main(out: Path, generator: str, judge: str, *overrides: str) -> None:
     """Train by the quickstart's recipe with overrides, and grade."""
     quiet_loading()
-    folder = out.parent / "prompts"
-    folder.mkdir(parents=True, exist_ok=True)
-    for split_name, count in (("train", 288), ("dev", 96)):
-        if not (folder / f"{split_name}.jsonl").is_file():
-            save_prompts(set_prompts(split_name, count, grid=GRID), folder / f"{split_name}.jsonl")  # type: ignore[arg-type]
     config = load(
         PolicyConfig,
         recipe("quickstart"),
         [
             f"out={out}", f"model.checkpoint={generator}", f"judge.checkpoint={judge}",
-            f"prompts.train={folder}/train.jsonl", f"prompts.evaluation={folder}/dev.jsonl",
-            "rewards=[{name: consistency, args: {ask: criteria, contrast: 1}}]",
-            "prompts.evaluation_limit=96", "evaluation.size=[128,128]", "evaluation.steps=8", "evaluation.batch=24",
+            "prompts.evaluation=tiny:dev:96", "prompts.evaluation_limit=96",
+            "evaluation.size=[128,128]", "evaluation.steps=8", "evaluation.batch=24",
             *overrides,
         ],
     )  # fmt: skip

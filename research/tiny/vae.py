@@ -13,15 +13,17 @@ import numpy as np
 import torch
 from diffusers import AutoencoderKL
 from PIL import Image
+from tests.twins.parts import TINY
 from torch import Tensor
 from torch.nn import functional as F
 
+from pacorl.io.pretrained import model_of
 from pacorl.types import Grid
 from research.tiny.panels import compose, random_panels, tile
 from research.tiny.stage import STATE, Stage
 
 CHANNELS = (8, 16, 32, 48)
-"""Of each side; the last is an eighth of the image's."""
+"""At each resolution; the last is an eighth of the image's."""
 STEPS = 3000
 GRIDS = {32: (16, Grid(2, 2)), 64: (4, Grid(2, 2)), 96: (2, Grid(2, 2)), 192: (1, Grid(1, 1))}
 """Size of the panels → grids of a step and their form."""
@@ -29,31 +31,24 @@ TURNS = (64, 96, 64, 32, 64, 96, 64, 192)
 
 
 def tiny_autoencoder() -> AutoencoderKL:
-    """Build an autoencoder of 8 latent channels; without attention, so that a panel's code depends only on it."""
-    return AutoencoderKL(
+    """Build the twins' autoencoder with one more resolution, so that it is ×8."""
+    vae: AutoencoderKL = model_of(
+        TINY["vae"],
         block_out_channels=CHANNELS,
-        down_block_types=("DownEncoderBlock2D",) * len(CHANNELS),
-        up_block_types=("UpDecoderBlock2D",) * len(CHANNELS),
-        layers_per_block=1,
-        latent_channels=8,
-        norm_num_groups=8,
-        mid_block_add_attention=False,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
-        force_upcast=False,
-        sample_size=64,
+        down_block_types=["DownEncoderBlock2D"] * len(CHANNELS),
+        up_block_types=["UpDecoderBlock2D"] * len(CHANNELS),
     )
+    return vae
 
 
-def pretrain_vae(out: Path, *, share: float = 1.0) -> None:
-    """Train the autoencoder; `share` scales the steps."""
-    steps = round(share * STEPS)
+def pretrain_vae(out: Path) -> None:
+    """Train the autoencoder; a stopped training goes on from `out`/state.pt."""
     torch.manual_seed(0)
     out.mkdir(parents=True, exist_ok=True)
     vae = tiny_autoencoder().to(memory_format=torch.channels_last)
-    stage = Stage([vae], lr=2e-3, steps=steps, log=out / "log.jsonl", ema=0.995)
+    stage = Stage([vae], lr=2e-3, steps=STEPS, log=out / "log.jsonl", ema=0.995)
     stage.resume(out / STATE)
-    while stage.step < steps:
+    while stage.step < STEPS:
         torch.manual_seed(stage.step)
         size = TURNS[stage.step % len(TURNS)]
         count, grid = GRIDS[size]
