@@ -1,38 +1,48 @@
-"""The command `python -m research.claims`."""
+"""Runs of claims, and their tables.
+
+python -m research.claims run collapse --arm contrast --seed 1       # one run; its evaluations are kept
+python -m research.claims run collapse --arm contrast --seed 0 --trial epochs=4 optimizer.lr=1e-3
+python -m research.claims render collapse
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from pathlib import Path
 
-import research.claims
-from research.claims.claim import read_claims
+from research.claims.claim import claim_names, read_claim
 from research.claims.render import render
-from research.claims.runs import prices, run_missing, run_quick
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=research.claims.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("action", nargs="?", choices=["run", "render"], default="run")
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these claims alone")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="CPU minutes to spend at most")
-    parser.add_argument("--quick", action="store_true", help="one tiny run per claim; nothing is kept")
-    options = parser.parse_args(words)
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run")
+    run.add_argument("claim", choices=claim_names())
+    run.add_argument("--arm", required=True)
+    run.add_argument("--seed", type=int, required=True)
+    run.add_argument("--out", type=Path, help="the run's folder; runs/claims/CLAIM-ARM-SEED by default")
+    run.add_argument("--trial", nargs="*", metavar="KEY=VALUE", help="further settings; no results are kept")
+    tables = commands.add_parser("render")
+    tables.add_argument("claim", nargs="*", help="all by default")
+    options = parser.parse_args()
     try:
-        claims = read_claims(only=options.only)
-        if options.action == "render":
-            print(render(claims))
+        if options.command == "render":
+            print("\n".join(render(read_claim(name)) for name in options.claim or claim_names()))
             return 0
-        if options.quick:
-            return min(1, run_quick(claims))
-        print(prices(claims), flush=True)
-        return min(1, run_missing(claims, minutes=options.minutes))
+        from research.claims.runs import run_policy
+
+        claim = read_claim(options.claim)
+        if options.arm not in claim.arms:
+            raise ValueError(f"there is no arm {options.arm}; there are {', '.join(claim.arms)}")
+        out = options.out or Path("runs/claims") / f"{claim.name}-{options.arm}-{options.seed}"
+        trial = options.trial is not None
+        run_policy(claim, options.arm, options.seed, out, more=options.trial or (), keep=not trial)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
+    return 0
 
 
 if __name__ == "__main__":

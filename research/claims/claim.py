@@ -1,177 +1,95 @@
-"""Files of claims and of their results, checked as they are read."""
+"""A claim's file and its results, checked as they are read."""
 
 from __future__ import annotations
 
-import hashlib
-import re
-import shlex
-import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pacorl.io.documents import blamed_on, read_jsonl, read_yaml, typed
 
-ROOT = Path(__file__).resolve().parents[2]
-CLAIMS = Path(__file__).resolve().parent
-CPU_MINUTES = 15
-"""Limit of a run."""
-NUMBER = r"(-?\d+(?:\.\d+)?)"
-RULE = re.compile(rf"at least {NUMBER}|at most {NUMBER}|between {NUMBER} and {NUMBER}")
-
-Name = Annotated[str, Field(pattern=r"^[\w.-]+$")]
+CLAIMS = Path(__file__).parent
 
 
-class Prediction(BaseModel):
-    """A figure of one or two arms, its predicted interval and the rule that decides."""
-
+class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+
+class Prediction(Strict):
+    """Where a metric of one arm is expected to end: its change from the untrained model, or its lead over an arm."""
+
     text: str
-    figure: Literal["difference", "ratio", "mean"]
-    """Of the means of `arm` and `against`, over the seeds that both have; or the mean of `arm` alone."""
-    metric: Name
-    arm: Name
-    against: Name | None = None
+    metric: str
+    arm: str
+    against: str | None = None
+    """Arm of the other side; None for the untrained model."""
     interval: tuple[float, float]
-    """Where the figure is expected."""
-    rule: str = Field(pattern=f"^({RULE.pattern})$")
-    """`at least X`, `at most X` or `between X and Y`: it holds if the figure's whole interval lies there."""
-
-    @property
-    def sides(self) -> list[str]:
-        """The arms of the figure."""
-        return [self.arm] if self.against is None else [self.arm, self.against]
-
-    @property
-    def region(self) -> tuple[float, float]:
-        """The figures that the rule accepts."""
-        least, most, low, high = RULE.fullmatch(self.rule).groups()  # type: ignore[union-attr]  # as validated
-        return float(least or low or "-inf"), float(most or high or "inf")
 
 
-class Claim(BaseModel):
-    """A claim of the paper with its arms, seeds and predictions."""
+class Claim(Strict):
+    """A question with its arms, seeds and budget."""
 
-    model_config = ConfigDict(extra="forbid")
-    name: Name
-    title: str
-    claim: str
-    paper: str
-    """The paper's figure."""
-    revision: str = Field(pattern=r"^[0-9a-f]{40}$")
-    """Commit whose code runs."""
-    price: float = Field(gt=0, le=CPU_MINUTES)
-    """CPU minutes of the dearest arm's run."""
-    command: str
-    """Its words `{settings}`, `{seed}` and `{out}` are filled in."""
-    result: str
-    """JSON file that the command leaves in `{out}`."""
-    metrics: dict[Name, str]
-    """Metric → its keys in the JSON, joined by dots; a number is an index."""
-    arms: dict[Name, str]
-    """Arm → the command's settings."""
-    seeds: tuple[int, ...] = Field(min_length=2)
-    predictions: tuple[Prediction, ...] = Field(min_length=1)
-    quick: str
-    """Further settings that make a run tiny."""
-    needs: str = ""
-    """Missing part without which the claim cannot run."""
-    answer: str = ""
-    """Outcome in a sentence. Written after the runs and left out of the hash, like `not_asked` and `notes`."""
-    not_asked: str = ""
-    """Part of the paper's claim that cannot be asked here."""
-    notes: str = ""
-    """Likely reason of a miss, and its check."""
+    name: str
+    question: str
+    trainer: Literal["policy", "judge"] = "policy"
+    recipe: str
+    """Recipe that all arms start from."""
+    settings: dict[str, object] = Field(default_factory=dict)
+    """Settings of all arms beside the recipe's."""
+    arms: dict[str, dict[str, object]]
+    """Arm → its own settings."""
+    seeds: tuple[int, ...] = Field(min_length=3)
+    budget: str
+    """What all arms have alike, in words."""
+    predictions: tuple[Prediction, ...]
 
     @model_validator(mode="after")
-    def _names_exist(self) -> Claim:
+    def _arms_exist(self) -> Claim:
         for prediction in self.predictions:
-            if prediction.metric not in self.metrics:
-                raise ValueError(f"metric {prediction.metric} is not in metrics; there are {', '.join(self.metrics)}")
-            if prediction.figure == "mean" and prediction.against is not None:
-                raise ValueError(f"{prediction.text!r}: a mean is of one arm; leave against out")
-            if prediction.figure != "mean" and prediction.against is None:
-                raise ValueError(f"{prediction.text!r}: a {prediction.figure} compares two arms; name against")
-            for arm in prediction.sides:
-                if arm not in self.arms:
-                    raise ValueError(f"arm {arm} is not in arms; there are {', '.join(self.arms)}")
-        for word in ("{settings}", "{seed}", "{out}"):
-            if word not in shlex.split(self.command):
-                raise ValueError(f"command lacks the word {word}")
+            for arm in (prediction.arm, prediction.against):
+                if arm is not None and arm not in self.arms:
+                    raise ValueError(f"{prediction.text!r} names the arm {arm}; there are {', '.join(self.arms)}")
         return self
 
-    @property
-    def hash(self) -> str:
-        """SHA-256 of the claim without `answer`, `not_asked` and `notes`."""
-        return hashlib.sha256(self.model_dump_json(exclude={"answer", "not_asked", "notes"}).encode()).hexdigest()
 
-    def argv(self, settings: str, seed: int, out: Path) -> list[str]:
-        """Fill in the command."""
-        words = []
-        for word in shlex.split(self.command):
-            if word == "{settings}":
-                words += shlex.split(settings)
-            else:
-                words.append({"{seed}": str(seed), "{out}": str(out), "python": sys.executable}.get(word, word))
-        return words
+class Evaluation(Strict):
+    """A line of results: the metrics of one run at one point of its training."""
 
-
-class Result(BaseModel):
-    """One finished run."""
-
-    model_config = ConfigDict(extra="forbid")
-    arm: Name
+    arm: str
     seed: int
-    claim: str
-    """Hash of the claim."""
-    revision: str
-    seconds: float
-    """CPU seconds of its process."""
-    machine: str
+    at: int
+    """Epochs or steps done; 0 is the untrained model."""
     metrics: dict[str, float]
 
 
-def read_claims(only: Sequence[str] = ()) -> list[Claim]:
-    """Read the claims in the order of their names.
-
-    Raises:
-        ValueError: if a file is not valid, or `only` names an absent claim.
-    """
-    claims = []
-    for path in sorted(CLAIMS.glob("*.yaml")):
-        with blamed_on(path):
-            claims.append(typed({"name": path.stem, **read_yaml(path)}, Claim))
-    names = [claim.name for claim in claims]
-    absent = set(only) - set(names)
-    if absent:
-        raise ValueError(f"--only {', '.join(sorted(absent))}: no such claim; there are {', '.join(names)}")
-    return [claim for claim in claims if not only or claim.name in only]
+Curve = list[Evaluation]
+"""The evaluations of one run, in their order."""
 
 
-Results = Mapping[tuple[str, int], Result]
-"""Arm and seed → the finished run."""
+def read_claim(name: str) -> Claim:
+    """Read a claim. Raises ValueError if there is none of this name, or its file is not valid."""
+    path = CLAIMS / f"{name}.yaml"
+    if not path.is_file():
+        raise ValueError(f"there is no claim {name}; there are {', '.join(claim_names())}")
+    with blamed_on(path):
+        return typed({"name": name, **read_yaml(path)}, Claim)
+
+
+def claim_names() -> list[str]:
+    return sorted(path.stem for path in CLAIMS.glob("*.yaml"))
 
 
 def results_of(claim: Claim) -> Path:
-    """Return the file of a claim's results."""
-    return CLAIMS / "results" / f"{claim.name}.jsonl"
+    return CLAIMS / f"{claim.name}.jsonl"
 
 
-def read_results(claim: Claim) -> Results:
-    """Read the finished runs, by arm and seed.
-
-    Raises:
-        ValueError: if a line is not valid, or stale: of another version of the claim.
-    """
+def read_curves(claim: Claim) -> dict[tuple[str, int], Curve]:
+    """Read the runs of a claim: (arm, seed) → its curve."""
     path = results_of(claim)
-    results = {}
-    for row in read_jsonl(path) if path.exists() else ():
+    curves: dict[tuple[str, int], Curve] = {}
+    for row in read_jsonl(path) if path.is_file() else ():
         with blamed_on(path):
-            result = typed(row, Result)
-        # A result of an earlier version would mix two experiments in one mean.
-        if result.claim != claim.hash:
-            raise ValueError(f"{path}: {result.arm}, seed {result.seed} is stale: delete its line to run it again")
-        results[result.arm, result.seed] = result
-    return results
+            evaluation = typed(row, Evaluation)
+        curves.setdefault((evaluation.arm, evaluation.seed), []).append(evaluation)
+    return {run: sorted(curve, key=lambda evaluation: evaluation.at) for run, curve in curves.items()}

@@ -1,96 +1,115 @@
-"""The page of claims: an overview, predictions with their figures and verdicts, and means by arm."""
+"""Tables of a claim: where each arm ends, whether its curve is flat, and the predictions."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from math import ceil
 from statistics import fmean
-from textwrap import fill
 
-from pacorl.core.ranking import Interval
-from research.claims.claim import Claim, Prediction, Results, read_results
-from research.claims.summary import FAILS, HOLDS, NOT_RUN, UNDECIDED, Judged, judged, mean_of, runs_of
+import numpy as np
+from scipy import stats
 
+from research.claims.claim import Claim, Curve, Prediction, read_curves
 
-def render(claims: Sequence[Claim]) -> str:
-    """Render an overview, and the tables of each claim."""
-    rows_of = {claim.name: judged(claim, read_results(claim)) for claim in claims}
-    sections = ["# Claims\n", overview(claims, rows_of)]
-    for claim in claims:
-        results = read_results(claim)
-        sections += [f"## {claim.title}\n", paragraph(claim.claim), paragraph(f"The paper: {claim.paper}")]
-        sections.append(predictions_table(claim, rows_of[claim.name]))
-        if results:
-            sections.append(arms_table(claim, results))
-        if claim.needs:
-            sections.append(paragraph(f"It cannot run yet: {claim.needs}"))
-        if claim.notes:
-            sections.append(paragraph(claim.notes))
-    return "\n".join(sections)
+Curves = dict[tuple[str, int], Curve]
+Bounds = tuple[float, float, float]
+"""Mean, and its 95 % interval by Student's t."""
 
 
-def paragraph(text: str) -> str:
-    """Wrap a text to the width of the other pages."""
-    return fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
-
-
-def overview(claims: Sequence[Claim], rows_of: Mapping[str, Sequence[Judged]]) -> str:
-    """Tabulate the verdicts by claim, and list the open questions."""
-    lines = ["| Claim | In this world | Hold | Undecided | Do not hold | Not run |", "|---|---|---|---|---|---|"]
-    for claim in claims:
-        count = Counter(verdict for *_, verdict in rows_of[claim.name])
-        cells = [claim.title, claim.answer.strip()]
-        for verdict in (HOLDS, UNDECIDED, FAILS, NOT_RUN):
-            cells.append(str(count[verdict] or ""))
-        lines.append(f"| {' | '.join(cells)} |")
-
-    lines += ["", "What cannot be asked here:", ""]
-    for claim in claims:
-        if claim.not_asked:
-            text = f"- {claim.title}: {claim.not_asked.strip()}"
-            lines.append(fill(text, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
-    return "\n".join(lines) + "\n"
-
-
-def predictions_table(claim: Claim, rows: Sequence[Judged]) -> str:
-    """Tabulate the predictions, their figures and verdicts."""
-    lines = ["| Prediction | Predicted | Rule | Figure | Seeds | Verdict |", "|---|---|---|---|---|---|"]
-    for prediction, figure, count, verdict in rows:
-        low, high = prediction.interval
-        lines.append(
-            f"| {prediction.text} | {low:g} to {high:g} | {prediction.figure} {prediction.rule} | {cell(figure)} "
-            f"| {count} of {len(claim.seeds)} | {verdict}{outside(prediction, figure)} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def outside(prediction: Prediction, figure: Interval | None) -> str:
-    """Mark a figure outside of its predicted interval."""
-    low, high = prediction.interval
-    if figure is None or low <= figure.mean <= high:
-        return ""
-    return f", {'below' if figure.mean < low else 'above'} the predicted"
-
-
-def arms_table(claim: Claim, results: Results) -> str:
-    """Tabulate the mean of each metric by arm."""
-    lines = [f"| Arm | n | {' | '.join(claim.metrics)} | CPU s |", "|---|---|" + "---|" * (len(claim.metrics) + 1)]
+def render(claim: Claim) -> str:
+    """Render a claim with its results so far."""
+    curves = read_curves(claim)
+    lines = [f"## {claim.name}", "", claim.question, "", f"Budget: {claim.budget}", ""]
+    metrics = list(dict.fromkeys(prediction.metric for prediction in claim.predictions))
+    lines += ["| Arm | seeds | " + " | ".join(metrics) + " |", "|---" * (2 + len(metrics)) + "|"]
+    untrained = {metric: fmean([c[0].metrics[metric] for c in curves.values()]) for metric in metrics if curves}
+    if untrained:
+        lines.append("| untrained | | " + " | ".join(f"{value:.3f}" for value in untrained.values()) + " |")
     for arm in claim.arms:
-        of_arm = runs_of(arm, claim, results)
-        if not of_arm:
-            continue
-        cells = []
-        for name in claim.metrics:
-            cells.append(cell(mean_of([result.metrics[name] for result in of_arm])))
-        seconds = fmean(result.seconds for result in of_arm)
-        lines.append(f"| {arm} | {len(of_arm)} | {' | '.join(cells)} | {seconds:.0f} |")
+        of_arm = [curve for (name, _), curve in curves.items() if name == arm]
+        if of_arm:
+            cells = [_cell(of_arm, metric) for metric in metrics]
+            lines.append(f"| {arm} | {len(of_arm)} | " + " | ".join(cells) + " |")
+    lines += ["", "| Prediction | Predicted | Found | Seeds that agree | Verdict |", "|---|---|---|---|---|"]
+    lines += [_row(prediction, claim, curves) for prediction in claim.predictions]
     return "\n".join(lines) + "\n"
 
 
-def cell(figure: Interval | None) -> str:
-    """Format a figure with its interval."""
-    if figure is None:
-        return "–"
-    if figure.low is None or figure.high is None:
-        return f"{figure.mean:.3f}"
-    return f"{figure.mean:.3f} ({figure.low:.3f} to {figure.high:.3f})"
+def end_of(curve: Curve, metric: str) -> float:
+    """Average a metric over the last third of a curve's trained evaluations."""
+    return fmean(evaluation.metrics[metric] for evaluation in last_third(curve))
+
+
+def last_third(curve: Curve) -> Curve:
+    trained = [evaluation for evaluation in curve if evaluation.at]
+    return trained[-ceil(len(trained) / 3) :]
+
+
+def slope(curves: Sequence[Curve], metric: str) -> Bounds | None:
+    """Estimate the change of a metric over the last third, by seed; None with fewer than three points or seeds."""
+    changes = []
+    for curve in curves:
+        third = last_third(curve)
+        if len(third) < 3:
+            return None
+        at = np.array([evaluation.at for evaluation in third], dtype=float)
+        values = np.array([evaluation.metrics[metric] for evaluation in third])
+        changes.append(float(np.polyfit(at, values, 1)[0] * (at[-1] - at[0])))
+    return bounds(changes) if len(changes) >= 3 else None
+
+
+def is_flat(curves: Sequence[Curve], metric: str) -> bool | None:
+    """Tell whether 0 lies in the interval of the slope; None if it cannot be told."""
+    found = slope(curves, metric)
+    return None if found is None else found[1] <= 0 <= found[2]
+
+
+def bounds(values: Sequence[float]) -> Bounds:
+    """Compute a mean and its 95 % interval over seeds by Student's t."""
+    mean = fmean(values)
+    half = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)) if len(values) > 1 else float("inf")
+    return mean, mean - half, mean + half
+
+
+def _cell(curves: Sequence[Curve], metric: str) -> str:
+    """Mean at the end, and the sign of a curve that still rises or falls."""
+    mean = fmean(end_of(curve, metric) for curve in curves)
+    flat = is_flat(curves, metric)
+    mark = ""
+    if flat is None:
+        mark = " ?"
+    elif not flat:
+        found = slope(curves, metric)
+        mark = " ↗" if found and found[0] > 0 else " ↘"
+    return f"{mean:.3f}{mark}"
+
+
+def _row(prediction: Prediction, claim: Claim, curves: Curves) -> str:
+    low, high = prediction.interval
+    differences = []
+    for seed in claim.seeds:
+        curve, other = curves.get((prediction.arm, seed)), curves.get((str(prediction.against), seed))
+        if curve is None or (prediction.against is not None and other is None):
+            continue
+        base = end_of(other, prediction.metric) if other else curve[0].metrics[prediction.metric]
+        differences.append(end_of(curve, prediction.metric) - base)
+    about = f"| {prediction.text} | {low:+.2f} to {high:+.2f} |"
+    if len(differences) < len(claim.seeds):
+        return f"{about} not run yet | {len(differences)} of {len(claim.seeds)} ran | |"
+
+    mean, least, most = bounds(differences)
+    agree = sum(low <= value <= high for value in differences)
+    sides = [prediction.arm] + ([prediction.against] if prediction.against else [])
+    rising = []
+    for arm in sides:
+        if is_flat([curve for (name, _), curve in curves.items() if name == arm], prediction.metric) is False:
+            rising.append(arm)
+    if rising:
+        verdict = f"undecided: {' and '.join(rising)} not flat"
+    elif low <= least and most <= high:
+        verdict = "as predicted"
+    elif most < low or least > high:
+        verdict = "not as predicted"
+    else:
+        verdict = "undecided"
+    return f"{about} {mean:+.3f} ({least:+.3f} to {most:+.3f}) | {agree} of {len(differences)} | {verdict} |"
