@@ -140,9 +140,9 @@ class BenchmarkSpec(Generic[Items]):
 
     def check(self, name: str, options: BenchmarkOptions) -> None:
         """Raise UsageError for an option of other benchmarks, or if nothing is named that makes images."""
-        own = {*self.takes, *COMMON}
+        taken_options = {*self.takes, *COMMON}
         for field in fields(options):
-            if field.name not in own and getattr(options, field.name) not in (field.default, []):
+            if field.name not in taken_options and getattr(options, field.name) not in (field.default, []):
                 raise UsageError(f"--{field.name.replace('_', '-')} is not an option of {name}")
         if self.generate and not options.makes_images:
             raise ValueError("name a generator with --model, or a folder of finished images with --images")

@@ -142,10 +142,10 @@ CaseAlignment = dict[str, dict[str, list[str] | None]]
 
 
 def _case(name: str, record: Any, criteria: Any, alignment: Any) -> Case:
-    given = typed(record, CaseRecord)
-    captions = given.sub_caption
-    if given.output_image_count not in (None, len(captions)):
-        raise ValueError(f"'output_image_count' is {given.output_image_count} for {len(captions)} sub-captions")
+    case = typed(record, CaseRecord)
+    captions = case.sub_caption
+    if case.output_image_count not in (None, len(captions)):
+        raise ValueError(f"'output_image_count' is {case.output_image_count} for {len(captions)} sub-captions")
     with blamed_on(CRITERIA):
         lists = typed(criteria, CaseCriteria)
     with blamed_on(ALIGNMENT):
@@ -159,11 +159,11 @@ def _case(name: str, record: Any, criteria: Any, alignment: Any) -> Case:
         first[dimension] = next(iter(texts), None) if isinstance(texts, list) else texts
     return Case(
         id=safe_name(name),
-        instruction=given.instruction,
+        instruction=case.instruction,
         captions=tuple(captions),
         criteria=written(first),
         alignment=tuple({name: tuple(texts.get(name) or ()) for name in ALIGNED} for texts in aligned.values()),
-        category=given.category or "",
+        category=case.category or "",
     )
 
 

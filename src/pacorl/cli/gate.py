@@ -175,13 +175,13 @@ def _check_images(images: Sequence[str], judge: CalibratedJudge, ask: CheckOptio
     source = _judge_of(judge, [*files_of(images), *gate.references])
 
     with load_judge(source, judge) as reward:
-        named = {"judge": reward.name, "note": reward.note}
+        judge_names = {"judge": reward.name, "note": reward.note}
         echo_errors(reward.note)
         try:
             checked = gate.check(reward, names, opened)
         except ControlError as refusal:
             if output.as_json:
-                print_json(named | refusal.to_dict())
+                print_json(judge_names | refusal.to_dict())
             raise
 
     # The page comes before the output, which may fail on a closed pipe.
@@ -189,9 +189,9 @@ def _check_images(images: Sequence[str], judge: CalibratedJudge, ask: CheckOptio
         write_atomic(output.report, check_page(checked, judge=reward.name, note=reward.note))
         echo_errors(f"page: {output.report}")
     if output.as_json:
-        print_json(named | checked.to_dict())
+        print_json(judge_names | checked.to_dict())
     else:
-        echo("\n".join(check_lines(checked, judge=named["judge"])))
+        echo("\n".join(check_lines(checked, judge=judge_names["judge"])))
     echo_errors(*dict.fromkeys(pair.error for pair in checked.scores.missing))
     return code_of(checked)
 

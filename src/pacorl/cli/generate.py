@@ -54,8 +54,8 @@ class RequestOptions(WriterOptions):
 
     def check(self) -> None:
         """Raise ValueError unless there is one source, with the flags that go with it."""
-        given = (self.prompt, self.record, self.storyboard, self.instruction, self.page)
-        flags = [flag for flag, value in zip(SOURCES, given, strict=True) if value]
+        sources = (self.prompt, self.record, self.storyboard, self.instruction, self.page)
+        flags = [flag for flag, value in zip(SOURCES, sources, strict=True) if value]
         if len(flags) != 1:
             not_both = f", not {' and '.join(flags)}" if flags else ""
             raise ValueError(f"give one of {', '.join(SOURCES)}{not_both}")

@@ -67,7 +67,7 @@ class AdaptedGenerator(GeneratorOptions):
     def check(self, prompts: Sequence[Prompt]) -> PolicySpec:
         """Check checkpoint, adapters, size and options before diffusers is imported; returns the generator's kind."""
         spec = self.spec_of(prompts)
-        for adapter in self.adapters or [""]:
+        for adapter in spec.adapters_of(self.model, self.adapters) or [""]:
             spec.check_source(self.model, adapter=adapter, size=self.size)
         spec.options_for(self.model, dtype=self.dtype, **self.policy_options)
         return spec
@@ -87,9 +87,9 @@ class AdaptedGenerator(GeneratorOptions):
 
     def by_recipe(self, texts: Mapping[str, str]) -> AdaptedGenerator:
         """Take what is not given from the recipe of an image."""
-        given = self.policy_options
+        options = self.policy_options
         names = ("guidance_scale", "true_cfg_scale", "negative_prompt", "max_sequence_length")
-        further = [f"{name}={texts[name]}" for name in names if name in texts and name not in given]
+        further = [f"{name}={texts[name]}" for name in names if name in texts and name not in options]
         return replace(
             self,
             model=texts.get("model", TINY) if self.model == TINY else self.model,

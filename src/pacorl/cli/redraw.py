@@ -185,7 +185,7 @@ def redraw_page(
     # Draw, and write the page with its panels.
     seeds = [int(recipe.get("seed", 0)) + generator.seed] * len(panels)
     with choice.load(judge, model) as reward:
-        named = {"judge": reward.name, "note": reward.note}
+        judge_names = {"judge": reward.name, "note": reward.note}
         echo_errors(model.note, reward.note)
         redrawing = Redrawing(generator, choice, gate, model, reward)
         repair, document = redrawing.passing(panels, names, again, seeds, path)
@@ -194,10 +194,10 @@ def redraw_page(
 
     # Output.
     if output.report:
-        write_atomic(output.report, check_page(repair.after, tries=repair.shown, **named))
+        write_atomic(output.report, check_page(repair.after, tries=repair.shown, **judge_names))
         echo_errors(f"page: {output.report}")
     if output.as_json:
-        print_json(named | document | {"file": str(path)})
+        print_json(judge_names | document | {"file": str(path)})
     else:
         echo("\n".join([*check_lines(repair.after, judge=reward.name), str(path)]))
     return code_of(repair.after)

@@ -191,7 +191,7 @@ class GeneratorOptions(ModelOptions):
     """The generator of a command, and how it samples."""
 
     size: Size | None = option(
-        None, "HEIGHTxWIDTH of an image; the record's, 128x128 for tiny, else 1024x1024.", parse=Size.parse
+        None, "HEIGHTxWIDTH of an image; the record's, 192x192 for tiny, else 1024x1024.", parse=Size.parse
     )
     steps: int | None = option(
         None, "Denoising steps; the model's own, e.g. 28 for FLUX.1-dev, 10 for tiny.", least=1, most=1000

@@ -68,9 +68,9 @@ def draw_pairs_across(seeds: Sequence[int], panels: int, *, partners: int) -> li
     pairs_of_set = max(ceil(panels / 2), comb(panels, 2) // 2)
     partners = min(partners, len(seeds) - 1)
     pairs = []
-    for place, (_, number, order) in enumerate(circle):
+    for position, (_, number, order) in enumerate(circle):
         for turn in range(pairs_of_set):
-            _, other, order_of_other = circle[(place + 1 + turn % partners) % len(circle)]
+            _, other, order_of_other = circle[(position + 1 + turn % partners) % len(circle)]
             # One further in each round of the panels, so that no pair comes twice.
             rounds_left = pairs_of_set // panels - turn // panels
             panel_of_other = order_of_other[(pairs_of_set + turn - rounds_left) % panels]
@@ -101,6 +101,8 @@ def contrast_scores(
         scores_of_panel[second].append(score)
 
     scores: list[float | None] = []
-    for own, others in zip(map(whole_mean, within), map(whole_mean, across), strict=True):
-        scores.append(None if own is None or others is None else (1 + own - weight * others) / 2)
+    for within_score, across_score in zip(map(whole_mean, within), map(whole_mean, across), strict=True):
+        scores.append(
+            None if within_score is None or across_score is None else (1 + within_score - weight * across_score) / 2
+        )
     return [scores[first : first + panels] for first in range(0, len(scores), panels)]

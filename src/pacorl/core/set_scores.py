@@ -43,11 +43,11 @@ def panel_medians(score_of_pair: Mapping[tuple[int, int], float | None]) -> dict
 
 
 def median_with(
-    score_of_pair: Mapping[tuple[int, int], float | None], panel: int, others: Collection[int]
+    score_of_pair: Mapping[tuple[int, int], float | None], panel: int, group: Collection[int]
 ) -> float | None:
     """Compute a panel's median score with other images; None if one of these pairs has no score, or there is none."""
     scores: list[float] = []
-    for other in others:
+    for other in group:
         score = score_of_pair.get((panel, other), score_of_pair.get((other, panel)))
         if score is None:
             return None

@@ -66,10 +66,10 @@ def calibration_lines(answers: Answers, curve: Curve, held_out: Answers | None) 
         f"{len(answers.p_N)} pairs, {int(answers.yes_N.sum())} labelled Yes",
         f"temperature {curve.temperature:.3f}, bias {curve.bias:+.3f}",
     ]
-    parts = [("of these pairs", answers)]
+    samples = [("of these pairs", answers)]
     if held_out:
-        parts.append((f"held out, {len(held_out.p_N)} pairs", held_out))
-    for kind, of_part in parts:
+        samples.append((f"held out, {len(held_out.p_N)} pairs", held_out))
+    for kind, of_part in samples:
         before, after = of_part.errors(curve)
         lines.append(f"ECE, {kind}: {_interval(before)} before, {_interval(after)} after")
     # Whether it helps, by the last part.

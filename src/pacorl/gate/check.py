@@ -257,8 +257,10 @@ def check_set(
     controls = _controlled(judge, every, least, names=every_name, **of_set)
     scores = score_set(judge, every, names=every_name, pairs=pairs, progress=progress, **of_set)
     judged = [panel_score(scores, panel, group) for panel, group in zip(panels, groups, strict=True)]
-    asked = (len(pairs) + len(controls)) * len(specs) * (2 if symmetric else 1)
-    return Check(scores, tuple(references), least, tuple(controls), tuple(judged), asked, tuple(map(tuple, casts)))
+    questions_asked = (len(pairs) + len(controls)) * len(specs) * (2 if symmetric else 1)
+    return Check(
+        scores, tuple(references), least, tuple(controls), tuple(judged), questions_asked, tuple(map(tuple, casts))
+    )
 
 
 # --- controls ----------------------------------------------------------------------------------------------------

@@ -304,8 +304,8 @@ def table(scores: Scores) -> str:
     # The answers in words, and those to each of several questions.
     words = []
     for pair in scores.pairs:
-        several = zip(scores.questions, pair.by_question, strict=True) if len(scores.questions) > 1 else ()
-        lines = [f"  {p_yes_text(p_yes):>7}  {question.label}" for question, p_yes in several]
+        by_question = zip(scores.questions, pair.by_question, strict=True) if len(scores.questions) > 1 else ()
+        lines = [f"  {p_yes_text(p_yes):>7}  {question.label}" for question, p_yes in by_question]
         if pair.reasons:
             lines.append("  " + pair.reasons.replace("\n", "\n  "))
         if lines:

@@ -20,6 +20,7 @@ from pacorl.grpo.rollout import sample_images
 from pacorl.models.adapters import adapter_names, adapter_off, load_lora
 from pacorl.models.policies import DEFAULT_KIND, POLICIES, kind_of, model_section
 from pacorl.models.policies.policy import check_images
+from pacorl.models.policies.spec import NO_ADAPTER
 from pacorl.records.compose import prompt_from
 from pacorl.runtime.turns import Turns
 from pacorl.types import TINY, Prompt, Size
@@ -112,8 +113,8 @@ class Generator:
         Args:
             model: a diffusers folder, a hub name or "tiny".
             kind: name in `POLICIES`; the checkpoint's own by default.
-            adapter: PEFT or diffusers form: a folder, file or hub name, or "steady" of the tiny editor; or several with
-                their strengths.
+            adapter: PEFT or diffusers form: a folder, file or hub name; or several with their strengths. "none" is the
+                base of the tiny generator, which has an adapter of its own.
             dtype: type of the weights; "auto" is bfloat16 on a GPU and float32 elsewhere.
             device: a GPU by default, if there is one.
             memory: "low" keeps the transformer's blocks in int8, and text encoders on the device only while they work;
@@ -125,7 +126,8 @@ class Generator:
         """
         # Checks, and the options of the policy.
         spec = POLICIES.named(kind or kind_of(model))
-        strengths = adapter if isinstance(adapter, Mapping) else dict.fromkeys([adapter] if adapter else [], 1.0)
+        named = adapter if isinstance(adapter, Mapping) else dict.fromkeys([adapter] if adapter else [], 1.0)
+        strengths = spec.adapters_of(model, named)
         for name in strengths or [""]:
             spec.check_source(model, adapter=name)
         sources = {spec.adapter_source(model, name): strength for name, strength in strengths.items()}
@@ -150,7 +152,9 @@ class Generator:
         if policy.options.warning:
             logger.warning(policy.options.warning)
 
-        generator = cls(policy, model=model, kind=spec.kind, adapter=adapter_names(strengths))
+        # A recipe says so where the base was chosen over an adapter that it would be made with.
+        chosen = adapter_names(strengths) or (NO_ADAPTER if spec.adapters_of(model, {}) else "")
+        generator = cls(policy, model=model, kind=spec.kind, adapter=chosen)
         generator.loras = loras
         if low:
             generator.turns = Turns(policy.transformer, device=torch.device(device))

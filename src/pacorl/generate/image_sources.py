@@ -13,6 +13,7 @@ from pacorl.io.documents import JsonObject
 from pacorl.io.files import digest
 from pacorl.io.quiet import quiet_loading
 from pacorl.models.policies import POLICIES, kind_of
+from pacorl.models.policies.spec import NO_ADAPTER
 from pacorl.types import TINY, Size
 
 
@@ -71,7 +72,8 @@ def image_source(
         description["kind"] = kind
 
     # Loaded late: a folder without missing images needs no weights.
-    names = {"kind": kind, "adapter": adapter, "dtype": dtype, "memory": memory}
+    # The base, unless an adapter is named: the tiny generator's own would make a benchmark of something else.
+    names = {"kind": kind, "adapter": adapter or NO_ADAPTER, "dtype": dtype, "memory": memory}
     load = partial(_load, checkpoint, names | options, batch=batch, size=size, steps=steps)
     return ImageSource(load, description, seed=seed, batch=batch)
 
@@ -84,7 +86,9 @@ def _load(
     size: Size | None,
     steps: int | None,
 ) -> GenerateImages:
-    POLICIES.named(options["kind"]).check_source(checkpoint, adapter=options["adapter"])  # before torch is imported
+    spec = POLICIES.named(options["kind"])
+    for adapter in spec.adapters_of(checkpoint, {options["adapter"]: 1.0}) or [""]:
+        spec.check_source(checkpoint, adapter=adapter)  # before torch is imported
     quiet_loading()
     import torch
 

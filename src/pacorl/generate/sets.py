@@ -34,6 +34,7 @@ from pacorl.judge.pairwise import (
     mean_over_dimensions,
     texts_about,
 )
+from pacorl.models.policies.spec import NO_ADAPTER
 from pacorl.rewards.consistency import Consistency
 from pacorl.types import Prompt, Verdict
 
@@ -142,7 +143,7 @@ def _ranked_candidates(
     settings = generator.policy.options
     recipe = Recipe(
         model=generator.model,
-        adapter="" if options["base"] else generator.adapter,
+        adapter=NO_ADAPTER if options["base"] and generator.adapter else generator.adapter,
         seed=seeds[0],
         size=generator.size_of(prompt, options["size"]),
         steps=options["steps"] or generator.default_steps,
@@ -231,9 +232,9 @@ def judge_with_earlier(
         between = [verdict.p_yes for verdict in across.values()]
         # The page's own pairs and the pairs with earlier panels have equal weights.
         within = [of_page.matrix[a][b] for a, b in combinations(range(prompt.grid.count), 2)]
-        parts = (("this page", of_page.score), ("with earlier pages", _mean(between)))
+        means = (("this page", of_page.score), ("with earlier pages", _mean(between)))
         error = of_page.error or errors_of(across.values())
-        judged.append(Judged(_mean([*within, *between]), of_page.matrix, parts, error))
+        judged.append(Judged(_mean([*within, *between]), of_page.matrix, means, error))
     return judged
 
 

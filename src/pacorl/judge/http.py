@@ -114,8 +114,8 @@ def encode(questions: Iterable[Question]) -> dict[int, EncodedImage]:
 
 def turn_body(model: str, images: Sequence[EncodedImage], text: str, *, max_tokens: int) -> dict[str, Any]:
     """Build a request of one user turn, its images before its text, without thinking."""
-    parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": image.url}} for image in images]
-    messages = [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
+    content: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": image.url}} for image in images]
+    messages = [{"role": "user", "content": [*content, {"type": "text", "text": text}]}]
     thinking = {"chat_template_kwargs": {"enable_thinking": False}}
     return {"model": model, "messages": messages, "max_tokens": max_tokens} | thinking
 
@@ -341,8 +341,8 @@ class HttpJudge:
             JudgeRefusedError: for a wrong model name, key or address.
             UnreachableError: if a server is silent.
         """
-        urls, named = split_address(source)
-        judge = cls(model or named, urls, **options)
+        urls, model_name = split_address(source)
+        judge = cls(model or model_name, urls, **options)
         try:
             judge.check(patience=startup)
         except BaseException:  # a Ctrl-C too: the judge's thread would outlive it
@@ -663,5 +663,7 @@ class HttpJudge:
 
 def _remedy(url: str) -> str:
     """Name the command that serves a judge at an address of this machine, as a clause; empty for any other address."""
-    parts = urlsplit(url)
-    return f" (`pacorl serve CHECKPOINT --port {parts.port}` serves one)" if is_loopback(parts.hostname or "") else ""
+    address = urlsplit(url)
+    return (
+        f" (`pacorl serve CHECKPOINT --port {address.port}` serves one)" if is_loopback(address.hostname or "") else ""
+    )

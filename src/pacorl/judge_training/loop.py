@@ -76,8 +76,8 @@ def read_answers(model: Any, batch: Mapping[str, Tensor], *, yes: int, no: int) 
 
     # transformers 5.17 selects columns of all rows, and no single positions.
     columns_K = before_BL.any(0).nonzero()[:, 0]
-    kept = before_BL if SELECTS_POSITIONS else columns_K
-    logits_TV = model(**inputs, use_cache=False, logits_to_keep=kept).logits
+    positions = before_BL if SELECTS_POSITIONS else columns_K
+    logits_TV = model(**inputs, use_cache=False, logits_to_keep=positions).logits
     if not SELECTS_POSITIONS:
         logits_TV = logits_TV[before_BL[:, columns_K]]
     wide = torch.promote_types(logits_TV.dtype, torch.float32)

@@ -149,12 +149,12 @@ def start_from(transformer: nn.Module, source: str | Path, *, rank: int, alpha: 
 def copy_start(model: nn.Module, lora: Lora, *, rank: int, alpha: float, key: str, source: str | Path) -> None:
     """Copy a read adapter into the trained adapter, of `rank` and `alpha`; `key`: the setting that names `source`."""
     # Training has one rank and one α for all modules.
-    found = sorted({(rank_of, lora.alphas[module]) for module, rank_of in lora.ranks.items()})
-    if found != [(rank, alpha)]:
+    shapes_of_modules = sorted({(rank_of, lora.alphas[module]) for module, rank_of in lora.ranks.items()})
+    if shapes_of_modules != [(rank, alpha)]:
         section = key.rpartition(".")[0]
-        shapes = ", ".join(f"rank {rank_of} and alpha {alpha_of:g}" for rank_of, alpha_of in found)
-        fix = f"set {section}.rank={found[0][0]} {section}.alpha={found[0][1]:g}"
-        if len(found) > 1:
+        shapes = ", ".join(f"rank {rank_of} and alpha {alpha_of:g}" for rank_of, alpha_of in shapes_of_modules)
+        fix = f"set {section}.rank={shapes_of_modules[0][0]} {section}.alpha={shapes_of_modules[0][1]:g}"
+        if len(shapes_of_modules) > 1:
             fix = "training takes one of each, so merge it into model.checkpoint"
         raise ValueError(f"{key} {source} has modules of {shapes}; {fix}")
     # Targets that would match: the module's name after the block's number.

@@ -74,7 +74,7 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
     # The gallery: the images of the first seed, by their change.
     seed, shown = next(iter(pairs.items()))
     samples, alone = asked_of_both(*shown)
-    chosen, _ = match(samples)
+    matched, _ = match(samples)
     contents: dict[str, Any] = {
         "title": f"{names[0]} and {names[1]}",
         "name": "comparison",
@@ -97,7 +97,7 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
     file = re.sub(r"[^\w.-]+", "-", f"compare-{names[0]}-{names[1]}")[:MOST_NAME]
     path = settings[1][0].path.resolve().parent / f"{file}.html"
     check_made(path)
-    write_atomic(path, render("compare.html", **contents, **gallery(chosen, names=names)))
+    write_atomic(path, render("compare.html", **contents, **gallery(matched, names=names)))
     return path, [*lines, *([alone_runs] if alone_runs else []), *[f"warning: {line}" for line in unlike]]
 
 

@@ -57,8 +57,8 @@ def _lines(records: Sequence[Record], name_of: Callable[[str], str]) -> dict[str
             # The log has null for values that were not finite.
             if name and (value is None or number(value) is not None):
                 series.setdefault(name, []).append((float(record["epoch"]), number(value)))
-    known = [name for name in MEANINGS if name in series]
-    names = [name for name in dict.fromkeys([*known, *series]) if any(value is not None for _, value in series[name])]
+    drawn = [name for name in MEANINGS if name in series]
+    names = [name for name in dict.fromkeys([*drawn, *series]) if any(value is not None for _, value in series[name])]
     return {label(name): series[name] for name in names[:MOST_LINES]}
 
 

@@ -133,8 +133,8 @@ def next_command(run: RunFolder) -> str:
         return f"pacorl calibrate {folder}/{judge} {data}"
     kind = settings.get("model.kind", "")
     is_editor = kind in POLICIES and not POLICIES[kind].sets
-    asked = "--image IMAGE --instruction TEXT" if is_editor else "--prompt TEXT"
-    return f"pacorl generate --model {model} --adapter {folder}/adapter {asked}"
+    request = "--image IMAGE --instruction TEXT" if is_editor else "--prompt TEXT"
+    return f"pacorl generate --model {model} --adapter {folder}/adapter {request}"
 
 
 # --- the gallery -----------------------------------------------------------------------------------------------------

@@ -108,8 +108,8 @@ def write_card(run: Path, *, licence: str = "") -> Path:
     is_judge = "data" in config
     is_adapter = folder.name != "merged"
     tag = "judge" if is_judge else "character" if "character" in config else "paco-grpo"
-    known = {spec.published: spec.licence for spec in POLICIES.values()} | JUDGE_LICENCES
-    base_licence, licence_name = known.get(base, ("", ""))
+    licences = {spec.published: spec.licence for spec in POLICIES.values()} | JUDGE_LICENCES
+    base_licence, licence_name = licences.get(base, ("", ""))
     if not (licence or base_licence):
         raise ValueError(f"the licence of {base or 'the base'} is not known here; name one, e.g. --licence apache-2.0")
     kind = str(config.get("model", {}).get("kind") or DEFAULT_KIND)

@@ -90,10 +90,10 @@ def tiny_panel(theme: str, text: str) -> Prompt:
     Raises:
         ValueError: if words are unknown or missing.
     """
-    named = attributes_in(theme, where="the theme", allowed=(*LOOKS, "place"))
-    named |= attributes_in(text, where="the panel", allowed=tuple(VALUES), required=SCENE)
-    shared = theme_text(named["place"], named) if "place" in named else theme
-    return tiny_prompt(shared, [f"{named['pose']}, {named['prop']}"] * GRIDS[0].count, GRIDS[0])
+    attributes = attributes_in(theme, where="the theme", allowed=(*LOOKS, "place"))
+    attributes |= attributes_in(text, where="the panel", allowed=tuple(VALUES), required=SCENE)
+    shared = theme_text(attributes["place"], attributes) if "place" in attributes else theme
+    return tiny_prompt(shared, [f"{attributes['pose']}, {attributes['prop']}"] * GRIDS[0].count, GRIDS[0])
 
 
 def check_tiny_grid(grid: Grid, panels: int) -> None:
@@ -135,10 +135,12 @@ def tiny_scene(text: str) -> str:
     Raises:
         ValueError: if words are unknown, or one of pose and prop is missing.
     """
-    asked = attributes_in(text, where="the panel", allowed=tuple(VALUES), required=SCENE)
-    scene = f"{asked['pose']}, {asked['prop']}"
+    attributes = attributes_in(text, where="the panel", allowed=tuple(VALUES), required=SCENE)
+    scene = f"{attributes['pose']}, {attributes['prop']}"
     where = [
-        words[asked[name]] for name, words in (("place", PLACE_WORDS), ("palette", PALETTE_WORDS)) if name in asked
+        words[attributes[name]]
+        for name, words in (("place", PLACE_WORDS), ("palette", PALETTE_WORDS))
+        if name in attributes
     ]
     return f"{' '.join(where)}, {scene}" if where else scene
 

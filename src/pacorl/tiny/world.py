@@ -124,8 +124,8 @@ def layer(kind: str, values: tuple[str, ...], size: int) -> NDArray[np.float32]:
     Raises:
         ValueError: if the size does not divide TILE.
     """
-    step, rest = divmod(TILE, size)
-    if rest:
+    step, remainder = divmod(TILE, size)
+    if remainder:
         raise ValueError(f"a panel of {size} px; a side divides {TILE}, such as 16, 24, 32, 48, 64 or 96")
     pixels = _artwork()[kind, *values].astype(np.float32) / np.float32(255)
     pixels[..., :3] *= pixels[..., 3:]

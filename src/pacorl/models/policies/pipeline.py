@@ -364,10 +364,10 @@ class PipelinePolicy:
             rows_by_layout.setdefault(layout, []).append(row)
         if len(rows_by_layout) == 1 and (len(conditionings) == 1 or not per_prompt):
             return self.collate_alike(conditionings)
-        parts = []
+        batches = []
         for rows in rows_by_layout.values():
-            parts.append((tuple(rows), self.collate_alike([conditionings[row] for row in rows])))
-        return MixedConditioning({}, tuple(parts))
+            batches.append((tuple(rows), self.collate_alike([conditionings[row] for row in rows])))
+        return MixedConditioning({}, tuple(batches))
 
     def collate_alike(self, conditionings: Sequence[Conditioning]) -> Conditioning:
         """Collate conditionings of one layout."""

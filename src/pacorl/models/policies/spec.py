@@ -41,6 +41,8 @@ class TinyCheckpoint:
     """Training options that differ from its kind's defaults."""
     adapters: Mapping[str, Path] = field(default_factory=dict)
     """Committed LoRAs of it, by name."""
+    adapter: str = ""
+    """Name of the one that images are made with, unless another or `NO_ADAPTER` is named. Training starts without."""
     steps: int = 10
     """Default denoising steps."""
     batch: int = 4
@@ -52,6 +54,8 @@ class TinyCheckpoint:
     """Caveat for readers of its images."""
 
 
+NO_ADAPTER = "none"
+"""Name, in place of an adapter's, of the base alone."""
 SINGLE_FILE = ".safetensors"
 """Ending of a checkpoint that is one file, as ComfyUI has it: the transformer, beside the published other parts."""
 
@@ -279,15 +283,16 @@ class PolicySpec:
         check_checkpoint(source, "model_index.json")
         index = local_file(source, "model_index.json")
         if index:
-            found = read_object(index).get("_class_name")
+            class_name = read_object(index).get("_class_name")
         else:
             import diffusers
 
-            found = diffusers.DiffusionPipeline.load_config(source).get("_class_name")
+            class_name = diffusers.DiffusionPipeline.load_config(source).get("_class_name")
         needed = self.pipeline if isinstance(self.pipeline, str) else self.pipeline.__name__
-        if found != needed:
+        if class_name != needed:
             raise ValueError(
-                f"model.checkpoint {source} is a {found}, and this model.kind needs a {needed} such as {self.published}"
+                f"model.checkpoint {source} is a {class_name}, and this model.kind needs a {needed} such as "
+                f"{self.published}"
             )
 
     def adapter_source(self, checkpoint: str, adapter: str) -> str:
@@ -295,6 +300,12 @@ class PolicySpec:
         if checkpoint != TINY:
             return adapter
         return str(self.committed.adapters.get(adapter, adapter))
+
+    def adapters_of(self, checkpoint: str, named: Mapping[str, float]) -> dict[str, float]:
+        """Return the adapters that images are made with: those named, or the tiny checkpoint's own; none for `none`."""
+        if not named and checkpoint == TINY and self.committed.adapter:
+            return {self.committed.adapter: 1.0}
+        return {} if [*named] == [NO_ADAPTER] else dict(named)
 
     def check_trainable(self, checkpoint: str, *, pipeline: Any = None) -> None:
         """Raise ValueError if a checkpoint, or a loaded pipeline in its place, is distilled to few steps.
