@@ -1,6 +1,6 @@
 """Checks what a quickstart reached against the least that it must reach: `floors.py runs/quickstart/summary.json`.
 
-Prints a table and exits with 1 where a floor is missed. The metrics are defined in `docs/metrics.md`.
+Prints a table and exits with 1 where a floor is missed. docs/quickstart.md has the metrics.
 """
 
 from __future__ import annotations

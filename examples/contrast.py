@@ -1,4 +1,4 @@
-"""An objective of endpoints from outside the package; docs/extending.md explains it."""
+"""An objective of endpoints from outside the package; docs/python.md explains it."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""A generator of one's own: a transformer that is in no diffusers pipeline; docs/extending.md explains it."""
+"""A generator of one's own: a transformer that is in no diffusers pipeline; docs/python.md explains it."""
 
 import zlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""An objective from outside the package; docs/extending.md explains it."""
+"""An objective from outside the package; docs/python.md explains it."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""The table of docs/hardware.md: `python -m research.hardware`.
+"""The table of docs/running.md: `python -m research.hardware`.
 
 Each row is `pacorl train-policy RECIPE --dry-run` with gradient checkpointing: peaks on meta tensors with published
 shapes, equal on every machine.
@@ -10,7 +10,6 @@ from pathlib import Path
 
 from pacorl.config.base import load
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.plan.memory import PHASES
 from pacorl.plan.plan import AUTO, Plan, plan_policy, with_checkpointing
 
 ROOT = Path(__file__).parents[1]
@@ -41,15 +40,12 @@ def planned(run: PolicyConfig) -> Plan:
     return plan_policy(with_checkpointing(run, on=True, only=AUTO), world=1)
 
 
-def row(name: str, run: PolicyConfig, plan: Plan) -> str:
+def row(name: str, plan: Plan) -> str:
     """Format a recipe's row."""
-    largest = PHASES[max(PHASES, key=plan.phase_bytes)]
-    written_for = f"8 GPUs, {run.processes} of them train" if run.processes > 1 else "1 GPU, with the judge"
-    peak, host, disk = (f"{count / 2**30:.1f}" for count in (plan.peak_bytes, plan.host_bytes, plan.disk_bytes))
+    peak, host = (f"{count / 2**30:.1f}" for count in (plan.peak_bytes, plan.host_bytes))
     recipe, *changes = name.split()
     link = f"[{recipe}.yaml](../configs/{recipe}.yaml)" + "".join(f" `{change}`" for change in changes)
-    cells = (link, run.model.checkpoint, written_for, peak, largest, smallest_card(plan), host, disk)
-    return f"| {' | '.join(cells)} |"
+    return f"| {link} | {smallest_card(plan)} | {peak} | {host} |"
 
 
 def smallest_card(plan: Plan) -> str:
@@ -62,5 +58,4 @@ def smallest_card(plan: Plan) -> str:
 
 if __name__ == "__main__":
     for name in RECIPES:
-        config = run_of(name)
-        print(row(name, config, planned(config)))
+        print(row(name, planned(run_of(name))))

@@ -1,4 +1,4 @@
-"""How far a panel's noise acts on other panels of a set, by which panel credit is biased (docs/engine.md).
+"""How far a panel's noise acts on other panels of a set, by which panel credit is biased (docs/method.md).
 
     python -m research.locality tiny                          # a recipe or a config, and changes of it
     python -m research.locality runs/mine/config.yaml adapter.start=runs/mine/adapter --groups 6

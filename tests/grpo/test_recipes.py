@@ -119,8 +119,8 @@ def test_every_config_can_be_planned(path: Path) -> None:
     found = hardware.planned(run)
     assert found.peak_bytes > 0
     if path.stem in hardware.RECIPES:
-        page = (FOLDER.parent / "docs" / "hardware.md").read_text("utf-8")
-        assert hardware.row(path.stem, run, found) in page, "python -m research.hardware"
+        page = (FOLDER.parent / "docs" / "running.md").read_text("utf-8")
+        assert hardware.row(path.stem, found) in page, "python -m research.hardware"
     if path.stem.endswith("_1gpu"):
         assert found.peak_bytes + 2 * 2**30 < 80e9, "one card of 80 GB"
     if path.stem.endswith(("_16gb", "_24gb")):

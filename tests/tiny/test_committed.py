@@ -1,4 +1,4 @@
-"""What the committed tiny checkpoints can do, measured on the files as they are loaded (docs/tiny.md)."""
+"""What the committed tiny checkpoints can do, measured on the files as they are loaded (docs/quickstart.md)."""
 
 from itertools import pairwise
 from pathlib import Path

@@ -73,7 +73,7 @@ def test_prompts_depend_on_split_count_and_seed_alone() -> None:
 
 
 def test_the_page_of_the_world_lists_its_words() -> None:
-    page = Path(__file__).parents[2].joinpath("docs", "tiny.md").read_text(encoding="utf-8")
+    page = Path(__file__).parents[2].joinpath("docs", "quickstart.md").read_text(encoding="utf-8")
     for name, values in VALUES.items():
         assert f"| {name} | {', '.join(values)} |" in page
 

@@ -1,6 +1,6 @@
 """Twins: the released models in small, of the real classes with random weights.
 
-Tokenizers are trained on texts. `python -m research.tiny` trains some of the twins. Sizes are in `docs/tiny.md`.
+Tokenizers are trained on texts. `python -m research.tiny` trains some of the twins.
 """
 
 from __future__ import annotations

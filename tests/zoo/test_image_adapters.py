@@ -148,7 +148,7 @@ def by_diffusers(zoo: Zoo, path: Path) -> nn.Module:
         file = path if path.is_file() else path / _only_file(path)
         pipeline.load_lora_weights(file.parent, weight_name=file.name)
     else:
-        pipeline.load_lora_weights(path)  # as docs/adapters.md says
+        pipeline.load_lora_weights(path)  # as docs/models.md says
     transformer: nn.Module = pipeline.transformer
     return transformer
 

@@ -5,7 +5,7 @@ A checkpoint is a folder `step-000040` with
     state.json          the epoch (its draws follow from the seed), the step, the length of the log, the config, what
                         decides rewards beside it, and the SHA-256 of the other files
     lora/               the averaged adapter for use elsewhere
-Policies and characters share the format and the rule of what a resumed run may change. docs/survives.md lists the
+Policies and characters share the format and the rule of what a resumed run may change. docs/running.md lists the
 failures that it survives.
 """
 

@@ -1,6 +1,6 @@
 """Files of the whole package: atomic and durable writes, locks, and paths confined to a folder.
 
-What `docs/survives.md` promises of kills, power cuts and full disks rests on these functions.
+What `docs/running.md` promises of kills, power cuts and full disks rests on these functions.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ A source is one of
     FILE.json              such a file by its own name, described by the folder's dataset_info.json if there is one
     tiny:train|dev|test    pairs of the tiny world, drawn on demand, with a count as in tiny:dev:40
 
-`pacorl dataset export --rankings` turns your own rankings into the first form (docs/your-domain.md).
+`pacorl dataset export --rankings` turns your own rankings into the first form (docs/train-judge.md).
 
 Questions and answers are not changed. Image paths are relative to the file and cannot leave its folder. An error names
 the file and the line or record. No record is skipped.

@@ -1,6 +1,6 @@
 """Processes: accelerate's devices and ranks, gradients and steps across them, signals, threads.
 
-One process, DDP and FSDP2 run the same loop (configs/launch, docs/scaling.md), through a `Runtime`.
+One process, DDP and FSDP2 run the same loop (configs/launch, docs/running.md), through a `Runtime`.
 """
 
 from __future__ import annotations

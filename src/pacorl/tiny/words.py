@@ -1,7 +1,7 @@
 """The words of the tiny world: prompts from plain texts, and the attributes that a prompt asks for.
 
-The generator was trained on one world (docs/tiny.md) and one form of prompt. `tiny_prompt` finds the world's words in
-texts, in any order, and writes that form. An unknown word is an error, which lists the known ones.
+The generator was trained on one world (docs/quickstart.md) and one form of prompt. `tiny_prompt` finds the world's
+words in texts, in any order, and writes that form. An unknown word is an error, which lists the known ones.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TinyCheckpoint:
-    """The committed checkpoint `tiny`, trained on a small world of drawn characters (docs/tiny.md)."""
+    """The committed checkpoint `tiny`, trained on a small world of drawn characters (docs/quickstart.md)."""
 
     folder: Path
     """Folder in diffusers' layout."""
