@@ -64,6 +64,7 @@ def edit_reward_folder(tmp_path: Path) -> Path:
     rows, folder = edit_reward_rows(), tmp_path / "EditReward-Bench" / "data"
     write_parquet(folder / "train-00000-of-00002.parquet", rows[:5])
     write_parquet(folder / "train-00001-of-00002.parquet", rows[5:])
+    convert(folder.parent)
     return folder.parent
 
 

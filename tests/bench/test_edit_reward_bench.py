@@ -17,6 +17,7 @@ from pacorl.bench.benchmarks import BenchmarkOptions
 from pacorl.bench.edit_reward_bench import DIMENSIONS, EditRewardBench, read_edit_data
 from pacorl.bench.running import run
 from pacorl.cli import app
+from pacorl.dataset.convert import convert
 from pacorl.gate.paco_reward import PacoReward
 from pacorl.io.images import open_image
 from pacorl.judge.local import LocalJudge
@@ -108,27 +109,6 @@ def test_a_limit_takes_rows_and_their_outputs(edit_reward_folder: Path) -> None:
     assert len(list(bench.texts())) == 6
 
 
-def test_rows_may_be_jsonl_beside_their_images(tmp_path: Path) -> None:
-    row = edit_reward_rows()[0]
-    for name, shown in zip(("in", "a", "b"), (row["input_image"], *row["output_images"]), strict=True):
-        (tmp_path / f"{name}.png").write_bytes(shown["bytes"])
-    line = row | {"input_image": "in.png", "output_images": ["a.png", "b.png"]}
-    (tmp_path / "rows.jsonl").write_text(json.dumps(line) + "\n")
-    bench = EditRewardBench(read_edit_data(tmp_path), PacoReward(Even(), name="even"))
-    assert len(bench.measure(list(bench.texts()))) == 2
-    (tmp_path / "b.png").unlink()
-    with pytest.raises(ValueError, match=r"b\.png: cannot be read"):
-        bench.measure(list(bench.texts()))
-
-
-def test_what_is_no_table_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="holds no parquet files and not one JSONL"):
-        read_edit_data(tmp_path)
-    (tmp_path / "cut.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(ValueError, match=r"cut\.parquet: cannot be read as parquet"):
-        read_edit_data(tmp_path)
-
-
 # --- VCReward-Bench and EditReward-Compass -------------------------------------------------------------------------
 
 COLOURS = ((200, 40, 40), (40, 200, 40), (40, 40, 200), (120, 120, 20))
@@ -199,6 +179,7 @@ def test_vc_reward_is_what_naive_loops_give(tmp_path: Path) -> None:
     rows = vc_rows()
     write_parquet(tmp_path / "bench" / "data" / "train-00000-of-00002.parquet", rows[:3])
     write_parquet(tmp_path / "bench" / "data" / "train-00001-of-00002.parquet", rows[3:])
+    convert(tmp_path / "bench")
     values = values_of(tmp_path / "bench", "vc-reward-bench")
 
     judge = LocalJudge.from_pretrained("tiny", variants=True)

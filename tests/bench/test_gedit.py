@@ -146,7 +146,7 @@ def test_generated_by_kontext_and_rated(gedit_folder: Path, tmp_path: Path) -> N
 
 
 def test_a_table_that_was_not_converted_is_told_the_way(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"edits\.jsonl is missing; `pacorl data .*` makes it"):
+    with pytest.raises(ValueError, match=r"edits\.jsonl: .*`pacorl data "):
         read_edits(tmp_path)
 
 

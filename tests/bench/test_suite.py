@@ -28,7 +28,7 @@ class Numbers:
     columns = ("Mean", "Twice")
     paper: PaperTable | None = PaperTable("nowhere, Tab. 0", {"Somebody": (0.5,)})
     notes = ()
-    data = Dataset[str, None]({}, [], None)
+    data = Dataset[str]({}, [], Path())
 
     def __init__(self, keys: Sequence[str], *, bad: Sequence[str] = (), silent: Sequence[str] = ()) -> None:
         self.all_keys, self.bad, self.silent = list(keys), bad, silent

@@ -200,12 +200,12 @@ def test_what_a_run_was_trained_on_is_found_by_text_and_by_id(t2is_folder: Path,
     assert set(leaked) == {"0001_0001", "0002_0001"}
     assert leaked["0001_0001"] == "id 0001_0001"
     records.unlink()
-    with pytest.raises(ValueError, match="which cannot be compared with the items"):
+    with pytest.raises(ValueError, match="cannot be compared with the items"):
         trained_on(bench.texts(), tmp_path)
     (tmp_path / "config.yaml").write_text("epochs: 3\n")
     with pytest.raises(ValueError, match=r"names neither prompts\.train nor data\.train"):
         trained_on(bench.texts(), tmp_path)
-    with pytest.raises(ValueError, match="is no run's folder"):
+    with pytest.raises(ValueError, match=r"config\.yaml"):
         trained_on(bench.texts(), tmp_path / "nowhere")
 
 

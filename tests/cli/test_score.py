@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -18,7 +15,6 @@ from typer.testing import CliRunner, Result
 from pacorl.cli import app
 from pacorl.cli.shared import INCOMPLETE
 from pacorl.core.questions import consistent, meets_criterion, same_theme
-from pacorl.gate.paco_reward import PacoReward
 from pacorl.io.images import open_image, png_bytes
 from pacorl.judge.local import LocalJudge
 from pacorl.tiny.world import all_panels, draw, vocabulary
@@ -123,36 +119,7 @@ def test_criteria_and_reasons(images: list[Path]) -> None:
     assert all(f"{text}: " in pair["reasons"] for text in plain)
 
 
-# --- images that the judge cannot judge, and images by URL ------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def images_url(images: list[Path]) -> Iterator[str]:
-    """A web server over the folder of images."""
-    handler = partial(QuietHandler, directory=str(images[0].parent))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-
-
-class QuietHandler(SimpleHTTPRequestHandler):
-    def log_message(self, *arguments: object) -> None: ...
-
-
-def test_images_by_url_are_judged_as_the_files(
-    judge_folder: Path, judge: LocalJudge, images: list[Path], images_url: str
-) -> None:
-    """The model card's example in short: two URLs and a question, from Python and from the command line."""
-    urls = [f"{images_url}/{path.name}" for path in images[:2]]
-    expected = p_yes(judge, images[:2], same_theme("a red hero"))
-    with PacoReward.from_pretrained(judge_folder) as reward:
-        assert reward.score(*urls, theme="a red hero") == pytest.approx(expected, abs=1e-6)
-    result = run(*urls, "--judge", judge_folder, "--theme", "a red hero", "--json")
-    assert result.exit_code == 0, result.output
-    document = json.loads(result.stdout)
-    assert document["images"] == urls
-    assert document["mean"] == pytest.approx(expected, abs=1e-6)
+# --- pages -----------------------------------------------------------------------------------------------------
 
 
 def test_a_page_is_cut_by_its_recipe_and_is_no_panel(images: list[Path], judge_folder: Path, tmp_path: Path) -> None:

@@ -412,7 +412,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("instances.jsonl", {"colour": 1}, "colour"),
     *(("dataset_prompts.jsonl", {"idx": value}, "idx") for value in ("../x", None)),
     *(("d.json", {"images": value}, word) for value, word in (("a.png", "images"), (["../a.png"], "../a.png"))),
-    *(("d.json", {"conversations": value}, word) for value, word in (([], "turns"), (None, "messages"))),
+    *(("d.json", {"conversations": value}, word) for value, word in (([], "conversations"), (None, "messages"))),
     ("d.json", {"conversations": [TURNS[0], {"from": "gpt", "value": "Yesterday."}]}, "Yesterday"),
     ("d.json", {"conversations": [{"from": "human", "value": "<image>q<|im_end|>"}, TURNS[1]]}, "<|im_end|>"),
     ("card.yaml", {"keep": {"shoes": "red"}}, "shoes"),

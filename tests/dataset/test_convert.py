@@ -58,16 +58,9 @@ def test_gedit_of_two_shards_becomes_edits_of_each_language(tmp_path: Path) -> N
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "images").iterdir()} == before
 
 
-def test_the_released_preprocessing_s_columns(tmp_path: Path) -> None:
-    records = [{"prompt": row["instruction"], "image": row["input_image"]} for row in rows()]
-    (path,) = convert(table(tmp_path / "train.parquet", records))
-    assert load_prompts(path)[2].text == "Make it blue."
-
-
 @pytest.mark.parametrize(
     "change",
     [
-        {"instruction": "  "},
         {"input_image": {"bytes": None, "path": "x"}},
         {"input_image": {"bytes": b"junk", "path": "x"}},
     ],
@@ -99,3 +92,19 @@ def test_sharegpt_4o_becomes_edits_and_prompts(tmp_path: Path) -> None:
         (1, "Join them.", ["1.png", "2.png"]),
         (2, "A hat.", []),
     ]
+
+
+def test_another_table_keeps_its_columns_and_its_images_become_paths(tmp_path: Path) -> None:
+    shown = [{"bytes": image_bytes(colour), "path": "x.png"} for colour in ("red", "blue")]
+    (path,) = convert(table(tmp_path / "t.parquet", [{"key": ["a", "b"], "source": shown[0], "edits": shown}]))
+    row = json.loads(path.read_text())
+    assert (path.name, row["key"], row["edits"][0]) == ("rows.jsonl", ["a", "b"], row["source"])
+    assert open_image(tmp_path / row["edits"][1]).getpixel((0, 0)) == (0, 0, 255)
+
+
+@pytest.mark.parametrize("content", [None, b"PAR1 and no more"])
+def test_what_is_no_table_is_named(tmp_path: Path, content: bytes | None) -> None:
+    if content:
+        (tmp_path / "cut.parquet").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{tmp_path}{'/cut.parquet' if content else ' '}"):
+        convert(tmp_path)

@@ -125,7 +125,7 @@ def test_the_benchmark_of_an_export_is_one_that_runs(ranked):
     export(ranked, test_share=0.5)
     items = read_rank_data(ranked / "export/benchmark").items.values()
     rows = read_jsonl(ranked / "export/benchmark/consistency_full_rank.jsonl")
-    assert [item.best_first for item in items] == [tuple(row["rank_images"]) for row in rows]
+    assert [item.best_first for item in items] == [row["rank_images"] for row in rows]
     assert all(item.prompt and item.criteria for item in items)
 
 

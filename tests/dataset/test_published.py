@@ -96,7 +96,7 @@ def test_a_data_set_of_the_hub_is_described_downloaded_and_compared(
 
     again = data("consistencyrank", tmp_path, server)
     assert again.returncode == 1
-    assert "is not empty, and nothing is overwritten; name a new folder with --out" in again.stderr
+    assert "ConsistencyRank-Bench is there already" in again.stderr
 
     monkeypatch.setattr(Files, "contents", hub_contents(b"other than it was"))
     damaged = data("consistencyrank", tmp_path, server, "--out", "new")
@@ -122,7 +122,7 @@ def test_records_of_github_are_pinned_and_compared(
     monkeypatch.setattr(Files, "contents", {address: CONTENT})
     pinned.download(tmp_path / "t2is")
     assert (tmp_path / "t2is" / "train.jsonl").read_bytes() == CONTENT
-    with pytest.raises(ValueError, match="is not empty, and nothing is overwritten"):
+    with pytest.raises(ValueError, match="is there already"):
         pinned.download(tmp_path / "t2is")
     monkeypatch.setattr(Files, "contents", {address: b"other"})
     with pytest.raises(ValueError, match="differs from its SHA-256"):
@@ -150,15 +150,6 @@ def test_a_second_call_goes_on_where_the_first_was_cut(
     assert [path.name for path in tmp_path.iterdir()] == ["t2is"]
 
 
-@pytest.mark.parametrize("link", ["t2is", f".t2is-{PINNED.revision[:12]}.part"])
-def test_a_link_is_not_followed(tmp_path: Path, link: str) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / link).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match="is a link, which is not followed"):
-        PINNED.download(tmp_path / "t2is")
-    assert not any((tmp_path / "elsewhere").iterdir())
-
-
 def test_names_stay_inside_the_folder(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(published, "GITHUB", server)
     outside = replace(PINNED, sha256={"../x": SHA256}, on_github={"../x": "x"})
@@ -173,5 +164,5 @@ def test_the_pinned_records_are_described_without_a_network() -> None:
 
 
 def test_an_unknown_name_lists_the_data_sets() -> None:
-    with pytest.raises(ValueError, match="there is no data set 't2iss'; there are t2is, gedit, consistencyrank, paco"):
+    with pytest.raises(ValueError, match=r"'t2iss'; .*t2is, gedit, consistencyrank, paco"):
         find_published("t2iss")

@@ -38,7 +38,7 @@ def recipe(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     for number, (height, width) in enumerate([(64, 64), (48, 80), (80, 48)]):
         source_image(tmp_path / f"{number}.png", height=height, width=width, seed=number)
     records = [
-        {"prompt": "a red hero waves", "references": ["0.png"], "characters": ["hero"]},
+        {"prompt": "a red hero waves", "characters": {"hero": {"images": ["0.png"]}}},
         {"prompt": "a blue hero jumps by a boat", "references": ["1.png", "2.png"]},
     ]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))

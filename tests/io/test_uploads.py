@@ -127,18 +127,11 @@ def test_a_process_that_waits_for_ever_is_ended(monkeypatch: pytest.MonkeyPatch)
     ['{"size": [8, 8], "bytes": 1000000000000}', '{"size": [9, 9], "bytes": 0}', '{"bytes": 0}', "[]", "[" * 60_000],
 )
 def test_no_answer_of_a_taken_over_process_is_believed(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = f"import sys; print('{{\"bytes\": 0}}', flush=True); sys.stdin.buffer.readline(); print({answer!r})"
+    code = f"import sys; sys.stdin.buffer.readline(); print({answer!r})"
     original = uploads.start_python
     monkeypatch.setattr(uploads, "start_python", lambda *_, **options: original("-c", code, **options))
     with pytest.raises(ImageError, match=r"^a: decoding it takes too much time or memory"):
         open_upload(saved("PNG"), name="a")
-
-
-def test_the_memory_is_bounded() -> None:
-    pytest.importorskip("resource")
-    code = "from pacorl.io.uploads import _limit; _limit('RLIMIT_AS', 2**29); bytes(2**29)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "MemoryError" in done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")

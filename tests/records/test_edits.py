@@ -10,9 +10,8 @@ from research.tiny.edits import Edit, grade_edits, world_edits, write_edits
 
 from pacorl.io import files
 from pacorl.io.files import digest
-from pacorl.records import edits
-from pacorl.records.edits import save_edits
-from pacorl.records.prompts import load_prompts
+from pacorl.records import images
+from pacorl.records.prompts import load_prompts, save_prompts
 from pacorl.tiny.oracle import Oracle
 from pacorl.tiny.words import INSTRUCTIONS
 from pacorl.tiny.world import VALUES, Panel, draw, split_of_hero
@@ -45,17 +44,16 @@ def test_an_edit_is_read_with_its_source(tmp_path: Path) -> None:
 
 def test_an_image_of_many_records_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, hashed = [], []
-    open_image, digest = edits.open_image, files.digest
-    monkeypatch.setattr(edits, "open_image", lambda path: opened.append(path) or open_image(path))
+    open_image, digest = images.open_image, files.digest
+    monkeypatch.setattr(images, "open_image", lambda path: opened.append(path) or open_image(path))
     monkeypatch.setattr(files, "digest", lambda path: hashed.append(path) or digest(path))
     Image.new("RGB", (8, 8)).save(tmp_path / "fox.png")
     for _ in range(3):
-        images = edits.images_beside(["fox.png"], tmp_path)
-        edits.copied_images(images, tmp_path / "sets.jsonl")
+        images.copied_images(images.images_beside(["fox.png"], tmp_path), tmp_path / "sets.jsonl")
     assert (len(opened), len(hashed)) == (1, 1)
     (tmp_path / "fox.png").write_bytes(b"cut off")
     with pytest.raises(ValueError, match=r"fox\.png"):
-        edits.images_beside(["fox.png"], tmp_path)
+        images.images_beside(["fox.png"], tmp_path)
 
 
 def test_several_sources_are_kept_in_order(tmp_path: Path) -> None:
@@ -104,7 +102,7 @@ def test_saved_edits_are_read_back(tmp_path: Path) -> None:
         Prompt(0, "Make it blue.", sources=(tmp_path / "a.png",)),
         Prompt(1, "Add.", sources=(tmp_path / "b.png",)),
     ]
-    save_edits(edits, tmp_path / "out" / "train.jsonl")
+    save_prompts(edits, tmp_path / "out" / "train.jsonl")
     again = load_prompts(tmp_path / "out" / "train.jsonl")
     assert [prompt.text for prompt in again] == ["Make it blue.", "Add."]
     assert again[0].sources == again[1].sources, "equal images are copied once"
@@ -123,7 +121,7 @@ def test_an_edits_image_is_never_copied_through_a_link(tmp_path: Path) -> None:
     name = f"{digest(tmp_path / 'a.png')[:32]}.png"
     (tmp_path / "out" / "train_images").mkdir(parents=True)
     (tmp_path / "out" / "train_images" / name).symlink_to(tmp_path / "key")
-    save_edits([Prompt(id=0, text="Give it a hat.", sources=(tmp_path / "a.png",))], tmp_path / "out" / "train.jsonl")
+    save_prompts([Prompt(id=0, text="Give it a hat.", sources=(tmp_path / "a.png",))], tmp_path / "out" / "train.jsonl")
     assert (tmp_path / "key").read_text() == "secret"
     assert (tmp_path / "out" / "train_images" / name).read_bytes() == (tmp_path / "a.png").read_bytes()
 

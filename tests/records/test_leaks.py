@@ -32,11 +32,7 @@ def edits(folder: Path, *pairs: tuple[str, str]) -> list[Prompt]:
 def test_case_spaces_and_punctuation_do_not_hide_a_prompt() -> None:
     train = prompts("A red fox.", "a blue boat", "A  RED fox!", "café")
     leaks = find_leaks(train, {"bench": prompts("a red fox", "cafe\u0301")})
-    assert [(leak.prompt.id, leak.other.id, leak.why) for leak in leaks] == [
-        (0, 0, "text"),
-        (2, 0, "text"),
-        (3, 1, "text"),
-    ]
+    assert [(leak.prompt.id, leak.other.id) for leak in leaks] == [(0, 0), (2, 0), (3, 1)]
 
 
 def test_edits_leak_by_their_picture(tmp_path: Path) -> None:
@@ -44,8 +40,7 @@ def test_edits_leak_by_their_picture(tmp_path: Path) -> None:
     (tmp_path / "bench").mkdir()
     bench = edits(tmp_path / "bench", ("red", "把它变成蓝色"))
     leaks = find_leaks(train, {"GEdit": bench})
-    assert [(leak.prompt.id, leak.why) for leak in leaks] == [(0, "image")]
-    assert "the same image to edit" in leak_report(leaks, total=2)
+    assert [leak.prompt.id for leak in leaks] == [0]
 
 
 def test_sets_of_one_text_differ_by_their_references(tmp_path: Path) -> None:
@@ -53,7 +48,7 @@ def test_sets_of_one_text_differ_by_their_references(tmp_path: Path) -> None:
         (tmp_path / name).write_text(name if name != "copy" else "ann")
     ann, bob, copy = (Prompt(0, "A hero waves.", references=(tmp_path / name,)) for name in ("ann", "bob", "copy"))
     assert find_leaks([ann], {"test": [bob, Prompt(1, "A hero waves.")]}) == []
-    assert [leak.why for leak in find_leaks([ann], {"test": [copy]})] == ["text"]
+    assert len(find_leaks([ann], {"test": [copy]})) == 1
     assert find_leaks([ann], {"test": [bob]}) == []
     (tmp_path / "bob").write_text("ann")
     os.utime(tmp_path / "bob", ns=(1, 1))
@@ -63,8 +58,8 @@ def test_sets_of_one_text_differ_by_their_references(tmp_path: Path) -> None:
 def test_the_report_counts_and_shows() -> None:
     train = prompts("a", "b", "c", "d", "e")
     report = leak_report(find_leaks(train, {"X": prompts("a", "b"), "Y": prompts("c", "d")}), total=5)
-    assert report.startswith("4 of 5 training prompts are measured on: 2 in X (the same text); 2 in Y (the same text).")
-    assert report.endswith("and 1 more")
+    assert report.startswith("4 of 5 training prompts are measured on: 2 in X; 2 in Y. ")
+    assert report.count("Training prompt") == 3
     assert leak_report([], total=5) == ""
 
 
@@ -116,14 +111,14 @@ def test_an_item_that_was_trained_on_is_found_in_another_spelling(tmp_path: Path
 
 
 def test_a_split_that_leaves_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="holding out 3 of 3 prompts, 0 kept out, leaves none"):
+    with pytest.raises(ValueError, match="3 of 3"):
         split_prompts(prompts("a", "b", "c"), test=3)
 
 
 @pytest.mark.parametrize("deliberate", [True, False])
 def test_a_leak_is_refused_unless_the_training_prompts_are_evaluated_on_purpose(deliberate: bool) -> None:
     train, bench = prompts("a fox", "a boat"), {"data/bench.jsonl": prompts("A boat")}
-    with pytest.raises(ValueError, match=r"1 of 2 training prompts.*training prompt 1 is data/bench\.jsonl's 0"):
+    with pytest.raises(ValueError, match=r"1 of 2 training prompts.*Training prompt 1 is data/bench\.jsonl's 0"):
         check_leaks(train, [], benchmarks=bench, deliberate=deliberate)
     assert check_leaks(train, prompts("a hat"), benchmarks={}, deliberate=False) == ""
     assert "2 of 2 training prompts" in check_leaks(train, train, benchmarks={}, deliberate=True)

@@ -11,7 +11,6 @@ import pytest
 from PIL import Image
 
 from pacorl.core.grid import panel_texts
-from pacorl.records.edits import save_edits
 from pacorl.records.prompts import load_prompts, prompts_from, save_prompts
 from pacorl.types import Character, Grid, Prompt, Size
 
@@ -55,11 +54,6 @@ def test_a_whole_record(tmp_path: Path) -> None:
     ]
 
 
-def test_ids_are_positions_and_blank_lines_hold_no_prompt(tmp_path: Path) -> None:
-    path = file_of(tmp_path, {"prompt": "a", "idx": "9"}, "", {"prompt": "b", "idx": "9"}, "")
-    assert [(prompt.id, prompt.text) for prompt in load_prompts(path)] == [(0, "a"), (1, "b")]
-
-
 def test_null_criteria_are_left_out(tmp_path: Path) -> None:
     criteria = {"Identity": {"Hat": None, "Fur": "One fur."}, "Style": {"Ink": None}, "Logic": None}
     prompt = load_prompts(file_of(tmp_path, {"prompt": SET, "criteria": criteria}))[0]
@@ -93,11 +87,6 @@ def test_marks_of_a_list_and_quotation_marks_around_a_line_are_no_words_of_it(tm
     fox, *others = load_prompts(file_of(tmp_path, *lines, name="mine.txt"))
     assert fox.panels == ("one fox, it runs", "one fox, it sleeps")
     assert [prompt.text for prompt in others] == ["a fox", "a red owl", '"Yes" and "No", carved in wood']
-
-
-def test_a_line_separator_within_a_text_ends_no_record(tmp_path: Path) -> None:
-    path = file_of(tmp_path, '\ufeff{"prompt": "one\u2028line"}')
-    assert [prompt.text for prompt in load_prompts(path)] == ["one\u2028line"]
 
 
 def test_sentences_and_themes_with_panels_are_sets(tmp_path: Path) -> None:
@@ -164,41 +153,29 @@ def test_characters_and_references_are_saved_and_read_back(tmp_path: Path) -> No
     assert load_prompts(path) == loaded
 
 
-def test_an_edit_keeps_its_references(tmp_path: Path) -> None:
-    prompt, other = saved_references(tmp_path / "characters")
-    edit = replace(prompt, sources=other.references)
-    save_edits([edit], tmp_path / "edits.jsonl")
-    (loaded,) = load_prompts(tmp_path / "edits.jsonl")
-    assert [character.name for character in loaded.characters] == ["hero", "red"]
-    assert [path.read_bytes() for path in (*loaded.sources, *loaded.references)] == [
-        path.read_bytes() for path in (*edit.sources, *edit.references)
-    ]
-
-
 def test_references_belong_to_their_characters(tmp_path: Path) -> None:
-    """Given by character, or as the list of a single one; the generator is given others, or none."""
+    """The generator is given one of each in turn, or others, or none."""
     for name in ("ann1", "ann2", "bob"):
         Image.new("RGB", (8, 8)).save(tmp_path / f"{name}.png")
     cast = {"ann": {"description": "a cook", "images": ["ann1.png", "ann2.png"]}, "bob": {"images": ["bob.png"]}}
     fields: list[dict[str, object]] = [
         {"characters": cast},
         {"characters": cast, "references": []},
-        {"characters": ["ann"], "references": ["ann1.png"]},
-        {"characters": ["ann", "bob"], "references": ["ann1.png"]},
+        {"references": ["ann1.png"]},
     ]
     records = [json.dumps({"prompt": "a hero"} | field) for field in fields]
     (tmp_path / "prompts.jsonl").write_text("\n".join(records))
 
     prompts = load_prompts(tmp_path / "prompts.jsonl")
     references = [[path.stem for path in prompt.references] for prompt in prompts]
-    assert references == [["ann1", "bob", "ann2"], [], ["ann1"], ["ann1"]]
+    assert references == [["ann1", "bob", "ann2"], [], ["ann1"]]
     owned = [{character.name: len(character.images) for character in prompt.characters} for prompt in prompts]
-    assert owned == [{"ann": 2, "bob": 1}, {"ann": 2, "bob": 1}, {"ann": 1}, {"ann": 0, "bob": 0}]
+    assert owned == [{"ann": 2, "bob": 1}, {"ann": 2, "bob": 1}, {}]
     assert prompts[0].characters[0].description == "a cook"
 
     save_prompts(prompts, tmp_path / "copy" / "prompts.jsonl")
     saved = load_prompts(tmp_path / "copy" / "prompts.jsonl")
-    assert [len(prompt.references) for prompt in saved] == [3, 0, 1, 1]
+    assert [len(prompt.references) for prompt in saved] == [3, 0, 1]
     assert owned == [{character.name: len(character.images) for character in prompt.characters} for prompt in saved]
 
 

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from pacorl.bench.benchmarks import BenchmarkOptions, BenchmarkSpec
-from pacorl.bench.items import BadItemError, Dataset, ImageCache, parse_records
+from pacorl.bench.items import BadItemError, Dataset, ImageCache, by_key
 from pacorl.bench.scorers import JudgePairs, PairScorer, RewardPairs, Wording, load_reward
 from pacorl.bench.suite import Row, Table, Texts, grouped, paper_table
 from pacorl.core.ranking import Interval, bootstrap, order_of, rank_agreement
 from pacorl.io.documents import JsonObject
-from pacorl.records.consistency_rank import IMAGES, RANKS, Ranked, rank_rows, ranked_of
+from pacorl.records.consistency_rank import IMAGES, RANKS, Ranked, load_ranked
 from pacorl.records.prompts import evenly_spread
 
 if TYPE_CHECKING:
@@ -44,15 +43,9 @@ NOTE = (
 )
 
 
-def read_rank_data(folder: Path, *, limit: int | None = None) -> Dataset[Ranked, Path]:
-    """Read and check the folder: existing files, distinct candidates, orders that are permutations of the candidates.
-
-    Raises:
-        ValueError: with a list of the faulty items.
-    """
-    items = parse_records(rank_rows(folder), partial(ranked_of, images=folder / IMAGES), key=lambda item: item.key)
-    if not items:
-        raise ValueError(f"{folder / RANKS} holds no rankings")
+def read_rank_data(folder: Path, *, limit: int | None = None) -> Dataset[Ranked]:
+    """Read and check the folder. Raises ValueError naming the file and line of a fault."""
+    items = by_key(load_ranked(folder), lambda item: item.key, source=folder / RANKS)
     # The limit comes last: the content covers the whole file, so that a limit may be raised.
     orders = [[key, item.best_first] for key, item in items.items()]
     return Dataset(dict(evenly_spread(list(items.items()), limit)), orders, folder)
@@ -62,7 +55,7 @@ def read_rank_data(folder: Path, *, limit: int | None = None) -> Dataset[Ranked,
 class ConsistencyRank:
     """The benchmark over a scorer."""
 
-    data: Dataset[Ranked, Path]
+    data: Dataset[Ranked]
     scorer: PairScorer
 
     title = "ConsistencyRank"
@@ -78,7 +71,7 @@ class ConsistencyRank:
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
         items = [self.data.items[key] for key in keys]
-        cache = ImageCache(self.data.source / IMAGES)
+        cache = ImageCache(self.data.folder / IMAGES)
         rows = []
         for item, scores in zip(items, self.scorer.scores(items, cache.open), strict=True):
             fault = next((score.error for score in scores if score.value is None and score.error), None)

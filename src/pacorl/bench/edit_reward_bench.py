@@ -8,35 +8,28 @@ is right if the preferred edit scores higher; a tie, if both score equally.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, Field
 
 from pacorl.bench.benchmarks import BenchmarkSpec
-from pacorl.bench.items import (
-    BadItemError,
-    Dataset,
-    ImageCache,
-    parse_rows,
-)
+from pacorl.bench.items import Dataset, ImageCache, by_key
 from pacorl.bench.suite import PaperTable, Row, Table, Texts, grouped, paper_table
 from pacorl.core import questions as wordings
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
-from pacorl.io.documents import JsonObject, typed
+from pacorl.io.documents import JsonObject, blamed_on, read_json, read_jsonl, typed
 from pacorl.judge.pairwise import ask
+from pacorl.records.fields import Name, Word
 from pacorl.records.prompts import evenly_spread
-from pacorl.records.tables import Rows, open_rows
 from pacorl.types import Question
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from pacorl.gate.paco_reward import PacoReward
 
 Kind = Literal["edit-reward-bench", "vc-reward-bench", "edit-reward-compass"]
@@ -47,12 +40,11 @@ TITLES = ("Prompt following", "Consistency", "Overall")
 MACRO, WITH_TIES, ALL_ROWS = 0, 3, 6
 """Index in `_accuracies` of the first dimension's figure."""
 TASK_TYPES = 13
+ROWS = "rows.jsonl"
 QUESTIONS = {"prompt_following": wordings.edit_followed_in_a_word, "consistency": wordings.edit_consistent_in_a_word}
 """Dimension → the released wording."""
 COMPASS_DIMENSIONS = {"IA": "prompt_following", "VC": "consistency", "VQ": ""}
 """Dimension of EditReward-Compass → ours; there is no question about visual quality."""
-Word = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value), Field(min_length=1)]
-"""A text, or a number that names something."""
 TIE = 1e-5
 """Largest difference of two equal scores, as in the released evaluation of EditReward-Compass."""
 NOTE = (
@@ -65,12 +57,14 @@ NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One row: two outputs and the preferred one."""
+    """One row: an image, two edits of it and the preferred one."""
 
     number: int
     """Index in the table."""
     outputs: tuple[str, str]
     """Keys, in the order of the row's images."""
+    images: tuple[str, ...]
+    """The image and its two edits, by their paths."""
     instruction: str
     task: str
     dimension: str
@@ -79,17 +73,22 @@ class Choice:
 
 
 class PairRow(BaseModel):
-    """Columns of a row, images aside."""
+    """A row of a table."""
 
     def choice(self, number: int) -> Choice:
         """Read the row of a number; the dimension is empty if there is no question about it."""
         raise NotImplementedError
 
 
+Pair = Annotated[list[Word], Field(min_length=2, max_length=2)]
+
+
 class EditRewardRow(PairRow):
     """A row of EditReward-Bench."""
 
-    key: Annotated[list[Word], Field(min_length=2, max_length=2)]
+    key: Pair
+    input_image: Name
+    output_images: Pair
     instruction: Word
     task_type: Word
     dimension: Literal["prompt_following", "consistency", "overall"]
@@ -98,20 +97,24 @@ class EditRewardRow(PairRow):
         first, second = self.key
         if first == second:
             raise ValueError(f"'key' must name two outputs, got {self.key}")
-        return Choice(number, (first, second), self.instruction, self.task_type, self.dimension)
+        images = (self.input_image, *self.output_images)
+        return Choice(number, (first, second), images, self.instruction, self.task_type, self.dimension)
 
 
 class VcRewardRow(PairRow):
     """A row of VCReward-Bench."""
 
+    source_image: Name
+    edited_images: Pair
     instruction: Word
     winner: Literal["Image A", "Image B"]
     task: Word
 
     def choice(self, number: int) -> Choice:
         outputs = (f"{number + 1}: A", f"{number + 1}: B")
+        images = (self.source_image, *self.edited_images)
         preferred = int(self.winner == "Image B")
-        return Choice(number, outputs, self.instruction, self.task, "consistency", preferred)
+        return Choice(number, outputs, images, self.instruction, self.task, "consistency", preferred)
 
 
 class CompassRow(PairRow):
@@ -126,8 +129,9 @@ class CompassRow(PairRow):
 
     def choice(self, number: int) -> Choice:
         outputs = (f"{number + 1}: winner", f"{number + 1}: loser")
+        images = (self.source_image, self.winner, self.loser)
         preferred = 0 if self.label == "preference" else None
-        return Choice(number, outputs, self.prompt, "", COMPASS_DIMENSIONS[self.dimension], preferred)
+        return Choice(number, outputs, images, self.prompt, "", COMPASS_DIMENSIONS[self.dimension], preferred)
 
 
 Judged = tuple[Choice, float, float]
@@ -140,8 +144,6 @@ class PairTable:
 
     title: str
     row: type[PairRow]
-    images: Callable[[JsonObject], tuple[Any, Any]]
-    """Cells of a row's input and of the list of its outputs."""
     columns: Mapping[str, int]
     """Column → index of its figure in `_accuracies`."""
     paper: PaperTable | None = None
@@ -152,7 +154,6 @@ TABLES: Mapping[Kind, PairTable] = {
     "edit-reward-bench": PairTable(
         title="EditReward-Bench",
         row=EditRewardRow,
-        images=lambda row: (row.get("input_image"), row.get("output_images")),
         columns={title: MACRO + d for d, title in enumerate(TITLES)}
         | {f"{title} (≥)": WITH_TIES + d for d, title in enumerate(TITLES)},
         paper=paper_table("edit_reward_bench"),
@@ -161,7 +162,6 @@ TABLES: Mapping[Kind, PairTable] = {
     "vc-reward-bench": PairTable(
         title="VCReward-Bench",
         row=VcRewardRow,
-        images=lambda row: (row.get("source_image"), row.get("edited_images")),
         columns={"Accuracy": ALL_ROWS + 1, "Mean over tasks": MACRO + 1},
         note="Accuracy: share of pairs whose preferred edit scores higher in consistency. No published row is shown: "
         "the paper's figures are not part of pacorl. Intervals are 95 %, bootstrapped over instructions.",
@@ -169,7 +169,6 @@ TABLES: Mapping[Kind, PairTable] = {
     "edit-reward-compass": PairTable(
         title="EditReward-Compass",
         row=CompassRow,
-        images=lambda row: (row.get("source_image"), [row.get("winner"), row.get("loser")]),
         columns={"Instruction awareness": ALL_ROWS, "Visual consistency": ALL_ROWS + 1},
         paper=paper_table("edit_reward_compass"),
         note="Accuracy: share of pairs whose preferred edit scores higher. A tie is right if both scores are equal, "
@@ -179,29 +178,27 @@ TABLES: Mapping[Kind, PairTable] = {
 }
 
 
-def read_edit_data(
-    source: Path, kind: Kind = "edit-reward-bench", *, limit: int | None = None
-) -> Dataset[Choice, Rows]:
-    """Read the texts of a table. Raises ValueError with a list of the faulty rows."""
-    table = TABLES[kind]
-    rows = open_rows(source)
-    texts = rows.texts([*table.row.model_fields])
-
-    def parse(number: int, row: JsonObject) -> Choice:
-        return typed(row, table.row).choice(number)
-
-    parsed = parse_rows(source, texts, parse, key=lambda choice: str(choice.number))
-    choices = [(key, choice) for key, choice in parsed.items() if choice.dimension]
-    if not choices:
-        raise ValueError(f"{source} holds no rows")
-    return Dataset(dict(evenly_spread(choices, limit)), texts, rows)
+def read_edit_data(source: Path, kind: Kind = "edit-reward-bench", *, limit: int | None = None) -> Dataset[Choice]:
+    """Read a table: a JSONL, a JSON list, or a folder of one JSONL. Raises ValueError naming a faulty row."""
+    path = source / ROWS if source.is_dir() else source
+    if not path.is_file():
+        raise ValueError(f"{path} is missing; `pacorl data {source}` makes it of the published parquet files")
+    rows = read_json(path) if path.suffix == ".json" else read_jsonl(path)
+    choices = []
+    for number, row in enumerate(typed(rows, list[JsonObject])):
+        with blamed_on(f"{path}, row {number + 1}"):
+            choice = typed(row, TABLES[kind].row).choice(number)
+        if choice.dimension:
+            choices.append(choice)
+    items = by_key(choices, lambda choice: str(choice.number), source=path)
+    return Dataset(dict(evenly_spread(list(items.items()), limit)), rows, path.parent)
 
 
 @dataclass(eq=False)
 class EditRewardBench:
     """The benchmark over a judge, which should add up the spellings of Yes and of No (`variants`)."""
 
-    data: Dataset[Choice, Rows]
+    data: Dataset[Choice]
     judge: PacoReward
     kind: Kind = "edit-reward-bench"
 
@@ -234,11 +231,11 @@ class EditRewardBench:
         return {output: [choice.instruction] for output, (choice, _) in self._outputs.items()}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
-        cache = ImageCache(self.data.source.folder)
+        cache = ImageCache(self.data.folder)
         questions: dict[tuple[str, str], Question] = {}
         for key in keys:
             choice, index = self._outputs[key]
-            before, after = self._images(choice, index, cache)
+            before, after = cache.open(choice.images[0]), cache.open(choice.images[1 + index])
             pair = (before, after.resize(before.size))  # as the released evaluation does
             # Rows of EditReward-Bench about other dimensions share the output.
             asked = tuple(QUESTIONS) if self.kind == "edit-reward-bench" else (choice.dimension,)
@@ -250,14 +247,6 @@ class EditRewardBench:
         for (key, dimension), verdict in ask(self.judge.judge, questions).items():
             row_of[key] |= {"error": verdict.error} if verdict.p_yes is None else {dimension: verdict.p_yes}
         return rows
-
-    def _images(self, choice: Choice, index: int, cache: ImageCache) -> tuple[Image, Image]:
-        source, outputs = self.table.images(self.data.source.row(choice.number))
-        where = f"row {choice.number + 1}"
-        if not isinstance(outputs, list) or len(outputs) != 2:
-            raise BadItemError(f"{where}: an input has two edited images")
-        before = cache.decode(source, name=f"{where}, the input")
-        return before, cache.decode(outputs[index], name=f"{where}, output {index + 1}")
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
         return self._figures(self._judged(rows))
@@ -323,7 +312,7 @@ def _accuracies(judged: Sequence[Judged], columns: Sequence[int]) -> list[Interv
     return bootstrap([choice.instruction for choice, _, _ in judged], statistic)
 
 
-def _spec(kind: Kind) -> BenchmarkSpec[Dataset[Choice, Rows]]:
+def _spec(kind: Kind) -> BenchmarkSpec[Dataset[Choice]]:
     return BenchmarkSpec(
         read=lambda source, options: read_edit_data(source, kind, limit=options.limit),
         build=lambda choices, options, reward, out: EditRewardBench(choices, reward, kind),

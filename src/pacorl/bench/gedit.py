@@ -11,24 +11,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from pacorl.bench.benchmarks import GENERATOR, BenchmarkOptions, BenchmarkSpec
-from pacorl.bench.items import Dataset, ImageCache, parse_rows
+from pacorl.bench.items import Dataset, ImageCache, by_key
 from pacorl.bench.rating import Rubric, UnratedError, figures_of, rate, read_rubric
 from pacorl.bench.suite import Row, Table, Texts, grouped, paper_table
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.generate.image_queue import ImageJob, Shard, generate_missing
-from pacorl.io.documents import JsonObject, read_jsonl, typed
+from pacorl.io.documents import JsonObject, read_records, typed
 from pacorl.io.files import safe_name
 from pacorl.io.terminal import Progress
 from pacorl.judge.judge import is_address
-from pacorl.records.edits import Name
+from pacorl.records.fields import Name
 from pacorl.records.prompts import evenly_spread
 from pacorl.types import Prompt
 
@@ -50,17 +51,17 @@ class Edit(BaseModel):
 
     image: Name
     instruction: Name
-    task: Annotated[Name, Field(alias="category")]
+    # Task and key become folders and files.
+    task: Annotated[str, Field(alias="category"), AfterValidator(safe_name)]
     language: Annotated[Literal["en", "cn"], Field(alias="task_name")]
-    name: Annotated[Name, Field(alias="key")]
+    name: Annotated[str, Field(alias="key"), AfterValidator(safe_name)]
     """The row's own key, which may serve both languages."""
     intersection: bool
 
     @property
     def key(self) -> str:
         """`en/color_alter/1a2b`."""
-        # `safe_name`: task and key become folders and files.
-        return f"{self.language}/{safe_name(self.task)}/{safe_name(self.name)}"
+        return f"{self.language}/{self.task}/{self.name}"
 
     @property
     def file(self) -> str:
@@ -68,23 +69,20 @@ class Edit(BaseModel):
         return f"fullset/{self.task}/{self.language}/{self.name}.png"
 
 
-def read_edits(source: Path, *, limit: int | None = None) -> Dataset[Edit, Path]:
-    """Read the edits of a folder, or of one of its files. Raises ValueError listing lines of another form."""
+def read_edits(source: Path, *, limit: int | None = None) -> Dataset[Edit]:
+    """Read the edits of a folder, or of one of its files. Raises ValueError naming a line of another form."""
     path = source / EDITS if source.is_dir() else source
-    if not path.is_file():
-        raise ValueError(f"{path} is missing; `pacorl data {source}` makes it of GEdit-Bench's parquet files")
-    rows = read_jsonl(path)
-    edits = parse_rows(path, rows, lambda number, row: typed(row, Edit), key=lambda edit: edit.key)
-    if not edits:
-        raise ValueError(f"{path} holds no edits")
-    return Dataset(dict(evenly_spread(list(edits.items()), limit)), rows, path.parent)
+    fix = f"`pacorl data {source}` makes it of GEdit-Bench's parquet files"
+    items = by_key(read_records(path, partial(typed, kind=Edit), fix=fix), lambda e: e.key, source=path)
+    content = [edit.model_dump() for edit in items.values()]
+    return Dataset(dict(evenly_spread(list(items.items()), limit)), content, path.parent)
 
 
 @dataclass(eq=False)
 class GeditBench:
     """Benchmark over the edits of a folder."""
 
-    data: Dataset[Edit, Path]
+    data: Dataset[Edit]
     images: Path
     """Folder with `fullset/`."""
     judge: PacoReward
@@ -121,7 +119,7 @@ class GeditBench:
         return {edit.key: [edit.instruction] for edit in self.data.items.values()}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
-        before, after = ImageCache(self.data.source), ImageCache(self.images)
+        before, after = ImageCache(self.data.folder), ImageCache(self.images)
         edits = [self.data.items[key] for key in keys]
         images = [(before.open(edit.image), after.open(edit.file)) for edit in edits]
         with ThreadPoolExecutor(self.workers) as pool:
@@ -169,7 +167,7 @@ class GeditBench:
         return grouped("By task type", self.columns, rows, lambda row: self.data.items[row["key"]].task, self.figures)
 
 
-def _build(data: Dataset[Edit, Path], options: BenchmarkOptions, reward: PacoReward, out: Path) -> GeditBench:
+def _build(data: Dataset[Edit], options: BenchmarkOptions, reward: PacoReward, out: Path) -> GeditBench:
     # A judge in this process answers one question at a time; only a server gains by several.
     return GeditBench(
         data,
@@ -181,12 +179,12 @@ def _build(data: Dataset[Edit, Path], options: BenchmarkOptions, reward: PacoRew
     )
 
 
-def _generate(data: Dataset[Edit, Path], options: BenchmarkOptions, out: Path, shard: Shard, advance: Progress) -> None:
+def _generate(data: Dataset[Edit], options: BenchmarkOptions, out: Path, shard: Shard, advance: Progress) -> None:
     """Generate this shard's missing edits."""
     source = options.image_source(edits=True)
     jobs = []
     for number, edit in enumerate(data.items.values()):
-        prompt = Prompt(id=number, text=edit.instruction, sources=(data.source / edit.image,))
+        prompt = Prompt(id=number, text=edit.instruction, sources=(data.folder / edit.image,))
         jobs.append(ImageJob(edit.key, prompt, edit.file))
     generate_missing(jobs, out, source, shard=shard, progress=advance)
 

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from math import isnan
 from pathlib import Path
+from typing import Any
 
 from pacorl.bench.benchmarks import BENCHMARKS, BenchmarkOptions
 from pacorl.bench.suite import Benchmark, Line, Row, Table
@@ -152,17 +153,13 @@ def run_benchmark(
 
     # Measure. The import of the model libraries takes seconds.
     quiet_loading()
-    with opened_judge(options, all_spellings=spec.all_spellings) as reward:
+    judge: AbstractContextManager[PacoReward | None] = nullcontext()
+    if options.needs_judge:
+        judge = PacoReward.from_pretrained(options.judge, **options.judge_access, variants=spec.all_spellings)
+    with judge as reward:
         benchmark = spec.build(items, options, reward, out)
         outcome = run(benchmark, out, options, progress=progress, notice=notice)
     return replace(outcome, note=f"{reward.note} {UNCALIBRATED}".strip() if reward else "")
-
-
-def opened_judge(options: BenchmarkOptions, *, all_spellings: bool) -> AbstractContextManager[PacoReward | None]:
-    """Load the judge, if the benchmark needs one."""
-    if not options.needs_judge:
-        return nullcontext()
-    return PacoReward.from_pretrained(options.judge, **options.judge_access, variants=all_spellings)
 
 
 def _leaked(benchmark: Benchmark, options: BenchmarkOptions, notice: Notice) -> Mapping[str, str]:
@@ -179,7 +176,7 @@ def _leaked(benchmark: Benchmark, options: BenchmarkOptions, notice: Notice) -> 
             except ValueError as error:
                 # The user did not request this comparison, so it must not stop the run.
                 notice(f"not compared with the training data of the adapter: {error}")
-                return {}
+                break
     return {}
 
 
@@ -202,7 +199,8 @@ def run(
     shard = Shard.of_process()
     if options.against:
         # Now, since the comparison itself comes after hours of judging.
-        _check_comparable(options.against, benchmark)
+        fix = "name a run on the same data with --against"
+        _check_settings(options.against / "settings.json", benchmark.settings(), only=("benchmark", "data"), fix=fix)
     _claim(out, {**benchmark.settings(), **packed_form(options.memory)})
 
     # Judge. Two writers of one journal would interleave their lines.
@@ -236,41 +234,26 @@ def run(
     return outcome
 
 
-def _claim(out: Path, settings: JsonObject) -> None:
-    """Store the settings in `out`.
-
-    Raises:
-        ValueError: if `out` has other settings; the message names them.
-    """
-    # In JSON's types: a tuple or a path in memory would differ from the stored list or text.
+def _claim(out: Path, settings: Mapping[str, Any]) -> None:
+    """Store the settings in `out`. Raises ValueError if it holds results of other settings; it names them."""
     path = out / "settings.json"
+    if path.is_file():
+        _check_settings(path, settings, fix="name another folder with --out")
+    else:
+        write_json(path, as_read_back(settings))
+
+
+def _check_settings(path: Path, settings: Mapping[str, Any], *, only: Sequence[str] = (), fix: str) -> None:
+    """Raise ValueError if stored settings differ, all or `only` some; `fix` ends the message."""
+    stored = read_object(path, fix=fix)
+    # In JSON's types: a tuple or a path in memory would differ from the stored list or text.
     requested = as_read_back(settings)
-    if not path.is_file():
-        write_json(path, requested)
-        return
-    stored = read_object(path, fix="name another folder with --out")
-    differing = sorted(key for key in {*stored, *requested} if stored.get(key) != requested.get(key))
-    if differing:
-        first = differing[0]
-        raise ValueError(
-            f"{out} holds results of other settings: {', '.join(differing)} differ "
-            f"({first} was {stored.get(first)!r} and is {requested.get(first)!r}); name another folder with --out"
-        )
-
-
-def _check_comparable(folder: Path, benchmark: Benchmark) -> None:
-    """Raise ValueError unless a folder has results of the same benchmark and data."""
-    path = folder / "settings.json"
-    if not path.is_file():
-        raise ValueError(f"{folder} has no settings.json, so it is no benchmark's; name a finished run with --against")
-    stored = read_object(path)
-    requested = as_read_back(dict(benchmark.settings()))
-    for key in ("benchmark", "data"):
+    differing = []
+    for key in only or sorted({*stored, *requested}):
         if stored.get(key) != requested.get(key):
-            raise ValueError(
-                f"{folder} has another {key} ({stored.get(key)!r} instead of {requested.get(key)!r}), so it cannot be "
-                "compared; name a run on the same data with --against"
-            )
+            differing.append(f"{key} was {stored.get(key)!r} and is {requested.get(key)!r}")
+    if differing:
+        raise ValueError(f"{path.parent} holds results of other settings: {'; '.join(differing)}; {fix}")
 
 
 def _measure_missing(

@@ -58,7 +58,7 @@ class Benchmark(Protocol):
         """Published rows for comparison, if there are any."""
 
     @property
-    def data(self) -> Dataset[Any, Any]:
+    def data(self) -> Dataset[Any]:
         """Items, and the records that were left out."""
 
     @property

@@ -22,10 +22,10 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 
 from pacorl.bench.benchmarks import GENERATOR, BenchmarkOptions, BenchmarkSpec
-from pacorl.bench.items import Dataset, ImageCache, parse_records
+from pacorl.bench.items import Dataset, ImageCache, by_key
 from pacorl.bench.scorers import load_reward
 from pacorl.bench.suite import PaperTable, Row, Table, Texts, grouped, paper_table
 from pacorl.core import questions as wordings
@@ -38,7 +38,7 @@ from pacorl.io.images import png_bytes
 from pacorl.io.terminal import Progress
 from pacorl.judge.pairwise import ask, by_criterion
 from pacorl.records.compose import prompt_from
-from pacorl.records.criteria import written
+from pacorl.records.fields import Criteria, Text
 from pacorl.records.leaks import id_text
 from pacorl.records.prompts import evenly_spread
 from pacorl.types import Prompt, Question, Size
@@ -107,19 +107,20 @@ def average(aesthetics: float, alignment: Sequence[float], consistency: Sequence
 # --- reading -----------------------------------------------------------------------------------------------------
 
 
-def read_cases(folder: Path, *, limit: int | None = None) -> Dataset[Case, Path]:
-    """Read and check the three files. Raises ValueError with a list of the cases whose entries do not match."""
+def read_cases(folder: Path, *, limit: int | None = None) -> Dataset[Case]:
+    """Read and check the three files. Raises ValueError naming a case whose entries do not match."""
     fix = "give the folder of ChengyouJia/T2IS-Bench as published"
     cases = read_object(folder / CASES, fix=fix)
     criteria = read_object(folder / CRITERIA, fix=fix)
     alignment = read_object(folder / ALIGNMENT, fix=fix)
 
-    records = {}
+    read = []
     for name, record in cases.items():
-        records[f"{folder / CASES}, case {name}"] = (name, record, criteria.get(name), alignment.get(name))
-    items = parse_records(records, _case, key=lambda case: case.id)
-    if not items:
-        raise ValueError(f"{folder / CASES} holds no cases")
+        with blamed_on(f"{folder / CASES}, case {name}"):
+            if name not in criteria or name not in alignment:
+                raise ValueError(f"{CRITERIA} or {ALIGNMENT} lacks it")
+            read.append(_case(name, record, criteria[name], alignment[name]))
+    items = by_key(read, lambda case: case.id, source=folder / CASES)
     # The content covers all cases, so that a limit may be raised and the results kept.
     content = [cases, criteria, alignment]
     return Dataset(dict(evenly_spread(list(items.items()), limit)), content, folder)
@@ -131,12 +132,23 @@ class CaseRecord(BaseModel):
     instruction: str
     sub_caption: Annotated[list[str], Field(min_length=1)]
     output_image_count: int | None = None
-    category: str | None = None
+    category: Text = ""
 
 
-Named = dict[str, str | None]
-CaseCriteria = dict[str, Named | list[Named] | None]
-"""Dimension → texts by name, or a list of one such mapping: the released evaluation reads only the first."""
+class CaseCriteria(BaseModel):
+    """A case of CRITERIA."""
+
+    by_dimension: Criteria
+
+    @field_validator("by_dimension", mode="before")
+    @classmethod
+    def _first_lists(cls, criteria: Any) -> Any:
+        # The released evaluation reads only the first of a dimension's lists of texts.
+        if not isinstance(criteria, dict):
+            raise ValueError("must be texts by dimension")
+        return {name: next(iter(texts), None) if isinstance(texts, list) else texts for name, texts in criteria.items()}
+
+
 CaseAlignment = dict[str, dict[str, list[str] | None]]
 """Image → dimension → texts that it must show."""
 
@@ -147,23 +159,19 @@ def _case(name: str, record: Any, criteria: Any, alignment: Any) -> Case:
     if case.output_image_count not in (None, len(captions)):
         raise ValueError(f"'output_image_count' is {case.output_image_count} for {len(captions)} sub-captions")
     with blamed_on(CRITERIA):
-        lists = typed(criteria, CaseCriteria)
+        by_dimension = typed({"by_dimension": criteria}, CaseCriteria).by_dimension
     with blamed_on(ALIGNMENT):
         aligned = typed(alignment, CaseAlignment)
     if len(aligned) != len(captions):
         raise ValueError(f"{ALIGNMENT} has {len(aligned)} entries for its {len(captions)} images")
 
-    first = {}
-    for dimension in CONSISTENT:
-        texts = lists.get(dimension)
-        first[dimension] = next(iter(texts), None) if isinstance(texts, list) else texts
     return Case(
         id=safe_name(name),
         instruction=case.instruction,
         captions=tuple(captions),
-        criteria=written(first),
+        criteria={name: by_dimension[name] for name in CONSISTENT if name in by_dimension},
         alignment=tuple({name: tuple(texts.get(name) or ()) for name in ALIGNED} for texts in aligned.values()),
-        category=case.category or "",
+        category=case.category,
     )
 
 
@@ -177,7 +185,7 @@ def _job(case: Case, model: str) -> ImageJob:
     return ImageJob(case.id, replace(prompt, size=size), f"grids/{case.id}.png")
 
 
-def _generate(data: Dataset[Case, Path], options: BenchmarkOptions, out: Path, shard: Shard, advance: Progress) -> None:
+def _generate(data: Dataset[Case], options: BenchmarkOptions, out: Path, shard: Shard, advance: Progress) -> None:
     """Generate the missing grid images into `grids/` and cut them into `images/`."""
     # One grid image per case, cut into the panels that are measured.
     source = options.image_source(edits=False)
@@ -197,7 +205,7 @@ def _generate(data: Dataset[Case, Path], options: BenchmarkOptions, out: Path, s
 class T2isBench:
     """The benchmark over the images of a folder."""
 
-    data: Dataset[Case, Path]
+    data: Dataset[Case]
     images: Path
     """Folder of the images `{case}_{number:04d}`."""
     judge: PacoReward
@@ -347,7 +355,7 @@ def _mean(scores: Floats) -> float:
     return float(present.mean()) if len(present) else float("nan")
 
 
-def _build(data: Dataset[Case, Path], options: BenchmarkOptions, reward: PacoReward, out: Path) -> T2isBench:
+def _build(data: Dataset[Case], options: BenchmarkOptions, reward: PacoReward, out: Path) -> T2isBench:
     return T2isBench(
         data,
         options.images or out / "images",

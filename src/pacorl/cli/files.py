@@ -72,8 +72,8 @@ def data(
 ) -> None:
     """Download a published data set, convert edits that you have to JSONL, or split prompts into train and test.
 
-    A download's source, licence, commit and hashes are printed first. The parquet files of GEdit-Bench and a JSON of
-    ShareGPT-4o-Image, unpacked, are converted.
+    A download's source, licence, commit and hashes are printed first. Parquet files, as of GEdit-Bench, and a JSON of
+    ShareGPT-4o-Image, unpacked, become JSONL.
     """
     if test:
         _split(source, out or Path("data") / Path(source.partition(":")[0]).stem, test=test, against=against, seed=seed)
@@ -85,7 +85,6 @@ def data(
 
 def _split(source: str, out: Path, *, test: int, against: Sequence[str], seed: int) -> None:
     from pacorl.io.files import check_new
-    from pacorl.records.edits import save_edits
     from pacorl.records.leaks import split_prompts
     from pacorl.records.prompts import prompts_from, save_prompts
 
@@ -94,9 +93,7 @@ def _split(source: str, out: Path, *, test: int, against: Sequence[str], seed: i
     keep_out = {name: prompts_from(name) for name in against}
     train, held_out, leaks = split_prompts(prompts_from(source), test=test, seed=seed, keep_out=keep_out)
     for name, side in (("train", train), ("test", held_out)):
-        # Edits have their own format: a record of a set has no source image.
-        save = save_edits if any(prompt.sources for prompt in side) else save_prompts
-        save(side, out / f"{name}.jsonl")
+        save_prompts(side, out / f"{name}.jsonl")
     echo(f"{out}: {len(train)} to train on, {len(held_out)} to test on, {len(leaks)} kept out")
 
 

@@ -72,7 +72,7 @@ class ScoreOptions(QuestionOptions):
 
 
 def score(
-    images: list[str] = Argument(help="Two images or more: files, folders or URLs; or one page of panels."),
+    images: list[str] = Argument(help="Two images or more: files or folders; or one page of panels."),
     *,
     judge: CalibratedJudge,
     ask: ScoreOptions,
@@ -140,7 +140,7 @@ class CheckOutput(JsonOption):
 
 
 def check(
-    images: list[str] = Argument([], help="Panels: files, folders or URLs; or one page of panels."),
+    images: list[str] = Argument([], help="Panels: files or folders; or one page of panels."),
     *,
     sets: Path = Option(
         None, "--sets", help="Check each subfolder of this folder as a set, with one load of the judge."

@@ -1,85 +1,120 @@
-"""Published collections of edits → JSONL of edits, once (`pacorl data FILE`).
+"""Published collections → JSONL with its images beside it, once (`pacorl data FILE`).
 
-GEdit-Bench, its parquet files            edits.jsonl, en.jsonl and cn.jsonl, images in `images/`
-ShareGPT-4o-Image, its JSON               NAME.jsonl beside it, images in its folder, as its archives unpack
+Parquet files (a folder or one)     rows.jsonl of the same columns, whose images are paths in `images/`
+GEdit-Bench's parquet files         edits.jsonl, en.jsonl and cn.jsonl, images in `images/`
+ShareGPT-4o-Image, its JSON         NAME.jsonl beside it, images in its folder, as its archives unpack
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from pacorl.io.documents import JsonObject, blamed_on, read_json, typed, write_jsonl
 from pacorl.io.files import existing, flush_all, write_atomic
 from pacorl.io.images import open_image
-from pacorl.records.tables import open_rows
+from pacorl.io.versions import install_command
+from pacorl.records.fields import Listed, NonBlank
 
 MAGIC = {b"\x89PNG": ".png", b"\xff\xd8\xff": ".jpg", b"RIFF": ".webp"}
 LANGUAGES = ("en", "cn")
+ROWS_AT_A_TIME = 8
+"""Rows in memory; each may hold several images of some megabytes."""
 
 
 class ShareGpt4oRecord(BaseModel):
     """A record of ShareGPT-4o-Image; without input images it is a plain prompt."""
 
-    input_prompt: Annotated[str, Field(pattern=r"\S")]
-    input_image: str | list[str] | None = None
+    input_prompt: NonBlank
+    input_image: Listed = []
 
 
 def convert(source: Path) -> list[Path]:
     """Convert a collection, and return the written files.
 
     Raises:
-        ValueError: it is none of the two, or a row cannot be used; the message names it.
+        ValueError: it is of another form, or a row cannot be used; the message names it.
     """
     if source.suffix == ".json":
         return [_sharegpt_4o(source)]
-    return _gedit(source)
-
-
-def _gedit(source: Path) -> list[Path]:
     folder = source if source.is_dir() else source.parent
-    edits = []
-    for number, row in enumerate(open_rows(source), 1):
+    rows = []
+    for number, row in enumerate(parquet_rows(source), 1):
         with blamed_on(f"{source}, row {number}"):
-            edits.append(_edit(row, folder))
+            cells = _gedit(row) if "instruction_language" in row else row
+            rows.append({name: _written(cell, folder) for name, cell in cells.items()})
     flush_all(folder / "images")
 
-    # All edits, and those of each language.
+    # Of GEdit-Bench, all edits, and those of each language.
+    if "intersection" not in rows[0]:
+        write_jsonl(folder / "rows.jsonl", rows)
+        return [folder / "rows.jsonl"]
     written = []
     for name in ("edits", *LANGUAGES):
-        rows = [edit for edit in edits if name in ("edits", edit["task_name"])]
-        if rows:
-            written.append(folder / f"{name}.jsonl")
-            write_jsonl(written[-1], rows)
+        written.append(folder / f"{name}.jsonl")
+        write_jsonl(written[-1], [row for row in rows if name in ("edits", row["task_name"])])
     return written
 
 
-def _edit(row: JsonObject, folder: Path) -> JsonObject:
-    # The released preprocessing has other names.
-    instruction = row.get("instruction") or row.get("prompt")
-    image = row.get("input_image") or row.get("image")
-    if not isinstance(instruction, str) or not instruction.strip():
-        raise ValueError("its instruction is missing or empty")
-    data = image.get("bytes") if isinstance(image, Mapping) else None
-    if not isinstance(data, bytes):
-        raise ValueError("its image has no bytes")
+def parquet_rows(source: Path) -> Iterator[JsonObject]:
+    """Read the rows of a parquet file, or of all those in a folder.
+
+    Raises:
+        ValueError: there is none, it is damaged, or pyarrow is missing; the message names the file, or the package.
+    """
+    try:
+        import pyarrow as pa  # type: ignore[import-untyped]
+        import pyarrow.parquet as pq  # type: ignore[import-untyped]
+    except ImportError:
+        raise ValueError(f"parquet files need pyarrow; install it with `{install_command('data')}`") from None
+    # By name, the order of the hub's shards (train-00000-of-00002.parquet).
+    files = [source] if source.is_file() else sorted(source.rglob("*.parquet"))
+    if not files:
+        raise ValueError(f"{source} holds no parquet files; download the data set, e.g. `hf download`")
+    for file in files:
+        try:
+            with pq.ParquetFile(file) as table:
+                for part in table.iter_batches(batch_size=ROWS_AT_A_TIME):
+                    yield from part.to_pylist()
+        # None of them names the file, and some are texts on several lines; UnicodeError is of a column's name or text.
+        except (pa.ArrowException, OSError, UnicodeError) as error:
+            raise ValueError(f"{file}: cannot be read as parquet ({' '.join(str(error).split())[:120]})") from None
+
+
+def _gedit(row: JsonObject) -> JsonObject:
+    return {
+        "image": row["input_image"],
+        "instruction": row["instruction"],
+        "category": row["task_type"],
+        "task_name": row["instruction_language"],
+        "key": row["key"],
+        # Mirrors of the table hold the flag as a bool, a number or a word.
+        "intersection": str(row["Intersection_exist"]).lower() in ("true", "1"),
+    }
+
+
+def _written(cell: Any, folder: Path) -> Any:
+    """Write the images of a cell, each `{bytes, path}`, into the folder; return the cell with their paths."""
+    if isinstance(cell, list):
+        return list(map(partial(_written, folder=folder), cell))
+    if not isinstance(cell, dict) or "bytes" not in cell:
+        return cell
+    data = cell["bytes"]
+    if not data:
+        raise ValueError("an image has no bytes")
     # Named by content: the two languages of an edit share one image.
     digits = sha256(data).hexdigest()[:32]
-    path = next((folder / "images").glob(f"{digits}.*"), None)
-    if path is None:
-        open_image(data, name="its image")  # raises
-        suffix = next((end for mark, end in MAGIC.items() if data.startswith(mark)), ".img")
-        path = folder / "images" / f"{digits}{suffix}"
+    suffix = next((end for mark, end in MAGIC.items() if data.startswith(mark)), ".img")
+    path = folder / "images" / f"{digits}{suffix}"
+    if not path.is_file():
+        open_image(data)  # raises
         write_atomic(path, data, flush=False)
-    edit = {"image": f"images/{path.name}", "instruction": instruction.strip()}
-    edit |= {"category": row.get("task_type") or "", "task_name": row.get("instruction_language") or ""}
-    # For the benchmark. Mirrors of the table hold the flag as a bool, a number or a word.
-    flag = str(row.get("Intersection_exist")).lower() in ("true", "1")
-    return edit | {"key": str(row.get("key") or ""), "intersection": flag}
+    return f"images/{path.name}"
 
 
 def _sharegpt_4o(source: Path) -> Path:
@@ -89,13 +124,12 @@ def _sharegpt_4o(source: Path) -> Path:
     rows: list[JsonObject] = []
     for number, record in enumerate(records, 1):
         with blamed_on(f"{source}, record {number}"):
-            given = typed(record, ShareGpt4oRecord)
-            images = [given.input_image] if isinstance(given.input_image, str) else given.input_image
+            edit = typed(record, ShareGpt4oRecord)
             # Not opened: there are 46,000.
-            for name in images or []:
+            for name in edit.input_image:
                 existing(source.parent, name)
-        text = given.input_prompt.strip()
-        rows.append({"image": images, "instruction": text} if images else {"prompt": text})
+        text = edit.input_prompt.strip()
+        rows.append({"image": edit.input_image, "instruction": text} if edit.input_image else {"prompt": text})
     path = source.with_suffix(".jsonl")
     write_jsonl(path, rows)
     return path

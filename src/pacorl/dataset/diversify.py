@@ -48,7 +48,7 @@ def diversify(
         number: Number of prompts; all of them if there are fewer.
 
     Returns:
-        The number of prompts and of selected ones, and the distance of the nearest two of them, by idx.
+        The number of prompts and of selected ones.
     """
     # Stop if the step is done.
     source = folder / "prompts.jsonl"
@@ -63,18 +63,12 @@ def diversify(
     if dry_run:
         return {"prompts": len(records), "number": number}
 
-    # Embed, select, measure.
     vectors_NC = embedded([record.prompt.text for record in records], seed=seed)
-    progress(1, 3)
+    progress(1, 2)
     selected = sorted(independent_set(vectors_NC, number))
-    progress(2, 3)
     write_jsonl(target, [records[index].row for index in selected])
-    counts: JsonObject = {"prompts": len(records), "kept": len(selected)}
-    if len(selected) > 1:
-        distance, pair = nearest_pair(vectors_NC[np.asarray(selected)])
-        counts |= {"nearest": distance, "pair": [records[selected[index]].idx for index in pair]}
-    progress(3, 3)
-    return step.finish(outputs=[target], counts=counts)
+    progress(2, 2)
+    return step.finish(outputs=[target], counts={"prompts": len(records), "kept": len(selected)})
 
 
 def cost(prompts: int, number: int) -> str:
@@ -161,19 +155,3 @@ def _independent(vectors_NC: Vectors, order: Indices, distance: float, *, stop_a
                 if len(selected) == stop_at:
                     return selected
     return selected
-
-
-# --- measuring ---------------------------------------------------------------------------------------------------
-
-
-def nearest_pair(vectors_MC: Vectors) -> tuple[float, tuple[int, int]]:
-    """Find the distance (1 − cosine) and the indices of the nearest two of at least two prompts, exactly."""
-    nearest, pair = -np.inf, (0, 0)
-    for start in range(0, len(vectors_MC), BLOCK):
-        similarity = vectors_MC[start : start + BLOCK] @ vectors_MC.T
-        rows = np.arange(len(similarity))
-        similarity[rows, rows + start] = -np.inf
-        row, column = np.unravel_index(int(similarity.argmax()), similarity.shape)
-        if similarity[row, column] > nearest:
-            nearest, pair = float(similarity[row, column]), (start + int(row), int(column))
-    return 1 - nearest, pair

@@ -20,7 +20,7 @@ from pacorl.dataset.folder import read_answers
 from pacorl.dataset.manifest import DatasetStep
 from pacorl.dataset.rules import Split, label_pairs, mean_rankings, pair_agreement, pair_key, split_groups
 from pacorl.io.documents import JsonObject, read_journal
-from pacorl.io.files import claim_folder, flush_all, inside, make_folder, write_atomic
+from pacorl.io.files import claim_folder, flush_all, inside, make_folder, text_digest, write_atomic
 from pacorl.io.terminal import Progress, silent
 from pacorl.records.comparisons import INFO, save_comparisons, save_sharegpt
 from pacorl.records.consistency_rank import IMAGES, PROMPTS, RANKS, Ranked, save_ranked
@@ -138,45 +138,30 @@ def write_consistency_rank(export: Export) -> list[Path]:
     if not rankings:
         return []
     root = export.out / BENCHMARK
-    # One folder per instance, in the layout of the released benchmark.
     items = []
-    shown: dict[tuple[str, str], str] = {}
-    folders = _benchmark_folders(rankings)
     for ranking in rankings:
-        folder = folders[ranking.instance]
-        # List candidates by name: the order of the list must not reveal the answer.
+        # One folder per group and question, since a folder has one prompt.
+        folder = f"{ranking.group}-{text_digest(f'{ranking.theme} {ranking.criteria}')[:8]}"
         names = {}
-        for image in (ranking.reference, *sorted(ranking.candidates)):
-            # Its whole path if another image has the same name.
-            name = Path(image).name
-            if shown.setdefault((folder, name), image) != image:
-                name = image.replace("/", "__")
-                shown[folder, name] = image
-            names[image] = name
-            link_or_copy(export.bring_image(image), root / IMAGES / folder / name)
-        # The reference comes first in `names`, and the ranking is by quality.
-        reference, *candidates = names.values()
-        best_first = tuple(names[image] for image in ranking.candidates)
-        order = (folder, reference, tuple(candidates), best_first)
-        items.append(Ranked(*order, prompt=ranking.theme, criteria=ranking.criteria))
+        for image in (ranking.reference, *ranking.candidates):
+            names[image] = image.replace("/", "__")
+            link_or_copy(export.bring_image(image), root / IMAGES / folder / names[image])
+        best_first = [names[image] for image in ranking.candidates]
+        items.append(
+            Ranked(
+                folder=folder,
+                reference=names[ranking.reference],
+                # By name: the order of the list must not reveal the answer.
+                candidates=sorted(best_first),
+                best_first=best_first,
+                prompt=ranking.theme,
+                criteria=ranking.criteria,
+            )
+        )
 
     # One wait for all images, before the lists name them.
     flush_all(root)
     return save_ranked(items, root)
-
-
-def _benchmark_folders(rankings: Sequence[Ranking]) -> dict[str, str]:
-    """instance → its folder in the benchmark: the group, or one folder per theme if the group has several."""
-    texts: dict[str, list[object]] = {}
-    folders = {}
-    for answer in rankings:
-        group_texts = texts.setdefault(answer.group, [])
-        text = (answer.theme, answer.criteria)
-        if text not in group_texts:
-            group_texts.append(text)
-        number = group_texts.index(text) + 1
-        folders[answer.instance] = answer.group if number == 1 else f"{answer.group}-{number}"
-    return folders
 
 
 WRITERS = (write_sharegpt, write_comparisons, write_consistency_rank)

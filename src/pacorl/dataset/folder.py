@@ -16,8 +16,9 @@ from pydantic.dataclasses import dataclass
 
 from pacorl.io.documents import JsonObject, blamed_on, faults_of, read_jsonl, write_jsonl
 from pacorl.io.files import SHARED, safe_name
+from pacorl.records.fields import Criteria
 from pacorl.records.prompts import load_prompts
-from pacorl.records.rankings import RECORD, Criteria, Ranking, ranks_of
+from pacorl.records.rankings import RECORD, Ranking, ranks_of
 from pacorl.types import Prompt
 
 Record = TypeVar("Record")

@@ -250,9 +250,7 @@ def grids_of(folder: Path) -> dict[str, list[GridRow]]:
     """Group → its grids in order, as listed in grids.jsonl."""
     path = folder / "grids.jsonl"
     grids: dict[str, list[GridRow]] = {}
-    for row in read_records(
-        path, lambda row: typed(row, GridRow), kind="grid", fix="run `pacorl dataset generate` first"
-    ):
+    for row in read_records(path, lambda row: typed(row, GridRow), fix="run `pacorl dataset generate` first"):
         grids.setdefault(row.group, []).append(row)
     for group, rows in grids.items():
         rows.sort(key=lambda row: row.number)

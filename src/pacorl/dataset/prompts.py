@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from pacorl.dataset.llm import fill_journal
 from pacorl.dataset.manifest import DatasetStep
 from pacorl.generate.language_writers import SetReply, answer_form, ask_for_set
-from pacorl.io.documents import Journal, JsonObject, read_journal, read_yaml, write_jsonl
+from pacorl.io.documents import Journal, JsonObject, blamed_on, read_journal, read_yaml, typed, write_jsonl
 from pacorl.io.terminal import Progress, silent
 from pacorl.judge.chat import ChatError, ChatModel
 from pacorl.records.compose import compose
@@ -25,7 +27,8 @@ from pacorl.records.prompts import record_of
 from pacorl.tiny.world import set_prompts
 from pacorl.types import Grid, Size
 
-DIMENSIONS = ("Style", "Identity", "Logic")
+Dimensions = Annotated[list[Literal["Style", "Identity", "Logic"]], Field(min_length=1)]
+Taxonomy = dict[str, dict[str, Dimensions]]
 PAPER = Path(__file__).with_name("taxonomy.yaml")
 TINY = Path(__file__).with_name("taxonomy_tiny.yaml")
 REMEMBERED_THEMES = 12
@@ -59,22 +62,15 @@ Writer = Callable[[PromptOrder, Sequence[str]], JsonObject]
 
 def read_taxonomy(path: Path = PAPER) -> list[Subject]:
     """Read the subjects of a taxonomy. Raises ValueError unless it is `category: {subcategory: [dimensions]}`."""
+    document = read_yaml(path)
+    with blamed_on(path):
+        taxonomy = typed(document, Taxonomy)
     subjects = []
-    for category, entries in _checked_mapping(read_yaml(path), path).items():
-        for name, dimensions in _checked_mapping(entries, f"{path}: {category}").items():
-            if not isinstance(dimensions, list) or not dimensions or not all(name in DIMENSIONS for name in dimensions):
-                choices = ", ".join(DIMENSIONS)
-                raise ValueError(f"{path}: {category}: {name}: name some of {choices}, got {dimensions!r}")
-            subjects.append(Subject(str(category), str(name), tuple(dimensions)))
+    for category, entries in taxonomy.items():
+        subjects += [Subject(category, name, tuple(dimensions)) for name, dimensions in entries.items()]
     if not subjects:
         raise ValueError(f"{path}: names no subcategories")
     return subjects
-
-
-def _checked_mapping(entries: Any, location: object) -> dict[Any, Any]:
-    if not isinstance(entries, dict):
-        raise ValueError(f"{location}: expected a mapping of names, got {entries!r}")
-    return entries
 
 
 def orders(subjects: Sequence[Subject], *, count: int, grids: Sequence[Grid]) -> list[PromptOrder]:

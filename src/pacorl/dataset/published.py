@@ -11,15 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 
-from pacorl.io.files import digest, inside, make_folder, write_atomic
+from pacorl.io.files import check_new, digest, inside, make_folder, write_atomic
 from pacorl.io.hub import connection_errors
 
 GITHUB = "https://raw.githubusercontent.com"
-SHOWN = 5
-"""Files whose hashes a description lists."""
 UNSTATED = "not stated by its authors: ask them before you redistribute it"
 
 
@@ -42,67 +39,39 @@ class PublishedData:
 
     def describe(self) -> list[str]:
         """Describe source, licence, commit, size and hashes, in lines."""
-        hashes = []
-        for name, digits in self.sha256.items():
-            hashes.append(f"sha256:  {digits}  {name}")
-        more = len(hashes) - SHOWN
-        return [
-            f"source:  {self.source}",
-            f"licence: {self.licence}",
-            f"commit:  {self.revision}",
-            f"size:    {self.size / 1e6:,.1f} MB",
-            *hashes[:SHOWN],
-            *([f"         and {more} more, each compared after the download"] if more > 0 else []),
-        ]
+        facts = {"source": self.source, "licence": self.licence, "commit": self.revision}
+        facts["size"] = f"{self.size / 1e6:,.1f} MB"
+        lines = [f"{name + ':':8} {value}" for name, value in facts.items()]
+        return lines + [f"sha256:  {digits}  {name}" for name, digits in self.sha256.items()]
 
     def download(self, folder: Path) -> None:
-        """Download into a new folder, which appears when every hash has been compared.
+        """Download into a new folder, which appears when every stated hash has been compared.
 
         Until then the files are in the hidden folder `.NAME-REVISION.part` beside it, from which a second call goes on.
 
         Raises:
-            ValueError: the folder is not empty or a link, or a file differs from its hash and was not kept.
+            ValueError: the folder exists, or a file differs from its hash and was not kept.
             OSError: the source does not answer.
         """
-        folder = folder.absolute()
-        partial = folder.with_name(f".{folder.name}-{self.revision[:12]}.part")
-        # A new folder, or an empty one; a link could lead into any folder of the user.
-        for target in (folder, partial):
-            if target.is_symlink():
-                raise ValueError(f"{target} is a link, which is not followed; name a new folder with --out")
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ValueError(f"{folder} is not empty, and nothing is overwritten; name a new folder with --out")
         from huggingface_hub import get_session, snapshot_download
 
-        # Download beside it: an interrupted download never looks finished.
+        check_new(folder, fix="name a new folder with --out")
+        partial = folder.with_name(f".{folder.name}-{self.revision[:12]}.part")
         make_folder(partial)
         with connection_errors(self.source):
             for name, path in self.on_github.items():
-                if inside(partial, name).is_file():  # of an earlier call, compared below
-                    continue
-                answer = get_session().get(f"{GITHUB}/{self.source}/{self.revision}/{path}", follow_redirects=True)
-                answer.raise_for_status()
-                self._check(name, sha256(answer.content).hexdigest())
-                write_atomic(inside(partial, name), answer.content)
+                if not inside(partial, name).is_file():
+                    answer = get_session().get(f"{GITHUB}/{self.source}/{self.revision}/{path}", follow_redirects=True)
+                    write_atomic(partial / name, answer.raise_for_status().content)
             if not self.on_github:
                 snapshot_download(self.source, repo_type="dataset", revision=self.revision, local_dir=partial)
-        # Compare every stated hash, then let the folder appear.
-        for name in self.sha256:
+        for name, expected in self.sha256.items():
             file = inside(partial, name)
-            try:
-                self._check(name, digest(file))
-            except ValueError:
+            if digest(file) != expected:
                 # The next call fetches it again, instead of comparing the same damage.
                 file.unlink()
-                raise
+                raise ValueError(f"{self.source}, {name} differs from its SHA-256 {expected}; download again")
         partial.rename(folder)
-
-    def _check(self, name: str, digits: str) -> None:
-        if digits != self.sha256[name]:
-            expected = self.sha256[name]
-            raise ValueError(
-                f"{self.source}, {name} differs from its SHA-256 {expected} and is removed; download again"
-            )
 
 
 T2IS = "PaCo-GRPO/dataset/T2IS/half_2by2"

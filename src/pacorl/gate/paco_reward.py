@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pacorl.core.batches import in_batches
 from pacorl.core.devices import NONE
 from pacorl.gate.scores import TOGETHER, Scores, questions_about, score_set
-from pacorl.io.images import as_rgb
-from pacorl.io.remote import open_source
+from pacorl.io.images import as_rgb, open_image
 from pacorl.io.terminal import Progress, silent
 from pacorl.judge import judge_from
 from pacorl.judge.calibration import read_calibration
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from pacorl.judge.judge import Judge
 
 ImageLike = Any
-"""A path, an http(s) URL, PIL's image, or an array or tensor of pixels (`pacorl.io.images.as_rgb`)."""
+"""A path, PIL's image, or an array or tensor of pixels (`pacorl.io.images.as_rgb`)."""
 
 TINY_NOTE = (
     "Judged by the embedded tiny judge, which knows the tiny world of drawn characters only and can say nothing of "
@@ -191,7 +190,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
 
 
 def _as_image(image: ImageLike) -> Any:
-    return open_source(image) if isinstance(image, str | Path) else image
+    return open_image(image) if isinstance(image, str | Path) else image
 
 
 def _question(pair: tuple[ImageLike, ImageLike], theme: str, *, name: str) -> Question:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from pacorl.config.options import UsageError
 from pacorl.core.grid import parse_layout, split
-from pacorl.io.images import ImageError, check_shape, images_in, png_texts
-from pacorl.io.remote import open_source
+from pacorl.io.images import ImageError, check_shape, images_in, open_image, png_texts
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -54,7 +53,7 @@ def open_images(sources: Sequence[Path | str]) -> tuple[tuple[str, ...], tuple[I
             faults.append(f"{source} is a folder without images{fix}")
             continue
         try:
-            opened.append(open_source(source))
+            opened.append(open_image(source))
             names.append(source)
         except (ImageError, OSError) as error:
             strerror = error.strerror if isinstance(error, OSError) else None
@@ -77,7 +76,7 @@ def panels_in(folder: Path) -> list[str]:
 
     Images in formats that are not read are listed too: opening them names them, so that no verdict passes them over.
     """
-    images = images_in(folder, unread=True)
+    images = images_in(folder)
     # set-1.png shows the same as set-1-panel-1.png and its siblings. Any other image beside them is listed.
     sheets = {image.stem.rpartition("-panel-")[0] for image in images}
     return [str(image) for image in images if image.stem not in sheets]

@@ -32,7 +32,7 @@ from pacorl.core.grid import parse_layout
 from pacorl.io.documents import blamed_on, read_yaml, typed
 from pacorl.records.characters import find_character, in_turn
 from pacorl.records.compose import layout_for, prompt_from
-from pacorl.records.edits import NonBlank
+from pacorl.records.fields import NonBlank
 from pacorl.records.panels import MAX_COUNT, PanelDraft, write_panels
 from pacorl.types import TINY, Character, Grid, Prompt, Size
 

@@ -21,7 +21,6 @@ from pacorl.grpo.start import Resume, named_start
 from pacorl.io.documents import blamed_on
 from pacorl.io.files import text_digest
 from pacorl.models.policies import POLICIES, kind_of, model_section
-from pacorl.records.edits import edit_prompt, is_edit, save_edits
 from pacorl.records.prompts import record_prompt, save_prompts, sentence_prompt
 from pacorl.rewards.reward import RewardFunction
 from pacorl.types import Prompt
@@ -188,10 +187,7 @@ def _read(source: Any, *, key: str, model: str) -> list[Prompt]:
             elif isinstance(item, str):
                 prompts.append(sentence_prompt(item, number, model=model))
             elif isinstance(item, Mapping):
-                edit = is_edit(item)
-                prompts.append(
-                    edit_prompt(item, number, folder=Path()) if edit else record_prompt(item, number, model=model)
-                )
+                prompts.append(record_prompt(item, number, model=model))
             else:
                 fix = "give a text, a Prompt, or a record with 'prompt', or with 'theme' and 'panels'"
                 raise ValueError(f"a {type(item).__name__}; {fix}")
@@ -208,6 +204,5 @@ def _written(prompts: Sequence[Prompt], folder: Path, *, name: str) -> str:
     # Its name is its content's hash, so an existing file is equal.
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        save = save_edits if prompts[0].sources else save_prompts
-        save(prompts, path)
+        save_prompts(prompts, path)
     return str(path)

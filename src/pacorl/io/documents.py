@@ -6,7 +6,7 @@
 
 Readers accept regular files of bounded size and depth in UTF-8. JSON has no NaN. YAML is version 1.2: `no` and `on` are
 texts, 1e-4 is a number, and keys of a mapping are unique. Every fault is a ValueError; its message begins with the file
-and its line. `fix`, a parameter of some readers, ends it with the caller's advice to the user.
+and its line. `fix`, a parameter of some readers, is the caller's advice about a missing file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -32,7 +32,6 @@ from pacorl.io.files import (
     twin_hint,
     write_atomic,
 )
-from pacorl.io.terminal import did_you_mean
 
 Item = TypeVar("Item")
 JsonObject = dict[str, Any]
@@ -54,7 +53,8 @@ def read_text(path: Path, *, fix: str = "", limit: int = MAX_BYTES) -> str:
         content = read_bytes(path, limit=limit)
     except OSError as error:
         hint = twin_hint(path.parent, path.name) if isinstance(error, FileNotFoundError) else ""
-        raise ValueError(f"{path}: cannot be read ({error.strerror}){hint}{_ending(fix)}") from None
+        ending = f"; {fix}" if fix else ""
+        raise ValueError(f"{path}: cannot be read ({error.strerror}){hint}{ending}") from None
     # Accept the line breaks of all systems, as Python's text files do.
     return _decoded(content, str(path)).replace("\r\n", "\n").replace("\r", "\n")
 
@@ -67,15 +67,16 @@ def _decoded(content: bytes, name: str) -> str:
         raise ValueError(f"{name}:{line}: not UTF-8 text; save the file as UTF-8") from None
 
 
-def read_json(path: Path, *, fix: str = "") -> Any:
+def read_json(path: Path) -> Any:
     """Read a JSON document of any kind."""
-    return parse_json(read_text(path, fix=fix), name=str(path), fix=fix)
+    return parse_json(read_text(path), name=str(path))
 
 
 def read_object(path: Path, *, fix: str = "") -> JsonObject:
     """Read a JSON document that must be an object."""
-    text = read_text(path, fix=fix, limit=MAX_OBJECT_BYTES)
-    return _checked_object(parse_json(text, name=str(path), fix=fix), f"{path}: it must hold a JSON object", fix)
+    document = parse_json(read_text(path, fix=fix, limit=MAX_OBJECT_BYTES), name=str(path))
+    with blamed_on(path):
+        return _checked_object(document)
 
 
 def read_yaml(path: Path) -> Any:
@@ -88,15 +89,12 @@ def read_jsonl(path: Path) -> list[JsonObject]:
     return read_records(path, dict, fix="run the step that makes it first, or name another file")
 
 
-def read_records(path: Path, parse: Callable[[JsonObject], Item], *, kind: str = "record", fix: str = "") -> list[Item]:
-    """Read a JSONL file, one parsed object a line; a ValueError of `parse` gets file and line in front.
-
-    Messages call an object `kind`.
-    """
+def read_records(path: Path, parse: Callable[[JsonObject], Item], *, fix: str = "") -> list[Item]:
+    """Read a JSONL file, one parsed object a line; a ValueError of `parse` gets file and line in front."""
     items = []
     for number, line in text_lines(path, fix=fix):
         with blamed_on(f"{path}:{number}"):
-            items.append(parse(parse_object(line, kind=kind)))
+            items.append(parse(parse_object(line)))
     return items
 
 
@@ -115,18 +113,6 @@ def blamed_on(location: object) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(f"{location}: {error}") from None
-
-
-def check_keys(record: Mapping[str, Any], keys: Collection[str], *, foreign: bool = False) -> None:
-    """Raise ValueError if a record has an unknown key; in a `foreign` record, only if that key looks misspelt."""
-    for key in record:
-        if key in keys:
-            continue
-        guess = did_you_mean(key, {*keys} - record.keys(), cutoff=0.85)
-        if guess:
-            raise ValueError(f"unknown name {key!r}; {guess}")
-        if not foreign:
-            raise ValueError(f"unknown name {key!r}; there are {', '.join(keys)}")
 
 
 def typed(document: Any, kind: type[Item]) -> Item:
@@ -156,13 +142,8 @@ def faults_of(error: ValidationError) -> str:
     return "; ".join(faults).replace("Value error, ", "")
 
 
-def parse_json(text: str | bytes, *, name: str = "", fix: str = "") -> Any:
+def parse_json(text: str | bytes, *, name: str = "") -> Any:
     """Parse a JSON document; `name` is the file, to which the message of a fault adds the line.
-
-    Args:
-        text: the document.
-        name: the file.
-        fix: advice to the user about an unusable document.
 
     Raises:
         ValueError: it is not JSON, not UTF-8, nested too deeply, or has NaN or half of a surrogate pair.
@@ -174,14 +155,18 @@ def parse_json(text: str | bytes, *, name: str = "", fix: str = "") -> Any:
         match = JSON_FAULT.fullmatch(str(error))
         assert match is not None
         place = f"{name}:{match['line']}: " if name else ""
-        fault = f"{place}not valid JSON at column {match['column']} ({match['fault']})"
-        raise ValueError(fault + _ending(fix)) from None
+        raise ValueError(f"{place}not valid JSON at column {match['column']} ({match['fault']})") from None
 
 
-def parse_object(line: str | bytes, *, kind: str = "record", fix: str = "") -> JsonObject:
-    """Parse one line of JSONL; `kind` is its name in messages."""
-    document = parse_json(line, fix=fix or f"a {kind} is one JSON object a line")
-    return _checked_object(document, f"a {kind} is a JSON object", "")
+def parse_object(line: str | bytes) -> JsonObject:
+    """Parse one line of JSONL."""
+    return _checked_object(parse_json(line))
+
+
+def _checked_object(document: Any) -> JsonObject:
+    if not isinstance(document, dict):
+        raise ValueError(f"must hold a JSON object, this is a {type(document).__name__}")
+    return document
 
 
 def object_within(text: str) -> JsonObject:
@@ -255,16 +240,6 @@ def _yaml() -> Any:
     return yaml
 
 
-def _checked_object(document: Any, demand: str, fix: str) -> JsonObject:
-    if not isinstance(document, dict):
-        raise ValueError(f"{demand}, this is a {type(document).__name__}{_ending(fix)}")
-    return document
-
-
-def _ending(fix: str) -> str:
-    return f"; {fix}" if fix else ""
-
-
 def dump_json(document: Any, *, indent: int | None = 2) -> str:
     """Format a document as JSON; letters of all scripts stay readable, dates and paths become text, NaN null."""
     style: dict[str, Any] = {"indent": indent, "ensure_ascii": False, "default": str}
@@ -311,10 +286,7 @@ def write_json_list(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def _write_pieces(path: Path, pieces: Iterable[str], *, mode: int = SHARED) -> None:
     with replacing(path, mode=mode) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as handle:
-        try:
-            handle.writelines(pieces)
-        except UnicodeEncodeError:  # JSON's escapes can hold it, and UTF-8 cannot
-            raise ValueError(f"{path} cannot be written: its text would hold half of a surrogate pair") from None
+        handle.writelines(pieces)
 
 
 def append_jsonl(path: Path, *rows: Mapping[str, Any]) -> None:
@@ -367,10 +339,10 @@ def read_journal(path: Path) -> dict[Any, JsonObject]:
     for number, line in enumerate(_decoded(_whole_lines(path)[0], str(path)).split("\n"), start=1):
         if line.strip():
             with blamed_on(f"{path}:{number}"):
-                row = parse_object(line, fix="delete the line to go on without it")
+                row = parse_object(line)
                 if not isinstance(row.get("key"), str | int):
                     raise ValueError("'key' must be a name or a number; delete the line to go on without it")
-            items[row["key"]] = row
+                items[row["key"]] = row
     return items
 
 

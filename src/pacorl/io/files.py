@@ -35,8 +35,6 @@ OWNED = ".pacorl"
 """Mark of a folder made by a command, in which it may replace files."""
 PAGE_MARK = b'<a class="brand" href="#top">pacorl</a>'
 """Mark of every page written by a command."""
-NOTE = "process "
-"""Beginning of a run's lock file; other locks are empty."""
 
 
 def digest(path: Path) -> str:
@@ -165,23 +163,14 @@ def claim_folder(folder: Path, *marks: str) -> None:
 
 
 def open_regular(path: Path, flags: int, *, mode: int = PRIVATE) -> int:
-    """Open a regular file for writing; a missing file is made with `mode`.
-
-    Returns:
-        The descriptor.
+    """Open a file for writing, and return its descriptor; a missing file is made with `mode`.
 
     Raises:
-        OSError: The name is a link, which could lead to any file of the user, or a folder, a pipe or a device.
+        OSError: it cannot be opened, or the name is a link, which could lead to any file of the user.
     """
-    if path.is_symlink():
-        raise OSError(errno.ELOOP, "a link, and nothing is written through links here; delete it", str(path))
-    # O_NOFOLLOW: it may have become a link since. Windows has neither flag.
+    # O_NONBLOCK: opening a pipe would otherwise wait for its reader. Windows has none of the flags.
     safe = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    descriptor = os.open(path, flags | os.O_CREAT | safe, mode)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file; move it away", str(path))
-    return descriptor
+    return os.open(path, flags | os.O_CREAT | safe, mode)
 
 
 def write_atomic(path: Path, content: str | bytes, *, mode: int = SHARED, flush: bool = True) -> None:
@@ -193,26 +182,19 @@ def write_atomic(path: Path, content: str | bytes, *, mode: int = SHARED, flush:
         mode: mode of a new file.
         flush: wait for the disk; without it, a power cut may leave a torn file until `flush_all`.
     """
-    try:
-        # Encode first: a text beyond UTF-8 must not touch the old file.
-        content = content.encode() if isinstance(content, str) else content
-    except UnicodeEncodeError:  # JSON's escapes can hold it, and UTF-8 cannot
-        raise ValueError(f"{path} cannot be written: its text would hold half of a surrogate pair") from None
     with replacing(path, mode=mode, flush=flush) as temporary:
-        temporary.write_bytes(content)
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
 def replacing(path: Path, *, mode: int = SHARED, flush: bool = True) -> Iterator[Path]:
-    """Replace a file by the temporary file that the block writes.
-
-    If the block raises, the old file stays. A replaced file keeps its mode, a new file has `mode`.
+    """Replace a file by the temporary file that the block writes, with `mode`; if the block raises, the old file stays.
 
     Example:
-        with replacing(out / "rows.parquet") as temporary:
-            parquet.write_table(table, temporary)
+        with replacing(out / "adapter.safetensors") as temporary:
+            save_file(state, temporary)
     """
-    if path.exists() and not (path.is_file() or path.is_dir()):
+    if path.exists() and not path.is_file():  # a rename would replace a device too
         raise OSError(errno.EINVAL, "not a regular file; name another", str(path))
     part_name = f".{path.name}.{platform.node()}-{os.getpid()}-{secrets.token_hex(4)}{PART}"
     temporary = path.with_name(part_name)
@@ -220,11 +202,9 @@ def replacing(path: Path, *, mode: int = SHARED, flush: bool = True) -> Iterator
         make_folder(path.parent, flush=flush)
         os.close(open_regular(temporary, os.O_WRONLY | os.O_EXCL, mode=mode))
         try:
-            mode = stat.S_IMODE((path if path.is_file() else temporary).stat().st_mode) & 0o777
+            mode = stat.S_IMODE(temporary.stat().st_mode)  # after the user's mask
             yield temporary
-            # The block may have replaced the temporary file.
-            if stat.S_IMODE(temporary.stat().st_mode) != mode:
-                temporary.chmod(mode)
+            temporary.chmod(mode)  # the block may have replaced the temporary file
             # The content must be on the disk before the name is: else a power cut leaves an empty file of that name.
             if flush:
                 flush_to_disk(temporary)
@@ -238,9 +218,7 @@ def replacing(path: Path, *, mode: int = SHARED, flush: bool = True) -> Iterator
 def make_folder(folder: Path, *, flush: bool = True) -> None:
     """Make a folder and its missing parents; with `flush` their names are on the disk afterwards."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    for path in reversed(missing):
-        path.mkdir(mode=0o755, exist_ok=True)  # write access to a folder permits to replace its files
-    folder.mkdir(exist_ok=True)  # raises if it is a file
+    folder.mkdir(parents=True, exist_ok=True)
     if flush:
         for path in missing:
             flush_to_disk(path.parent)
@@ -281,25 +259,29 @@ def remove_made(folder: Path, made: Sequence[str], *, others: Path | None = None
     """
     if folder.is_symlink() or not folder.is_dir():
         return []
-    # This command's own files.
+    # This command's own files. A pattern follows links to folders, and "..".
     root = folder.resolve()
     for pattern in made:
         for path in [*folder.glob(pattern)]:
-            is_within = path.parent.resolve().is_relative_to(root)  # a pattern follows links to folders, and ".."
-            if is_within and (path.is_symlink() or not path.is_dir()):
+            if path.parent.resolve().is_relative_to(root) and _is_file(path):
                 path.unlink()
     # The deepest first, so that a folder is empty when its turn comes.
     left = sorted(folder.rglob("*"), reverse=True)
-    foreign = [path.relative_to(folder) for path in left if path.is_symlink() or not path.is_dir()]
+    foreign = [path.relative_to(folder) for path in left if _is_file(path)]
     if others:
         for name in foreign:
             make_folder((others / name).parent)
             (folder / name).rename(free_name(others / name))
     for path in [*left, folder]:
-        if path.is_dir() and not path.is_symlink():
+        if not _is_file(path):
             with contextlib.suppress(OSError):  # not empty
                 path.rmdir()
-    return sorted([str(path) for path in foreign])
+    return sorted(map(str, foreign))
+
+
+def _is_file(path: Path) -> bool:
+    """Whether a path is anything but a folder; a link is not followed."""
+    return path.is_symlink() or not path.is_dir()
 
 
 def free_name(path: Path) -> Path:
@@ -336,18 +318,15 @@ def sweep(folder: Path) -> None:
 
 
 def is_running(process: int) -> bool:
-    """Whether a process of this machine runs; always True on Windows."""
-    if os.name == "nt":  # where signal 0 would end it
+    """Whether a process of this machine runs; always True on Windows, where signal 0 would end it."""
+    if os.name == "nt":
         return True
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
     except PermissionError:  # another user's
-        return True
-    with contextlib.suppress(OSError):  # only Linux has it
-        # An ended process keeps its number until its parent has collected the exit status.
-        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+        pass
     return True
 
 
@@ -416,11 +395,10 @@ class LockedError(ValueError):
 def sole_holder(path: Path, *, note: str = "") -> Iterator[None]:
     """Hold a lock file, which stays, within the block; the lock ends with its process, however that ends.
 
-    A second process gets a LockedError with the `note` of the first, which begins with NOTE or is empty.
+    A second process gets a LockedError with the `note` of the first.
 
     Raises:
-        ValueError: The file is no lock.
-        OSError: It is a link, or no regular file.
+        OSError: The lock cannot be written, or is a link.
     """
     try:
         import fcntl
@@ -432,12 +410,7 @@ def sole_holder(path: Path, *, note: str = "") -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = handle.read(LONGEST_NAME).strip()
-            raise LockedError(f"{path} is held by another process", holder=holder) from None
-        # A full disk may have cut the note of an earlier holder short, and a power cut may have left zeros.
-        if not NOTE.startswith(handle.read(len(NOTE)).strip("\0")):
-            raise ValueError(f"{path} is no lock of pacorl's; move it away, or name another folder")
-        handle.seek(0)
+            raise LockedError(f"{path} is held by another process", holder=handle.read(LONGEST_NAME).strip()) from None
         handle.truncate()  # an earlier holder's note
         with disk_errors(path):
             os.write(handle.fileno(), note.encode())  # unbuffered: closing would try a refused write again
@@ -451,7 +424,7 @@ def own_folder(folder: Path) -> Iterator[None]:
     Raises:
         ValueError: another process does; it is named.
     """
-    note = f"{NOTE}{os.getpid()} on {platform.node()}"
+    note = f"process {os.getpid()} on {platform.node()}"
     with ExitStack() as stack:
         try:
             stack.enter_context(sole_holder(folder / ".lock", note=note))
@@ -535,17 +508,11 @@ def existing(folder: Path, relative: str) -> Path:
 def twin_hint(folder: Path, relative: str) -> str:
     """Name an existing file that a missing `folder/relative` may mean, as the end of a message; empty without one."""
     forward = relative.replace("\\", "/")
-    twins = [forward]
-    for form in ("NFC", "NFD"):
-        twins.append(unicodedata.normalize(form, forward))
-    # A folder too many, as in records that were written above their folder.
+    # Letters composed otherwise, or a folder too many, as in records that were written above their folder.
+    twins = [forward, unicodedata.normalize("NFC", forward), unicodedata.normalize("NFD", forward)]
     parts = Path(forward).parts
     twins += ["/".join(parts[start:]) for start in range(1, len(parts))]
     for twin in twins:
         if twin != relative and (folder / twin).is_file():
-            if twin == forward:
-                return f"; there is {twin!r}: write folders with /"
-            if unicodedata.normalize("NFC", twin) == unicodedata.normalize("NFC", forward):
-                return f"; there is {twin!r}, whose letters are composed otherwise (Unicode's NFC and NFD): rename it"
-            return f"; there is {twin!r}: paths are relative to {folder}"
+            return f"; there is {twin!r}, relative to {folder}: compare the folders, / and how letters are composed"
     return ""

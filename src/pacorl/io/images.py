@@ -29,14 +29,11 @@ kilobyte of JPEG 2000 within the limits took 44 seconds and 1.2 GB."""
 
 IMAGE_TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
 """File suffix → media type of the images that pages show."""
-READ = (*IMAGE_TYPES, ".jpe", ".jfif", ".mpo", ".bmp", ".gif", ".tif", ".tiff")
-"""Suffixes of images in FORMATS."""
-UNREAD = (".heic", ".heif", ".avif", ".jxl", ".jp2", ".psd", ".svg", ".tga", ".ico", ".exr", ".dng", ".cr2", ".nef")
-"""Suffixes of images in other formats."""
-BESIDE = (".txt", ".caption", ".yaml", ".yml", ".json", ".jsonl", ".csv", ".md", ".html", ".pdf", ".log")
-"""Suffixes of captions, cards, records and pages, which belong beside images."""
-SIGNATURE = re.compile(rb"\x89PNG\r\n|\xff\xd8\xff|GIF8[79]a|RIFF....WEBP|BM....\0\0\0\0|II[*+]\0|MM\0[*+]", re.DOTALL)
-"""First bytes of files in FORMATS."""
+BESIDE = (
+    *(".txt", ".caption", ".yaml", ".yml", ".json", ".jsonl", ".csv", ".md", ".html", ".pdf", ".log", ".ini", ".db"),
+    *(".zip", ".tar", ".gz", ".safetensors", ".mp4"),
+)
+"""Suffixes of files that may lie beside images: captions, cards, records, pages, archives."""
 
 MAX_PIXELS = 64_000_000
 """A decompressed image of this many pixels takes about 250 MB; larger images are bombs, or meant for print."""
@@ -87,26 +84,16 @@ def open_image(source: Path | str | bytes, *, name: str = "", max_pixels: int = 
     return as_rgb(upright, name)
 
 
-def images_in(folder: Path, *, unread: bool = False) -> tuple[Path, ...]:
-    """List the images of a folder by content or suffix, in natural order: 1, 2, 10. A missing folder has none.
+def images_in(folder: Path) -> tuple[Path, ...]:
+    """List the images of a folder in natural order: 1, 2, 10. A missing folder has none.
 
-    Hidden files, and texts that belong beside images, are skipped. Other files are named in a line of the log.
-
-    Args:
-        unread: Whether to list images in formats that are not read too, so that opening all of them fails.
+    These are all its files but hidden ones and those that may lie beside images (BESIDE), so that none passes unseen: a
+    file of another kind fails when it is opened.
     """
     images = []
-    left_out = []
     for path in sorted(folder.glob("*"), key=natural):
-        suffix = path.suffix.lower()
-        if path.name.startswith(".") or suffix in BESIDE or not path.is_file():
-            continue
-        if suffix in READ or (unread and suffix in UNREAD) or _has_signature(path):
+        if path.is_file() and path.suffix.lower() not in BESIDE and not path.name.startswith("."):
             images.append(path)
-        else:
-            left_out.append(path.name)
-    if left_out:
-        _name_left_out(folder, tuple(left_out))
     return tuple(images)
 
 
@@ -115,19 +102,6 @@ def natural(path: Path) -> list[str | int]:
     parts: list[str | int] = [*re.split(r"([0-9]+)", path.name.casefold()), path.name]
     parts[1:-1:2] = map(int, parts[1:-1:2])
     return parts
-
-
-def _has_signature(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return SIGNATURE.match(file.read(16)) is not None
-    except OSError:
-        return False
-
-
-@cache  # once a process, however often a folder is listed
-def _name_left_out(folder: Path, names: tuple[str, ...]) -> None:
-    logger.warning("%s: left out, no image that is read here: %s", folder, ", ".join(names))
 
 
 @contextmanager
@@ -233,7 +207,7 @@ def _as_srgb(image: Image.Image, name: str) -> Image.Image:
     try:
         profile = ImageCms.ImageCmsProfile(io.BytesIO(image.info["icc_profile"]))
         srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB"))
-        # The same space, whose conversion would only round; its name alone may lie.
+        # The same space, whose conversion would only round. Its name alone may lie.
         if "sRGB" in ImageCms.getProfileDescription(profile) and _primaries(profile) == _primaries(srgb):
             return image
         # As browsers do: colours of both spaces stay, and black stays black.

@@ -1,4 +1,4 @@
-"""Addresses of services, and the HTTP client of each: judges, reward services, language models and images by URL.
+"""Addresses of services, and the HTTP client of each: judges, reward services and language models.
 
 A client has a new connection for each request, so that left-over bytes of one answer never begin the next, and follows
 no redirect, which could send a key to another host. A service of this machine is asked around the proxy.
@@ -12,7 +12,6 @@ import re
 import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 from pacorl import __version__
 
@@ -122,7 +121,7 @@ def server_words(response: httpx2.Response) -> str:
 
 
 def wire_fault(url: str, error: BaseException) -> TransientError:
-    """Describe a fault of the wire by its innermost reason, and name the proxy that the request went through."""
+    """Describe a fault of the wire by its innermost reason."""
     inner: BaseException | None = error
     while inner:
         error = inner
@@ -131,18 +130,7 @@ def wire_fault(url: str, error: BaseException) -> TransientError:
     if isinstance(error, ConnectionError) and error.errno:
         reason = os.strerror(error.errno)  # asyncio's text names the address without the reason
     reason = " ".join(str(reason).split())[:SHOWN]
-    return TransientError(f"no connection: {reason}{_proxy(url)}", unreachable=True)
-
-
-def _proxy(url: str) -> str:
-    """Name the proxy of the environment for an address, as a clause; empty for none."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    proxies = getproxies()
-    proxy = proxies.get(parts.scheme) or proxies.get("all")
-    if not proxy or is_loopback(host) or proxy_bypass(parts.netloc):
-        return ""
-    return f", through the proxy {shown_url(proxy)} of the environment; NO_PROXY={host} would leave it out"
+    return TransientError(f"no connection: {reason}", unreachable=True)
 
 
 # --- addresses -------------------------------------------------------------------------------------------------

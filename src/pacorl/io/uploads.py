@@ -77,7 +77,7 @@ class _Decoder:
 
     def decode(self, data: bytes, *, name: str, max_pixels: int) -> Image.Image:
         """Decode one image; raises ImageError."""
-        process = self._running(name)
+        process = self._running()
         alarm = threading.Timer(MAX_SECONDS, process.kill)
         alarm.start()
         try:
@@ -86,14 +86,16 @@ class _Decoder:
             image = None if "fault" in answer else Image.frombytes("RGB", tuple(answer["size"]), pixels)
         except Exception:  # the process is gone, perhaps within a message, or an image has made it answer anything
             self.close()
-            raise ImageError(f"{name}: decoding it takes too much time or memory; save it anew as PNG") from None
+            raise ImageError(
+                f"{name}: decoding it takes too much time or memory, or the decoder ended; save it anew as PNG"
+            ) from None
         finally:
             alarm.cancel()
         if image is None:
             raise ImageError(str(answer["fault"]))
         return image
 
-    def _running(self, name: str) -> subprocess.Popen[bytes]:
+    def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             self.close()
             self._process = start_python(
@@ -103,14 +105,6 @@ class _Decoder:
                 stderr=subprocess.DEVNULL,  # Ctrl-C reaches it too, and its traceback would be noise
                 env={name: os.environ[name] for name in INHERITED if name in os.environ},
             )
-            try:
-                _receive(cast(IO[bytes], self._process.stdout))
-            except (EOFError, ValueError):
-                self.close()
-                raise ImageError(
-                    f"{name}: not decoded, since the decoder does not start; `python -P -m pacorl.io.uploads` "
-                    f"must work with {', '.join(INHERITED)} alone"
-                ) from None
         return self._process
 
     def close(self) -> None:
@@ -140,7 +134,6 @@ def serve() -> None:
     _limit("RLIMIT_NPROC", 0)
     questions = sys.stdin.buffer
     answers = sys.stdout.buffer
-    _send(answers, {"ready": True})
     while True:
         try:
             question, data = _receive(questions)

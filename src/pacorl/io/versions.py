@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, distribution, version
-from urllib.parse import unquote, urlsplit
-
-from pacorl.io.documents import parse_json
+from importlib.metadata import PackageNotFoundError, version
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
@@ -22,16 +19,5 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def install_command(extra: str) -> str:
-    """Return the pip command that adds an extra of pacorl, from the folder or file that pacorl was installed from."""
-    try:
-        # What pip notes of an installation that is not from an index (PEP 610).
-        noted = distribution("pacorl").read_text("direct_url.json")
-    except PackageNotFoundError:
-        return f"pip install -e '.[{extra}]', in the folder of pacorl's source"
-    origin = parse_json(noted, name="direct_url.json") if noted else {}
-    source = urlsplit(origin.get("url", ""))
-    if source.scheme != "file":
-        return f"pip install 'pacorl[{extra}]'"
-
-    editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
-    return f"pip install {editable}'{unquote(source.path)}[{extra}]'"
+    """Return the pip command that adds the packages of an extra to an installed pacorl."""
+    return f"pip install 'pacorl[{extra}]'"

@@ -211,7 +211,7 @@ def _config(file: Path, path: Path | None, tensors: Iterable[str], metadata: Map
         path = path or file.parent / PEFT_CONFIG
     if path is None:
         with blamed_on(f"{file}: {METADATA} in its metadata"):
-            entries = parse_object(metadata.get(METADATA, "{}"), kind="config")
+            entries = parse_object(metadata.get(METADATA, "{}"))
         prefix = "transformer."
         config = {key.removeprefix(prefix): entries[key] for key in entries if key.startswith(prefix)}
     elif path.is_file():

@@ -26,7 +26,6 @@ from pacorl.models.policies.policy import check_images
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.plan.plan import CARD_MARGIN, Plan, plan_policy, size_text
 from pacorl.records.characters import find_character
-from pacorl.records.edits import save_edits
 from pacorl.records.leaks import split_prompts
 from pacorl.records.prompts import prompts_from, save_prompts
 from pacorl.rewards import asks_judge
@@ -130,9 +129,8 @@ def write_config(
     """
     job = _read_job(path, model=model, prompts=prompts, card=card, reward=reward, references=references)
     check_new(job.folder, fix="name another file for the config")
-    save = save_edits if job.edits else save_prompts
-    save(job.train, job.folder / "train.jsonl")
-    save(job.held_out, job.folder / "test.jsonl")
+    save_prompts(job.train, job.folder / "train.jsonl")
+    save_prompts(job.held_out, job.folder / "test.jsonl")
     try:
         settings, config, plan = _fitting(job)
     except ValueError:

@@ -42,19 +42,14 @@ def find_character(name: str, folder: Path = Path(), *, least: int = 1, most: in
     Raises:
         ValueError: if it does not exist, with the names of the existing characters, or cannot be used.
     """
-    paths = list(dict.fromkeys([folder / FOLDER / name, folder / name]))  # the same one if the name is absolute
-    for path in paths:
-        if (path / CARD).is_file():
-            return read_character(path, least=least, most=most)
-
-    for path in paths:
+    for path in (folder / FOLDER / name, folder / name):
         if path.is_dir():
-            raise ValueError(
-                f"{path} has no {CARD}, which describes the character, e.g. 'description: a red round hero'"
-            )
+            return read_character(path, least=least, most=most)
     names = sorted(card.parent.name for card in (folder / FOLDER).glob(f"*/{CARD}"))
-    fix = f"there are {', '.join(names)}" if names else f"make a folder with a {CARD} and images"
-    raise ValueError(f"there is no character {name!r} at {' or '.join(map(str, paths))}; {fix}")
+    raise ValueError(
+        f"there is no character {name!r}: {folder / FOLDER} has {', '.join(names) or 'none'}; a character is a folder "
+        f"with a {CARD} and images"
+    )
 
 
 def read_character(folder: Path, *, least: int = 1, most: int = MAX_IMAGES) -> Character:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isqrt
 
-from pacorl.core.grid import PANEL_TAG, panel_tags, panel_texts, parse_layout
+from pacorl.core.grid import panel_tags, panel_texts, parse_layout
 from pacorl.records.panels import NUMBERS, read_request, single_image_note, write_panels
 from pacorl.tiny.words import check_tiny, check_tiny_edit, tiny_prompt
 from pacorl.types import TINY, Grid, Prompt
@@ -50,13 +50,11 @@ def prompt_from(
 
     # A set, or one image.
     if panels:
-        _check_fit(theme, panels, grid)
         layout = grid or layout_for(len(panels))
+        check_panel_count(layout, panels)
         # The tiny generator has a vocabulary of its own.
         prompt = tiny_prompt(theme, panels, layout) if model == TINY else compose(theme, panels, layout)
     else:
-        if not theme.strip():
-            raise ValueError("the prompt is empty; say what to generate")
         prompt = text_prompt(theme, grid=grid)
         note = "" if grid else single_image_note(theme)
         if note:
@@ -70,8 +68,10 @@ def text_prompt(text: str, number: int = 0, *, grid: Grid | None = None) -> Prom
     """Parse the text of a generator; `grid` defaults to the layout of its text, or 1x1 if it describes no panels.
 
     Raises:
-        ValueError: layout and panels do not fit.
+        ValueError: it is empty, or layout and panels do not fit.
     """
+    if not text.strip():
+        raise ValueError("the prompt is empty; say what to generate")
     # A line of prose may hold "3 x 4 cm", so its layout counts only if panels are described.
     panels = panel_texts(text)
     if grid is None:
@@ -84,17 +84,13 @@ def check_panel_count(grid: Grid, panels: Sequence[str]) -> None:
     """Raise ValueError if described panels do not fill the layout."""
     if panels and len(panels) != grid.count:
         raise ValueError(
-            f"the layout {grid} has {grid.count} panels and the prompt describes {len(panels)}; "
-            "correct the layout, or the tags (each follows the end of a sentence: '… lamp. [TOP]-[LEFT]: A …')"
+            f"the layout {grid} has {grid.count} panels and {len(panels)} are described; {layout_for(len(panels))} "
+            "would fit (in a prompt, each tag follows the end of a sentence: '… lamp. [TOP]-[LEFT]: A …')"
         )
 
 
 def check_for(model: str, prompt: Prompt) -> None:
-    """Check the words of a prompt; only the tiny model has a vocabulary.
-
-    Raises:
-        ValueError: naming an unknown word.
-    """
+    """Raise ValueError for an unknown word; only the tiny model has a vocabulary."""
     if model == TINY:
         (check_tiny_edit if prompt.sources else check_tiny)(prompt)
 
@@ -107,15 +103,21 @@ def compose(theme: str, panels: Sequence[str], grid: Grid, *, shared: str = "") 
         shared: what all panels show, for the generator; the theme by default.
 
     Raises:
-        ValueError: a text would be read as a panel's tag.
+        ValueError: a text is empty, or would be read as a panel's tag.
     """
+    for number, text in enumerate([theme, *panels]):
+        if not text.strip():
+            raise ValueError(f"{f'panel {number}' if number else 'the theme'} is empty; say what it shows")
     count = NUMBERS[grid.count].upper() if grid.count <= SPELT else str(grid.count)
     subject = f" portraying {sentence(theme)}" if not shared else f". {sentence(shared)}"
     text = f"{count}-PANEL Images with a {grid} grid layout{subject}"
     for tag, panel in zip(panel_tags(grid), panels, strict=True):
         text += f" {tag}: {sentence(panel)}"
     if len(panel_texts(text)) != grid.count or parse_layout(text) != grid:
-        raise ValueError("a text holds capitals before a colon after a sentence, which would be read as a panel's tag")
+        raise ValueError(
+            f"a text of {theme[:60]!r} holds a panel tag, capitals before a colon after a sentence; give tags, or one "
+            "text per panel, not both"
+        )
     return Prompt(id=0, text=text, theme=theme, grid=grid, panels=tuple(panels))
 
 
@@ -128,18 +130,3 @@ def layout_for(count: int) -> Grid:
     """Return the squarest layout of exactly `count` panels: 4 → 2x2, 6 → 2x3, 5 → 1x5."""
     rows = next(side for side in range(isqrt(count), 0, -1) if count % side == 0)
     return Grid(rows, count // rows)
-
-
-def _check_fit(theme: str, panels: Sequence[str], grid: Grid | None) -> None:
-    for number, text in enumerate([theme, *panels]):
-        name = f"panel {number}" if number else "the theme"
-        if not text.strip():
-            raise ValueError(f"{name} is empty; say what it shows")
-        # As it would follow a sentence of the prompt, since a tag is recognized only there.
-        if PANEL_TAG.search(f". {text}"):
-            raise ValueError(f"{name}, {text[:60]!r}, holds a panel tag; give tags, or one text per panel, not both")
-    if grid and grid.count != len(panels):
-        raise ValueError(
-            f"the layout {grid} has {grid.count} panels and {len(panels)} are described; "
-            f"{layout_for(len(panels))} would fit"
-        )

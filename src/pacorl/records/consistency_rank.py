@@ -8,32 +8,44 @@ consistency_full_rank.jsonl     {folder, ref_image, comp_images, rank_images}, a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AliasChoices, BaseModel, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
-from pacorl.io.documents import JsonObject, blamed_on, read_jsonl, typed, write_jsonl
+from pacorl.io.documents import JsonObject, read_records, typed, write_jsonl
 from pacorl.io.files import existing
-from pacorl.records.criteria import PublishedCriteria, written
+from pacorl.records.fields import Criteria, Text, Word
 
 IMAGES = "images"
 PROMPTS = "prompt_data.jsonl"
 RANKS = "consistency_full_rank.jsonl"
+FIX = "give the folder of ConsistencyRank-Bench as published"
 
 
-@dataclass(frozen=True, slots=True)
-class Ranked:
-    """A reference, its candidates, and their order by people; images are named within their folder."""
+class FolderPrompt(BaseModel):
+    """A line of PROMPTS."""
+
+    idx: Word
+    prompt: Text = ""
+    category: Text = ""
+    criteria: Criteria = {}
+
+
+class Ranked(BaseModel):
+    """A line of RANKS: a reference and its candidates, and their order by people; images are named within `folder`."""
+
+    model_config = ConfigDict(frozen=True, populate_by_name=True)
 
     folder: str
-    reference: str
-    candidates: tuple[str, ...]
-    best_first: tuple[str, ...]
-    category: str = ""
-    prompt: str = ""
-    criteria: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    # Releases differ in the names of two columns.
+    reference: Annotated[str, Field(validation_alias=AliasChoices("ref_image", "ref_img"))]
+    candidates: Annotated[list[str], Field(validation_alias=AliasChoices("comp_images", "comparison_images"))]
+    best_first: Annotated[list[str], Field(validation_alias="rank_images")]
+    category: Text = ""
+    prompt: Text = ""
+    criteria: Criteria = {}
 
     @property
     def key(self) -> str:
@@ -41,61 +53,32 @@ class Ranked:
         return f"{self.folder}/{self.reference}: {' '.join(self.candidates)}"
 
 
-class RankRow(BaseModel):
-    """A line of RANKS; releases differ in the names of two columns."""
-
-    folder: str
-    reference: Annotated[str, Field(validation_alias=AliasChoices("ref_image", "ref_img"))]
-    candidates: Annotated[list[str], Field(validation_alias=AliasChoices("comp_images", "comparison_images"))]
-    best_first: Annotated[list[str], Field(validation_alias="rank_images")]
-    category: str | None = None
-
-
-class PromptRow(BaseModel):
-    """A line of PROMPTS."""
-
-    prompt: str | None = None
-    category: str | None = None
-    criteria: PublishedCriteria | None = None
-
-
-def rank_rows(folder: Path) -> dict[str, tuple[JsonObject, Mapping[str, JsonObject]]]:
-    """Read the lines of RANKS by their place, each with the prompts by folder, for `ranked_of`.
+def load_ranked(folder: Path) -> list[Ranked]:
+    """Read the rankings, each with the prompt and the criteria of its folder.
 
     Raises:
-        ValueError: it is no such folder, or a file is damaged.
+        ValueError: naming the file and the line of a fault, or the missing file.
     """
-    for name in (IMAGES, PROMPTS, RANKS):
-        if not (folder / name).exists():
-            raise ValueError(f"{folder / name} is missing; give the folder of ConsistencyRank-Bench as published")
-    prompts = {str(row.get("idx")): row for row in read_jsonl(folder / PROMPTS)}
-    rows = enumerate(read_jsonl(folder / RANKS), 1)
-    return {f"{folder / RANKS}, record {number}": (row, prompts) for number, row in rows}
+    read_prompt = partial(typed, kind=FolderPrompt)
+    prompts = {row.idx: row for row in read_records(folder / PROMPTS, read_prompt, fix=FIX)}
+    read_rank = partial(_ranked, prompts=prompts, images=folder / IMAGES)
+    return read_records(folder / RANKS, read_rank, fix=FIX)
 
 
-def ranked_of(row: JsonObject, prompts: Mapping[str, JsonObject], *, images: Path) -> Ranked:
-    """Read a line of RANKS. Raises ValueError if it is no ranking, or an image is missing."""
-    given = typed(row, RankRow)
-    if len(set(given.candidates)) < len(given.candidates) or len(given.candidates) < 2:
-        raise ValueError(f"needs two different candidates or more, got {given.candidates}")
-    if sorted(given.best_first) != sorted(given.candidates):
-        raise ValueError(f"rank_images {given.best_first} is no order of comp_images {given.candidates}")
-    if given.folder not in prompts:
-        raise ValueError(f"folder {given.folder!r} has no record in {PROMPTS}")
-    with blamed_on(f"{PROMPTS}, {given.folder!r}"):
-        prompt = typed({key: prompts[given.folder].get(key) for key in PromptRow.model_fields}, PromptRow)
+def _ranked(row: JsonObject, prompts: Mapping[str, FolderPrompt], images: Path) -> Ranked:
+    item = typed(row, Ranked)
+    if len(set(item.candidates)) < len(item.candidates) or len(item.candidates) < 2:
+        raise ValueError(f"needs two different candidates or more, got {item.candidates}")
+    if sorted(item.best_first) != sorted(item.candidates):
+        raise ValueError(f"rank_images {item.best_first} is no order of comp_images {item.candidates}")
+    if item.folder not in prompts:
+        raise ValueError(f"folder {item.folder!r} has no record in {PROMPTS}")
     # Missing files are reported now, not after hours of judging.
-    for name in (given.reference, *given.candidates):
-        existing(images, f"{given.folder}/{name}")
-    return Ranked(
-        folder=given.folder,
-        reference=given.reference,
-        candidates=tuple(given.candidates),
-        best_first=tuple(given.best_first),
-        category=given.category or prompt.category or "",
-        prompt=prompt.prompt or "",
-        criteria=written(prompt.criteria),
-    )
+    for name in (item.reference, *item.candidates):
+        existing(images, f"{item.folder}/{name}")
+    prompt = prompts[item.folder]
+    category = item.category or prompt.category
+    return item.model_copy(update={"category": category, "prompt": prompt.prompt, "criteria": prompt.criteria})
 
 
 def save_ranked(items: Iterable[Ranked], folder: Path) -> list[Path]:
@@ -104,8 +87,8 @@ def save_ranked(items: Iterable[Ranked], folder: Path) -> list[Path]:
     rows = []
     for item in items:
         prompts[item.folder] = {"idx": item.folder, "prompt": item.prompt, "criteria": item.criteria}
-        row: JsonObject = {"folder": item.folder, "ref_image": item.reference, "comp_images": list(item.candidates)}
-        rows.append(row | {"rank_images": list(item.best_first)})
+        row: JsonObject = {"folder": item.folder, "ref_image": item.reference, "comp_images": item.candidates}
+        rows.append(row | {"rank_images": item.best_first})
     write_jsonl(folder / PROMPTS, prompts.values())
     write_jsonl(folder / RANKS, rows)
     return [folder / PROMPTS, folder / RANKS]

@@ -15,18 +15,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Literal
 
 from pacorl.core.batches import components
 from pacorl.core.grid import shared_text
-from pacorl.io.documents import read_jsonl, read_yaml
+from pacorl.io.documents import blamed_on, read_jsonl, read_yaml
 from pacorl.io.files import kept_digest
 from pacorl.records.comparisons import comparisons_from
 from pacorl.records.prompts import prompts_from
 from pacorl.types import Prompt
 
-Why = Literal["text", "image"]
-WORDS = {"text": "the same text", "image": "the same image to edit"}
 LEAKS = "leaks.txt"
 """File of a run with its warning about training prompts that it evaluates on."""
 SHOWN = 3
@@ -50,47 +47,35 @@ class Leak:
     """The evaluation prompt."""
     against: str
     """Source of the evaluation prompt."""
-    why: Why
 
 
 def find_leaks(train: Sequence[Prompt], against: Mapping[str, Sequence[Prompt]]) -> list[Leak]:
-    """Find the training prompts that are also in `against` (name → prompts), each once, with the first reason."""
-    leaks: dict[int, Leak] = {}
+    """Find the training prompts that are also in `against` (name → prompts), each once, with the first equal prompt."""
+    known: dict[str, tuple[Prompt, str]] = {}
     for name, prompts in against.items():
-        equals: dict[str, Prompt] = {}
         for prompt in prompts:
             for key in _keys(prompt):
-                equals.setdefault(key, prompt)
-
-        for position, prompt in enumerate(train):
-            if position in leaks:
-                continue
-            same = [equals[key] for key in _keys(prompt) if key in equals]
-            if same:
-                leaks[position] = Leak(prompt, same[0], name, "image" if prompt.sources else "text")
-
-    return [leaks[position] for position in sorted(leaks)]
+                known.setdefault(key, (prompt, name))
+    leaks = []
+    for prompt in train:
+        equal = [known[key] for key in _keys(prompt) if key in known]
+        if equal:
+            leaks.append(Leak(prompt, *equal[0]))
+    return leaks
 
 
 def leak_report(leaks: Sequence[Leak], *, total: int) -> str:
     """Count the leaks per source and show the first few. Empty if there are none."""
     if not leaks:
         return ""
-
-    counts = Counter((leak.against, leak.why) for leak in leaks)
-    totals = "; ".join(f"{count} in {name} ({WORDS[why]})" for (name, why), count in counts.items())
-
-    examples = []
-    for leak in leaks[:SHOWN]:
-        prompt = leak.prompt
-        examples.append(f"training prompt {prompt.id} is {leak.against}'s {leak.other.id}: {prompt.text[:60]!r}")
-    report = f"{len(leaks)} of {total} training prompts are measured on: {totals}"
+    counts = Counter(leak.against for leak in leaks)
+    report = f"{len(leaks)} of {total} training prompts are measured on: "
+    report += "; ".join([f"{count} in {name}" for name, count in counts.items()])
     # If every prompt is measured on, the two sets are one, and examples would explain no more.
     if len(leaks) == total > 1:
         return report
-    report += f". {'; '.join(examples)}"
-    if len(leaks) > SHOWN:
-        report += f" and {len(leaks) - SHOWN} more"
+    for leak in leaks[:SHOWN]:
+        report += f". Training prompt {leak.prompt.id} is {leak.against}'s {leak.other.id}: {leak.prompt.text[:60]!r}"
     return report
 
 
@@ -197,31 +182,20 @@ def trained_on(texts: Mapping[str, Sequence[str]], run: Path) -> dict[str, str]:
 
 def _trained_texts(run: Path) -> Iterator[str]:
     """Yield every text and id of the training data of a policy's or a judge's run."""
-    try:
-        config = read_yaml(run / "config.yaml")
-    except ValueError as error:
-        raise ValueError(f"{run} is no run's folder: {error}") from None
-    if not isinstance(config, Mapping):
-        config = {}
-    prompts = config.get("prompts") or {}
-    data = config.get("data") or {}
+    config = read_yaml(run / "config.yaml")
+    sections = config if isinstance(config, Mapping) else {}
+    prompts = sections.get("prompts") or {}
+    data = sections.get("data") or {}
 
-    # A policy was trained on prompts, a judge on comparisons.
-    if "train" in prompts:
-        read, sources = _prompt_texts, [prompts["train"]]
-    else:
-        read, sources = _comparison_texts, list(data.get("train") or [])
-    if not sources:
-        raise ValueError(f"{run / 'config.yaml'} names neither prompts.train nor data.train; name a training run")
-
-    # A source that is gone would hide a leak.
-    for source in sources:
-        try:
-            yield from read(str(source))
-        except (OSError, ValueError) as error:
-            raise ValueError(
-                f"{run} was trained on {source}, which cannot be compared with the items: {error}"
-            ) from None
+    # A policy was trained on prompts, a judge on comparisons. A source that is gone would hide a leak.
+    with blamed_on(f"the training data of {run} cannot be compared with the items"):
+        if "train" in prompts:
+            yield from _prompt_texts(str(prompts["train"]))
+        elif data.get("train"):
+            for source in data["train"]:
+                yield from _comparison_texts(str(source))
+        else:
+            raise ValueError("its config.yaml names neither prompts.train nor data.train; name a training run")
 
 
 def _prompt_texts(source: str) -> Iterator[str]:

@@ -3,18 +3,9 @@
     prompts = load_prompts("examples/prompts.jsonl")
     prompts[0].grid.rows, prompts[0].panels
 
-A T2IS record has `prompt`, and may have `layout`, `theme`, `criteria`, `category`, `task_name`, `height` and `width`;
-its other keys (`idx`, `from`, …) do not affect the images and are ignored. Without `prompt`, a record of `theme` and
-`panels` is composed to one. Two keys are ours:
-
-    "characters": {"fox": {"description": "a red fox with a green scarf", "images": ["fox/1.png", "fox/2.png"]}}
-    "references": ["fox/1.png"]
-
-`characters` maps names to descriptions and images, both optional, or is a list of names. `references` are the images
-for generators that take reference images; by default the first image of each character, then the second of each. Paths
-are relative to the file. A record of `image` and `instruction` is an edit (`records.edits`).
-
-A line of text that asks for several images is a set (`records.panels`). A fault names file and line.
+A line of a JSONL is a `PromptLine`: a T2IS record, `{theme, panels}`, or an edit `{image, instruction}`; other keys
+(`idx`, `from`, …) are ignored. Paths are relative to the file. A line of text that asks for several images is a set
+(`records.panels`). A fault names file and line.
 """
 
 from __future__ import annotations
@@ -26,24 +17,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from pacorl.core.grid import LAYOUT, panel_texts, parse_layout
 from pacorl.io.documents import JsonObject, blamed_on, parse_object, read_jsonl, text_lines, write_jsonl
+from pacorl.records.characters import in_turn
 from pacorl.records.compose import check_panel_count, prompt_from, text_prompt
-from pacorl.records.criteria import PublishedCriteria, written
-from pacorl.records.edits import (
-    CastRecord,
-    NonBlank,
-    character_fields,
-    edit_prompt,
-    is_edit,
-    shown_characters,
-    validated,
-)
+from pacorl.records.fields import Criteria, Listed, Name, NonBlank, Text, validated
+from pacorl.records.images import copied_images, images_beside
 from pacorl.records.panels import read_request
 from pacorl.tiny.world import Split, set_prompts
-from pacorl.types import Grid, Prompt, Size
+from pacorl.types import Character, Grid, Prompt, Size
 
 Item = TypeVar("Item")
 logger = logging.getLogger(__name__)
@@ -52,28 +36,45 @@ SOURCES = (
     "a .jsonl of T2IS records, {theme, panels} or {image, instruction}, a .txt of one prompt a line, or "
     "tiny:train|dev|test"
 )
-CONVERT = "convert a published collection with `pacorl data FILE`"
 TINY = "tiny:"
+TINY_SOURCE = re.compile(r"tiny:(train|dev|test)(?::([1-9][0-9]*))?")
 TINY_COUNTS: Mapping[Split, int] = {"train": 288, "dev": 48, "test": 48}
 FOREIGN = re.compile(r"^(?:#|//).*|(?:^|(?<=\s))--[A-Za-z][\w-]*")
 """Syntax of other tools' files of prompts: a comment, or an option such as `--w 768`."""
-
-
 MARKED = re.compile(r"^(?:\d{1,3}[.)]|[-*•–])\s+(?=\S)")
 """Mark of a list at the beginning of a line: a number, or a bullet."""
 
 
-class SetRecord(CastRecord):
-    """A T2IS record, or a theme with its panels."""
+class ShownCharacter(BaseModel):
+    """A character of a record, under its name."""
 
-    prompt: str | None = None
-    """The text for the generator."""
-    layout: str | None = None
-    theme: str | None = None
+    model_config = ConfigDict(extra="forbid")
+
+    description: str = ""
+    images: list[str] = []
+
+
+class PromptLine(BaseModel):
+    """A set, a single image, or an edit."""
+
+    prompt: Text = ""
+    """The text for the generator; composed of `theme` and `panels` if it is empty."""
+    layout: Text = ""
+    theme: Text = ""
     panels: list[NonBlank] | None = None
-    criteria: PublishedCriteria | None = None
+    """One text per panel; of an edit, one text at most, which the edited image is to show."""
+    criteria: Criteria = {}
     height: Annotated[PositiveInt | None, Field(strict=True)] = None
     width: Annotated[PositiveInt | None, Field(strict=True)] = None
+    category: Text = ""
+    task_name: Text = ""
+    image: Listed = []
+    """Images to edit, a path or a list of them."""
+    instruction: Text = ""
+    characters: dict[Name, ShownCharacter] | None = None
+    """Characters by name."""
+    references: list[Name] | None = None
+    """Images for generators that take some; by default the first of each character, then the second of each."""
 
 
 def prompts_from(source: str, *, limit: int | None = None, model: str = "", beside: Path | None = None) -> list[Prompt]:
@@ -100,8 +101,7 @@ def load_prompts(path: str | Path, *, model: str = "") -> list[Prompt]:
     """Read every prompt of a file, or of `tiny:dev`. Its `id` is the position; blank lines are skipped.
 
     The layout is the record's `layout`, else the first one in its text, else 1x1; a line of plain text is 1x1 unless
-    it has panel tags or asks for several images. Criteria whose text is null (the published files have a few) are
-    dropped.
+    it has panel tags or asks for several images.
 
     Args:
         model: see `prompts_from`.
@@ -115,7 +115,7 @@ def load_prompts(path: str | Path, *, model: str = "") -> list[Prompt]:
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix not in (".jsonl", ".txt"):
-        raise ValueError(f"{path}: prompts are read from {SOURCES}; this name has another ending ({CONVERT})")
+        raise ValueError(f"{path}: give {SOURCES}; `pacorl data FILE` converts a published collection")
 
     # One prompt per line.
     prompts: list[Prompt] = []
@@ -124,11 +124,7 @@ def load_prompts(path: str | Path, *, model: str = "") -> list[Prompt]:
             if suffix == ".txt":
                 prompt = sentence_prompt(line, len(prompts), model=model)
             else:
-                record = parse_object(line)
-                if is_edit(record):
-                    prompt = edit_prompt(record, len(prompts), folder=path.parent)
-                else:
-                    prompt = record_prompt(record, len(prompts), folder=path.parent, model=model)
+                prompt = record_prompt(parse_object(line), len(prompts), folder=path.parent, model=model)
         prompts.append(replace(prompt, origin=f"{path}:{number}"))
     if not prompts:
         raise ValueError(f"{path}: holds no prompts; give {SOURCES}")
@@ -136,57 +132,22 @@ def load_prompts(path: str | Path, *, model: str = "") -> list[Prompt]:
 
 
 def find_record(address: str) -> Prompt:
-    """Load the record of an address `FILE:ID`; the ID is its `idx`, else its line number, from 1.
+    """Load the record of an address `FILE.jsonl:ID`; the ID is its `idx`, or its number if it has none.
 
     Raises:
         ValueError: if there is no such record; the message lists existing ids.
     """
     file, _, name = address.rpartition(":")
-    if not file or not name:
+    if not file:
         raise ValueError(f"{address!r} is not of the form FILE:ID, e.g. prompts.jsonl:0001")
     prompts = load_prompts(file)
-    names: list[str] = []
-    if Path(file).suffix.lower() == ".jsonl":  # other forms have no names
-        names = [str(record.get("idx", "")) for record in read_jsonl(Path(file))]
-    # Names first: an idx such as 0003 is also a line number, often of another record.
-    if name in names:
-        return prompts[names.index(name)]
-    if name.isascii() and name.isdigit() and 1 <= int(name) <= len(prompts):
-        return prompts[int(name) - 1]
-    first = ", ".join(filter(None, names[:5])) or "none"
-    raise ValueError(
-        f"{file} has no record {name!r}; the first of its {len(prompts)} are {first} (or give a line, from 1)"
-    )
+    names = [str(record.get("idx", number)) for number, record in enumerate(read_jsonl(Path(file)), 1)]
+    if name not in names:
+        raise ValueError(f"{file} has no record {name!r}; the first of its {len(names)} are {', '.join(names[:5])}")
+    return prompts[names.index(name)]
 
 
-def save_prompts(prompts: Sequence[Prompt], path: str | Path) -> None:
-    """Write prompts as T2IS records for `load_prompts`, without their ids: an id is the position in the file.
-
-    Panels that the text does not spell out behind tags go under `panels`, which is ours, and references are copied into
-    a folder beside the file. The file appears whole or not at all. Raises ValueError for an edit, whose sources the
-    form cannot hold, and OSError from the disk.
-    """
-    edits = [prompt.id for prompt in prompts if prompt.sources]
-    if edits:
-        raise ValueError(f"{path}: prompt {edits[0]} edits an image, and a T2IS record holds none")
-    path = Path(path)
-    write_jsonl(path, [record_of(prompt) | character_fields(prompt, path) for prompt in prompts])
-
-
-def record_of(prompt: Prompt) -> JsonObject:
-    """Convert a prompt to a T2IS record, without its characters and references."""
-    row: JsonObject = {"idx": f"{prompt.id:04d}", "prompt": prompt.text}
-    if prompt.size:
-        row |= {"height": prompt.size.height, "width": prompt.size.width}
-    row |= {"layout": str(prompt.grid), "theme": prompt.theme, "category": prompt.category, "task_name": prompt.task}
-    row["criteria"] = {dimension: dict(texts) for dimension, texts in prompt.criteria.items()}
-    # Panels in the text are parsed from it again; a second copy could differ.
-    if prompt.panels != panel_texts(prompt.text):
-        row["panels"] = list(prompt.panels)
-    return row
-
-
-# --- one record ------------------------------------------------------------------------------------------------
+# --- one prompt --------------------------------------------------------------------------------------------------
 
 
 def sentence_prompt(text: str, number: int = 0, *, model: str = "") -> Prompt:
@@ -201,8 +162,7 @@ def sentence_prompt(text: str, number: int = 0, *, model: str = "") -> Prompt:
     foreign = FOREIGN.search(text)
     if foreign:
         raise ValueError(
-            f"{foreign[0][:40]!r} is a comment or an option of another tool, and would be drawn; delete it, or write "
-            "JSONL with its own keys, e.g. height and width"
+            f"{foreign[0][:40]!r} is a comment or an option of another tool, and would be drawn; delete it"
         )
     if panel_texts(text):
         return text_prompt(text, number)
@@ -214,42 +174,100 @@ def record_prompt(record: Mapping[str, Any], number: int = 0, *, folder: Path = 
     """Convert a record to a prompt, with the position `number` as its id; its images are in `folder`.
 
     Raises:
-        ValueError: a field is missing or of another type; the message names it.
+        ValueError: a field is missing or of another type, or an image cannot be used; the message names it.
     """
-    given = validated(record, SetRecord)
-    text = given.prompt or ""
-    theme = given.theme or ""
-    panels = tuple(given.panels or panel_texts(text))
-    criteria = written(given.criteria)
-    grid = Grid(1, 1)
-    if given.layout or LAYOUT.search(text) or (panels and text):
-        grid = parse_layout(given.layout or text)
-
-    # A theme and its panels, or a whole prompt.
-    if not text.strip():
-        if not theme or not panels:
-            raise ValueError("'prompt' is missing or empty; give the text for the generator, or 'theme' and 'panels'")
-        layout = grid if given.layout else None
-        prompt = prompt_from(model, theme=theme, panels=panels, grid=layout, criteria=criteria, number=number)
-    else:
-        check_panel_count(grid, panels)
-        prompt = Prompt(number, text, theme, grid, panels, criteria)
+    line = validated(record, PromptLine)
+    is_edit = "instruction" in record or ("image" in record and "prompt" not in record)
+    prompt = _edit_of(line, folder) if is_edit else _set_of(line, model)
+    characters, references = _shown(line, folder)
     return replace(
         prompt,
-        size=_size(given),
-        category=given.category or "",
-        task=given.task_name or "",
-        **shown_characters(given, folder),
+        id=number,
+        category=line.category,
+        task=line.task_name,
+        characters=characters,
+        references=references,
     )
 
 
-def _size(record: SetRecord) -> Size | None:
-    if record.height is None and record.width is None:
-        return None
-    if record.height is None or record.width is None:
-        missing = "width" if record.width is None else "height"
-        raise ValueError(f"{missing!r} is missing; give both sides, or neither")
-    return Size(record.height, record.width)
+def _edit_of(line: PromptLine, folder: Path) -> Prompt:
+    if not line.instruction.strip() or not line.image:
+        raise ValueError("'image' or 'instruction' is missing or empty; an edit has both")
+    panels = tuple(line.panels or ())
+    check_panel_count(Grid(1, 1), panels)
+    return Prompt(0, line.instruction.strip(), panels=panels, sources=images_beside(line.image, folder))
+
+
+def _set_of(line: PromptLine, model: str) -> Prompt:
+    panels = tuple(line.panels or panel_texts(line.prompt))
+    if line.prompt.strip():
+        has_layout = line.layout or LAYOUT.search(line.prompt) or panels
+        grid = parse_layout(line.layout or line.prompt) if has_layout else Grid(1, 1)
+        check_panel_count(grid, panels)
+        prompt = Prompt(0, line.prompt, line.theme, grid, panels, line.criteria)
+    elif line.theme and panels:
+        layout = parse_layout(line.layout) if line.layout else None
+        prompt = prompt_from(model, theme=line.theme, panels=panels, grid=layout, criteria=line.criteria)
+    else:
+        raise ValueError("'prompt' is missing or empty; give the text for the generator, or 'theme' and 'panels'")
+
+    if line.height and line.width:
+        return replace(prompt, size=Size(line.height, line.width))
+    if line.height or line.width:
+        raise ValueError("'height' or 'width' is missing; give both sides, or neither")
+    return prompt
+
+
+def _shown(line: PromptLine, folder: Path) -> tuple[tuple[Character, ...], tuple[Path, ...]]:
+    """Read the characters of a record, and its references."""
+    characters = []
+    for name, shown in (line.characters or {}).items():
+        characters.append(Character(name, shown.description.strip(), images_beside(shown.images, folder)))
+    if line.references is None:
+        return tuple(characters), in_turn([character.images for character in characters])
+    return tuple(characters), images_beside(line.references, folder)
+
+
+# --- writing -----------------------------------------------------------------------------------------------------
+
+
+def save_prompts(prompts: Sequence[Prompt], path: str | Path) -> None:
+    """Write prompts as records for `load_prompts`, without their ids: an id is the position in the file.
+
+    Images are copied into a folder beside the file. The file appears whole or not at all. Raises OSError.
+    """
+    path = Path(path)
+    write_jsonl(path, [record_of(prompt) | _images_of(prompt, path) for prompt in prompts])
+
+
+def record_of(prompt: Prompt) -> JsonObject:
+    """Convert a prompt to a record, without its images and characters."""
+    row: JsonObject = {"idx": f"{prompt.id:04d}"}
+    if prompt.sources:
+        row |= {"instruction": prompt.text, "category": prompt.category, "task_name": prompt.task}
+        return row | {"panels": list(prompt.panels)}
+    row["prompt"] = prompt.text
+    if prompt.size:
+        row |= {"height": prompt.size.height, "width": prompt.size.width}
+    row |= {"layout": str(prompt.grid), "theme": prompt.theme, "category": prompt.category, "task_name": prompt.task}
+    row["criteria"] = {dimension: dict(texts) for dimension, texts in prompt.criteria.items()}
+    # Panels in the text are parsed from it again; a second copy could differ.
+    if prompt.panels != panel_texts(prompt.text):
+        row["panels"] = list(prompt.panels)
+    return row
+
+
+def _images_of(prompt: Prompt, path: Path) -> JsonObject:
+    """Copy the images of a prompt beside the file `path`, and return the fields that name them."""
+    fields: JsonObject = {}
+    if prompt.sources:
+        fields["image"] = copied_images(prompt.sources, path)
+    for character in prompt.characters:
+        entry = {"description": character.text, "images": copied_images(character.images, path)}
+        fields.setdefault("characters", {})[character.name] = entry
+    if prompt.references != in_turn([character.images for character in prompt.characters]):
+        fields["references"] = copied_images(prompt.references, path)
+    return fields
 
 
 # --- shared with sources of comparisons --------------------------------------------------------------------------
@@ -264,8 +282,7 @@ def evenly_spread(items: Sequence[Item], limit: int | None, *, source: object = 
     if limit is None:
         return list(items)
     if limit < 1:
-        suffix = f" of {source}" if source else ""
-        raise ValueError(f"a limit of {limit} leaves nothing{suffix}; give at least 1, or none")
+        raise ValueError(f"a limit of {limit} leaves nothing of {source or 'the items'}; give at least 1, or none")
     # Not the first `limit` items: files are often in the order of their categories.
     count = min(limit, len(items))
     return [items[index * len(items) // count] for index in range(count)]
@@ -280,16 +297,8 @@ def tiny_source(source: str, *, counts: Mapping[Split, int]) -> tuple[Split, int
     Raises:
         ValueError: if there is no such split, or the count is not a whole number above 0.
     """
-    _, name, *counted = source.split(":")
-    splits = [split for split in counts if split == name]
-    if not splits or len(counted) > 1:
-        raise ValueError(
-            f"{source!r} is no part of the tiny world; give tiny:train, tiny:dev or tiny:test, or one with a count, "
-            "e.g. tiny:dev:12"
-        )
-    split = splits[0]
-    count = counted[0] if counted else str(counts[split])
-    # isdigit alone also takes "²", which int does not.
-    if not count.isascii() or not count.isdigit() or int(count) < 1:
-        raise ValueError(f"{source!r}: the count {count!r} must be a whole number above 0")
-    return split, int(count)
+    match = TINY_SOURCE.fullmatch(source)
+    if not match:
+        raise ValueError(f"{source!r}: give tiny:train, tiny:dev or tiny:test, or one with a count, as in tiny:dev:12")
+    split: Split = match[1]  # type: ignore[assignment]
+    return split, int(match[2] or counts[split])

@@ -11,7 +11,9 @@ A JSONL has one object a line, in which a list within `candidates` is a tie:
 
     {"reference": "fox/1.png", "candidates": ["fox/2.png", ["fox/3.png", "fox/4.png"], "owl/1.png"]}
 
-Paths are relative to the file. Other columns and keys are ignored, unless they look like a misspelt one.
+Both may have `theme`, `annotator`, `group`, `category` and `criteria`: dimension → name → text in a JSONL, sentences
+between `|` in a CSV. Paths are relative to the file. Other columns and keys are ignored, unless they look like a
+misspelt one.
 """
 
 from __future__ import annotations
@@ -19,25 +21,23 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from pacorl.io.documents import JsonObject, blamed_on, check_keys, parse_object, read_text, text_lines, typed
+from pacorl.io.documents import JsonObject, blamed_on, parse_object, read_text, text_lines
+from pacorl.records.fields import Criteria, Name, Text, validated
 
-Criteria = Mapping[str, Mapping[str, str]]
-"""dimension → name → text, as in the records of prompts."""
-
+DIMENSION = "Consistency"
+"""Dimension of a CSV's criteria."""
 EXAMPLE = "reference,candidates,theme"
 TIE = re.compile(r"(?<=\s)=(?=\s)")
 """Requires spaces: file names such as seed=3.png are common."""
-DIMENSION = "Consistency"
-"""Dimension of criteria that name none."""
 # People number their groups and ids, and JSON then has numbers.
 RECORD = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
@@ -85,30 +85,17 @@ def ranks_of(tiers: Sequence[Sequence[Any]]) -> tuple[int, ...]:
     return tuple(ranks)
 
 
-Name = Annotated[str, Field(min_length=1)]
-
-
-def _by_dimension(value: Any) -> Any:
-    """Convert a text, a list of texts, or names with texts to dimensions of names with texts."""
-    criteria = [value] if isinstance(value, str) and value else value or {}
-    if isinstance(criteria, list):
-        criteria = {f"Criterion {number}": text for number, text in enumerate(criteria, 1)}
-    if isinstance(criteria, dict) and criteria and all(isinstance(text, str) for text in criteria.values()):
-        return {DIMENSION: criteria}
-    return criteria
-
-
 class RankingRecord(BaseModel):
     """A ranking in a file of the user's."""
 
     reference: Name
     candidates: list[Name | Annotated[list[Name], Field(min_length=1)]]
     """Best first; a list is a tie."""
-    criteria: Annotated[dict[str, dict[str, Name]], BeforeValidator(_by_dimension)] = {}
-    theme: str | None = None
-    annotator: str | None = None
-    group: str | None = None
-    category: str | None = None
+    criteria: Criteria = {}
+    theme: Text = ""
+    annotator: Text = ""
+    group: Text = ""
+    category: Text = ""
 
 
 def load_rankings(path: str | Path) -> list[Ranking]:
@@ -123,15 +110,10 @@ def load_rankings(path: str | Path) -> list[Ranking]:
     """
     path = Path(path)
     suffix = path.suffix.lower()
-    if suffix == ".csv":
-        records = _csv_records(path)
-    elif suffix == ".jsonl":
-        records = _jsonl_records(path)
-    else:
+    if suffix not in (".csv", ".jsonl"):
         raise ValueError(f"{path}: rankings are read from .csv and .jsonl files; save a spreadsheet as CSV (UTF-8)")
-
     rankings = []
-    for line, record in records:
+    for line, record in _csv_records(path) if suffix == ".csv" else _jsonl_records(path):
         with blamed_on(f"{path}:{line}"):
             rankings.append(_ranking(record, line))
     if not rankings:
@@ -140,32 +122,30 @@ def load_rankings(path: str | Path) -> list[Ranking]:
 
 
 def _ranking(record: JsonObject, line: int) -> Ranking:
-    check_keys(record, RankingRecord.model_fields, foreign=True)
-    given = typed(record, RankingRecord)
-    tiers = [entry if isinstance(entry, list) else [entry] for entry in given.candidates]
-
+    row = validated(record, RankingRecord)
+    tiers = [entry if isinstance(entry, list) else [entry] for entry in row.candidates]
     # A ranking from which nothing, or the wrong thing, would be learnt.
     candidates = tuple(chain.from_iterable(tiers))
-    repeated = [name for name in candidates if candidates.count(name) > 1]
-    if len(candidates) < 2:
-        raise ValueError(f"a ranking needs two candidates or more, this has {list(candidates)}; separate them by '|'")
+    images = [row.reference, *candidates]
+    repeated = [name for name in images if images.count(name) > 1]
     if repeated:
-        raise ValueError(f"candidate {repeated[0]!r} is ranked twice; name each once")
-    if given.reference in candidates:
-        raise ValueError(f"{given.reference!r} is the reference and a candidate; take it out of the candidates")
+        raise ValueError(f"{repeated[0]!r} is named twice; name the reference and each candidate once")
     if len(tiers) < 2:
-        raise ValueError("all candidates are tied, so there is nothing to learn; remove the line")
+        raise ValueError(
+            f"there is nothing to learn of {list(candidates)}: a ranking needs two candidates that are not tied, "
+            "separated by '|' in a CSV"
+        )
     return Ranking(
-        str(line),
-        given.annotator or "",
-        given.group or "",
-        given.reference,
-        candidates,
-        theme=given.theme or "",
-        category=given.category or "",
+        instance=str(line),
+        annotator=row.annotator,
+        group=row.group,
+        reference=row.reference,
+        candidates=candidates,
+        theme=row.theme,
+        category=row.category,
         ranks=ranks_of(tiers),
-        criteria=given.criteria,
-        own_group=bool(given.group),
+        criteria=row.criteria,
+        own_group=bool(row.group),
     )
 
 
@@ -175,43 +155,37 @@ def _ranking(record: JsonObject, line: int) -> Ranking:
 def _jsonl_records(path: Path) -> Iterator[tuple[int, JsonObject]]:
     for number, line in text_lines(path):
         with blamed_on(f"{path}:{number}"):
-            record = parse_object(line, kind="ranking")
+            record = parse_object(line)
         yield number, record
 
 
 def _csv_records(path: Path) -> Iterator[tuple[int, JsonObject]]:
     """Yield the records under the header in the form of the JSONL's."""
-    text = read_text(path)
-    # Spreadsheets of some countries write ";".
-    delimiter = max(",;", key=text.lstrip().partition("\n")[0].count)
     # newline="": the reader must see the line breaks within quoted cells as they are.
     # strict: a stray quote is a fault and no part of a path.
-    rows = csv.DictReader(io.StringIO(text, newline=""), restval="", delimiter=delimiter, strict=True)
+    rows = csv.DictReader(io.StringIO(read_text(path), newline=""), restval="", strict=True)
     try:
-        header = [name.strip().lower() for name in rows.fieldnames or []]
+        header = rows.fieldnames or []
         for name in ("reference", "candidates"):
-            if header and header.count(name) != 1:
+            if header.count(name) != 1:
                 raise ValueError(
                     f"{path}:1: {header.count(name)} columns are called {name!r}; the first line names the columns, "
                     f"e.g. {EXAMPLE}"
                 )
-        rows.fieldnames = header
         for row in rows:
             surplus: Any = row.pop(None, [])
-            # A quoted cell may run over several lines; a row is named by its first.
-            start = rows.line_num - sum(cell.count("\n") for cell in (*row.values(), *surplus))
-            cells: JsonObject = {name: cell.strip() for name, cell in row.items() if name}
-            for cell in surplus:
-                if cell.strip():
-                    fix = f"name its column, or put quotes around a {delimiter!r}"
-                    raise ValueError(f"{path}:{start}: {cell!r} has no column name; {fix}")
-            if any(cells.values()):
-                tiers = [[name.strip() for name in TIE.split(tier)] for tier in _split(cells["candidates"])]
-                yield start, {**cells, "criteria": _split(cells.get("criteria", "")), "candidates": tiers}
+            if surplus:
+                raise ValueError(f"{path}:{rows.line_num}: {surplus[0]!r} has no column name; name it, or quote commas")
+            if any(row.values()):
+                cells: JsonObject = {name: cell.strip() for name, cell in row.items()}
+                cells["candidates"] = [[name.strip() for name in TIE.split(tier)] for tier in _split(row["candidates"])]
+                texts = enumerate(_split(row.get("criteria", "")), 1)
+                cells["criteria"] = {DIMENSION: {f"Criterion {number}": text for number, text in texts}}
+                yield rows.line_num, cells
     except csv.Error as error:
         raise ValueError(f"{path}:{rows.line_num + 1}: not valid CSV ({error})") from None
 
 
 def _split(cell: str) -> list[str]:
-    """Split a cell at its bars, without blanks around the parts and without empty parts."""
-    return [entry.strip() for entry in cell.split("|") if entry.strip()]
+    """Split a cell at its bars."""
+    return [part.strip() for part in cell.split("|")] if cell.strip() else []

@@ -197,7 +197,7 @@ def _lines(path: Path) -> Iterator[tuple[str, Record]]:
         if line.strip():
             location = f"{path}:{line_number}"
             with blamed_on(location):
-                record = parse_object(line, kind="line")
+                record = parse_object(line)
             yield location, record
 
 

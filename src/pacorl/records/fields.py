@@ -1,0 +1,69 @@
+"""Fields that records in files share, and the validation of one record: pydantic names a faulty field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StringConstraints
+
+from pacorl.core.questions import text_fault
+from pacorl.io.documents import typed
+from pacorl.io.terminal import did_you_mean
+
+Fields = TypeVar("Fields", bound=BaseModel)
+
+
+def validated(record: Mapping[str, Any], kind: type[Fields]) -> Fields:
+    """Validate a record; unknown keys are ignored unless they look misspelt. Raises ValueError naming the field."""
+    names = kind.model_fields.keys()
+    for key in record.keys() - names:
+        guess = did_you_mean(key, names - record.keys(), cutoff=0.85)
+        if guess:
+            raise ValueError(f"unknown name {key!r}; {guess}")
+    return typed(dict(record), kind)
+
+
+def _with_text(criteria: Any) -> Any:
+    """Leave out what is null: published files have names without a text, and dimensions without names."""
+    if not isinstance(criteria, dict):
+        return criteria or {}
+    kept = {}
+    for dimension, texts in criteria.items():
+        written = {name: text for name, text in texts.items() if text} if isinstance(texts, dict) else texts
+        if written:
+            kept[dimension] = written
+    return kept
+
+
+def _not_null(text: Any) -> Any:
+    return "" if text is None else text
+
+
+def _in_letters(name: Any) -> Any:
+    return str(name) if type(name) is int else name
+
+
+def _listed(names: Any) -> Any:
+    return [names] if isinstance(names, str) else names or []
+
+
+def _spoken(text: str) -> str:
+    fault = text_fault(text)
+    if fault:
+        raise ValueError(fault)
+    return text
+
+
+Name = Annotated[str, Field(min_length=1)]
+NonBlank = Annotated[str, StringConstraints(pattern=r"\S")]
+Word = Annotated[Name, BeforeValidator(_in_letters)]
+"""A text, or a number that names something."""
+Text = Annotated[str, BeforeValidator(_not_null)]
+"""A text; null is empty."""
+Listed = Annotated[list[Name], BeforeValidator(_listed)]
+"""A list of names, or one of them."""
+Spoken = Annotated[Text, AfterValidator(_spoken)]
+"""A text of a conversation with a judge, without the tokens that would end it."""
+Criteria = Annotated[Mapping[str, Mapping[str, Name]], BeforeValidator(_with_text)]
+"""dimension → name → text."""
