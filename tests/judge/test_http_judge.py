@@ -438,7 +438,7 @@ def test_this_machine_is_asked_around_the_proxy(server: FakeServer, monkeypatch:
     monkeypatch.delenv("no_proxy", raising=False)
     with judge_of(server) as judge:
         assert_all_right(judge)
-    with pytest.raises(UnreachableError, match=r"through the proxy http://127\.0\.0\.1:9"):
+    with pytest.raises(UnreachableError, match="refused"):
         HttpJudge.connect("http://judge.invalid:8000", model="judge")
 
 
