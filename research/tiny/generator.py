@@ -62,6 +62,11 @@ LESSONS = (
 )
 UNRELIABLE = Lesson(1100, ALL, redraw=0.25, lr=1e-3, ema=0.99, shift=2.5)
 """After 240 steps one panel in five was a blend of two looks."""
+LARGE = (
+    Sheets(FOUR, 32, 48, 0.12), Sheets(FOUR, 64, 32, 0.25), Sheets(FOUR, 96, 16, 0.48), Sheets(NINE, 64, 12, 0.15)
+)  # fmt: skip
+LARGER = Lesson(1500, LARGE, redraw=0.22, lr=1e-3, ema=0.99, shift=2.5)
+"""More of the large panels: their validity was 0.84."""
 SUPERVISED_LAYERS = (1, 2, 3, 4)
 SUPERVISED_HEADS = (0, 1)
 """Attention that is taught which pose and which prop are a panel's own, a head each."""
@@ -258,4 +263,4 @@ def pretrain_generator(out: Path, *, vae: Path) -> None:
 def make_unreliable(out: Path, *, start: Path) -> None:
     """Train a generator of faultless sheets further by an unreliable teacher."""
     pipeline = FluxPipeline.from_pretrained(start, dtype=torch.float32)
-    train(pipeline, out, lessons=(UNRELIABLE,))
+    train(pipeline, out, lessons=(UNRELIABLE, LARGER))

@@ -91,7 +91,7 @@ class Teacher:
                 else:
                     yield Example((self._image(panel),), CAPTION_REQUEST, f"It shows {caption(panel)}.")
                 continue
-            kind = self._edit if self.rng.random() < edits else self.rng.choices(kinds, weights=(4, 2.5, 4, 1.5))[0]
+            kind = self._edit if self.rng.random() < edits else self.rng.choices(kinds, weights=(5.5, 2.5, 4, 1.5))[0]
             yield kind(panel)
 
     # --- images ------------------------------------------------------------------------------------------------
@@ -117,10 +117,10 @@ class Teacher:
         draw_ = self.rng.random()
         if draw_ < 0.08:
             return self._junk_pair(first, question)
-        if draw_ < 0.19:
+        if draw_ < 0.34:
             return self._faulty_pair(first, question)
         second = self._new_scene(first)
-        if draw_ < 0.64:
+        if draw_ < 0.72:
             shared = f"{first.colour} {first.shape} hero, {first.hat}, {first.palette}"
             return self._either(first, second, question, f"Yes. Both show {shared}.")
         # Few differences: with random panels, colours would be enough to be right.
@@ -444,7 +444,7 @@ def _chat(example: Example, processor: Any) -> tuple[list[int], list[int]]:
 
 
 def pretrain_judge(
-    out: Path, *, vae: Path, start: Path | None = None, steps: int = 6500, lr: float = 1.5e-3, edits: float = 0.0
+    out: Path, *, vae: Path, start: Path | None = None, steps: int = 8500, lr: float = 1.5e-3, edits: float = 0.0
 ) -> None:
     """Train the judge from scratch, or from `start`; a stopped training goes on from `out`/state.pt.
 
