@@ -101,8 +101,9 @@ def contrast_scores(
         scores_of_panel[second].append(score)
 
     scores: list[float | None] = []
-    for within_score, across_score in zip(map(whole_mean, within), map(whole_mean, across), strict=True):
-        scores.append(
-            None if within_score is None or across_score is None else (1 + within_score - weight * across_score) / 2
-        )
+    for within_mean, across_mean in zip(map(whole_mean, within), map(whole_mean, across), strict=True):
+        if within_mean is None or across_mean is None:
+            scores.append(None)
+        else:
+            scores.append((1 + within_mean - weight * across_mean) / 2)
     return [scores[first : first + panels] for first in range(0, len(scores), panels)]
