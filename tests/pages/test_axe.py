@@ -22,7 +22,7 @@ from ports import free_port
 from run_folder import finished_run
 from tiny_sets import draw_grid, panels_of_prompt
 
-from pacorl.studio.folder import Recipe
+from pacorl.studio.folder import json_texts
 from pacorl.studio.work import Studio
 from pacorl.tiny.world import Panel, draw
 from pacorl.types import Grid
@@ -49,8 +49,6 @@ class Case:
     """What a visitor does there before the page is looked at."""
     reload: bool = False
     """Whether the page chooses its colours once, when it is loaded."""
-    backdrop: bool = False
-    """Whether axe-core takes the backdrop of Quasar's dialog for the colour behind its buttons."""
 
 
 def rank_one(page: Any) -> None:
@@ -84,19 +82,12 @@ def first_screen(page: Any) -> None:
 def page_in_studio(page: Any) -> None:
     first_screen(page)
     playwright.expect(page.locator(".hero img").first).to_be_visible(timeout=PATIENCE)
-    page.get_by_text("Why?").click()
 
 
 def character_in_studio(page: Any) -> None:
     first_screen(page)
     page.get_by_role("tab", name="Characters").click()
     playwright.expect(page.locator(".picture img").first).to_be_visible(timeout=PATIENCE)
-
-
-def models_in_studio(page: Any) -> None:
-    first_screen(page)
-    page.locator(".by").click()
-    playwright.expect(page.get_by_role("button", name="Use this")).to_be_visible(timeout=PATIENCE)
 
 
 def served(case: Case) -> Any:
@@ -119,7 +110,6 @@ CASES = [
     served(Case("studio", "studio", "open", first_screen)),
     served(Case("studio-page", "studio", "open", page_in_studio)),
     served(Case("studio-character", "studio", "open", character_in_studio)),
-    served(Case("studio-models", "studio", "open", models_in_studio, backdrop=True)),
     served(Case("docs", "docs_site", "index.html", reload=True)),
     served(Case("docs-install", "docs_site", "install.html", reload=True)),
     served(Case("docs-api", "docs_site", "api.html", reload=True)),
@@ -232,14 +222,11 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
     hero = Panel("red", "round", "crown", "night", "town", "waving", "flag")
     name = studio.folder.new_character("hero", "a red hero with a crown")
     studio.folder.add_picture(name, draw(hero, 64), "waving, flag")
-    recipe = Recipe(
-        sentence="Two pictures of a hero: waves; jumps", theme="a hero", panels=["waves", "jumps"], layout="1x2",
-        prompt="a hero", score=0.5, tied=2, matrix=[[None, 0.5], [0.5, None]], judge="tiny",
-        tries=["Panel 2: 0.5000, accepted"], verdict=["Odd one out: panel 2, 0.1000."], odd=1,
-    )  # fmt: skip
+    texts = {"sentence": "Two pictures of a hero: waves; jumps", "theme": "a hero", "prompt": "a hero", "layout": "1x2"}
+    texts |= json_texts(panels=["waves", "jumps"], score=0.5, tied=2, checked=["Odd one out: panel 2, 0.1000."], odd=1)
     picture = draw_grid([hero, hero], Grid(1, 2), 64)
-    page = studio.folder.add_page([(picture, recipe)] * 2, before=picture, tries=[picture])
-    studio.keep(page=page.number, sentence=recipe.sentence, theme="a hero", panels=["waves", "jumps"])
+    page = studio.folder.add_page([(picture, texts), (picture, texts), (picture, {"note": "Panel 2: 0.5, accepted"})])
+    studio.keep(page=page, sentence=texts["sentence"], theme="a hero", panels=["waves", "jumps"], character=name)
     studio.close()
     command = [sys.executable, "-m", "pacorl", "studio", "--port", "0", "--folder", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -288,8 +275,6 @@ def faults_on(page: Any, case: Case, device: str) -> list[str]:
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     faults = []
     for scheme, rules in SCHEMES.items():
-        if case.backdrop and scheme == "light":
-            rules = {"rules": {"color-contrast": {"enabled": False}}}  # noqa: PLW2901 - in the dark it is asked
         page.emulate_media(color_scheme=scheme)
         if case.reload:
             page.evaluate("localStorage.clear()")

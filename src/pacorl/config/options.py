@@ -44,8 +44,6 @@ MEMORY: Mapping[str, Mapping[str, Any]] = {
     "lowest": {"quantize": "int8", "stream": True},
 }
 """`memory` → settings of the frozen weights of a model in this process."""
-AUTO = "auto"
-"""The `memory` that the studio chooses by the card."""
 KEY = "option"
 """Key of the `Option` in a field's metadata."""
 
@@ -168,22 +166,6 @@ class StudioModels(ModelOptions, CalibratedJudge, WriterOptions):
     """The generator, the judge and the panel writer of the studio's page."""
 
     judge: str = inherited(JudgeOptions, "judge", default=TINY)
-    adapter: str = inherited(ModelOptions, "adapter", help="A LoRA to compare with its base: folder, file or hub name.")
-    editor: str = option("", "A model that changes pictures; with the embedded generator it is the embedded editor.")
-    memory: str = inherited(
-        JudgeOptions,
-        "memory",
-        default=AUTO,
-        help="normal, low or lowest as for `pacorl generate`; auto: the first of them that fits the card.",
-        parse=one_of(AUTO, *MEMORY),
-    )
-    loras: Mapping[str, float] = field(default_factory=dict)
-    """LoRA → strength, as chosen on the page in place of `adapter`."""
-
-    @property
-    def strengths(self) -> Mapping[str, float]:
-        """Strength of each LoRA."""
-        return {self.adapter: 1.0} if self.adapter else self.loras
 
 
 @dataclass(frozen=True, kw_only=True)

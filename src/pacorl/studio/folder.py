@@ -1,153 +1,125 @@
-"""The studio's folder: pages with their recipes, characters, LoRAs, and a trash folder for all that is removed.
+"""The studio's folder: pages, characters, what was learned of them, and a trash folder for all that is removed.
 
-pages/0001/1.png, 2.png …             candidates, best first; each PNG carries its recipe
-pages/0001/before.png, try-1.png …    the page or picture before it, and the tries of a repair
-characters/NAME/card.yaml, 01.png, 01.txt …    as `records.characters` has them
-loras/NAME/1, 2 …                     trainings of a character, as `studio.teaching` has them
-sources/DIGEST.png                    pictures that an editor changes
-trash/N/…                             removed files, under their former paths
-draft.json, key                       the form of the page, and the secret of its link
+pages/TIME/1.png, 2.png …            drawings, best first, and behind them the tries of a repair; with recipes
+characters/NAME/card.yaml, TIME.png, TIME.txt …      as `records.characters` has them
+loras/MODEL/NAME/TIME                trainings, as `studio.teaching` has them
+trash/TIME/…                         removed files, under their former paths
+draft.json, key                      the form of the page, and the secret of its link
 """
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import shutil
-import tempfile
-import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import datetime
 from functools import lru_cache
-from hashlib import sha256
 from pathlib import Path
 from typing import Self
 
 from PIL.Image import Image
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Json, model_validator
 
-from pacorl import __version__
 from pacorl.core.grid import parse_layout
-from pacorl.io.documents import dump_yaml, parse_json, read_json, read_text, read_yaml, typed, write_json
-from pacorl.io.files import PRIVATE, LockedError, make_folder, safe_name, sole_holder, sweep, write_atomic
-from pacorl.io.images import images_in, png_bytes, png_texts
+from pacorl.io.documents import dump_yaml, read_json, read_text, read_yaml, typed, write_json
+from pacorl.io.files import LockedError, make_folder, safe_name, sole_holder, sweep, write_atomic
+from pacorl.io.images import images_in, natural, png_bytes, png_texts
 from pacorl.records.characters import CARD, Card, read_character
 from pacorl.types import Character, Grid
 
-RECIPE = "pacorl page"
-"""Text chunk of a PNG with its recipe."""
 MOST_PICTURES = 60
-"""Most pictures of a character that is drawn or taught."""
+"""Most pictures of a character that is taught."""
 SIDE = 1536
 """Longer side of a character's picture: training and generators read 1,024 pixels."""
 
-
-class Words(BaseModel):
-    """What a page is to show."""
-
-    sentence: str = ""
-    theme: str = ""
-    panels: list[str] = []
-    layout: str = ""
-    """Rows x columns; empty for what suits the number of panels."""
-    character: str = ""
-    sources: list[str] = []
-    """Digests of the pictures to change."""
-    seed: int | None = Field(None, ge=0, lt=2**32)
+Texts = Mapping[str, str]
+"""Text chunks of a PNG."""
 
 
-class Recipe(Words):
-    """Everything that draws a page again, and what was said about it."""
+class Recipe(BaseModel):
+    """Text chunks of a drawing, read: those of `pacorl generate`, and the studio's own."""
 
     prompt: str = ""
-    """The whole prompt; empty for a picture of another program."""
+    """Empty for a picture of another program."""
+    layout: str = "1x1"
+    theme: str = ""
+    panels: Json[list[str]] = []
+    characters: Json[list[str]] = []
     model: str = ""
-    loras: dict[str, float] = {}
-    """LoRA → strength."""
-    note: str = ""
-    """How it came about, such as `panel 2 redrawn`."""
+    adapter: str = ""
+    seed: Json[int] = 0
+    score: Json[float | None] = None
     judge: str = ""
-    score: float | None = None
-    matrix: list[list[float | None]] = []
-    parts: dict[str, float | None] = {}
-    rank: int = 1
-    tied: int = 1
-    tries: list[str] = []
-    """Verdicts of the panels that a repair drew."""
-    verdict: list[str] = []
+
+    # Of the studio
+    sentence: str = ""
+    note: str = ""
+    """How it came about, such as `panel 2 drawn again`."""
+    tied: Json[int] = 1
+    """Number of drawings that the judge does not tell apart, itself included."""
+    checked: Json[list[str]] = []
     """Sentences of the last check; empty before one."""
-    odd: int | None = None
-    """The panel that fits least, if the check failed."""
+    odd: Json[int | None] = None
+    """Index of the panel that fits least, if the check failed."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if len(self.panels) not in (0, self.grid.count):
+            raise ValueError(f"the layout {self.layout} does not have {len(self.panels)} panels")
+        return self
 
     @property
     def grid(self) -> Grid:
         return parse_layout(self.layout)
 
     @property
-    def name(self) -> str:
-        """What a person calls it."""
-        return self.theme or self.sentence or self.note or "a page"
+    def character(self) -> str:
+        """Name of its character; empty without one."""
+        return next(iter(self.characters), "")
 
     @property
-    def texts(self) -> dict[str, str]:
-        """Text chunks of its PNG: itself, and of a picture that was drawn here the ones that the commands read."""
-        texts = {RECIPE: self.model_dump_json()}
-        if self.model:
-            drawn = {"model": self.model, "prompt": self.prompt, "layout": self.layout, "seed": str(self.seed)}
-            texts |= {"Software": f"pacorl {__version__}", **drawn}
-        return texts
-
-    @classmethod
-    def of(cls, png: Path | bytes) -> Self | None:
-        """Read the recipe of a PNG; None without one. Raises ValueError for a damaged one."""
-        text = png_texts(png).get(RECIPE)
-        if text is None:
-            return None
-        recipe = typed(parse_json(text), cls)
-        _ = recipe.grid
-        return recipe
+    def name(self) -> str:
+        return self.theme or self.sentence or self.prompt or self.note or "a page"
 
 
-class Draft(Words):
-    """The form of the page, what is open, and the chosen models."""
+class Draft(BaseModel):
+    """The form of the page, and what is open."""
 
+    sentence: str = ""
     unfolded: str = ""
     """The sentence of which the panels were written."""
-    candidates: int = Field(4, ge=1, le=50)
+    theme: str = ""
+    panels: list[str] = []
+    layout: str = ""
+    """Rows x columns; empty for what suits the number of panels."""
+    character: str = ""
+    seed: int | None = None
+    """Of the next drawing; None for a new one."""
     tab: str = "Pages"
-    page: int = 0
-    """The page that is open; 0 for none."""
-    candidate: int = 0
-    shown_character: str = ""
-    model: str = ""
-    """Empty before a choice."""
-    editor: str = ""
-    judge: str = ""
-    loras: dict[str, float] = {}
+    page: str = ""
+    """Name of the open page."""
+    drawing: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A PNG with its recipe."""
+
+    path: Path
+    texts: Texts
+    recipe: Recipe
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page on the disk, with all its candidates."""
+    """A page on the disk."""
 
     folder: Path
-    candidates: tuple[Path, ...]
-    recipes: tuple[Recipe, ...]
-    """One per candidate."""
-
-    @property
-    def number(self) -> int:
-        return int(self.folder.name)
-
-    @property
-    def before(self) -> Path | None:
-        path = self.folder / "before.png"
-        return path if path.is_file() else None
-
-    @property
-    def tries(self) -> list[Path]:
-        return sorted(self.folder.glob("try-*.png"), key=lambda path: int(path.stem[4:]))
+    drawings: tuple[Drawing, ...]
 
 
 class Folder:
@@ -158,17 +130,16 @@ class Folder:
         self.path = path
         self._held = ExitStack()
         make_folder(path)
+        path.chmod(0o700)  # drawings and the key of the page are the owner's alone
         try:
             self._held.enter_context(sole_holder(path / ".lock"))
         except LockedError:
             raise ValueError(f"{path} is another studio's folder; name another one with --folder") from None
         sweep(path)
         if not (path / "key").is_file():
-            write_atomic(path / "key", secrets.token_urlsafe(16), mode=PRIVATE)
-        for unfinished in (path / "pages").glob(".new-*"):  # of a killed studio
-            shutil.rmtree(unfinished)
+            write_atomic(path / "key", secrets.token_urlsafe(16))
         self.removed: tuple[str, dict[Path, Path]] | None = None
-        """What was removed last: in words, and former path → path in the trash."""
+        """The last removal: in words, and former path → path in the trash."""
 
     def close(self) -> None:
         self._held.close()
@@ -186,59 +157,33 @@ class Folder:
             return Draft()
 
     def keep_draft(self, draft: Draft) -> None:
-        write_json(self.path / "draft.json", draft.model_dump(), mode=PRIVATE)
+        write_json(self.path / "draft.json", draft.model_dump())
 
     # --- pages -------------------------------------------------------------------------------------------------------
 
     @property
     def pages(self) -> list[Page]:
         """All pages, the newest first."""
-        folders = sorted((self.path / "pages").glob("[0-9]*"), key=lambda folder: int(folder.name), reverse=True)
-        return [page for folder in folders if (page := _read_page(folder))]
+        names = sorted((folder.name for folder in (self.path / "pages").glob("*")), reverse=True)
+        return [page for name in names if (page := self.page(name))]
 
-    def page(self, number: int) -> Page | None:
-        return _read_page(self.path / "pages" / f"{number:04d}")
+    def page(self, name: str) -> Page | None:
+        """Read a page; None without a drawing. A file of another program in its folder is left alone."""
+        folder = self.path / "pages" / name
+        paths = sorted(folder.glob("[0-9]*.png"), key=natural)
+        drawings = [drawing for path in paths if (drawing := _drawing(path, path.stat().st_mtime_ns))]
+        return Page(folder, tuple(drawings)) if drawings else None
 
-    def add_page(
-        self, images: Sequence[tuple[Image, Recipe]], *, before: Image | None = None, tries: Sequence[Image] = ()
-    ) -> Page:
-        """Write a page: all of its files, or none.
-
-        Args:
-            images: candidates, best first.
-            before: the page or picture that it was made of.
-            tries: redrawn panels, in the order of the recipe's tries.
-        """
-        files = {f"{number}.png": png_bytes(image, recipe.texts) for number, (image, recipe) in enumerate(images, 1)}
-        files |= {f"try-{number}.png": png_bytes(image) for number, image in enumerate(tries, 1)}
-        if before:
-            files["before.png"] = png_bytes(before)
-        pages = self.path / "pages"
-        make_folder(pages)
-        # A removed page comes back under its number.
-        taken = [*pages.glob("[0-9]*"), *self.path.glob("trash/*/pages/[0-9]*")]
-        target = pages / f"{_next([path.name for path in taken]):04d}"
-        with tempfile.TemporaryDirectory(prefix=".new-", dir=pages, ignore_cleanup_errors=True) as staged:
-            for name, content in files.items():
-                write_atomic(Path(staged, "page", name), content, mode=PRIVATE)
-            Path(staged, "page").rename(target)
-        page = _read_page(target)
-        assert page
-        return page
-
-    def keep_recipe(self, page: Page, candidate: int, recipe: Recipe, image: Image) -> None:
-        """Write a candidate again, with another recipe."""
-        write_atomic(page.candidates[candidate], png_bytes(image, recipe.texts), mode=PRIVATE)
-
-    def add_source(self, image: Image) -> str:
-        """Store a picture to change under the digest of its content, and return the digest."""
-        content = png_bytes(image)
-        digest = sha256(content).hexdigest()[:16]
-        write_atomic(self.source(digest), content, mode=PRIVATE)
-        return digest
-
-    def source(self, digest: str) -> Path:
-        return self.path / "sources" / f"{safe_name(digest)}.png"
+    def add_page(self, drawings: Sequence[tuple[Image, Texts]]) -> str:
+        """Write a page, all of its files or none, and return its name."""
+        staged = self.path / "unfinished"
+        shutil.rmtree(staged, ignore_errors=True)  # of a killed studio, or a full disk
+        for number, (image, texts) in enumerate(drawings, 1):
+            write_atomic(staged / f"{number}.png", png_bytes(image, texts))
+        target = self.path / "pages" / timestamp()
+        make_folder(target.parent)
+        staged.rename(target)
+        return target.name
 
     # --- characters --------------------------------------------------------------------------------------------------
 
@@ -252,43 +197,45 @@ class Folder:
     def character_folder(self, name: str) -> Path:
         return self.path / "characters" / safe_name(name)
 
-    def pictures(self, name: str) -> list[tuple[Path, str]]:
-        """List the pictures of a character, each with its caption."""
-        return [(path, _text_of(path.with_suffix(".txt"))) for path in images_in(self.character_folder(name))]
-
     def new_character(self, name: str, description: str) -> str:
-        """Make a character's folder, named without accents and spaces: "banana king" → "banana_king"."""
-        plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
-        folder = safe_name(re.sub(r"[^\w.-]+", "_", plain.strip()) or name)
-        if folder in self.characters():
+        """Make a character's folder, and return its name: "banana king" → "banana_king"."""
+        name = safe_name(re.sub(r"\s+", "_", name.strip()))
+        if name in self.characters():
             raise ValueError(f"there is a character called {name} already; give another name")
-        self.describe(folder, description)
-        return folder
+        self.describe(name, description)
+        return name
 
     def describe(self, name: str, description: str) -> None:
         """Write what a character looks like; traits that a person wrote into the card by hand stay."""
-        path = self.character_folder(name) / CARD
         if not description.strip():
             raise ValueError(f"{name} has no description; say what the character looks like")
-        card = typed(read_yaml(path), Card) if path.is_file() else Card(description="new")
-        document = card.model_dump() | {"description": description.strip()}
-        typed(document, Card)
-        write_atomic(path, dump_yaml(document), mode=PRIVATE)
+        path = self.character_folder(name) / CARD
+        document = read_yaml(path) if path.is_file() else {}
+        card = typed({**document, "description": description.strip()}, Card)
+        write_atomic(path, dump_yaml(card.model_dump()))
+
+    def pictures(self, name: str) -> list[tuple[Path, str]]:
+        """List the pictures of a character, each with its caption."""
+        pictures = []
+        for path in images_in(self.character_folder(name)):
+            caption = path.with_suffix(".txt")
+            pictures.append((path, read_text(caption) if caption.is_file() else ""))
+        return pictures
 
     def add_picture(self, name: str, image: Image, caption: str = "") -> None:
         """Add a picture behind a character's last one."""
         folder = self.character_folder(name)
-        path = folder / f"{_next([path.stem for path in images_in(folder)]):02d}.png"
+        path = folder / f"{timestamp()}.png"
         image = image.copy()
         image.thumbnail((SIDE, SIDE))
         self.caption(path, caption)  # first, so that no picture is seen without its caption
-        write_atomic(path, png_bytes(image), mode=PRIVATE)
+        write_atomic(path, png_bytes(image))
 
     def caption(self, picture: Path, caption: str) -> None:
         """Write what a picture shows; an empty caption is the description alone."""
         path = picture.with_suffix(".txt")
         if caption.strip():
-            write_atomic(path, caption.strip(), mode=PRIVATE)
+            write_atomic(path, caption.strip())
         else:
             path.unlink(missing_ok=True)
 
@@ -296,8 +243,7 @@ class Folder:
 
     def remove(self, what: str, *paths: Path) -> None:
         """Move files or folders into the trash; `undo` brings the last ones back."""
-        trash = self.path / "trash"
-        trash /= str(_next([path.name for path in trash.glob("*")]))
+        trash = self.path / "trash" / timestamp()
         moved = {}
         for path in filter(Path.exists, paths):
             moved[path] = trash / path.relative_to(self.path)
@@ -306,38 +252,28 @@ class Folder:
         self.removed = (what, moved)
 
     def undo(self) -> None:
-        """Put the files back that were removed last. Raises ValueError if something else has their place meanwhile."""
+        """Put the files back that were removed last. Raises OSError if a new folder has the place of one."""
         _, moved = self.removed or ("", {})
-        for path, trashed in moved.items():
-            if path.exists():
-                raise ValueError(f"{path.relative_to(self.path)} is taken meanwhile; it stays in {trashed.parent}")
         for path, trashed in moved.items():
             trashed.rename(path)
         self.removed = None
 
 
-def _next(names: Sequence[str]) -> int:
-    """Return the number behind the highest of these."""
-    return max((int(name) for name in names if name.isdecimal()), default=0) + 1
+def timestamp() -> str:
+    """Name a new file: no other has or had this name, and names sort by age."""
+    return f"{datetime.now():%Y%m%d-%H%M%S-%f}"
 
 
-def _text_of(path: Path) -> str:
-    return read_text(path) if path.is_file() else ""
-
-
-def _read_page(folder: Path) -> Page | None:
-    """Read a page's folder; None if it has no candidate. A file that somebody else put there is left alone."""
-    recipes = {}
-    for path in sorted(folder.glob("[0-9]*.png"), key=lambda path: int(path.stem)):
-        if recipe := _recipe_of(path, path.stat().st_mtime_ns):
-            recipes[path] = recipe
-    return Page(folder, tuple(recipes), tuple(recipes.values())) if recipes else None
+def json_texts(**values: object) -> dict[str, str]:
+    """Write values as text chunks of a PNG, as `Recipe` reads them."""
+    return {name: json.dumps(value) for name, value in values.items()}
 
 
 @lru_cache(maxsize=4096)
-def _recipe_of(path: Path, changed: int) -> Recipe | None:
-    """Read a recipe once per state of its file; None if it is damaged."""
+def _drawing(path: Path, changed: int) -> Drawing | None:
+    """Read a drawing once per state of its file; None if it is damaged."""
+    texts = png_texts(path)
     try:
-        return Recipe.of(path)
+        return Drawing(path, texts, Recipe.model_validate(texts)) if texts else None
     except ValueError:
         return None

@@ -8,54 +8,47 @@ from __future__ import annotations
 import logging
 import os
 import random
+import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Image, Resampling
 
-from pacorl.config import base as configs
 from pacorl.config.options import StudioModels
 from pacorl.config.user_files import NO_USER_FILES
 from pacorl.core.grid import join, parse_layout, shared_text, split
 from pacorl.io.children import start_python
-from pacorl.io.files import PRIVATE, write_atomic
-from pacorl.io.images import open_image
-from pacorl.judge import judge_for
+from pacorl.io.files import write_atomic
+from pacorl.io.images import open_image, png_bytes
 from pacorl.judge.calibration import read_calibration, threshold
-from pacorl.models.policies import POLICIES, kind_of, tiny_spec
+from pacorl.models.adapters import adapter_names
+from pacorl.models.policies import POLICIES, kind_of
 from pacorl.records.compose import layout_for, prompt_from
 from pacorl.records.panels import write_panels
-from pacorl.studio.folder import Folder, Page, Recipe, Words
-from pacorl.studio.models import JUDGE, fetch_code, memory_for, shown_name
-from pacorl.studio.teaching import Training, lora_name, training_config, trainings
+from pacorl.studio.folder import Drawing, Folder, Recipe, Texts, json_texts, timestamp
+from pacorl.studio.teaching import Training, newest_training, training_recipe
 from pacorl.types import TINY, Grid, Prompt, Size
 
 if TYPE_CHECKING:
     from pacorl.gate.check import Check
     from pacorl.gate.paco_reward import PacoReward
     from pacorl.generate.generator import Generator
-    from pacorl.generate.repair import Redraw, Try
-    from pacorl.models.policies.spec import PolicySpec
+    from pacorl.generate.repair import Redraw
 
 LEAST = 0.5
 """Threshold of a check without a calibration."""
+DRAWINGS = 4
+"""Drawings of a page or a panel, of which the best comes first."""
 TRIES = 6
 """Most redrawn panels of a repair."""
-PATIENCE = 10.0
-"""Seconds for a stopping trainer to save; a kill afterwards loses what came after its last checkpoint."""
-
-Drawn = list[tuple[Image, Recipe]]
-
-
-class BusyError(ValueError):
-    """Other work has the machine."""
+PRACTICE_STRENGTH = 0.5
+"""Strength of a LoRA of the practice model, which learns single pictures and draws pages."""
 
 
 class StoppedError(Exception):
@@ -66,23 +59,17 @@ class StoppedError(Exception):
 class Job:
     """The work that runs, or the last one."""
 
-    name: str
-    phase: str = ""
-    done: int = 0
-    total: int = 0
+    phase: str
     error: str = ""
     ended: bool = False
     stopped: bool = False
-    shown: list[tuple[Image | Path, str]] = field(default_factory=list)
-    """Images of unfinished work, with their captions."""
 
-    def enter(self, phase: str, total: int = 0) -> None:
-        self.phase, self.done, self.total = phase, 0, total
-        self.advance(0)
+    def enter(self, phase: str) -> None:
+        self.phase = phase
+        self.go_on()
 
-    def advance(self, count: int) -> None:
-        """Count progress. Raises StoppedError if a person stopped the job."""
-        self.done += count
+    def go_on(self, images: int = 0) -> None:
+        """Raise StoppedError if a person stopped the job; `images` is what a generator calls it with."""
         if self.stopped:
             raise StoppedError
 
@@ -92,21 +79,17 @@ class Studio:
 
     def __init__(self, folder: Path, names: StudioModels | None = None) -> None:
         self.folder = Folder(folder)
-        self.draft = draft = self.folder.read_draft()
-        self._kept = draft.model_dump()
+        self.draft = self.folder.read_draft()
+        self._kept = self.draft.model_dump()
         self.names = names or StudioModels()
-        # The models of the last time, unless the command names others.
-        if self.names == StudioModels() and draft.model:
-            self.names = replace(
-                self.names, model=draft.model, editor=draft.editor, judge=draft.judge, loras=draft.loras
-            )
+        self.spec = POLICIES.named(self.names.kind or kind_of(self.names.model))
         self.calibration = read_calibration(self.names.calibration or "")
         self.job = Job("", ended=True)
         self.version = 0
         """Counts changes, so that every open window shows them."""
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="studio")
-        self._generator: tuple[StudioModels, Generator] | None = None
-        self._reward: tuple[str, PacoReward] | None = None
+        self._loaded: tuple[dict[str, float], Generator, PacoReward] | None = None
+        """The adapters of the loaded generator, the generator, and the judge."""
 
     def close(self) -> None:
         self.job.stopped = True
@@ -120,7 +103,6 @@ class Studio:
         for name, value in changes.items():
             setattr(self.draft, name, value)
         self.version += 1
-        self.save()
 
     def save(self) -> None:
         """Write the draft if it has changed: fields of the page are bound to it."""
@@ -129,10 +111,11 @@ class Studio:
             self.folder.keep_draft(self.draft)
             self._kept = document
 
-    def submit(self, name: str, work: Callable[[Job], object]) -> Job:
-        """Start a job. Raises BusyError while another one runs."""
-        self._check_idle()
-        self.job = job = Job(name)
+    def submit(self, work: Callable[[Job], object]) -> Job:
+        """Start a job. Raises ValueError while another one runs."""
+        if not self.job.ended:
+            raise ValueError(f"{self.job.phase} is under way; stop it, or wait")
+        self.job = job = Job("Beginning")
 
         def run() -> None:
             try:
@@ -151,395 +134,251 @@ class Studio:
         self._worker.submit(run)
         return job
 
-    def _check_idle(self) -> None:
-        if not self.job.ended:
-            raise BusyError(f"{self.job.name} is under way; stop it, or wait")
-
     # --- models ------------------------------------------------------------------------------------------------------
 
-    def choose(self, names: StudioModels) -> None:
-        """Draw with other models from now on; the next job loads them."""
-        self._check_idle()
-        # The practice judge knows pictures of the practice model alone.
-        judges = {JUDGE: TINY} if names.model == TINY else {TINY: JUDGE}
-        self.unload()
-        self.names = replace(names, judge=judges.get(names.judge, names.judge))
-        self.keep(model=names.model, editor=names.editor, judge=self.names.judge, loras=dict(names.strengths))
-
-    def use(self, name: str, does: str = "draws") -> None:
-        """Choose one model: to draw, to change pictures, or to judge. Raises ValueError for no model."""
-        names = self.names
-        if does == "judges":
-            names = replace(names, judge=name)
-        elif does == "changes pictures":
-            names = replace(names, editor=name)
-        elif not name:
-            raise ValueError("name a file or a folder of a model")
-        else:
-            POLICIES.named(kind_of(name)).check_source(name)
-            names = replace(names, model=name, kind="", adapter="", loras={})  # a LoRA belongs to its model
-        self.choose(names)
-
     def unload(self) -> None:
-        if self._reward:
-            self._reward[1].close()
-        self._generator = self._reward = None
+        if self._loaded:
+            self._loaded[2].close()
+        self._loaded = None
 
-    @property
-    def spec(self) -> PolicySpec:
-        """Kind of the model that draws."""
-        return POLICIES.named(self.names.kind or kind_of(self.names.model))
+    def adapters(self, character: str) -> dict[str, float]:
+        """List the LoRAs that draw a character with their strengths: the command's, and what was learned of it."""
+        adapters = {self.names.adapter: 1.0} if self.names.adapter else {}
+        training = newest_training(self.loras(character)) if character else None
+        if training and training.is_finished:
+            adapters[str(training.lora)] = PRACTICE_STRENGTH if self.names.model == TINY else 1.0
+        return adapters
 
-    @property
-    def editor(self) -> str:
-        """The model that changes pictures; empty if there is none."""
-        return self.names.model if self.spec.edits else self.names.editor or (TINY if self.names.model == TINY else "")
+    def known(self, recipe: Recipe) -> str:
+        """Return the character of a recipe; empty if it is not here."""
+        return recipe.character if recipe.character in self.folder.characters() else ""
 
-    def _models(self, job: Job, *, edits: bool = False) -> tuple[Generator, PacoReward]:
-        """Load the generator, or the editor, and the judge; the last ones stay loaded."""
+    def _models(self, job: Job, character: str) -> tuple[Generator, PacoReward]:
+        """Load the generator with a character's LoRA, and the judge; the last ones stay loaded."""
         from pacorl.gate.paco_reward import PacoReward
         from pacorl.generate.generator import Generator
         from pacorl.io.quiet import quiet_loading
         from pacorl.runtime.cores import use_cores
 
-        names = self.names
-        if edits and not self.spec.edits:
-            if not self.editor:
-                raise ValueError(f"{names.model} draws from words and changes no picture; choose an editor above")
-            # LoRAs belong to the model that draws. The practice editor has one that keeps a hero.
-            loras = dict.fromkeys(tiny_spec(edits=True).committed.adapters, 1.0) if self.editor == TINY else {}
-            kind = kind_of(self.editor, edits=True)
-            names = replace(names, model=self.editor, kind=kind, adapter="", loras=loras)
-        judge = judge_for(names.judge, edits=edits)
-        if self._generator and self._reward and self._generator[0] == names and self._reward[0] == judge:
-            return self._generator[1], self._reward[1]
-
+        names, adapters = self.names, self.adapters(character)
+        if self._loaded and self._loaded[0] == adapters:
+            return self._loaded[1:]
         job.enter("Loading the models")
         self.unload()
         use_cores()
         quiet_loading()
-        fitted = replace(names, memory=memory_for(names))
-        kind = names.kind or kind_of(names.model)
-        adapter = dict(names.strengths)
-        generator = Generator.from_pretrained(names.model, kind=kind, adapter=adapter, memory=fitted.memory)
+        generator = Generator.from_pretrained(names.model, kind=names.kind, adapter=adapters, memory=names.memory)
         with generator.judging():
-            access = fitted.judge_access | {"calibration": (names.calibration or "") if judge == names.judge else ""}
-            reward = PacoReward.from_pretrained(judge, **access)
+            reward = PacoReward.from_pretrained(names.judge, **names.judge_access)
         generator.judged_by(reward.judge)
-        self._generator, self._reward = (names, generator), (judge, reward)
+        self._loaded = (adapters, generator, reward)
         return generator, reward
-
-    def download(self, name: str, *, token: str = "") -> None:
-        """Fetch a model into the hub's cache; an interrupted download goes on where it stopped.
-
-        Args:
-            token: of a gated model's user; never written, and never an argument, which all users could read.
-        """
-        environment = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"} | ({"HF_TOKEN": token} if token else {})
-        command = ["-c", fetch_code(name)]
-        self.submit(f"Downloading {name}", partial(run_child, command=command, environment=environment))
 
     # --- drawing -----------------------------------------------------------------------------------------------------
 
-    def unfold(self) -> str:
-        """Write the panels of the draft's sentence, unless they were; returns what the writer has to say about it."""
+    def unfold(self) -> None:
+        """Write the panels of the draft's sentence, unless they were. Raises ValueError for no such sentence."""
         from pacorl.generate.language_writers import open_writer
 
         draft = self.draft
         if draft.panels and draft.unfolded == draft.sentence:
-            return ""
-        sentence = draft.sentence
-        cast = {name.replace("_", " "): self.folder.character(name, least=0).text for name in self.folder.characters()}
-        for name in sorted(cast, key=len, reverse=True):
-            sentence = sentence.replace(name, cast[name])
+            return
+        sentence, name = draft.sentence, draft.character
+        if name:
+            text = self.folder.character(name, least=0).text
+            # A LoRA learned the name too; the practice model knows no names.
+            described = text if self.names.model == TINY else f"{name}, {text}"
+            sentence = sentence.replace(name.replace("_", " "), described)
         written = write_panels(sentence, writer=open_writer(self.names.writer))
         panels = [text.removeprefix(f"{written.theme}, ") for text in written.panels]
         self.keep(theme=written.theme, panels=panels, unfolded=draft.sentence, layout="")
-        return written.note
 
     def prompt(self) -> Prompt:
         """Build the prompt of the draft. Raises ValueError naming what the model does not know."""
         draft = self.draft
-        if draft.sources:
-            if not draft.sentence.strip():
-                raise ValueError("say what shall change in the picture")
-            return Prompt(0, draft.sentence.strip(), sources=tuple(map(self.folder.source, draft.sources)))
         panels = [text for text in draft.panels if text.strip()]
         grid = parse_layout(draft.layout) if draft.layout else None
         if grid and grid.count != len(panels):  # a line was added
             grid = None
         prompt = prompt_from(self.names.model, theme=draft.theme, panels=panels, grid=grid)
-        most = self.spec.policy.max_references
-        if draft.character and most:
+        if draft.character:
             character = self.folder.character(draft.character)
-            prompt = replace(prompt, characters=(character,), references=character.images[:most])
+            references = character.images[: self.spec.policy.max_references]
+            prompt = replace(prompt, characters=(character,), references=references)
         return prompt
 
     def draw(self, job: Job) -> None:
         """Draw and rank candidates of the draft, and open them as a new page."""
-        prompt = self.prompt()
-        recipe = Recipe.model_validate(self.draft.model_dump(include={*Words.model_fields}))
-        panels = [prompt.text] if prompt.sources else [text for text in recipe.panels if text.strip()]
-        drawn = {"prompt": prompt.text, "panels": panels, "layout": str(prompt.grid)}
-        models = {"model": self.names.model, "loras": dict(self.names.strengths)}
-        if prompt.sources:
-            models = {"model": self.editor}
-        recipe = recipe.model_copy(update=drawn | models)
-        before = open_image(prompt.sources[0]) if prompt.sources else None
-        self._open(self.folder.add_page(self._drawn(job, prompt, recipe, seed=recipe.seed), before=before))
+        from pacorl.generate.generated_images import recipe_texts
+        from pacorl.generate.sets import generate_sets
 
-    def draw_sheet(self, job: Job, name: str, lines: Sequence[str]) -> None:
-        """Draw pictures of a character by edits of its own; every line becomes a page, the best candidate first."""
-        most = POLICIES[kind_of(self.editor, edits=True)].policy.max_sources if self.editor else 1
-        images = self.folder.character(name).images[:most]
-        digests = [self.folder.add_source(open_image(path)) for path in images]
-        pages = []
-        for line in lines:
-            prompt = Prompt(0, line, sources=tuple(map(self.folder.source, digests)))
-            recipe = Recipe(sentence=line, panels=[line], layout="1x1", prompt=line, character=name, sources=digests)
-            recipe = recipe.model_copy(update={"model": self.editor, "note": f"sheet of {name}"})
-            pages.append(self._drawn(job, prompt, recipe))
-        for page in pages:
-            self.folder.add_page(page)
+        prompt, draft = self.prompt(), self.draft.model_copy()
+        generator, reward = self._models(job, draft.character)
+        job.enter(f"Drawing {prompt.theme}")
+        seed = new_seed() if draft.seed is None else draft.seed
+        made = generate_sets(generator, prompt, seed=seed, count=DRAWINGS, on_step=job.go_on)
+        drawn = [(each.image, recipe_texts(each) | {"sentence": draft.sentence}) for each in made]
+        self._open_ranked(job, prompt, drawn, generator, reward)
+        self.draft.seed = None
 
-    def _drawn(self, job: Job, prompt: Prompt, recipe: Recipe, *, seed: int | None = None) -> Drawn:
-        """Draw candidates of a prompt, and rank them."""
-        generator, _ = self._models(job, edits=bool(prompt.sources))
-        count = self.draft.candidates
-        first = new_seed() if seed is None else seed
-        job.enter(f"Drawing {recipe.name}", generator.default_steps * count)
-        images = generator.sample([prompt] * count, range(first, first + count), on_step=job.advance)
-        recipes = [recipe.model_copy(update={"seed": first + number}) for number in range(count)]
-        return self._ranked(job, prompt, list(zip(images, recipes, strict=True)))
+    def _open_ranked(
+        self, job: Job, prompt: Prompt, drawn: Sequence[tuple[Image, Texts]], generator: Generator, reward: PacoReward
+    ) -> None:
+        """Open a new page of drawings, the best first; a single picture belongs with nothing, and has no rank."""
+        from pacorl.generate.sets import best_first, judge_sets
 
-    def _ranked(self, job: Job, prompt: Prompt, drawn: Drawn) -> Drawn:
-        """Rank images of one prompt, the best first; a single picture belongs with nothing, and has no rank."""
-        from pacorl.generate.sets import best_first, judge_prompts
+        ranked = list(drawn)
+        if prompt.grid.count > 1:
+            job.enter("Comparing")
+            with generator.judging():
+                judged = judge_sets(reward.judge, [prompt] * len(drawn), [image for image, _ in drawn])
+            ranked = []
+            for group in best_first(judged):
+                for index in group:
+                    image, texts = drawn[index]
+                    ranked.append((image, {**texts, **json_texts(score=judged[index].score, tied=len(group))}))
+        self._open(ranked)
 
-        if prompt.grid.count == 1 and not prompt.sources:
-            return drawn
-        job.enter("Comparing")
-        generator, reward = self._models(job, edits=bool(prompt.sources))
-        with generator.judging():
-            judged = judge_prompts(reward.judge, [prompt] * len(drawn), [image for image, _ in drawn])
-        ranked: Drawn = []
-        for group in best_first(judged):
-            for index in group:
-                image, recipe = drawn[index]
-                answer = judged[index]
-                matrix = [list(row) for row in answer.matrix]
-                scores = {"score": answer.score, "matrix": matrix, "parts": dict(answer.parts), "judge": reward.name}
-                place = {"rank": len(ranked) + 1, "tied": len(group)}
-                ranked.append((image, recipe.model_copy(update=scores | place)))
-        return ranked
-
-    def _open(self, page: Page) -> Page:
-        self.keep(page=page.number, candidate=0)
-        return page
+    def _open(self, drawings: Sequence[tuple[Image, Texts]]) -> None:
+        self.keep(page=self.folder.add_page(drawings), drawing=0)
 
     def restore(self, recipe: Recipe) -> list[str]:
-        """Fill the draft in from a recipe; returns how the models of now differ from the recipe's."""
-        missing = [digest for digest in recipe.sources if not self.folder.source(digest).is_file()]
-        if missing:
-            raise ValueError(f"{len(missing)} of the pictures that it changes are not here any more; add them again")
+        """Fill the draft in from a recipe; returns what was different then, so that another picture would be drawn."""
+        character = self.known(recipe)
         sentence = recipe.sentence or recipe.prompt
-        is_here = recipe.character in self.folder.characters()
-        words = {**recipe.model_dump(include={*Words.model_fields}), "sentence": sentence, "unfolded": sentence}
-        self.keep(**words | {"character": recipe.character if is_here else ""})
-        differing = []
-        own = self.editor if recipe.sources else self.names.model
-        if recipe.model and recipe.model != own:
-            differing.append(f"drawn by {recipe.model}")
-        if not recipe.sources and recipe.loras != dict(self.names.strengths):
-            differing.append(f"with {lora_text(recipe.loras) or 'no LoRA'}")
-        if recipe.character and not is_here:
-            differing.append(f"of {recipe.character}, who is not here")
-        return differing
+        words = {name: getattr(recipe, name) for name in ("theme", "panels", "layout", "seed")}
+        self.keep(**words, sentence=sentence, unfolded=sentence, character=character)
+        then = {"model": recipe.model, "LoRA": recipe.adapter, "character": recipe.character}
+        now = {"model": self.names.model, "LoRA": adapter_names(self.adapters(character)), "character": character}
+        return [f"{name} {value or 'none'}" for name, value in then.items() if value != now[name]]
 
     # --- a page that is there ----------------------------------------------------------------------------------------
 
-    def add_pictures(self, pictures: Sequence[tuple[Image, str]]) -> Page:
-        """Make a page of pictures of any program, a panel each."""
-        grid = layout_for(len(pictures)) if len(pictures) > 1 else Grid(1, 1)
+    def add_pictures(self, pictures: Sequence[tuple[Image, str]], texts: Texts) -> None:
+        """Make a page of pictures of any program, a panel each, or of one with the texts of its recipe."""
+        grid = layout_for(len(pictures))
         image = page_of([image for image, _ in pictures], grid)
-        recipe = Recipe(layout=str(grid), panels=[""] * grid.count, note=", ".join(name for _, name in pictures))
-        return self._open(self.folder.add_page([(image, recipe)]))
+        self._open([(image, {"layout": str(grid), "note": ", ".join(name for _, name in pictures), **texts})])
 
-    def cut(self, page: Page, layout: str) -> None:
-        """Say how a picture of another program is cut into panels."""
-        image = open_image(page.candidates[0])
-        panels = split(image, parse_layout(layout))  # refuses a picture with fewer pixels than panels
-        recipe = page.recipes[0].model_copy(update={"layout": layout, "panels": [""] * len(panels)})
-        self.folder.keep_recipe(page, 0, recipe, image)
+    def rewrite(self, drawing: Drawing, **changes: str) -> None:
+        """Write a drawing again, with other texts."""
+        write_atomic(drawing.path, png_bytes(open_image(drawing.path), {**drawing.texts, **changes}))
         self.version += 1
 
-    def redraw(self, job: Job, page: Page, candidate: int, panel: int) -> None:
-        """Draw one panel again some times; the new page is the best of these and of the page before."""
-        before, recipe = open_image(page.candidates[candidate]), page.recipes[candidate]
+    def redraw(self, job: Job, drawing: Drawing, panel: int) -> None:
+        """Draw one panel again some times, and rank these pages with the page before."""
+        recipe, before = drawing.recipe, open_image(drawing.path)
         panels = split(before, recipe.grid)
+        generator, reward = self._models(job, self.known(recipe))
         draw = self._redrawing(job, recipe, panels, seed=new_seed())
-        drawn = [(before, recipe.model_copy(update={"note": "as before"}))]
-        for number in range(self.draft.candidates):
-            job.enter(f"Drawing panel {panel + 1} again, {number + 1} of {self.draft.candidates}")
+        drawn = [(before, {**drawing.texts, "note": "as before"})]
+        texts = {**drawing.texts, **json_texts(checked=[], odd=None), "note": f"panel {panel + 1} drawn again"}
+        for number in range(DRAWINGS):
+            job.enter(f"Drawing panel {panel + 1} again, {number + 1} of {DRAWINGS}")
             redrawn = draw(panel, number)
             assert redrawn  # a generator always draws
-            said: dict[str, Any] = {"note": f"panel {panel + 1} redrawn", "verdict": [], "odd": None}
-            changed = page_of([*panels[:panel], redrawn[0], *panels[panel + 1 :]], recipe.grid)
-            drawn.append((changed, recipe.model_copy(update=said)))
+            drawn.append((page_of([*panels[:panel], redrawn[0], *panels[panel + 1 :]], recipe.grid), texts))
         prompt = Prompt(0, recipe.prompt, theme=recipe.theme, grid=recipe.grid, panels=tuple(recipe.panels))
-        self._open(self.folder.add_page(self._ranked(job, prompt, drawn), before=before))
+        self._open_ranked(job, prompt, drawn, generator, reward)
 
-    def check(self, job: Job, page: Page, candidate: int) -> None:
+    def check(self, job: Job, drawing: Drawing) -> None:
         """Check whether the panels of a page belong together, and redraw the ones that do not.
 
-        The verdict is in the page's recipe. A repaired page is a new one. Panels of another program are described by
-        the draft, if it has as many; without words they are checked alone.
+        The verdict is in the drawing's recipe. A repaired page is a new one. Panels of another program are described
+        by the draft, if it has as many; without words they are checked alone.
         """
-        from pacorl.gate.check import ControlError
-        from pacorl.generate.repair import repair_set
-
-        recipe, before = page.recipes[candidate], open_image(page.candidates[candidate])
-        if self.names.judge == TINY and recipe.model != TINY:
-            raise ValueError("the practice judge knows pictures of the practice model alone; choose another above")
-        if not any(recipe.panels) and len(self.draft.panels) == recipe.grid.count:
-            recipe = recipe.model_copy(update={"theme": self.draft.theme, "panels": self.draft.panels})
-        images = split(before, recipe.grid)
-        tries = TRIES if self.spec.sets and all(text.strip() for text in recipe.panels) else 0
-        gate = self._gate(job, recipe, len(images))
-        draw = self._redrawing(job, recipe, images, seed=(recipe.seed or 0) + 1) if tries else None
-
-        def redraw(panel: int, number: int) -> tuple[Image, Mapping[str, str]] | None:
-            job.enter(f"Redrawing panel {panel + 1}, try {number} of {TRIES}")
-            return draw(panel, number) if draw else None
-
-        def show(attempt: Try) -> None:
-            job.shown = [*job.shown, (attempt.image, words_of(attempt))]
-
-        try:
-            repair = repair_set(images, gate=gate, redraw=redraw, tries=tries, on_try=show)
-        except ControlError as fault:
-            raise ValueError(f"{self.names.judge} cannot read these pictures: {fault}") from None
-        checked = recipe.model_copy(update=self._verdict(repair.before))
-        self.folder.keep_recipe(page, candidate, checked, before)
-        if repair.tries:
-            repaired = {"note": "repaired", "tries": [*map(words_of, repair.tries)], "rank": 1, "tied": 1}
-            scores = {"score": repair.after.scores.mean, "matrix": [list(row) for row in repair.after.scores.matrix]}
-            recipe = recipe.model_copy(update=repaired | scores | self._verdict(repair.after))
-            drawn = [attempt.image for attempt in repair.tries]
-            image = page_of(repair.images, recipe.grid)
-            self._open(self.folder.add_page([(image, recipe)], before=before, tries=drawn))
-
-    def _gate(self, job: Job, recipe: Recipe, count: int) -> Callable[[Sequence[Image]], Check]:
-        """Return the check of a page's panels."""
         from pacorl.gate.check import check_set
         from pacorl.gate.scores import questions_about
+        from pacorl.generate.repair import repair_set
 
-        generator, reward = self._models(job)
+        recipe, before = drawing.recipe, open_image(drawing.path)
+        if self.names.judge == TINY and recipe.model != TINY:
+            raise ValueError("the practice judge knows pictures of the practice model alone; start with --judge")
+        if not recipe.panels and len(self.draft.panels) == recipe.grid.count:
+            recipe = recipe.model_copy(update={"theme": self.draft.theme, "panels": self.draft.panels})
+        panels = split(before, recipe.grid)
+        generator, reward = self._models(job, self.known(recipe))
         # A calibration's thresholds are for the plain question.
         theme = "" if self.calibration else shared_text(recipe.prompt)
-        least = threshold(self.calibration, None if self.calibration else LEAST, panels=count)
-        questions = questions_about(theme)
-        names = [f"panel {number}" for number in range(1, count + 1)]
+        options: dict[str, Any] = {
+            "least": threshold(self.calibration, None if self.calibration else LEAST, panels=len(panels)),
+            "names": [f"panel {number}" for number in range(1, len(panels) + 1)],
+            "questions": questions_about(theme),
+        }
 
-        def gate(panels: Sequence[Image]) -> Check:
+        def gate(images: Sequence[Image]) -> Check:
             job.enter("Checking")
             with generator.judging():
-                return check_set(reward.judge, panels, least=least, names=names, questions=questions)
+                return check_set(reward.judge, images, **options)
 
-        return gate
+        redraw = self._redrawing(job, recipe, panels, seed=recipe.seed + 1)
+        tries = TRIES if recipe.panels else 0
+        repair = repair_set(panels, gate=gate, redraw=redraw, tries=tries)
+        self.rewrite(drawing, **self._verdict(repair.before))
+        if repair.tries:
+            texts = {**drawing.texts, "note": "repaired", **self._verdict(repair.after)}
+            drawings: list[tuple[Image, Texts]] = [(page_of(repair.images, recipe.grid), texts)]
+            drawings.append((before, {**drawing.texts, "note": "as before", **self._verdict(repair.before)}))
+            drawings += [(each.image, {"note": f"Panel {each.panel + 1}: {each.verdict}"}) for each in repair.tries]
+            self._open(drawings)
 
-    def _verdict(self, check: Check) -> dict[str, Any]:
+    def _verdict(self, check: Check) -> dict[str, str]:
         from pacorl.gate.check import verdict_lines
 
-        return {
-            "verdict": verdict_lines(check, judge=shown_name(self.names.judge, "judge")),
-            "odd": check.odd_one_out,
-            "judge": self.names.judge,
-        }
+        lines = verdict_lines(check, judge=shown_name(self.names.judge, "judge"))
+        return json_texts(checked=lines, odd=check.odd_one_out, score=check.scores.mean, tied=1)
 
     def _redrawing(self, job: Job, recipe: Recipe, panels: Sequence[Image], *, seed: int) -> Redraw:
         """Return what draws a panel of a page again, from its text."""
         from pacorl.generate.repair import panel_prompt, redraw_by
 
-        generator, _ = self._models(job)
-        model, kind = self.names.model, self.names.kind
-        if not self.spec.sets:
-            raise ValueError(f"{model} changes pictures and draws none from words; choose another model")
-        references: tuple[Path, ...] = ()
-        if recipe.character and self.spec.policy.max_references:
-            references = self.folder.character(recipe.character).images
-        prompts = [
-            panel_prompt(model, text, theme=recipe.theme, kind=kind, references=references) for text in recipe.panels
-        ]
+        character = self.known(recipe)
+        generator, _ = self._models(job, character)
+        images = self.folder.character(character).images if character else ()
+        options: dict[str, Any] = {"theme": recipe.theme, "kind": self.names.kind, "references": images}
+        prompts = [panel_prompt(self.names.model, text, **options) for text in recipe.panels]
         # The practice model has a size of its own.
         wanted = Size(panels[0].height, panels[0].width)
-        size = None if model == TINY else generator.policy.nearest_size(wanted)
-        return redraw_by(generator, prompts, seeds=[seed] * len(prompts), size=size, on_step=job.advance)
+        size = None if self.names.model == TINY else generator.policy.nearest_size(wanted)
+        return redraw_by(generator, prompts, seeds=[seed] * len(prompts), size=size, on_step=job.go_on)
 
     # --- characters --------------------------------------------------------------------------------------------------
 
-    @property
-    def loras(self) -> Path:
-        return self.folder.path / "loras"
+    def loras(self, character: str) -> Path:
+        """Folder of a character's trainings; a LoRA fits one model only."""
+        return self.folder.path / "loras" / re.sub(r"\W+", "-", self.names.model) / character
 
-    def lora_sources(self) -> list[str]:
-        """List the LoRAs that were taught here."""
-        listed = [training for name in self.folder.characters() for training in trainings(self.loras, name)]
-        return [str(training.lora) for training in listed if training.lora]
-
-    def teach(self, job: Job, name: str, *, steps: int | None = None) -> None:
+    def teach(self, job: Job, character: str) -> None:
         """Teach a character to the model that draws, in a process of its own, or let a stopped training go on.
 
         The process executes no file that a config names: the folder may be somebody else's.
         """
-        job.enter("Looking at the pictures")
         self.unload()  # two generators would not fit most cards
-        source = self.folder.character_folder(name)
-        training = next(reversed(trainings(self.loras, name)), Training(self.loras / name / "0"))
-        config = training_config(self.names, source, training.run, steps=steps)
-        if training.is_finished or training.config != configs.dump(config):
-            training = Training(self.loras / name / str(int(training.folder.name) + 1))
-            config = config.model_copy(update={"out": training.run})
-            write_atomic(training.folder / "config.yaml", configs.dump(config), mode=PRIVATE)
-        job.enter(f"Learning {name.replace('_', ' ')}", config.steps)
-
-        def watch() -> None:
-            if training.step != job.done:
-                job.done = training.step
-                job.shown = [(after, text) for text, _, after in training.samples if after.is_file()]
-
-        command = ["-m", "pacorl", "train-character", str(source), "--config", str(training.folder / "config.yaml")]
-        command += ["--resume", "auto", "--stop-with-stdin"]
-        run_child(job, command, environment={NO_USER_FILES: "1"}, watch=watch)
+        folder = self.folder.character_folder(character)
+        training = newest_training(self.loras(character))
+        if training is None or training.is_finished:
+            training = Training(self.loras(character) / timestamp())
+        command = ["-m", "pacorl", "train-character", str(folder), f"out={training.run}"]
+        command += [*training_recipe(self.names), "--resume", "auto", "--stop-with-stdin"]
+        environment = os.environ | {NO_USER_FILES: "1"}
+        with tempfile.TemporaryFile() as log:
+            # Its standard input ends with the inner block, or with this process: it saves, and stops.
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": log, "stderr": subprocess.STDOUT}
+            samples = training.samples
+            with start_python(*command, **pipes, env=environment) as process:
+                while process.poll() is None:
+                    time.sleep(0.5)
+                    job.enter(f"Learning {character.replace('_', ' ')}, step {training.step}")
+                    if training.samples != samples:
+                        samples = training.samples
+                        self.version += 1
+            if process.returncode:
+                log.seek(0)
+                lines = log.read().decode(errors="replace").strip().splitlines()
+                raise RuntimeError(lines[-1][:400] if lines else f"it ended with status {process.returncode}")
 
 
 # --- small things ----------------------------------------------------------------------------------------------------
-
-
-def run_child(
-    job: Job, command: Sequence[str], *, environment: Mapping[str, str], watch: Callable[[], object] = lambda: None
-) -> None:
-    """Run Python with these arguments until it ends or the job is stopped. Raises RuntimeError if it fails."""
-    with tempfile.TemporaryFile() as log:
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": log, "stderr": subprocess.STDOUT}
-        # Standard input closes with this process, however that ends, and a trainer watches it.
-        with start_python(*command, **pipes, env=os.environ | environment) as process:
-            try:
-                while process.poll() is None:
-                    time.sleep(0.2)
-                    watch()
-                    job.advance(0)
-            except BaseException:
-                process.terminate()  # a trainer saves
-                try:
-                    process.wait(PATIENCE)
-                except subprocess.TimeoutExpired:  # it still loads, or learns
-                    process.kill()
-                raise
-        if process.returncode:
-            log.seek(0)
-            lines = log.read().decode(errors="replace").strip().splitlines()
-            raise RuntimeError(lines[-1][:400] if lines else f"it ended with status {process.returncode}")
 
 
 def new_seed() -> int:
@@ -552,10 +391,6 @@ def page_of(panels: Sequence[Image], grid: Grid) -> Image:
     return join([panel if panel.size == size else panel.resize(size, Resampling.LANCZOS) for panel in panels], grid)
 
 
-def lora_text(loras: Mapping[str, float]) -> str:
-    """Name LoRAs with their strengths."""
-    return ", ".join(f"{lora_name(source)} {strength:g}" for source, strength in loras.items())
-
-
-def words_of(attempt: Try) -> str:
-    return f"Panel {attempt.panel + 1}: {attempt.verdict}"
+def shown_name(model: str, kind: str = "model") -> str:
+    """Name a model for a person."""
+    return f"the practice {kind}" if model == TINY else model
