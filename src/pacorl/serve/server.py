@@ -17,13 +17,11 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-import torch
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram, generate_latest
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
 from pacorl import __version__
@@ -31,9 +29,9 @@ from pacorl.config.options import UsageError
 from pacorl.core.questions import text_fault
 from pacorl.gate.check import Check, ControlError, check_set
 from pacorl.gate.paco_reward import PacoReward
-from pacorl.gate.scores import Scores, check_count, questions_about, score_set
-from pacorl.io.images import MAX_PIXELS, ImageError, check_shape
-from pacorl.io.uploads import submit_upload, upload_size
+from pacorl.gate.scores import Scores, questions_about, score_set
+from pacorl.io.images import MAX_PIXELS, ImageError
+from pacorl.io.uploads import submit_upload
 from pacorl.judge.calibration import threshold
 from pacorl.judge.http import FLOOR_LOGPROB
 from pacorl.judge.local import LocalJudge
@@ -59,8 +57,6 @@ LETTERS = 16 * PROMPT_TOKENS
 """Limit of a text, which is more than its tokens have in any prose: tokenizing a megabyte takes 20 s."""
 TOGETHER = 64
 """Questions of one batch; their common beginning is computed once."""
-WAITING = 1024
-"""Questions that may wait; further ones are refused."""
 WINDOW_SECONDS = 0.003
 """Wait of a batch's first question: short against a forward, long enough for the requests of one call."""
 
@@ -79,44 +75,43 @@ Images = Annotated[list[str], Field(min_length=1, max_length=MOST_IMAGES)]
 """Data URLs."""
 
 
-class Form(BaseModel):
-    """The JSON of a request. Unknown fields are refused by name, so that no setting is dropped in silence."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ImageUrl(Form):
+class ImageUrl(BaseModel):
     url: str
-    detail: Literal["auto", "low", "high"] = "auto"
 
 
-class TextPart(Form):
+class TextPart(BaseModel):
     type: Literal["text"]
     text: Text
 
 
-class ImagePart(Form):
+class ImagePart(BaseModel):
     type: Literal["image_url"]
     image_url: ImageUrl
-    uuid: str | None = None
-    """Key of vLLM's cache; not used here."""
 
 
-class Message(Form):
+class Message(BaseModel):
     role: Literal["system", "user", "assistant"]
     content: Text | Annotated[list[Annotated[TextPart | ImagePart, Field(discriminator="type")]], Field(max_length=512)]
+
+    @property
+    def parts(self) -> list[TextPart | ImagePart]:
+        return [TextPart(type="text", text=self.content)] if isinstance(self.content, str) else self.content
+
+
+class Form(BaseModel):
+    """The JSON of a request. Unknown fields are refused by name, so that no setting is dropped in silence."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    model: str = ""
 
 
 class ChatRequest(Form):
     """Conversation to continue. The text is the likeliest; log-probabilities are the model's at temperature 1."""
 
-    model: str
     messages: list[Message] = Field(min_length=1, max_length=32)
     max_tokens: int = Field(512, ge=1, le=2048)
-    max_completion_tokens: int | None = Field(None, ge=1, le=2048)
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
-    seed: int | None = None
     repetition_penalty: float | None = Field(None, gt=0, le=2)
     """Penalty in longer answers; None for the checkpoint's."""
     logprobs: bool = False
@@ -127,27 +122,13 @@ class ChatRequest(Form):
     """Whether tokens are named `token_id:N`, since two tokens may share a text."""
     chat_template_kwargs: dict[Literal["enable_thinking"], Literal[False]] = {}
     """A judge answers at once."""
-    n: Literal[1] = 1
-    stream: Literal[False] = False
-    user: str = ""
-
-    @property
-    def length(self) -> int:
-        """Most tokens of the answer."""
-        return self.max_completion_tokens or self.max_tokens
 
 
 class ConsistencyRequest(Form):
-    """Set of images to score, and with `least` to pass the gate."""
+    """Set of images to score, or with `least` or `gate` to pass the gate."""
 
     images: Images
-    model: str = ""
     theme: Text = ""
-    criteria: dict[Text, Text] = Field({}, max_length=64)
-    """Label → criterion in words."""
-    symmetric: bool = False
-    ranking: bool = False
-    """Whether the first image is compared with each further image, instead of all pairs."""
     gate: bool = False
     """Whether to give a verdict after the controls, with the calibration's threshold."""
     least: float | None = Field(None, ge=0, le=1)
@@ -157,7 +138,6 @@ class ConsistencyRequest(Form):
 
 
 class TokenizeRequest(Form):
-    model: str = ""
     prompt: Text
     add_special_tokens: bool = False
 
@@ -174,26 +154,19 @@ class ServedJudge:
         self.note = PacoReward(judge, name=name).note
         self.tokenizer: Any = judge.processor.tokenizer
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="judge")
-        self.queue: asyncio.Queue[tuple[ChatPrompt, asyncio.Future[Tensor]]] = asyncio.Queue(WAITING)
+        self.queue: asyncio.Queue[tuple[ChatPrompt, asyncio.Future[Tensor]]] = asyncio.Queue()
         self.registry = CollectorRegistry()
-        of_server: Any = {"registry": self.registry}
-        self.seconds = Histogram("pacorl_request_seconds", "Time of a request.", ["path", "status"], **of_server)
-        self.batches = Counter("pacorl_batches", "Batches of first-token questions.", **of_server)
-        self.questions = Counter("pacorl_batched_questions", "Questions of these batches.", **of_server)
-        waiting = Gauge("pacorl_waiting_questions", "Questions that wait for the judge.", **of_server)
-        waiting.set_function(self.queue.qsize)
+        labels = ["path", "status"]
+        self.seconds = Histogram("pacorl_request_seconds", "Time of a request.", labels, registry=self.registry)
 
     async def on_thread(self, work: Callable[..., T], *arguments: Any, **options: Any) -> T:
         """Run work on the judge's thread."""
         return await asyncio.get_running_loop().run_in_executor(self.thread, partial(work, *arguments, **options))
 
     async def log_probs(self, prompt: ChatPrompt) -> Tensor:
-        """Return the (V,) log-probabilities of a prompt's first answer token. Raises RefusedError at a full queue."""
+        """Return the (V,) log-probabilities of a prompt's first answer token."""
         answer: asyncio.Future[Tensor] = asyncio.get_running_loop().create_future()
-        try:
-            self.queue.put_nowait((prompt, answer))
-        except asyncio.QueueFull:
-            raise RefusedError("too many questions are waiting; ask again", status=429) from None
+        self.queue.put_nowait((prompt, answer))
         return await answer
 
     async def work(self) -> None:
@@ -204,30 +177,23 @@ class ServedJudge:
             await asyncio.sleep(WINDOW_SECONDS)
             while len(batch) < TOGETHER and not self.queue.empty():
                 batch.append(self.queue.get_nowait())
-            # Callers who have hung up need no answer.
-            batch = [(prompt, answer) for prompt, answer in batch if not answer.done()]
-            self.batches.inc()
-            self.questions.inc(len(batch))
-            rows = await self._rows([prompt for prompt, _ in batch])
+            try:
+                rows: Sequence[Tensor | Exception] = await self.on_thread(
+                    self.judge.log_probs, [prompt for prompt, _ in batch]
+                )
+            except Exception as fault:
+                rows = [fault] * len(batch)
             for (_, answer), row in zip(batch, rows, strict=True):
-                if not answer.done():
+                if not answer.done():  # the caller may have hung up
                     answer.set_exception(row) if isinstance(row, Exception) else answer.set_result(row)
 
-    async def _rows(self, prompts: Sequence[ChatPrompt]) -> list[Tensor | Exception]:
-        """Return each prompt's log-probabilities or fault, in one forward if no prompt is at fault."""
-        try:
-            return list(await self.on_thread(self.judge.log_probs, prompts))
-        except Exception as fault:
-            if len(prompts) == 1:
-                return [fault]
-        # One by one: the prompt at fault must not fail the others.
-        rows = []
-        for prompt in prompts:
-            rows += await self._rows([prompt])
-        return rows
+    def check_name(self, asked: str) -> None:
+        """Raise RefusedError for another model's name."""
+        if asked not in ("", self.name):
+            raise RefusedError(f"there is no model {asked!r}; served is {self.name}", status=404)
 
-    async def prompt(self, messages: Sequence[Message]) -> tuple[ChatPrompt, int]:
-        """Build the prompt of a conversation, and count its tokens.
+    async def prompt(self, messages: Sequence[Message]) -> ChatPrompt:
+        """Build the prompt of a conversation.
 
         Raises:
             RefusedError: for a prompt that is too long.
@@ -237,12 +203,10 @@ class ServedJudge:
         urls = []
         for message in messages:
             content: list[dict[str, str]] = []
-            for part in [message.content] if isinstance(message.content, str) else message.content:
+            for part in message.parts:
                 if isinstance(part, ImagePart):
                     urls.append(part.image_url.url)
-                    content.append({"type": "image"})
-                else:
-                    content.append({"type": "text", "text": part if isinstance(part, str) else part.text})
+                content.append({"type": "image"} if isinstance(part, ImagePart) else part.model_dump())
             turns.append({"role": message.role, "content": content})
         images = await decoded(urls)
         text = chat_text(self.judge.processor, turns)
@@ -250,29 +214,22 @@ class ServedJudge:
         tokens = self.judge.prompting.count(text, [Size(image.height, image.width) for image in images])
         if tokens > PROMPT_TOKENS:
             raise RefusedError(f"the request is {tokens:,} tokens long; at most {PROMPT_TOKENS:,} are taken")
-        return ChatPrompt(text, distinct), tokens
+        return ChatPrompt(text, distinct)
 
 
 async def decoded(urls: Sequence[str]) -> list[Image]:
-    """Decode data URLs in the confined process, after their headers are checked.
+    """Decode data URLs in the confined process; the images of a request share its pixels equally.
 
     Raises:
-        ImageError: if there are too many, they have too many pixels together, or one cannot be read.
+        ImageError: if there are too many, or one is too large or cannot be read.
     """
     if len(urls) > MOST_IMAGES:
         raise ImageError(f"{len(urls)} images in one request; this server takes {MOST_IMAGES}")
-    files = []
+    decoding = []
     for number, url in enumerate(urls, 1):
         name = f"image {number}"
         content = await asyncio.to_thread(data_of, url, name=name)
-        size = upload_size(content, name=name)
-        check_shape(size, name)
-        files.append((content, name, size.height * size.width))
-    total = sum(pixels for _, _, pixels in files)
-    if total > MAX_PIXELS:
-        raise ImageError(f"the images of this request have {total:,} pixels together; send at most {MAX_PIXELS:,}")
-    # A header can be false: no more pixels are decoded than it states.
-    decoding = [submit_upload(content, name=name, max_pixels=pixels) for content, name, pixels in files]
+        decoding.append(submit_upload(content, name=name, max_pixels=MAX_PIXELS // len(urls)))
     return [await asyncio.wrap_future(future) for future in decoding]
 
 
@@ -302,63 +259,48 @@ async def _served(request: Request) -> ServedJudge:
 Judge = Annotated[ServedJudge, Depends(_served)]
 
 
-def check_model(asked: str, served: ServedJudge) -> None:
-    """Raise RefusedError for another model's name."""
-    if asked not in ("", served.name):
-        raise RefusedError(f"there is no model {asked!r}; served is {served.name}", status=404)
-
-
 @router.post("/v1/chat/completions")
 async def chat(request: ChatRequest, served: Judge) -> dict[str, Any]:
     """Continue a conversation; a first token is answered in a batch with those of other callers."""
-    check_model(request.model, served)
-    vocabulary = served.judge.model.get_input_embeddings().num_embeddings
-    if beyond := [token for token in request.logprob_token_ids if token >= vocabulary]:
-        raise RefusedError(f"logprob_token_ids {beyond} are beyond the {vocabulary} tokens")
-    prompt, tokens = await served.prompt(request.messages)
-    if request.length == 1:
+    served.check_name(request.model)
+    prompt = await served.prompt(request.messages)
+    if request.max_tokens == 1:
         row = await served.log_probs(prompt)
-        return completion(request, served, [int(row.argmax())], row, prompt_tokens=tokens)
+        return completion(request, served, [int(row.argmax())], row)
     if request.logprobs:
         raise RefusedError("log-probabilities are those of one token; set max_tokens to 1")
-    options: dict[str, Any] = {"max_new_tokens": request.length, "do_sample": False}
+    options: dict[str, Any] = {"max_new_tokens": request.max_tokens, "do_sample": False}
     if request.repetition_penalty is not None:
         options["repetition_penalty"] = request.repetition_penalty
     output = await served.on_thread(served.judge.generate, prompt, **options)
-    return completion(request, served, output.sequences[0].tolist(), torch.empty(0), prompt_tokens=tokens)
+    return completion(request, served, output.sequences[0].tolist())
 
 
 @router.post("/v1/consistency")
 async def consistency(request: ConsistencyRequest, served: Judge) -> dict[str, Any]:
     """Score a set, or check it: the documents of `pacorl score --json` and `pacorl check --json`."""
-    check_model(request.model, served)
+    served.check_name(request.model)
     panels = await decoded(request.images)
-    asked: Any = {"questions": questions_about(request.theme, request.criteria), "symmetric": request.symmetric}
-    work: Callable[..., Scores | Check]
-    try:
-        if request.gate or request.least is not None:
-            least = threshold(
-                served.judge.calibration,
-                request.least,
-                panels=len(panels),
-                references=list(map(len, request.references.values())),
-                plain=not (request.theme or request.criteria),
-            )
-            characters = [(name, await decoded(urls)) for name, urls in request.references.items()]
-            work = partial(check_set, least=least, characters=characters, **asked)
-        else:
-            check_count(len(panels), ranking=request.ranking)
-            work = partial(score_set, ranking=request.ranking, **asked)
-    except ValueError as fault:
-        raise RefusedError(str(fault)) from None
-    result: Scores | Check = await served.on_thread(work, served.judge, panels)
+    if len(panels) < 2 and not request.references:
+        raise RefusedError("1 image has nothing to be compared with; give two or more")
+    ask: Callable[..., Scores | Check] = partial(score_set, questions=questions_about(request.theme))
+    if request.gate or request.least is not None:
+        least = threshold(
+            served.judge.calibration,
+            request.least,
+            panels=len(panels),
+            references=list(map(len, request.references.values())),
+            plain=not request.theme,
+        )
+        characters = [(name, await decoded(urls)) for name, urls in request.references.items()]
+        ask = partial(check_set, least=least, characters=characters, questions=questions_about(request.theme))
+    result = await served.on_thread(ask, served.judge, panels)
     return {"judge": served.name, "model": served.name, "note": served.note} | result.to_dict()
 
 
 @router.post("/tokenize")
 async def tokenize(request: TokenizeRequest, served: Judge) -> dict[str, Any]:
     """Cut a text into tokens, as vLLM does."""
-    check_model(request.model, served)
     encode = partial(served.tokenizer.encode, add_special_tokens=request.add_special_tokens)
     ids = await asyncio.to_thread(encode, request.prompt)
     return {"count": len(ids), "tokens": list(ids)}
@@ -405,55 +347,49 @@ def create_app(name: str, judge: LocalJudge, *, api_key: str = "") -> FastAPI:
         if not secrets.compare_digest(sent.encode(), api_key.encode()):
             raise RefusedError("the key is not this server's", status=401)
 
+    async def measured(request: Request, proceed: Callable[[Request], Any]) -> Response:
+        start = time.perf_counter()
+        response: Response = await proceed(request)
+        path = getattr(request.scope.get("route"), "path", "other")
+        served.seconds.labels(path, str(response.status_code)).observe(time.perf_counter() - start)
+        return response
+
     app = FastAPI(title="pacorl judge", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.served = served
     app.include_router(router)
     uploads = ("/v1/chat/completions", "/v1/consistency")
     app.add_middleware(Guard, answer=error_of, admit=admit, is_upload=uploads.__contains__, upload_bytes=BODY_BYTES)
-    app.middleware("http")(_measured)
-    for kind in (RefusedError, ImageError, UsageError, ControlError, RequestValidationError, HTTPException, Exception):
+    app.middleware("http")(measured)
+    for kind in (RefusedError, ImageError, UsageError, ControlError, RequestValidationError, Exception):
         app.add_exception_handler(kind, lambda _, fault: error_of(fault))
     return app
 
 
-async def _measured(request: Request, proceed: Callable[[Request], Any]) -> Response:
-    """Measure the time of each response, by known paths and status."""
-    start = time.perf_counter()
-    response: Response = await proceed(request)
-    path = request.scope["path"]
-    known = path if path in {route.path for route in router.routes} else "other"  # type: ignore[attr-defined]
-    seconds = request.app.state.served.seconds
-    seconds.labels(known, str(response.status_code)).observe(time.perf_counter() - start)
-    return response
-
-
 def completion(
-    request: ChatRequest, served: ServedJudge, ids: Sequence[int], row_V: Tensor, *, prompt_tokens: int
+    request: ChatRequest, served: ServedJudge, ids: Sequence[int], row_V: Tensor | None = None
 ) -> dict[str, Any]:
     """Write the API's answer of some tokens; `row_V` are the log-probabilities of a single one."""
-
-    def entry(token: int) -> dict[str, Any]:
-        text = f"token_id:{token}" if request.return_tokens_as_token_ids else str(served.tokenizer.decode([token]))
-        # JSON has no −inf.
-        return {"token": text, "logprob": max(float(row_V[token]), FLOOR_LOGPROB)}
-
     log_probs = None
-    if request.logprobs:
+    if request.logprobs and row_V is not None:
+
+        def entry(token: int) -> dict[str, Any]:
+            text = f"token_id:{token}" if request.return_tokens_as_token_ids else str(served.tokenizer.decode([token]))
+            # JSON has no −inf.
+            return {"token": text, "logprob": max(float(row_V[token]), FLOOR_LOGPROB)}
+
         likeliest = row_V.topk(min(request.top_logprobs, len(row_V))).indices.tolist()
         listed = dict.fromkeys([*likeliest, *request.logprob_token_ids])
         log_probs = {"content": [entry(ids[0]) | {"top_logprobs": list(map(entry, listed))}]}
     ends = served.judge.model.generation_config.eos_token_id
-    stopped = bool(ids) and ids[-1] in ([ends] if isinstance(ends, int) else ends or [])
+    stopped = ids[-1] in ([ends] if isinstance(ends, int) else ends or [])
     message = {"role": "assistant", "content": served.tokenizer.decode(list(ids), skip_special_tokens=True)}
     reason = "stop" if stopped else "length"
-    counts = {"prompt_tokens": prompt_tokens, "completion_tokens": len(ids)}
     return {
         "id": f"chatcmpl-{uuid.uuid4().hex}",
         "object": "chat.completion",
         "created": int(time.time()),
         "model": served.name,
         "choices": [{"index": 0, "message": message, "logprobs": log_probs, "finish_reason": reason}],
-        "usage": counts | {"total_tokens": prompt_tokens + len(ids)},
     }
 
 
@@ -466,15 +402,11 @@ def error_of(fault: Exception) -> JSONResponse:
     elif isinstance(fault, RequestValidationError):
         faults = [f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}"[:200] for each in fault.errors()[:3]]
         status, message, kind = 400, "; ".join(faults), "invalid_request_error"
-    elif isinstance(fault, HTTPException):  # an unknown path or method, or a body that is no JSON
-        status, message, kind = fault.status_code, str(fault.detail), "invalid_request_error"
     elif isinstance(fault, RefusedError | ImageError | UsageError):
         status, message, kind = getattr(fault, "status", 400), str(fault), "invalid_request_error"
-    headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}.get(status)
     error = {"message": message, "type": kind, "param": None, "code": status}
-    if isinstance(fault, ControlError):
-        error |= fault.to_dict()
-    return JSONResponse({"error": error}, status_code=status, headers=headers)
+    more = fault.to_dict() if isinstance(fault, ControlError) else {}
+    return JSONResponse({"error": error | more}, status_code=status)
 
 
 def serve_judge(served: Served, judge: LocalJudge, *, api_key: str = "") -> None:
