@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request, WebSocket
 from fastapi.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from pacorl.web import BODY_BYTES, HOSTS_VARIABLE, Door, Guard, RefusedError, check_public_url, listening
+from pacorl.web import BODY_BYTES, HOSTS_VARIABLE, Door, Guard, RefusedError, listening
 
 TOKEN = "a-secret-of-the-tests"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -85,9 +85,6 @@ def test_a_name_that_was_rebound_to_this_machine_is_refused(client, host, status
 def test_further_names_come_from_the_environment(client, monkeypatch):
     monkeypatch.setenv(HOSTS_VARIABLE, "rank.example.org")
     assert client.get("/", headers={"host": "rank.example.org"}).status_code == 200
-    check_public_url("https://rank.example.org")
-    with pytest.raises(ValueError, match=r"evil\.example"):
-        check_public_url("https://evil.example")
 
 
 FOREIGN = [
@@ -130,7 +127,6 @@ def test_bodies_have_one_limit_and_uploads_another(client):
     assert client.post("/small", content=chunks(), headers=BEARER).status_code == 413  # without an announcement
     assert client.post("/upload", content=chunks(), headers=BEARER).json() == len(large)
     assert client.post("/upload", content=large * 2, headers=BEARER).status_code == 413
-    assert client.request("GET", "/", content=b"x", headers=BEARER).status_code == 413
 
 
 def test_no_body_is_read_of_whom_nobody_knows(client):

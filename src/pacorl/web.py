@@ -38,7 +38,7 @@ HEALTH = "/health"
 """Path that answers under any name: a load balancer may have another than callers, and the answer is no secret."""
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 BODY_BYTES = 4 * 2**20
-"""Largest body of a route without uploads, announced or received."""
+"""Largest body of a route without uploads."""
 COOKIE_SECONDS = 365 * 24 * 3600
 MOST_CONNECTIONS = 800
 """Further requests are answered with 503; a process may have 1,024 files open by default."""
@@ -61,9 +61,8 @@ class RefusedError(ValueError):
         self.status = status
 
 
-def error_response(error: Exception) -> JSONResponse:
-    """Write `{"error": "one line"}` with the error's status, or 422 if it has none."""
-    return JSONResponse({"error": str(error)}, status_code=getattr(error, "status", 422))
+def error_response(refusal: RefusedError) -> JSONResponse:
+    return JSONResponse({"error": str(refusal)}, status_code=refusal.status)
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class Guard:
     answer: Callable[[RefusedError], ASGIApp] = error_response
     """The server's form of an error."""
     is_upload: Callable[[str], bool] = lambda path: False
-    """Whether a path's bodies may have `upload_bytes`; others have BODY_BYTES, reading requests no body."""
+    """Whether a path's bodies may have `upload_bytes`; others have BODY_BYTES."""
     upload_bytes: int = BODY_BYTES
     headers: Mapping[str, str] = field(default_factory=lambda: HEADERS)
     """Headers of every response that does not set them itself."""
@@ -95,35 +94,29 @@ class Guard:
 
         connection = HTTPConnection(scope)
         try:
-            if scope["path"] != HEALTH:
-                check_host(connection)
+            check_host(connection)
             check_origin(connection)
             await self.admit(connection)
-            replay = receive if scope["type"] == "websocket" else await self._read(connection, receive)
-            await self.app(scope, replay, send_with_headers)  # an endpoint may refuse too, before it answers
+            if scope["type"] == "http":
+                receive = await self._read(scope["path"], receive)
+            await self.app(scope, receive, send_with_headers)  # an endpoint may refuse too, before it answers
         except RefusedError as refusal:
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": POLICY_VIOLATION})
             else:
                 await self.answer(refusal)(scope, receive, send_with_headers)
 
-    async def _read(self, connection: HTTPConnection, receive: Receive) -> Receive:
-        """Read the whole body. Raises RefusedError if it is too large, or the client is gone."""
-        most = self.upload_bytes if self.is_upload(connection.scope["path"]) else BODY_BYTES
-        most = 0 if connection.scope["method"] in READING else most
-        too_large = RefusedError(f"the body is larger than {most} bytes", status=413)
-        # The announced length refuses most large bodies unread; it may be missing or wrong, so bytes are counted too.
-        announced = connection.headers.get("content-length", "0")
-        if not (announced.isascii() and announced.isdigit()) or len(announced) > 20 or int(announced) > most:
-            raise too_large
+    async def _read(self, path: str, receive: Receive) -> Receive:
+        """Read the whole body, and return what gives it again. Raises RefusedError if it is too large."""
+        most = self.upload_bytes if self.is_upload(path) else BODY_BYTES
         body = b""
         more = True
         while more:
             message = await receive()
             body += message.get("body", b"")
-            if message["type"] != "http.request" or len(body) > most:
-                raise too_large
             more = message.get("more_body", False)
+            if len(body) > most or message["type"] != "http.request":  # or the client is gone
+                raise RefusedError(f"the body is larger than {most} bytes", status=413)
         replayed = iter([{"type": "http.request", "body": body, "more_body": False}])
 
         async def replay() -> Message:
@@ -138,37 +131,25 @@ def check_host(connection: HTTPConnection) -> None:
         host = (urlsplit(f"//{connection.headers.get('host', '')}").hostname or "").rstrip(".")
     except ValueError:
         host = ""
-    if not _is_own(host):
+    with suppress(ValueError):
+        ipaddress.ip_address(host)
+        return  # no page can rebind an address
+    own = socket.gethostname().lower()
+    further = os.environ.get(HOSTS_VARIABLE, "").lower().replace(",", " ").split()
+    if host not in {"localhost", own, f"{own}.local", *further} and connection.scope["path"] != HEALTH:
         fix = f"open it by its address, or start it with {HOSTS_VARIABLE}={host[:80]}"
         raise RefusedError(f"this server is not called {host[:80]!r}; {fix}", status=421)
 
 
 def check_origin(connection: HTTPConnection) -> None:
     """Raise RefusedError if a page of another origin asks for a change, or opens a websocket."""
-    if connection.scope["type"] == "http" and connection.scope["method"] in READING:
+    if connection.scope.get("method") in READING:
         return
     origin = connection.headers.get("origin")
     # Not by urlsplit, which raises for half an address.
     foreign = origin is not None and origin.partition("://")[2].lower() != connection.headers.get("host", "").lower()
     if foreign or connection.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
         raise RefusedError("a page of another site may change nothing here", status=403)
-
-
-def check_public_url(url: str) -> None:
-    """Raise ValueError for an address that is none, or whose name the server would refuse."""
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ValueError(f"{url[:80]!r} is no address; write https://NAME")
-    if not _is_own(parts.hostname):
-        raise ValueError(f"{url[:80]}: the server refuses this name; start it with {HOSTS_VARIABLE}={parts.hostname}")
-
-
-def _is_own(host: str) -> bool:
-    with suppress(ValueError):
-        return bool(ipaddress.ip_address(host))  # no page can rebind an address
-    name = socket.gethostname().lower()
-    further = os.environ.get(HOSTS_VARIABLE, "").lower().replace(",", " ").split()
-    return host in {"localhost", name, f"{name}.local", *further}
 
 
 class JoinForm(BaseModel):
@@ -194,7 +175,7 @@ class Door:
     async def admit(self, connection: HTTPConnection) -> None:
         """Refuse a connection without a valid token."""
         path = connection.scope["path"]
-        is_read = connection.scope["type"] == "http" and connection.scope["method"] in READING
+        is_read = connection.scope.get("method") in READING
         if path in ("/join", HEALTH) or (is_read and (path.startswith("/page/") or self.is_open(path))):
             return
         token = self.token(connection)
@@ -206,6 +187,7 @@ class Door:
         """Serve the page of every join link, whose script posts the token behind the `#`, and the shared files."""
         router = APIRouter()
         router.get(HEALTH)(lambda: {"status": "ok"})
+        router.mount("/page/shared", StaticFiles(directory=SHARED_FILES))
 
         @router.get("/join")
         def join_page(request: Request) -> Response:
@@ -223,7 +205,6 @@ class Door:
             response.set_cookie(self._cookie(request), form.token, max_age=COOKIE_SECONDS, **options)
             return response
 
-        router.mount("/page/shared", StaticFiles(directory=SHARED_FILES))
         return router
 
     def _cookie(self, connection: HTTPConnection) -> str:
@@ -247,13 +228,8 @@ def listening(host: str, port: int) -> Iterator[tuple[socket.socket, str]]:
 
 def run(app: Any, listener: socket.socket, *, grace_seconds: int = 3) -> None:
     """Serve until SIGINT or SIGTERM, and finish running answers within `grace_seconds`."""
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        http="h11",
-        limit_concurrency=MOST_CONNECTIONS,
-        timeout_graceful_shutdown=grace_seconds,
-    )
+    options: dict[str, Any] = {"log_level": "warning", "access_log": False, "http": "h11"}
+    options["limit_concurrency"] = MOST_CONNECTIONS
+    config = uvicorn.Config(app, timeout_graceful_shutdown=grace_seconds, **options)
     with suppress(KeyboardInterrupt):  # uvicorn raises it again after it has shut down
         uvicorn.Server(config).run(sockets=[listener])

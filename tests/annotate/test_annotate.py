@@ -265,11 +265,14 @@ def test_a_restart_is_the_same_and_newcomers_take_what_nobody_answered(dataset, 
         rank_next(annotation, "ann")
     annotation.undo("ann", request=request())
     again = Annotation(annotation.folder)
-    assert again.start([], [], sharing) == ""
+    before = (annotation.folder / LOG).read_bytes()
+    again.start([], [], sharing)
+    assert (annotation.folder / LOG).read_bytes() == before
     for name in ("ann", "ben", "cy"):
         assert again.state(name) == annotation.state(name)
     assert again.token("ann") == annotation.token("ann")
-    assert "dan 0 →" in again.start(["dan"], [], Sharing(overlap=0, controls=0))
+    again.start(["dan"], [], Sharing(overlap=0, controls=0))
+    assert again.log.assigned["dan"] or overlap == 1
     assert len(again.log.of("ann")) == 2
     assert (annotation.folder / LOG).stat().st_mode & 0o077 == 0
 
@@ -421,17 +424,15 @@ def test_nothing_tells_control_questions_apart(annotation, client):
     assert any(annotation.log.instances[event.instance].is_control for event in annotation.log.of("ann"))
 
 
-def test_a_link_expires_and_cannot_be_prolonged(annotation, client):
+def test_a_link_is_of_one_person_and_of_this_folder(annotation, client):
     def status(token: str) -> int:
         return client.get("/api/task", headers={"Authorization": f"Bearer {token}"}).status_code
 
-    assert status(annotation.token("ann", days=1)) == 200
-    expired = annotation.token("ann", days=-1)
-    person, day, signature = expired.split(".")
-    assert status(expired) == 401
-    assert status(f"{person}.{int(day) + 9}.{signature}") == 401
-    assert status(f"ben.{annotation.token('ann').partition('.')[2]}") == 401
-    assert Annotation(annotation.folder).token("ann") == annotation.token("ann")
+    token = annotation.token("ann")
+    assert status(token) == 200
+    for wrong in (f"ben.{token.partition('.')[2]}", annotation.token("eve"), "ann.", "", token[:-1]):
+        assert status(wrong) == 401
+    assert Annotation(annotation.folder).token("ann") == token
 
 
 def test_malformed_changes_are_refused(annotation, client):
@@ -445,12 +446,3 @@ def test_malformed_changes_are_refused(annotation, client):
         body = {"request": request(), "instance": task["instance"], "reason": reason}
         assert client.post("/api/skips", json=body, headers=keys).status_code == 422
     assert annotation.log.of("ann") == []
-
-
-def test_an_image_deleted_under_the_page_is_named(annotation, client):
-    task = annotation.state("ann")["task"]
-    instance = annotation.instance_of("ann", task["instance"])
-    (annotation.folder / instance.reference).unlink()
-    answer = client.get(task["reference"], headers=key_of(annotation, "ann"))
-    assert answer.status_code == 410
-    assert "missing on the disk" in answer.json()["error"]

@@ -1,8 +1,7 @@
 """The step `pacorl dataset annotate FOLDER --annotators ann,ben`: division of the work, and the server of its page.
 
 All that people do is in `answers.jsonl` (`dataset.answer_log`), on the disk before it is acknowledged. Links are signed
-by a secret of the folder and expire, so that nothing about them is stored. Images are named by instance and slot, never
-by path.
+by a secret of the folder, so that nothing about them is stored. Images are named by instance and slot, never by path.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import random
 import secrets
 import shlex
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,7 +37,7 @@ from pacorl.io.documents import read_text
 from pacorl.io.files import PRIVATE, LockedError, inside, safe_name, sole_holder, text_digest, write_atomic
 from pacorl.io.images import IMAGE_TYPES
 from pacorl.records.rankings import Ranking
-from pacorl.web import Door, Guard, RefusedError, check_public_url, listening, run
+from pacorl.web import Door, Guard, RefusedError, listening, run
 
 PAGE = Path(__file__).parent / "page"
 PAGES = {"/": "index.html", "/admin": "admin.html"}
@@ -48,8 +46,6 @@ PAGES |= {f"/page/{name}": name for name in ("page.js", "admin.js", "style.css")
 ADMIN = "admin"
 CONTROL_EVERY = 20
 """Questions per control question."""
-DAYS = 60
-"""Days for which a link is good; every start prints new ones."""
 
 
 # --- division of the work --------------------------------------------------------------------------------------------
@@ -235,35 +231,26 @@ class Annotation:
             assigned = self.log.assigned
         return start_event(self.log, questions, assigned, people, question=sharing.question)
 
-    def start(self, annotators: Sequence[str], adjudicators: Sequence[str], sharing: Sharing) -> str:
-        """Divide the work, and describe what changed for whom; empty if nothing did."""
+    def start(self, annotators: Sequence[str], adjudicators: Sequence[str], sharing: Sharing) -> None:
+        """Divide the work, and write the division if it is another than the last one."""
         log = self.log
         event = self.divide(annotators, adjudicators, sharing)
-        changes = []
-        for person, names in event.assigned.items():
-            before = log.assigned.get(person, [])
-            if {*names} != {*before}:
-                changes.append(f"{person} {len(before)} → {len(names)} questions")
-        if changes or event.instances or event.people != log.people or event.question != log.question:
+        now = (event.people, event.assigned, event.question)
+        if event.instances or now != (log.people, log.assigned, log.question):
             log.append(event)
-        return "; ".join(changes)
 
     # --- links -------------------------------------------------------------------------------------------------------
 
-    def token(self, person: str, *, days: int = DAYS) -> str:
-        """Sign a person's name and the last day of the link."""
-        signed = f"{person}.{int(time.time() / 86_400) + days}"
-        return f"{signed}.{self._signature(signed)}"
-
-    def _signature(self, signed: str) -> str:
-        return hmac.new(self._secret, signed.encode(), hashlib.sha256).hexdigest()[:32]
+    def token(self, person: str) -> str:
+        """Sign a person's name."""
+        signature = hmac.new(self._secret, person.encode(), hashlib.sha256).hexdigest()[:32]
+        return f"{person}.{signature}"
 
     def person_of(self, token: str) -> str:
-        """Return the name of a token. Raises RefusedError for an unknown or expired one."""
-        signed, _, signature = token.rpartition(".")
-        person, _, day = signed.rpartition(".")
-        is_signed = hmac.compare_digest(self._signature(signed).encode(), signature.encode())
-        if not is_signed or person not in (ADMIN, *self.log.people) or int(day) < time.time() / 86_400:
+        """Return the name of a token. Raises RefusedError for an unknown one."""
+        person = token.rpartition(".")[0]
+        is_known = person in (ADMIN, *self.log.people)
+        if not (hmac.compare_digest(self.token(person).encode(), token.encode()) and is_known):
             raise RefusedError("this link is not, or no longer, good; ask for a new one", status=401)
         return person
 
@@ -300,10 +287,7 @@ class Annotation:
         name = (names | {"reference": instance.reference}).get(slot)
         if name is None:
             raise RefusedError(f"there is no candidate {slot[:20]!r}", status=404)
-        path = image_path(self.folder, name)
-        if not path.is_file():
-            raise RefusedError(f"{path.name} is missing on the disk", status=410)
-        return path
+        return image_path(self.folder, name)
 
     def state(self, person: str) -> dict[str, Any]:
         """Describe a person's progress and next task, and list the images of the task after it."""
@@ -516,12 +500,9 @@ def serve(
         ValueError: if another server has the folder, or the folder has no instances.
         OSError: if the port is taken.
     """
-    if public_url:
-        check_public_url(public_url)
     with held(folder, url=f"http://{host}:{port}"), listening(host, port) as (listener, url):
         annotation = Annotation(folder)
-        if change := annotation.start(annotators, adjudicators, sharing):
-            announce(f"division changed: {change}")
+        annotation.start(annotators, adjudicators, sharing)
         log = annotation.log
         step = DatasetStep(folder, "annotate", inputs=[folder / "instances.jsonl"], options={"people": log.people})
         step.finish(outputs=[], counts={name: len(names) for name, names in log.assigned.items()})
