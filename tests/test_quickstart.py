@@ -58,9 +58,8 @@ def test_the_summary_is_what_the_sheets_show(tmp_path: Path) -> None:
     """Every second image has one panel of another hat before, none has after."""
     evaluated(tmp_path / "samples", 0, odd=(True, False) * 3, p_yes=0.25)
     evaluated(tmp_path / "samples", 60, odd=(False,) * PROMPTS, p_yes=0.75)
-    config = configs.load(PolicyConfig, recipe("quickstart"), [f"out={tmp_path}"])
 
-    found = summarize(config, judge={"pair_accuracy": 0.9})
+    found = summarize(tmp_path, accuracy=0.9)
 
     # Of 6 pairs 3 hold the odd panel, which shares 3 of 4 looks, and 3 of 4 attributes that are asked for.
     before = {"consistency": 0.25, "attribute_agreement": 1 - 0.5 * 3 / 6 / 4, "all_equal_pairs": 0.75}
@@ -83,9 +82,8 @@ def test_the_summary_is_what_the_sheets_show(tmp_path: Path) -> None:
     assert found["difference"]["diversity"] == 0, "majorities are the same"
     assert 0 < found["before"]["diversity"] < 1
     assert (found["judge"], found["prompts"]) == ({"pair_accuracy": 0.9}, 6)
-    assert (found["seed"], len(found["config_hash"]), len(found["verdict"])) == (42, 12, 3)
+    assert len(found["verdict"]) == 3
     assert found["verdict"][0].startswith("attributes that panels share: 0.94 → 1.00; +0.062 (")
-    assert {"pacorl", "torch", "diffusers", "transformers"} <= found["versions"].keys()
 
 
 def test_before_stands_above_after(tmp_path: Path) -> None:
@@ -182,7 +180,7 @@ def test_a_stopped_run_names_the_command_that_goes_on(tmp_path: Path, monkeypatc
     def stopped(*_: object, **__: object) -> None:
         raise Interrupted("stopped after epoch 3, and saved; go on with --resume auto")
 
-    monkeypatch.setattr(quickstart, "judge_accuracy", lambda judge: {"pair_accuracy": 1.0, "text_accuracy": 1.0})
+    monkeypatch.setattr(quickstart, "pair_accuracy", lambda judge: 1.0)
     monkeypatch.setattr(quickstart, "PolicyTrainer", stopped)
     config = configs.load(PolicyConfig, recipe("quickstart"), [f"out={tmp_path / 'run'}", *SMALL_QUICKSTART])
     with pytest.raises(Interrupted, match=rf"go on with pacorl quickstart --out {tmp_path / 'run'}"):
