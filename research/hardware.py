@@ -37,12 +37,12 @@ def run_of(name: str) -> PolicyConfig:
 
 def planned(run: PolicyConfig) -> Plan:
     """Plan one process, with gradient checkpointing where `auto` may turn it off: a smaller card needs it."""
-    return plan_policy(with_checkpointing(run, on=True, only=AUTO), world=1)
+    return plan_policy(with_checkpointing(run.model_copy(update={"processes": 1}), on=True, only=AUTO))
 
 
 def row(name: str, plan: Plan) -> str:
     """Format a recipe's row."""
-    peak, host = (f"{count / 2**30:.1f}" for count in (plan.peak_bytes, plan.host_bytes))
+    peak, host = (f"{count / 2**30:.1f}" for count in (plan.peak_bytes, plan.memory.host))
     recipe, *changes = name.split()
     link = f"[{recipe}.yaml](../configs/{recipe}.yaml)" + "".join(f" `{change}`" for change in changes)
     return f"| {link} | {smallest_card(plan)} | {peak} | {host} |"

@@ -94,7 +94,7 @@ def full_depth(form: str, batch: int, sizes: Sequence[int], options: argparse.Na
         bench.train(samples, side)  # the optimizer's moments exist from its first step on
         plan = planned(run_of(side, options, batch=batch))
         for phase, work in works(bench, samples, side, batch).items():
-            yield {"full": phase, **about, **costs(work, bench, peak), "planned": plan.phase_bytes(phase)}
+            yield {"full": phase, **about, **costs(work, bench, peak), "planned": plan.memory.phases[phase]}
         bench.checkpoint_gradients(enabled=False)
         work = partial(bench.train, samples, side)
         yield {"full": "train without checkpointing", **about, **costs(work, bench, peak)}

@@ -45,13 +45,13 @@ def check_plan(traced: Trace) -> None:
     # Nor is there more between the phases.
     assert max(counts.peak for counts in traced.phases.values()) <= (1 + WITHIN) * traced.plan.peak_bytes
     host = max(counts.main_peak for counts in traced.phases.values()) + PROCESS
-    assert traced.plan.host_bytes == pytest.approx(host, rel=WITHIN)
+    assert traced.plan.memory.host == pytest.approx(host, rel=WITHIN)
 
 
 def check_loop(traced: Trace) -> None:
     check_plan(traced)
     # What scores on this card does so beside the sampling, unless the two take turns.
-    scores_here = any(row.component.endswith("at work") for row in traced.plan.rows)
+    scores_here = "score" in traced.planned
     assert ("judge" in traced.phases) == (scores_here and traced.config.memory == "normal")
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache, partial, partialmethod, wraps
+from functools import partial, partialmethod, wraps
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from tests.fullsize.published import (
 )
 from torch.utils import _foreach_utils
 
-from pacorl.config.base import load
+from pacorl.config.base import ModelSection, load
 from pacorl.grpo import builders, epoch, evaluate, rollout, scoring
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.policy_config import PolicyConfig
@@ -38,8 +38,8 @@ from pacorl.models.policies import POLICIES
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.plan.generators import model_on_meta
 from pacorl.plan.ledger import META
-from pacorl.plan.memory import PHASES, Phase
-from pacorl.plan.passes import Depth
+from pacorl.plan.memory import Phase
+from pacorl.plan.passes import Depth, cut
 from pacorl.plan.plan import Plan, plan_policy
 from pacorl.runtime.processes import Runtime
 from pacorl.runtime.turns import Turns
@@ -211,12 +211,10 @@ def run_of(
     return load(PolicyConfig, path, [*small, *overrides])
 
 
-@cache
-def published_bytes(component: str, kind: str, dtype: str, quantize: str, *, stream: bool) -> int:
-    """On the device of the weights of a kind's transformer, or of the judge, with all blocks."""
-    config = judge_config(QUARTERS) if component == "judge" else POLICIES[kind].parts["transformer"]
+def device_bytes(config: Mapping[str, Any], form: ModelSection, *, dtype: str = "bfloat16") -> int:
+    """Bytes of a model's weights on the device."""
     model = model_on_meta(config, dtype=getattr(torch, dtype))
-    quantize_model(model, quantize, device=META, stream=stream)
+    quantize_model(model, form.quantize, device=META, stream=form.stream)
     return weight_bytes(model)
 
 
@@ -227,34 +225,39 @@ class Trace:
     phases: dict[str, Counts]
     plan: Plan
     config: PolicyConfig
+    depth: Depth
+    quarters: int
 
     @property
-    def planned(self) -> dict[str, int]:
+    def planned(self) -> Mapping[Phase, int]:
         """Bytes on the device by phase, as the plan has them."""
-        return {phase: self.plan.phase_bytes(phase) for phase in PHASES}
+        return self.plan.memory.phases
 
     def left_out(self, phase: Phase) -> int:
         """Bytes of the blocks that the published transformer and judge have beyond these, if they lie on the device."""
-        options = {"transformer": self.config.model, "judge": self.config.judge}
-        rows = [row for row in self.plan.rows if options.get(row.component) and phase in row.phases]
-        model = self.config.model
+        model, judge, together = self.config.model, self.config.judge, not self.config.in_turns
+        published = POLICIES[model.kind].parts["transformer"]
         left_out = 0
-        for row in rows:
-            form = options[row.component]
-            dtype = "bfloat16" if row.component == "judge" else model.dtype
-            whole = published_bytes(row.component, model.kind, dtype, form.quantize, stream=form.stream)
-            left_out += whole - row.bytes
+        if phase in ("sample", "decode", "train") or (phase == "score" and together):
+            left_out += device_bytes(published, model, dtype=model.dtype)
+            left_out -= device_bytes(cut(published, self.depth), model, dtype=model.dtype)
+        if judge and not judge.remote and (phase == "score" or (phase != "encode" and together)):
+            left_out += device_bytes(judge_config(QUARTERS), judge) - device_bytes(judge_config(self.quarters), judge)
         return left_out
 
     @property
-    def peaks(self) -> dict[str, int]:
+    def peaks(self) -> dict[Phase, int]:
         """Bytes on the device by the plan's phases; a judge that works beside the sampling takes its own."""
         judge = self.phases["judge"].peak if "judge" in self.phases else 0
-        peaks = {phase: max(p.peak for name, p in self.phases.items() if name in names) for phase, names in OF.items()}
+        peaks = {
+            phase: max(p.peak for name, p in self.phases.items() if name in names)
+            for phase, names in OF.items()
+            if phase in self.planned
+        }
         return {phase: peak + judge * (phase in BESIDE) for phase, peak in peaks.items()}
 
 
-OF: dict[str, tuple[str, ...]] = {
+OF: dict[Phase, tuple[str, ...]] = {
     "encode": ("load", "encode"),
     "sample": ("sample", "evaluation/sample"),
     "decode": ("decode", "evaluation/decode"),
@@ -296,4 +299,4 @@ def trace(
                     again = PolicyTrainer(config, resume=True)
                 assert again.epoch == 1
                 again.close()
-    return Trace(dict(card.counts), plan, config)
+    return Trace(dict(card.counts), plan, config, depth, quarters)

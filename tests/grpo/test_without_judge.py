@@ -168,13 +168,12 @@ def test_none_is_no_judge_and_is_written_and_read_again(word: str, tmp_path: Pat
 @pytest.mark.slow
 def test_the_evaluation_s_own_judge_is_planned_beside_the_run_s(tmp_path: Path) -> None:
     measures = "evaluation={rewards: [{name: consistency}], judge: tiny}"
-    both = {row.component: row.bytes for row in plan_policy(tiny_run([f"out={tmp_path}", measures])).rows}
-    assert both["judge"] == both["evaluation's judge"]
-    assert len([component for component in both if component.endswith("at work")]) == 1, "one works at a time"
-    found = plan_policy(tiny_run([f"out={tmp_path}", measures, f"rewards=[{JPEG}]"]))
-    names = {row.component for row in found.rows}
-    assert "evaluation's judge" in names
-    assert "judge" not in names
+    both, held_out, neither = (
+        plan_policy(tiny_run([f"out={tmp_path}", *settings])).memory.phases
+        for settings in ([measures], [measures, f"rewards=[{JPEG}]"], [f"rewards=[{JPEG}]"])
+    )
+    assert both["train"] - held_out["train"] == held_out["train"] - neither["train"], "each judge once"
+    assert neither.keys() == both.keys() - {"score"}
     lacking = plan_policy(tiny_run([f"out={tmp_path}", measures.replace("judge: tiny", "judge: lab/judge")]))
     assert [one.key for one in lacking.absences] == ["evaluation.judge"]
 
@@ -184,4 +183,4 @@ def test_the_evaluation_s_own_judge_is_planned_beside_the_run_s(tmp_path: Path) 
 def test_a_dry_run_finds_a_run_without_a_judge_fine(named: str, tmp_path: Path) -> None:
     arguments = [str(recipe()), f"out={tmp_path / 'run'}", named, f"rewards=[{JPEG}]"]
     result = CliRunner().invoke(app, ["train-policy", *arguments, "--dry-run"])
-    assert (result.exit_code, result.stdout.splitlines()[0]) == (0, "verdict: all that it needs is here"), result.output
+    assert result.exit_code == 0, result.output

@@ -84,6 +84,6 @@ def weights(run: Path) -> dict[str, bytes]:
 
 
 @cache
-def planned(*overrides: str, world: int = 1) -> Plan:
+def planned(*overrides: str) -> Plan:
     """The plan of a run of TINY_SETS."""
-    return plan_policy(configs.load(PolicyConfig, None, [*TINY_SETS, *overrides]), world=world)
+    return plan_policy(configs.load(PolicyConfig, None, [*TINY_SETS, *overrides]))

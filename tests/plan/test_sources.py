@@ -1,4 +1,4 @@
-"""Adapters that a config names are looked for as they are loaded, and a judge that is a LoRA is its base."""
+"""What is absent is listed with where to get it, and what is here is read."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pacorl.config.base import ConfigError, load
+from pacorl.config.base import load
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.judge.local import TINY_JUDGE
 from pacorl.plan import sources
+from pacorl.tiny import CHECKPOINTS
 
-NAMES = ("adapter_model.safetensors", "pytorch_lora_weights.safetensors", "night.safetensors")
+NAMES = ("adapter_model.safetensors", "pytorch_lora_weights.safetensors", "lora/adapter_model.safetensors")
 
 
 @pytest.fixture(autouse=True)
@@ -34,20 +35,59 @@ def weights(file: Path) -> Path:
 
 
 def absent(*overrides: str) -> dict[str, str]:
-    absences = sources.all_absences(load(PolicyConfig, None, list(overrides)), ())
-    return {absence.key: absence.remedy for absence in absences if absence.remedy.startswith("a LoRA adapter")}
+    """Key → remedy."""
+    config = load(PolicyConfig, None, list(overrides))
+    found = [*sources.absences_of(config), *sources.generator_of(config.model, config.generator).absences]
+    found += sources.judge(config.judge, key="judge.checkpoint").absences
+    return {absence.key: absence.remedy for absence in found}
 
 
-@pytest.mark.parametrize("name", [*NAMES, "lora/adapter_model.safetensors"])
+def test_absent_sources_are_listed_with_where_to_get_them(tmp_path: Path) -> None:
+    train = tmp_path / "a.jsonl"
+    remedies = absent(f"prompts={{train: {train}, evaluation: 'tiny:test'}}", "adapter.start=runs/one/adapter/")
+    assert set(remedies) == {"prompts.train", "model.checkpoint", "judge.checkpoint", "adapter.start"}
+    assert "`pacorl data t2is`" in remedies["prompts.train"]
+    assert "gated" in remedies["model.checkpoint"]
+    assert "`hf download black-forest-labs/FLUX.1-dev --include model_index.json" in remedies["model.checkpoint"]
+    assert remedies["model.checkpoint"].endswith("`, 34 GB")
+    assert remedies["judge.checkpoint"].endswith("`hf download X-GenGroup/PaCo-Reward-7B`, 17 GB")
+    assert "folder runs/one/adapter/" in remedies["adapter.start"]
+
+
+def test_a_local_checkpoint_is_read_and_its_missing_weights_are_named(tmp_path: Path) -> None:
+    assert "model.checkpoint" not in absent("model.checkpoint=tiny")
+    for file in (CHECKPOINTS / "flux").rglob("*.json"):
+        copy = tmp_path / file.relative_to(CHECKPOINTS)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(file.read_bytes())
+    remedy = absent(f"model.checkpoint={tmp_path / 'flux'}")["model.checkpoint"]
+    assert "the weights of transformer, vae, text_encoder, text_encoder_2" in remedy
+
+    # Of a single file the other parts are absent.
+    file = weights(tmp_path / "flux1-dev.safetensors")
+    assert absent(f"model.checkpoint={file}")["model.checkpoint"].endswith(", 10 GB")
+
+
+def test_a_sharded_checkpoint_needs_every_shard(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((TINY_JUDGE / "config.json").read_text())
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "model-1.safetensors").touch()
+    assert "judge.checkpoint" in absent(f"judge.checkpoint={tmp_path}")
+    (tmp_path / "model-2.safetensors").touch()
+    assert "judge.checkpoint" not in absent(f"judge.checkpoint={tmp_path}")
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_an_adapter_that_would_load_is_not_absent(tmp_path: Path, name: str) -> None:
     weights(tmp_path / "run" / name)
-    assert absent(f"adapter.start={tmp_path / 'run'}") == {}
-    assert list(absent(f"adapter.start={tmp_path / 'no-run'}")) == ["adapter.start"]
+    assert "adapter.start" not in absent(f"adapter.start={tmp_path / 'run'}")
+    assert "adapter.start" in absent(f"adapter.start={tmp_path / 'no-run'}")
 
 
 def test_a_file_in_a_hub_s_repository_is_looked_for_in_the_cache(hub: Path) -> None:
     weights(hub / "styles" / "night.safetensors")
-    assert absent("adapter.start=lab/loras:styles/night.safetensors") == {}
+    assert "adapter.start" not in absent("adapter.start=lab/loras:styles/night.safetensors")
     remedies = absent("adapter.start=lab/loras:styles/day.safetensors", "judge.adapter=lab/others:judge")
     assert "`hf download lab/loras --include 'styles/day.safetensors*'`" in remedies["adapter.start"]
     assert "`hf download lab/others --include 'judge*'`" in remedies["judge.adapter"]
@@ -55,26 +95,8 @@ def test_a_file_in_a_hub_s_repository_is_looked_for_in_the_cache(hub: Path) -> N
 
 def test_a_judge_that_is_a_lora_is_planned_as_its_base(tmp_path: Path) -> None:
     weights(tmp_path / "judge" / "adapter_model.safetensors")
-    config = tmp_path / "judge" / "adapter_config.json"
-    options = load(PolicyConfig, None, [f"judge.checkpoint={tmp_path / 'judge'}"]).judge
-
-    config.write_text(json.dumps({"base_model_name_or_path": str(TINY_JUDGE)}))
-    judge = sources.judge(options, key="judge")
-    assert (judge.note, judge.absences) == ("", ())
-    assert judge.configs["model"]["model_type"] == "qwen2_5_vl"
-
-    config.write_text(json.dumps({"base_model_name_or_path": "lab/base"}))
-    (absence,) = sources.judge(options, key="judge").absences
-    assert (absence.key, absence.source) == (f"judge.checkpoint (the base of {tmp_path / 'judge'})", "lab/base")
-
-    config.write_text(json.dumps({"base_model_name_or_path": None}))
-    with pytest.raises(ConfigError, match=r"names no base; set judge\.checkpoint to its base and judge\.adapter=/"):
-        sources.judge(options, key="judge")
-
-
-def test_of_a_single_file_s_generator_the_other_parts_are_absent(tmp_path: Path) -> None:
-    file = weights(tmp_path / "flux1-dev.safetensors")
-    config = load(PolicyConfig, None, [f"model.checkpoint={file}"])
-    (absence,) = sources.generator_of(config.model, config.generator).absences
-    assert absence.source == "black-forest-labs/FLUX.1-dev"
-    assert absence.remedy.endswith(", 10 GB")
+    for base, needed in ((str(TINY_JUDGE), False), ("lab/base", True)):
+        config = tmp_path / "judge" / "adapter_config.json"
+        config.write_text(json.dumps({"base_model_name_or_path": base}))
+        remedy = absent(f"judge.checkpoint={tmp_path / 'judge'}").get("judge.checkpoint", "")
+        assert ("lab/base" in remedy) == needed

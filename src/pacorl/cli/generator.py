@@ -174,7 +174,7 @@ def dry_run(
     plan = plan_generation(policy, size=generator.size, low=choice.in_turns, judge=judge, images=images)
     if source and judge is None:
         silent = silent_judge("--judge", source, lambda: judge_from(source)[0])
-        plan = replace(plan, absences=(*plan.absences, silent)) if silent else plan
+        plan = replace(plan, absences=(*plan.absences, *silent))
     if as_json:
         print_json({"panels": list(panels)} | parse_json(plan.to_json()))
     else:

@@ -68,7 +68,9 @@ class RunOptions:
     allow_changes: bool = option(
         False, "With --resume: accept a config that differs from the run's; the log lists the changes."
     )
-    dry_run: bool = option(False, "Check the config and print its requirements. Exit code 2: something is absent.")
+    dry_run: bool = option(
+        False, "Check the config and print its requirements. Exit code 2: something is absent or does not fit."
+    )
     as_json: bool = option(False, "With --dry-run: print the plan as JSON.", flags=("--json",))
 
     def show(self, plan: Callable[[], Plan], config: Path, run: Section) -> NoReturn:
@@ -94,13 +96,6 @@ class CharacterRunOptions(RunOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyRunOptions(RunOptions):
-    """Options of a policy's training."""
-
-    gpus: int | None = option(None, "With --dry-run: plan for so many processes, a card each.", least=1, most=100_000)
-
-
-@dataclass(frozen=True, kw_only=True)
 class JudgeRunOptions(RunOptions):
     """Options of a judge's training, which resumes only in its own folder."""
 
@@ -113,7 +108,7 @@ def train_policy(
     config: Path = Argument(help="A YAML file, or a recipe of `pacorl recipes`, such as tiny."),
     overrides: list[str] = OVERRIDES,
     *,
-    options: PolicyRunOptions,
+    options: RunOptions,
 ) -> None:
     """Train a generator with PaCo-GRPO."""
     from pacorl.config.base import load
@@ -126,7 +121,7 @@ def train_policy(
     if options.dry_run:
         from pacorl.plan.plan import plan_policy
 
-        options.show(lambda: plan_policy(run, world=options.gpus, ask=True), config, run)
+        options.show(lambda: plan_policy(run, ask=True), config, run)
     # Train; a SIGTERM still ends the command by its handlers.
     with exit_on_sigterm():
         _train_policy(run, config, options)
@@ -160,11 +155,6 @@ def _train_policy(run: PolicyConfig, config: Path, options: RunOptions) -> None:
         folder = trainer.train().folder
     # Only the main process prints.
     if destroy_process_group():
-        # Compare the measured peak with the plan.
-        if peaks := card_peaks():
-            from pacorl.plan.plan import plan_policy
-
-            _echo_peak(peaks, lambda: plan_policy(run))
         echo_page(folder)
 
 
@@ -182,27 +172,6 @@ def _echo_start(source: str) -> None:
         from pacorl.models.lora import read_lora
 
         echo(f"LoRA {source}: {read_lora(source).facts}")
-
-
-def card_peaks() -> tuple[int, int] | None:
-    """Return the peak bytes that this process allocated and reserved on its card; None without CUDA."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return None
-    return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-
-
-def _echo_peak(peaks: tuple[int, int], planned: Callable[[], Plan]) -> None:
-    """Compare the measured peak with the planned one in a line."""
-    from pacorl.plan.plan import peak_line
-
-    allocated, reserved = peaks
-    # A finished run must not fail by its plan.
-    try:
-        echo(peak_line(planned(), allocated=allocated, reserved=reserved))
-    except (ValueError, OSError) as fault:
-        echo(f"memory: {allocated} B allocated and {reserved} B reserved at the peak; no plan: {fault}")
 
 
 @contextmanager
@@ -312,11 +281,6 @@ def train_character(
         trainer = CharacterTrainer(run, resume=options.resume, allow_changes=options.allow_changes)
         result = trainer.train()
 
-    # Compare the measured peak with the plan.
-    if peaks := card_peaks():
-        from pacorl.plan.character_plan import plan_character
-
-        _echo_peak(peaks, lambda: plan_character(run))
     echo(f"done: {result.folder / 'report.html'}\nLoRA: {result.adapter}")
 
 

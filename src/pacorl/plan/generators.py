@@ -22,7 +22,7 @@ from pacorl.models.policies.flux import FluxPolicy
 from pacorl.models.policies.klein import KleinPolicy
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import CLASS_KEYS, WITHOUT_WEIGHTS, Parts, PolicyOptions
-from pacorl.models.policies.qwen_image import QwenEditPolicy, QwenImagePolicy
+from pacorl.models.policies.qwen_image import QwenEditPolicy
 from pacorl.models.policies.qwen_image_21 import SLOT, QwenImage21Policy
 from pacorl.models.policies.sd3 import SD3Policy
 from pacorl.models.policies.spec import PolicySpec
@@ -33,8 +33,6 @@ INSTRUCTION_TOKENS = 128
 """Tokens of an edit's text for Qwen-Image-Edit: an instruction of a few sentences, and the template's rest."""
 TEXT_TOKENS = 512
 """Tokens of a text for Qwen-Image 2.1, which reads texts of any length."""
-
-Shapes = dict[str, tuple[int, ...]]
 
 
 def model_on_meta(config: Mapping[str, Any], *, dtype: torch.dtype) -> nn.Module:
@@ -57,7 +55,6 @@ def policy_on_meta(
     spec: PolicySpec, options: PolicyOptions, configs: Parts | None = None, *, record_sizes: bool = False
 ) -> PipelinePolicy:
     """Build a policy without weights or tokenizers; by default from the published configs."""
-    # Components without weights.
     configs = configs or spec.parts
     components: dict[str, Any] = {"scheduler": model_of(spec.parts["scheduler"])}
     for name in configs.keys() - WITHOUT_WEIGHTS:
@@ -65,7 +62,7 @@ def policy_on_meta(
         classes = {key: spec.parts[name][key] for key in CLASS_KEYS if key in spec.parts[name]}
         components[name] = model_on_meta({**configs[name], **classes}, dtype=getattr(torch, options.dtype))
 
-    # The pipeline; absent components are None. Qwen-Image's config has the processor of its editors.
+    # Absent components are None. Qwen-Image's config has the processor of its editors.
     pipeline = spec.pipeline_type
     names = inspect.signature(pipeline).parameters
     if "processor" in names:
@@ -111,55 +108,46 @@ class Inputs:
     def conditioning(self, size: Size, *, batch: int) -> Conditioning:
         """Build what `encode` and `collate` make of `batch` prompts, as empty tensors."""
         policy = self.policy
-        text = self._text_shapes(size)
-        shapes = dict(text)
+        config: Any = policy.pipeline.transformer.config
+        is_shared = isinstance(policy, QwenImage21Policy)  # all rows share the conditioning of one prompt
+
+        # Texts.
+        width = config.context_in_dim if is_shared else config.joint_attention_dim
+        shapes: dict[str, tuple[int, ...]] = {"tokens": (self._text_tokens(size), width)}
+        if isinstance(policy, FluxPolicy | SD3Policy):
+            shapes["pooled"] = (config.pooled_projection_dim,)
         if policy.options.negative_text is not None:
-            shapes |= {f"negative_{name}": shape for name, shape in text.items()}
-        shapes |= self._source_shapes(size) if self.count else {}
-        # All rows share the conditioning of one prompt.
-        is_shared = isinstance(policy, QwenImage21Policy)
-        batch = 1 if is_shared else batch
-        tensors = {
-            name: torch.empty(batch, *shape, device=policy.device, dtype=policy.pipeline.vae.dtype)
-            for name, shape in shapes.items()
-        }
+            shapes |= {f"negative_{name}": shape for name, shape in shapes.items()}
+
+        # Images, and their positions.
+        if self.count:
+            count = 1 if policy.stitched else self.count
+            tokens = count * math.prod(policy.token_grid(size))
+            shapes["source"] = (tokens, policy.patch**2 * policy.latent_channels)
+            if isinstance(policy, KleinPolicy):
+                shapes["source_ids"] = (tokens, 4)
+
+        rows, dtype = 1 if is_shared else batch, policy.pipeline.vae.dtype
+        tensors = {name: torch.empty(rows, *shape, device=policy.device, dtype=dtype) for name, shape in shapes.items()}
         if is_shared and self.count:
-            slots = self._slots(size)
-            grids = [(image * slots, *policy.token_grid(size)) for image in range(self.count)]
+            grids = [(image * self._slots(size), *policy.token_grid(size)) for image in range(self.count)]
             tensors["source_grid"] = torch.tensor([grids])
         return Conditioning(tensors)
 
     def text_pass(self, size: Size, *, prompts: int) -> Callable[[], Any]:
         """Prepare a pass of the largest text encoder over this number of prompts."""
-        policy = self.policy
-        length = self._text_tokens(size)
-        if isinstance(policy, QwenImagePolicy):
-            # Without the vision tower: it reads the values of its images' grids, which meta tensors do not have.
-            encoder = policy.pipeline.text_encoder
-            language = encoder.model.language_model
-            embedded = torch.empty(
-                prompts, length, language.config.hidden_size, device=policy.device, dtype=encoder.dtype
-            )
-            positions = torch.zeros(3, prompts, length, device=policy.device, dtype=torch.long)
-            return partial(
-                language, inputs_embeds=embedded, position_ids=positions, use_cache=False, output_hidden_states=True
-            )
-        ids = torch.zeros(prompts, policy.options.max_sequence_length, device=policy.device, dtype=torch.long)
-        if isinstance(policy, KleinPolicy):
-            # The full mask: building it from a row would read values of meta tensors.
-            mask = torch.ones(prompts, 1, length, length, device=policy.device, dtype=torch.bool)
-            encoder = policy.pipeline.text_encoder
-            return partial(encoder, ids, attention_mask=mask, output_hidden_states=True, use_cache=False)
-        return partial(getattr(policy.pipeline, policy.long_encoder), ids)
-
-    def _text_shapes(self, size: Size) -> Shapes:
-        policy = self.policy
-        config: Any = policy.pipeline.transformer.config
-        width = config.context_in_dim if isinstance(policy, QwenImage21Policy) else config.joint_attention_dim
-        shapes: Shapes = {"tokens": (self._text_tokens(size), width)}
-        if isinstance(policy, FluxPolicy | SD3Policy):
-            shapes["pooled"] = (config.pooled_projection_dim,)
-        return shapes
+        encoder = getattr(self.policy.pipeline, self.policy.long_encoder or "text_encoder")
+        # Without a vision tower: it reads the values of its images' grids, which meta tensors do not have.
+        model = getattr(getattr(encoder, "model", None), "language_model", encoder)
+        shape = (prompts, self._text_tokens(size))
+        embedded = torch.empty(*shape, model.config.hidden_size, device=META, dtype=encoder.dtype)
+        if model.config.model_type == "t5":
+            return partial(model, inputs_embeds=embedded)
+        # Positions and the full mask: making them from rows would read values of meta tensors.
+        mask = torch.ones(prompts, 1, shape[1], shape[1], device=META, dtype=torch.bool)
+        positions = torch.zeros(*shape, device=META, dtype=torch.long)
+        options = {"attention_mask": mask, "position_ids": positions, "use_cache": False}
+        return partial(model, inputs_embeds=embedded, output_hidden_states=True, **options)
 
     def _text_tokens(self, size: Size) -> int:
         """Count the tokens of a text, among which some encoders have those of its images."""
@@ -178,13 +166,3 @@ class Inputs:
         """Count the text encoder's tokens of an image in Qwen-Image 2.1."""
         rows, cols = self.policy.token_grid(size)
         return rows * cols // SLOT**2
-
-    def _source_shapes(self, size: Size) -> Shapes:
-        """List the shapes of the images' tokens and of their positions."""
-        policy = self.policy
-        count = 1 if policy.stitched else self.count
-        tokens = count * math.prod(policy.token_grid(size))
-        shapes: Shapes = {"source": (tokens, policy.patch**2 * policy.latent_channels)}
-        if isinstance(policy, KleinPolicy):
-            shapes["source_ids"] = (tokens, 4)
-        return shapes

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pacorl.core.devices import NONE
+from pacorl.core.objectives import OBJECTIVES
+from pacorl.core.sampler import Sampler, Tree
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.models.policies.policy import PolicyOptions
-from pacorl.plan.judges import Scorer
+from pacorl.grpo.rows import divide
+from pacorl.plan.judges import Judging
 from pacorl.plan.passes import Generator
-from pacorl.plan.work import Work
 
 PRODUCTS_SHARE = 0.5
 """Share of a card's peak that products are assumed to reach."""
@@ -46,97 +47,114 @@ the whitepaper of the GA102: 512 FLOP a cycle on each of 28 multiprocessors at 1
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
-    """FLOPs of a run on all its processes."""
+class Forwards:
+    """Forwards of the transformer in an epoch, of all processes."""
 
-    image: Mapping[str, float]
-    """Phase → FLOPs of a training image, judging included if it is done on the cards of the run."""
-    judged: float
-    """FLOPs of the questions about a training image, shared prefixes once."""
-    judge_elsewhere: bool
+    sampler: Sampler
+    """Sampler of the first epoch."""
     samples: int
-    """Training images of an epoch."""
-    epochs: int
-    evaluation: float
-    """FLOPs of an evaluation."""
-    evaluations: int
+    node_batch: int
+    """The largest number of nodes in one trained forward; of samples for an objective that trains on these."""
+    latents: float
+    """Latents that the engine keeps: each node and its children, its mean if needed, and each endpoint."""
+    per_image: Mapping[str, float]
+    """`sampling`, `training` (with a backward each) and `other_policies` (the base for the KL, and the sampling policy
+    for an objective that compares with it)."""
+
+
+def forwards_of(config: PolicyConfig, *, world: int) -> Forwards:
+    """Count the forwards of a config's first epoch.
+
+    A node whose samples several processes share is counted once, and each of them computes it.
+    """
+    spec = OBJECTIVES[config.objective.name]
+    division = divide(config, world=world)
+    samples = division.prompts * config.group_size
+    sampler = config.sampling.sampler(0, group_size=config.group_size, seed=config.seed, spec=spec)
+    # Without noise each sample passes all steps independently.
+    tree = sampler.tree if sampler.stochastic else Tree(config.group_size)
+    levels = range(len(tree.branches))
+    nodes = [1 / tree.leaves(level) for level in levels]
+    """Of an image at each stochastic step."""
+
+    # Sampling: nodes pass the steps after the previous stochastic step up to their own, and samples pass the suffix.
+    starts = [-1, *sampler.stochastic_steps]
+    sampled: float = len(sampler.suffix.grid(starts[-1] + 1, sampler.steps)) - 1
+    sampled += sum(count * (step - before) for count, before, step in zip(nodes, starts, starts[1:], strict=False))
+
+    # Training: each node once, or each sample at each trained step.
+    is_path = spec.needs == "path"
+    trained = sum(nodes) if is_path else float(len(sampler.sde_steps))
+
+    # Other policies: the base, and the sampling policy. Without a lag the sampling policy is the trained policy until
+    # the epoch's first optimizer step.
+    other_policies = trained if config.objective.kl_weight > 0 else 0.0
+    if spec.needs == "endpoint":
+        other_policies += trained if spec.lag else trained * (1 - 1 / config.optimizer.updates_per_epoch)
+
+    node_batches = [tree.nodes_of_batch(division.batch, level, least=config.nodes_of_step) for level in levels]
+    latents = 1 + sum(
+        (1 + sampler.keeps_means) * parents + children for parents, children in zip(nodes, [*nodes[1:], 1], strict=True)
+    )
+    return Forwards(
+        sampler,
+        samples,
+        node_batch=max(node_batches) if is_path and node_batches else config.sampling.batch,
+        latents=samples * latents,
+        per_image={"sampling": sampled, "training": trained, "other_policies": other_policies},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Work of a run on all its processes."""
+
+    flops: Mapping[str, float]
+    """Phase → FLOPs of the run. Judges in other processes cost the run's cards nothing."""
     saved: float
     """Bytes of all checkpoints that are written."""
     form: str
     """Key of `MEASURED`."""
-    world: int
-    """Processes of the run."""
-
-    @property
-    def judge_cards(self) -> int:
-        """Cards that judge as fast as the processes train; 0 if the processes judge."""
-        return math.ceil(self.world * self.judged / sum(self.image.values())) if self.judge_elsewhere else 0
+    processes: int
 
     def hours(self, card: Card) -> tuple[float, float]:
         """Return the hours of the run with such a card for each process: at best, and as measured."""
-        flops = self.epochs * self.samples * sum(self.image.values()) + self.evaluations * self.evaluation
-        computed = flops / (PRODUCTS_SHARE * card.tflops * 1e12 * self.world)
+        computed = sum(self.flops.values()) / (PRODUCTS_SHARE * card.tflops * 1e12 * self.processes)
         low, high = ((rate * computed + self.saved / DISK_RATE) / 3600 for rate in MEASURED[self.form])
         return low, high
 
 
 def cost_of(
-    config: PolicyConfig,
-    *,
-    work: Work,
-    generator: Generator,
-    judge: Scorer | None,
-    held_out_judge: Scorer | None,
-    evaluated: int,
-    world: int,
+    config: PolicyConfig, *, forwards: Forwards, generator: Generator, judging: Judging, evaluated: int, world: int
 ) -> Cost:
     """Count the work of a run.
 
     Args:
-        config: the run.
-        work: its forwards.
+        forwards: of an epoch.
         generator: as measured, for batches of sampling and of evaluation.
-        judge: of the run.
-        held_out_judge: the evaluation's own.
+        judging: questions about an image.
         evaluated: prompts of an evaluation.
         world: number of processes.
     """
-    # `forwards_per_image` counts a guided velocity as two forwards, and a measured pass has both.
-    forward = generator.sample_flops[0] / config.sampling.batch
-    step = generator.train_flops / (work.node_batch or config.sampling.batch)
-    counts = {phase: count / work.passes for phase, count in work.forwards_per_image.items()}
+    # A measured pass has both forwards of a guided velocity.
+    figures, counts = generator.figures, forwards.per_image
+    forward = figures.sample_flops / config.sampling.batch
+    step = figures.train_flops / forwards.node_batch
     image = {
         "sampling": forward * counts["sampling"],
         "training": step * counts["training"] + forward * counts["other_policies"],
         "decoding": generator.decodings[0].flops,
+        "judging": judging.train,
     }
-    evaluation = generator.sample_flops[1] * config.evaluation.steps / config.evaluation.batch
-    evaluation += generator.decodings[1].flops
-    # Judges in other processes cost the run's cards nothing.
-    elsewhere = bool(judge and config.judge and config.judge.remote)
-    if judge and not elsewhere:
-        image["judging"] = judge.image_flops
-        evaluation += judge.evaluated_flops
-    if held_out_judge:
-        evaluation += held_out_judge.evaluated_flops
-
+    images = config.epochs * forwards.samples
+    evaluation = figures.further_flops * config.evaluation.steps / config.evaluation.batch
+    evaluation += generator.decodings[1].flops + judging.evaluation
     between = (config.epochs - 1) // config.evaluation.every if config.evaluation.every else 0
+    evaluations = (between + 2) * evaluated * config.evaluation.samples_per_prompt
+    quantized = "int8" if config.model.quantize != NONE else "bfloat16"
     return Cost(
-        image=image,
-        judged=judge.image_flops if judge else 0.0,
-        judge_elsewhere=elsewhere,
-        samples=work.samples,
-        epochs=config.epochs,
-        evaluation=evaluation * evaluated * config.evaluation.samples_per_prompt,
-        evaluations=between + 2,
-        saved=4 * generator.adapter * math.ceil(config.epochs / config.save_every),
-        form=form_of(config.model),
-        world=world,
+        {phase: images * flops for phase, flops in image.items()} | {"evaluation": evaluations * evaluation},
+        saved=4 * figures.adapter * math.ceil(config.epochs / config.save_every),
+        form="streamed" if config.model.stream else quantized,
+        processes=world,
     )
-
-
-def form_of(options: PolicyOptions) -> str:
-    """Return the key of a generator's form in `MEASURED`."""
-    if options.stream:
-        return "streamed"
-    return "bfloat16" if options.quantize == NONE else "int8"

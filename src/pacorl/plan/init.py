@@ -16,10 +16,10 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-from pacorl.config.base import load, validated
+from pacorl.config.base import validated
 from pacorl.config.reward_section import RewardConfig
-from pacorl.grpo.builders import with_credit
 from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.io.documents import parse_yaml
 from pacorl.io.files import check_new, write_atomic
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.models.policies.policy import check_images
@@ -32,20 +32,18 @@ from pacorl.rewards import asks_judge
 from pacorl.types import TINY, Prompt
 
 CARD = re.compile(r"(?:(\d+)[x×])?(\d+)")
+GROUP = 16
+"""Samples of a prompt, the default: as many prompts for each card divide into two updates of whole batches."""
 MOST_HELD_OUT = 16
 """Prompts of an evaluation at most: it is a fixed cost."""
 SEEN = 20
 """Times that each prompt is seen, if that takes this many epochs."""
 LEAST_EPOCHS, MOST_EPOCHS = 30, 100
 JUDGE = "X-GenGroup/PaCo-Reward-7B"
-JUDGE_BYTES = 17 * 10**9
 LARGE = 15 * 10**9
 """Parameters of a generator that samples one image a forward."""
 COLUMN = 42
 """Column of the comments."""
-
-Settings = dict[str, tuple[Any, str]]
-"""Dotted key → its value and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,6 @@ class Form:
     """A way to hold the models on a card."""
 
     memory: str
-    checkpointing: bool
     bytes: int
     """Of a parameter on the card."""
     why: str
@@ -62,11 +59,10 @@ class Form:
 
 
 FORMS = (
-    Form("normal", False, 2, "bf16, and no activation is computed twice"),
-    Form("normal", True, 2, "bf16; activations are computed again in the backward"),
-    Form("low", True, 1, "int8; generator and what scores take turns on the card"),
-    Form("lowest", True, 0, "int8 in main memory, sent layer by layer"),
-    Form("lowest", True, 0, "int8 in main memory, sent layer by layer", is_reduced=True),
+    Form("normal", 2, "bf16"),
+    Form("low", 1, "int8; generator and what scores take turns on the card"),
+    Form("lowest", 0, "int8 in main memory, sent layer by layer"),
+    Form("lowest", 0, "int8 in main memory, sent layer by layer", is_reduced=True),
 )
 
 
@@ -132,11 +128,11 @@ def write_config(
     save_prompts(job.train, job.folder / "train.jsonl")
     save_prompts(job.held_out, job.folder / "test.jsonl")
     try:
-        settings, config, plan = _fitting(job)
+        text, config, plan = _fitting(job)
     except ValueError:
         rmtree(job.folder)
         raise
-    write_atomic(path, _text(job, settings))
+    write_atomic(path, text)
     return plan, [f"wrote {path} and {job.folder}", *_next_steps(path, config)]
 
 
@@ -154,157 +150,120 @@ def _read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, r
 
     # Prompts, each with the character.
     found = prompts_from(prompts, model=checkpoint)
+    if references and not spec.policy.max_references:
+        kinds = ", ".join(name for name, other in POLICIES.items() if other.policy.max_references)
+        raise ValueError(f"--references {references}: model {kind} takes no reference images; {kinds} do")
     if references:
         hero = find_character(references)
-        most = spec.policy.max_references
-        if not most:
-            kinds = ", ".join(name for name, other in POLICIES.items() if other.policy.max_references)
-            raise ValueError(f"--references {references}: model {kind} takes no reference images; {kinds} do")
-        with_hero = []
-        for prompt in found:
-            images = hero.images[: most - len(prompt.sources)]
+        for number, prompt in enumerate(found):
+            images = hero.images[: spec.policy.max_references - len(prompt.sources)]
             cast = (dataclasses.replace(hero, images=images),)
-            with_hero.append(dataclasses.replace(prompt, characters=cast, references=images))
-        found = with_hero
+            found[number] = dataclasses.replace(prompt, characters=cast, references=images)
     for prompt in found:
         check_images(spec.policy, prompt, f"model.kind {kind}")
-    lonely = [prompt for prompt in found if prompt.grid.count == 1 and not prompt.sources]
-    if lonely and not reward:
-        raise ValueError(
-            f"{lonely[0].place} is one image, and consistency needs several: write a set, as 'Four pictures of a fox: "
-            "asleep, in snow, in a boat, reading', or name a reward of yours with --reward file.py:NAME"
-        )
+        if prompt.grid.count == 1 and not prompt.sources and not reward:
+            raise ValueError(
+                f"{prompt.place} is one image, and consistency needs several: write a set, as 'Four pictures of a "
+                "fox: asleep, in snow, in a boat, reading', or name a reward of yours with --reward file.py:NAME"
+            )
     train, held_out, _ = split_prompts(found, test=min(MOST_HELD_OUT, math.ceil(len(found) / 8)))
     return Job(path, spec, checkpoint, train, held_out, reward, int(sizes[1] or 1), int(sizes[2]))
 
 
-def _fitting(job: Job) -> tuple[Settings, PolicyConfig, Plan]:
-    """Find the fastest form whose plan fits the card."""
+def _fitting(job: Job) -> tuple[str, PolicyConfig, Plan]:
+    """Find the fastest form whose plan fits the card; return its text, config and plan."""
     room = job.gigabytes * 2**30 - CARD_MARGIN
-    plan = None
     for form in FORMS:
-        settings = _settings(job, form)
-        config = _config(settings)
         # What cannot fit by its weights alone is not planned.
-        judge = config.judge and not config.judge.remote and not config.in_turns
-        if job.spec.parameters * form.bytes + JUDGE_BYTES * bool(judge) > room:
+        if job.spec.parameters * form.bytes > room:
             continue
+        text = _text(job, form)
+        config = validated(PolicyConfig, parse_yaml(text))
         plan = plan_policy(config)
         if plan.peak_bytes <= room:
-            name, size = f"a card of {job.gigabytes} GB", job.gigabytes * 2**30
-            return settings, config, dataclasses.replace(plan, device=name, device_bytes=size)
-    assert plan
+            card = {"device": f"a card of {job.gigabytes} GB", "device_bytes": job.gigabytes * 2**30}
+            return text, config, dataclasses.replace(plan, **card)
     raise ValueError(
         f"--card {job.gigabytes}: {job.checkpoint} needs {size_text(plan.peak_bytes + CARD_MARGIN)}; take a smaller "
         "--model, such as klein, or a larger card"
     )
 
 
-def _settings(job: Job, form: Form) -> Settings:
-    """Derive every setting that is no default, with its reason."""
+def _text(job: Job, form: Form) -> str:
+    """Write the YAML of a form: every setting that is no default, with its reason."""
+    # Cards, and what an epoch draws.
     spec, is_small = job.spec, form.memory != "normal"
-    settings: Settings = {"out": (f"runs/{job.path.stem}", "log, page, checkpoints and the LoRA")}
-
-    # Cards, and what an epoch draws. With 16 samples a prompt, as many prompts for each card divide into two updates of
-    # whole batches.
     asks = any(asks_judge(validated(RewardConfig, reward), run=False) for reward in job.rewards)
     is_served = asks and job.cards > 1
     trainers = max(1, job.cards - is_served)
     prompts = trainers * min(math.ceil(len(job.train) / trainers), 12 if trainers == 1 else 6)
     epochs = min(MOST_EPOCHS, max(LEAST_EPOCHS, math.ceil(SEEN * len(job.train) / prompts)))
-    settings["epochs"] = (epochs, f"each prompt is seen {epochs * prompts / len(job.train):.0f} times")
-    settings["prompts_per_epoch"] = (prompts, f"with 16 samples each {16 * prompts} images")
+    cards = f"{job.cards} cards" if job.cards > 1 else "one card"
+    rows = [
+        (f"# {job.checkpoint} on {cards} of {job.gigabytes} GB. Settings left out have the paper's values.", ""),
+        (f"# `pacorl config KEY` explains a key, `pacorl train-policy {job.path} --dry-run` plans the run again.", ""),
+        (f"out: {_yaml(f'runs/{job.path.stem}')}", "log, page, checkpoints and the LoRA"),
+        (f"epochs: {epochs}", f"each prompt is seen {epochs * prompts / len(job.train):.0f} times"),
+        (f"prompts_per_epoch: {prompts}", f"with {GROUP} samples each {GROUP * prompts} images"),
+    ]
     if trainers > 1:
-        settings["processes"] = (trainers, "cards that train" + ", and one more for the judge" * is_served)
+        rows.append((f"processes: {trainers}", "cards that train" + ", and one more for the judge" * is_served))
 
-    # The generator.
-    if is_small:
-        settings["memory"] = (form.memory, form.why)
-    model: dict[str, Any] = {"kind": spec.kind}
+    # The generator. Compiled steps are sampled as they are trained, for which the smallest cards have no room.
+    rows += [(f"memory: {form.memory}", form.why), ("model:", ""), (f"  kind: {spec.kind}", "")]
     if job.checkpoint != spec.published:
-        model["checkpoint"] = job.checkpoint
+        rows.append((f"  checkpoint: {_yaml(job.checkpoint)}", ""))
     if spec.kind == "kontext":
-        model["guidance_scale"] = 2.5
-    model |= {"gradient_checkpointing": form.checkpointing}
-    # Compiled steps are sampled as they are trained, for which the smallest cards have no room.
-    model |= {} if form.memory == "lowest" else {"compile": "blocks"}
-    settings["model"] = (model, form.why if form.memory == "lowest" else "compiled blocks take 0.7 of the time")
-
+        rows.append(("  guidance_scale: 2.5", "as its pipeline's example"))
+    rows.append(("  gradient_checkpointing: auto", "off if the run fits the card without: time, not the result"))
+    if form.memory != "lowest":
+        rows.append(("  compile: blocks", "takes 0.7 of the time"))
     if form.is_reduced:
-        settings["adapter"] = ({"rank": 16, "alpha": 32}, "a quarter of the paper's, for this card")
+        rows.append(("adapter: {rank: 16, alpha: 32}", "a quarter of the paper's, for this card"))
 
     # Prompts, sampling and evaluation.
-    settings["prompts.train"] = (str(job.folder / "train.jsonl"), f"{len(job.train)} prompts")
-    settings["prompts.evaluation"] = (str(job.folder / "test.jsonl"), "held out, with all of their text or image")
-    settings["prompts.evaluation_limit"] = (len(job.held_out), "all of them")
-    size = ([384, 384], "an area, in the source's shape") if job.edits else ([512, 512], "trained small, judged large")
-    settings["sampling.size"] = size
+    size = ("[384, 384]", "an area, in the source's shape") if job.edits else ("[512, 512]", "judged at 1024")
     batch = (8 if is_small else 4) if spec.parameters < LARGE else (4 if is_small else 1)
-    settings["sampling.batch"] = (2 if form.is_reduced else batch, "images a forward, at most")
-    if is_small:
-        settings["sampling.tree"] = ({"seeds": 2}, "samples of a group share their first steps")
-        settings["sampling.suffix"] = ({"solver": "ab2", "steps": 4}, "second order after the noise: fewer forwards")
-        evaluation = {"every": 20} | ({"size": [512, 512]} if form.is_reduced else {})
-        settings["evaluation"] = (evaluation, "epochs, since an evaluation is a fixed cost")
-
-    # Rewards, and the credit and clip range that follow.
-    judge = {"checkpoint": "http://127.0.0.1:8000/v1#PaCo-Reward-7B" if is_served else JUDGE}
-    settings["judge"] = (judge if asks else "none", "a server on its own card" if is_served else "")
-    settings["rewards"] = (job.rewards, "")
-    advantages: dict[str, Any] = {"aggregate": "weighted_sum"} if len(job.rewards) == 1 else {}
-    settings["advantages"] = (advantages, "")
-    config, why = with_credit(_config(settings), {}, job.train, run=False)
-    settings["advantages"] = (advantages | {"credit": config.advantages.credit}, why.partition(": ")[2])
-    settings["objective"] = ({"clip_range": config.objective.model_dump()["clip_range"]}, "fits this credit")
-    return settings
-
-
-# --- the file --------------------------------------------------------------------------------------------------
-
-
-def _config(settings: Settings) -> PolicyConfig:
-    return load(PolicyConfig, None, [f"{key}={_flow(value)}" for key, (value, _) in settings.items()])
-
-
-def _text(job: Job, settings: Settings) -> str:
-    """Format settings as YAML, each with its reason."""
-    cards = f"{job.cards} cards" if job.cards > 1 else "one card"
-    lines = [
-        f"# {job.checkpoint} on {cards} of {job.gigabytes} GB. Settings left out have the paper's values.",
-        f"# `pacorl config KEY` explains a key, `pacorl train-policy {job.path} --dry-run` plans the run again.",
+    rows += [
+        ("prompts:", ""),
+        (f"  train: {_yaml(str(job.folder / 'train.jsonl'))}", f"{len(job.train)} prompts"),
+        (f"  evaluation: {_yaml(str(job.folder / 'test.jsonl'))}", "held out, with all of their text or image"),
+        (f"  evaluation_limit: {len(job.held_out)}", "all of them"),
+        ("sampling:", ""),
+        (f"  size: {size[0]}", size[1]),
+        (f"  batch: {2 if form.is_reduced else batch}", "images a forward, at most"),
     ]
-    within = ""
-    for key, (value, why) in settings.items():
-        section, _, name = key.rpartition(".")
-        if section not in ("", within):
-            lines.append(f"{section}:")
-        within = section
-        line = f"{'  ' * bool(section)}{name}: {'' if isinstance(value, list) and name == 'rewards' else _flow(value)}"
-        lines.append(f"{line:<{COLUMN}} # {why}" if why else line.rstrip())
-        lines += [f"  - {_flow(reward)}" for reward in value] if name == "rewards" else []
-    return "\n".join(lines) + "\n"
+    if is_small:
+        rows.append(("  tree: {seeds: 2}", "samples of a group share their first steps"))
+        rows.append(("  suffix: {solver: ab2, steps: 4}", "second order after the noise: fewer forwards"))
+        evaluation = "every: 20, size: [512, 512]" if form.is_reduced else "every: 20"
+        rows.append((f"evaluation: {{{evaluation}}}", "epochs, since an evaluation is a fixed cost"))
+
+    # Rewards; credit and clip range follow from them when the run starts.
+    address = "http://127.0.0.1:8000/v1#PaCo-Reward-7B" if is_served else JUDGE
+    rows.append(
+        (f"judge: {_yaml({'checkpoint': address}) if asks else 'none'}", "on its own card" if is_served else "")
+    )
+    if len(job.rewards) == 1:
+        rows.append(("advantages: {aggregate: weighted_sum}", "one reward needs no log-taming"))
+    rows.append(("rewards:", "credit and clip range follow from them"))
+    rows += [(f"  - {_yaml(reward)}", "") for reward in job.rewards]
+    return "".join(f"{f'{text:<{COLUMN}} # {why}' if why else text}\n" for text, why in rows)
 
 
-def _flow(value: Any) -> str:
-    """Format a value as YAML in one line."""
-    match value:
-        case dict():
-            return "{" + ", ".join(f"{key}: {_flow(entry)}" for key, entry in value.items()) + "}"
-        case list():
-            return f"[{', '.join(map(_flow, value))}]"
-        case str() if not re.fullmatch(r"[A-Za-z][\w./-]*", value):
-            return json.dumps(value, ensure_ascii=False)
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _yaml(value: Any) -> str:
+    """Format a value in one line; JSON is YAML."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _next_steps(path: Path, config: PolicyConfig) -> Iterator[str]:
     """List the commands that train and that measure the result."""
     train = f"pacorl train-policy {path} --resume auto"
-    if config.judge and config.judge.remote:
+    is_served = bool(config.judge and config.judge.remote)
+    if is_served:
         yield f"serve: CUDA_VISIBLE_DEVICES=0 pacorl serve {JUDGE} --backend vllm"
     if config.processes > 1:
-        first = int(bool(config.judge and config.judge.remote))
-        cards = ",".join(map(str, range(first, first + config.processes)))
+        cards = ",".join(map(str, range(is_served, is_served + config.processes)))
         train = (
             f"CUDA_VISIBLE_DEVICES={cards} torchrun --standalone --nproc_per_node {config.processes} -m pacorl.cli "
             f"train-policy {path} --resume auto"

@@ -1,19 +1,20 @@
-"""Models that score a run's images: their memory, and the questions that rewards really ask.
+"""Models that score a run's images: their memory, and the FLOPs of the questions that rewards really ask.
 
-Rewards are called with images of noise and a judge that records. Questions of one call share prefixes, so that their
-tokens are counted, and batched, by the trees of `judge.sharing`.
+Rewards are called with images of noise and a judge that records. Questions of one call share prefixes, whose tokens are
+counted once, by the trees of `judge.sharing`.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,19 +25,17 @@ from pacorl.core.devices import best_dtype
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.processor import image_tokens
 from pacorl.judge.judge import BATCH_TOKENS, JudgeSettings
-from pacorl.judge.sharing import Node, batches, prefix_forest
+from pacorl.judge.sharing import Node, prefix_forest
 from pacorl.models.int8 import parameter_count, quantize_model, streamed_bytes, weight_bytes
 from pacorl.models.policies.policy import Parts
 from pacorl.plan import sources
 from pacorl.plan.generators import model_on_meta
-from pacorl.plan.ledger import META, MemoryLedger, measured
+from pacorl.plan.ledger import META, measured
 from pacorl.rewards.consistency import Consistency, Contrast, JudgedReward
 from pacorl.types import Character, Grid, Prompt, Question, Size, Verdict
 
-HEAD_TOKENS = 15
-"""Tokens of the chat template before the first image."""
-TAIL_TOKENS = 6
-"""Tokens of the chat template after the text."""
+TEMPLATE_TOKENS = (15, 6)
+"""Tokens of the chat template before the first image, and after the text."""
 TOKEN = re.compile(r"\w+|[^\w\s]")
 """About a token of a question's text: a word or a sign."""
 THEME = "A small red fox who runs a lighthouse by the northern sea, painted in soft watercolour on cream paper."
@@ -53,7 +52,6 @@ Calls = list[list[Question]]
 class Scorer:
     """A judge or reward model: bytes of its weights and buffers, and a judge's work."""
 
-    name: str
     weights: int
     """On the device."""
     streamed: int
@@ -61,10 +59,8 @@ class Scorer:
     buffers: int
     """Peak of a forward, with the keys and values that it reads."""
     files: int
-    image_flops: float = 0.0
-    """Of the questions about a training image."""
-    evaluated_flops: float = 0.0
-    """Of the questions about an image of an evaluation."""
+    flops: Sequence[float] = ()
+    """Of each list of calls that it was measured with."""
 
 
 @dataclass
@@ -81,108 +77,79 @@ class Recorder:
         return ""
 
 
-def judges_of(
-    config: PolicyConfig, judges: Sequence[sources.Checkpoint], *, prompts: Sequence[Prompt], sizes: Sequence[Size]
-) -> list[Scorer | None]:
-    """Measure the judge of a run and that of its evaluation; None if there is none.
+@dataclass(frozen=True, slots=True)
+class Judging:
+    """The judges of a run, and FLOPs of the questions about an image."""
+
+    scorers: Sequence[Scorer]
+    """Of this process."""
+    train: float
+    evaluation: float
+    """By judges of this process."""
+
+
+def judging_of(
+    config: PolicyConfig, judges: Sequence[Parts], *, prompts: Sequence[Prompt], sizes: Sequence[Size]
+) -> Judging:
+    """Measure the judge of a run and that of its evaluation.
 
     Args:
-        config: the run.
-        judges: the checkpoints of both.
+        judges: configs of both.
         prompts: of training, the first of which stands for all; without them a set of 2 × 2, or an edit.
         sizes: of the training images and of the evaluation's.
     """
     # A call of training holds whole groups if a reward compares their samples.
-    batch = math.lcm(config.sampling.batch, config.group_size) if config.whole_groups else config.sampling.batch
+    count = math.lcm(config.sampling.batch, config.group_size) if config.whole_groups else config.sampling.batch
     with TemporaryDirectory() as folder:
         prompt = prompts[0] if prompts else _assumed_prompt(config, Path(folder))
+        train = _calls(config, "rewards.", [prompt] * count, sizes[0], trains=True)
+        evaluated = _calls(config, "rewards.", [prompt] * EVALUATED, sizes[1])
+        held_out = _calls(config, "evaluation.", [prompt] * EVALUATED, sizes[1])
 
-        def asked(key: str, size: Size, images: int, *, trains: bool = False) -> Calls:
-            judge = Recorder()
-            shown = ([prompt] * images, _noise(size, images))
-            for name, reward in sources.rewards_of(config, judge=judge):
-                if not name.startswith(key):
-                    continue
-                if trains and isinstance(reward, Consistency) and reward.contrast:
-                    Contrast(reward, range(images))(*shown)
-                elif isinstance(reward, JudgedReward):
-                    reward(*shown)
-            return judge.calls
-
-        train = asked("rewards.", sizes[0], batch, trains=True)
-        evaluated = asked("rewards.", sizes[1], EVALUATED)
-        held_out = asked("evaluation.", sizes[1], EVALUATED)
     own = config.evaluation.judge_settings
-    evaluated += [] if own else held_out
-    scorers: list[Scorer | None] = [None, None]
-    if config.judge:
-        scorers[0] = _judge("judge", config.judge, judges[0].configs, train, evaluated, batch=batch)
-    if own:
-        scorers[1] = _judge("evaluation's judge", own, judges[1].configs, [], held_out, batch=batch)
-    return scorers
+    work = [(config.judge, [train, evaluated if own else evaluated + held_out]), (own, [[], held_out])]
+    scorers, train_flops, evaluation_flops = [], 0.0, 0.0
+    for (settings, calls), configs in zip(work, judges, strict=True):
+        if settings and not settings.remote:
+            scorers.append(_judge(settings, configs, calls))
+            train_flops += scorers[-1].flops[0] / count
+            evaluation_flops += scorers[-1].flops[1] / EVALUATED
+    return Judging(scorers, train_flops, evaluation_flops)
+
+
+def _calls(config: PolicyConfig, key: str, prompts: list[Prompt], size: Size, *, trains: bool = False) -> Calls:
+    """List the questions that the rewards below a key ask about an image of each prompt."""
+    recorder = Recorder()
+    images = _noise(size, len(prompts))
+    for name, reward in sources.rewards_of(config, judge=recorder):
+        if not name.startswith(key):
+            continue
+        if trains and isinstance(reward, Consistency) and reward.contrast:
+            Contrast(reward, range(len(images)))(prompts, images)
+        elif isinstance(reward, JudgedReward):
+            reward(prompts, images)
+    return recorder.calls
 
 
 def pair_judge(settings: JudgeSettings, configs: Parts, *, size: Size, sets: bool) -> Scorer:
     """Measure the judge of generated candidates: sets of 2 × 2 of this size, or images."""
     grid, size = (Grid(2, 2), size) if sets else (Grid(1, 2), Size(size.height, 2 * size.width))
-    judge = Recorder()
-    Consistency(judge)([Prompt(0, THEME, THEME, grid)] * EVALUATED, _noise(size, EVALUATED))
-    return _judge("judge", settings, configs, judge.calls, [], batch=EVALUATED)
+    recorder = Recorder()
+    Consistency(recorder)([Prompt(0, THEME, THEME, grid)] * EVALUATED, _noise(size, EVALUATED))
+    return _judge(settings, configs, [recorder.calls])
 
 
 def clip_scorers(config: PolicyConfig, *, panels: int) -> Iterator[Scorer]:
     """Measure the encoders of rewards, for batches of images with so many panels."""
-    # Rewards of one checkpoint share an encoder, which is named after the last of them.
-    encoders = {id(encoder): (key, encoder) for key, encoder in sources.clip_encoders(config).items()}
+    # Rewards of one checkpoint share an encoder.
+    encoders = {id(encoder): encoder for encoder in sources.clip_encoders(config).values()}
     count = min(CLIP_BATCH, config.sampling.batch * panels)
-    for key, encoder in encoders.values():
+    for encoder in encoders.values():
         model: Any = model_on_meta(sources.clip_parts(encoder), dtype=getattr(torch, encoder.dtype))
         side = model.config.vision_config.image_size
         pixels = torch.empty(count, 3, side, side, device=META, dtype=model.dtype)
         peak = measured(lambda: model.vision_model(pixel_values=pixels)).peak  # noqa: B023 - runs at once
-        size = weight_bytes(model)
-        yield Scorer(f"CLIP of {key.split('.')[-3]}", size, 0, peak, size)
-
-
-def _judge(name: str, settings: JudgeSettings, configs: Parts, train: Calls, evaluated: Calls, *, batch: int) -> Scorer:
-    """Measure a judge's forwards for the calls about a batch and about `EVALUATED` images."""
-    # A server's memory is not the run's: its work is that of bf16.
-    form = JudgeSettings() if settings.remote else settings
-    configs = configs or sources.published_judge(settings.name)[1]
-    model: Any = model_on_meta(configs["model"], dtype=getattr(torch, best_dtype(form.checkpoint, "cuda")))
-    files = parameter_count(model) * model.dtype.itemsize
-    # Each patch of the vision tower is a quarter of a token.
-    per_visual_token = 2 * parameter_count(model.model.visual) * model.config.vision_config.spatial_merge_size**2
-    quantize_model(model, form.quantize, device=META, stream=form.stream)
-
-    # The forwards of each call. The largest decides the peak, with the keys and values that a forward reads.
-    calls = [*train, *evaluated]
-    forests = [list(_forwards(prefix_forest([_symbols(question, configs) for question in call]))) for call in calls]
-    forwards = [forward for forest in forests for forward in forest]
-    peak, per_token = 0.0, 0.0
-    if forwards:
-        largest = max(forwards, key=attrgetter("padded"))
-        ledger = _language_forward(model, largest)
-        per_token = ledger.flops / largest.padded
-        scale = ledger.peak / largest.padded
-        peak = max(forward.padded * scale + forward.kept * _kept_bytes(model) for forward in forwards)
-
-    # Each pair in both orders shares nothing with itself.
-    flops = []
-    for call, forest in zip(calls, forests, strict=True):
-        images = {image.tobytes(): image for question in call for image in question.images}
-        visual = per_visual_token * sum(_tokens(image, configs) for image in images.values())
-        language = per_token * sum(forward.tokens for forward in forest)
-        flops.append((1 + settings.symmetric) * (visual + language))
-    return Scorer(
-        name,
-        weight_bytes(model),
-        streamed_bytes(model),
-        round(peak),
-        files,
-        image_flops=sum(flops[: len(train)]) / batch,
-        evaluated_flops=sum(flops[len(train) :]) / EVALUATED,
-    )
+        yield Scorer(weight_bytes(model), 0, peak, weight_bytes(model))
 
 
 def _noise(size: Size, images: int) -> list[Image.Image]:
@@ -201,64 +168,73 @@ def _assumed_prompt(config: PolicyConfig, folder: Path) -> Prompt:
     return Prompt(0, THEME, THEME, Grid(2, 2), panels, characters=(Character("", "", (path,)),))
 
 
-# --- tokens ----------------------------------------------------------------------------------------------------
+# --- a judge's forwards ----------------------------------------------------------------------------------------
 
 
-def _tokens(image: Image.Image, configs: Parts) -> int:
+def _judge(settings: JudgeSettings, configs: Parts, work: Sequence[Calls]) -> Scorer:
+    """Measure a judge's largest forward, and count the work of lists of calls."""
+    model: Any = model_on_meta(configs["model"], dtype=getattr(torch, best_dtype(settings.checkpoint, "cuda")))
+    files = parameter_count(model) * model.dtype.itemsize
+    # Each patch of the vision tower is a quarter of a token.
+    per_visual_token = 2 * parameter_count(model.model.visual) * model.config.vision_config.spatial_merge_size**2
+    quantize_model(model, settings.quantize, device=META, stream=settings.stream)
+
+    # Tokens of each question, and of each call with common prefixes once.
+    symbols = [[[_symbols(question, configs) for question in call] for call in calls] for calls in work]
+    forests = [[prefix_forest(call) for call in calls] for calls in symbols]
+    shared = [list(map(_tokens_below, calls)) for calls in forests]
+    longest = max((len(symbol) for calls in symbols for call in calls for symbol in call), default=1)
+    rows = max(1, min(BATCH_TOKENS, max(chain.from_iterable(shared), default=0)) // longest)
+    ledger = measured(_language_pass(model, (rows, longest)))
+    per_token = ledger.flops / (rows * longest)
+    # Keys and values of the prefixes, which the rest of a question reads.
+    kept = max((_tokens_kept(forest) for calls in forests for forest in calls), default=0)
+    buffers = ledger.peak + min(BATCH_TOKENS, kept) * _kept_bytes(model.model.language_model)
+
+    flops = []
+    for calls, tokens in zip(work, shared, strict=True):
+        visual = 0
+        for call in calls:
+            images = {image.tobytes(): image for question in call for image in question.images}
+            visual += sum(_image_tokens(image, configs) for image in images.values())
+        # Each pair in both orders shares nothing with itself.
+        flops.append((1 + settings.symmetric) * (per_visual_token * visual + per_token * sum(tokens)))
+    return Scorer(weight_bytes(model), streamed_bytes(model), buffers, files, flops)
+
+
+def _language_pass(model: Any, shape: tuple[int, int]) -> Callable[[], Any]:
+    """Prepare a pass of the language model, the largest part of a judge, over rows of tokens."""
+    language = model.model.language_model
+    positions = torch.zeros(3, *shape, device=META, dtype=torch.long)
+    embedded = torch.empty(*shape, language.config.hidden_size, device=META, dtype=model.dtype)
+    return partial(language, inputs_embeds=embedded, position_ids=positions, use_cache=False)
+
+
+def _image_tokens(image: Image.Image, configs: Parts) -> int:
     return image_tokens(Size(image.height, image.width), configs["processor"])
 
 
 def _symbols(question: Question, configs: Parts) -> NDArray[np.int64]:
     """List symbols of a question's tokens, equal where questions share them."""
-    runs: list[tuple[str | bytes, int]] = [("", HEAD_TOKENS)]
-    runs += [(image.tobytes(), _tokens(image, configs)) for image in question.images]
-    runs.append((question.text, len(TOKEN.findall(question.text)) + TAIL_TOKENS))
+    head, tail = TEMPLATE_TOKENS
+    runs: list[tuple[str | bytes, int]] = [("", head)]
+    runs += [(image.tobytes(), _image_tokens(image, configs)) for image in question.images]
+    runs.append((question.text, len(TOKEN.findall(question.text)) + tail))
     return np.concatenate([(hash(content) % 2**40 << 20) + np.arange(length) for content, length in runs])
 
 
-class Forward(NamedTuple):
-    """One forward over nodes of a prefix tree, padded to the longest."""
-
-    rows: int
-    longest: int
-    tokens: int
-    """Without padding."""
-    kept: int
-    """Tokens of the levels above whose keys and values are in memory."""
-
-    @property
-    def padded(self) -> int:
-        """Tokens with padding."""
-        return self.rows * self.longest
+def _tokens_below(nodes: Sequence[Node]) -> int:
+    """Count the tokens of prefix trees."""
+    return sum(len(node) + _tokens_below(node.children) for node in nodes)
 
 
-def _forwards(nodes: Sequence[Node], *, above: int = 0, kept: int = 0) -> Iterator[Forward]:
-    """List the forwards of a forest as the judge makes them, a level below the other.
-
-    Args:
-        nodes: of one level.
-        above: tokens before these nodes, padding included.
-        kept: tokens in the caches of the levels above.
-    """
-    for batch in batches(nodes, tokens=BATCH_TOKENS):
-        longest = max(map(len, batch))
-        yield Forward(len(batch), longest, sum(map(len, batch)), kept)
-        children = [child for node in batch for child in node.children]
-        if children:
-            yield from _forwards(children, above=above + longest, kept=kept + len(batch) * (above + longest))
+def _tokens_kept(nodes: Sequence[Node]) -> int:
+    """Count the tokens of prefixes that questions share."""
+    return sum(len(node) + _tokens_kept(node.children) for node in nodes if node.children)
 
 
-def _language_forward(model: Any, forward: Forward) -> MemoryLedger:
-    """Measure a forward of the language model, the largest part of a judge."""
-    language = model.model.language_model
-    shape = (forward.rows, forward.longest)
-    positions = torch.zeros(3, *shape, device=META, dtype=torch.long)
-    embedded = torch.empty(*shape, language.config.hidden_size, device=META, dtype=model.dtype)
-    return measured(lambda: language(inputs_embeds=embedded, position_ids=positions, use_cache=False))
-
-
-def _kept_bytes(model: Any) -> int:
+def _kept_bytes(language: Any) -> int:
     """Compute the bytes of a token's keys and values."""
-    config = model.model.language_model.config
+    config = language.config
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * config.num_hidden_layers * config.num_key_value_heads * width * model.dtype.itemsize)
+    return int(2 * config.num_hidden_layers * config.num_key_value_heads * width * language.dtype.itemsize)

@@ -68,8 +68,8 @@ class MemoryLedger(TorchDispatchMode):
         return outputs
 
     def _note(self, tensor: Tensor, size: int) -> None:
-        # A storage's Python object lives as long as the storage, so that its id identifies it and its weak reference
-        # reports its end.
+        # A storage's Python object lives as long as the storage: its id identifies it, its weak reference reports its
+        # end.
         storage = tensor.untyped_storage()
         key = id(storage)
         if key in self._storages:
@@ -97,8 +97,7 @@ def tensors_in(nested: object) -> Iterator[Tensor]:
 def fused_attention() -> Iterator[None]:
     """Route the attention of meta tensors through a fused kernel, as that of real tensors.
 
-    torch's default for meta tensors keeps every attention matrix: 8 heads of 4,096 tokens in fp32 take 1,568 MiB,
-    forward and backward, instead of 40.
+    torch's default for meta tensors keeps every attention matrix, and a peak would be forty times too high.
     """
     # The function by its module, where diffusers looks it up at every call.
     real = F.scaled_dot_product_attention
@@ -109,14 +108,12 @@ def fused_attention() -> Iterator[None]:
     ) -> Tensor:
         if query.device != META:
             return real(query, key, value, attn_mask, dropout_p, **options)
-        # Only the CPU's fused kernel accepts meta tensors on a machine without CUDA; it saves the same tensors for its
-        # backward.
+        # Without CUDA only the CPU's fused kernel accepts meta tensors; it saves the same tensors for its backward.
         causal = options.get("is_causal", False)
         kernel = aten._scaled_dot_product_flash_attention_for_cpu
         fused: Tensor = kernel(query, key, value, dropout_p, causal, attn_mask=attn_mask, scale=options.get("scale"))[0]
         return fused
 
-    # Restored even after an error: other code of the process uses the function.
     setattr(F, name, attention)
     try:
         yield

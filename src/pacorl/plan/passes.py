@@ -9,12 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from pacorl.config.base import ConfigError
 from pacorl.core.sampler import Sampler
@@ -52,8 +50,7 @@ def published_depth(config: Mapping[str, Any]) -> Depth:
 def fewest_blocks(depth: Depth) -> Depth:
     """One block of each kind, and two of the last: the very last block is unlike its kind, since nothing reads what it
     makes of the text."""
-    fewest = (*(1 for _ in depth[1:]), 2)
-    return tuple(map(min, fewest, depth))
+    return tuple(map(min, (*(1 for _ in depth[1:]), 2), depth))
 
 
 def cut(config: Mapping[str, Any], depth: Depth) -> dict[str, Any]:
@@ -71,18 +68,41 @@ def shallow(configs: Parts) -> Parts:
     return {**configs, "transformer": cut(configs["transformer"], fewest_blocks(full))} if full else configs
 
 
-def at_full_depth(configs: Parts, measure: Callable[[Parts], NDArray[np.float64]]) -> NDArray[np.float64]:
+class Figures(NamedTuple):
+    """Bytes and FLOPs of a transformer, which are linear in its number of blocks."""
+
+    parameters: float
+    weights: float
+    """On the device."""
+    streamed: float
+    """In main memory."""
+    adapter: float = 0
+    """Bytes of the adapter's weights; 0 if there is none."""
+    trained: float = 0
+    """Bytes of the weights that receive gradients."""
+    train: float = 0
+    """Peak of a trained micro-batch."""
+    train_flops: float = 0
+    sample: float = 0
+    """Peak of a forward of the first batch."""
+    sample_flops: float = 0
+    further: float = 0
+    """Peak of a forward of the second batch."""
+    further_flops: float = 0
+
+
+def at_full_depth(configs: Parts, measure: Callable[[Parts], Figures]) -> Figures:
     """Measure a generator's configs at their number of blocks, by those with fewer blocks."""
     full = published_depth(configs["transformer"])
     fewest = fewest_blocks(full)
-    base = figures = measure(shallow(configs))
+    base = measure(shallow(configs))
+    figures = np.array(base)
     for kind, left_out in enumerate(np.subtract(full, fewest)):
         if left_out:
             more = tuple(count + (number == kind) for number, count in enumerate(fewest))
-            figures = figures + left_out * (
-                measure({**configs, "transformer": cut(configs["transformer"], more)}) - base
-            )
-    return figures
+            deeper = measure({**configs, "transformer": cut(configs["transformer"], more)})
+            figures = figures + left_out * np.subtract(deeper, base)
+    return Figures(*figures.tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,27 +126,13 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """A generator's bytes and FLOPs, at its full depth."""
+    """A generator as measured."""
 
     inputs: Inputs
     """Of the policy with the fewest blocks."""
     batches: Sequence[Batch]
-    parameters: int
-    weights: int
-    """On the device."""
-    streamed: int
-    """In main memory."""
-    adapter: int
-    """Bytes of the adapter's weights."""
-    trained: int
-    """Bytes of the weights that receive gradients."""
-    train: int
-    """Peak of a trained micro-batch."""
-    train_flops: float
-    samples: tuple[int, ...]
-    """Peak of a forward of each batch."""
-    sample_flops: tuple[float, ...]
-    decodings: tuple[MemoryLedger, ...]
+    figures: Figures
+    decodings: Sequence[MemoryLedger]
     """Of an image of each batch."""
 
 
@@ -143,53 +149,36 @@ def measure_generator(
     """Measure a generator's transformer and its decoder.
 
     Args:
-        spec: of its kind.
-        options: of its weights.
         configs: config.json of each component.
         images: sources and references of a prompt; None for one of an editor.
-        batches: that are sampled.
+        batches: that are sampled, two at most.
         training: None for generating.
         record_sizes: whether sets have their records' sizes.
 
     Raises:
         ConfigError: The adapter's targets match no module.
     """
-    policies: list[Inputs] = []
+    measured_inputs: list[Inputs] = []
 
-    def measure(parts: Parts) -> NDArray[np.float64]:
+    def measure(parts: Parts) -> Figures:
         inputs = Inputs(policy_on_meta(spec, options, parts, record_sizes=record_sizes), images)
-        policies.append(inputs)
+        measured_inputs.append(inputs)
         model = inputs.policy.transformer
-        weights = [parameter_count(model), weight_bytes(model), streamed_bytes(model)]
-        trained = _training_figures(inputs, training) if training else [0, 0, 0, 0]
+        weights = (parameter_count(model), weight_bytes(model), streamed_bytes(model))
+        trained = _training_figures(inputs, training) if training else (0, 0, 0, 0)
         passes = [sampling_pass(inputs, size=batch.size, batch=batch.count) for batch in batches]
-        return np.array([*weights, *trained, *(each.peak for each in passes), *(each.flops for each in passes)])
+        return Figures(*weights, *trained, *(figure for each in passes for figure in (each.peak, each.flops)))
 
     # Targets that name a block are found at the full depth alone.
     targets = training.config.adapter.targets if training else ()
     names_block = any(re.search(r"blocks\.\d", target) for target in targets)
-    figures = (measure(configs) if names_block else at_full_depth(configs, measure)).tolist()
-    peaks, flops = figures[7 : 7 + len(batches)], figures[7 + len(batches) :]
-    parameters, weights, streamed, adapter, trained, train = map(round, figures[:6])
-    inputs = policies[0]
-    return Generator(
-        inputs,
-        batches,
-        parameters=parameters,
-        weights=weights,
-        streamed=streamed,
-        adapter=adapter,
-        trained=trained,
-        train=train,
-        train_flops=figures[6],
-        samples=tuple(map(round, peaks)),
-        sample_flops=tuple(flops),
-        decodings=tuple(decoding_pass(inputs, size=batch.size) for batch in batches),
-    )
+    figures = measure(configs) if names_block else at_full_depth(configs, measure)
+    inputs = measured_inputs[0]
+    return Generator(inputs, batches, figures, [decoding_pass(inputs, size=batch.size) for batch in batches])
 
 
-def _training_figures(inputs: Inputs, training: Training) -> list[float]:
-    """Add the adapter, and measure it: its bytes, those with gradients, and a step's peak and FLOPs."""
+def _training_figures(inputs: Inputs, training: Training) -> tuple[float, float, float, float]:
+    """Add the adapter, and measure its bytes, those with gradients, and a step's peak and FLOPs."""
     transformer = inputs.policy.transformer
     try:
         with META:
@@ -199,7 +188,7 @@ def _training_figures(inputs: Inputs, training: Training) -> list[float]:
     adapter = sum(weight.nbytes for weight in adapter_state(transformer).values())
     trained = sum(weight.nbytes for weight in transformer.parameters() if weight.requires_grad)
     step = training_pass(inputs, training)
-    return [adapter, trained, step.peak, step.flops]
+    return adapter, trained, step.peak, step.flops
 
 
 # --- passes ----------------------------------------------------------------------------------------------------
@@ -212,7 +201,7 @@ def training_pass(inputs: Inputs, training: Training) -> MemoryLedger:
     sigmas = policy.sigmas(sampler.steps, sampler.size)
     before, after = policy.noise(range(count), sampler.size), policy.noise(range(count), sampler.size)
     sigma_B = torch.empty(count, device=META)
-    # Gradients are allocated outside the ledger: the adapter's rows of the plan count them.
+    # Gradients are allocated outside the ledger: the phases count them.
     for parameter in policy.transformer.parameters():
         parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
     policy.transformer.train()
@@ -238,21 +227,14 @@ def sampling_pass(inputs: Inputs, *, size: Size, batch: int) -> MemoryLedger:
     return measured(lambda: policy.velocity(x_BNC, sigma_B, policy.with_prefix(conditioning, size), size))
 
 
-def decoding_pass(inputs: Inputs, *, size: Size, batch: int = 1) -> MemoryLedger:
-    """Measure the VAE's decoder, without tiling. An accelerator decodes the images of a batch one by one."""
+def decoding_pass(inputs: Inputs, *, size: Size) -> MemoryLedger:
+    """Measure one image in the VAE's decoder, without tiling. An accelerator decodes the images of a batch one by
+    one."""
     policy = inputs.policy
     factor = policy.pipeline.vae_scale_factor
-    shape = (batch, policy.latent_channels, size.height // factor, size.width // factor)
+    shape = (1, policy.latent_channels, size.height // factor, size.width // factor)
     codes = torch.empty(shape, device=META, dtype=policy.pipeline.vae.dtype)
     return measured(lambda: policy.decode_codes(codes))
-
-
-def encoding_pass(inputs: Inputs, *, size: Size, prompts: int) -> MemoryLedger:
-    """Measure some prompts in the largest encoder, or for edits a source in the VAE's if that has a higher peak."""
-    text = measured(inputs.text_pass(size, prompts=prompts))
-    if not inputs.policy.max_sources:
-        return text
-    return max(text, image_encoding_pass(inputs, size=size), key=attrgetter("peak"))
 
 
 def image_encoding_pass(inputs: Inputs, *, size: Size) -> MemoryLedger:

@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 
-from pacorl.config.base import ConfigError
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.documents import JsonObject, read_object
 from pacorl.io.hub import HUB_NAME, OF_MODEL, OF_PIPELINE, PIPELINE, download_command, local_file
 from pacorl.judge import open_judge
 from pacorl.judge.judge import Judge, JudgeSettings, close_judge
-from pacorl.judge.local import BASES, EMBEDDED
-from pacorl.models.lora import HUB_PATH, PEFT_CONFIG, adapter_file
+from pacorl.judge.local import BASES, EMBEDDED, base_of
+from pacorl.models.lora import HUB_PATH, adapter_file
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.policy import WITHOUT_WEIGHTS, Parts, PolicyOptions
 from pacorl.models.policies.spec import SINGLE_FILE, PolicySpec, check_single_file
@@ -59,8 +58,6 @@ class Checkpoint:
     configs: Parts
     """Config.json of each component; image options of a processor."""
     absences: tuple[MissingFile, ...] = ()
-    note: str = ""
-    """Names the published model whose configs replace absent configs; empty if its own are here."""
     folder: Path | None = None
 
 
@@ -73,7 +70,7 @@ def generator_of(model: PolicyOptions, spec: PolicySpec) -> Checkpoint:
     Raises:
         ValueError: The folder holds another kind of model.
     """
-    key, source = "model.checkpoint", model.checkpoint
+    source = model.checkpoint
     lacking = [name for name in spec.parts if name not in WITHOUT_WEIGHTS]
     if source.endswith(SINGLE_FILE):
         # The transformer alone, beside the published other parts.
@@ -90,11 +87,12 @@ def generator_of(model: PolicyOptions, spec: PolicySpec) -> Checkpoint:
         lacking = [name for name in lacking if not _has_weights(folder / name)]
         what = f"the weights of {', '.join(lacking)}"
     configs = {name: own.get(name) or config for name, config in spec.parts.items()}
-    note = "" if own.get("transformer") else _replaced(key, spec.published)
     if not lacking:
-        return Checkpoint(configs, (), note, folder)
+        return Checkpoint(configs, (), folder)
     shapes = [configs[name] for name in lacking]
-    return Checkpoint(configs, (_absence(key, source, what, shapes=shapes, files=OF_PIPELINE),), note, folder)
+    planned_as = "" if own.get("transformer") else spec.published
+    absence = _absence("model.checkpoint", source, what, shapes=shapes, files=OF_PIPELINE, planned_as=planned_as)
+    return Checkpoint(configs, (absence,), folder)
 
 
 def judge(settings: JudgeSettings | None, *, key: str) -> Checkpoint:
@@ -102,52 +100,26 @@ def judge(settings: JudgeSettings | None, *, key: str) -> Checkpoint:
 
     Args:
         settings: the config's section.
-        key: name of that section.
-
-    Raises:
-        ConfigError: The checkpoint is a LoRA without the name of its base.
+        key: the config's key of its checkpoint.
     """
     if settings is None or settings.remote:
         return Checkpoint({})
     # A LoRA names its base, whose configs have the shapes.
-    source, key = settings.checkpoint, checkpoint_key(key)
-    lora = None if _folder(source, EMBEDDED, marker="config.json") else _folder(source, EMBEDDED, marker=PEFT_CONFIG)
-    if lora is None:
-        return vision_language_model(source, key=key)
-    base = _json(lora / PEFT_CONFIG).get("base_model_name_or_path")
-    if not base:
-        raise ConfigError(
-            f"{key} {source} is a LoRA adapter that names no base; set {key} to its base and "
-            f"{key.removesuffix('checkpoint')}adapter={source}"
-        )
-    return vision_language_model(base, key=f"{key} (the base of {source})")
-
-
-def checkpoint_key(section: str) -> str:
-    """Return the config key with the checkpoint of `judge` or of `evaluation.judge`."""
-    return section if section == "evaluation.judge" else f"{section}.checkpoint"
-
-
-def published_judge(source: str) -> tuple[str, Parts]:
-    """Return the published base that a judge's name contains, or else the first, with its configs."""
-    base = next((base for base in BASES if base.lower() in source.lower()), next(iter(BASES)))
-    return base, read_object(BASES[base])
+    return vision_language_model(base_of(settings.checkpoint) or settings.checkpoint, key=key)
 
 
 def vision_language_model(source: str, *, key: str) -> Checkpoint:
     """Read the configs of a judge or its base: `model` and `processor` (image options)."""
     folder = _folder(source, EMBEDDED, marker="config.json")
     if folder is None:
-        base, configs = published_judge(source)
-        absence = _absence(key, source, "a transformers checkpoint", shapes=[configs["model"]])
-        return Checkpoint(configs, (absence,), _replaced(key.partition(" ")[0], base))
+        # The published base that the name contains, or else the first.
+        base = next((base for base in BASES if base.lower() in source.lower()), next(iter(BASES)))
+        configs = read_object(BASES[base])
+        shapes = [configs["model"]]
+        return Checkpoint(configs, (_absence(key, source, "a judge", shapes=shapes, planned_as=base),))
     configs = {"model": _json(folder / "config.json"), "processor": _processor(folder) or JUDGE_PARTS["processor"]}
     absences = () if _has_weights(folder) else (_absence(key, source, "its weights", shapes=[configs["model"]]),)
-    return Checkpoint(configs, absences, folder=folder)
-
-
-def _replaced(key: str, published: str) -> str:
-    return f"{key} is not here: its sizes are those of {published.rpartition('/')[2]} as published"
+    return Checkpoint(configs, absences, folder)
 
 
 def _processor(folder: Path) -> JsonObject:
@@ -162,7 +134,7 @@ def image_options(saved: JsonObject) -> JsonObject:
     return {name: saved[name] for name in names if saved.get(name)}
 
 
-# --- models of rewards -----------------------------------------------------------------------------------------
+# --- rewards ---------------------------------------------------------------------------------------------------
 
 
 def rewards_of(config: PolicyConfig, *, judge: Judge | None = None) -> Iterator[tuple[str, Reward]]:
@@ -187,39 +159,6 @@ def clip_parts(encoder: ClipEncoder) -> Mapping[str, Any]:
     return CLIP_PARTS["ViT-L-14" if encoder.checkpoint == CLIP_L else "ViT-H-14"]
 
 
-# --- absences --------------------------------------------------------------------------------------------------
-
-
-def all_absences(config: PolicyConfig, checkpoints: Sequence[Checkpoint]) -> tuple[MissingFile, ...]:
-    """List the absent files of a run: prompts, checkpoints, models of rewards, adapters."""
-    data, edits = config.prompts, planned_images(config) > 0
-    prompts = [("prompts.train", data.train), ("prompts.evaluation", data.evaluation)]
-    prompts += [("prompts.benchmarks", name) for name in data.benchmarks]
-    absences = [prompts_absence(key, source, spec=config.generator, edits=edits) for key, source in prompts]
-    for checkpoint in checkpoints:
-        absences += checkpoint.absences
-
-    for key, encoder in clip_encoders(config).items():
-        folder = _folder(encoder.checkpoint, {}, marker="config.json")
-        if not folder or not (_has_weights(folder) or any(folder.glob("pytorch_model*.bin"))):
-            shapes = [clip_parts(encoder)]
-            absences.append(_absence(key, encoder.checkpoint, "a CLIP model", shapes=shapes, files=OF_MODEL))
-    for key, reward in rewards_of(config):
-        if isinstance(reward, Aesthetic) and not reward.head_path.is_file():
-            remedy = f"the published head: get it from {AESTHETIC_SOURCE}"
-            absences.append(MissingFile(f"{key}.args.head", str(reward.head_path), remedy))
-
-    absences.append(adapter_absence("adapter.start", config.adapter.start))
-    for key, judge in _judges(config):
-        absences.append(None if judge.remote else adapter_absence(f"{key}.adapter", judge.adapter))
-    return tuple(absence for absence in absences if absence)
-
-
-def _judges(config: PolicyConfig) -> list[tuple[str, JudgeSettings]]:
-    both = (("judge", config.judge), ("evaluation.judge", config.evaluation.judge_settings))
-    return [(key, settings) for key, settings in both if settings]
-
-
 def planned_images(config: PolicyConfig, prompts: Sequence[Prompt] = ()) -> int:
     """Count the sources and references of a prompt at most; by the rewards if the prompts are absent."""
     spec = config.generator
@@ -229,39 +168,58 @@ def planned_images(config: PolicyConfig, prompts: Sequence[Prompt] = ()) -> int:
     return int(spec.edits and (not spec.sets or about_edits))
 
 
-def prompts_absence(key: str, source: str, *, spec: PolicySpec, edits: bool) -> MissingFile | None:
-    """Describe an absent prompt file; None if it is here, as the tiny world always is.
-
-    Args:
-        key: the config's key.
-        source: its value.
-        spec: the generator's.
-        edits: whether the run trains edits and no sets.
-    """
-    if source.startswith("tiny:") or Path(source).exists():
-        return None
-    remedy = "T2IS records: `pacorl data t2is`; or name a JSONL or text file of your own"
-    if edits:
-        remedy = (
-            f"edits: `pacorl data gedit`, then `pacorl data {spec.edit_data} --test 128 --out "
-            f"{Path(source).parent}`; or name a JSONL of your own edits ({{image, instruction}})"
-        )
-    return MissingFile(key, source, remedy)
+# --- absences --------------------------------------------------------------------------------------------------
 
 
-def adapter_absence(key: str, source: str) -> MissingFile | None:
-    """Describe an absent adapter; None if it is here, or the key is empty."""
-    if not source:
-        return None
+def absences_of(config: PolicyConfig) -> Iterator[MissingFile]:
+    """List the absent files of a run besides its checkpoints: prompts, models of rewards, adapters."""
+    data = config.prompts
+    prompts = [("prompts.train", data.train), ("prompts.evaluation", data.evaluation)]
+    for key, source in [*prompts, *(("prompts.benchmarks", name) for name in data.benchmarks)]:
+        if not has_prompts(source):
+            yield MissingFile(key, source, _prompts_remedy(config, source))
+    for key, encoder in clip_encoders(config).items():
+        folder = _folder(encoder.checkpoint, {}, marker="config.json")
+        if not folder or not (_has_weights(folder) or any(folder.glob("pytorch_model*.bin"))):
+            yield _absence(key, encoder.checkpoint, "a CLIP", shapes=[clip_parts(encoder)], files=OF_MODEL)
+    for key, reward in rewards_of(config):
+        if isinstance(reward, Aesthetic) and not reward.head_path.is_file():
+            yield MissingFile(f"{key}.args.head", str(reward.head_path), f"get it from {AESTHETIC_SOURCE}")
+    yield from absent_adapters("adapter.start", config.adapter.start)
+    if config.judge:
+        yield from absent_adapters("judge.adapter", config.judge.adapter)
+
+
+def has_prompts(source: str) -> bool:
+    """Return whether prompts are here, as those of the tiny world always are."""
+    return source.startswith("tiny:") or Path(source).exists()
+
+
+def _prompts_remedy(config: PolicyConfig, source: str) -> str:
+    if not planned_images(config):
+        return "`pacorl data t2is`; or name a JSONL or text file of your own"
+    split = f"`pacorl data {config.generator.edit_data} --test 128 --out {Path(source).parent}`"
+    return f"`pacorl data gedit`, then {split}; or name a JSONL of your own edits ({{image, instruction}})"
+
+
+def absent_adapters(key: str, source: str) -> Iterator[MissingFile]:
+    """Yield an adapter that is absent; none if it is here, or the key is empty."""
     try:
-        adapter_file(source, fetch=False)
+        if source:
+            adapter_file(source, fetch=False)
     except (ValueError, OSError):
-        return _absence(key, source, "a LoRA adapter")
-    return None
+        yield _absence(key, source, "a LoRA")
 
 
-def silent_judge(key: str, source: str, connect: Callable[[], Judge]) -> MissingFile | None:
-    """Describe a judge over HTTP that does not answer; None if it does.
+def silent_judges(config: PolicyConfig) -> Iterator[MissingFile]:
+    """List the judges over HTTP of a run that do not answer. No other address is connected to."""
+    for key, settings in (("judge.checkpoint", config.judge), ("evaluation.judge", config.evaluation.judge_settings)):
+        if settings and settings.remote:
+            yield from silent_judge(key, settings.checkpoint, partial(open_judge, settings, device="cpu", startup=0))
+
+
+def silent_judge(key: str, source: str, connect: Callable[[], Judge]) -> Iterator[MissingFile]:
+    """Yield a judge over HTTP that does not answer; none if it does.
 
     Args:
         key: the config's key, or the command's option.
@@ -271,21 +229,17 @@ def silent_judge(key: str, source: str, connect: Callable[[], Judge]) -> Missing
     try:
         close_judge(connect())
     except (ValueError, OSError, RuntimeError) as fault:
-        return MissingFile(key, source, str(fault))
-    return None
-
-
-def silent_judges(config: PolicyConfig) -> Iterator[MissingFile]:
-    """List the judges over HTTP of a run that do not answer. No other address is connected to."""
-    for key, settings in _judges(config):
-        if settings.remote:
-            connect = partial(open_judge, settings, device="cpu", startup=0)
-            if silent := silent_judge(checkpoint_key(key), settings.checkpoint, connect):
-                yield silent
+        yield MissingFile(key, source, str(fault))
 
 
 def _absence(
-    key: str, source: str, lacking: str, *, shapes: Sequence[Mapping[str, Any]] = (), files: Sequence[str] = ()
+    key: str,
+    source: str,
+    lacking: str,
+    *,
+    shapes: Sequence[Mapping[str, Any]] = (),
+    files: Sequence[str] = (),
+    planned_as: str = "",
 ) -> MissingFile:
     """Describe an absent checkpoint.
 
@@ -295,23 +249,23 @@ def _absence(
         lacking: what is absent.
         shapes: configs of the models, if they are known.
         files: options of the download that choose what is read.
+        planned_as: the published model whose sizes are planned in its place.
     """
+    what = f"{lacking}, planned as {planned_as.rpartition('/')[2]}" if planned_as else lacking
     in_repo = HUB_PATH.fullmatch(source)
-    is_hub = bool(HUB_NAME.fullmatch(source)) and not Path(source).expanduser().exists()
-    # In bf16, as they are published; nothing is fetched for a folder.
-    models = [model_on_meta(shape, dtype=torch.bfloat16) for shape in shapes if is_hub]
-    size = sum(weight.nbytes for model in models for weight in model.parameters())
     if source == TINY:
-        remedy = "`python -m research.tiny` makes it again"
-    elif in_repo and not Path(source).exists():
-        remedy = f"`hf download {in_repo['repo']} --include '{in_repo['path']}*'`"
-    elif not is_hub:
-        remedy = f"put it into the folder {source}, or name a model of the hub"
-    else:
-        remedy = f"`{download_command(source, *files)}`" + (f", {size / 10**9:.0f} GB" if size else "")
-        if any(spec.gated and spec.published == source for spec in POLICIES.values()):
-            remedy = f"gated; accept the licence at https://huggingface.co/{source}, `hf auth login`, then {remedy}"
-    return MissingFile(key, source, f"{lacking}: {remedy}", size)
+        return MissingFile(key, source, f"{what}: `python -m research.tiny` makes it again")
+    if in_repo and not Path(source).exists():
+        return MissingFile(key, source, f"{what}: `hf download {in_repo['repo']} --include '{in_repo['path']}*'`")
+    if not HUB_NAME.fullmatch(source) or Path(source).expanduser().exists():
+        return MissingFile(key, source, f"{what}: put it into the folder {source}, or name a model of the hub")
+    # In bf16, as they are published.
+    models = [model_on_meta(shape, dtype=torch.bfloat16) for shape in shapes]
+    size = sum(weight.nbytes for model in models for weight in model.parameters())
+    command = f"`{download_command(source, *files)}`" + (f", {size / 10**9:.0f} GB" if size else "")
+    if any(spec.gated and spec.published == source for spec in POLICIES.values()):
+        command = f"gated; accept the licence at https://huggingface.co/{source}, `hf auth login`, then {command}"
+    return MissingFile(key, source, f"{what}: {command}", size)
 
 
 # --- folders ---------------------------------------------------------------------------------------------------
@@ -328,7 +282,7 @@ def _has_weights(folder: Path) -> bool:
     indices = sorted(folder.glob("*.safetensors.index.json"))
     if not indices:
         return any(folder.glob("*.safetensors"))
-    # An interrupted download leaves the index and some of the shards. The index names a shard once per tensor.
+    # An interrupted download leaves the index and some of the shards.
     return all((folder / shard).exists() for shard in set(_json(indices[0])["weight_map"].values()))
 
 
