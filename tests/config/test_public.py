@@ -5,13 +5,11 @@ from __future__ import annotations
 import hashlib
 import random
 import string
-from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pacorl.config.base import changed_keys
 from pacorl.config.public import MASK, find_secret, public
 from pacorl.io.documents import read_yaml
 
@@ -26,37 +24,17 @@ def made_up(count: int, letters: str = LETTERS) -> str:
 
 HEX = made_up(40, "0123456789abcdef")
 HEADERS = ("X-Api-Key", "Authorization")
-LOGIN = b64encode(b"user:password").decode()
 FORMS = {
     "OpenAI": "sk-" + made_up(48),
     "Anthropic": "sk-" + "ant-api03-" + made_up(80),
     "Hugging Face": "hf_" + made_up(34),
     "GitHub, personal": "gh" + "p_" + made_up(36),
-    "GitHub, server": "gh" + "s_" + made_up(36),
-    "GitHub, OAuth": "gh" + "o_" + made_up(36),
-    "GitHub, user": "gh" + "u_" + made_up(36),
-    "GitHub, refresh": "gh" + "r_" + made_up(36),
     "GitHub, fine-grained": "github_" + "pat_" + made_up(22) + "_" + made_up(59),
-    "GitLab": "gl" + "pat-" + made_up(20),
     "Groq": "gs" + "k_" + made_up(52),
-    "Replicate": "r" + "8_" + made_up(37),
     "AWS": "AK" + "IA" + made_up(16, string.ascii_uppercase + string.digits),
-    "AWS, temporary": "AS" + "IA" + made_up(16, string.ascii_uppercase + string.digits),
     "JWT": "ey" + "JhbGciOiJIUzI1NiJ9." + "ey" + "JzdWIiOiIxMjM0In0." + made_up(43),
-    "Slack, bot": "xo" + "xb-" + made_up(12, string.digits) + "-" + made_up(24),
-    "Slack, hook": "https://hooks." + "slack.com/services/T" + made_up(8) + "/B" + made_up(8) + "/" + made_up(24),
-    "Discord, hook": "https://discord." + "com/api/webhooks/" + made_up(18, string.digits) + "/" + made_up(68),
-    "npm": "np" + "m_" + made_up(36),
-    "PyPI": "py" + "pi-" + "AgEIcHlwaS5vcmc" + made_up(150),
-    "Basic": "Basic " + LOGIN,
     "Bearer": "Bearer " + made_up(30),
-    "bearer": "authorization: bearer " + made_up(30),
-    "W&B, named": "WANDB_API_" + "KEY=" + HEX,
-    "W&B, login": "wandb login " + HEX,
-    "Google, OAuth": "ya" + "29." + made_up(60),
     "Google, API": "AI" + "za" + made_up(35),
-    "Stripe": "sk" + "_live_" + made_up(24),
-    "Stripe, restricted": "rk" + "_live_" + made_up(24),
     "private key": "-----BEGIN OPENSSH PRIVATE " + "KEY-----",
     "password in an address": "https://me:" + "pass@host.example/v1",
     "key in an address": "https://host.example/v1?api_" + "key=" + made_up(12),
@@ -70,14 +48,9 @@ HARMLESS = {
     "path": "/home/somebody/runs/flux-task-ablation-0.3/checkpoints/step-000120",
     "folders": "runs/sk-12, data/glass-blowing-workshop-in-venice.jsonl, hf_hub/transfer, npm_config_registry",
     "address": "http://127.0.0.1:8000/v1?model=judge&size=512",
-    "package": "pypi-publish-to-the-index and github_pat_ and gsk_ and r8_",
-    "Basic": "Basic training, Basic information, Basic TensorFlow2 and a Basic Understanding",
     "Bearer": "the bearer of news, Bearer authentication, a Bearer token",
-    "tokens": '"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", max_tokens: 4096',
     "prompt": "A risk-adjusted disk-shaped desk-mounted fox @ home; monkey: banana, key=value, password",
-    "Asia": "ASIAN FOOD, asia-northeast1, AKIAS",
     "variable": "api_key_env: OPENAI_API_KEY",
-    "UUID": "token 123e4567-e89b-12d3-a456-426614174000",
 }
 
 
@@ -102,9 +75,6 @@ def test_what_is_no_key_is_left(name: str) -> None:
         ({"headers": {"X-Api-Key": "abc", "Authorization": "x"}}, {"headers": dict.fromkeys(HEADERS, MASK)}),
         ({"password": 1234, "token": ["a", "b"]}, {"password": MASK, "token": MASK}),
         ({"password": None, "token": ""}, {"password": None, "token": ""}),
-        (["--api-key", "abc", "--port", "80"], ["--api-key", MASK, "--port", "80"]),
-        (["--api-key=abc", "--seed=3"], [MASK, "--seed=3"]),
-        ({"wandb": HEX, "revision": HEX}, {"wandb": MASK, "revision": HEX}),
         ({"key_env": "MY_KEY", "monkey": "x", "tokens": 3}, {"key_env": "MY_KEY", "monkey": "x", "tokens": 3}),
     ],
 )  # fmt: skip
@@ -115,4 +85,4 @@ def test_a_key_is_known_by_its_name(document: Any, shown: Any) -> None:
 @pytest.mark.parametrize("path", sorted(ROOT.glob("configs/**/*.yaml")), ids=lambda path: path.name)
 def test_shipped_configs_are_shown_as_they_are(path: Path) -> None:
     document = read_yaml(path)
-    assert changed_keys({"all": document}, {"all": public(document)}) == {}
+    assert public(document) == document

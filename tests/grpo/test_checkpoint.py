@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pacorl.config.base import ConfigError, Section, changes_to, frozen_changes
-from pacorl.config.reference import keys
+from pacorl.config.reference import RUNS
+from pacorl.config.reference import keys_of as all_keys
 from pacorl.core.advantages import AGGREGATES
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.grpo import checkpoint
@@ -257,7 +258,7 @@ def test_every_key_of_a_judges_config_is_free_or_refused() -> None:
 
 def keys_of(command: str) -> set[str]:
     """Keys with a value of their own: neither sections, nor what stands in a list, which is compared as a whole."""
-    names = {key.name for key in keys() if key.run == command and "[]" not in key.name}
+    names = {key.name for key in all_keys(RUNS[command]) if "[]" not in key.name}
     return {name for name in names if not any(other.startswith(f"{name}.") for other in names)}
 
 

@@ -18,6 +18,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     PrivateAttr,
     ValidationError,
     ValidatorFunctionWrapHandler,
@@ -37,13 +38,17 @@ Seed = Annotated[int, Field(ge=-(2**53), le=2**53)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Word = BeforeValidator(lambda value: "off" if value is False else value)
 """A choice with `off` in it, which YAML 1.1 read as false, and which some therefore write so."""
+Memory = Literal["normal", "low", "lowest"]
+TrackerName = Literal["tensorboard", "wandb", "swanlab"]
+"""Where curves are watched beside report.html; the services need the extra `trackers`."""
 SHOWN = 300
 """Characters of a refused value that a message shows."""
 SHOWN_FAULTS = 3
 """Largest number of faults in a message."""
-Memory = Literal["normal", "low", "lowest"]
-TrackerName = Literal["tensorboard", "wandb", "swanlab"]
-"""Where curves are watched beside report.html; the services need the extra `trackers`."""
+NAME, KIND = "name", "kind"
+"""Keys of a section that choose the section's other keys: an objective's, and a generator's."""
+EXTENDS = "extends"
+"""Key of a file that names the config which it changes: a recipe, or a file beside it."""
 
 
 class ConfigError(ValueError):
@@ -60,7 +65,7 @@ class Section(BaseModel):
 
         def __init__(self, **values: Any) -> None:
             """Raise ConfigError, in one line, for values that cannot be run."""
-            with one_line(type(self), values):
+            with one_line(type(self)):
                 super().__init__(**values)
 
         __init__.__pydantic_base_init__ = True  # not called for sections, whose faults pydantic locates itself
@@ -88,6 +93,17 @@ class Section(BaseModel):
         if isinstance(value, bool) and type(result) in (int, float):  # pydantic takes `epochs: true` for 1
             raise ValueError("a switch is no number; give one")
         return result
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Give an overridden key the text of the key that it overrides."""
+        document = handler(schema)
+        for name, part in handler.resolve_ref_schema(document)["properties"].items():
+            fields = [base.model_fields.get(name) for base in cls.__mro__ if issubclass(base, Section)]
+            text = next((field.description for field in fields if field and field.description), None)
+            if text and "description" not in part:
+                part["description"] = text
+        return document
 
 
 class ModelSection(Section):
@@ -122,12 +138,7 @@ class ModelSection(Section):
 Run = TypeVar("Run", bound=Section)
 
 
-NAME = "name"
-"""Key of a section that chooses the section's other keys, such as an objective's."""
-KIND = "kind"
-"""The same of a generator."""
-EXTENDS = "extends"
-"""Key of a file that names the config which it changes: a recipe, or a file beside it."""
+# --- reading ---------------------------------------------------------------------------------------------------
 
 
 def load(kind: type[Run], path: Path | None, overrides: Sequence[str] = ()) -> Run:
@@ -136,15 +147,79 @@ def load(kind: type[Run], path: Path | None, overrides: Sequence[str] = ()) -> R
     Raises:
         ConfigError: The config cannot be run; one line with the first faults.
     """
-    prefix = ""
-    document: dict[str, Any] = {}
-    if path:
-        prefix = f"{path}: "
-        document = read_config(path)
+    document = read_config(path) if path else {}
     given: set[str] = set()
     for override in overrides:
-        _apply(document, override, given, source=f" in {path}" if path else "")
-    return validated(kind, document, prefix=prefix)
+        _apply(document, override, given)
+    return validated(kind, document, prefix=f"{path}: " if path else "")
+
+
+def read_config(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Read a config's keys from a file, or from a recipe by its name, without their defaults.
+
+    A key `extends` names the config that the file changes: its own keys win, section by section.
+
+    Args:
+        above: the files that extend this one.
+
+    Raises:
+        ConfigError: it cannot be read, or is no mapping.
+    """
+    try:
+        file = config_file(path)
+        document = read_yaml(file)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if not isinstance(document, dict | None):
+        raise ConfigError(f"{path}: a config is a mapping of keys, this is a {type(document).__name__}")
+    document = document or {}
+    base = document.pop(EXTENDS, None)
+    if base is None:
+        return document
+    if not isinstance(base, str) or file in above:
+        raise ConfigError(f"{path}: extends {base!r} is not another config; name a recipe, or a file beside this one")
+    beside = file.parent / base
+    return merged(read_config(beside if beside.is_file() else Path(base), (*above, file)), document)
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Change keys of a document, by section. A section that chooses another entry keeps no key of the former one."""
+    document = dict(base)
+    for key, value in changes.items():
+        before = document.get(key)
+        if not isinstance(before, Mapping) or not isinstance(value, Mapping):
+            document[key] = value
+        elif any(choice in value and value[choice] != before.get(choice) for choice in (NAME, KIND)):
+            document[key] = dict(value)
+        else:
+            document[key] = merged(before, value)
+    return document
+
+
+def _apply(document: dict[str, Any], override: str, given: set[str]) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"override {override!r} is not of the form section.key=value")
+    try:
+        value = parse_yaml(text, name=f"override {override!r}")
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    # Sections that the file leaves out are created.
+    *sections, last = key.split(".")
+    for section in sections:
+        document = document.setdefault(section, {})
+        if not isinstance(document, dict):
+            raise ConfigError(f"override {override!r}: {section} is not a section")
+    # The file's other keys are those of the former entry, which the new one does not have, or means otherwise.
+    if last == NAME and sections and document.get(NAME) != value:
+        for other in list(document):
+            if f"{'.'.join(sections)}.{other}" not in given:
+                del document[other]
+    document[last] = value
+    given.add(key)
+
+
+# --- faults ----------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -166,43 +241,42 @@ def validated(kind: type[Run], document: Any, *, prefix: str = "") -> Run:
     Raises:
         ConfigError: if it is invalid; one line with the first faults after `prefix`.
     """
-    with one_line(kind, document, prefix=prefix):
+    with one_line(kind, prefix=prefix):
         return kind.model_validate(document)
 
 
 @contextmanager
-def one_line(kind: type[Section], document: Any, *, prefix: str = "") -> Iterator[None]:
-    """Convert pydantic's error about a document to a ConfigError in one line, after `prefix`."""
+def one_line(kind: type[Section], *, prefix: str = "") -> Iterator[None]:
+    """Convert pydantic's error to a ConfigError in one line, after `prefix`."""
     try:
         yield
     except ValidationError as error:
         faults = error.errors()
-        lines = []
-        for fault in faults[:SHOWN_FAULTS]:
-            lines.append(_explain(kind, fault, document).replace("\n", "\\n"))
+        lines = [_explain(kind, fault).replace("\n", "\\n") for fault in faults[:SHOWN_FAULTS]]
         if len(faults) > SHOWN_FAULTS:
             lines.append(f"and {len(faults) - SHOWN_FAULTS} more")
         raise ConfigError(prefix + "; ".join(lines)) from None
+
+
+def _explain(kind: type[Section], fault: Mapping[str, Any]) -> str:
+    if fault["type"] == "extra_forbidden":
+        return unknown_key(kind, fault["loc"])
+    key = ".".join(str(step) for step in fault["loc"]) or "config"
+    # A whole section as the value would not help.
+    shown = "" if isinstance(fault["input"], dict | BaseModel) else f" (got {repr(fault['input'])[:SHOWN]})"
+    message = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "tuple_type":
+        message = f"must be a list, such as {key}=[A,B]"
+    return f"{key}: {message}{shown}"
+
+
+# --- a run's config, saved and compared ------------------------------------------------------------------------
 
 
 def dump(config: Section) -> str:
     """Serialise the whole config as YAML."""
     # JSON mode turns paths into text, as safe YAML needs.
     return dump_yaml(config.model_dump(mode="json"))
-
-
-def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any], *, path: str = "") -> dict[str, list[Any]]:
-    """Compare the common keys of two dumped configs: dotted key → [value before, value now]."""
-    changes: dict[str, list[Any]] = {}
-    for key, new in now.items():
-        if key not in before:
-            continue
-        old = before[key]
-        if isinstance(old, dict) and isinstance(new, dict):
-            changes |= changed_keys(old, new, path=f"{path}{key}.")
-        elif old != new:
-            changes[f"{path}{key}"] = [old, new]
-    return changes
 
 
 def changes_to(config: Section, before: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -219,7 +293,19 @@ def changes_to(config: Section, before: Mapping[str, Any]) -> dict[str, list[Any
         if get_origin(field.annotation) is dict and name in then:
             then[name] = [then[name]]
             now[name] = [now[name]]
-    return changed_keys(then, now)
+    return _changed_keys(then, now)
+
+
+def _changed_keys(before: Mapping[str, Any], now: Mapping[str, Any], *, path: str = "") -> dict[str, list[Any]]:
+    """Compare the common keys of two dumped configs."""
+    changes: dict[str, list[Any]] = {}
+    for key in [key for key in now if key in before]:
+        old, new = before[key], now[key]
+        if isinstance(old, dict) and isinstance(new, dict):
+            changes |= _changed_keys(old, new, path=f"{path}{key}.")
+        elif old != new:
+            changes[f"{path}{key}"] = [old, new]
+    return changes
 
 
 def frozen_changes(changes: Mapping[str, list[Any]], *, free: Sequence[str]) -> dict[str, list[Any]]:
@@ -240,81 +326,3 @@ def check_changes(frozen: Mapping[str, Sequence[Any]], *, allowed: bool) -> None
 def described(changes: Mapping[str, Sequence[Any]]) -> list[str]:
     """Describe each change with both values."""
     return [f"{key} was {old!r} and is now {new!r}" for key, (old, new) in changes.items()]
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """Read a config's keys from a file, or from a recipe by its name, without their defaults.
-
-    A key `extends` names the config that the file changes: its own keys win, section by section.
-
-    Raises:
-        ConfigError: it cannot be read, or is no mapping.
-    """
-    return _read_config(path, ())
-
-
-def _read_config(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
-    try:
-        file = config_file(path)
-        document = read_yaml(file)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    if not isinstance(document, dict | None):
-        raise ConfigError(f"{path}: a config is a mapping of keys, this is a {type(document).__name__}")
-    document = document or {}
-    base = document.pop(EXTENDS, None)
-    if base is None:
-        return document
-    if not isinstance(base, str) or file in above:
-        raise ConfigError(f"{path}: extends {base!r} is not another config; name a recipe, or a file beside this one")
-    beside = file.parent / base
-    return merged(_read_config(beside if beside.is_file() else Path(base), (*above, file)), document)
-
-
-def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Change keys of a document, by section. A section that chooses another entry keeps no key of the former one."""
-    document = dict(base)
-    for key, value in changes.items():
-        before = document.get(key)
-        if not isinstance(before, Mapping) or not isinstance(value, Mapping):
-            document[key] = value
-        elif any(choice in value and value[choice] != before.get(choice) for choice in (NAME, KIND)):
-            document[key] = dict(value)
-        else:
-            document[key] = merged(before, value)
-    return document
-
-
-def _apply(document: dict[str, Any], override: str, given: set[str], *, source: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not key:
-        raise ConfigError(f"override {override!r} is not of the form section.key=value")
-    try:
-        value = parse_yaml(text, name=f"override {override!r}")
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    # Sections that the file leaves out are created.
-    *sections, last = key.split(".")
-    for section in sections:
-        document = document.setdefault(section, {})
-        if not isinstance(document, dict):
-            raise ConfigError(f"override {override!r}: {section} is not a section{source}")
-    # The file's other keys are those of the former entry, which the new one does not have, or means otherwise.
-    if last == NAME and sections and document.get(NAME) != value:
-        for other in list(document):
-            if f"{'.'.join(sections)}.{other}" not in given:
-                del document[other]
-    document[last] = value
-    given.add(key)
-
-
-def _explain(kind: type[Section], fault: Mapping[str, Any], document: Any) -> str:
-    key = ".".join(str(step) for step in fault["loc"]) or "config"
-    if fault["type"] == "extra_forbidden":
-        return unknown_key(kind, fault["loc"], document)
-    # A whole section as the value would not help.
-    shown = "" if isinstance(fault["input"], dict | BaseModel) else f" (got {repr(fault['input'])[:SHOWN]})"
-    message = fault["msg"].removeprefix("Value error, ")
-    if fault["type"] == "tuple_type":
-        message = f"must be a list, such as {key}=[A,B]"
-    return f"{key}: {message}{shown}"

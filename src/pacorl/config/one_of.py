@@ -23,32 +23,23 @@ class OneOf:
 
     table: Table[Any]
     default: str
-    """The entry of a section without `key`."""
-
-    @property
-    def key(self) -> str:
-        """The section's key that names the entry."""
-        return self.table.key
+    """The entry of a section without the table's key."""
 
     def default_options(self) -> Any:
         """Create the default entry's options."""
-        return self.options_of({})()
-
-    def name_in(self, section: Any) -> str:
-        """Return the entry selected by a section's `key`, or the default."""
-        return str(section.get(self.key, self.default) if isinstance(section, Mapping) else self.default)
-
-    def options_of(self, section: Any) -> type[BaseModel]:
-        """Return the options model of the section's entry; raises ValueError if the table has no such entry."""
-        options: type[BaseModel] = self.table.named(self.name_in(section)).options
-        return options
+        return self.validate({})
 
     def validate(self, section: Any) -> BaseModel:
-        """Validate the section by its entry's options; an options object passes as it is."""
-        # Made by Python code, it was validated then.
+        """Validate the section by its entry's options; an options object passes as it is.
+
+        Raises:
+            ValueError: if the table has no such entry.
+        """
         if isinstance(section, BaseModel):
             return section
-        return self.options_of(section).model_validate(section)
+        name = section.get(self.table.key, self.default) if isinstance(section, Mapping) else self.default
+        options: type[BaseModel] = self.table.named(str(name)).options
+        return options.model_validate(section)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         dump = core_schema.plain_serializer_function_ser_schema(
@@ -60,4 +51,7 @@ class OneOf:
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """Combine every entry's schema for documentation; imports all entries."""
         # By the handler, which collects the definitions at the top of the schema.
-        return {"oneOf": [handler(self.table[name].options.__pydantic_core_schema__) for name in self.table]}
+        options = [self.table[name].options for name in self.table]
+        return {
+            "oneOf": [each.__get_pydantic_json_schema__(each.__pydantic_core_schema__, handler) for each in options]
+        }

@@ -4,8 +4,8 @@
     POLICIES["flux"].options      # imports the file of this entry alone
 
 An entry is a *spec*: a value in the entry's own file with its options and its interface to other packages. To add one:
-its file, and one line of the table. Open tables also take a user's own entry, named in full: `path/to/file.py:NAME` or
-`module:NAME`, whose code is executed.
+its file, and one line of the table. Open tables also take a user's own entry, `path/to/file.py:NAME`, whose code is
+executed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any, Generic, Literal, TypeVar, cast
 
-from pacorl.config.user_files import FORM, is_users, users_value
+from pacorl.config.user_files import FORM, is_in_file, users_value
 from pacorl.io.terminal import did_you_mean
 
 Spec = TypeVar("Spec")
@@ -40,8 +40,7 @@ class Table(Mapping[str, Spec], Generic[Spec]):
         self.key = key
         self.is_open = is_open
         self._homes = dict(homes)
-        self._loaded: dict[str, Spec] = {}
-        """Users' entries."""
+        self._users: dict[str, Spec] = {}
 
     def __getitem__(self, name: str) -> Spec:
         """Return the spec of that name. Imports its module, and executes no code that `named` has not executed.
@@ -52,7 +51,7 @@ class Table(Mapping[str, Spec], Generic[Spec]):
         if name in self._homes:
             module, _, attribute = self._homes[name].partition(":")
             return cast(Spec, getattr(import_module(module), attribute))
-        return self._loaded[name]
+        return self._users[name]
 
     def __iter__(self) -> Iterator[str]:
         yield from self._homes
@@ -61,7 +60,7 @@ class Table(Mapping[str, Spec], Generic[Spec]):
         return len(self._homes)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._homes or name in self._loaded
+        return name in self._homes or name in self._users
 
     def named(self, name: str) -> Spec:
         """Return the spec of a user's name; execute the code of a user's own entry at its first use.
@@ -70,8 +69,8 @@ class Table(Mapping[str, Spec], Generic[Spec]):
             ValueError: if the entry does not exist, with all names and the nearest one, or cannot be used.
         """
         # Once: a second execution would make classes that differ.
-        if self.is_open and is_users(name) and name not in self._loaded:
-            self._loaded[name] = self._checked(name, users_value(name))
+        if self.is_open and is_in_file(name) and name not in self._users:
+            self._users[name] = self._checked(name, users_value(name))
         if name not in self:
             guess = f"{did_you_mean(name, self)} there are {', '.join(self)}".strip()
             own = f", or your own as {FORM}" if self.is_open else ""
@@ -79,19 +78,17 @@ class Table(Mapping[str, Spec], Generic[Spec]):
         return self[name]
 
     def _checked(self, name: str, entry: Any) -> Spec:
-        """A user's entry under the name that selects it."""
+        """Return a user's entry under the name that selects it."""
         # The last entry: the file of the first one may import torch.
         kind = type(self[next(reversed(self._homes))])
         if not isinstance(entry, kind):
             raise ValueError(
                 f"{self.noun} {name!r} is of type {type(entry).__name__}; give an object of type {kind.__name__}"
             )
-        options = cast(Any, entry).options
-        if options.model_fields[self.key].default == name:
-            return entry
         # A subclass of an options model whose `key` is `name`, as a config and its dump have it.
         from pydantic import create_model
 
+        options = cast(Any, entry).options
         field: Any = {self.key: (Literal[name], name)}
         model = create_model(
             options.__name__, __base__=options, __module__=options.__module__, __doc__=options.__doc__, **field

@@ -1,4 +1,4 @@
-"""Users' Python code in configs: `path/to/file.py:NAME`, or `module:NAME` of an installed package.
+"""Users' Python code in configs: `path/to/file.py:NAME`.
 
 It is executed with all rights of the user. `user_files(run=False)` forbids it for a block, such as a plan. The
 environment variable NO_USER_FILES forbids it for a process and its children, such as the studio's trainer.
@@ -6,7 +6,6 @@ environment variable NO_USER_FILES forbids it for a process and its children, su
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import inspect
 import os
@@ -15,7 +14,6 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -25,23 +23,21 @@ from pacorl.io.files import text_digest
 
 FAULTS = (Exception, SystemExit)
 """Errors of a user's code. `sys.exit(0)` in a user's file must not look like the end of a finished run."""
-FORM = "path/to/file.py:NAME or module:NAME"
+FORM = "path/to/file.py:NAME"
 NAME = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_]\w*)")
-MODULE = re.compile(r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*)")
 NO_USER_FILES = "PACORL_NO_USER_FILES"
 """Environment variable of a process that executes no user's file."""
-
-_ALLOWED: ContextVar[bool] = ContextVar("user_files", default=True)
 
 
 @contextmanager
 def user_files(*, run: bool) -> Iterator[None]:
-    """Allow or forbid the execution of users' files in this block."""
-    token = _ALLOWED.set(run)
+    """Forbid the execution of users' files in this block unless they are to `run`."""
+    before = os.environ.get(NO_USER_FILES, "")
+    os.environ[NO_USER_FILES] = before if run else "1"
     try:
         yield
     finally:
-        _ALLOWED.reset(token)
+        os.environ[NO_USER_FILES] = before
 
 
 def is_in_file(name: str) -> bool:
@@ -64,29 +60,19 @@ def file_and_name(name: str) -> tuple[Path, str]:
     return path, match["name"]
 
 
-def is_users(name: str) -> bool:
-    """Return whether a name has the form of an entry in a file or in a module."""
-    return is_in_file(name) or MODULE.fullmatch(name) is not None
-
-
 def users_value(name: str) -> Any:
-    """Execute the file or module of a user's name and return its value NAME.
+    """Execute the file of a user's name and return its value NAME.
 
     Raises:
         ValueError: if users' code is not executed here, or if this one does not exist, raises an error or lacks NAME.
     """
-    match = None if is_in_file(name) else MODULE.fullmatch(name)
-    path, attribute = (match["module"], match["name"]) if match else file_and_name(name)
-    if not _ALLOWED.get():
-        raise ValueError(
-            f"{name!r} is code, which a dry run does not execute; in Python, pacorl.plan_training(CONFIG) executes it "
-            "and returns the plan"
-        )
+    path, attribute = file_and_name(name)
     if os.environ.get(NO_USER_FILES):
         raise ValueError(
-            f"{name!r} is code, which the studio does not execute; train by `pacorl` if you trust this config and file"
+            f"{name!r} is code, which neither a dry run nor the studio executes; in Python "
+            "pacorl.plan_training(CONFIG) executes it and returns the plan, and `pacorl` trains with it if you trust it"
         )
-    module = _executed(path) if isinstance(path, Path) else _imported(path)
+    module = _executed(path)
     if not hasattr(module, attribute):
         raise ValueError(f"{path} has no {attribute!r}")
     return getattr(module, attribute)
@@ -130,22 +116,10 @@ def line_in(path: Path, error: BaseException) -> str:
     """Return ", line N" for the line of a file where an error arose; empty if it is unknown."""
     # The last frame of the file: the error itself often comes from a called library.
     frames = traceback.extract_tb(error.__traceback__)
-    lines = []
-    for frame in frames:
-        if Path(frame.filename) == path:
-            lines.append(frame.lineno)
-
-    # The traceback of a syntax error does not contain the file.
-    if isinstance(error, SyntaxError):
+    lines = [frame.lineno for frame in frames if Path(frame.filename) == path]
+    if isinstance(error, SyntaxError):  # its traceback does not contain the file
         lines.append(error.lineno)
     return f", line {lines[-1]}" if lines and lines[-1] else ""
-
-
-def _imported(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except FAULTS as error:
-        raise ValueError(f"module {name}: {type(error).__name__} when it was imported: {error}") from error
 
 
 def _executed(path: Path) -> ModuleType:

@@ -53,6 +53,7 @@ def plan_character(config: CharacterConfig) -> Plan:
         model,
         dataclasses.replace(generator, figures=figures),
         prompts=policy.encode_batch,
+        encodes_images=True,
         overlap=(round(figures.adapter),),
         encoded=len(images) * policy.noise([0], size).numel() * FP32,
     )

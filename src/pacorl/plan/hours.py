@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from pacorl.core.devices import NONE
 from pacorl.core.objectives import OBJECTIVES
@@ -80,7 +81,8 @@ def forwards_of(config: PolicyConfig, *, world: int) -> Forwards:
     # Sampling: nodes pass the steps after the previous stochastic step up to their own, and samples pass the suffix.
     starts = [-1, *sampler.stochastic_steps]
     sampled: float = len(sampler.suffix.grid(starts[-1] + 1, sampler.steps)) - 1
-    sampled += sum(count * (step - before) for count, before, step in zip(nodes, starts, starts[1:], strict=False))
+    for count, (before, step) in zip(nodes, pairwise(starts), strict=False):
+        sampled += count * (step - before)
 
     # Training: each node once, or each sample at each trained step.
     is_path = spec.needs == "path"
@@ -93,9 +95,8 @@ def forwards_of(config: PolicyConfig, *, world: int) -> Forwards:
         other_policies += trained if spec.lag else trained * (1 - 1 / config.optimizer.updates_per_epoch)
 
     node_batches = [tree.nodes_of_batch(division.batch, level, least=config.nodes_of_step) for level in levels]
-    latents = 1 + sum(
-        (1 + sampler.keeps_means) * parents + children for parents, children in zip(nodes, [*nodes[1:], 1], strict=True)
-    )
+    per_node = 2 if sampler.keeps_means else 1
+    latents = 1 + sum(per_node * parents + children for parents, children in pairwise([*nodes, 1]))
     return Forwards(
         sampler,
         samples,

@@ -48,6 +48,7 @@ def memory_of(
     scorers: Sequence[Scorer] = (),
     *,
     prompts: int,
+    encodes_images: bool = False,
     in_turns: bool = False,
     overlap: Sequence[int] = (0, 0),
     least: int = 0,
@@ -63,6 +64,7 @@ def memory_of(
         generator: as measured. Without an adapter images are only generated, and the text encoders stay.
         scorers: judges and encoders of rewards, which work one at a time.
         prompts: encoded at a time.
+        encodes_images: whether images pass the VAE's encoder even if the generator is no editor.
         in_turns: whether generator and scorers take turns on the device.
         overlap: bytes of work at the same time as each batch.
         least: lower bound of the first batch's sampling peak.
@@ -86,7 +88,7 @@ def memory_of(
     sampled = [max(figures.sample, least), figures.further][: len(generator.batches)]
     decoded = [decoding.peak for decoding in generator.decodings]
     phases: dict[Phase, float] = {
-        "encode": weight_bytes(pipeline.vae) + _encoding_peak(generator, prompts=prompts),
+        "encode": weight_bytes(pipeline.vae) + _encoding_peak(generator, prompts=prompts, images=encodes_images),
         "sample": epoch + computing + max(map(sum, zip(sampled, overlap, strict=False))),
         "decode": epoch + computing + max(map(sum, zip(decoded, overlap, strict=False))),
     }
@@ -115,10 +117,10 @@ def memory_of(
     )
 
 
-def _encoding_peak(generator: Generator, *, prompts: int) -> int:
-    """Measure some prompts in the largest encoder, or for edits a source in the VAE's if that has a higher peak."""
+def _encoding_peak(generator: Generator, *, prompts: int, images: bool) -> int:
+    """Measure some prompts in the largest encoder, or an image in the VAE's if that has a higher peak."""
     size = max((batch.size for batch in generator.batches), key=lambda size: size.height * size.width)
     text = measured(generator.inputs.text_pass(size, prompts=prompts)).peak
-    if not generator.inputs.policy.max_sources:
+    if not images and not generator.inputs.policy.max_sources:
         return text
     return max(text, image_encoding_pass(generator.inputs, size=size).peak)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pacorl.config.table import Table
-from pacorl.config.user_files import FORM, is_in_file, is_users, user_files
+from pacorl.config.user_files import FORM, is_in_file
 from pacorl.rewards.reward import Reward, RewardError
 from pacorl.rewards.spec import RewardSpec, parsed_spec, user_spec
 
@@ -39,18 +39,15 @@ REWARDS: Table[Callable[..., Reward]] = Table(
 
 
 def reward_spec(name: str, *, run: bool = True) -> RewardSpec:
-    """Find a reward by name: an entry of REWARDS, or `path/to/file.py:Name` or `module:Name`.
+    """Find a reward by name: an entry of REWARDS, or `path/to/file.py:Name`.
 
     A file is only parsed unless users' code is to `run`.
 
     Raises:
         RewardError: if there is no such reward.
     """
-    if is_in_file(name) and not run:
-        return parsed_spec(name)
-    if is_users(name):
-        with user_files(run=run):
-            return user_spec(name)
+    if is_in_file(name):
+        return user_spec(name) if run else parsed_spec(name)
     try:
         return RewardSpec.of(REWARDS.named(name))
     except ValueError as error:

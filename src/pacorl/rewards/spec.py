@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
-from pacorl.config.user_files import FAULTS, file_and_name, is_in_file, line_in, users_value
+from pacorl.config.user_files import FAULTS, file_and_name, line_in, users_value
 from pacorl.io.documents import read_text
 from pacorl.rewards.reward import PanelScores, Reward, RewardError, ScoresPanels, listed, named
 from pacorl.types import Prompt
@@ -117,7 +116,7 @@ def _typed(value: Any, hint: Any, at: str) -> Any:
 
 
 def user_spec(name: str) -> RewardSpec:
-    """Run the code of `path.py:Name` or `module:Name`, and return the reward's spec.
+    """Run the code of `path.py:Name`, and return the reward's spec.
 
     Raises:
         RewardError: if it cannot be run or lacks the name.
@@ -129,7 +128,7 @@ def user_spec(name: str) -> RewardSpec:
     where, _, attribute = name.rpartition(":")
     if not callable(target):
         raise RewardError(f"rewards: {where} has no function or class {attribute!r}")
-    path = Path(where) if is_in_file(name) else Path(sys.modules[where].__file__ or where)
+    path = Path(where)
     parameters = list(inspect.signature(target).parameters.items())
     if not inspect.isclass(target):
         del parameters[:2]  # a function's prompts and images
