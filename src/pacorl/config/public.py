@@ -9,9 +9,9 @@ from typing import Any
 MASK = "***"
 SECRETS = re.compile(
     r"\b(?:sk-|nvapi-|xai-)[\w-]{16,}"
-    r"|\b(?:hf|gsk|r8|gh[oprsu]|github_pat)_[A-Za-z0-9]\w{9,}"
+    r"|\b(?:hf|gsk|r8|gh[oprsu])_[A-Za-z0-9]{10,}|\bgithub_pat_\w{10,}"
     r"|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bAIza[\w-]{10,}"
-    r"|\b[Bb]earer\s+[\w.~+/-]{16,}"
+    r"|\bBearer\s+(?!auth|cert)[\w.~+/-]{8,}|\bbearer\s+[\w.~+/-]{16,}"
     r"|\beyJ[\w-]{8,500}\.eyJ[\w-]{8,}"  # a JSON Web Token
     r"|-----BEGIN [A-Z ]*PRIVATE KEY"
     r"""|://[^/\s@"']+@"""
