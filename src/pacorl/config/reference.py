@@ -145,6 +145,8 @@ def _type_of(part: Schema) -> str:
     if "enum" in part or "const" in part:
         return " | ".join(map(str, part.get("enum", [part.get("const")])))
     if part.get("type") == "array":
-        items = part.get("items") or next(iter(part.get("prefixItems", ())), {})
-        return f"list of {_type_of(items)}"
-    return "path" if part.get("format") == "path" else WORDS.get(part.get("type", ""), part.get("type", "any value"))
+        return f"list of {_type_of(part.get('items') or part['prefixItems'][0])}"
+    if part.get("format") == "path":
+        return "path"
+    word = str(part.get("type", "any value"))
+    return WORDS.get(word, word)

@@ -178,11 +178,11 @@ def _fitting(job: Job) -> tuple[str, PolicyConfig, Plan]:
         if job.spec.parameters * form.bytes > room:
             continue
         text = _text(job, form)
-        config = validated(PolicyConfig, parse_yaml(text))
+        config = validated(PolicyConfig, parse_yaml(text, name=str(job.path)))
         plan = plan_policy(config)
         if plan.peak_bytes <= room:
-            card = {"device": f"a card of {job.gigabytes} GB", "device_bytes": job.gigabytes * 2**30}
-            return text, config, dataclasses.replace(plan, **card)
+            name, size = f"a card of {job.gigabytes} GB", job.gigabytes * 2**30
+            return text, config, dataclasses.replace(plan, device=name, device_bytes=size)
     raise ValueError(
         f"--card {job.gigabytes}: {job.checkpoint} needs {size_text(plan.peak_bytes + CARD_MARGIN)}; take a smaller "
         "--model, such as klein, or a larger card"
