@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -287,7 +286,7 @@ def test_layers_that_no_image_depends_on_are_planned_as_the_run_freezes_them() -
 # --- the screen ------------------------------------------------------------------------------------------------
 
 
-def test_a_plan_is_one_screen_with_the_verdict_first_and_json_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_is_one_screen_with_the_verdict_first_and_json_with_all() -> None:
     absence = sources.MissingFile("judge.checkpoint", "lab/judge", "`hf download lab/judge`", 17 * 10**9)
     memory = Memory({"encode": 4 * GIB, "train": 3 * GIB}, host=5 * GIB, held=GIB)
     plan = Plan((absence,), notes=("mind the gap",), memory=memory, device="a card", device_bytes=8 * GIB)
@@ -308,8 +307,7 @@ def test_a_plan_is_one_screen_with_the_verdict_first_and_json_with_all(monkeypat
     assert verdict() == ("fits this card", 0)
     assert verdict(device_bytes=4 * GIB + CUDA_BYTES - 1) == ("does not fit this card", 2)
     assert verdict(device_bytes=None) == ("no card here", 0)
-    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 2**12, "SC_PHYS_PAGES": 2**17}.__getitem__)
-    assert verdict() == ("does not fit this card", 2), "for want of main memory"
+    assert verdict(main_bytes=GIB - 1) == ("does not fit this card", 2), "for want of main memory"
     assert plan.exit_code == 2
 
 

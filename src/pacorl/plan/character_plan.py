@@ -16,7 +16,7 @@ from pacorl.plan import sources
 from pacorl.plan.generators import policy_on_meta
 from pacorl.plan.memory import FP32, memory_of
 from pacorl.plan.passes import Batch, Training, measure_generator, shallow
-from pacorl.plan.plan import Plan, disk_bytes
+from pacorl.plan.plan import Plan
 from pacorl.runtime.logbook import check_trackers
 from pacorl.types import Size
 
@@ -60,7 +60,6 @@ def plan_character(config: CharacterConfig) -> Plan:
     plan = Plan(
         checkpoint.absences,
         memory=memory,
-        disk_bytes=disk_bytes(figures.adapter, keep=config.keep_checkpoints),
         facts={
             "images": {"trained": len(pictures.train), "held out": len(pictures.held_out)},
             "captions": {picture.path.name: picture.caption for picture in images},

@@ -182,7 +182,7 @@ def _fitting(job: Job) -> tuple[str, PolicyConfig, Plan]:
         plan = plan_policy(config)
         if plan.peak_bytes <= room:
             name, size = f"a card of {job.gigabytes} GB", job.gigabytes * 2**30
-            return text, config, dataclasses.replace(plan, device=name, device_bytes=size)
+            return text, config, dataclasses.replace(plan, device=name, device_bytes=size, main_bytes=None)
     raise ValueError(
         f"--card {job.gigabytes}: {job.checkpoint} needs {size_text(plan.peak_bytes + CARD_MARGIN)}; take a smaller "
         "--model, such as klein, or a larger card"

@@ -58,8 +58,6 @@ class Plan:
     notes: tuple[str, ...] = ()
     memory: Memory = field(default_factory=Memory)
     """Empty for a judge's training."""
-    disk_bytes: int = 0
-    """Bytes of the run's files."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Counts of data, steps and weights."""
     cost: Cost | None = None
@@ -67,6 +65,8 @@ class Plan:
     device: str = field(default_factory=lambda: device()[0])
     device_bytes: int | None = field(default_factory=lambda: device()[1])
     """Memory of the card; None without one."""
+    main_bytes: int | None = field(default_factory=lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    """Main memory; None if it is unknown."""
 
     @property
     def peak_bytes(self) -> int:
@@ -74,11 +74,24 @@ class Plan:
         return max(self.memory.phases.values(), default=0)
 
     @property
+    def shortage(self) -> str:
+        """What the card or its main memory lacks, with the fix; empty if the run fits, and without a card."""
+        if self.device_bytes and self.peak_bytes + CUDA_BYTES > self.device_bytes:
+            return (
+                f"{size_text(self.peak_bytes)} and CUDA's 1 GiB do not fit {size_text(self.device_bytes)}: lower "
+                "sampling.batch or evaluation.batch, take memory: low or lowest, or set model.gradient_checkpointing"
+            )
+        if self.device_bytes and self.main_bytes and self.memory.held > self.main_bytes:
+            return (
+                f"{size_text(self.memory.held)} do not fit {size_text(self.main_bytes)} of main memory: start fewer "
+                "processes, or take memory: normal"
+            )
+        return ""
+
+    @property
     def fits(self) -> bool:
         """Whether this machine's card and main memory hold it; true without a card."""
-        if not self.device_bytes:
-            return True
-        return self.peak_bytes + CUDA_BYTES <= self.device_bytes and self.memory.held <= main_memory()
+        return not self.shortage
 
     @property
     def download_bytes(self) -> int:
@@ -120,11 +133,8 @@ class Plan:
 
 def _lines(plan: Plan) -> Iterator[str]:
     yield plan.verdict
-    if not plan.fits:
-        yield (
-            "fix: lower sampling.batch or evaluation.batch, take memory: low or lowest, or turn "
-            "model.gradient_checkpointing on"
-        )
+    if plan.shortage:
+        yield plan.shortage
     for absence in plan.absences:
         yield f"absent {absence.key} = {absence.source}: {absence.remedy}"
     if plan.download_bytes:
@@ -133,11 +143,9 @@ def _lines(plan: Plan) -> Iterator[str]:
 
     if plan.memory.phases:
         phases = ", ".join(f"{PHASES[phase]} {size_text(size)}" for phase, size in plan.memory.phases.items())
-        here = f" of {size_text(plan.device_bytes)}" if plan.device_bytes else ""
-        yield f"card: {plan.device}; {size_text(plan.peak_bytes)}{here}, and about 1 GiB for CUDA"
+        yield f"card: {size_text(plan.peak_bytes)}{_of(plan.device_bytes)}, and about 1 GiB for CUDA; {plan.device}"
         yield f"  {phases}"
-        files = f"; files {size_text(plan.disk_bytes)}" if plan.disk_bytes else ""
-        yield f"main memory: {size_text(plan.memory.host)} of {size_text(main_memory())}{files}"
+        yield f"main memory: {size_text(plan.memory.host)}{_of(plan.main_bytes)}, loading included"
     for name, fact in plan.facts.items():
         counts = fact if isinstance(fact, Mapping) else {"": fact}
         yield f"{name}: " + ", ".join(f"{key} {_number(value)}".strip() for key, value in counts.items())
@@ -149,6 +157,10 @@ def _lines(plan: Plan) -> Iterator[str]:
             hours.append(f"{low:.2g} to {high:.2g} on {plan.cost.processes} × {card.name}")
     if hours:
         yield f"hours, with evaluations, judging and saving: {', '.join(hours)}"
+
+
+def _of(size: int | None) -> str:
+    return f" of {size_text(size)}" if size else ""
 
 
 def _number(fact: Any) -> str:
@@ -288,18 +300,12 @@ def _measured(
         world=world,
     )
     cost = cost_of(config, forwards=forwards, generator=generator, judging=judging, evaluated=evaluated, world=world)
-    return Plan(memory=memory, cost=cost, disk_bytes=disk_bytes(figures.adapter, keep=config.keep_checkpoints))
+    return Plan(memory=memory, cost=cost)
 
 
 def _prompts(source: str, *, model: str, limit: int | None = None) -> list[Prompt]:
     """Read prompts; none if they are absent."""
     return prompts_from(source, limit=limit, model=model) if sources.has_prompts(source) else []
-
-
-def disk_bytes(adapter: float, *, keep: int) -> int:
-    """Compute the bytes of a run's files: checkpoints and the adapter in PEFT and diffusers form."""
-    # Adapter, average and two moments; the newest checkpoint is written aside before the oldest is deleted.
-    return round(4 * adapter * (keep + 1) + 2 * adapter)
 
 
 def _sizes(
@@ -433,8 +439,3 @@ def device() -> tuple[str, int | None]:
         case "mps":
             return "Apple GPU", int(torch.mps.recommended_max_memory())
     return "CPU (no GPU here)", None
-
-
-def main_memory() -> int:
-    """Return the bytes of this machine's main memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
