@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
 from pacorl.bench.consistency_rank import read_rank_data
-from pacorl.cli.dataset import app
 from pacorl.core import questions
 from pacorl.dataset.export import export
 from pacorl.dataset.folder import read_answers
@@ -161,13 +158,3 @@ def test_two_sources_of_one_name_do_not_replace_each_other(mine, tmp_path: Path)
     with pytest.raises(ValueError, match=r"'rankings' is already the import of .*elsewhere/rankings\.csv"):
         import_rankings(tmp_path, other)
     assert len(read_answers(tmp_path / "imported/rankings/rankings.jsonl")) == 1
-
-
-def test_the_command_takes_a_file_of_any_name(mine, tmp_path: Path) -> None:
-    source = mine(line(0)).rename(tmp_path / "mine" / "My rankings.csv")
-    command = ["export", str(tmp_path / "set"), "--rankings", str(source), "--test-share", "0", "--json"]
-    assert CliRunner().invoke(app, [*command, "--dry-run"], catch_exceptions=False).exit_code == 0
-    assert not (tmp_path / "set").exists()
-    result = CliRunner().invoke(app, command, catch_exceptions=False)
-    assert json.loads(result.stdout)["balance"]["rankings"] == 1
-    assert (tmp_path / "set/imported/My-rankings/rankings.jsonl").is_file()

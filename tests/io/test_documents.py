@@ -101,11 +101,6 @@ def test_yaml_that_would_be_read_as_something_else_is_refused(text: str, fault: 
         parse_yaml(text, name="f.yaml")
 
 
-def test_a_section_shared_by_an_alias_is_read() -> None:
-    text = "a: &a {p: 1, q: 2}\nb: {<<: *a, q: 3}\nc: *a\n"
-    assert parse_yaml(text, name="f.yaml") == {"a": {"p": 1, "q": 2}, "b": {"p": 1, "q": 3}, "c": {"p": 1, "q": 2}}
-
-
 def test_a_number_that_is_not_finite_is_written_as_null(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {"a": [float("nan"), 1.0], "b": float("inf")})
     write_jsonl(tmp_path / "a.jsonl", [{"a": float("-inf")}])

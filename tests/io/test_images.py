@@ -31,12 +31,6 @@ def bomb(side: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + body
 
 
-def test_a_file_and_its_bytes_are_the_same_image(tmp_path: Path) -> None:
-    path = tmp_path / "a.png"
-    path.write_bytes(written(GRADIENT))
-    assert open_image(path).tobytes() == open_image(path.read_bytes()).tobytes() == GRADIENT.tobytes()
-
-
 @pytest.mark.parametrize("mode", ["L", "1", "P", "CMYK", "RGBA", "LA", "YCbCr"])
 def test_every_mode_becomes_rgb(mode: str) -> None:
     kind = "tiff" if mode in ("CMYK", "YCbCr") else "png"
@@ -97,27 +91,6 @@ def test_shapes_that_no_judge_takes_are_refused(size: tuple[int, int], message: 
 # --- images that a script hands over, rather than files ---
 
 
-def reopened(image: Image.Image, kind: str, **options: object) -> Image.Image:
-    buffer = io.BytesIO()
-    image.save(buffer, format=kind, **options)
-    return Image.open(buffer)
-
-
-@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
-def test_transparency_of_an_open_image_lies_on_white(mode: str) -> None:
-    clear = Image.new("RGBA", (8, 8), (0, 0, 0, 0)).convert(mode)
-    assert as_rgb(clear, "x").getpixel((0, 0)) == (255, 255, 255)
-
-
-def test_an_animation_is_refused_and_one_of_its_frames_is_not() -> None:
-    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
-    moving = reopened(frames[0], "gif", save_all=True, append_images=frames[1:])
-    with pytest.raises(ImageError, match="x: has several frames"):
-        as_rgb(moving, "x")
-    moving.seek(1)
-    assert as_rgb(moving.copy(), "x").getpixel((0, 0)) == (0, 0, 255)
-
-
 @pytest.mark.parametrize(
     ("image", "message"),
     [
@@ -171,13 +144,6 @@ def test_arrays_and_tensors_are_images(pixels: Any) -> None:
     image = as_rgb(pixels(rgb), "it")
     assert (image.mode, image.size) == ("RGB", (10, 12))
     assert np.abs(np.asarray(image).astype(int) - rgb).max() <= 1
-
-
-def test_other_forms_of_pixels() -> None:
-    assert as_rgb(np.full((8, 8), 0.5), "it").getpixel((0, 0)) == (128, 128, 128)
-    assert as_rgb(np.full((8, 8, 1), 7, np.uint8), "it").getpixel((0, 0)) == (7, 7, 7)
-    coarse = as_rgb(torch.full((3, 8, 8), 0.5, dtype=torch.bfloat16), "it")
-    assert coarse.getpixel((0, 0)) == (128, 128, 128)
 
 
 # --- folders ---------------------------------------------------------------------------------------------------

@@ -48,6 +48,8 @@ def convert(source: Path) -> list[Path]:
         with blamed_on(f"{source}, row {number}"):
             cells = _gedit(row) if "instruction_language" in row else row
             rows.append({name: _written(cell, folder) for name, cell in cells.items()})
+    if not rows:
+        raise ValueError(f"{source} holds no rows")
     flush_all(folder / "images")
 
     # Of GEdit-Bench, all edits, and those of each language.
@@ -88,13 +90,13 @@ def parquet_rows(source: Path) -> Iterator[JsonObject]:
 
 def _gedit(row: JsonObject) -> JsonObject:
     return {
-        "image": row["input_image"],
-        "instruction": row["instruction"],
-        "category": row["task_type"],
+        "image": row.get("input_image"),
+        "instruction": row.get("instruction"),
+        "category": row.get("task_type"),
         "task_name": row["instruction_language"],
-        "key": row["key"],
+        "key": row.get("key"),
         # Mirrors of the table hold the flag as a bool, a number or a word.
-        "intersection": str(row["Intersection_exist"]).lower() in ("true", "1"),
+        "intersection": str(row.get("Intersection_exist")).lower() in ("true", "1"),
     }
 
 

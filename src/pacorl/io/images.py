@@ -277,9 +277,7 @@ def _from_array(array: Any, name: str) -> Image.Image:
 
 def check_frames(image: Image.Image, name: str) -> None:
     """Raise ImageError if a file holds several frames or pages."""
-    # `n_frames` only as the last resort: counting takes a minute for a large file of empty frames.
-    is_multiframe = image.is_animated if hasattr(image, "is_animated") else getattr(image, "n_frames", 1) > 1
-    if is_multiframe and image.format != "MPO":
+    if getattr(image, "is_animated", False) and image.format != "MPO":
         raise ImageError(f"{name}: has several frames or pages; save the one that is meant as an image of its own")
 
 

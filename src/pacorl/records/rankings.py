@@ -135,18 +135,8 @@ def _ranking(record: JsonObject, line: int) -> Ranking:
             f"there is nothing to learn of {list(candidates)}: a ranking needs two candidates that are not tied, "
             "separated by '|' in a CSV"
         )
-    return Ranking(
-        instance=str(line),
-        annotator=row.annotator,
-        group=row.group,
-        reference=row.reference,
-        candidates=candidates,
-        theme=row.theme,
-        category=row.category,
-        ranks=ranks_of(tiers),
-        criteria=row.criteria,
-        own_group=bool(row.group),
-    )
+    order = {"candidates": candidates, "ranks": ranks_of(tiers)}
+    return Ranking(instance=str(line), own_group=bool(row.group), **row.model_dump() | order)
 
 
 # --- the two forms ---------------------------------------------------------------------------------------------
