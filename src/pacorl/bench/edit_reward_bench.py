@@ -183,9 +183,11 @@ def read_edit_data(source: Path, kind: Kind = "edit-reward-bench", *, limit: int
     path = source / ROWS if source.is_dir() else source
     if not path.is_file():
         raise ValueError(f"{path} is missing; `pacorl data {source}` makes it of the published parquet files")
-    rows = read_json(path) if path.suffix == ".json" else read_jsonl(path)
+    document = read_json(path) if path.suffix == ".json" else read_jsonl(path)
+    with blamed_on(path):
+        rows = typed(document, list[JsonObject])
     choices = []
-    for number, row in enumerate(typed(rows, list[JsonObject])):
+    for number, row in enumerate(rows):
         with blamed_on(f"{path}, row {number + 1}"):
             choice = typed(row, TABLES[kind].row).choice(number)
         if choice.dimension:
