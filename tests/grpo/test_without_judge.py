@@ -166,14 +166,9 @@ def test_none_is_no_judge_and_is_written_and_read_again(word: str, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_the_evaluation_s_own_judge_is_planned_beside_the_run_s(tmp_path: Path) -> None:
+def test_an_evaluation_s_own_judge_is_not_in_the_plan_and_listed_if_it_is_absent(tmp_path: Path) -> None:
     measures = "evaluation={rewards: [{name: consistency}], judge: tiny}"
-    both, held_out, neither = (
-        plan_policy(tiny_run([f"out={tmp_path}", *settings])).memory.phases
-        for settings in ([measures], [measures, f"rewards=[{JPEG}]"], [f"rewards=[{JPEG}]"])
-    )
-    assert both["train"] - held_out["train"] == held_out["train"] - neither["train"], "each judge once"
-    assert neither.keys() == both.keys() - {"score"}
+    assert any("evaluation.judge" in note for note in plan_policy(tiny_run([f"out={tmp_path}", measures])).notes)
     lacking = plan_policy(tiny_run([f"out={tmp_path}", measures.replace("judge: tiny", "judge: lab/judge")]))
     assert [one.key for one in lacking.absences] == ["evaluation.judge"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -12,7 +12,6 @@ from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.sampler import Sampler, Tree
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import divide
-from pacorl.plan.judges import Judging
 from pacorl.plan.passes import Generator
 
 PRODUCTS_SHARE = 0.5
@@ -126,14 +125,20 @@ class Cost:
 
 
 def cost_of(
-    config: PolicyConfig, *, forwards: Forwards, generator: Generator, judging: Judging, evaluated: int, world: int
+    config: PolicyConfig,
+    *,
+    forwards: Forwards,
+    generator: Generator,
+    judging: Sequence[float],
+    evaluated: int,
+    world: int,
 ) -> Cost:
     """Count the work of a run.
 
     Args:
         forwards: of an epoch.
         generator: as measured, for batches of sampling and of evaluation.
-        judging: questions about an image.
+        judging: FLOPs of this process's judge for a training image, and for one of an evaluation.
         evaluated: prompts of an evaluation.
         world: number of processes.
     """
@@ -145,11 +150,11 @@ def cost_of(
         "sampling": forward * counts["sampling"],
         "training": step * counts["training"] + forward * counts["other_policies"],
         "decoding": generator.decodings[0].flops,
-        "judging": judging.train,
+        "judging": judging[0],
     }
     images = config.epochs * forwards.samples
     evaluation = figures.further_flops * config.evaluation.steps / config.evaluation.batch
-    evaluation += generator.decodings[1].flops + judging.evaluation
+    evaluation += generator.decodings[1].flops + judging[1]
     between = (config.epochs - 1) // config.evaluation.every if config.evaluation.every else 0
     evaluations = (between + 2) * evaluated * config.evaluation.samples_per_prompt
     quantized = "int8" if config.model.quantize != NONE else "bfloat16"

@@ -24,7 +24,7 @@ from pacorl.io.files import check_new, write_atomic
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.models.policies.policy import check_images
 from pacorl.models.policies.spec import PolicySpec
-from pacorl.plan.plan import AUTO, CARD_MARGIN, Plan, plan_policy, size_text, with_checkpointing
+from pacorl.plan.plan import CARD_MARGIN, Plan, plan_policy, size_text, with_checkpointing
 from pacorl.records.characters import find_character
 from pacorl.records.leaks import split_prompts
 from pacorl.records.prompts import prompts_from, save_prompts
@@ -180,7 +180,7 @@ def _fitting(job: Job) -> tuple[str, PolicyConfig, Plan]:
         text = _text(job, form)
         config = validated(PolicyConfig, parse_yaml(text, name=str(job.path)))
         # As the smallest card runs it, whatever card this machine has.
-        plan = plan_policy(with_checkpointing(config, on=True, only=AUTO))
+        plan = plan_policy(with_checkpointing(config, on=True))
         if plan.peak_bytes <= room:
             name, size = f"a card of {job.gigabytes} GB", job.gigabytes * 2**30
             return text, config, dataclasses.replace(plan, device=name, device_bytes=size, main_bytes=None)

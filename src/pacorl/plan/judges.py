@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -77,24 +77,11 @@ class Recorder:
         return ""
 
 
-@dataclass(frozen=True, slots=True)
-class Judging:
-    """The judges of a run, and FLOPs of the questions about an image."""
-
-    scorers: Sequence[Scorer]
-    """Of this process."""
-    train: float
-    evaluation: float
-    """By judges of this process."""
-
-
-def judging_of(
-    config: PolicyConfig, judges: Sequence[Parts], *, prompts: Sequence[Prompt], sizes: Sequence[Size]
-) -> Judging:
-    """Measure the judge of a run and that of its evaluation.
+def run_judge(config: PolicyConfig, configs: Parts, *, prompts: Sequence[Prompt], sizes: Sequence[Size]) -> Scorer:
+    """Measure the judge of a run: FLOPs of the questions about a training image, and about one of an evaluation.
 
     Args:
-        judges: configs of both.
+        configs: of the judge.
         prompts: of training, the first of which stands for all; without them a set of 2 × 2, or an edit.
         sizes: of the training images and of the evaluation's.
     """
@@ -104,17 +91,12 @@ def judging_of(
         prompt = prompts[0] if prompts else _assumed_prompt(config, Path(folder))
         train = _calls(config, "rewards.", [prompt] * count, sizes[0], trains=True)
         evaluated = _calls(config, "rewards.", [prompt] * EVALUATED, sizes[1])
-        held_out = _calls(config, "evaluation.", [prompt] * EVALUATED, sizes[1])
-
-    own = config.evaluation.judge_settings
-    work = [(config.judge, [train, evaluated if own else evaluated + held_out]), (own, [[], held_out])]
-    scorers, train_flops, evaluation_flops = [], 0.0, 0.0
-    for (settings, calls), configs in zip(work, judges, strict=True):
-        if settings and not settings.remote:
-            scorers.append(_judge(settings, configs, calls))
-            train_flops += scorers[-1].flops[0] / count
-            evaluation_flops += scorers[-1].flops[1] / EVALUATED
-    return Judging(scorers, train_flops, evaluation_flops)
+        if not config.evaluation.judge:
+            evaluated += _calls(config, "evaluation.", [prompt] * EVALUATED, sizes[1])
+    assert config.judge is not None
+    scorer = _judge(config.judge, configs, [train, evaluated])
+    flops = (scorer.flops[0] / count, scorer.flops[1] / EVALUATED)
+    return replace(scorer, flops=flops)
 
 
 def _calls(config: PolicyConfig, key: str, prompts: list[Prompt], size: Size, *, trains: bool = False) -> Calls:

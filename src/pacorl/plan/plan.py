@@ -28,7 +28,7 @@ from pacorl.models.policies.policy import Parts, PolicyOptions
 from pacorl.plan import sources
 from pacorl.plan.generators import policy_on_meta
 from pacorl.plan.hours import CARDS, Cost, Forwards, cost_of, forwards_of
-from pacorl.plan.judges import clip_scorers, judging_of, pair_judge
+from pacorl.plan.judges import clip_scorers, pair_judge, run_judge
 from pacorl.plan.memory import FP32, PHASES, Memory, memory_of
 from pacorl.plan.passes import Batch, Training, measure_generator, shallow
 from pacorl.plan.sources import MissingFile
@@ -38,7 +38,6 @@ from pacorl.rewards import check_rewards
 from pacorl.runtime.logbook import check_trackers
 from pacorl.types import TINY, Prompt, Size
 
-AUTO = "auto"
 NOT_READY = 2
 """Exit code of a dry run if something is absent, or does not fit."""
 SHOWN_CARDS = 3
@@ -196,7 +195,7 @@ def plan_policy(config: PolicyConfig, *, ask: bool = False) -> Plan:
     """
     # The config alone. A plan does not execute users' files.
     card_bytes = device()[1]
-    config = decided(config, card_bytes=card_bytes) if card_bytes else with_checkpointing(config, on=True, only=AUTO)
+    config = decided(config, card_bytes=card_bytes) if card_bytes else with_checkpointing(config, on=True)
     world = int(os.environ.get("WORLD_SIZE", "0")) or config.processes
     forwards = forwards_of(config, world=world)
     check_trackers(config.trackers)
@@ -219,11 +218,9 @@ def plan_policy(config: PolicyConfig, *, ask: bool = False) -> Plan:
     # Checkpoints.
     config.generator.check_trainable(model)
     generator = sources.generator_of(config.model, config.generator)
-    judges = [
-        sources.judge(config.judge, key="judge.checkpoint"),
-        sources.judge(config.evaluation.judge_settings, key="evaluation.judge"),
-    ]
-    absences = [*sources.absences_of(config), *generator.absences, *judges[0].absences, *judges[1].absences]
+    judge = sources.judge(config.judge, key="judge.checkpoint")
+    held_out_judge = sources.judge(config.evaluation.judge_settings, key="evaluation.judge")
+    absences = [*sources.absences_of(config), *generator.absences, *judge.absences, *held_out_judge.absences]
     absences += sources.silent_judges(config) if ask else []
 
     # Memory and work, at the largest of the records' sizes if records decide.
@@ -231,7 +228,7 @@ def plan_policy(config: PolicyConfig, *, ask: bool = False) -> Plan:
     plan = _measured(
         config,
         generator.configs,
-        [judge.configs for judge in judges],
+        judge.configs,
         forwards=forwards,
         prompts=prompts,
         sizes=sizes,
@@ -242,14 +239,15 @@ def plan_policy(config: PolicyConfig, *, ask: bool = False) -> Plan:
     if train:
         drawn = config.epochs * forwards.samples / config.group_size
         counts |= {"prompts": len(train), "each seen": round(drawn / len(train), 1)}
+    unplanned = "the memory and work of evaluation.judge are not in the plan" if held_out_judge.configs else ""
     facts = {"work": counts, "forwards per image": forwards.per_image}
-    return dataclasses.replace(plan, absences=tuple(absences), facts=facts).with_notes(leaks)
+    return dataclasses.replace(plan, absences=tuple(absences), facts=facts).with_notes(leaks, unplanned)
 
 
 def _measured(
     config: PolicyConfig,
     configs: Parts,
-    judges: Sequence[Parts],
+    judge: Parts,
     *,
     forwards: Forwards,
     prompts: Sequence[Prompt],
@@ -269,9 +267,12 @@ def _measured(
         record_sizes=config.prompts.record_sizes,
     )
     figures, policy = generator.figures, generator.inputs.policy
-    judging = judging_of(config, judges, prompts=prompts, sizes=sizes)
     panels = min((prompt.grid.count for prompt in prompts), default=4)
-    scorers = [*judging.scorers, *clip_scorers(config, panels=panels)]
+    scorers = list(clip_scorers(config, panels=panels))
+    judging: Sequence[float] = (0.0, 0.0)
+    if config.judge and not config.judge.remote:
+        scorers.append(run_judge(config, judge, prompts=prompts, sizes=sizes))
+        judging = scorers[-1].flops
     in_turns = config.in_turns and bool(scorers)
 
     # Main memory: latents in fp32 and 8-bit images, and encoded prompts in one file for all processes.
@@ -364,16 +365,16 @@ def decided(config: PolicyConfig, *, card_bytes: int | None) -> PolicyConfig:
         ValueError: As `plan_policy` does.
     """
     # Recomputing activations costs time, so that it is off wherever the run fits without.
-    without = with_checkpointing(config, on=False, only=AUTO)
+    without = with_checkpointing(config, on=False)
     if without is config or card_bytes is None:
         return without
     fits = plan_policy(without).peak_bytes + CARD_MARGIN <= card_bytes
     return with_checkpointing(config, on=not fits)
 
 
-def with_checkpointing(config: PolicyConfig, *, on: bool, only: str = "") -> PolicyConfig:
-    """Set `model.gradient_checkpointing`, or only the value `only`."""
-    if only and config.model.gradient_checkpointing != only:
+def with_checkpointing(config: PolicyConfig, *, on: bool) -> PolicyConfig:
+    """Set `model.gradient_checkpointing` if it is `auto`."""
+    if config.model.gradient_checkpointing != "auto":
         return config
     model = config.model.model_copy(update={"gradient_checkpointing": on})
     return config.model_copy(update={"model": model})
