@@ -101,7 +101,7 @@ def panel_changes(
         with Scorer(rewards, overlap=False, by_panel=True) as scorer:
             for rollout in rollouts:
                 scorer.submit(rollout)
-            table = reward_table(scorer.results(), trunk.rows, names=tuple(rewards), parts=scorer.parts)
+            table = reward_table(scorer.results(), trunk.rows, names=tuple(rewards), by_panel=True)
         assert table.part_RBP is not None
         return weight_R @ table.score_RB, torch.einsum("r, rbp -> bp", weight_R, table.part_RBP)
 

@@ -9,7 +9,6 @@ import yaml
 from pydantic import ValidationError
 
 from pacorl.config.base import ConfigError, dump, frozen_changes, load
-from pacorl.config.recipes import recipe
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.types import Prompt
 
@@ -214,24 +213,6 @@ def test_edits_are_no_prompts_of_a_generator_of_sets(tmp_path: Path) -> None:
     edit = Prompt(3, "Add a hat.", sources=(tmp_path / "a.png",))
     with pytest.raises(ValueError, match=r"^model\.kind flux .* edits no images, and prompt 3 \('Add a hat\.'\)"):
         PolicyConfig().check_prompts([Prompt(0, "A cat."), edit])
-
-
-@pytest.mark.parametrize(
-    ("overrides", "warns"),
-    [
-        ([], False),
-        (["objective.name=awm"], True),
-        (["objective.name=awm", "sampling.tree.seeds=null"], False),
-    ],
-)
-def test_endpoints_on_shared_noise_are_advised_against(overrides: list[str], warns: bool) -> None:
-    warning = load(PolicyConfig, recipe(), overrides).tree_warning
-    assert bool(warning) == warns
-    if warns:
-        assert "objective awm and sampling.tree.seeds 1 for 12 samples" in warning
-        assert not load(
-            PolicyConfig, recipe(), [*overrides, "sampling.tree.seeds=null", "sampling.suffix={}"]
-        ).tree_warning
 
 
 def test_a_free_key_frees_itself_and_its_section_alone() -> None:

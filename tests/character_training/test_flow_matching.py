@@ -150,6 +150,7 @@ def test_the_lowest_held_out_loss_is_the_best_and_has_the_highest_score(
     scores: list[float | None] = []
     monkeypatch.setattr(checkpoint, "save", lambda lora, config, state: scores.append(state["score"]))
     monkeypatch.setattr(trainer, "logbook", SimpleNamespace(count_lines=lambda: 0), raising=False)
+    monkeypatch.setattr(trainer, "identities", {}, raising=False)
     monkeypatch.setattr(trainer, "held_out_losses", {1: 0.5, 2: 0.25, 3: 0.5, 4: 0.25})
     for step in (1, 2, 9):
         monkeypatch.setattr(trainer.lora, "step", step)

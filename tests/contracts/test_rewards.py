@@ -23,7 +23,6 @@ from pacorl.tiny import world
 from pacorl.types import Character, Prompt, Question, Verdict
 
 REQUIRED: dict[str, dict[str, Any]] = {
-    "http": {"url": "http://127.0.0.1:9"},
     "aesthetic": {"head": "head.pth"},
     "reference": {"copy_penalty": 0},
 }
@@ -34,9 +33,8 @@ CHECKED_ELSEWHERE = {
     "aesthetic": "rewards/test_clip.py: test_batch_and_order_change_nothing",
     "dreamsim": "rewards/test_plain.py: test_dreamsim_is_called_as_its_readme_says",
     "ocr": "rewards/test_ocr.py: test_ocr_scores_by_any_reader",
-    "http": "rewards/test_plain.py: test_a_service_scores",
 }
-"""Reward that needs weights, a package or a service → the test that gives it a stand-in."""
+"""Reward that needs weights or a package → the test that gives it a stand-in."""
 TESTS = Path(__file__).parents[1]
 SET = world.set_prompts("dev", 1)[0]
 

@@ -19,6 +19,7 @@ def test_two_ranks_stop_together_and_see_the_scores_of_both(tmp_path: Path) -> N
     worlds.run(toy_ranks.stop_and_train, tmp_path, world=2)
     zero, one = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2))
     assert [met.get("stop") for met in (zero, one)] == ["told to stop"] * 2
+    assert zero["native threads"] == one["native threads"] == []
     with toy_world(), recorded_epochs() as epochs:
         alone = toy_config(tmp_path / "alone", *toy_ranks.EPOCH)
         PolicyTrainer(alone, rewards={"drawing": toy_ranks.brightness}).train()

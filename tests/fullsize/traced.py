@@ -29,9 +29,10 @@ from tests.fullsize.published import (
 from torch.utils import _foreach_utils
 
 from pacorl.config.base import ModelSection, load
-from pacorl.grpo import builders, epoch, evaluate, rollout, scoring
+from pacorl.grpo import builders, epoch, evaluate, monitor, rollout, scoring, update
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.grpo.scoring import Batch, Scorer
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.models.int8 import quantize_model, weight_bytes
 from pacorl.models.policies import POLICIES
@@ -43,7 +44,7 @@ from pacorl.plan.passes import Depth, cut
 from pacorl.plan.plan import Plan, plan_policy
 from pacorl.runtime.processes import Runtime
 from pacorl.runtime.turns import Turns
-from pacorl.runtime.workers import LimitedCall
+from pacorl.runtime.workers import Call, Workers
 from pacorl.tiny.world import set_prompts
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -126,12 +127,33 @@ def handed_on(card: PretendedCard, plain: Callable[[], Callable[[], ExitStack]])
     return with_books
 
 
-def at_once(self: LimitedCall[Any], plain: Callable[[LimitedCall[Any]], Any]) -> Any:
-    """A call that overlaps with nothing is made here, where the card's books are; its time limit costs no memory."""
-    if self._future is not None:
-        return plain(self)
-    with self.workers.context():
-        return self.act()
+def at_once(self: Scorer, batch: Batch, plain: Callable[[Scorer, Batch], None]) -> None:
+    """Calls that overlap with nothing are made here, where the card's books are."""
+    if self.overlap:
+        return plain(self, batch)
+    with patched_submit():
+        return plain(self, batch)
+
+
+@contextmanager
+def patched_submit() -> Iterator[None]:
+    """Calls are made where they are submitted; their time limits cost no memory."""
+
+    def submit(self: Workers, act: Callable[[], Any], what: str, *, seconds: float = 0.0) -> Call[Any]:
+        call: Call[Any] = Call(act, what, seconds)
+        with self.context():
+            call.future.set_result(act())
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Workers, "submit", submit)
+        yield
+
+
+def here(act: Callable[[], Any], what: str, **rest: Any) -> Any:
+    """A scorer's call, made here."""
+    with scoring.torch_context()():
+        return act()
 
 
 @contextmanager
@@ -139,7 +161,9 @@ def phases(card: PretendedCard) -> Iterator[None]:
     """Within the block the run's own functions tell the card which phase they are."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scoring, "torch_context", partial(handed_on, card, scoring.torch_context))
-        patch.setattr(LimitedCall, "result", partialmethod(at_once, LimitedCall.result))
+        patch.setattr(Scorer, "_start", partialmethod(at_once, plain=Scorer._start))
+        for module in (evaluate, monitor):
+            patch.setattr(module, "call_in_time", here)
         patch.setattr(Turns, "lent_to", lent_to)
         watched = Watched(card, patch)
         for phase, owner, name in (
@@ -151,7 +175,7 @@ def phases(card: PretendedCard) -> Iterator[None]:
             ("sample", rollout.Trunk, "finish"),
             ("score", epoch, "collect_scores"),
             ("score", epoch, "measure_agreement"),
-            ("train", epoch, "update_policy"),
+            ("train", update, "update_policy"),
             ("optimizer", Runtime, "step"),
             ("sample", evaluate, "sample_images"),
             ("score", evaluate, "score_images"),

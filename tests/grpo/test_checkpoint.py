@@ -24,14 +24,13 @@ from pacorl.grpo.checkpoint import (
     TENSORS,
     changes_since,
     identities_of,
-    optimizer_tensors,
     prune,
     recover,
-    set_optimizer_tensors,
     settle,
     starting_point,
     write_checkpoint,
 )
+from pacorl.grpo.lora_training import optimizer_tensors, set_optimizer_tensors
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.start import checkpoints
 from pacorl.io.documents import as_read_back
@@ -398,13 +397,14 @@ def test_an_optimizer_comes_back_by_names() -> None:
     layer = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1)
     steps(layer, optimizer, 2)
-    saved = {name: value.clone() for name, value in optimizer_tensors(optimizer, ["weight", "bias"]).items()}
+    saved = {name: value.clone() for name, value in optimizer_tensors(optimizer, layer).items()}
     other = torch.nn.Linear(2, 2)
     other.load_state_dict(layer.state_dict())
     second = torch.optim.AdamW(other.parameters(), lr=0.1)
-    set_optimizer_tensors(second, dict(other.named_parameters()), saved)
+    set_optimizer_tensors(second, other, saved)
     steps(layer, optimizer, 2)
     steps(other, second, 2)
     assert torch.equal(layer.weight, other.weight)
+    bias = torch.optim.AdamW([other.bias], lr=0.1)
     with pytest.raises(ValueError, match=r"does not train: weight"):
-        set_optimizer_tensors(second, {"bias": other.bias}, saved)
+        set_optimizer_tensors(bias, other, saved)

@@ -6,14 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from toy_world import ToyPolicy
 
-from pacorl.config.base import load
-from pacorl.grpo.builders import patience
 from pacorl.grpo.conditioning import ConditioningCache, ConditioningFiles
-from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.types import Conditioning, Prompt, Size
 
 PROMPTS = [Prompt(number, f"a fox, {number}") for number in range(100)]
@@ -96,55 +92,3 @@ def test_only_encoded_prompts_are_deleted(tmp_path: Path) -> None:
     assert [path.stat().st_mode & 0o777 for path in encoded] == [0o600] * 2
     files.remove()
     assert sorted(path.name for path in files.folder.iterdir()) == ["mine.safetensors", "notes.txt"]
-
-
-def test_processes_wait_as_long_as_the_judge_may_be_away() -> None:
-    run = load(PolicyConfig, None, ["judge.checkpoint=http://127.0.0.1:8000/v1#m"])
-    # 269 of 1,344 scores may be missing: nine rounds of 32 and the one that stops, of seven attempts each.
-    attempts = 10 * 7 * 60
-    assert patience(run) == pytest.approx(600 + 180 + 900 + attempts)
-    assert patience(load(PolicyConfig, None, [])) == 600
-    service = "rewards=[{name: http, args: {url: 'http://127.0.0.1:1/score', outage: 4000}}]"
-    assert patience(load(PolicyConfig, None, ["judge=none", service])) == 600 + 4000
-    held_out = f"evaluation.{service.replace('4000', '5000')}"
-    assert patience(load(PolicyConfig, None, ["judge=none", service, held_out])) == 600 + 4000 + 5000
-
-
-class NumberingPolicy(ToyPolicy):
-    """Encodes an edit as (its image's number, the size's height), and counts what it encodes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoded = 0
-
-    def encode(self, prompts: Sequence[Prompt], size: Size) -> list[Conditioning]:
-        self.encoded += len(prompts)
-        numbers = [["one.png", "two.png"].index(prompt.sources[0].name) for prompt in prompts]
-        return [Conditioning({"text": torch.tensor([[number, size.height]])}) for number in numbers]
-
-
-def test_one_text_with_two_images_or_sizes_is_encoded_for_each_and_once() -> None:
-    edits = [Prompt(number, "a red hat", sources=(Path(name),)) for number, name in enumerate(("one.png", "two.png"))]
-    policy = NumberingPolicy()
-    cache = ConditioningCache(policy)  # type: ignore[arg-type]
-    cache.prepare(edits, SMALL)
-    for _ in range(2):
-        assert cache.batch(edits[::-1], SMALL).tensors["text"].tolist() == [[1, 16], [0, 16]]
-        assert cache.batch(edits[:1], LARGE).tensors["text"].tolist() == [[0, 32]]
-    assert policy.encoded == 3
-
-
-def test_one_text_with_other_references_is_encoded_again() -> None:
-    prompts = [Prompt(number, "a red hat", references=(Path(name),)) for number, name in enumerate(("a.png", "b.png"))]
-    encoded: list[Prompt] = []
-
-    class Counting(ToyPolicy):
-        def encode(self, prompts: Sequence[Prompt], size: Size) -> list[Conditioning]:
-            encoded.extend(prompts)
-            return [Conditioning({"text": torch.tensor([[prompt.id, size.height]])}) for prompt in prompts]
-
-    cache = ConditioningCache(Counting())  # type: ignore[arg-type]
-    cache.prepare(prompts, SMALL)
-    assert cache.batch(prompts, SMALL).tensors["text"].tolist() == [[0, 16], [1, 16]]
-    assert cache.batch(prompts[:1], LARGE).tensors["text"].tolist() == [[0, 32]]
-    assert encoded == [*prompts, prompts[0]]

@@ -18,8 +18,8 @@ from pacorl.grpo.monitor import (
     SAME_DISTANCE,
     SIDE,
     HackingMonitor,
+    PanelStatistics,
     _pixels,
-    diversity,
     is_blank,
     panel_statistics,
     signs_of,
@@ -106,6 +106,10 @@ def test_the_order_of_the_panels_changes_no_sign() -> None:
         assert getattr(turned, field.name) == pytest.approx(getattr(shown, field.name)), field.name
 
 
+def diversity(images: Sequence[PanelStatistics]) -> float | None:
+    return signs_of(images).get("diversity")
+
+
 def test_one_picture_for_every_prompt_is_no_diversity() -> None:
     healthy = diversity([panel_statistics(*one) for one in sets(24)])
     alike = diversity([panel_statistics(*one) for one in sets(24, same=True)])
@@ -141,17 +145,17 @@ def test_a_rise_beyond_the_limit_is_an_alarm() -> None:
     raised = [watch.update("epoch", {"monitor/duplicates": value}) for value in (0.0, 0.1, 0.2, 0.25, 0.3, 0.4)]
     assert [len(alarms) for alarms in raised] == [0, 0, 0, 0, 1, 1]
     alarm = raised[4][0]
-    assert (alarm.reference, alarm.now, alarm.action) == (pytest.approx(0.05), pytest.approx(0.275), "warn")
+    assert (alarm.reference, alarm.now) == (pytest.approx(0.05), pytest.approx(0.275))
     assert "duplicates went from 0.050 to 0.275, beyond the limit of 0.2" in str(alarm)
 
 
 def test_a_fall_is_a_share_of_the_best() -> None:
-    watch = HackingMonitor({"diversity": 0.4, "held_out": 0.2}, action="stop")
+    watch = HackingMonitor({"diversity": 0.4, "held_out": 0.2})
     first = {"monitor/diversity": 0.5, "held_out/clip": 0.30, "held_out/gemma": None}
     assert watch.update("evaluation", first) == []
     assert watch.update("evaluation", {"monitor/diversity": 0.31, "held_out/clip": 0.25}) == []
     alarms = watch.update("evaluation", {"monitor/diversity": 0.29, "held_out/clip": 0.23})
-    assert [(alarm.sign, alarm.action) for alarm in alarms] == [("diversity", "stop"), ("held_out/clip", "stop")]
+    assert [alarm.sign for alarm in alarms] == ["diversity", "held_out/clip"]
 
 
 @pytest.mark.parametrize(("prompts", "average"), [(42, 3), (8, 3), (6, 4), (4, 6)])

@@ -138,7 +138,6 @@ def test_prompts_that_are_also_measured_on_are_refused(small: list[str], caplog:
         ("{name: 'OWN:raises'}", "KeyError on prompt 0.*no such thing"),
         ("{name: reference}", "prompt 0.* has no panel of a character"),
         ("{name: consistency, args: {heat: 2}}", r"rewards\.consistency\.args: unknown argument 'heat'"),
-        ("{name: http, args: {url: 'http://127.0.0.1:9/', tries: 1}}", "'http' has no score for a trial image"),
     ],
 )
 def test_a_reward_that_cannot_work_is_named_before_anything_is_sampled(

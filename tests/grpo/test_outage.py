@@ -1,16 +1,14 @@
-"""A judge or reward service that goes away: it is retried, and a run that gives up is saved and draws its epoch again.
+"""A judge that goes away: it is retried, and a run that gives up is saved and draws its epoch again.
 
-Runs are of the toy world, whose judge or reward is asked at a server of this process.
+Runs are of the toy world, whose judge is asked at a server of this process.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +22,8 @@ from pacorl.grpo import builders
 from pacorl.grpo.start import checkpoints
 from pacorl.io.files import digests
 from pacorl.io.outage import UnreachableError
-from pacorl.judge.judge import Counters
 
 pytestmark = [pytest.mark.usefixtures("toy"), pytest.mark.slow]
-
-SCORE = "/v1/score"
-JUDGE_COUNTS = {f"judge/{field.name}" for field in fields(Counters)}
-"""Metrics that a retried request changes."""
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +34,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class LeavingServer:
-    """A judge and a reward service that leaves a run in its second epoch, or in its last evaluation."""
+    """A judge that leaves a run in its second epoch, or in its last evaluation."""
 
     def __init__(self, way: str, *, after: str = "epoch-000001.png", answers: int = 15) -> None:
         """
@@ -53,7 +46,7 @@ class LeavingServer:
         self.way, self.after, self.answers = way, after, answers
         self.is_away, self.gone = False, threading.Event()
         self.run = Path()
-        self._fake = FakeServer(behave=self._behave, posts={SCORE: self._score})
+        self._fake = FakeServer(behave=self._behave)
         self._left, self._lock, self._serving = 0, threading.Lock(), ExitStack()
 
     @contextmanager
@@ -87,14 +80,6 @@ class LeavingServer:
         self._is_away_to(handler)
         return True
 
-    def _score(self, handler: Handler, document: dict[str, Any]) -> None:
-        with self._lock:
-            away = self._leaves()
-        if away:
-            self._is_away_to(handler)
-        else:
-            handler.answer({"scores": [len(image) / 1000 for image in document["images"]]})
-
     def _is_away_to(self, handler: Handler) -> None:
         if self.way == "hangs":
             time.sleep(6)
@@ -107,15 +92,10 @@ def settings(url: str) -> list[str]:
     return [f"judge.checkpoint={url}#judge", "epochs=2"]
 
 
-def http_reward(url: str, *more: str, outage: float = 900) -> list[str]:
-    args = {"url": f"{url.removesuffix('/v1')}{SCORE}", "batch": 1, "tries": 1, "outage": outage}
-    return ["judge=none", f"rewards=[{{name: http, args: {json.dumps(args)}}}]", "epochs=2", *more]
-
-
 def content(run: Path) -> dict[str, Any]:
     """What a run leaves, without times, counts and addresses."""
     newest = checkpoints(run / "checkpoints")[-1]
-    lines = [{k: v for k, v in line.items() if k not in JUDGE_COUNTS} for line in metrics(run) if "changes" not in line]
+    lines = [line for line in metrics(run) if "changes" not in line]
     weights = {
         f"{path.parent.name}/{path.stem}/{name}": value
         for path in [*newest.glob("*.safetensors"), *newest.glob("lora/*.safetensors")]
@@ -129,10 +109,10 @@ def content(run: Path) -> dict[str, Any]:
     }
 
 
-def undisturbed(folder: Path, *, make: Any = settings) -> dict[str, Any]:
+def undisturbed(folder: Path) -> dict[str, Any]:
     """The content of a run whose server stays."""
     with LeavingServer("never").serving(folder) as url:
-        train_policy(toy_config(folder, *make(url)))
+        train_policy(toy_config(folder, *settings(url)))
     return content(folder)
 
 
@@ -196,19 +176,6 @@ def test_a_run_that_gives_up_is_saved_and_resumed_as_if_undisturbed(
         server.come_back()
         train_policy(toy_config(run, *settings(url)), resume="auto")
     assert content(run) == whole
-
-
-def test_a_reward_service_is_waited_for_alike(tmp_path: Path) -> None:
-    expected = undisturbed(tmp_path / "whole", make=http_reward)
-    server, run = LeavingServer("refused", after="evaluation-000000.jsonl"), tmp_path / "run"
-    with server.serving(run) as url:
-        with pytest.raises(UnreachableError, match=r"reward service http://\S+ has not answered for .* --resume auto"):
-            train_policy(toy_config(run, *http_reward(url, outage=1)))
-        with pytest.raises(UnreachableError, match="reward service"):
-            train_policy(toy_config(run, *http_reward(url, outage=1)), resume="auto")
-        server.come_back()
-        train_policy(toy_config(run, *http_reward(url, outage=1)), resume="auto")
-    assert content(run) == expected
 
 
 def test_a_judge_that_answers_wrongly_is_no_outage(tmp_path: Path) -> None:

@@ -69,9 +69,12 @@ def test_the_table_of_parts() -> None:
     """A score without parts counts for every panel; panels that a set lacks, and missing scores, stay missing."""
     prompts = [Prompt(0, "four", grid=Grid(2, 2)), Prompt(1, "two", grid=Grid(1, 2))]
     rows = [Row(prompts[0], 0), Row(prompts[0], 1), Row(prompts[1], 2)]
-    parts = {0: {"reds": [0.1, 0.2, 0.3, 0.4]}, 1: {"reds": [0.1, None, 0.3, 0.4]}, 2: {"reds": [0.5, 0.6]}}
-    scores: dict[int, list[float | None]] = {0: [1.0, 7.0], 1: [None, 8.0], 2: [1.1, None]}
-    table = reward_table(scores, rows, names=("reds", "whole"), parts=parts)
+    scores = {
+        0: [PanelScores(1.0, [0.1, 0.2, 0.3, 0.4]), PanelScores(7.0, None)],
+        1: [PanelScores(None, [0.1, None, 0.3, 0.4]), PanelScores(8.0, None)],
+        2: [PanelScores(1.1, [0.5, 0.6]), PanelScores(None, None)],
+    }
+    table = reward_table(scores, rows, names=("reds", "whole"), by_panel=True)
     nan = float("nan")
     expected = [
         [[0.1, 0.2, 0.3, 0.4], [0.1, nan, 0.3, 0.4], [0.5, 0.6, nan, nan]],
@@ -89,24 +92,9 @@ def test_a_scorer_collects_the_parts_of_rewards_that_have_them(overlap: bool) ->
     with Scorer(rewards, overlap=overlap, by_panel=True) as scorer:
         for rollout in collect(draw, rows).rollouts:
             scorer.submit(rollout)
-        assert scorer.results() == {0: [2.5, 1.0], 1: [2.5, 1.0], 2: [0.75, 1.0], 3: [0.75, 1.0]}
-        four, two = {"reds": [0.25, 0.5, 0.75, 1.0]}, {"reds": [0.25, 0.5]}
-        assert scorer.parts == {0: four, 1: four, 2: two, 3: two}
-
-
-def test_parts_that_come_late_change_nothing() -> None:
-    """A call that is not waited for may end while the parts are exchanged."""
-    _, draw, rows = drawn([Grid(2, 2)], tree=Tree(1, (4, 1)))
-    first, second = collect(draw, rows).rollouts
-    with Scorer({"reds": Reds()}, overlap=False, by_panel=True) as scorer:
-        scorer.submit(first)
-        scorer.results()
-        held = scorer.parts
-        before = {row: dict(parts) for row, parts in held.items()}
-        scorer.submit(second)
-        scorer.results()
-        assert len(scorer.parts) > len(before)
-        assert held == before
+        whole = PanelScores(1.0, None)
+        four, two = PanelScores(2.5, [0.25, 0.5, 0.75, 1.0]), PanelScores(0.75, [0.25, 0.5])
+        assert scorer.results() == {0: [four, whole], 1: [four, whole], 2: [two, whole], 3: [two, whole]}
 
 
 class Whole:
@@ -144,13 +132,13 @@ def test_scores_have_parts_with_panel_credit_alone(tmp_path: Path) -> None:
     of_set, of_no_share, of_panel = records
     assert of_set == of_no_share, "no share of panel credit is credit set, to the bit"
     assert weights(tmp_path / "set") == weights(tmp_path / "0")
-    assert of_set["parts"] is None
+    assert of_set["parts"][0] == [None, None]
     rows = of_panel["parts"]
     assert sorted(rows) == list(range(8))
-    assert {name: len(part) for name, part in rows[0].items()} == {"consistency": 4, "panel_match": 4}
+    assert [len(part_P) for part_P in rows[0]] == [4, 4]
     consistency, panel_match = of_panel["scores"][0]
-    assert sum(rows[0]["consistency"]) == pytest.approx(2 * consistency), "a pair counts for both of its panels"
-    assert sum(rows[0]["panel_match"]) == pytest.approx(panel_match)
+    assert sum(rows[0][0]) == pytest.approx(2 * consistency), "a pair counts for both of its panels"
+    assert sum(rows[0][1]) == pytest.approx(panel_match)
 
 
 @pytest.mark.parametrize(
@@ -209,8 +197,8 @@ def test_a_file_s_parts_reach_the_epoch_and_are_tried_before_the_run(tmp_path: P
 
     with toy_world(), recorded_epochs() as records:
         run("Quarters")
-        assert records[0]["parts"][0] == {"mine": [0.1, 0.2, 0.3, 0.4]}
-        with pytest.raises(ValueError, match=r"returned 1 parts for prompt 0.*; a 2x2 grid needs 4, one per panel"):
+        assert records[0]["parts"][0] == [[0.1, 0.2, 0.3, 0.4]]
+        with pytest.raises(ValueError, match=r"returned 1 parts for 4 panels \(prompt 0"):
             run("One")
 
 

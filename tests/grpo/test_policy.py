@@ -12,7 +12,7 @@ from toy_world import toy_config, toy_world
 
 from pacorl.config.recipes import recipe
 from pacorl.core.advantages import advantages
-from pacorl.grpo import checkpoint, epoch
+from pacorl.grpo import checkpoint, epoch, update
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.runtime.stopping import Interrupted
 
@@ -60,13 +60,13 @@ def test_a_run_that_is_told_to_stop_twice_still_saves(tmp_path: Path, monkeypatc
 
 def test_every_sample_is_trained_on_with_its_own_advantage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each batch's advantages are those of its own images' rewards, in whatever order batches are dealt to updates."""
-    updates, update = [], epoch.update_policy
+    updates, plain = [], update.update_policy
 
     def kept(policy_loss, samples, values, **rest):  # type: ignore[no-untyped-def]
         updates.append((samples, values))
-        return update(policy_loss, samples, values, **rest)
+        return plain(policy_loss, samples, values, **rest)
 
-    monkeypatch.setattr(epoch, "update_policy", kept)
+    monkeypatch.setattr(update, "update_policy", kept)
     config = toy_config(tmp_path / "run", "advantages.aggregate=weighted_sum")
     with toy_world():
         training = PolicyTrainer(config)
@@ -124,14 +124,14 @@ def test_gradients_that_are_not_finite_are_skipped_then_stop_the_run(
 ) -> None:
     monkeypatch.setattr("pacorl.grpo.lora_training.MAX_BAD_STEPS", 3)
     config = tiny_run([*small, "epochs=3"])
-    update = epoch.update_policy
+    plain = update.update_policy
 
     def broken(learner, *args, **kwargs):  # type: ignore[no-untyped-def]
-        found = update(learner, *args, **kwargs)
+        found = plain(learner, *args, **kwargs)
         next(p for p in learner.policy.transformer.parameters() if p.grad is not None).grad.fill_(float("nan"))
         return found
 
-    monkeypatch.setattr(epoch, "update_policy", broken)
+    monkeypatch.setattr(update, "update_policy", broken)
     with pytest.raises(ValueError, match="3 optimizer steps in a row"):
         train_policy(config)
     assert metrics(config.out)[1]["skipped"] == 1.0

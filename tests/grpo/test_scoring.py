@@ -14,9 +14,13 @@ from toy_world import ToyJudge
 from pacorl.grpo.rows import Row
 from pacorl.grpo.scoring import Scorer, overlaps, reward_table, time_limit
 from pacorl.judge.judge import Counters, Judge, JudgeSettings
-from pacorl.rewards.http import HttpScorer
-from pacorl.rewards.reward import RewardError
+from pacorl.rewards.reward import PanelScores, RewardError
 from pacorl.types import Prompt, Rollout, Size
+
+
+def results(scorer: Scorer) -> dict[int, list[float | None]]:
+    return {row: [result.score for result in results] for row, results in scorer.results().items()}
+
 
 PROMPTS = [Prompt(number, f"prompt {number}") for number in range(4)]
 
@@ -58,8 +62,8 @@ def test_each_batch_is_one_call_and_rows_keep_their_scores(side: bool) -> None:
     with Scorer({"red": red, "double": double}, overlap=side) as scorer:
         scorer.submit(rollout([4, 5]))
         scorer.submit(rollout([0, 1, 2]))
-        assert scorer.results() == {row: [float(row), 2.0 * row] for row in (4, 5, 0, 1, 2)}
-        assert scorer.results() == {}
+        assert results(scorer) == {row: [float(row), 2.0 * row] for row in (4, 5, 0, 1, 2)}
+        assert results(scorer) == {}
     assert red.calls == double.calls == [[4, 5], [0, 1, 2]]
 
 
@@ -68,7 +72,7 @@ def test_a_call_holds_whole_groups_where_samples_are_compared() -> None:
     with Scorer({"red": red}, overlap=True, group_size=4) as scorer:
         for rows in ([0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]):
             scorer.submit(rollout(rows))
-        assert scorer.results() == {row: [float(row)] for row in range(12)}
+        assert results(scorer) == {row: [float(row)] for row in range(12)}
     assert red.calls == [[*range(12)]]
 
 
@@ -98,7 +102,7 @@ def test_rewards_are_called_without_gradients(side: bool) -> None:
 def test_missing_and_not_finite_are_told_apart() -> None:
     with Scorer({"red": Redness(lambda values: [None, float("inf"), 1])}, overlap=True) as scorer:
         scorer.submit(rollout([0, 1, 2]))
-        found = scorer.results()
+        found = results(scorer)
     assert found[0] == [None]
     assert math.isnan(found[1][0] or 0.0)
     assert found[2] == [1.0]
@@ -117,7 +121,7 @@ def test_nobody_waits_for_more_once_too_many_scores_are_missing() -> None:
     with Scorer({"red": red}, overlap=False, max_missing=3) as scorer:
         for row in range(0, 12, 2):
             scorer.submit(rollout([row, row + 1]))
-        assert scorer.results() == {row: [None] for row in range(12)}
+        assert results(scorer) == {row: [None] for row in range(12)}
         assert len(red.calls) == 2
         assert scorer.last_error() == "8 samples were not waited for"
 
@@ -150,7 +154,9 @@ def test_rewards_of_this_process_are_asked_one_at_a_time() -> None:
 
 def test_a_missing_score_is_invalid_and_a_row_is_of_its_prompts_group() -> None:
     rows = [Row(PROMPTS[2], 4), Row(PROMPTS[1], 7), Row(PROMPTS[2], 5)]
-    table = reward_table({4: [None, 1.0], 5: [0.25, 2.0], 7: [0.5, math.nan]}, rows, names=("red", "double"))
+    values = {4: [None, 1.0], 5: [0.25, 2.0], 7: [0.5, math.nan]}
+    scores = {row: [PanelScores(value, None) for value in of_row] for row, of_row in values.items()}
+    table = reward_table(scores, rows, names=("red", "double"))
     assert table.valid_RB.tolist() == [[False, True, True], [True, False, True]]
     assert table.score_RB[:, 2].tolist() == [0.25, 2.0]
     assert table.group_B.tolist() == [2, 1, 2]
@@ -180,7 +186,6 @@ def test_services_keep_their_own_time_limits() -> None:
         judge: Judge
 
     assert time_limit(Redness(), 3.0) == 3.0
-    assert time_limit(HttpScorer("http://127.0.0.1:1"), 3.0) == math.inf
     asking = Asking()
     asking.judge = ToyJudge()
     assert time_limit(asking, 3.0) == 3.0, "a judge of this process may hang as well"

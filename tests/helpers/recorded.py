@@ -13,7 +13,7 @@ import torch
 
 from pacorl.core.sampler import Sampler
 from pacorl.grpo import epoch
-from pacorl.grpo.scoring import Scored, Scorer
+from pacorl.grpo.scoring import Scorer, Scores
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.runtime.processes import Runtime
 from pacorl.types import Advantages, Samples
@@ -30,10 +30,12 @@ def recorded_epochs() -> Iterator[list[Record]]:
     records: list[Record] = []
     collect, learn = epoch.collect_scores, epoch.learn
 
-    def noted_scores(scorer: Scorer, runtime: Runtime) -> Scored:
-        scored = collect(scorer, runtime)
-        records.append({"scores": scored.scores, "parts": scored.parts})
-        return scored
+    def noted_scores(scorer: Scorer, runtime: Runtime) -> tuple[Scores, list[str]]:
+        scores, reasons = collect(scorer, runtime)
+        of_row = {row: [result.score for result in results] for row, results in scores.items()}
+        parts = {row: [result.part_P for result in results] for row, results in scores.items()}
+        records.append({"scores": of_row, "parts": parts})
+        return scores, reasons
 
     def noted_samples(
         run: PolicyTrainer, sampler: Sampler, samples: Sequence[Samples], values: Advantages

@@ -8,13 +8,15 @@ from PIL.Image import Image
 
 from pacorl.grpo.rows import Row
 from pacorl.grpo.scoring import reward_table
-from pacorl.rewards.reward import RewardFunction, scores_of
+from pacorl.rewards.reward import PanelScores, RewardFunction, scores_of
 from pacorl.types import Prompt, RewardTable
 
 
 def score(rewards: Mapping[str, RewardFunction], prompts: Sequence[Prompt], images: Sequence[Image]) -> RewardTable:
     """Score every image by every reward."""
     columns = [scores_of(name, reward, prompts, images) for name, reward in rewards.items()]
-    scores = {number: list(row) for number, row in enumerate(zip(*columns, strict=True))}
+    scores = {
+        number: [PanelScores(score, None) for score in row] for number, row in enumerate(zip(*columns, strict=True))
+    }
     rows = [Row(prompt, number) for number, prompt in enumerate(prompts)]
     return reward_table(scores, rows, names=tuple(rewards))

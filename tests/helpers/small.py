@@ -44,7 +44,7 @@ class Model(nn.Module):
 
 def train(out: Path) -> None:
     """Three steps with sampling between them; state is saved, spoilt and put back; one more forward."""
-    from pacorl.grpo.checkpoint import optimizer_tensors, set_optimizer_tensors
+    from pacorl.grpo.lora_training import optimizer_tensors, set_optimizer_tensors
     from pacorl.models.adapters import MovingAverage, adapter_state, full_state, set_adapter_state
     from pacorl.runtime.processes import Runtime
 
@@ -70,13 +70,12 @@ def train(out: Path) -> None:
     with torch.no_grad():
         model(batches[0])
 
-    named = {name: p for name, p in machine.unwrap(model).named_parameters() if p.requires_grad}
     kept = {name: value.clone() for name, value in full_state(adapter_state(machine.unwrap(model))).items()}
-    moments = {name: value.clone() for name, value in optimizer_tensors(optimizer, list(named)).items()}
+    moments = {name: value.clone() for name, value in optimizer_tensors(optimizer, machine.unwrap(model)).items()}
     set_adapter_state(machine.unwrap(model), {name: torch.zeros_like(value) for name, value in kept.items()})
     set_adapter_state(machine.unwrap(model), kept)
-    set_optimizer_tensors(optimizer, named, moments)
-    again = optimizer_tensors(optimizer, list(named))
+    set_optimizer_tensors(optimizer, machine.unwrap(model), moments)
+    again = optimizer_tensors(optimizer, machine.unwrap(model))
     assert all(torch.equal(again[name], value) for name, value in moments.items())
     with torch.no_grad():
         output = model(batches[0])

@@ -38,7 +38,7 @@ def brightness(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list
 def stop_and_train(out: Path) -> None:
     """What ranks must not mix up: a stop flag, and the scores of both."""
     from pacorl.grpo.trainer import PolicyTrainer
-    from pacorl.runtime.processes import Runtime
+    from pacorl.runtime.processes import Runtime, destroy_process_group
     from pacorl.runtime.stopping import Interrupted
 
     toy_world.install()
@@ -56,4 +56,8 @@ def stop_and_train(out: Path) -> None:
     config = toy_world.toy_config(out / "run", *EPOCH)
     with recorded_epochs() as met["epochs"]:
         PolicyTrainer(config, rewards={"drawing": brightness}).train()
+    # gloo's threads may hold tensors, which abort the process if the interpreter ends before them.
+    destroy_process_group()
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    met["native threads"] = [name for name in names if "gloo" in name]
     (out / f"rank-{machine.rank}.json").write_text(json.dumps(met))

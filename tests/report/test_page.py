@@ -84,7 +84,7 @@ def test_page_asks_for_nothing(run: Path) -> None:
 def running(tmp_path: Path) -> Path:
     """A run between two evaluations, two epochs of five in, without a summary."""
     seconds = {"seconds/rollout": 6.0, "seconds/reward": 1.0, "seconds/update": 3.0}
-    epoch = {"kind": "epoch", "monitor/blank": 0.0, "clip_fraction": 0.5, "grad_norm": 1.0, "judge/requests": 24.0}
+    epoch = {"kind": "epoch", "monitor/blank": 0.0, "clip_fraction": 0.5, "grad_norm": 1.0}
     evaluation = {"kind": "evaluation", "held_out/ocr": 0.5, "monitor/blank": 0.0}
     folder = write_metrics(
         tmp_path / "running",

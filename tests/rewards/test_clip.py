@@ -134,7 +134,7 @@ def test_a_long_text_is_cut_as_the_model_cuts_it(
 def test_one_checkpoint_is_loaded_once(tiny_clip: Path) -> None:
     text, image = PanelClipText(str(tiny_clip)), PanelClipImage(str(tiny_clip))
     assert text.clip is image.clip
-    assert text.clip is not clip_encoder(str(tiny_clip), dtype="bfloat16")
+    assert text.clip is clip_encoder(str(tiny_clip))
 
 
 def test_nothing_is_loaded_before_it_is_needed() -> None:
@@ -144,7 +144,7 @@ def test_nothing_is_loaded_before_it_is_needed() -> None:
 
 def test_a_head_that_runs_code_is_refused(tiny_clip: Path, tmp_path: Path) -> None:
     torch.save({"layers.0.weight": tmp_path}, tmp_path / "code.pth")  # a Path is no tensor
-    with pytest.raises(ValueError, match=r"code\.pth holds more than tensors"):
+    with pytest.raises(ValueError, match=r"code\.pth is damaged, or holds more"):
         Aesthetic(str(tiny_clip), head=str(tmp_path / "code.pth")).load()
 
 

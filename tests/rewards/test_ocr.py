@@ -63,7 +63,7 @@ def test_ocr_scores_by_any_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(image: Image.Image) -> str:
         return "OPEN NOW"[: int(np.asarray(image)[0, 0, 0]) // 30]
 
-    monkeypatch.setattr(ocr, "open_reader", lambda engine, *, language: read)
+    monkeypatch.setattr(ocr, "open_reader", lambda: read)
     images = [Image.new("RGB", (8, 8), (level, 0, 0)) for level in (60, 240, 0, 150)]
     prompts = [Prompt(id=number, text='A sign reading "OPEN NOW".') for number in range(4)]
     reward = Ocr()

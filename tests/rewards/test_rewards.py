@@ -107,8 +107,8 @@ PAIR = Prompt(4, "two", grid=Grid(1, 2))
     ("given", "message"),
     [
         (1.0, r"returned 1.0 for prompt 4, 'two'; panel_scores must return PanelScores"),
-        (PanelScores(1.0, [0.5]), r"returned 1 parts for prompt 4, 'two'; a 1x2 grid needs 2"),
-        (PanelScores(1.0, 2), r"returned the parts 2 for prompt 4"),  # type: ignore[arg-type]
+        (PanelScores(1.0, [0.5]), r"returned 1 parts for 2 panels \(prompt 4, 'two'\)"),
+        (PanelScores(1.0, 2), r"returned 2 and no list of parts for 2 panels \(prompt 4, 'two'\)"),  # type: ignore[arg-type]
         (PanelScores(1.0, [0.5, True]), r"returned True for prompt 4"),
         (PanelScores(1.0, [0.5, math.inf]), r"returned inf for prompt 4"),
     ],

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -14,7 +12,6 @@ from toy_world import toy_config, toy_world
 
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.runtime.processes import Runtime, lost_ranks
-from pacorl.runtime.stopping import Interrupted, exit_when_uncaught
 
 
 def test_batches_are_sharded_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +22,6 @@ def test_batches_are_sharded_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
             patch.setattr(machine, "world", 2)
             patch.setattr(machine, "rank", rank)
             assert machine.shard("abc") == share
-            assert machine.rounds(3) == 2
             # Sharded weights need all ranks in every forward.
             patch.setattr(machine, "sharded", True)
             assert machine.shard("abc") == (share if rank == 0 else [(1, "b"), (-1, "a")])
@@ -95,33 +91,3 @@ def test_a_lost_rank_is_one_line(fault: RuntimeError) -> None:
 def test_other_faults_stay_what_they_are(world: int, words: str) -> None:
     with pytest.raises(RuntimeError, match=f"^{words}$"), lost_ranks(0, world):
         raise RuntimeError(words)
-
-
-STOPPED = """
-import os, signal
-from pacorl.runtime.processes import Runtime
-
-runtime = Runtime()
-with runtime.signals:
-    os.kill(os.getpid(), signal.SIGINT)
-    runtime.check_stop()
-"""
-
-
-@pytest.mark.slow
-def test_a_script_that_was_stopped_ends_with_75_after_its_traceback() -> None:
-    done = subprocess.run([sys.executable, "-c", STOPPED], check=False, capture_output=True, text=True)
-    assert done.returncode == 75
-    assert "Traceback" in done.stderr
-    assert done.stderr.splitlines()[-1].endswith("Interrupted: told to stop")
-
-
-def test_another_error_after_a_stop_keeps_python_s_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[BaseException] = []
-    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: shown.append(error))
-    exit_when_uncaught()
-    sys.excepthook(ValueError, ValueError("mine"), None)
-    with pytest.raises(SystemExit) as end:
-        sys.excepthook(Interrupted, Interrupted("stopped"), None)
-    assert end.value.code == 75
-    assert [str(error) for error in shown] == ["mine", "stopped"]

@@ -14,7 +14,6 @@ from pacorl.config.base import load
 from pacorl.core.devices import warn_of_pageable
 from pacorl.core.objectives import RATIO_DEVIATION
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.rows import check_sharded
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.models.int8 import Arena
 from pacorl.plan.ledger import META
@@ -147,10 +146,3 @@ def test_memory_is_the_form_of_every_model_of_a_run() -> None:
         PolicyConfig, None, ["memory=lowest", "evaluation={judge: tiny, rewards: [{name: consistency}]}"]
     ).evaluation.judge_settings
     assert (held_out.quantize, held_out.stream) == ("int8", True)
-
-
-def test_a_sharded_transformer_is_not_streamed() -> None:
-    """Refused before anything is loaded."""
-    check_sharded(load(PolicyConfig, None, ["memory=low"]))
-    with pytest.raises(ValueError, match="memory lowest and FSDP2"):
-        check_sharded(load(PolicyConfig, None, ["memory=lowest"]))

@@ -12,16 +12,15 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pacorl.character_training.character_config import CharacterConfig
-from pacorl.character_training.pictures import Picture, gallery_prompts, read_pictures
+from pacorl.character_training.pictures import gallery_prompts, read_pictures
 from pacorl.core.batches import in_batches
 from pacorl.core.devices import check_card_used, to_device
 from pacorl.core.sampler import Sampler
@@ -33,12 +32,12 @@ from pacorl.grpo.evaluate import EvaluatedSample, keep_samples, noise_seed
 from pacorl.grpo.lora_training import BadGradientsError, LoraTraining
 from pacorl.grpo.rollout import sample_images
 from pacorl.grpo.start import SUMMARY, Resume, named_start
-from pacorl.io.documents import dump_json, write_json
-from pacorl.io.files import check_writable, disk_errors, own_folder, text_digest
+from pacorl.io.documents import write_json
+from pacorl.io.files import disk_errors, own_folder
 from pacorl.models.adapters import AdapterCopy, adapter_off
 from pacorl.models.lora import read_lora
 from pacorl.report.page import write_page
-from pacorl.runtime.logbook import Logbook, ProgressBars, TrainResult, check_trackers
+from pacorl.runtime.logbook import Logbook, Progress, TrainResult, check_trackers
 from pacorl.runtime.processes import Runtime
 from pacorl.runtime.stopping import Interrupted
 from pacorl.types import Prompt, Size
@@ -50,14 +49,11 @@ HELD_OUT_TIMES = tuple((level + 0.5) / 8 for level in range(8))
 HELD_OUT_LOSS = "held_out_loss"
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
-    """One image to train on or to measure."""
+class Example(NamedTuple):
+    """One image to train on or to measure: its caption, and (1, N, C) latents in fp32, on the CPU."""
 
     prompt: Prompt
-    """Its caption."""
     latents: Tensor
-    """(1, N, C) in fp32, on the CPU."""
 
 
 class CharacterTrainer:
@@ -90,7 +86,6 @@ class CharacterTrainer:
         self.pictures = read_pictures(config)
         """Images and captions."""
         check_trackers(config.trackers)
-        check_writable(config.out, folder=True)
         named_start(config.out, resume)
         config.generator.check_trainable(config.model.checkpoint)
         config.generator.check_source(config.model.checkpoint, adapter=config.adapter.start, size=self.size)
@@ -127,24 +122,24 @@ class CharacterTrainer:
             self.build()
             self._open_records(start)
             try:
-                with self.bars:
-                    self.bars.epoch(self.epoch, note="")
-                    self._evaluate_if_due()  # before the first step, or cut short by a stop
-                    while not self.finished:
-                        self.train_step()
-                        # A step that is skipped for its gradients leaves an evaluated step.
-                        self._evaluate_if_due()
-                        self.runtime.check_stop()
-                    self._finish()
+                self.progress.epoch(self.epoch)
+                self._evaluate_if_due()  # before the first step, or cut short by a stop
+                while not self.finished:
+                    self.train_step()
+                    # A step that is skipped for its gradients leaves an evaluated step.
+                    self._evaluate_if_due()
+                    self.runtime.check_stop()
+                self._finish()
             # The state of a whole step, so that the resumed run repeats none.
-            except (Interrupted, BadGradientsError) as fault:
+            except BadGradientsError:
                 self.save()
-                if isinstance(fault, BadGradientsError):
-                    raise
+                raise
+            except Interrupted:
+                self.save()
                 raise Interrupted(f"stopped after step {self.lora.step}, and saved; go on with --resume auto") from None
             finally:
                 self.logbook.close()
-        return TrainResult.of(out, adapter=out / "adapter")
+        return TrainResult.of(out)
 
     @property
     def epoch(self) -> int:
@@ -168,52 +163,45 @@ class CharacterTrainer:
     def build(self) -> None:
         """Load the models, and encode captions and images."""
         config = self.config
-        device = self.runtime.device
         # 1. Policy; captions and images are encoded once.
-        self.policy = build_adapted_policy(config, sizes=[self.size], device=device)
+        self.policy = build_adapted_policy(config, sizes=[self.size], device=self.runtime.device)
         self.cache = ConditioningCache(self.policy)
         self.gallery = gallery_prompts(config, self.pictures.subject)
-        captions = [picture.prompt for picture in (*self.pictures.train, *self.pictures.held_out)]
-        self.cache.prepare([*captions, *self.gallery], self.size)
-        self.train_examples = [self._example(picture) for picture in self.pictures.train]
-        self.held_out = [self._example(picture) for picture in self.pictures.held_out]
+        pictures = [*self.pictures.train, *self.pictures.held_out]
+        self.cache.prepare([*(picture.prompt for picture in pictures), *self.gallery], self.size)
+        examples = []
+        for picture in pictures:
+            latents = self.policy.encode_image(picture.open(self.size), self.size).float()
+            examples.append(Example(picture.prompt, latents))
+        self.train_examples = examples[: len(self.pictures.train)]
+        self.held_out = examples[len(self.pictures.train) :]
 
         # 2. Transformer, after the text encoders are freed: both together may not fit on the device.
         self.policy.free_encoders()
         torch.cuda.empty_cache()
-        place_transformer(config, self.policy, device=device)
+        place_transformer(config, self.policy, device=self.runtime.device)
         self.sigmas = self.policy.training_sigmas(LEVELS, self.size)
 
         # 3. Optimizer and average. Training is not guided.
         self.policy.options = config.model.unguided
         self.lora = LoraTraining(self.policy, config.optimizer, runtime=self.runtime)
 
-    def _example(self, picture: Picture) -> Example:
-        return Example(picture.prompt, self.policy.encode_image(picture.open(self.size), self.size).float())
-
     def _open_records(self, start: Path | None) -> None:
-        """Open the log, and restore a checkpoint's state."""
+        """Restore a checkpoint's state, and open the log."""
         config = self.config
         changes: dict[str, list[Any]] = {}
-        state: dict[str, Any] = {"log_lines": 0}
+        lines = 0
+        self.identities = {"images and captions": self.pictures.identity}
         if start:
             # Changes are refused before any state is restored. Images may be moved, but not exchanged.
             changes = checkpoints.changes_since(start, config, identities=self.identities, allowed=self.allow_changes)
-            state = checkpoints.restore(self.lora, start, seed=config.seed)
-            self.evaluated = state["evaluated"]
+            state = checkpoints.restore(self.lora, start)
+            self.evaluated, self.losses, lines = state["evaluated"], state["losses"], state["log_lines"]
             self.held_out_losses = {int(step): loss for step, loss in state["held_out_losses"].items()}
-            self.losses = state["losses"]
-
-        lines = state["log_lines"]
         self.logbook = Logbook.of(
             config, axis="step", lines=lines, changes=changes, epoch=self.epoch, step=self.lora.step
         )
-        self.bars = ProgressBars(epochs=math.ceil(config.steps / config.evaluate_every), shown=True)
-
-    @property
-    def identities(self) -> dict[str, str]:
-        """Images and captions by their content, which a resumed run must find again."""
-        return {"images and captions": text_digest(dump_json(self.pictures.identity))}
+        self.progress = Progress(epochs=math.ceil(config.steps / config.evaluate_every), shown=True)
 
     # --- training ----------------------------------------------------------------------------------------------
 
@@ -272,7 +260,7 @@ class CharacterTrainer:
             mean = sum(self.losses) / len(self.losses)
             self.logbook.write("epoch", epoch=epoch, step=step, values={"loss": mean})
             self.losses = []
-            self.bars.epoch(epoch, note=f"step {step}, loss {mean:.4f}")
+            self.progress.epoch(epoch, note=f"step {step}, loss {mean:.4f}")
         metrics = {HELD_OUT_LOSS: self.measure_held_out()} if self.held_out else {}
         if step and self.held_out:
             self.held_out_losses[step] = metrics[HELD_OUT_LOSS]
@@ -306,22 +294,17 @@ class CharacterTrainer:
         config = self.config
         jobs = list(product(self.gallery, range(config.gallery.seeds)))
         self.policy.options = config.model
-        with self.bars.phase("gallery", total=len(jobs), stage=True) as advance:
-
-            def count(size: int) -> None:
-                advance(size)
-                self.runtime.check_stop()
-
-            images = sample_images(
-                self.policy,
-                [prompt for prompt, _ in jobs],
-                sampler=Sampler(size=self.size, steps=config.gallery.steps),
-                cache=self.cache,
-                # The same prompts and seeds before and after, so that the page compares pairs.
-                seeds=[noise_seed(config.seed, job) for job in jobs],
-                batch=config.optimizer.micro_batch,
-                progress=count,
-            )
+        self.progress.say(f"gallery: {len(jobs)}")
+        images = sample_images(
+            self.policy,
+            [prompt for prompt, _ in jobs],
+            sampler=Sampler(size=self.size, steps=config.gallery.steps),
+            cache=self.cache,
+            # The same prompts and seeds before and after, so that the page compares pairs.
+            seeds=[noise_seed(config.seed, job) for job in jobs],
+            batch=config.optimizer.micro_batch,
+            progress=lambda size: self.runtime.check_stop(),
+        )
         self.policy.options = config.model.unguided
         samples = [EvaluatedSample(*job, image) for job, image in zip(jobs, images, strict=True)]
         keep_samples(self.logbook, samples, epoch=self.epoch)
@@ -329,15 +312,10 @@ class CharacterTrainer:
     # --- files -------------------------------------------------------------------------------------------------
 
     def save(self) -> Path:
-        """Write a checkpoint, and the best of the checkpoints as `adapter`.
-
-        Raises:
-            OSError: if the disk is full.
-        """
+        """Write a checkpoint, and the best of the checkpoints as `adapter`."""
         loss = self.held_out_losses.get(self.lora.step)
         state = {
             "epoch": self.epoch,
-            "seed": self.config.seed,
             "evaluated": self.evaluated,
             "held_out_losses": self.held_out_losses,
             # A checkpoint without an evaluation of its own cannot be the best.
@@ -357,7 +335,7 @@ class CharacterTrainer:
             self._draw_gallery()
 
         # From the log: a resumed run has not seen the first evaluation.
-        result = TrainResult.of(out, adapter=out / "adapter")
+        result = TrainResult.of(out)
         summary: dict[str, Any] = {"seed": self.config.seed, "steps": self.lora.step}
         for side, line in (("before", result.before), ("after", result.metrics)):
             summary[side] = {HELD_OUT_LOSS: line[HELD_OUT_LOSS]} if self.held_out else {}

@@ -8,14 +8,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image, ImageOps
 
 from pacorl.character_training.character_config import CharacterConfig
-from pacorl.io.documents import read_jsonl, read_text
-from pacorl.io.files import digest
+from pacorl.io.documents import dump_json, read_jsonl, read_text
+from pacorl.io.files import digest, text_digest
 from pacorl.io.images import open_image
 from pacorl.records.characters import find_character
 from pacorl.types import Prompt, Size
@@ -71,12 +71,13 @@ class PictureSet:
     held_out: tuple[Picture, ...]
 
     @property
-    def identity(self) -> list[list[Any]]:
-        """File name, hash, caption and use of each image, as JSON has it: a resumed run needs the same."""
-        rows: list[list[Any]] = []
-        for picture in (*self.train, *self.held_out):
-            rows.append([picture.path.name, digest(picture.path), picture.caption, picture in self.held_out])
-        return rows
+    def identity(self) -> str:
+        """Digest of each image's file name, content, caption and use: a resumed run needs the same."""
+        rows = [
+            [picture.path.name, digest(picture.path), picture.caption, picture in self.held_out]
+            for picture in (*self.train, *self.held_out)
+        ]
+        return text_digest(dump_json(rows))
 
 
 def read_pictures(config: CharacterConfig) -> PictureSet:
@@ -162,9 +163,5 @@ def gallery_prompts(config: CharacterConfig, subject: str) -> list[Prompt]:
 
 def small_pictures(pictures: Sequence[Picture], size: Size) -> list[Path]:
     """List the images with fewer pixels than the training size, which are enlarged."""
-    small = []
-    for path in dict.fromkeys(picture.path for picture in pictures):
-        image = open_image(path)
-        if math.prod(image.size) < size.height * size.width:
-            small.append(path)
-    return small
+    least = size.height * size.width
+    return [picture.path for picture in pictures if math.prod(open_image(picture.path).size) < least]

@@ -153,6 +153,7 @@ def _train_policy(run: PolicyConfig, config: Path, options: RunOptions) -> None:
         _echo_start(run.adapter.start)
         trainer = PolicyTrainer(run, resume=options.resume, allow_changes=options.allow_changes, listeners=[keep_page])
         folder = trainer.train().folder
+        del trainer  # its transformer holds the process group
     # Only the main process prints.
     if destroy_process_group():
         echo_page(folder)
@@ -331,12 +332,12 @@ def train_reward(
 
     # Train; the trainer imports the heavy libraries.
     from pacorl.judge_training.judge_trainer import JudgeTrainer
-    from pacorl.judge_training.loop import processes
+    from pacorl.runtime.processes import destroy_process_group
 
     with config_errors(config, run):
         folder = JudgeTrainer(run, resume=bool(options.resume), allow_changes=options.allow_changes).train()
     # Of several processes the main one has written the summary.
-    if processes().is_main_process:
+    if destroy_process_group():
         echo("\n".join(judge_lines(folder)))
         echo_page(folder)
 

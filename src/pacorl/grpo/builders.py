@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,10 +14,10 @@ from pacorl.config.reward_section import RewardConfig
 from pacorl.core.objectives.grpo_clip import PANEL_RANGE, SET_RANGE, ClippedOptions
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.scoring import MAX_MISSING, time_limit
-from pacorl.io.outage import OUTAGE_SECONDS, UnreachableError, WaitsForOutages
+from pacorl.grpo.scoring import time_limit
+from pacorl.io.outage import OUTAGE_SECONDS, UnreachableError
 from pacorl.judge import open_judge
-from pacorl.judge.judge import STARTUP_SECONDS, Judge, JudgeSettings
+from pacorl.judge.judge import STARTUP_SECONDS, Judge
 from pacorl.models.adapters import add_lora, start_from
 from pacorl.models.policies import build_policy
 from pacorl.models.policies.pipeline import PipelinePolicy
@@ -66,21 +65,13 @@ def without_idle_judges(config: PolicyConfig, *, run: bool = True) -> PolicyConf
     Raises:
         ConfigError: if `judge` is none, and a reward needs it; the message names the reward.
     """
-    # The keys that need a judge, for the message.
     asking = [f"rewards.{reward.key}" for reward in config.rewards if asks_judge(reward, run=run)]
-    held_out = []
-    for reward in config.evaluation.rewards:
-        if asks_judge(reward, run=run):
-            held_out.append(f"evaluation.rewards.{reward.key}")
+    measures = [measure for measure in config.evaluation.rewards if asks_judge(measure, run=run)]
+    held_out = [f"evaluation.rewards.{measure.key}" for measure in measures]
     if not config.evaluation.judge:
         asking += held_out
-
     if asking and config.judge is None:
-        verb = "asks" if len(asking) == 1 else "ask"
-        raise ConfigError(
-            f"judge is none, and {', '.join(asking)} {verb} a judge; set judge.checkpoint=…, or remove the reward or "
-            "metric"
-        )
+        raise ConfigError(f"judge is none, and needed by {', '.join(asking)}; set judge.checkpoint=…, or remove them")
     if not held_out:
         config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"judge": ""})})
     return config if asking else config.model_copy(update={"judge": None})
@@ -99,34 +90,27 @@ def with_credit(
     Returns:
         The config, and the choice with its reason; empty if the config made it.
     """
-    if config.advantages.credit is not None:
-        return _with_clip_range(config), ""
-    without = []
-    for reward in config.rewards:
-        is_function = reward.name in functions
-        if not (hasattr(functions[reward.name], "panel_scores") if is_function else has_parts(reward, run=run)):
-            without.append(reward.key)
+    note = ""
+    if config.advantages.credit is None:
+        without = []
+        for reward in config.rewards:
+            function = functions.get(reward.name)
+            if not (hasattr(function, "panel_scores") if function else has_parts(reward, run=run)):
+                without.append(reward.key)
 
-    # An edit is one image.
-    credit: Literal["set", "panel"] = "set"
-    if any(prompt.sources for prompt in prompts):
-        reason = "the prompts are edits"
-    elif without:
-        reason = f"{', '.join(without)} has no scores of panels"
-    else:
+        # An edit is one image.
         credit, reason = "panel", "every reward has scores of panels"
-    advantages = config.advantages.model_copy(update={"credit": credit})
-    config = config.model_copy(update={"advantages": advantages})
-    return _with_clip_range(config), f"advantages.credit is {credit}: {reason}"
+        if any(prompt.sources for prompt in prompts):
+            credit, reason = "set", "the prompts are edits"
+        elif without:
+            credit, reason = "set", f"{', '.join(without)} has no scores of panels"
+        note = f"advantages.credit is {credit}: {reason}"
+        config = config.model_copy(update={"advantages": config.advantages.model_copy(update={"credit": credit})})
 
-
-def _with_clip_range(config: PolicyConfig) -> PolicyConfig:
-    """Choose an objective's clip range by the credit if it is left out."""
-    if not isinstance(config.objective, ClippedOptions) or config.objective.clip_range is not None:
-        return config
-    clip_range = PANEL_RANGE if config.advantages.panel_share else SET_RANGE
-    objective = config.objective.model_copy(update={"clip_range": clip_range})
-    return config.model_copy(update={"objective": objective})
+    if isinstance(config.objective, ClippedOptions) and config.objective.clip_range is None:
+        clip_range = PANEL_RANGE if config.advantages.panel_share else SET_RANGE
+        config = config.model_copy(update={"objective": config.objective.model_copy(update={"clip_range": clip_range})})
+    return config, note
 
 
 def read_prompts(config: PolicyConfig) -> tuple[list[Prompt], list[Prompt], str]:
@@ -151,28 +135,11 @@ def read_prompts(config: PolicyConfig) -> tuple[list[Prompt], list[Prompt], str]
     return train, evaluation, leaks
 
 
-def patience(config: PolicyConfig) -> float:
-    """Compute the seconds that a rank may wait for its scores: an outage, a judge's failure budget, a time limit."""
-    scores = config.prompts_per_epoch * config.group_size * len(config.rewards)
-    # Each missing score may take a judge all of its tries.
-    missing = math.ceil(MAX_MISSING * scores)
-    judges = (config.judge, config.evaluation.judge_settings)
-    services = []
-    for reward in (*config.rewards, *config.evaluation.rewards):
-        if reward.name == "http":
-            services.append(reward)
-
-    outages = [float(service.args.get("outage", OUTAGE_SECONDS)) for service in services]
-    of_judges = max((judge.patience(missing) for judge in judges if judge), default=0.0)
-    return config.reward_timeout + of_judges + sum(outages)
-
-
 def build_adapted_policy(
     config: LoraConfig,
     *,
     sizes: Sequence[Size],
     device: torch.device,
-    record_sizes: bool = False,
     pipeline: Any = None,
 ) -> PipelinePolicy:
     """Build the policy, of a loaded `pipeline` if given, with a trainable adapter, loaded from `adapter.start` if set.
@@ -188,7 +155,6 @@ def build_adapted_policy(
     np.random.seed(config.seed % 2**32)
 
     policy = build_policy(config.model, device=device, staged=True, pipeline=pipeline)
-    policy.record_sizes = record_sizes
     # Every size of the run, before it has cost an epoch.
     for size in sizes:
         policy.check_size(size)
@@ -260,22 +226,18 @@ def open_judges(
         ValueError: if a remote judge refuses.
         ConnectionError: if a judge does not answer; UnreachableError if the run was `resumed`.
     """
+    # A server that has answered this run before is away, and its address is right.
+    startup = max(STARTUP_SECONDS, OUTAGE_SECONDS) if resumed else STARTUP_SECONDS
     judges = {}
     for name, settings in (("rewards", config.judge), ("held_out", config.evaluation.judge_settings)):
         if settings and settings.remote == remote:
-            judges[name] = _open(settings, resumed=resumed, device=device, processes=processes)
+            try:
+                judges[name] = open_judge(settings, device=device, processes=processes, startup=startup)
+            except UnreachableError as fault:
+                if not resumed:
+                    raise ConnectionError(str(fault)) from None
+                raise UnreachableError(f"{fault}; start it again, and go on with --resume auto") from None
     return judges
-
-
-def _open(settings: JudgeSettings, *, resumed: bool, device: torch.device, processes: int) -> Judge:
-    # A server that has answered this run before is away, and its address is right.
-    startup = max(STARTUP_SECONDS, OUTAGE_SECONDS) if resumed else STARTUP_SECONDS
-    try:
-        return open_judge(settings, device=device, processes=processes, startup=startup)
-    except UnreachableError as fault:
-        if not resumed:
-            raise ConnectionError(str(fault)) from None
-        raise UnreachableError(f"{fault}; start it again, and go on with --resume auto") from None
 
 
 def build_run_rewards(
@@ -286,12 +248,8 @@ def build_run_rewards(
     device: torch.device,
     train: Sequence[Prompt],
     evaluation: Sequence[Prompt],
-    resumed: bool = False,
 ) -> tuple[dict[str, Reward], dict[str, Reward]]:
     """Build the rewards in the config's order, and score a trial image with each, before the first epoch.
-
-    Args:
-        resumed: whether services have answered this run before, so that an outage is waited out.
 
     Returns:
         The rewards, and the held-out rewards of the evaluation.
@@ -314,8 +272,6 @@ def build_run_rewards(
     ):
         for key, scorer in group.items():
             scorer.check(checked)
-            if resumed and isinstance(scorer, WaitsForOutages):
-                scorer.wait_for_outages()
             # Judges are left out: connecting or loading has tested them.
             if not hasattr(scorer, "judge"):
                 seconds = time_limit(scorer, config.reward_timeout)

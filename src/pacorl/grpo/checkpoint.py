@@ -18,15 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from pacorl.config.base import changes_to, check_changes, frozen_changes
 from pacorl.config.user_files import code_digest, file_digests
 from pacorl.grpo.lora_config import LoraConfig
-from pacorl.grpo.lora_training import LoraTraining
+from pacorl.grpo.lora_training import LoraTraining, part_of
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.start import CHECKPOINT, Resume, checkpoints, named_start, step_of
 from pacorl.io.documents import as_read_back, read_object, write_json
@@ -42,13 +41,12 @@ from pacorl.io.files import (
     safetensors_errors,
 )
 from pacorl.judge import identity_of
-from pacorl.models.adapters import adapter_state, full_state, full_tensor, set_adapter_state, shard_like
 from pacorl.models.lora import ADAPTER_FILES, save_lora
 from pacorl.rewards.reward import RewardFunction
 
 logger = logging.getLogger(__name__)
 
-STATE = ("epoch", "step", "bad_steps", "seed", "score", "log_lines", "config", "identities", "files")
+STATE = ("epoch", "step", "bad_steps", "score", "log_lines", "config", "identities", "files")
 """Required keys of state.json."""
 TENSORS = "state.safetensors"
 PLACES = {"judge": ("judge.checkpoint", "judge.adapter"), "evaluation.judge": ("evaluation.judge",)}
@@ -80,7 +78,7 @@ def save(lora: LoraTraining, config: LoraConfig, state: Mapping[str, Any]) -> Pa
         OSError: on all ranks, if the disk is full.
     """
     # 1. A collective per tensor: every rank gathers in the same order.
-    tensors = tensors_of(lora)
+    tensors = lora.tensors()
     target = config.out / "checkpoints" / f"step-{lora.step:06d}"
 
     # 2. One rank writes, and updates the files derived from the checkpoint.
@@ -103,7 +101,7 @@ def save(lora: LoraTraining, config: LoraConfig, state: Mapping[str, Any]) -> Pa
     return target
 
 
-def restore(lora: LoraTraining, path: Path, *, seed: int) -> dict[str, Any]:
+def restore(lora: LoraTraining, path: Path) -> dict[str, Any]:
     """Restore weights, optimizer and counters from a checkpoint, also with another number of processes.
 
     Returns:
@@ -113,74 +111,11 @@ def restore(lora: LoraTraining, path: Path, *, seed: int) -> dict[str, Any]:
         ValueError: if the checkpoint does not fit the run.
     """
     state = read_object(path / "state.json")
-    if state["seed"] != seed:
-        raise ValueError(f"{path} was made with seed {state['seed']}, the config has seed {seed}")
     with safetensors_errors(path):
-        tensors = load_file(path / TENSORS)
-    set_adapter_state(lora.transformer, part_of(tensors, "adapter"))
-    lora.average.load(part_of(tensors, "average"))
-    if lora.old:
-        # Without "old" the run began with a path objective, which samples by the trained weights.
-        lora.old.load(part_of(tensors, "old") or part_of(tensors, "adapter"))
-    set_optimizer_tensors(lora.optimizer, stepped_parameters(lora), part_of(tensors, "optimizer"))
+        lora.load(load_file(path / TENSORS))
     lora.step = state["step"]
     lora.bad_steps = state["bad_steps"]
     return state
-
-
-def tensors_of(lora: LoraTraining) -> dict[str, Tensor]:
-    """Gather the unsharded tensors of a checkpoint, `adapter/NAME` and so on. All ranks call it."""
-    parts = {"adapter": full_state(adapter_state(lora.transformer)), "average": full_state(lora.average.state)}
-    if lora.old:
-        parts["old"] = full_state(lora.old.state)
-    parts["optimizer"] = optimizer_tensors(lora.optimizer, list(stepped_parameters(lora)))
-    return {f"{part}/{name}": value for part, tensors in parts.items() for name, value in tensors.items()}
-
-
-def part_of(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
-    """Select the tensors of a part of a checkpoint: adapter, average, old or optimizer."""
-    return {name.removeprefix(f"{part}/"): value for name, value in tensors.items() if name.startswith(f"{part}/")}
-
-
-def stepped_parameters(lora: LoraTraining) -> dict[str, nn.Parameter]:
-    """Map names to the optimizer's parameters, in its order."""
-    # The optimizer knows parameters by position; names survive another number of processes.
-    names = {parameter: name for name, parameter in lora.transformer.named_parameters()}
-    groups = lora.optimizer.param_groups
-    return {names[parameter]: parameter for group in groups for parameter in group["params"]}
-
-
-def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> dict[str, Tensor]:
-    """Return an optimizer's unsharded state by parameter names, `exp_avg/NAME`. All ranks call it."""
-    # Not torch.distributed.checkpoint.state_dict: it gives an optimizer that has no state yet one by a step of its own,
-    # which AdamW counts, so that a run saved before its first step would not resume to equal bits.
-    state = optimizer.state_dict()["state"]
-    tensors = {}
-    for number, name in enumerate(names):
-        for kind, value in state.get(number, {}).items():
-            tensors[f"{kind}/{name}"] = full_tensor(value)
-    return tensors
-
-
-def set_optimizer_tensors(
-    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
-) -> None:
-    """Restore an optimizer from `optimizer_tensors`, sharded like its parameters.
-
-    Raises:
-        ValueError: if the state belongs to other parameters.
-    """
-    state: dict[int, dict[str, Tensor]] = {}
-    # torch numbers an optimizer's state by the order of its parameters.
-    numbers = {name: number for number, name in enumerate(parameters)}
-    for key, value in tensors.items():
-        kind, _, name = key.partition("/")
-        if name not in numbers:
-            raise ValueError(f"the optimizer's state has weights that this run does not train: {name}")
-        # AdamW's step counters are scalars, which no launcher shards.
-        sharded = shard_like(parameters[name], value) if value.dim() else value
-        state.setdefault(numbers[name], {})[kind] = sharded
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 # --- the start of a run ----------------------------------------------------------------------------------------
@@ -255,7 +190,8 @@ def changes_since(
         else:
             # A judge at another place is the same judge: its weights and prompt decide.
             free += PLACES.get(name, ())
-    check_changes(frozen_changes(changes, free=free), allowed=allowed)
+    # Every draw follows from the seed, and the samples of another one would not be new.
+    check_changes(frozen_changes(changes, free=free), allowed=allowed and "seed" not in changes)
     return changes
 
 
@@ -309,23 +245,12 @@ def best_checkpoint(folder: Path) -> dict[str, Any] | None:
 
 
 def publish(checkpoint: Path, folder: Path) -> None:
-    """Copy a checkpoint's averaged adapter to `folder`, the newest adapter of the run.
-
-    Raises:
-        OSError: if the disk is full, with the fix. The earlier adapter stays.
-    """
-    try:
-        aside = open_aside(folder)
-        for path in sorted((checkpoint / "lora").iterdir()):
-            if path.name in ADAPTER_FILES:
-                shutil.copy2(path, aside / path.name)
-        put_in_place(folder, made=ADAPTER_FILES)
-    except OSError as error:
-        shutil.rmtree(aside_of(folder), ignore_errors=True)
-        raise OSError(
-            f"{folder} could not be written; the same adapter is in {checkpoint / 'lora'}, and the run can go on from "
-            "there with --resume auto when there is room"
-        ) from error
+    """Copy a checkpoint's averaged adapter to `folder`, the newest adapter of the run."""
+    aside = open_aside(folder)
+    for path in sorted((checkpoint / "lora").iterdir()):
+        if path.name in ADAPTER_FILES:
+            shutil.copy2(path, aside / path.name)
+    put_in_place(folder, made=ADAPTER_FILES)
 
 
 def write_checkpoint(

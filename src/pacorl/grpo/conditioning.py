@@ -22,6 +22,12 @@ Key = tuple[str | tuple[Path, ...] | Size | None, ...]
 """Text, sources, references and size of a prompt's image."""
 
 
+def key_of(prompt: Prompt, size: Size) -> Key:
+    """Return what a prompt's encoding depends on: sources and references are encoded at the size of its image."""
+    has_images = prompt.sources or prompt.references
+    return (prompt.text, prompt.sources, prompt.references, size if has_images else None)
+
+
 class ConditioningCache:
     """Each prompt encoded once per run; a prompt with images, which are encoded with it, once per size.
 
@@ -36,7 +42,8 @@ class ConditioningCache:
 
     def batch(self, prompts: Sequence[Prompt], size: Size) -> Conditioning:
         """Collate one batch on the device, for prompts of one `size`."""
-        keys = self._encode(prompts, size)
+        self._encode(prompts, size)
+        keys = [key_of(prompt, size) for prompt in prompts]
         # Each file once: the samples of a group share their prompt.
         conditionings = {key: self._read(key) for key in dict.fromkeys(keys)}
         return self._policy.collate([conditionings[key] for key in keys])
@@ -50,21 +57,12 @@ class ConditioningCache:
         for sampled_size, group in by_size.items():
             self._encode(group, sampled_size)
 
-    def _encode(self, prompts: Sequence[Prompt], size: Size) -> list[Key]:
-        """Encode the prompts that are not cached yet, and return the key of each prompt."""
-        keys = []
-        new = {}
-        for prompt in prompts:
-            # A text is encoded without regard to the size; sources and references at the size of their image.
-            has_images = prompt.sources or prompt.references
-            key: Key = (prompt.text, prompt.sources, prompt.references, size if has_images else None)
-            keys.append(key)
-            if key not in self._known:
-                new[key] = prompt
+    def _encode(self, prompts: Sequence[Prompt], size: Size) -> None:
+        new = {key_of(prompt, size): prompt for prompt in prompts}
+        new = {key: prompt for key, prompt in new.items() if key not in self._known}
         if new:
             self._add(new, size)
             self._known |= set(new)
-        return keys
 
     def _read(self, key: Key) -> Conditioning:
         return self._encoded[key]

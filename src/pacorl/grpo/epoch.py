@@ -8,24 +8,21 @@ transformer once, in sampling as in training.
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from pacorl.core.advantages import advantages
-from pacorl.core.metric_names import PROMPT_SHARE
-from pacorl.core.sampler import Sampler
-from pacorl.grpo.agreement import measure_agreement
-from pacorl.grpo.monitor import statistics_of
+from pacorl.core.metric_names import ALARM, PROMPT_SHARE
+from pacorl.grpo.monitor import measure_agreement, panel_statistics
 from pacorl.grpo.rollout import draw_samples
 from pacorl.grpo.rows import assign_rows, epoch_rows, forward_kind
 from pacorl.grpo.scoring import check_scores, collect_scores, columns_of, reward_table
-from pacorl.grpo.update import PolicyLoss, gather_metrics, ratio_warning, update_policy
-from pacorl.types import Advantages, Samples
+from pacorl.grpo.update import learn
+from pacorl.types import Prompt, Samples
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from pacorl.grpo.trainer import PolicyTrainer
 
 
@@ -36,115 +33,76 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
         The epoch's line in metrics.jsonl.
 
     Raises:
-        Interrupted: after a signal, when the state is saved.
-        ValueError: if more than `MAX_MISSING` of the scores are missing, when the state is saved.
-        Exception: raised by a reward on any rank; on all ranks, when the state is saved.
+        Interrupted: after a signal.
+        SharedFault: on all ranks, for an error of a reward on any rank, or too many missing scores.
     """
     config, runtime, sampler = trainer.config, trainer.runtime, trainer.sampler
+    names = tuple(trainer.rewards)
 
-    with trainer.guard():
-        # 1. Draw: prompts × group size. Whole subtrees go to updates and ranks, so that the samples of an update do not
-        # depend on the number of ranks.
-        rows = epoch_rows(
-            trainer.train_prompts,
-            epoch=trainer.epoch,
-            count=trainer.division.prompts,
-            group_size=config.group_size,
-            seed=config.seed,
-        )
-        units_of_updates = assign_rows(
-            rows,
-            tree=sampler.tree,
-            batch=trainer.division.batch,
-            updates=config.optimizer.updates_per_epoch,
-            world=runtime.world,
-            rank=runtime.rank,
-            sharded=runtime.sharded,
-            whole_groups=trainer.whole_groups,
-            kind=lambda prompt: forward_kind(trainer.policy, prompt, sampler.size),
-        )
+    # 1. Draw: prompts × group size. Whole subtrees go to updates and ranks, so that the samples of an update do not
+    # depend on the number of ranks.
+    rows = epoch_rows(
+        trainer.train_prompts,
+        epoch=trainer.epoch,
+        count=trainer.division.prompts,
+        group_size=config.group_size,
+        seed=config.seed,
+    )
+    units_of_updates = assign_rows(
+        rows,
+        tree=sampler.tree,
+        batch=trainer.division.batch,
+        updates=config.optimizer.updates_per_epoch,
+        world=runtime.world,
+        rank=runtime.rank,
+        sharded=runtime.sharded,
+        whole_groups=trainer.whole_groups,
+        kind=lambda prompt: forward_kind(trainer.policy, prompt, sampler.size),
+    )
 
-        # 2. Sample and score: each batch goes to the rewards as soon as it is decoded. They run concurrently with the
-        # generator, or alternate with it on a small GPU.
-        draw = trainer.draw(sampler)
-        judged_before = trainer.judge_counts()
-        samples = [Samples() for _ in units_of_updates]
-        with trainer.scorer(samples=len(rows)) as scorer:
-            sampling = trainer.bars.phase("sampling", total=len(rows) // runtime.world)
-            with sampling as advance, trainer.clock.timed("rollout"), trainer.sampling_policy():
-                for units, update in zip(units_of_updates, samples, strict=True):
-                    for rollout in chain.from_iterable(draw_samples(draw, unit, update) for unit in units):
-                        scorer.submit(rollout)
-                        advance(len(rollout))
-                        # A collective: ranks may have different units, but equally many batches.
-                        runtime.check_stop()
-            rollouts = [*chain.from_iterable(update.rollouts for update in samples)]
-            with trainer.bars.phase("scoring", total=1), trainer.clock.timed("reward"), trainer.scoring():
-                # The images' own signs first, while a judge elsewhere goes on.
-                statistics = statistics_of(rollouts)
-                scored = collect_scores(scorer, runtime)
-                agreement = measure_agreement(trainer, rows, rollouts)
+    # 2. Sample and score: each batch goes to the rewards as soon as it is decoded. They run concurrently with the
+    # generator, or alternate with it on a small GPU.
+    draw = trainer.draw(sampler)
+    samples = [Samples() for _ in units_of_updates]
+    with trainer.scorer(samples=len(rows)) as scorer:
+        sampling = trainer.progress.phase("sampling", total=len(rows) // runtime.world)
+        with sampling as advance, trainer.sampling_policy():
+            for units, update in zip(units_of_updates, samples, strict=True):
+                for rollout in chain.from_iterable(draw_samples(draw, unit, update) for unit in units):
+                    scorer.submit(rollout)
+                    advance(len(rollout))
+                    # A collective: ranks may have different units, but equally many batches.
+                    runtime.check_stop()
+        images: dict[int, tuple[Prompt, Image]] = {}
+        for rollout in chain.from_iterable(update.rollouts for update in samples):
+            images |= dict(zip(rollout.row_B, zip(rollout.prompts, rollout.images, strict=True), strict=True))
+        with trainer.progress.phase("scoring", total=1), trainer.scoring():
+            # The images' own signs first, while a judge elsewhere goes on.
+            statistics = [panel_statistics(*image) for image in images.values()]
+            scores, reasons = collect_scores(scorer, runtime)
+            agreement = measure_agreement(trainer, rows, images)
 
-        # 3. Compare: scale, weigh and normalise within groups. A missing score is not trained on.
-        table = reward_table(scored.scores, rows, names=tuple(trainer.rewards), parts=scored.parts)
-        weights = [reward.weight for reward in config.rewards]
-        epoch_advantages = advantages(table, config.advantages, weights=weights)
-        checks, warning = check_scores(
-            columns_of(scored.scores, rows, tuple(trainer.rewards)),
-            [row.prompt for row in rows],
-            when=f"epoch {trainer.epoch + 1}",
-            stats=epoch_advantages.stats,
-            reasons=scored.reasons,
-        )
-        trainer.warn_of_scores(checks, warning)
-        shown = len({row.prompt.id for row in rows}) / len(trainer.train_prompts)
-        metrics = {**epoch_advantages.stats, **checks, **agreement, PROMPT_SHARE: shown}
-        metrics |= {name: count - judged_before[name] for name, count in trainer.judge_counts().items()}
+    # 3. Compare: scale, weigh and normalise within groups. A missing score is not trained on.
+    table = reward_table(scores, rows, names=names, by_panel=trainer.by_panel)
+    weights = [reward.weight for reward in config.rewards]
+    epoch_advantages = advantages(table, config.advantages, weights=weights)
+    checks, warning = check_scores(
+        columns_of(scores, rows, names),
+        [row.prompt for row in rows],
+        when=f"epoch {trainer.epoch + 1}",
+        stats=epoch_advantages.stats,
+        reasons=reasons,
+    )
+    trainer.warn_once(str([name for name in checks if name.startswith(ALARM)]), warning)
+    shown = len({row.prompt.id for row in rows}) / len(trainer.train_prompts)
+    metrics = {**epoch_advantages.stats, **checks, **agreement, PROMPT_SHARE: shown}
 
-        # 4. Update: one optimizer step per share of the groups. The first replays sampling with ratio exactly 1.
-        with trainer.clock.timed("update"):
-            metrics |= learn(trainer, sampler, samples, epoch_advantages)
+    # 4. Update: one optimizer step per share of the groups. The first replays sampling with ratio exactly 1.
+    metrics |= learn(trainer, sampler, samples, epoch_advantages)
 
-        # 5. Record: signs of reward hacking, seconds, the log and at times an image.
-        metrics |= trainer.clock.lap()
-        if config.sampling.window.kind != "fixed":
-            metrics["sampling/first_noise_step"] = float(sampler.sde_steps[0])
-        trainer.epoch += 1
-        if trainer.epoch % config.save_every == 0 or trainer.epoch == 1:
-            trainer.logbook.image(f"epoch-{trainer.epoch:06d}", samples[0].rollouts[0].images[0])
-        return trainer.record("epoch", metrics, [*chain.from_iterable(runtime.gather(statistics))])
-
-
-def learn(
-    trainer: PolicyTrainer, sampler: Sampler, samples: Sequence[Samples], epoch_advantages: Advantages
-) -> dict[str, float]:
-    """Take the epoch's optimizer steps, one per update; a step whose gradient is not finite is skipped on all ranks.
-
-    Returns:
-        Mean metrics over updates and ranks, and the largest ratio deviation.
-    """
-    config, lora, lag = trainer.config, trainer.lora, trainer.objective.lag
-    sampled_at = lora.step
-    history: dict[str, list[float]] = defaultdict(list)
-    with trainer.bars.phase("updating", total=len(samples)) as advance:
-        for update in samples:
-            # Before the first step the trained policy is the sampling policy: one forward serves as both.
-            old = lora.old if lora.step > sampled_at or lag else None
-            policy_loss = PolicyLoss(
-                trainer.policy, sampler, trainer.cache, config.objective, advantage_clip=config.advantages.clip, old=old
-            )
-            seed = (config.seed, trainer.epoch, 0)
-            metrics = update_policy(policy_loss, update, epoch_advantages, runtime=trainer.runtime, draw=seed)
-            norm = lora.take_step()
-            metrics |= {"grad_norm": norm, "skipped": float(not math.isfinite(norm))}
-            for name, value in metrics.items():
-                history[name].append(value)
-            advance(1)
-
-    # The sampling policy follows, if it lags: old ← lag·old + (1 − lag)·trained.
-    if lora.old and lag:
-        lora.old.approach(1 - lag(lora.step))
-    means = gather_metrics(history, trainer.runtime)
-    if trainer.objective.needs == "path":
-        trainer.warn_once("ratio", ratio_warning(means, config.objective.ratio_tolerance, epoch=trainer.epoch + 1))
-    return means
+    # 5. Record: signs of reward hacking, seconds, the log and at times an image.
+    metrics |= trainer.progress.lap()
+    trainer.epoch += 1
+    if trainer.epoch % config.save_every == 0 or trainer.epoch == 1:
+        trainer.logbook.image(f"epoch-{trainer.epoch:06d}", samples[0].rollouts[0].images[0])
+    return trainer.record("epoch", metrics, [*chain.from_iterable(runtime.gather(statistics))])

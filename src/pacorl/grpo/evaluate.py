@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,22 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pacorl.core.metric_names import HELD_OUT
+from pacorl.core.metric_names import ALARM, HELD_OUT
 from pacorl.core.sampler import Sampler
 from pacorl.core.schedule import seed_of
-from pacorl.grpo.agreement import consistency_of
-from pacorl.grpo.monitor import PanelStatistics, panel_statistics
+from pacorl.grpo.monitor import PanelStatistics, consistency_of, panel_statistics
 from pacorl.grpo.rollout import sample_images
 from pacorl.grpo.rows import one_size_batches
-from pacorl.grpo.scoring import check_scores
+from pacorl.grpo.scoring import check_scores, time_limit, torch_context
 from pacorl.judge.pairwise import matrix_of
 from pacorl.rewards.reward import scores_of
 from pacorl.runtime.cores import available_cores
+from pacorl.runtime.workers import call_in_time
 from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from PIL.Image import Image
 
     from pacorl.config.reward_section import RewardConfig
@@ -55,10 +53,11 @@ class EvaluatedSample:
 
     def record(self, image: str, rewards: Sequence[RewardConfig]) -> dict[str, Any]:
         """Return its line in samples/evaluation-….jsonl."""
-        finite = {
-            name: None if value is None or not math.isfinite(value) else value for name, value in self.scores.items()
-        }
-        scores = {name: value for name, value in finite.items() if not name.startswith(HELD_OUT)}
+        scores: dict[str, float | None] = {}
+        held_out: dict[str, float | None] = {}
+        for name, value in self.scores.items():
+            group = held_out if name.startswith(HELD_OUT) else scores
+            group[name.removeprefix(HELD_OUT)] = value if value is not None and math.isfinite(value) else None
         return {
             "prompt_id": self.prompt.id,
             "text": self.prompt.text,
@@ -68,7 +67,7 @@ class EvaluatedSample:
             "p_yes": self.p_yes,
             "scores": scores,
             "reward": weighted_reward(rewards, scores),
-            "held_out": {name.removeprefix(HELD_OUT): finite[name] for name in finite.keys() - scores.keys()},
+            "held_out": held_out,
             "seed": self.index,
             "image": image,
         }
@@ -81,38 +80,41 @@ def evaluate(trainer: PolicyTrainer) -> dict[str, float]:
         The evaluation's line in metrics.jsonl.
 
     Raises:
-        Exception: raised by a reward on any rank; on all ranks, when the state is saved.
+        SharedFault: on all ranks, for an error of a reward on any rank.
     """
     config = trainer.config
-    with trainer.guard():
-        # 1. The averaged adapter at full size, and its scores.
-        jobs = list(product(trainer.evaluation_prompts, range(config.evaluation.samples_per_prompt)))
-        total = len(jobs) // trainer.runtime.world
-        bar = trainer.bars.phase("evaluating", total=total, stage=True)
-        with trainer.clock.timed("evaluation"), trainer.lora.average.swapped_in(), bar as advance:
-            samples = sample_and_score(trainer, jobs, advance)
-        keep_samples(trainer.logbook, samples, epoch=trainer.epoch, rewards=config.rewards)
+    # 1. The averaged adapter at full size, and its scores.
+    jobs = list(product(trainer.evaluation_prompts, range(config.evaluation.samples_per_prompt)))
+    progress = trainer.progress.phase("evaluating", total=len(jobs) // trainer.runtime.world, stage=True)
+    with trainer.lora.average.swapped_in(), progress as advance:
+        samples = sample_and_score(trainer, jobs, advance)
+    keep_samples(trainer.logbook, samples, epoch=trainer.epoch, rewards=config.rewards)
 
-        # 2. Metrics, checks and the monitor.
-        columns = {name: [sample.scores[name] for sample in samples] for name in samples[0].scores}
-        prompts = [sample.prompt for sample in samples]
-        metrics = mean_of_each(columns | {"p_yes": [*chain(*chain(*(sample.p_yes for sample in samples)))]})
-        checks, warning = check_scores(columns, prompts, when=f"evaluation after epoch {trainer.epoch}")
-        trainer.warn_of_scores(checks, warning)
-        metrics |= checks
-        if trainer.extra_metrics:
-            metrics |= trainer.extra_metrics(prompts, [sample.image for sample in samples])
-        metrics |= trainer.clock.lap()
+    # 2. Means of the finite scores, checks, and a caller's own metrics.
+    columns = {name: [sample.scores[name] for sample in samples] for name in samples[0].scores}
+    metrics = {}
+    p_yes = [*chain(*chain(*(sample.p_yes for sample in samples)))]
+    for name, column in (columns | {"p_yes": p_yes}).items():
+        finite = [value for value in column if value is not None and math.isfinite(value)]
+        if finite:
+            metrics[name] = fmean(finite)
+    prompts = [sample.prompt for sample in samples]
+    checks, warning = check_scores(columns, prompts, when=f"evaluation after epoch {trainer.epoch}")
+    trainer.warn_once(str([name for name in checks if name.startswith(ALARM)]), warning)
+    metrics |= checks
+    if trainer.extra_metrics:
+        metrics |= trainer.extra_metrics(prompts, [sample.image for sample in samples])
+    metrics |= trainer.progress.lap()
 
-        # 3. Record.
-        trainer.score = weighted_reward(config.rewards, metrics)
-        trainer.evaluated = trainer.epoch
-        return trainer.record("evaluation", metrics, [s.statistics for s in samples if s.statistics])
+    # 3. Record.
+    trainer.score = weighted_reward(config.rewards, metrics)
+    trainer.evaluated = trainer.epoch
+    return trainer.record("evaluation", metrics, [s.statistics for s in samples if s.statistics])
 
 
 @torch.no_grad()
 def sample_and_score(
-    trainer: PolicyTrainer, jobs: Sequence[Job], advance: Callable[[int], None]
+    trainer: PolicyTrainer, jobs: Sequence[Job], advance: Callable[[int], object]
 ) -> list[EvaluatedSample]:
     """Sample and score each of `jobs`, spread over the ranks.
 
@@ -122,10 +124,10 @@ def sample_and_score(
     config = trainer.config
     runtime = trainer.runtime
     size = Size(*config.evaluation.size)
+    most = trainer.division.evaluation_batch
 
     # 1. Cut batches, then shard them, so that batches do not depend on the number of processes.
-    prompts = [prompt for prompt, _ in jobs]
-    batches = one_size_batches(trainer.policy, prompts, size=size, batch=trainer.division.evaluation_batch)
+    batches = one_size_batches(trainer.policy, [prompt for prompt, _ in jobs], size=size, batch=most)
     numbered = runtime.shard(batches)
     own_jobs = [jobs[row] for _, batch in numbered for row in batch]
     # A negative number marks padding for the forwards of other ranks: its results are dropped.
@@ -142,10 +144,10 @@ def sample_and_score(
         sampler=Sampler(size=size, steps=config.evaluation.steps),
         cache=trainer.cache,
         seeds=[noise_seed(config.seed, job) for job in own_jobs],
-        batch=trainer.division.evaluation_batch,
+        batch=most,
         progress=count_batch,
     )
-    for _ in range(runtime.rounds(len(batches)) - len(numbered)):
+    for _ in range(math.ceil(len(batches) / runtime.world) - len(numbered)):
         runtime.check_stop()  # a collective: as often as the ranks with one more batch
 
     # 3. Score.
@@ -163,25 +165,25 @@ def score_images(trainer: PolicyTrainer, jobs: Sequence[Job], images: Sequence[I
     # One call for all images, so that a judge shares prefixes; its limit grows with the batches.
     batches = max(1, math.ceil(len(images) / trainer.division.evaluation_batch))
 
-    def limited(name: str, reward: object, act: Callable[[], Any]) -> Any:
-        named = f"reward {name} (evaluation of {len(images)} images)"
-        return trainer.limited(reward, act, named, batches=batches)
+    def in_time(name: str, reward: object, act: Callable[[], Any]) -> Any:
+        what = f"reward {name} (evaluation of {len(images)} images)"
+        seconds = time_limit(reward, batches * trainer.config.reward_timeout)
+        check_stop = trainer.runtime.signals.check
+        return call_in_time(act, what, seconds=seconds, context=torch_context(), check_stop=check_stop)
 
     # 1. P(Yes) of pairs, asked once for the reward and the matrix.
     asking = consistency_of(trainer)
-    answers = limited("consistency", asking, partial(asking.pairs, prompts, images)) if asking else [{} for _ in images]
+    answers = in_time("consistency", asking, partial(asking.pairs, prompts, images)) if asking else [{} for _ in images]
 
     # 2. The rewards, and those that are held out.
     columns: dict[str, Sequence[float | None]] = {}
     held_out = {f"{HELD_OUT}{name}": reward for name, reward in trainer.held_out.items()}
-    for name, reward in {**trainer.rewards, **held_out}.items():
+    for key, reward in {**trainer.rewards, **held_out}.items():
+        name = key.removeprefix(HELD_OUT)
         if asking and reward is asking:
-            columns[name] = [asking.score(verdicts) for verdicts in answers]
+            columns[key] = [asking.score(verdicts) for verdicts in answers]
         else:
-            own_name = name.removeprefix(HELD_OUT)
-            columns[name] = limited(
-                own_name, reward, partial(scores_of, own_name, reward, prompts, images, masked=True)
-            )
+            columns[key] = in_time(name, reward, partial(scores_of, name, reward, prompts, images, masked=True))
 
     # 3. Records with the matrix of pairs and the monitor's statistics.
     samples = []
@@ -207,12 +209,6 @@ def noise_seed(seed: int, job: Job) -> int:
     """Derive the seed of an image's noise from the run's."""
     prompt, index = job
     return seed_of(seed, "evaluation", prompt.id, index)
-
-
-def mean_of_each(columns: Mapping[str, Sequence[float | None]]) -> dict[str, float]:
-    """Average the finite values of each column; a column without one is left out."""
-    finite = {n: [v for v in column if v is not None and math.isfinite(v)] for n, column in columns.items()}
-    return {name: fmean(values) for name, values in finite.items() if values}
 
 
 def weighted_reward(rewards: Sequence[RewardConfig], scores: Mapping[str, float | None]) -> float | None:

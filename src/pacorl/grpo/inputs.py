@@ -9,9 +9,9 @@ Prompts become files of the run's folder.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pacorl.config.base import ConfigError, merged, read_config, validated
 from pacorl.config.recipes import YAML, recipe_names
@@ -31,12 +31,10 @@ AnyRewards = Mapping[str, Callable[..., Any]] | Sequence[Callable[..., Any] | st
 """Functions by name; or a list of functions, names of rewards, and sections of a config's `rewards`."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunInputs:
+class RunInputs(NamedTuple):
     """A run's config, and the Python objects that it names."""
 
     config: PolicyConfig
-    """The run's config."""
     functions: Mapping[str, RewardFunction]
     """Rewards by name."""
     pipeline: Any = None
@@ -58,20 +56,12 @@ def run_inputs(
     Raises:
         ValueError: an input is of another form or a setting is invalid; one line.
     """
-    if isinstance(settings.get("objective"), str):
-        settings = {**settings, "objective": {"name": settings["objective"]}}
-    if isinstance(prompts, Mapping):  # the config's section
-        settings = {**settings, "prompts": prompts}
-        prompts = None
-
     # 1. Rewards. A recipe's own rewards and measures do not join them; those of a whole config stay.
     whole = source if isinstance(source, PolicyConfig) else None
     sections, functions = _split(rewards or ())
     changes: dict[str, Any] = {}
     if rewards is not None and not (whole and isinstance(rewards, Mapping)):
-        changes["rewards"] = sections
-        if not whole:
-            changes["evaluation"] = {"rewards": []}
+        changes = {"rewards": sections} if whole else {"rewards": sections, "evaluation": {"rewards": []}}
 
     # 2. Settings by the config's keys.
     changes = merged(changes, {key: value for key, value in settings.items() if value != {}})
@@ -82,14 +72,20 @@ def run_inputs(
     # 3. Prompts, as files of the run.
     if prompts is not None or evaluation_prompts is not None:
         named_start(config.out, resume)  # refuses the folder of another run before anything is written there
-        update = _with_prompts(config, prompts, evaluation_prompts)
-        if whole or "prompts_per_epoch" in settings:
-            update.pop("prompts_per_epoch", None)
+        prompts = prompts if prompts is None or isinstance(prompts, str | Path) else list(prompts)
+        train = config.prompts.train if prompts is None else _source(config, prompts, "prompts")
+        evaluation = train if prompts is not None else config.prompts.evaluation
+        if evaluation_prompts is not None:
+            evaluation = _source(config, evaluation_prompts, "evaluation_prompts")
+        update: dict[str, Any] = {
+            "prompts": config.prompts.model_copy(update={"train": train, "evaluation": evaluation})
+        }
+        if isinstance(prompts, list) and not whole and "prompts_per_epoch" not in settings:
+            # Whole updates; a list is often shorter than an epoch of the paper.
+            updates = config.optimizer.updates_per_epoch
+            update["prompts_per_epoch"] = min(config.prompts_per_epoch, -(-len(prompts) // updates) * updates)
         config = config.model_copy(update=update)
     return RunInputs(config, functions, None if isinstance(source, str | Path | PolicyConfig) else source)
-
-
-# --- the model ---------------------------------------------------------------------------------------------------
 
 
 def _document(source: Any) -> dict[str, Any]:
@@ -116,93 +112,58 @@ def _document(source: Any) -> dict[str, Any]:
     return {"model": section}
 
 
-# --- rewards -----------------------------------------------------------------------------------------------------
-
-
 def _split(rewards: AnyRewards) -> tuple[list[Any], dict[str, RewardFunction]]:
-    """Split rewards into sections of a config's `rewards`, and the functions that these name."""
+    """Split rewards into sections of a config and functions, which the config names."""
     if isinstance(rewards, Mapping):
         return [{"name": name} for name in rewards], dict(rewards)
     if callable(rewards) or isinstance(rewards, str):
-        raise ConfigError(f"rewards is {rewards!r}; give a list, e.g. rewards=[{_name_of(rewards)}]")
-
-    # A function's name is its key in metrics.
+        raise ConfigError(
+            f"rewards is {rewards!r}; give a list, e.g. rewards=[{getattr(rewards, '__name__', rewards)}]"
+        )
     sections: list[Any] = []
     functions: dict[str, RewardFunction] = {}
-    for position, reward in enumerate(rewards):
-        if isinstance(reward, str):
+    for reward in rewards:
+        if callable(reward):
+            # A function's name is its key in metrics.
+            name = getattr(reward, "__name__", type(reward).__name__)
+            if name in functions or not name.isidentifier():
+                raise ConfigError(
+                    f"a reward is named {name}, which cannot be a metric's name, or is another's too; give rewards by "
+                    "names of your own: rewards={'my_reward': …}"
+                )
+            functions[name] = reward
+            sections.append({"name": name})
+        elif isinstance(reward, str):
             sections.append({"name": reward})
-            continue
-        if not callable(reward):
+        else:
             sections.append(reward.model_dump() if isinstance(reward, RewardConfig) else reward)
-            continue
-        name = _name_of(reward)
-        if name in functions or not name.isidentifier():
-            raise ConfigError(
-                f"rewards[{position}] is named {name}, which cannot be a metric's name, or is another's too; give "
-                "rewards by names of your own: rewards={'my_reward': …}"
-            )
-        functions[name] = reward
-        sections.append({"name": name})
     return sections, functions
 
 
-def _name_of(reward: Any) -> str:
-    return str(getattr(reward, "__name__", type(reward).__name__))
-
-
-# --- prompts -----------------------------------------------------------------------------------------------------
-
-
-def _with_prompts(config: PolicyConfig, train: AnyPrompts | None, evaluation: AnyPrompts | None) -> dict[str, Any]:
-    """Write prompts into the run's folder, and return the config's changed keys."""
-    section: dict[str, str] = {}
-    changes: dict[str, Any] = {}
-    for key, source in {"train": train, "evaluation": evaluation}.items():
-        if isinstance(source, str | Path):
-            section[key] = str(source)
-        elif source is not None:
-            given = "prompts" if key == "train" else "evaluation_prompts"
-            prompts = _read(source, key=given, model=config.model.checkpoint)
-            section[key] = _written(prompts, config.out / "prompts", name=key)
-            if key == "train":
-                # Whole updates; a list is often shorter than an epoch of the paper.
-                updates = config.optimizer.updates_per_epoch
-                least = -(-len(prompts) // updates) * updates
-                changes["prompts_per_epoch"] = min(config.prompts_per_epoch, least)
-
-    if train is not None and evaluation is None:
-        section["evaluation"] = section["train"]
-    return {**changes, "prompts": config.prompts.model_copy(update=section)}
-
-
-def _read(source: Any, *, key: str, model: str) -> list[Prompt]:
-    """Convert texts, prompts and records to prompts."""
-    # Ids are positions, also of prompts that bring an id of their own.
-    prompts = []
-    for number, item in enumerate(source):
+def _source(config: PolicyConfig, prompts: AnyPrompts, key: str) -> str:
+    """Return the source of prompts as a config names it; texts, prompts and records are written to a file."""
+    if isinstance(prompts, str | Path):
+        return str(prompts)
+    model = config.model.checkpoint
+    read = []
+    for number, item in enumerate(prompts):
         with blamed_on(f"{key}[{number}]"):
+            # Ids are positions, also of prompts that bring an id of their own.
             if isinstance(item, Prompt):
-                prompts.append(replace(item, id=number))
+                read.append(replace(item, id=number))
             elif isinstance(item, str):
-                prompts.append(sentence_prompt(item, number, model=model))
+                read.append(sentence_prompt(item, number, model=model))
             elif isinstance(item, Mapping):
-                prompts.append(record_prompt(item, number, model=model))
+                read.append(record_prompt(item, number, model=model))
             else:
-                fix = "give a text, a Prompt, or a record with 'prompt', or with 'theme' and 'panels'"
-                raise ValueError(f"a {type(item).__name__}; {fix}")
-    if not prompts:
-        raise ConfigError(f"{key} is empty; give at least one text")
-    if len({bool(prompt.sources) for prompt in prompts}) > 1:
-        raise ConfigError(f"{key} holds sets and edits; give a list of one of them")
-    return prompts
+                raise ValueError(f"a {type(item).__name__}; give a text, a Prompt, or a record")
+    if len({bool(prompt.sources) for prompt in read}) != 1:
+        raise ConfigError(f"{key} is empty, or holds sets and edits; give a list of one of them")
 
-
-def _written(prompts: Sequence[Prompt], folder: Path, *, name: str) -> str:
-    """Write prompts to a file named by their content, so that a resumed run finds its own."""
-    path = folder / f"{name}-{text_digest(repr(prompts))[:8]}.jsonl"
-    # Its name is its content's hash, so an existing file is equal.
+    # Named by content, so that a resumed run finds its own file, and an existing file is equal.
+    name = {"prompts": "train", "evaluation_prompts": "evaluation"}[key]
+    path = config.out / "prompts" / f"{name}-{text_digest(repr(read))[:8]}.jsonl"
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        save_prompts(prompts, path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_prompts(read, path)
     return str(path)

@@ -1,15 +1,28 @@
-"""A LoRA in training, whatever the objective: adapter, optimizer, moving average, and their counters."""
+"""A LoRA in training, whatever the objective: adapter, optimizer, moving average, and their tensors in a checkpoint."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor, nn
 
-from pacorl.grpo.lora_config import AdamWConfig
-from pacorl.models.adapters import AdapterCopy, MovingAverage
-from pacorl.models.policies.pipeline import PipelinePolicy
+from pacorl.models.adapters import (
+    AdapterCopy,
+    MovingAverage,
+    adapter_state,
+    full_state,
+    full_tensor,
+    set_adapter_state,
+    shard_like,
+)
 from pacorl.runtime.processes import MAX_BAD_STEPS, Runtime
+
+if TYPE_CHECKING:
+    from pacorl.grpo.lora_config import AdamWConfig
+    from pacorl.models.policies.pipeline import PipelinePolicy
 
 
 class BadGradientsError(ValueError):
@@ -45,7 +58,7 @@ class LoraTraining:
         """Sampling policy of endpoint objectives, which lags behind the trained policy."""
 
     @property
-    def transformer(self) -> torch.nn.Module:
+    def transformer(self) -> nn.Module:
         """Transformer without the launcher's wrapper."""
         return self.runtime.unwrap(self.policy.transformer)
 
@@ -58,8 +71,8 @@ class LoraTraining:
         Raises:
             BadGradientsError: on all ranks, after `MAX_BAD_STEPS` skipped steps in a row.
         """
-        parameters = [parameter for parameter in self.policy.transformer.parameters() if parameter.requires_grad]
         # A norm that is not finite is so on every rank, since gradients are shared.
+        parameters = trained_parameters(self.policy)
         norm = self.runtime.step(self.optimizer, parameters, max_norm=self.options.max_grad_norm)
         if math.isfinite(norm):
             self.bad_steps = 0
@@ -75,13 +88,87 @@ class LoraTraining:
             )
         return norm
 
+    # --- tensors of a checkpoint -------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Gather the unsharded tensors of a checkpoint, `adapter/NAME` and so on. All ranks call it."""
+        parts = {"adapter": full_state(adapter_state(self.transformer)), "average": full_state(self.average.state)}
+        if self.old:
+            parts["old"] = full_state(self.old.state)
+        parts["optimizer"] = optimizer_tensors(self.optimizer, self.transformer)
+        return {f"{part}/{name}": value for part, tensors in parts.items() for name, value in tensors.items()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore the `tensors` of a checkpoint, also of another number of processes.
+
+        Raises:
+            ValueError: if they do not fit the run's adapter.
+        """
+        adapter = part_of(tensors, "adapter")
+        set_adapter_state(self.transformer, adapter)
+        self.average.load(part_of(tensors, "average"))
+        if self.old:
+            # Without "old" the run began with a path objective, which samples by the trained weights.
+            self.old.load(part_of(tensors, "old") or adapter)
+        set_optimizer_tensors(self.optimizer, self.transformer, part_of(tensors, "optimizer"))
+
+
+def trained_parameters(policy: PipelinePolicy) -> list[nn.Parameter]:
+    """List the weights of the adapter."""
+    return [parameter for parameter in policy.transformer.parameters() if parameter.requires_grad]
+
 
 def build_optimizer(policy: PipelinePolicy, options: AdamWConfig, *, device: torch.device) -> torch.optim.Optimizer:
     """Create AdamW over the adapter's weights, fused on CUDA."""
     return torch.optim.AdamW(
-        [parameter for parameter in policy.transformer.parameters() if parameter.requires_grad],
+        trained_parameters(policy),
         lr=options.lr,
         betas=options.betas,
         weight_decay=options.weight_decay,
         fused=device.type == "cuda" or None,
     )
+
+
+def part_of(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+    """Select the tensors of a part of a checkpoint: adapter, average, old or optimizer."""
+    return {name.removeprefix(f"{part}/"): value for name, value in tensors.items() if name.startswith(f"{part}/")}
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, transformer: nn.Module) -> dict[str, Tensor]:
+    """Return an optimizer's unsharded state by parameter names, `exp_avg/NAME`. All ranks call it."""
+    # Not torch.distributed.checkpoint.state_dict: it gives an optimizer that has no state yet one by a step of its own,
+    # which AdamW counts, so that a run saved before its first step would not resume to equal bits.
+    state = optimizer.state_dict()["state"]
+    tensors = {}
+    for number, name in enumerate(_stepped(optimizer, transformer)):
+        for kind, value in state.get(number, {}).items():
+            tensors[f"{kind}/{name}"] = full_tensor(value)
+    return tensors
+
+
+def set_optimizer_tensors(
+    optimizer: torch.optim.Optimizer, transformer: nn.Module, tensors: Mapping[str, Tensor]
+) -> None:
+    """Restore an optimizer from `optimizer_tensors`, sharded like its parameters.
+
+    Raises:
+        ValueError: if the state belongs to other parameters.
+    """
+    parameters = _stepped(optimizer, transformer)
+    numbers = {name: number for number, name in enumerate(parameters)}
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        kind, _, name = key.partition("/")
+        if name not in numbers:
+            raise ValueError(f"the optimizer's state has weights that this run does not train: {name}")
+        # AdamW's step counters are scalars, which no launcher shards.
+        sharded = shard_like(parameters[name], value) if value.dim() else value
+        state.setdefault(numbers[name], {})[kind] = sharded
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _stepped(optimizer: torch.optim.Optimizer, transformer: nn.Module) -> dict[str, nn.Parameter]:
+    """Map names to the optimizer's parameters, in the order by which torch numbers its state."""
+    # Names survive another number of processes.
+    names = {parameter: name for name, parameter in transformer.named_parameters()}
+    return {names[parameter]: parameter for group in optimizer.param_groups for parameter in group["params"]}

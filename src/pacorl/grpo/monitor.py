@@ -1,13 +1,13 @@
 """Monitor of reward hacking: signs of the images, compared with the start of the run.
 
 Equal or blank panels, or one image for every prompt, can win a reward, while its curve rises. So each epoch's and each
-evaluation's images are measured without a model, held-out rewards (`held_out/…`) are evaluated, and a sign beyond its
-limit warns or stops the run.
+evaluation's images are measured without a model, the judge compares sets of an epoch, held-out rewards (`held_out/…`)
+are evaluated, and a sign beyond its limit warns or stops the run.
 
     duplicates      share of a grid image's pairs of panels that are nearly the same, blank panels included
     blank           share of empty panels: flat, or dark and nearly flat
     diversity       root mean squared distance, over pairs of prompts, of their mean images
-    across          P(Yes) of panels of different sets of one prompt, by the run's judge (`grpo.agreement`)
+    across          P(Yes) of panels of different sets of one prompt, by the run's judge
     held_out/…      an evaluation's measures that are not rewarded
 """
 
@@ -17,17 +17,29 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
+from random import Random
 from statistics import fmean
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from pacorl.core.contrast import Pair, kappa, pairs_within
 from pacorl.core.grid import split
-from pacorl.core.metric_names import HELD_OUT, MONITOR, sign_meaning
+from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, sign_meaning
+from pacorl.core.schedule import seed_of
 from pacorl.grpo.policy_config import MonitorAction
-from pacorl.types import Prompt, Rollout
+from pacorl.grpo.rows import Row
+from pacorl.grpo.scoring import time_limit, torch_context
+from pacorl.rewards.consistency import Consistency
+from pacorl.runtime.workers import call_in_time
+from pacorl.types import Prompt, Verdict
+
+if TYPE_CHECKING:
+    from pacorl.grpo.trainer import PolicyTrainer
 
 Pixels = NDArray[np.float64]
 Kind = Literal["epoch", "evaluation"]
@@ -60,6 +72,11 @@ SHARED = 0.1
 """κ at the start from which `across` is a sign. Where prompts name what a set shares, κ is near 0: sets of one prompt
 agree as much as the panels of one, and both rise with what is learned."""
 
+COUPLES = 16
+"""Pairs of sets whose agreement is measured in an epoch, each of one prompt."""
+PAIRS = 4
+"""Pairs of panels within a couple's sets, and as many across them."""
+
 
 @dataclass(frozen=True, slots=True)
 class PanelStatistics:
@@ -81,7 +98,6 @@ class Alarm:
     """Start of the sign if it should not rise, or its best if it should not fall."""
     now: float
     limit: float
-    action: Literal["warn", "stop"]
 
     def __str__(self) -> str:
         return (
@@ -100,7 +116,7 @@ class HackingSuspectedError(ValueError):
         )
 
 
-# --- one image -------------------------------------------------------------------------------------------------
+# --- images ----------------------------------------------------------------------------------------------------
 
 
 def panel_statistics(prompt: Prompt, image: Image.Image) -> PanelStatistics:
@@ -108,27 +124,14 @@ def panel_statistics(prompt: Prompt, image: Image.Image) -> PanelStatistics:
     panels = split(image.convert("RGB"), prompt.grid)
     small_PHWC = _pixels([panel.resize((SIDE, SIDE), Image.Resampling.BOX) for panel in panels])
     tiny_PHWC = _pixels([panel.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX) for panel in panels])
+    first, second = np.triu_indices(len(panels), 1)
+    distance = np.sqrt(((small_PHWC[first] - small_PHWC[second]) ** 2).mean((1, 2, 3)))
     return PanelStatistics(
         group=prompt.id,
-        duplicates=duplicate_share(small_PHWC),
+        duplicates=float((distance < SAME_DISTANCE).mean()) if len(first) else 0.0,
         blank=float(is_blank(small_PHWC).mean()),
         thumbnail=tuple(tiny_PHWC.mean(0).reshape(-1).tolist()),
     )
-
-
-def statistics_of(rollouts: Iterable[Rollout]) -> list[PanelStatistics]:
-    """Measure the images of rollouts, in order."""
-    measured = []
-    for rollout in rollouts:
-        measured += [panel_statistics(*pair) for pair in zip(rollout.prompts, rollout.images, strict=True)]
-    return measured
-
-
-def duplicate_share(panels_PHWC: Pixels) -> float:
-    """Share of pairs of (SIDE, SIDE, 3) panels that are nearly one image; 0 for a single panel."""
-    first, second = np.triu_indices(len(panels_PHWC), 1)
-    distance = np.sqrt(((panels_PHWC[first] - panels_PHWC[second]) ** 2).mean((1, 2, 3)))
-    return float((distance < SAME_DISTANCE).mean()) if len(first) else 0.0
 
 
 def is_blank(panels_PHWC: Pixels) -> NDArray[np.bool_]:
@@ -143,27 +146,99 @@ def _pixels(images: Sequence[Image.Image]) -> Pixels:
     return np.stack([np.asarray(image) for image in images]) / 255
 
 
-# --- many images -----------------------------------------------------------------------------------------------
-
-
 def signs_of(statistics: Sequence[PanelStatistics]) -> dict[str, float]:
-    """Average the signs over images; diversity is absent with few prompts."""
+    """Average the signs over images. Diversity, absent with few prompts, is the root mean squared distance of groups'
+    mean thumbnails over pairs of groups."""
     signs = {name: fmean(getattr(image, name) for image in statistics) for name in ("duplicates", "blank")}
-    spread = diversity(statistics)
-    return signs if spread is None else signs | {"diversity": spread}
-
-
-def diversity(statistics: Sequence[PanelStatistics]) -> float | None:
-    """Root mean squared distance of groups' mean thumbnails, over pairs of groups; None if under LEAST_PROMPTS."""
     groups: dict[int, list[tuple[float, ...]]] = defaultdict(list)
     for image in statistics:
         groups[image.group].append(image.thumbnail)
-    if len(groups) < LEAST_PROMPTS:
-        return None
-    # Group means first, so that variety within a group does not count.
-    mean_GC = np.stack([np.mean(thumbnails, axis=0) for thumbnails in groups.values()])
-    # Over pairs the mean of (a − b)² is twice the variance, which looks at each group once.
-    return float(np.sqrt(2 * mean_GC.var(axis=0, ddof=1).mean()))
+    if len(groups) >= LEAST_PROMPTS:
+        # Group means first, so that variety within a group does not count.
+        mean_GC = np.stack([np.mean(thumbnails, axis=0) for thumbnails in groups.values()])
+        # Over pairs the mean of (a − b)² is twice the variance, which looks at each group once.
+        signs["diversity"] = float(np.sqrt(2 * mean_GC.var(axis=0, ddof=1).mean()))
+    return signs
+
+
+# --- agreement of sets -----------------------------------------------------------------------------------------
+
+
+def measure_agreement(
+    trainer: PolicyTrainer, rows: Sequence[Row], images: Mapping[int, tuple[Prompt, Image.Image]]
+) -> dict[str, float]:
+    """Measure P(Yes) of pairs of panels within sets and across sets of one prompt. All ranks call it.
+
+    The judge is asked about a fixed number of pairs an epoch, whatever the rewards. Their draw follows from (seed,
+    epoch), and one process asks them, so that they do not depend on the number of processes.
+
+    Args:
+        images: global row → prompt and image, of this rank.
+
+    Returns:
+        `monitor/within`, `monitor/across` and `monitor/kappa`; empty without a judge, without sets, and with the
+        monitor off.
+
+    Raises:
+        SharedFault: wraps an exception of the judge, on all ranks.
+    """
+    config, runtime, reward = trainer.config, trainer.runtime, consistency_of(trainer)
+    groups = [rows[first : first + config.group_size] for first in range(0, len(rows), config.group_size)]
+    groups = [group for group in groups if group[0].prompt.grid.count > 1]
+    if reward is None or config.monitor == "off" or not groups:
+        return {}
+
+    # 1. The couples, from all groups in turn, and their images, which may be on two processes.
+    rng = Random(seed_of(config.seed, trainer.epoch, "agreement"))
+    rng.shuffle(groups)
+    couples = [rng.sample(groups[turn % len(groups)], 2) for turn in range(COUPLES)]
+    numbers = {row.number for couple in couples for row in couple}
+    shared = runtime.gather_rows(lambda: {row: image for row, (_, image) in images.items() if row in numbers})
+
+    # 2. The pairs: a couple's panels are numbered over both of its sets.
+    panels, pairs = [], []
+    for first, second in couples:
+        count = first.prompt.grid.count
+        panels.append([panel for row in (first, second) for panel in split(shared[row.number], row.prompt.grid)])
+        within = pairs_within(2, count)
+        across = [*product(range(count), range(count, 2 * count))]
+        pairs.append([*rng.sample(within, min(PAIRS, len(within))), *rng.sample(across, PAIRS)])
+
+    # 3. The answers, of the main process.
+    prompts = [first.prompt for first, _ in couples]
+    ask = partial(reward.mean_verdicts, prompts, panels, pairs=pairs)
+
+    def answers() -> dict[int, dict[Pair, Verdict]]:
+        if not runtime.is_main:
+            return {}
+        what = f"the judge (agreement of {len(couples)} pairs of sets)"
+        seconds = time_limit(reward, config.reward_timeout)
+        return dict(
+            enumerate(
+                call_in_time(ask, what, seconds=seconds, context=torch_context(), check_stop=runtime.signals.check)
+            )
+        )
+
+    # 4. Means without missing answers.
+    p_yes: dict[str, list[float]] = {"within": [], "across": []}
+    for prompt, verdicts in zip(prompts, runtime.gather_rows(answers).values(), strict=True):
+        for (first_panel, second_panel), verdict in verdicts.items():
+            same_set = first_panel // prompt.grid.count == second_panel // prompt.grid.count
+            if verdict.p_yes is not None:
+                p_yes["within" if same_set else "across"].append(verdict.p_yes)
+    if not all(p_yes.values()):
+        return {}
+    means = {kind: fmean(values) for kind, values in p_yes.items()}
+    means["kappa"] = kappa(means["within"], means["across"])
+    return {f"{MONITOR}{name}": value for name, value in means.items()}
+
+
+def consistency_of(trainer: PolicyTrainer) -> Consistency | None:
+    """Return the run's reward of consistency, or one of its judge, which asks for the theme; None without a judge."""
+    rewards = [reward for reward in trainer.rewards.values() if isinstance(reward, Consistency)]
+    if not rewards and trainer.judge:
+        rewards = [Consistency(trainer.judge)]
+    return rewards[0] if rewards else None
 
 
 # --- over time -------------------------------------------------------------------------------------------------
@@ -205,7 +280,7 @@ class HackingMonitor:
         """
         signs = {f"{MONITOR}{name}": value for name, value in signs_of(statistics).items()}
         raised = self.update(kind, {**metrics, **signs})
-        return signs | {f"alarm/{alarm.sign}": 1.0 for alarm in raised}, raised
+        return signs | {f"{ALARM}{alarm.sign}": 1.0 for alarm in raised}, raised
 
     def restore(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Take in an earlier log, so that a resumed run goes on as if it had not been stopped."""
@@ -214,14 +289,12 @@ class HackingMonitor:
 
     def update(self, kind: Kind, values: Mapping[str, Any]) -> list[Alarm]:
         """Add a line of the log (`monitor/…` and `held_out/…`), and return its alarms."""
-        signs = {
-            name.removeprefix(MONITOR): value
-            for name, value in values.items()
-            if value is not None and name.startswith((HELD_OUT, MONITOR))
-        }
-        for sign, value in signs.items():
-            self._history[kind, sign].append(value)
-        alarms = [self._alarm(kind, sign) for sign in signs]
+        signs = []
+        for name, value in values.items():
+            if value is not None and name.startswith((HELD_OUT, MONITOR)):
+                signs.append(name.removeprefix(MONITOR))
+                self._history[kind, signs[-1]].append(value)
+        alarms = [self._alarm(kind, sign) for sign in signs if self.action != "off"]
         return [alarm for alarm in alarms if alarm]
 
     def _alarm(self, kind: Kind, sign: str) -> Alarm | None:
@@ -232,7 +305,7 @@ class HackingMonitor:
         average = 1
         if kind == "epoch":
             average = self.prompts_average if sign in ("diversity", "across") else self.average
-        if self.action == "off" or limit is None or len(history) <= average:
+        if limit is None or len(history) <= average:
             return None
         kappas = self._history[kind, "kappa"][:average]
         if sign == "across" and kappas and fmean(kappas) < SHARED:
@@ -246,4 +319,4 @@ class HackingMonitor:
         else:
             reference = before[0]
             change = now - reference
-        return Alarm(sign, reference, now, limit, self.action) if change > limit else None
+        return Alarm(sign, reference, now, limit) if change > limit else None

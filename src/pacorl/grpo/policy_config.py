@@ -273,17 +273,6 @@ class PolicyConfig(LoraConfig):
                 sampling.sde_type, sampling.sde_steps, steps=sampling.steps, noise_level=sampling.noise_level
             )
 
-    @property
-    def tree_warning(self) -> str:
-        """Advice to sample endpoints with independent noise; empty for any other run."""
-        tree = self.sampling.tree.resolve(self.group_size, steps=self.sampling.stochastic_steps)
-        if OBJECTIVES[self.objective.name].needs == "path" or not tree.is_shared:
-            return ""
-        return (
-            f"objective {self.objective.name} and sampling.tree.seeds {tree.seeds} for {self.group_size} samples: on "
-            "the tiny world it learned more from independent noise (sampling.tree.seeds=null sampling.suffix={})"
-        )
-
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Check that the generator takes the prompts' images, and that no setting rules out edits.
 

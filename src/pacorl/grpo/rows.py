@@ -149,15 +149,6 @@ def _take_own_forwards(config: PolicyConfig, prompts: Sequence[Prompt]) -> bool:
     return (per == "prompt" and len(prompts) > 1) or (per == "layout" and len(counts) > 1)
 
 
-def check_sharded(config: PolicyConfig) -> None:
-    """Raise ValueError if a setting does not suit a transformer that FSDP2 shards."""
-    if config.memory == "lowest":
-        raise ValueError(
-            "memory lowest and FSDP2: what is streamed is not there to be sharded; take memory: low, or launch with "
-            "ddp.yaml"
-        )
-
-
 def _joined(pieces: Sequence[Sequence[Row]], tree: Tree) -> list[Sequence[Row]]:
     """Join adjacent pieces below one node into units."""
     units: list[Sequence[Row]] = []

@@ -18,26 +18,36 @@ import torch
 from pacorl.core.metric_names import ALARM, ALIKE, NOT_FINITE
 from pacorl.core.schedule import seed_of
 from pacorl.grpo.rows import Row
-from pacorl.io.outage import WaitsForOutages
 from pacorl.judge.judge import JudgeSettings, RemoteJudge
 from pacorl.rewards.consistency import Consistency, Contrast
-from pacorl.rewards.reward import Explains, Reward, RewardFunction, named, panel_scores_of, scores_of
+from pacorl.rewards.reward import Explains, PanelScores, Reward, RewardFunction, named, panel_scores_of, scores_of
 from pacorl.runtime.cores import available_cores
 from pacorl.runtime.processes import Runtime, SharedFault
-from pacorl.runtime.workers import LimitedCall, Workers
+from pacorl.runtime.workers import Call, Workers
 from pacorl.types import Prompt, RewardTable, Rollout
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Scores = list[float | None]
-Parts = Mapping[str, Sequence[float | None]]
-"""Reward with parts → part of its score per panel."""
+Scores = Mapping[int, Sequence[PanelScores]]
+"""Global row → one score per reward, with its parts under panel credit."""
 
 MAX_MISSING = 0.2
 """Failure budget: the run saves and stops if a larger share of an epoch's scores is missing."""
 SENDERS = 16
 """Concurrent rollout batches of a remote judge, whose `concurrency` limits the requests."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """Rollouts whose images a reward scores in one call."""
+
+    number: int
+    rollouts: Sequence[Rollout]
+    rows: Sequence[int]
+    """Global rows of the samples."""
+    calls: Sequence[Call[list[PanelScores]]] = ()
+    """One per reward, once they are started."""
 
 
 @dataclass(eq=False)
@@ -60,8 +70,7 @@ class Scorer:
     draw: tuple[int, int] = (0, 0)
     """Seed and epoch of the draws of such a reward."""
     _pending: list[Rollout] = field(default_factory=list)
-    _submitted: list[tuple[Sequence[int], Sequence[LimitedCall[Scores]]]] = field(default_factory=list)
-    _parts: dict[int, dict[str, Sequence[float | None]]] = field(default_factory=dict)
+    _batches: list[Batch] = field(default_factory=list)
     _abandoned: int = 0
 
     def __enter__(self) -> Scorer:
@@ -79,28 +88,15 @@ class Scorer:
     def submit(self, rollout: Rollout) -> None:
         """Take a rollout's images, which must not change before `results`. Groups arrive one after the other."""
         self._pending.append(rollout)
-        if sum(map(len, self._pending)) % self.group_size:
-            return
-        rollouts, self._pending = self._pending, []
-        prompts = [prompt for rollout in rollouts for prompt in rollout.prompts]
-        images = [image for rollout in rollouts for image in rollout.images]
-        rows = [row for rollout in rollouts for row in rollout.row_B]
-
-        calls = []
-        for name, reward in self.rewards.items():
-            call = LimitedCall(
-                self._remote if asks_elsewhere(reward) else self._local,
-                partial(self._score, name, prompts, images, rows),
-                name=f"reward {name} (batch {len(self._submitted) + 1}: {named(prompts)})",
-                seconds=time_limit(reward, self.timeout * len(rollouts)),
-                check_stop=self.check_stop,
-            )
+        if sum(map(len, self._pending)) % self.group_size == 0:
+            rows = [row for rollout in self._pending for row in rollout.row_B]
+            batch = Batch(len(self._batches) + 1, self._pending, rows)
+            self._pending = []
+            self._batches.append(batch)
             if self.overlap:
-                call.start()
-            calls.append(call)
-        self._submitted.append((rows, calls))
+                self._start(batch)
 
-    def results(self) -> dict[int, Scores]:
+    def results(self) -> dict[int, Sequence[PanelScores]]:
         """Wait for the scores of all submitted rollouts.
 
         Returns:
@@ -112,25 +108,20 @@ class Scorer:
             Exception: raised by a reward or `check_stop`.
         """
         assert not self._pending, "`assign_rows` keeps groups whole"
-        scores_of_row: dict[int, Scores] = {}
+        scores_of_row: dict[int, Sequence[PanelScores]] = {}
         missing = 0
-        for rows, calls in self._submitted:
+        for batch in self._batches:
             # Beyond the failure budget the run stops, so waiting for the rest is useless.
             if missing <= self.max_missing:
-                columns = [call.result() for call in calls]
+                self._start(batch)
+                columns = [call.result(self.check_stop) for call in batch.calls]
             else:
-                columns = [[None] * len(rows) for _ in calls]
-                self._abandoned += len(rows)
-            missing += sum(column.count(None) for column in columns)
-            scores_of_row |= {row: list(scores) for row, *scores in zip(rows, *columns, strict=True)}
-        self._submitted.clear()
+                columns = [[PanelScores(None, None)] * len(batch.rows) for _ in self.rewards]
+                self._abandoned += len(batch.rows)
+            missing += sum(result.score is None for column in columns for result in column)
+            scores_of_row |= {row: scores for row, *scores in zip(batch.rows, *columns, strict=True)}
+        self._batches.clear()
         return scores_of_row
-
-    @property
-    def parts(self) -> dict[int, Parts]:
-        """Global row → parts of its scores; empty unless `by_panel`, and complete after `results`."""
-        # Copies: calls that are not waited for may still add parts.
-        return {row: dict(parts) for row, parts in dict(self._parts).items()}
 
     def last_error(self) -> str:
         """Return the rewards' reasons for missing scores."""
@@ -142,19 +133,30 @@ class Scorer:
             reasons.append(f"{self._abandoned} samples were not waited for")
         return "; ".join(reasons)
 
-    def _score(self, name: str, prompts: Sequence[Prompt], images: Sequence[Image], rows: Sequence[int]) -> Scores:
-        """Score samples by one reward, and collect the parts of the scores."""
+    def _start(self, batch: Batch) -> None:
+        """Queue a call of each reward, unless they are queued."""
+        if batch.calls:
+            return
+        prompts = [prompt for rollout in batch.rollouts for prompt in rollout.prompts]
+        images = [image for rollout in batch.rollouts for image in rollout.images]
+        calls = []
+        for name, reward in self.rewards.items():
+            workers = self._remote if asks_elsewhere(reward) else self._local
+            score = partial(self._score, name, prompts, images, batch.rows)
+            what = f"reward {name} (batch {batch.number}: {named(prompts)})"
+            calls.append(workers.submit(score, what, seconds=time_limit(reward, self.timeout * len(batch.rollouts))))
+        batch.calls = calls
+
+    def _score(
+        self, name: str, prompts: Sequence[Prompt], images: Sequence[Image], rows: Sequence[int]
+    ) -> list[PanelScores]:
+        """Score samples by one reward."""
         reward: RewardFunction = self.rewards[name]
         if isinstance(reward, Consistency) and reward.contrast:
             reward = Contrast(reward, [seed_of(*self.draw, "contrast", row) for row in rows])
-        if not self.by_panel:
-            return scores_of(name, reward, prompts, images, masked=True)
-
-        results = panel_scores_of(name, reward, prompts, images, masked=True)
-        for row, result in zip(rows, results, strict=True):
-            if result.part_P is not None:
-                self._parts.setdefault(row, {})[name] = result.part_P
-        return [result.score for result in results]
+        if self.by_panel:
+            return panel_scores_of(name, reward, prompts, images, masked=True)
+        return [PanelScores(score, None) for score in scores_of(name, reward, prompts, images, masked=True)]
 
 
 def asks_elsewhere(reward: object) -> bool:
@@ -163,8 +165,8 @@ def asks_elsewhere(reward: object) -> bool:
 
 
 def time_limit(reward: object, seconds: float) -> float:
-    """Return the time limit of a reward's call: none if its requests to a service have limits."""
-    return math.inf if asks_elsewhere(reward) or isinstance(reward, WaitsForOutages) else seconds
+    """Return the time limit of a reward's call: none if it asks a server, whose requests have limits."""
+    return math.inf if asks_elsewhere(reward) else seconds
 
 
 def overlaps(judge: JudgeSettings | None, *, device: torch.device) -> bool:
@@ -205,33 +207,49 @@ def _reward_stream() -> torch.cuda.Stream:
 # --- the scores of all ranks -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """Scores of an epoch's samples, of all ranks."""
-
-    scores: Mapping[int, Scores]
-    """Global row → one score per reward; None if missing."""
-    parts: Mapping[int, Parts] | None
-    """Global row → parts of its scores; None without panel credit."""
-    reasons: Sequence[str]
-    """Reasons for missing scores."""
-
-
-def collect_scores(scorer: Scorer, runtime: Runtime) -> Scored:
-    """Wait for the scores of all ranks.
+def collect_scores(scorer: Scorer, runtime: Runtime) -> tuple[Scores, list[str]]:
+    """Wait for the scores of all ranks, and the reasons for missing ones.
 
     Raises:
         SharedFault: wraps a reward's exception on any rank.
     """
     scores = runtime.gather_rows(scorer.results)
-    parts = runtime.gather_rows(lambda: scorer.parts) if scorer.by_panel else None
-    reasons = set(runtime.gather(scorer.last_error())) - {""}
-    return Scored(scores, parts, sorted(reasons))
+    return scores, sorted(set(runtime.gather(scorer.last_error())) - {""})
 
 
-def columns_of(scores: Mapping[int, Scores], rows: Sequence[Row], names: Sequence[str]) -> dict[str, Scores]:
+def columns_of(scores: Scores, rows: Sequence[Row], names: Sequence[str]) -> dict[str, list[float | None]]:
     """Tabulate an epoch's scores by reward, in the order of its rows."""
-    return {name: [scores[row.number][place] for row in rows] for place, name in enumerate(names)}
+    return {name: [scores[row.number][place].score for row in rows] for place, name in enumerate(names)}
+
+
+def reward_table(scores: Scores, rows: Sequence[Row], *, names: tuple[str, ...], by_panel: bool = False) -> RewardTable:
+    """Tabulate the scores of an epoch in the order of its rows; a missing score is invalid, not 0.
+
+    Args:
+        by_panel: whether to tabulate the parts of the scores, for panel credit. A score without parts counts for every
+            panel.
+    """
+    # fp64, since P(Yes) near 1 differs by less than fp32 resolves.
+    columns = columns_of(scores, rows, names).values()
+    score_RB = torch.tensor([[math.nan if s is None else s for s in column] for column in columns], dtype=torch.float64)
+    part_RBP = None
+    if by_panel:
+        # Sets with fewer panels leave the rest NaN.
+        panels = max(row.prompt.grid.count for row in rows)
+        part_RBP = torch.full((*score_RB.shape, panels), math.nan, dtype=torch.float64)
+        for index, row in enumerate(rows):
+            count = row.prompt.grid.count
+            for reward, result in enumerate(scores[row.number]):
+                part_P = [result.score] * count if result.part_P is None else result.part_P
+                known_P = [math.nan if part is None else part for part in part_P]
+                part_RBP[reward, index, :count] = torch.tensor(known_P, dtype=torch.float64)
+    return RewardTable(
+        names=names,
+        score_RB=score_RB,
+        valid_RB=score_RB.isfinite(),
+        group_B=torch.tensor([row.prompt.id for row in rows], dtype=torch.int64),
+        part_RBP=part_RBP,
+    )
 
 
 def check_scores(
@@ -264,74 +282,21 @@ def check_scores(
             metrics[f"{ALARM}{NOT_FINITE}{name}"] = float(len(faulty))
             warnings.append(
                 f"reward {name!r} returned NaN or an infinity for {len(faulty)} of the images, first for "
-                f"{named(faulty[:1])}; these scores count as missing: mend the reward, or return None where it has no "
-                "score"
+                f"{named(faulty[:1])}; these scores count as missing"
             )
 
-    if stats is None:
-        return metrics, f"{when}: {'; '.join(warnings)}" if warnings else ""
+    if stats is not None:
+        # 2. Too many of them, or of missing ones: the run cannot go on.
+        metrics["samples/not_finite"] = sum(metrics.values()) / (len(columns) * len(prompts))
+        missing = stats["samples/missing"]
+        if missing > MAX_MISSING:
+            causes = "; ".join([*reasons, *warnings]) or "The rewards gave no reason"
+            lost = f"{missing:.0%} of the scores of {when} are missing, more than {MAX_MISSING:.0%}"
+            raise SharedFault(ValueError(f"{lost}; the state is saved. {causes}"))
 
-    # 2. Too many of them, or of missing ones: the run cannot go on.
-    metrics["samples/not_finite"] = sum(metrics.values()) / (len(columns) * len(prompts))
-    missing = stats["samples/missing"]
-    if missing > MAX_MISSING:
-        causes = "; ".join([*reasons, *warnings]) or "The rewards gave no reason"
-        raise SharedFault(
-            ValueError(
-                f"{missing:.0%} of the scores of {when} are missing, more than {MAX_MISSING:.0%}; "
-                f"the state is saved. {causes}"
-            )
-        )
-
-    # 3. Rewards that tell no group's images apart.
-    if all(stats.get(f"reward/{name}/zero_std_groups", 0.0) >= 1 for name in columns):
-        metrics[f"{ALARM}{ALIKE}"] = 1.0
-        constants = " and ".join(map(repr, columns))
-        warnings.append(
-            f"there is nothing to learn from: reward {constants} gave all images of each prompt one score; print what "
-            "it returns for images that differ"
-        )
+        # 3. Rewards that tell no group's images apart.
+        if all(stats.get(f"reward/{name}/zero_std_groups", 0.0) >= 1 for name in columns):
+            metrics[f"{ALARM}{ALIKE}"] = 1.0
+            constants = " and ".join(map(repr, columns))
+            warnings.append(f"nothing to learn from: reward {constants} gave all images of each prompt one score")
     return metrics, f"{when}: {'; '.join(warnings)}" if warnings else ""
-
-
-def reward_table(
-    scores: Mapping[int, Scores],
-    rows: Sequence[Row],
-    *,
-    names: tuple[str, ...],
-    parts: Mapping[int, Parts] | None = None,
-) -> RewardTable:
-    """Tabulate the scores of an epoch in the order of its rows; a missing score is invalid, not 0.
-
-    Args:
-        parts: global row → parts of its scores, for panel credit. A score without parts counts for every panel.
-    """
-    columns = columns_of(scores, rows, names)
-    # fp64, since P(Yes) near 1 differs by less than fp32 resolves.
-    score_RB = torch.tensor(
-        [[math.nan if value is None else value for value in column] for column in columns.values()],
-        dtype=torch.float64,
-    )
-    return RewardTable(
-        names=names,
-        score_RB=score_RB,
-        valid_RB=score_RB.isfinite(),
-        group_B=torch.tensor([row.prompt.id for row in rows], dtype=torch.int64),
-        part_RBP=None if parts is None else _part_table(score_RB, rows, names=names, parts=parts),
-    )
-
-
-def _part_table(
-    score_RB: torch.Tensor, rows: Sequence[Row], *, names: Sequence[str], parts: Mapping[int, Parts]
-) -> torch.Tensor:
-    """Tabulate the parts of an epoch's scores: (R, B, P), NaN if missing and beyond a set's panels."""
-    # Sets with fewer panels leave the rest NaN.
-    panels = max(row.prompt.grid.count for row in rows)
-    part_RBP = torch.full((*score_RB.shape, panels), math.nan, dtype=torch.float64)
-    for reward, name in enumerate(names):
-        for index, row in enumerate(rows):
-            count = row.prompt.grid.count
-            part_P = parts.get(row.number, {}).get(name, [float(score_RB[reward, index])] * count)
-            known_P = [math.nan if part is None else part for part in part_P]
-            part_RBP[reward, index, :count] = torch.tensor(known_P, dtype=torch.float64)
-    return part_RBP

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from dataclasses import asdict
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pacorl.core.devices import check_card_used
-from pacorl.core.metric_names import ALARM
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.sampler import Sampler
 from pacorl.grpo import builders, checkpoint, scoring
@@ -30,21 +28,20 @@ from pacorl.grpo.inputs import AnyPrompts, AnyRewards, run_inputs
 from pacorl.grpo.lora_training import BadGradientsError, LoraTraining
 from pacorl.grpo.monitor import Alarm, HackingMonitor, HackingSuspectedError, Kind, PanelStatistics
 from pacorl.grpo.rollout import Draw
-from pacorl.grpo.rows import check_sharded, divide
+from pacorl.grpo.rows import divide
 from pacorl.grpo.scoring import Scorer, overlaps
 from pacorl.grpo.start import Resume
 from pacorl.io.documents import JsonObject, read_jsonl
 from pacorl.io.files import disk_errors, own_folder, write_atomic
 from pacorl.io.outage import UnreachableError, WaitsForOutages
 from pacorl.io.quiet import quiet, quiet_loading
-from pacorl.judge.judge import RemoteJudge, close_judge
+from pacorl.judge.judge import close_judge
 from pacorl.records.leaks import LEAKS
-from pacorl.rewards.reward import RewardError, shortened
-from pacorl.runtime.logbook import Logbook, PhaseClock, ProgressBars, TrainResult
+from pacorl.runtime.logbook import Logbook, Progress, TrainResult
 from pacorl.runtime.processes import Runtime, SharedFault, allow_tf32, lost_ranks
 from pacorl.runtime.stopping import Interrupted
 from pacorl.runtime.turns import Turns
-from pacorl.runtime.workers import CallTimeout, LimitedCall, Workers
+from pacorl.runtime.workers import CallTimeout
 from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
@@ -52,7 +49,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Outcome = TypeVar("Outcome")
 ExtraMetrics = Callable[[Sequence[Prompt], Sequence["Image"]], Mapping[str, float]]
 """Additional evaluation metrics from prompts and images, such as an oracle's. They are logged and never rewarded."""
 Listener = Callable[["PolicyTrainer", JsonObject], None]
@@ -139,17 +135,11 @@ class PolicyTrainer:
         """Whether the run ends after this epoch, evaluated and saved."""
         self.alarms: list[Alarm] = []
         """Alarms of the monitor that are not raised yet."""
-        self.clock = PhaseClock()
-        """Seconds of each phase since the last line of the log."""
         self._warned: set[str] = set()
-        self._guarded = False
 
         quiet_loading()
-        try:
-            with quiet("transformers"):  # it notes that torchvision is missing, which nothing here uses
-                self._build(resume, allow_changes=allow_changes)
-        except RewardError as error:
-            raise shortened(error)  # noqa: B904 - the error itself, without the frames of this package
+        with quiet("transformers"):  # it notes that torchvision is missing, which nothing here uses
+            self._build(resume, allow_changes=allow_changes)
 
     # --- building, in the order in which things can fail -------------------------------------------------------
 
@@ -158,7 +148,7 @@ class PolicyTrainer:
         self.train_prompts, self.evaluation_prompts, self._leaks = builders.read_prompts(self.config)
         self.config, self._credit_note = builders.with_credit(self.config, self.functions, self.train_prompts)
         config = self.config
-        self.runtime = Runtime(patience=builders.patience(config))
+        self.runtime = Runtime(patience=config.reward_timeout)
         """Processes of the run."""
         self.objective = OBJECTIVES[config.objective.name]
         """Training objective."""
@@ -166,11 +156,16 @@ class PolicyTrainer:
         """Whether each panel has an advantage of its own."""
         self.whole_groups = config.whole_groups
         """Whether each group is sampled by one process, and scored in one call."""
+        if self.runtime.sharded and config.memory == "lowest":
+            raise ValueError(
+                "memory lowest and FSDP2: what is streamed is not there to be sharded; take memory: low, or launch "
+                "with ddp.yaml"
+            )
         check_card_used(config.model.dtype, self.runtime.device)
         allow_tf32(allowed=config.model.dtype == "bfloat16")
         prompts = [*self.train_prompts, *self.evaluation_prompts]
         foreign = "" if self.pipeline else config.generator.foreign_prompt(config.model.checkpoint, prompts)
-        for warning in (self._leaks, foreign, config.model.warning, config.tree_warning):
+        for warning in (self._leaks, foreign, config.model.warning):
             self.warn_once(warning, warning)
 
         # 2. The folder and its checkpoint, then models and records. Any of it may need the other ranks.
@@ -178,8 +173,7 @@ class PolicyTrainer:
         """Judges' processes and the lock on the folder."""
         with lost_ranks(self.runtime.rank, self.runtime.world), ExitStack() as on_fault:
             on_fault.callback(self._open.close)
-            # No return value: the lock cannot be sent to other processes.
-            self.runtime.on_main(self._lock_folder)
+            self.runtime.on_main(lambda: self._open.enter_context(own_folder(config.out)))
             start = self.runtime.on_main(partial(checkpoint.starting_point, config, resume))
             changes: Mapping[str, list[Any]] = {}
             # Only the main process reads a local judge's weights for their digest.
@@ -189,16 +183,11 @@ class PolicyTrainer:
             if start:
                 compare = partial(checkpoint.changes_since, start, config, allowed=allow_changes)
                 changes = self.runtime.on_main(partial(compare, identities=self.identities))
-            if self.runtime.sharded:
-                check_sharded(config)
             self._build_models(resumed=start is not None)
             # A server has said now which model it serves.
             self.identities = self.runtime.on_main(identify) | self.identities
             self._build_records(start, changes)
             on_fault.pop_all()  # `close` closes them
-
-    def _lock_folder(self) -> None:
-        self._open.enter_context(own_folder(self.config.out))
 
     def _build_models(self, *, resumed: bool) -> None:
         config = self.config
@@ -213,12 +202,9 @@ class PolicyTrainer:
         # 2. Policy, and the conditionings of its prompts.
         size, evaluation_size = Size(*config.sampling.size), Size(*config.evaluation.size)
         self.policy = builders.build_adapted_policy(
-            config,
-            sizes=[size, evaluation_size],
-            device=device,
-            record_sizes=config.prompts.record_sizes,
-            pipeline=self.pipeline,
+            config, sizes=[size, evaluation_size], device=device, pipeline=self.pipeline
         )
+        self.policy.record_sizes = config.prompts.record_sizes
         sizes = {self.policy.size_of(prompt, size) for prompt in self.train_prompts}
         self.division = divide(
             config,
@@ -253,7 +239,6 @@ class PolicyTrainer:
                 device=device,
                 train=self.train_prompts,
                 evaluation=self.evaluation_prompts,
-                resumed=resumed,
             )
             scorers: list[object] = [*judges.values(), *self.rewards.values(), *self.held_out.values()]
             if self.turns:
@@ -267,29 +252,21 @@ class PolicyTrainer:
         """Whether samples are scored while the next are drawn."""
 
         # 4. Optimizer and copies of the adapter.
-        self.lora = LoraTraining(
-            self.policy,
-            config.optimizer,
-            runtime=self.runtime,
-            lags=self.objective.needs == "endpoint",
-        )
+        lags = self.objective.needs == "endpoint"
+        self.lora = LoraTraining(self.policy, config.optimizer, runtime=self.runtime, lags=lags)
         # From now on an outage is waited for.
-        for scorer in scorers:
-            if isinstance(scorer, WaitsForOutages):
-                scorer.wait_for_outages()
+        for judge in judges.values():
+            if isinstance(judge, WaitsForOutages):
+                judge.wait_for_outages()
 
     def _build_records(self, start: Path | None, changes: Mapping[str, list[Any]]) -> None:
         config = self.config
         is_main = self.runtime.is_main
-
-        # 1. State of the checkpoint.
         lines = 0
         if start:
-            state = checkpoint.restore(self.lora, start, seed=config.seed)
+            state = checkpoint.restore(self.lora, start)
             self.epoch, self.evaluated, self.score = state["epoch"], state["evaluated"], state["score"]
             lines = state["log_lines"]
-
-        # 2. Log, monitor and bars.
         self.logbook = Logbook.of(
             config, axis="epoch", lines=lines, changes=changes, epoch=self.epoch, step=self.lora.step, main=is_main
         )
@@ -297,7 +274,7 @@ class PolicyTrainer:
         if start:
             log = config.out / "metrics.jsonl"
             self.monitor.restore(self.runtime.on_main(lambda: read_jsonl(log) if log.exists() else []))
-        self.bars = ProgressBars(epochs=config.epochs, shown=is_main)
+        self.progress = Progress(epochs=config.epochs)
         if is_main and self._leaks:
             write_atomic(config.out / LEAKS, f"{self._leaks}\n")
 
@@ -310,21 +287,20 @@ class PolicyTrainer:
             Interrupted: after a SIGTERM or SIGINT, when the state is saved.
             ValueError: if training cannot go on, when the state is saved; the message names the cause and the fix.
         """
+        self.progress.shown = self.runtime.is_main
         try:
             # The guard is inside: a second SIGTERM must not end the process while it saves.
-            with self.runtime.signals, self.bars, self.guard():
+            with self.runtime.signals, self._guard():
                 self._run_epochs()
-        except RewardError as error:
-            raise shortened(error)  # noqa: B904 - the error itself, without the frames of this package
         finally:
             self.close()
-        return TrainResult.of(self.config.out, adapter=self.config.out / "adapter")
+        return TrainResult.of(self.config.out)
 
     def _run_epochs(self) -> None:
         for note in (self._credit_note, self.division.differences(self.config)):
             if note:
-                self.bars.say(note)
-        self.bars.epoch(self.epoch, note="")
+                self.progress.say(note)
+        self.progress.epoch(self.epoch)
         if self._evaluate_if_due() and (self.epoch or self.finished):
             # The run was stopped in this evaluation, and its checkpoint has no score yet; or a listener ends it before
             # its first epoch, and it has no checkpoint.
@@ -332,9 +308,8 @@ class PolicyTrainer:
 
         while not self.finished:
             metrics = self.run_epoch()
-            # Only the means fit beside the bar.
             means = {name.split("/")[1]: metrics[name] for name in metrics if name.endswith("/mean")}
-            self.bars.epoch(self.epoch, note="  ".join(f"{name} {mean:.3f}" for name, mean in means.items()))
+            self.progress.epoch(self.epoch, note="  ".join(f"{name} {mean:.3f}" for name, mean in means.items()))
             self._evaluate_if_due()
             self._save_if_due()
             self._raise_alarms()
@@ -370,17 +345,16 @@ class PolicyTrainer:
         alarms, self.alarms = self.alarms, []
         for alarm in alarms:
             self.warn_once(alarm.sign, f"reward hacking? after epoch {self.epoch}: {alarm}")
-        stops = [alarm for alarm in alarms if alarm.action == "stop"]
-        if stops:
+        if alarms and self.config.monitor == "stop":
             self.save()
-            raise HackingSuspectedError(stops, epoch=self.epoch)
+            raise HackingSuspectedError(alarms, epoch=self.epoch)
 
     @property
     def finished(self) -> bool:
         """Whether all epochs are done, or a listener stopped the training."""
         return self.should_training_stop or self.epoch >= self.config.epochs
 
-    # --- parts of an epoch -------------------------------------------------------------------------------------
+    # --- policies and scorers of the epoch ---------------------------------------------------------------------
 
     @property
     def sampler(self) -> Sampler:
@@ -429,22 +403,10 @@ class PolicyTrainer:
             by_panel=self.by_panel,
             timeout=config.reward_timeout,
             # Not `check_stop`, a collective: each rank waits for its own scores.
-            check_stop=self.runtime.check_signal,
+            check_stop=self.runtime.signals.check,
             group_size=config.group_size if self.whole_groups else 1,
             draw=(config.seed, self.epoch),
         )
-
-    def limited(self, reward: object, act: Callable[[], Outcome], name: str, *, batches: int = 1) -> Outcome:
-        """Call a scorer on a thread, which is abandoned at a signal or after the time limit of so many batches."""
-        seconds = scoring.time_limit(reward, batches * self.config.reward_timeout)
-        with closing(Workers(1, name="pacorl-reward", context=scoring.torch_context())) as workers:
-            return LimitedCall(workers, act, name, seconds, self.runtime.check_signal).result()
-
-    def judge_counts(self) -> dict[str, float]:
-        """Count a remote judge's requests, retries and failures so far, on all ranks; empty for one in this process."""
-        counts = asdict(self.judge.counters) if isinstance(self.judge, RemoteJudge) else {}
-        ranks = self.runtime.gather(counts)
-        return {f"judge/{name}": float(sum(rank[name] for rank in ranks)) for name in counts}
 
     # --- records -----------------------------------------------------------------------------------------------
 
@@ -471,10 +433,6 @@ class PolicyTrainer:
             if self.runtime.is_main:
                 logger.warning(message)
 
-    def warn_of_scores(self, checks: Mapping[str, float], warning: str) -> None:
-        """Log the warning of `check_scores` once for the same alarms."""
-        self.warn_once(" ".join(name for name in checks if name.startswith(ALARM)), warning)
-
     # --- saving and stopping -----------------------------------------------------------------------------------
 
     def save(self) -> Path:
@@ -488,7 +446,6 @@ class PolicyTrainer:
         """
         state = {
             "epoch": self.epoch,
-            "seed": self.config.seed,
             "evaluated": self.evaluated,
             # Of these weights: None if the newest evaluation is older.
             "score": self.score if self.evaluated == self.epoch else None,
@@ -498,38 +455,28 @@ class PolicyTrainer:
         return checkpoint.save(self.lora, self.config, state)
 
     @contextmanager
-    def guard(self) -> Iterator[None]:
+    def _guard(self) -> Iterator[None]:
         """Save the state and raise on all ranks if a rank fails or a signal stops the block.
-
-        A nested guard has no effect: the outer guard saves once swapped-out weights are back in place.
 
         Raises:
             Interrupted: after a signal or a time limit; the run goes on with --resume auto.
             UnreachableError: after an outage; the run goes on with --resume auto.
             Exception: raised by a reward on any rank.
         """
-        if self._guarded:
-            yield
-            return
-
-        self._guarded = True
-        try:
-            with lost_ranks(self.runtime.rank, self.runtime.world), disk_errors(self.config.out):
-                try:
-                    yield
-                except (Interrupted, SharedFault, BadGradientsError) as error:
-                    self.save()
-                    fault = error.fault if isinstance(error, SharedFault) else error
-                    if isinstance(fault, Interrupted):
-                        cause = f"{fault}; " if isinstance(fault, CallTimeout) else ""
-                        stopped = f"{cause}stopped after epoch {self.epoch}, and saved; go on with --resume auto"
-                        raise Interrupted(stopped) from None
-                    if isinstance(fault, UnreachableError):
-                        saved = f"the run is saved after epoch {self.epoch}"
-                        raise UnreachableError(f"{fault}, and go on with --resume auto: {saved}") from None
-                    raise fault from fault.__cause__
-        finally:
-            self._guarded = False
+        with lost_ranks(self.runtime.rank, self.runtime.world), disk_errors(self.config.out):
+            try:
+                yield
+            except (Interrupted, SharedFault, BadGradientsError) as error:
+                self.save()
+                fault = error.fault if isinstance(error, SharedFault) else error
+                if isinstance(fault, Interrupted):
+                    cause = f"{fault}; " if isinstance(fault, CallTimeout) else ""
+                    stopped = f"{cause}stopped after epoch {self.epoch}, and saved; go on with --resume auto"
+                    raise Interrupted(stopped) from None
+                if isinstance(fault, UnreachableError):
+                    saved = f"the run is saved after epoch {self.epoch}"
+                    raise UnreachableError(f"{fault}, and go on with --resume auto: {saved}") from None
+                raise fault from fault.__cause__
 
     def close(self) -> None:
         """End the log, the judges' processes and the lock on the folder."""

@@ -1,7 +1,8 @@
-"""Gradients of one optimizer step from rollouts and advantages, for every objective."""
+"""Optimizer steps from rollouts and advantages, for every objective."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from pacorl.types import Advantages, Conditioning, NodeBatch, Rollout, Samples, 
 
 if TYPE_CHECKING:
     from pacorl.core.objectives import Loss, Metric
+    from pacorl.grpo.trainer import PolicyTrainer
     from pacorl.models.policies.pipeline import PipelinePolicy
 
 
@@ -70,6 +72,41 @@ class PolicyLoss:
             return self.velocity(x_BNC, sigma, conditioning, size)
 
 
+def learn(
+    trainer: PolicyTrainer, sampler: Sampler, samples: Sequence[Samples], epoch_advantages: Advantages
+) -> dict[str, float]:
+    """Take the epoch's optimizer steps, one per update; a step whose gradient is not finite is skipped on all ranks.
+
+    Returns:
+        Mean metrics over updates and ranks, and the largest ratio deviation.
+    """
+    config, lora, lag = trainer.config, trainer.lora, trainer.objective.lag
+    sampled_at = lora.step
+    history: dict[str, list[float]] = defaultdict(list)
+    with trainer.progress.phase("updating", total=len(samples)) as advance:
+        for update in samples:
+            # Before the first step the trained policy is the sampling policy: one forward serves as both.
+            old = lora.old if lora.step > sampled_at or lag else None
+            policy_loss = PolicyLoss(
+                trainer.policy, sampler, trainer.cache, config.objective, advantage_clip=config.advantages.clip, old=old
+            )
+            seed = (config.seed, trainer.epoch, 0)
+            metrics = update_policy(policy_loss, update, epoch_advantages, runtime=trainer.runtime, draw=seed)
+            norm = lora.take_step()
+            metrics |= {"grad_norm": norm, "skipped": float(not math.isfinite(norm))}
+            for name, value in metrics.items():
+                history[name].append(value)
+            advance(1)
+
+    # The sampling policy follows, if it lags: old ← lag·old + (1 − lag)·trained.
+    if lora.old and lag:
+        lora.old.approach(1 - lag(lora.step))
+    means = gather_metrics(history, trainer.runtime)
+    if trainer.objective.needs == "path":
+        trainer.warn_once("ratio", ratio_warning(means, config.objective.ratio_tolerance, epoch=trainer.epoch + 1))
+    return means
+
+
 def update_policy(
     policy_loss: PolicyLoss, samples: Samples, values: Advantages, *, runtime: Runtime, draw: tuple[int, ...]
 ) -> dict[str, float]:
@@ -88,8 +125,15 @@ def update_policy(
     Returns:
         The mean of each metric over samples and steps, and the largest ratio deviation.
     """
-    # 1. Forwards and their weights.
-    terms = _terms(policy_loss, samples, values, draw=draw)
+    # 1. The terms of the loss, one forward each: the samples in its mean, and a function that computes it.
+    terms: list[tuple[int, Callable[[], Loss]]] = []
+    if policy_loss.objective.needs == "path":
+        for nodes in samples.nodes:
+            terms.append((len(nodes.row_B), partial(_path_loss, policy_loss, nodes, values)))
+    else:
+        for rollout in samples.rollouts:
+            for step in policy_loss.sampler.sde_steps:
+                terms.append((len(rollout), partial(_endpoint_loss, policy_loss, rollout, values, step, draw=draw)))
     total = sum(count for count, _ in terms)
 
     # 2. Forward and backward of each.
@@ -103,22 +147,6 @@ def update_policy(
 
     # 3. Metrics of this rank's equal share.
     return _summary(results)
-
-
-def _terms(
-    policy_loss: PolicyLoss, samples: Samples, values: Advantages, *, draw: tuple[int, ...]
-) -> list[tuple[int, Callable[[], Loss]]]:
-    """List the terms of the loss, one forward each: number of samples in its mean, and function that computes it."""
-    terms: list[tuple[int, Callable[[], Loss]]] = []
-    if policy_loss.objective.needs == "path":
-        for nodes in samples.nodes:
-            terms.append((len(nodes.row_B), partial(_path_loss, policy_loss, nodes, values)))
-        return terms
-
-    for rollout in samples.rollouts:
-        for step in policy_loss.sampler.sde_steps:
-            terms.append((len(rollout), partial(_endpoint_loss, policy_loss, rollout, values, step, draw=draw)))
-    return terms
 
 
 def _summary(results: Sequence[tuple[int, Mapping[str, Metric]]]) -> dict[str, float]:
@@ -212,7 +240,8 @@ def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) ->
         ),
         options,
     )
-    metrics = _of_step(metrics, step)
+    # By its step, since a late step may deviate where an early step does not.
+    metrics = {f"{name}/{step}" if name == RATIO_DEVIATION else name: value for name, value in metrics.items()}
 
     # 3. KL to the base.
     if options.kl_weight > 0:
@@ -272,13 +301,7 @@ def _endpoint_loss(
         ),
         options,
     )
-    metrics = _of_step(metrics, step)
     if base is not None:
         divergence = ((velocity - base) ** 2).mean()
         return loss + options.kl_weight * divergence, metrics | {"kl": divergence}
     return loss, metrics
-
-
-def _of_step(metrics: Mapping[str, Metric], step: int) -> dict[str, Metric]:
-    """Name a ratio deviation by its step, since a late step may deviate where an early step does not."""
-    return {f"{name}/{step}" if name == RATIO_DEVIATION else name: value for name, value in metrics.items()}

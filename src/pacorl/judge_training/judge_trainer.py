@@ -25,6 +25,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from pacorl.config.base import changes_to, check_changes, frozen_changes
 from pacorl.core.devices import available_device, check_card_used
+from pacorl.core.metric_names import SECONDS
 from pacorl.io.documents import read_object, read_yaml, typed, write_json
 from pacorl.io.files import (
     aside_of,
@@ -44,7 +45,7 @@ from pacorl.judge_training.held_out import HeldOut
 from pacorl.judge_training.judge_config import JudgeConfig
 from pacorl.judge_training.loop import DIGESTS, WeightedLikelihoodTrainer, processes, training_arguments
 from pacorl.judge_training.tuning import load_model, merge_and_save, save_processor, source_of, tune
-from pacorl.runtime.logbook import TIME, Logbook, check_trackers
+from pacorl.runtime.logbook import Logbook, check_trackers
 from pacorl.runtime.processes import MAX_BAD_STEPS, lost_ranks
 from pacorl.runtime.stopping import Interrupted, StopSignals
 
@@ -320,7 +321,7 @@ class RunKeeper(TrainerCallback):  # type: ignore[misc]
         # The Trainer logs both kinds through one callback.
         measured = {name.removeprefix("eval_"): number for name, number in logs.items() if name.startswith("eval_")}
         if measured:
-            measured[f"{TIME}evaluation"] = measured["runtime"]
+            measured[f"{SECONDS}evaluation"] = measured["runtime"]
         elif "loss" not in logs:
             return
 

@@ -32,7 +32,6 @@ REWARDS: Table[Callable[..., Reward]] = Table(
         "aesthetic": "pacorl.rewards.clip:Aesthetic",
         "dreamsim": "pacorl.rewards.dream:DreamSim",
         "ocr": "pacorl.rewards.ocr:Ocr",
-        "http": "pacorl.rewards.http:HttpScorer",
     },
 )
 """Name → class; `reward_spec` inspects its signature."""

@@ -1,7 +1,7 @@
 """Rewards that CLIP measures: a panel against its text, panels against each other, and aesthetics.
 
-All take the model's own processor (its PIL backend) and fp32 unless told otherwise. Weights load on first use, and
-rewards that name one checkpoint share it. Every distinct image and text is encoded once per call.
+All take the model's own processor (its PIL backend) and fp32. Weights load on first use, and rewards that name one
+checkpoint share it. Every distinct image and text is encoded once per call.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, combinations, pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
@@ -33,7 +33,6 @@ AESTHETIC_HEAD = "sac+logos+ava1-l14-linearMSE.pth"
 AESTHETIC_SOURCE = "https://github.com/christophschuhmann/improved-aesthetic-predictor"
 
 T = TypeVar("T")
-Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(eq=False)
@@ -42,7 +41,6 @@ class ClipEncoder:
 
     checkpoint: str
     device: str
-    dtype: Dtype
     _loaded: tuple[Any, Any, Any] | None = None
 
     def load(self) -> tuple[Any, Any, Any]:
@@ -51,7 +49,7 @@ class ClipEncoder:
             from transformers import CLIPModel, CLIPTokenizer
             from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-            model = pretrained(CLIPModel, self.checkpoint, dtype=getattr(torch, self.dtype))
+            model = pretrained(CLIPModel, self.checkpoint, dtype=torch.float32)
             self._loaded = (
                 model.eval().requires_grad_(False).to(self.device),
                 pretrained(CLIPImageProcessorPil, self.checkpoint),
@@ -93,9 +91,9 @@ class ClipEncoder:
 _ENCODERS: WeakValueDictionary[tuple[str, ...], ClipEncoder] = WeakValueDictionary()
 
 
-def clip_encoder(checkpoint: str, *, device: str | torch.device = "cpu", dtype: Dtype = "float32") -> ClipEncoder:
+def clip_encoder(checkpoint: str, *, device: str | torch.device = "cpu") -> ClipEncoder:
     """Return the shared encoder of a checkpoint."""
-    key = (checkpoint, str(device), dtype)
+    key = (checkpoint, str(device))
     encoder = _ENCODERS.get(key) or ClipEncoder(*key)
     _ENCODERS[key] = encoder
     return encoder
@@ -104,8 +102,8 @@ def clip_encoder(checkpoint: str, *, device: str | torch.device = "cpu", dtype: 
 class ClipReward:
     """Base class of CLIP rewards."""
 
-    def __init__(self, checkpoint: str = CLIP_H, dtype: Dtype = "float32", device: str | torch.device = "cpu") -> None:
-        self.clip = clip_encoder(checkpoint, device=device, dtype=dtype)
+    def __init__(self, checkpoint: str = CLIP_H, device: str | torch.device = "cpu") -> None:
+        self.clip = clip_encoder(checkpoint, device=device)
 
     def load(self) -> object:
         return self.clip.load()
@@ -123,7 +121,7 @@ class PartsReward(ClipReward):
         raise NotImplementedError
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        return [fmean(parts.values()) for parts in self.parts(prompts, images)]
+        return [result.score for result in self.panel_scores(prompts, images)]
 
     def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
         """Score each image, with the cosines as parts."""
@@ -158,11 +156,9 @@ class PanelClipImage(PartsReward):
 
     def parts(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[dict[tuple[int, ...], float]]:
         panels, counts = _panels(prompts, images)
-        cosines_PP = []
-        for image_PC in self.clip.images(panels).split(counts):
-            cosines_PP.append((image_PC @ image_PC.T).tolist())
         parts: list[dict[tuple[int, ...], float]] = []
-        for cosine_PP in cosines_PP:
+        for image_PC in self.clip.images(panels).split(counts):
+            cosine_PP = (image_PC @ image_PC.T).tolist()
             pairs = combinations(range(len(cosine_PP)), 2)
             parts.append({(first, second): cosine_PP[first][second] for first, second in pairs})
         return parts
@@ -175,14 +171,9 @@ class Aesthetic(ClipReward):
     """
 
     def __init__(
-        self,
-        checkpoint: str = CLIP_L,
-        *,
-        head: str = AESTHETIC_HEAD,
-        dtype: Dtype = "float32",
-        device: str | torch.device = "cpu",
+        self, checkpoint: str = CLIP_L, *, head: str = AESTHETIC_HEAD, device: str | torch.device = "cpu"
     ) -> None:
-        self.clip = clip_encoder(checkpoint, device=device, dtype=dtype)
+        super().__init__(checkpoint, device)
         self.head_path = Path(head)
         self._head: nn.Module | None = None
 
@@ -209,25 +200,18 @@ def load_aesthetic_head(path: Path) -> nn.Module:
         raise RewardError(
             f"rewards.aesthetic.args.head: {path} is no file; get {AESTHETIC_HEAD} from {AESTHETIC_SOURCE}"
         )
-    # 1. Tensors of the file.
     try:
         # It is a pickle; without `weights_only` it could run code.
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        raise RewardError(f"{path} holds more than tensors, and is not read: it could run code") from None
-    except (EOFError, RuntimeError, ValueError) as error:
-        raise RewardError(f"{path} is damaged or cut off ({' '.join(str(error).split())[:120]})") from None
-
-    # 2. The published layers, of any input width.
-    state = {name.removeprefix("layers."): tensor.float() for name, tensor in state.items()}
-    try:
+        state = {name.removeprefix("layers."): tensor.float() for name, tensor in state.items()}
         sizes = (state["0.weight"].shape[1], 1024, 128, 64, 16, 1)
         first, second, third, fourth, last = (nn.Linear(a, b) for a, b in pairwise(sizes))
         # Linear throughout, as published; the idle dropouts preserve the published layer numbers.
         head = nn.Sequential(first, nn.Dropout(), second, nn.Dropout(), third, nn.Dropout(), fourth, last).eval()
         head.load_state_dict(state)
-    except (KeyError, RuntimeError) as error:
-        raise RewardError(f"{path} does not hold the aesthetic predictor's layers: {error}") from None
+    except (pickle.UnpicklingError, EOFError, KeyError, RuntimeError, ValueError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise RewardError(f"{path} is damaged, or holds more or other than the predictor's layers ({reason})") from None
     return head.requires_grad_(False)
 
 

@@ -1,20 +1,14 @@
-"""Words in images as a reward: does each panel bear the text that its description quotes?
-
-It needs the extra `ocr`, RapidOCR with its models, or a `tesseract` program on the PATH.
-"""
+"""Words in images as a reward: does each panel bear the text that its description quotes? It needs the extra `ocr`."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Callable, Sequence
 from statistics import fmean
-from typing import Literal
 
+import numpy as np
 from PIL.Image import Image
 
 from pacorl.core.grid import QUOTED, split
-from pacorl.io.images import png_bytes
 from pacorl.io.versions import install_command
 from pacorl.rewards.reward import RewardError
 from pacorl.types import Prompt
@@ -27,19 +21,16 @@ class Ocr:
     """Legibility of quoted texts: 1 − edits/length per text, mean over the panels with a quotation.
 
     `edits` is the least number of letters to insert, delete or change so that the expected text occurs in the
-    recognised text. Case, spaces, punctuation and other text are ignored. `language` is Tesseract's;
-    RapidOCR's models read Chinese and English.
+    recognised text. Case, spaces, punctuation and other text are ignored. RapidOCR's models read Chinese and English.
     """
 
-    def __init__(self, engine: Literal["auto", "rapidocr", "tesseract"] = "auto", language: str = "eng") -> None:
-        self.engine = engine
-        self.language = language
+    def __init__(self) -> None:
         self._reader: Reader | None = None
 
     def load(self) -> Reader:
-        """Open the text reader. Raises RewardError if none of the engines is installed."""
+        """Open the text reader. Raises RewardError if RapidOCR is not installed."""
         if self._reader is None:
-            self._reader = open_reader(self.engine, language=self.language)
+            self._reader = open_reader()
         return self._reader
 
     def check(self, prompts: Sequence[Prompt]) -> None:
@@ -90,44 +81,15 @@ def edits_to_substring(target: str, text: str) -> int:
     return min(costs)  # and end anywhere
 
 
-def open_reader(engine: Literal["auto", "rapidocr", "tesseract"], *, language: str = "eng") -> Reader:
-    """Open one engine; "auto" selects the first installed. Raises RewardError with the packages to install."""
-    reasons = []
-    for name, opened in (("rapidocr", _rapidocr), ("tesseract", _tesseract)):
-        if engine in ("auto", name):
-            try:
-                return opened(language)
-            except ImportError as error:
-                reasons.append(str(error))
-    raise RewardError("reward 'ocr' has nothing to read with: " + "; ".join(reasons))
-
-
-def _rapidocr(language: str) -> Reader:
+def open_reader() -> Reader:
+    """Open RapidOCR. Raises RewardError if it is not installed."""
     try:
         from rapidocr import RapidOCR  # type: ignore[import-not-found]
     except ImportError as error:
-        raise ImportError(f"RapidOCR is not installed ({error}): `{install_command('ocr')}`") from None
-    import numpy as np
-
+        raise RewardError(f"reward 'ocr' needs RapidOCR ({error}): `{install_command('ocr')}`") from None
     engine = RapidOCR(params={"Global.log_level": "error"})
     # The engine takes BGR.
     return lambda image: " ".join(engine(np.asarray(image.convert("RGB"))[..., ::-1]).txts or ())
-
-
-def _tesseract(language: str) -> Reader:
-    program = shutil.which("tesseract")
-    if program is None:
-        raise ImportError("no program `tesseract` on the PATH: install the package tesseract-ocr of your system")
-
-    def read(image: Image) -> str:
-        # Mode 11, sparse text: a sign is no page with columns, which the default mode looks for.
-        command = [program, "stdin", "stdout", "--psm", "11", "-l", language]
-        done = subprocess.run(command, input=png_bytes(image.convert("RGB")), capture_output=True, check=False)
-        if done.returncode:
-            raise RewardError(f"tesseract failed: {done.stderr.decode(errors='replace').strip()[-200:]}")
-        return done.stdout.decode(errors="replace")
-
-    return read
 
 
 def _descriptions(prompt: Prompt) -> tuple[str, ...]:

@@ -6,35 +6,20 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from PIL.Image import Image, fromarray
 
+from pacorl.runtime.workers import CallTimeout, call_in_time
 from pacorl.types import Prompt, Size
 
 RewardFunction = Callable[[Sequence[Prompt], Sequence[Image]], Sequence[float | None]]
 """Prompts and images → one score per image, None if there is none."""
 
 
-PACKAGE = Path(__file__).parents[1]
-"""This package's folder."""
-
-
 class RewardError(ValueError):
     """Unavailable reward or invalid score; the message names the reward and the record."""
-
-
-def shortened(error: RewardError) -> RewardError:
-    """Drop an error's frames, and those of its cause before the user's own code."""
-    if cause := error.__cause__:
-        frame = cause.__traceback__
-        while frame and Path(frame.tb_frame.f_code.co_filename).is_relative_to(PACKAGE):
-            frame = frame.tb_next
-        # A cause within this package keeps its frames.
-        cause.__traceback__ = frame or cause.__traceback__
-    return error.with_traceback(None)
 
 
 class Reward(Protocol):
@@ -90,19 +75,20 @@ class Explains(Protocol):
     """The newest reason."""
 
 
-def listed(name: str, result: object, prompts: Sequence[Prompt]) -> list[Any]:
-    """Return a reward's result as a list of one value per prompt; raises RewardError naming the reward otherwise."""
-    fix = f"({named(prompts)}); it must return one per image, None if there is none"
+def listed(
+    name: str, result: object, count: int, prompts: Sequence[Prompt], *, what: tuple[str, str] = ("scores", "images")
+) -> list[Any]:
+    """Return a reward's result as a list of `count` values; raises RewardError naming the reward otherwise."""
+    values, those = what
+    fix = f"{count} {those} ({named(prompts)}); it must return one per {those[:-1]}, None if there is none"
     try:
-        values: list[Any] = list(result)  # type: ignore[call-overload]
+        found: list[Any] = list(result)  # type: ignore[call-overload]
     except TypeError:
         forgotten = ", as a function without `return` does," if result is None else ""
-        raise RewardError(
-            f"reward {name!r} returned {result!r}{forgotten} and no list of scores for {len(prompts)} images {fix}"
-        ) from None
-    if len(values) != len(prompts):
-        raise RewardError(f"reward {name!r} returned {len(values)} scores for {len(prompts)} images {fix}")
-    return values
+        raise RewardError(f"reward {name!r} returned {result!r}{forgotten} and no list of {values} for {fix}") from None
+    if len(found) != count:
+        raise RewardError(f"reward {name!r} returned {len(found)} {values} for {fix}")
+    return found
 
 
 def scores_of(
@@ -112,7 +98,7 @@ def scores_of(
 
     With `masked`, numbers that are not finite become NaN, for callers that exclude them.
     """
-    scores = listed(name, reward(prompts, images), prompts)
+    scores = listed(name, reward(prompts, images), len(prompts), prompts)
     return [_finite(name, value, prompt, masked=masked) for value, prompt in zip(scores, prompts, strict=True)]
 
 
@@ -126,64 +112,43 @@ def panel_scores_of(
     Raises:
         RewardError: naming the reward and the record, if a score or its parts are invalid.
     """
-    results: list[Any]
     scorer: object = reward
-    if isinstance(scorer, ScoresPanels):
-        results = listed(name, scorer.panel_scores(prompts, images), prompts)
-    else:
-        results = [PanelScores(score, None) for score in listed(name, reward(prompts, images), prompts)]
-    # A user's class may return plain numbers here.
-    for result in results:
+    if not isinstance(scorer, ScoresPanels):
+        return [PanelScores(score, None) for score in scores_of(name, reward, prompts, images, masked=masked)]
+    checked = []
+    results: list[Any] = listed(name, scorer.panel_scores(prompts, images), len(prompts), prompts)
+    for prompt, result in zip(prompts, results, strict=True):
+        # A user's class may return plain numbers here.
         if not isinstance(result, PanelScores):
             raise RewardError(
-                f"reward {name!r} returned {result!r} for {named(prompts)}; panel_scores must return PanelScores"
+                f"reward {name!r} returned {result!r} for {named([prompt])}; panel_scores must return PanelScores"
             )
-    # The scores are checked like those of any reward.
-    scores = scores_of(name, lambda *_: [result.score for result in results], prompts, images, masked=masked)
-
-    # Parts are optional per prompt, and if present one per panel.
-    checked = []
-    for prompt, score, result in zip(prompts, scores, results, strict=True):
-        if result.part_P is None:
-            checked.append(PanelScores(score, None))
-            continue
-        try:
-            parts = list(result.part_P)
-        except TypeError:
-            raise RewardError(
-                f"reward {name!r} returned the parts {result.part_P!r} for {named([prompt])}; give a list"
-            ) from None
-        if len(parts) != prompt.grid.count:
-            raise RewardError(
-                f"reward {name!r} returned {len(parts)} parts for {named([prompt])}; a {prompt.grid} grid needs "
-                f"{prompt.grid.count}, one per panel"
-            )
-        part_P = [_finite(name, part, prompt, masked=masked) for part in parts]
-        checked.append(PanelScores(_if_whole(score, part_P), part_P))
+        score = _finite(name, result.score, prompt, masked=masked)
+        part_P: list[float | None] | None = None
+        if result.part_P is not None:
+            parts = listed(name, result.part_P, prompt.grid.count, [prompt], what=("parts", "panels"))
+            part_P = [_finite(name, part, prompt, masked=masked) for part in parts]
+            if None in part_P:
+                score = None
+            elif score is not None and not all(map(math.isfinite, filter(None, part_P))):
+                score = math.nan
+        checked.append(PanelScores(score, part_P))
     return checked
-
-
-def _if_whole(score: float | None, part_P: Sequence[float | None]) -> float | None:
-    """Return the score; None if a part is missing, NaN if one is not finite."""
-    if None in part_P:
-        return None
-    is_finite = all(math.isfinite(part) for part in part_P if part is not None)
-    return score if score is None or is_finite else math.nan
 
 
 def _finite(name: str, value: object, prompt: Prompt, *, masked: bool) -> float | None:
     if value is None:
         return None
+    # A truth value or a text is a slip of the reward's, though Python would read both as numbers.
+    is_number = not isinstance(value, bool | str)
     try:
-        # A truth value or a text is a slip of the reward's, though Python would read both as numbers.
-        number = math.nan if isinstance(value, bool | str) else float(value)  # type: ignore[arg-type]
-        masked = masked and not isinstance(value, bool | str)
+        number = float(value) if is_number else math.nan  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-        masked = False  # a bug of the reward
+        is_number = False
     if math.isfinite(number):
         return number
-    if masked:
+    if masked and is_number:
         return math.nan
     raise RewardError(
         f"reward {name!r} returned {value!r} for {named([prompt])}; a score is a finite number, "
@@ -220,7 +185,12 @@ def smoke_test(
         if isinstance(reward, Loads):
             reward.load()
         trial = partial(_trial_score, name, reward, prompt, noise, by_panel=by_panel)
-        if _in_time(name, trial, timeout) is None:
+        try:
+            score = call_in_time(trial, f"reward {name} (trial image)", seconds=timeout)
+        except CallTimeout as fault:
+            # A new run has nothing to save, and would hang again.
+            raise RewardError(str(fault)) from None
+        if score is None:
             why = f": {reward.last_error}" if isinstance(reward, Explains) and reward.last_error else ""
             raise RewardError(f"reward {name!r} has no score for a trial image of {named([prompt])}{why}")
 
@@ -229,22 +199,6 @@ def _trial_score(name: str, reward: Reward, prompt: Prompt, image: Image, *, by_
     if by_panel:
         return panel_scores_of(name, reward, [prompt], [image])[0].score
     return scores_of(name, reward, [prompt], [image])[0]
-
-
-def _in_time(name: str, act: Callable[[], float | None], seconds: float) -> float | None:
-    """Call on a thread, which is abandoned at the limit. Raises RewardError then."""
-    # Only now: it imports accelerate, and checks of a config take a moment without.
-    from pacorl.runtime.workers import CallTimeout, LimitedCall, Workers
-
-    # A daemon thread: a reward that never returns must not keep the command.
-    workers = Workers(1, name="trial")
-    try:
-        return LimitedCall(workers, act, name=f"reward {name} (trial image)", seconds=seconds).result()
-    except CallTimeout as fault:
-        # A new run has nothing to save, and would hang again.
-        raise RewardError(str(fault)) from None
-    finally:
-        workers.close()
 
 
 # --- helpers of rewards ----------------------------------------------------------------------------------------
@@ -272,9 +226,10 @@ def check_panels(name: str, prompts: Sequence[Prompt]) -> None:
 
 def named(prompts: Sequence[Prompt]) -> str:
     """Name records for a message: one with its text, several by ids."""
-    if len(prompts) == 1:
+    distinct = {prompt.id: prompt for prompt in prompts}
+    if len(distinct) == 1:
         return f"{prompts[0].place}, {prompts[0].text[:60]!r}"
-    return f"prompts {', '.join(str(prompt.id) for prompt in prompts[:8])}" + (" …" if len(prompts) > 8 else "")
+    return f"prompts {', '.join(map(str, [*distinct][:8]))}" + (" …" if len(distinct) > 8 else "")
 
 
 def tempered(probability: float, temperature: float) -> float:

@@ -9,7 +9,7 @@
 `Name` is a function of prompts and images, or a class whose instances are called with prompts and images. Its keyword
 arguments are the reward's `args`; a class may ask for `judge` and `device`, and have `check(prompts)`, `load()` and
 `panel_scores(prompts, images)` as ours do. The file is run when a run begins: name only trusted files. `--dry-run` does
-not run it, so it checks names and arguments, not their types.
+not run it, and checks only that it has the name.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from pacorl.judge.judge import Judge
 
-ANY_ARGUMENTS = {"args": inspect.Parameter("args", inspect.Parameter.VAR_KEYWORD)}
-"""Parameters of a reward that takes any argument."""
 INJECTED = ("judge", "device")
 """Arguments that the run gives, and no config."""
 
@@ -65,11 +63,11 @@ class RewardSpec:
     @property
     def options(self) -> Mapping[str, Any]:
         """Argument → type, for the arguments that a config may set."""
-        # A class declares its options in `__init__`.
-        target: Any = self.target
+        # A class declares its options in `__init__`. Users' annotations need not resolve.
+        target: Any = self.target.__init__ if inspect.isclass(self.target) else self.target
         try:
-            hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
-        except (NameError, TypeError, AttributeError):  # users' annotations need not resolve
+            hints = get_type_hints(target)
+        except (NameError, TypeError, AttributeError):
             hints = {}
         options = {}
         for name, parameter in self.parameters.items():
@@ -136,43 +134,28 @@ def user_spec(name: str) -> RewardSpec:
 
 
 def parsed_spec(name: str) -> RewardSpec:
-    """Parse a user's file like `user_spec`, without running it. The spec cannot be built, and knows no types.
+    """Look for a reward in a user's file without running it. The spec cannot be built, and accepts any arguments.
 
     Raises:
         RewardError: if the file is no Python or lacks the name.
     """
-    path, attribute = _file_and_name(name)
     try:
+        path, attribute = file_and_name(name)
         tree = ast.parse(read_text(path))
     except SyntaxError as error:
         raise RewardError(f"reward {name!r}, line {error.lineno}: SyntaxError: {error.msg}") from None
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name == attribute:
-            return RewardSpec(_unbuilt, _unbuilt, _parameters(node.args, skip=2), is_users=True)  # prompts and images
-        if isinstance(node, ast.ClassDef) and node.name == attribute:
-            makers = [n.args for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"]
-            # Without one of its own, a base or a decorator may bring arguments along.
-            parameters = _parameters(makers[0], skip=1) if makers else {}
-            if makers or not (node.bases or node.decorator_list):
-                return RewardSpec(_unbuilt, _unbuilt, parameters, is_users=True)
-            return RewardSpec(_unbuilt, _unbuilt, ANY_ARGUMENTS, is_users=True)
-    bound = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    bound |= {node.asname or node.name for node in ast.walk(tree) if isinstance(node, ast.alias)}
-    if attribute not in bound:
+    except ValueError as error:
+        raise RewardError(f"rewards: {error}") from None
+    defined = [node for node in tree.body if getattr(node, "name", "") == attribute]
+    names = {getattr(node, field, None) for node in ast.walk(tree) for field in ("name", "asname", "id")}
+    if attribute not in names:
         raise RewardError(f"rewards: {path} has no function or class {attribute!r}")
-    return RewardSpec(_unbuilt, _unbuilt, ANY_ARGUMENTS, is_users=True)
-
-
-def _parameters(arguments: ast.arguments, *, skip: int) -> dict[str, inspect.Parameter]:
-    """List the arguments of a definition after the first `skip`; of defaults only their presence is known."""
-    positional = [*arguments.posonlyargs, *arguments.args]
-    defaults = dict(zip([a.arg for a in positional[::-1]], arguments.defaults[::-1], strict=False))
-    defaults |= {a.arg: d for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is not None}
-    parameters = {}
-    for argument in (*positional[skip:], *arguments.kwonlyargs):
-        default = None if argument.arg in defaults else inspect.Parameter.empty
-        parameters[argument.arg] = inspect.Parameter(argument.arg, inspect.Parameter.KEYWORD_ONLY, default=default)
-    return parameters | (ANY_ARGUMENTS if arguments.kwarg else {})
+    known = {node.arg for part in defined for node in ast.walk(part) if isinstance(node, ast.arg)}
+    accepted = {"args": inspect.Parameter("args", inspect.Parameter.VAR_KEYWORD)}
+    for injected in INJECTED:
+        if injected in known:
+            accepted[injected] = inspect.Parameter(injected, inspect.Parameter.KEYWORD_ONLY)
+    return RewardSpec(_unbuilt, _unbuilt, accepted, is_users=True)
 
 
 def _unbuilt(**args: Any) -> Any:
@@ -208,36 +191,18 @@ class UserReward:
             with self._blamed("while checking the prompts"):
                 self.reward.check(prompts)
 
-    def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        scores: list[float | None] = self._result(self.reward, prompts, images)
-        return scores
+    def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> Any:
+        with self._blamed(f"on {named(prompts)}"):
+            result = self.reward(prompts, images)
+            return list(result) if isinstance(result, Iterator) else result
 
     def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
         """Score each image, with its parts if the reward has parts."""
-        if isinstance(self.reward, ScoresPanels):
-            parted: list[PanelScores] = self._result(self.reward.panel_scores, prompts, images)
-            return parted
-        return [PanelScores(score, None) for score in listed(self.spec, self(prompts, images), prompts)]
-
-    def _result(self, score: Callable[..., Any], prompts: Sequence[Prompt], images: Sequence[Image]) -> Any:
-        """Call the user's code, and convert exceptions to RewardError with the file, the line and the record."""
-        try:
-            result = score(prompts, images)
-            return list(result) if isinstance(result, Iterator) else result
-        except FAULTS as error:
-            at_fault = self._at_fault(score, prompts, images)
-            raise RewardError(self._blame(error, f"on {named(at_fault)}")) from error
-
-    def _at_fault(
-        self, score: Callable[..., object], prompts: Sequence[Prompt], images: Sequence[Image]
-    ) -> Sequence[Prompt]:
-        """Find the first prompt that raises alone; all if only the batch does."""
-        for prompt, image in zip(prompts, images, strict=True):
-            try:
-                score([prompt], [image])
-            except FAULTS:
-                return [prompt]
-        return prompts
+        if not isinstance(self.reward, ScoresPanels):
+            scores = listed(self.spec, self(prompts, images), len(prompts), prompts)
+            return [PanelScores(score, None) for score in scores]
+        with self._blamed(f"on {named(prompts)}"):
+            return self.reward.panel_scores(prompts, images)
 
     @contextmanager
     def _blamed(self, when: str) -> Iterator[None]:
@@ -245,15 +210,5 @@ class UserReward:
         try:
             yield
         except FAULTS as error:
-            raise RewardError(self._blame(error, when)) from error
-
-    def _blame(self, error: BaseException, when: str) -> str:
-        line = line_in(self.path, error) if self.path else ""
-        return f"reward {self.spec!r}{line}: {type(error).__name__} {when}: {error}"
-
-
-def _file_and_name(name: str) -> tuple[Path, str]:
-    try:
-        return file_and_name(name)
-    except ValueError as error:
-        raise RewardError(f"rewards: {error}") from None
+            line = line_in(self.path, error) if self.path else ""
+            raise RewardError(f"reward {self.spec!r}{line}: {type(error).__name__} {when}: {error}") from error

@@ -5,6 +5,7 @@ One process, DDP and FSDP2 run the same loop (configs/launch, docs/running.md), 
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import pickle
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, InitProcessGroupKwargs, broadcast_object_list, gather_object
+from accelerate.utils import DistributedType, InitProcessGroupKwargs, gather_object
 from torch import Tensor, nn
 from torch.distributed import DistError
 from torch.nn.parallel import DistributedDataParallel
@@ -23,8 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 from pacorl.models.adapters import full_tensor, materialize
 from pacorl.runtime.stopping import Interrupted, StopSignals
 
-LONGEST_WAIT = 1800.0
-"""Seconds that a rank waits for another one, beside its patience: torch's own for gloo."""
+LONGEST_WAIT = 7200.0
+"""Seconds that a rank waits for another one, beside its patience: a judge that answers no more is given up before."""
 MAX_BAD_STEPS = 10
 """Optimizer steps in a row with gradients that are not finite after which a run stops."""
 
@@ -106,16 +107,11 @@ class Runtime:
         """Call `act` on the main process, and return or raise its outcome on every rank."""
         if self.world == 1:
             return act()
-        outcome: tuple[Any, Exception | None] = (None, None)
-        if self.is_main:
-            try:
-                outcome = (act(), None)
-            except Exception as error:  # raised below, on every rank
-                outcome = (None, _portable(error))
-        returned, failure = broadcast_object_list([outcome])[0]
-        if failure is not None:
-            raise failure
-        return returned  # type: ignore[no-any-return]
+        try:
+            outcome: Outcome = self.gather_rows(lambda: {0: act()} if self.is_main else {})[0]
+        except SharedFault as error:
+            raise error.fault from None
+        return outcome
 
     def shard(self, batches: Sequence[Batch]) -> list[tuple[int, Batch]]:
         """Select this rank's share of the batches with their numbers, in turn; the last round may be uneven.
@@ -124,13 +120,9 @@ class Runtime:
         number −1: its results are to be thrown away.
         """
         numbered = list(enumerate(batches))[self.rank :: self.world]
-        if self.sharded and len(numbered) < self.rounds(len(batches)):
+        if self.sharded and len(numbered) < math.ceil(len(batches) / self.world):
             numbered.append((-1, batches[0]))
         return numbered
-
-    def rounds(self, batches: int) -> int:
-        """Compute the largest number of batches per rank."""
-        return math.ceil(batches / self.world)
 
     # --- training ----------------------------------------------------------------------------------------------
 
@@ -182,12 +174,6 @@ class Runtime:
         if self.accelerator.reduce(flag, "sum").item():
             raise Interrupted("told to stop")
 
-    def check_signal(self) -> None:
-        """Raise Interrupted if a stop signal has reached this rank, without a collective. Call it within
-        `gather_rows`, which raises on all ranks."""
-        if self.signals.told:
-            raise Interrupted("told to stop")
-
 
 def _portable(error: Exception) -> Exception:
     """Convert an error so that other processes can unpickle it."""
@@ -200,13 +186,16 @@ def _portable(error: Exception) -> Exception:
 
 
 def destroy_process_group() -> bool:
-    """Part from the other processes, when all is done.
+    """Part from the other processes, when all is done and nothing refers to a trainer.
 
     Returns:
         Whether this is the main one.
     """
     main = int(os.environ.get("RANK", "0")) == 0
     if torch.distributed.is_initialized():
+        # A transformer under DDP holds the group, and with it gloo's threads. Such a thread may hold the last tensor of
+        # a finished collective, and aborts the process if the interpreter ends before the tensor is freed.
+        gc.collect()
         torch.distributed.destroy_process_group()
     return main
 

@@ -6,9 +6,8 @@ PaCo-GRPO and a character's LoRA use `StopSignals` through `Runtime`, a judge's 
 from __future__ import annotations
 
 import signal
-import sys
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 EX_TEMPFAIL = 75
@@ -24,18 +23,6 @@ class Interrupted(RuntimeError):
     """The command's."""
 
 
-def exit_when_uncaught() -> None:
-    """End a script whose Interrupted is not caught with its exit code, after the traceback; Python's own is 1."""
-    before = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        before(kind, error, trace)
-        if isinstance(error, Interrupted):
-            sys.exit(error.exit_code)
-
-    sys.excepthook = hook
-
-
 class StopSignals:
     """SIGTERM and SIGINT as requests to stop; a second signal, later, kills. A context manager of the main thread."""
 
@@ -49,11 +36,14 @@ class StopSignals:
         self._before = {number: signal.signal(number, self._handle) for number in stops}
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *fault: object) -> None:
+    def __exit__(self, *fault: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        if kind and issubclass(kind, Interrupted):
-            exit_when_uncaught()
+
+    def check(self) -> None:
+        """Raise Interrupted if a signal has come to this process."""
+        if self.told:
+            raise Interrupted("told to stop")
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.told and time.monotonic() - self._told_at > REPEATED_SIGNAL:
