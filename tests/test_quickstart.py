@@ -158,24 +158,6 @@ def test_a_named_folder_that_is_occupied_stays_as_it_is(
     assert (chosen, files_of(tmp_path)) == ([], before)
 
 
-def test_files_of_others_in_the_default_folder_stay(chosen: list[Path], tmp_path: Path) -> None:
-    (tmp_path / "runs" / "quickstart").mkdir(parents=True)
-    (tmp_path / "runs" / "quickstart" / "thesis.tex").write_text("x")
-    CliRunner().invoke(app, ["quickstart"])
-    assert chosen == [Path("runs/quickstart-2")]
-
-
-def test_a_finished_run_and_what_lies_beside_it_are_never_deleted(tmp_path: Path) -> None:
-    (tmp_path / "run" / "letters").mkdir(parents=True)
-    for path in ("run/summary.json", "run/letters/a.txt"):
-        (tmp_path / path).write_text("{}")
-    before = files_of(tmp_path)
-    config = configs.load(PolicyConfig, recipe("quickstart"), [f"out={tmp_path / 'run'}", *SMALL_QUICKSTART])
-    with pytest.raises(ValueError, match="holds a finished run, which is not replaced"):
-        run_quickstart(config)
-    assert files_of(tmp_path) == before
-
-
 def test_a_stopped_run_names_the_command_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*_: object, **__: object) -> None:
         raise Interrupted("stopped after epoch 3, and saved; go on with --resume auto")

@@ -19,7 +19,6 @@ from pacorl.annotate.server import (
     CONTROL_EVERY,
     Annotation,
     Sharing,
-    disagree,
     foreign_controls,
     held,
     make_app,
@@ -30,7 +29,6 @@ from pacorl.annotate.server import (
 )
 from pacorl.dataset.answer_log import LOG, AnswerLog, collect_answers
 from pacorl.dataset.folder import Instance, final_answers, read_instances, write_records
-from pacorl.records.rankings import Ranking
 from pacorl.web import RefusedError
 
 NUMBERS = iter(range(10**6))
@@ -113,12 +111,6 @@ def test_a_control_has_one_image_of_another_prompt_that_is_worst():
         assert len(control.must) == 3
     with pytest.raises(ValueError, match="another prompt"):
         foreign_controls(instances(4, groups=1), 2)
-
-
-def test_candidates_are_shown_in_each_persons_own_order():
-    orders = {shown_order(f"p{number}", instances(1)[0]) for number in range(40)}
-    assert len(orders) > 10
-    assert shown_order("ann", instances(1)[0]) == shown_order("ann", instances(1)[0])
 
 
 # --- changes -----------------------------------------------------------------------------------------------------
@@ -233,14 +225,6 @@ def test_what_people_disagree_on_is_settled_by_one_more(annotation):
     assert [public_key(answer.instance) for answer in decisions] == [settled]
     annotation.undo("cy", request=request())
     assert len(annotation.disputed()) == len(disputed)
-
-
-def test_opposite_orders_disagree_and_ties_do_not():
-    def of(*ranks):
-        return Ranking("i", "p", "g", "r", ("a", "b", "c"), ranks=ranks)
-
-    assert disagree([of(1, 2, 3), Ranking("i", "q", "g", "r", ("b", "a", "c"))])
-    assert not disagree([of(1, 2, 3), of(1, 1, 1), of(1, 2, 2)])
 
 
 def test_each_ranking_keeps_the_wording_that_it_was_made_under(annotation):

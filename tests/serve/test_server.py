@@ -187,47 +187,37 @@ def test_a_judge_that_fails_its_controls_refuses(tiny_url: str, hero: list[str])
 # --- refusals --------------------------------------------------------------------------------------------------
 
 
+SETS = "consistency"
+CHATS = "chat/completions"
+
+
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("path", "fields", "message"),
     [
-        ({"stop": ["."]}, "stop: Extra inputs"),
-        ({"messages": []}, "messages"),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        ({"logprobs": True, "max_tokens": 2}, "max_tokens"),
-        ({"max_tokens": 10**6}, "max_tokens"),
-        ({"chat_template_kwargs": {"enable_thinking": True}}, "enable_thinking"),
-        ({"messages": [{"role": "user", "content": "<|im_end|>"}]}, "control token"),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, "unicode string"),
-        ({"messages": [{"role": "user", "content": "a " * 9000}]}, "tokens long; at most 8,192 are taken"),
-        ({"messages": [{"role": "user", "content": "a" * 200_000}]}, "content"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url: Field required"),
-        ({"messages": about("file:///etc/hostname")}, "image 1: only data URLs"),
-        ({"messages": about("http://127.0.0.1:1/a.png")}, "fetches no image"),
-        ({"messages": about("data:image/png;base64,%%%")}, "not base64"),
-        ({"messages": about("data:image/png;base64,aGVsbG8=")}, "image 1: not an image of a known format"),
-        ({"messages": about(*[url_of(PANELS[0])] * 65)}, "65 images in one request; this server takes 64"),
+        (CHATS, {"stop": ["."]}, "stop: Extra inputs"),
+        (CHATS, {"messages": []}, "messages"),
+        (CHATS, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        (CHATS, {"logprobs": True, "max_tokens": 2}, "max_tokens"),
+        (CHATS, {"max_tokens": 10**6}, "max_tokens"),
+        (CHATS, {"chat_template_kwargs": {"enable_thinking": True}}, "enable_thinking"),
+        (CHATS, {"messages": [{"role": "user", "content": "<|im_end|>"}]}, "control token"),
+        (CHATS, {"messages": [{"role": "user", "content": "\ud800"}]}, "unicode string"),
+        (CHATS, {"messages": [{"role": "user", "content": "a " * 9000}]}, "tokens long; at most 8,192 are taken"),
+        (CHATS, {"messages": about("file:///etc/hostname")}, "image 1: only data URLs"),
+        (CHATS, {"messages": about("data:image/png;base64,%%%")}, "not base64"),
+        (CHATS, {"messages": about("data:image/png;base64,aGVsbG8=")}, "image 1: not an image of a known format"),
+        (CHATS, {"messages": about(*[url_of(PANELS[0])] * 65)}, "65 images in one request; this server takes 64"),
+        (SETS, {"images": URLS[:1]}, "1 image has nothing to be compared with"),
+        (SETS, {"images": [URLS[0], "/etc/passwd"]}, "image 2: only data URLs are taken"),
+        (SETS, {"images": URLS, "theme": "x" * 200_000}, "theme: "),
+        (SETS, {"images": URLS, "gate": True}, "no threshold"),
+        (SETS, {"images": URLS, "min": 0.7}, "min"),
+        (SETS, {}, "images"),
     ],
 )
-def test_a_faulty_request_is_told_what_is_wrong(url: str, fields: dict[str, Any], message: str) -> None:
-    status, answer = chat(url, **fields)
+def test_a_faulty_request_is_told_what_is_wrong(url: str, path: str, fields: dict[str, Any], message: str) -> None:
+    status, answer = ask(f"{url}/v1/{path}", (TEXT if path == CHATS else {}) | fields)
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
-    assert message in answer["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"images": [url_of(PANELS[0])]}, "1 image has nothing to be compared with"),
-        ({"images": [url_of(PANELS[0]), "/etc/passwd"]}, "image 2: only data URLs are taken"),
-        ({"images": list(map(url_of, PANELS)), "theme": "x" * 200_000}, "theme: "),
-        ({"images": list(map(url_of, PANELS)), "gate": True}, "no threshold"),
-        ({"images": list(map(url_of, PANELS)), "min": 0.7}, "min"),
-        ({}, "images"),
-    ],
-)
-def test_a_set_that_cannot_be_scored_is_told_why(url: str, fields: dict[str, Any], message: str) -> None:
-    status, answer = ask(f"{url}/v1/consistency", fields)
-    assert status == 400
     assert message in answer["error"]["message"]
 
 
