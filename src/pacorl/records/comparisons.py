@@ -87,7 +87,7 @@ def missing_file(source: str) -> Path | None:
     """Return the missing file of a source, images aside; None if it exists, or belongs to the tiny world.
 
     Raises:
-        ValueError: if dataset_info.json is invalid or lacks the entry.
+        ValueError: if dataset_info.json is invalid or lacks the entry, or the source is a file of another form.
     """
     path = None if source.startswith(TINY) else _located(source)[0]
     return None if path is None or path.is_file() else path
@@ -116,6 +116,8 @@ def _located(source: str) -> tuple[Path, Path, str]:
     path = Path(source)
     if path.suffix.lower() == ".jsonl":
         return path, path.parent, ""
+    if path.is_file():
+        raise ValueError(f"{source} has another form; give {SOURCES}")
     folder, _, name = (source, "", "") if path.is_dir() else source.rpartition(":")
     info = Path(folder or source) / INFO
     if not info.is_file():
