@@ -97,8 +97,8 @@ def outcome(folder: Path) -> list[Any]:
 # Calls of the reward: 1 tries it, 2 evaluates the start, and an epoch has 4 batches.
 START, EPOCH = 2, 4
 WHERE = {
-    "first batch": (START + EPOCH + 1, 1, r"batch 1: prompts \d"),
-    "later batch": (START + EPOCH + 3, 1, r"batch 3: prompts \d"),
+    "first batch": (START + EPOCH + 1, 1, r"batch 1: prompts? \d"),
+    "later batch": (START + EPOCH + 3, 1, r"batch 3: prompts? \d"),
     "evaluation": (START + 2 * EPOCH + 1, 2, "evaluation of 3 images"),
     "first evaluation": (2, 0, "evaluation of 3 images"),
 }
