@@ -19,7 +19,7 @@ from mkdocs.structure.pages import Page
 
 import pacorl
 from pacorl.cli import app
-from pacorl.config.reference import RUNS, keys
+from pacorl.config.reference import RUNS, keys_of
 
 ROOT = Path(__file__).parents[1]
 START = "README.md"
@@ -66,9 +66,9 @@ own: `objective.name=awm` leaves out the file's other keys of `objective`, but n
 def config_page() -> str:
     """All config keys in Markdown, a table for each run."""
     lines = [CONFIG_INTRODUCTION]
-    for run in RUNS:
+    for run, model in RUNS.items():
         lines += [f"## `pacorl {run}`", "", "| Key | Type | Default | Meaning |", "|---|---|---|---|"]
-        for key in (key for key in keys() if key.run == run):
+        for key in keys_of(model):
             meaning = f"{key.text} (With {key.only}.)" if key.only else key.text
             cells = (f"`{key.name}`", key.type, f"`{key.default}`" if key.default else "", meaning)
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
