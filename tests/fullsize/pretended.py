@@ -1,11 +1,11 @@
-"""A card that is not there: torch's meta device, with the books that a real one would need.
+"""A pretended card: torch's meta device, whose bytes are counted.
 
-Tensors on "meta" are what lies on the card; they have shapes and no values. `PretendedCard` counts the bytes of memory,
-and answers where a program reads a value: with the value itself for what follows from the host's own integers (ids,
-masks, lengths), of which it keeps a copy, else with zeros, and with True for booleans. So the project's own loop runs
-as it is, at published widths.
+Tensors on "meta" are on the card; they have shapes and no values. `PretendedCard` counts their bytes, and answers where
+a program reads a value: with the value itself if it follows from the host's own integers (ids, masks, lengths), of
+which it keeps a copy, else with draws or zeros, and with True for booleans. So the project's own loop runs as it is,
+at published widths.
 
-Weights that lie in a checkpoint's files are `mapped`: tensors on the host of full size that take no memory.
+Weights of checkpoints are `mapped`: tensors on the host of full size that take no memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -38,35 +37,19 @@ SMALL = 2**20
 """Elements up to which integers on the card have a copy here."""
 
 
-@dataclass(slots=True)
-class Counts:
-    """The most bytes at a time."""
-
-    peak: int = 0
-    """In the card's memory."""
-    main_peak: int = 0
-    """Of the host's tensors, and of the pages of checkpoints' files that were read and are mapped."""
-
-
 class PretendedCard:
-    """The books of a card, by phase and by thread: `main`, or `judge` if that works beside it."""
+    """A card's bytes by phase and by thread: `main`, or `judge` if that works beside it."""
 
     def __init__(self) -> None:
         self.phase = "between"
-        self.counts: dict[str, Counts] = defaultdict(Counts)
-        """By phase; what the judge does beside the main thread is in `judge`."""
+        self.peaks: dict[str, int] = defaultdict(int)
+        """Phase → the most bytes at a time; those of the judge's thread are in `judge`."""
         self.stage = ""
-        """What the names of phases begin with."""
-        self.device, self.host = defaultdict[str, int](int), defaultdict[str, int](int)
-        """Bytes taken, by whose thread took them."""
-        self.files: dict[int, weakref.ref[Any]] = {}
-        """Of the checkpoints' files, those of which pages were read and are still mapped."""
+        """Prefix of the phases' names."""
+        self.device = defaultdict[str, int](int)
+        """Bytes by the thread that took them."""
         self.sent = WeakTensorKeyDictionary()
-        """Weights of these files → what of them is on the card, as long as somebody holds it there."""
-        self.pages = 0
-        """Bytes of these pages, which the processes of a machine share."""
-        self.read = WeakTensorKeyDictionary()
-        """Weights of these files whose pages are noted."""
+        """Weights of a checkpoint → their storage on the card, while somebody holds it there."""
         self.lock = threading.RLock()
         self._storages: dict[int, weakref.ref[Any]] = {}
         self._main = threading.get_ident()
@@ -75,52 +58,44 @@ class PretendedCard:
     def lane(self) -> str:
         return "main" if threading.get_ident() == self._main else "judge"
 
-    @property
-    def now(self) -> Counts:
-        """The counts of this thread's phase."""
-        return self.counts[self.stage + (self.phase if self.lane == "main" else "judge")]
-
     @contextmanager
-    def during(self, phase: str) -> Iterator[Counts]:
-        """Within the block, by the main thread, what happens belongs to a phase; its peak begins with what is there."""
+    def during(self, phase: str) -> Iterator[None]:
+        """Count the main thread's bytes in the block to a phase; its peak begins with those that are there."""
         before, self.phase = self.phase, phase
         self._mark()
         try:
-            yield self.now
+            yield
         finally:
             self.phase = before
             self._mark()
 
     def _mark(self) -> None:
-        counts = self.now
-        counts.peak = max(counts.peak, self.device[self.lane])
-        counts.main_peak = max(counts.main_peak, self.host[self.lane] + self.pages)
+        name = self.stage + (self.phase if self.lane == "main" else "judge")
+        self.peaks[name] = max(self.peaks[name], self.device[self.lane])
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Within the block this thread's tensors are in the books."""
+        """Count this thread's tensors in the block."""
         with _Books(self):
             yield
 
     # --- bookkeeping -------------------------------------------------------------------------------------------
 
-    def take(self, tensor: Tensor, *, counted: bool = True) -> None:
-        """Note a storage, from its birth to its death."""
+    def take(self, tensor: Tensor) -> None:
+        """Count a storage on the card, from its birth to its death."""
         storage = tensor.untyped_storage()
-        if (key := id(storage)) in self._storages:
+        key = id(storage)
+        if not tensor.is_meta or key in self._storages:
             return
-        on_card, lane = tensor.is_meta, self.lane
-        memory = self.device if on_card else self.host
-        # A mapped tensor is one element that seems to be many.
-        size = (storage.nbytes() if on_card else max(storage.nbytes(), tensor.nbytes)) if counted else 0
+        lane, size = self.lane, storage.nbytes()
 
         def gone(_: object) -> None:
             with self.lock:
-                memory[lane] -= size
+                self.device[lane] -= size
                 self._storages.pop(key, None)
 
         self._storages[key] = weakref.ref(storage, gone)
-        memory[lane] += size
+        self.device[lane] += size
         self._mark()
 
     def note_sent(self, weight: Tensor, on_card: Tensor) -> None:
@@ -135,21 +110,6 @@ class PretendedCard:
         return (
             None if storage is None else torch.empty(0, dtype=weight.dtype, device=META).set_(storage, 0, weight.shape)
         )
-
-    def read_file(self, weight: Tensor) -> None:
-        """Note the pages of a mapped weight, until its file is let go."""
-        if not _is_mapped(weight) or weight in self.read:
-            return
-        storage, size = weight.untyped_storage(), weight.nbytes
-        self.read[weight] = True
-
-        def unmapped(_: object) -> None:
-            with self.lock:
-                self.pages -= size
-
-        self.files[len(self.files)] = weakref.ref(storage, unmapped)
-        self.pages += size
-        self._mark()
 
 
 class _Books(TorchDispatchMode):
@@ -172,8 +132,6 @@ class _Books(TorchDispatchMode):
     def _dispatch(self, func: Any, args: Sequence[Any], kwargs: Any) -> Any:
         inputs = list(tensors_in([*args, *kwargs.values()]))
         if not (any(tensor.is_meta for tensor in inputs) or _asks_for_card(kwargs)):
-            for tensor in inputs:
-                self.card.take(tensor, counted=False)
             return self._taken(func(*args, **kwargs))
         if func in (aten._local_scalar_dense.default, aten.is_nonzero.default):
             return func(_read(args[0]))
@@ -191,14 +149,9 @@ class _Books(TorchDispatchMode):
             for shadow, tensor in zip(tree_iter(known), tree_iter(outputs), strict=True):
                 tensor.shadow = shadow
         self._taken(outputs)
-        self._note_files(func, inputs)
         if func is aten._to_copy.default and _is_weight(args[0]):
             self.card.note_sent(args[0], outputs)
         return outputs
-
-    def _note_files(self, func: Any, inputs: Sequence[Tensor]) -> None:
-        for source in inputs if func in COPIES else ():
-            self.card.read_file(source)
 
     def _taken(self, outputs: Any) -> Any:
         for tensor in tensors_in(outputs):

@@ -10,7 +10,6 @@ from tests.fullsize.traced import CONFIGS, Trace, trace
 
 from pacorl.config.base import load
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.plan.memory import PROCESS
 from pacorl.plan.passes import fewest_blocks, published_depth
 
 pytestmark = pytest.mark.slow
@@ -29,28 +28,13 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
 
 
-def apart(traced: Trace) -> dict[str, float]:
-    """How far the plan lies above the ledger, phase by phase, as a share of what it takes at the published depth."""
-    shares = {}
-    for phase, peak in traced.peaks.items():
-        difference = traced.planned[phase] - peak
-        shares[phase] = 0.0 if abs(difference) < SMALL else difference / (peak + traced.left_out(phase))
-    return shares
-
-
-def check_plan(traced: Trace) -> None:
-    """What the card holds in each phase, and what main memory holds."""
-    differences = apart(traced)
-    assert max(map(abs, differences.values())) <= WITHIN, differences
-    # Nor is there more between the phases.
-    assert max(counts.peak for counts in traced.phases.values()) <= (1 + WITHIN) * traced.plan.peak_bytes
-    host = max(counts.main_peak for counts in traced.phases.values()) + PROCESS
-    assert traced.plan.memory.host == pytest.approx(host, rel=WITHIN)
-
-
 def check_loop(traced: Trace) -> None:
-    check_plan(traced)
-    # What scores on this card does so beside the sampling, unless the two take turns.
+    for phase, peak in traced.peaks.items():
+        difference = abs(traced.planned[phase] - peak)
+        assert difference < max(SMALL, WITHIN * peak), (phase, traced.planned[phase], peak)
+    # Nor is there more between the phases.
+    assert max(traced.phases.values()) <= (1 + WITHIN) * traced.plan.peak_bytes
+    # A judge on this card scores beside the sampling, unless the two take turns.
     scores_here = "score" in traced.planned
     assert ("judge" in traced.phases) == (scores_here and traced.config.memory == "normal")
 
@@ -59,8 +43,8 @@ def check_loop(traced: Trace) -> None:
     "recipe", [RECIPES[0], *(pytest.param(recipe, marks=pytest.mark.nightly) for recipe in RECIPES[1:])]
 )
 def test_a_recipe_s_loop(recipe: str, tmp_path: Path) -> None:
-    """With the fewest blocks, and resumed."""
+    """With the fewest blocks."""
     name, *changes = recipe.split()
     spec = load(PolicyConfig, CONFIGS / f"{name}.yaml", changes).generator
     depth = fewest_blocks(published_depth(spec.parts["transformer"]))
-    check_loop(trace(name, tmp_path, depth=depth, overrides=changes, resumes=True))
+    check_loop(trace(name, tmp_path, depth=depth, overrides=changes))

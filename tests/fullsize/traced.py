@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -17,10 +16,8 @@ import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from fake_server import FakeServer
 from PIL import Image
-from tests.fullsize.pretended import Counts, PretendedCard, pretended
+from tests.fullsize.pretended import PretendedCard, pretended
 from tests.fullsize.published import (
-    QUARTERS,
-    judge_config,
     weightless,
     write_clip,
     write_generator,
@@ -28,19 +25,16 @@ from tests.fullsize.published import (
 )
 from torch.utils import _foreach_utils
 
-from pacorl.config.base import ModelSection, load
+from pacorl.config.base import load
 from pacorl.grpo import builders, epoch, evaluate, monitor, rollout, scoring, update
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.scoring import Batch, Scorer
 from pacorl.grpo.trainer import PolicyTrainer
-from pacorl.models.int8 import quantize_model, weight_bytes
-from pacorl.models.policies import POLICIES
 from pacorl.models.policies.pipeline import PipelinePolicy
-from pacorl.plan.generators import model_on_meta
 from pacorl.plan.ledger import META
 from pacorl.plan.memory import Phase
-from pacorl.plan.passes import Depth, cut
+from pacorl.plan.passes import Depth
 from pacorl.plan.plan import Plan, plan_policy
 from pacorl.runtime.processes import Runtime
 from pacorl.runtime.turns import Turns
@@ -235,50 +229,29 @@ def run_of(
     return load(PolicyConfig, path, [*small, *overrides])
 
 
-def device_bytes(config: Mapping[str, Any], form: ModelSection, *, dtype: str = "bfloat16") -> int:
-    """Bytes of a model's weights on the device."""
-    model = model_on_meta(config, dtype=getattr(torch, dtype))
-    quantize_model(model, form.quantize, device=META, stream=form.stream)
-    return weight_bytes(model)
-
-
 @dataclass(frozen=True, slots=True)
 class Trace:
     """What a run asked of the card at some depth, and what its plan said before."""
 
-    phases: dict[str, Counts]
+    phases: dict[str, int]
     plan: Plan
     config: PolicyConfig
-    depth: Depth
-    quarters: int
 
     @property
     def planned(self) -> Mapping[Phase, int]:
         """Bytes on the device by phase, as the plan has them."""
         return self.plan.memory.phases
 
-    def left_out(self, phase: Phase) -> int:
-        """Bytes of the blocks that the published transformer and judge have beyond these, if they lie on the device."""
-        model, judge, together = self.config.model, self.config.judge, not self.config.in_turns
-        published = POLICIES[model.kind].parts["transformer"]
-        left_out = 0
-        if phase in ("sample", "decode", "train") or (phase == "score" and together):
-            left_out += device_bytes(published, model, dtype=model.dtype)
-            left_out -= device_bytes(cut(published, self.depth), model, dtype=model.dtype)
-        if judge and not judge.remote and (phase == "score" or (phase != "encode" and together)):
-            left_out += device_bytes(judge_config(QUARTERS), judge) - device_bytes(judge_config(self.quarters), judge)
-        return left_out
-
     @property
     def peaks(self) -> dict[Phase, int]:
         """Bytes on the device by the plan's phases; a judge that works beside the sampling takes its own."""
-        judge = self.phases["judge"].peak if "judge" in self.phases else 0
-        peaks = {
-            phase: max(p.peak for name, p in self.phases.items() if name in names)
-            for phase, names in OF.items()
-            if phase in self.planned
-        }
-        return {phase: peak + judge * (phase in BESIDE) for phase, peak in peaks.items()}
+        judge = self.phases.get("judge", 0)
+        peaks = {}
+        for phase, names in OF.items():
+            if phase in self.planned:
+                peak = max(self.phases[name] for name in names if name in self.phases)
+                peaks[phase] = peak + judge * (phase in BESIDE)
+        return peaks
 
 
 OF: dict[Phase, tuple[str, ...]] = {
@@ -299,9 +272,8 @@ def trace(
     depth: Depth,
     quarters: int = 1,
     overrides: Sequence[str] = (),
-    resumes: bool = False,
 ) -> Trace:
-    """A recipe's loop with so many blocks: loading, an epoch, an evaluation, a checkpoint, and going on from it.
+    """A recipe's loop with so many blocks: loading, an epoch, an evaluation and a checkpoint.
 
     A judge of this process has so many `quarters` of its own.
     """
@@ -316,11 +288,4 @@ def trace(
             card.stage = ""
             run.save()
             run.close()
-            if resumes:
-                del run
-                gc.collect()  # judge and trainer hold on to each other
-                with card_of_processes():  # which accelerate sets up once a start
-                    again = PolicyTrainer(config, resume=True)
-                assert again.epoch == 1
-                again.close()
-    return Trace(dict(card.counts), plan, config, depth, quarters)
+    return Trace(dict(card.peaks), plan, config)
