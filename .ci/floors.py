@@ -27,6 +27,10 @@ def rise(before: float, after: float) -> float:
     return after - before
 
 
+def fall(before: float, after: float) -> float:
+    return before - after
+
+
 def ratio(before: float, after: float) -> float:
     return after / before if before else float("inf") if after else 1.0
 
@@ -37,6 +41,8 @@ FLOORS = (
     Floor("prompt_match", "rise", rise, -0.03),
     Floor("valid", "rise", rise, -0.03),
     Floor("diversity", "ratio", ratio, 0.93),
+    Floor("kappa", "rise", rise, -0.02),
+    Floor("across", "fall", fall, -0.1),
 )
 JUDGE_PAIR_ACCURACY = 0.95
 

@@ -24,7 +24,7 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.quickstart import before_and_after, run_quickstart, summarize
 from pacorl.runtime.stopping import Interrupted
 from pacorl.tiny.oracle import GRADES
-from pacorl.tiny.world import VALUES, Panel, all_panels, write_prompt
+from pacorl.tiny.world import LOOKS, VALUES, Panel, all_panels, write_prompt
 from pacorl.types import Grid
 
 GRID = Grid(2, 2)
@@ -44,12 +44,13 @@ def evaluated(folder: Path, number: int, *, odd: tuple[bool, ...], p_yes: float)
     for index, (is_odd, kept) in enumerate(zip(odd, all_panels()[::4000], strict=False)):
         wanted = set_of(kept.looks, GRID.count, random.Random(index))
         scenes = [(panel.pose, panel.prop) for panel in wanted]
-        prompt = write_prompt(index, wanted[0].place, scenes, GRID, named={"hat": kept.hat})
+        prompt = write_prompt(index, wanted[0].place, scenes, GRID)
         shown = [*wanted[:3], other(wanted[3], "hat") if is_odd else wanted[3]]
         name = f"evaluation-{number:06d}/{index}.png"
         draw_grid(shown, GRID, 64).save(folder / name)
         matrix = [[None if row == col else p_yes for col in range(4)] for row in range(4)]
-        lines.append({"text": prompt.text, "panels": prompt.panels, "image": name, "grid": "2x2", "p_yes": matrix})
+        about = {"prompt_id": index, "text": prompt.text, "panels": prompt.panels, "grid": "2x2"}
+        lines.append({**about, "image": name, "p_yes": matrix})
     (folder / f"evaluation-{number:06d}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -61,9 +62,9 @@ def test_the_summary_is_what_the_sheets_show(tmp_path: Path) -> None:
 
     found = summarize(tmp_path, accuracy=0.9)
 
-    # Of 6 pairs 3 hold the odd panel, which shares 3 of 4 looks, and 3 of 4 attributes that are asked for.
+    # Of 6 pairs 3 hold the odd panel, which shares 3 of 4 looks.
     before = {"consistency": 0.25, "attribute_agreement": 1 - 0.5 * 3 / 6 / 4, "all_equal_pairs": 0.75}
-    before |= {"prompt_match": 1 - 0.5 / 4 / 4, "valid": 1.0}
+    before |= {"prompt_match": 1.0, "valid": 1.0}
     after = dict.fromkeys(before, 1.0) | {"consistency": 0.75}
     for name in before:
         assert found["before"][name]["mean"] == pytest.approx(before[name], abs=1e-4)
@@ -81,17 +82,22 @@ def test_the_summary_is_what_the_sheets_show(tmp_path: Path) -> None:
     assert found["difference"]["consistency"]["low"] is None, "all prompts differ alike"
     assert found["difference"]["diversity"] == 0, "majorities are the same"
     assert 0 < found["before"]["diversity"] < 1
+    # A hat of its own takes from its set's agreement, and from that with other sets by chance.
+    assert found["before"]["kappa/hat"] < found["after"]["kappa/hat"] == 1
+    assert found["difference"]["kappa"]["mean"] == pytest.approx(found["after"]["kappa"] - found["before"]["kappa"])
     assert (found["judge"], found["prompts"]) == ({"pair_accuracy": 0.9}, 6)
-    assert len(found["verdict"]) == 3
+    assert len(found["verdict"]) == 5
     assert found["verdict"][0].startswith("attributes that panels share: 0.94 → 1.00; +0.062 (")
 
 
-def test_before_stands_above_after(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_plain_consistency_stands_between_before_and_after(tmp_path: Path) -> None:
     evaluated(tmp_path / "samples", 0, odd=(True, True), p_yes=0.5)
     evaluated(tmp_path / "samples", 60, odd=(False, False), p_yes=0.5)
-    picture = before_and_after(tmp_path)
-    assert picture.size == (2 * 264, 2 * 264)
-    for row, number in enumerate((0, 60)):
+    size = ["evaluation.size=[128,128]", "evaluation.steps=2"]
+    picture = before_and_after(configs.load(PolicyConfig, recipe("quickstart"), [f"out={tmp_path}", *size]))
+    assert picture.size == (2 * 264, 3 * 264)
+    for row, number in ((0, 0), (2, 60)):
         for column in range(2):
             left, top = column * 264 + 4, row * 264 + 4
             cut = picture.crop((left, top, left + 256, top + 256)).resize((128, 128), Image.Resampling.NEAREST)
@@ -175,11 +181,12 @@ def test_the_whole_of_it_in_small(tmp_path: Path) -> None:
     stages: list[str] = []
     page, verdict = run_quickstart(config, say=stages.append)
     assert [line[:7] for line in stages if line[0].isdigit()] == ["1 of 3:", "2 of 3:", "3 of 3:"]
-    assert len(verdict) == 3
+    assert len(verdict) == 5
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["judge"]["pair_accuracy"] >= 0.95
     for side in ("before", "after"):
-        assert summary[side].keys() == {"consistency", *GRADES, "diversity"}
+        of_looks = {f"kappa/{name}" for name in LOOKS}
+        assert summary[side].keys() == {"consistency", *GRADES, "diversity", "within", "across", "kappa", *of_looks}
     html = page.read_text()
     assert html.count("data:image/") >= 4
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", html), "the page asks nobody for anything"

@@ -12,13 +12,13 @@ from PIL import Image
 
 from pacorl.config.base import load
 from pacorl.config.recipes import recipe
-from pacorl.core.contrast import kappa
 from pacorl.core.grid import split
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.io.documents import read_jsonl
 from pacorl.io.quiet import quiet_loading
-from pacorl.tiny.oracle import Oracle, agreement, evenness, majority
+from pacorl.tiny.grading import looks
+from pacorl.tiny.oracle import Oracle
 from pacorl.tiny.words import asked_in
 from pacorl.tiny.world import LOOKS
 from pacorl.types import Prompt
@@ -73,32 +73,13 @@ METRICS = (
 
 
 def graded(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> dict[str, float]:
-    """Grade an evaluation: METRICS, of which those of looks are of the sets whose theme names none.
-
-    A look that themes name agrees across sets by chance of the theme.
-    """
+    """Grade an evaluation: METRICS."""
+    grades = looks(prompts, images)
     oracle = Oracle()
-    free, matches = [], dict[str, list[bool]]()
-    validity = []
+    matches: dict[str, list[bool]] = {name: [] for name in SCENE}
     for prompt, image in zip(prompts, images, strict=True):
-        asked = asked_in(prompt)
-        panels = oracle.read(split(image, prompt.grid))
-        validity += [panel is not None for panel in panels]
-        for wanted, panel in zip(asked, panels, strict=True):
-            for name in SCENE:
-                matches.setdefault(name, []).append(getattr(panel, name, None) == wanted[name])
-        if not set(LOOKS) & set(asked[0]):
-            free.append(panels)
-
-    shares = agreement(free)
-    kappas = {name: kappa(*pair) for name, pair in shares.items()}
-    return {
-        "within": float(np.mean([within for within, _ in shares.values()])),
-        "across": float(np.mean([across for _, across in shares.values()])),
-        "kappa": float(np.mean(list(kappas.values()))),
-        "least_kappa": min(kappas.values()),
-        **{f"kappa/{name}": value for name, value in kappas.items()},
-        "diversity": evenness([majority(panels) for panels in free]),
-        "valid": float(np.mean(validity)),
-        **{name: float(np.mean(values)) for name, values in matches.items()},
-    }
+        for wanted, panel in zip(asked_in(prompt), oracle.read(split(image, prompt.grid)), strict=True):
+            for name, values in matches.items():
+                values.append(getattr(panel, name, None) == wanted[name])
+    grades["least_kappa"] = min(grades[f"kappa/{name}"] for name in LOOKS)
+    return {**grades, **{name: float(np.mean(values)) for name, values in matches.items()}}

@@ -5,19 +5,22 @@ The judge rewards. The oracle reads the true attributes of every drawing; its gr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from random import Random
 from statistics import fmean
+from typing import NamedTuple
 
 from PIL import Image, ImageOps
 
 from pacorl.config import base as configs
 from pacorl.core import questions
-from pacorl.core.contrast import kappa
 from pacorl.core.grid import join, parse_layout, split
 from pacorl.core.ranking import Interval
+from pacorl.generate.generator import Generator
+from pacorl.grpo.evaluate import noise_seed
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.start import SUMMARY, check_unfinished
 from pacorl.grpo.trainer import PolicyTrainer
@@ -31,9 +34,11 @@ from pacorl.report.figures import interval_text
 from pacorl.report.page import keep_page, write_report
 from pacorl.report.results import paired
 from pacorl.runtime.stopping import Interrupted
-from pacorl.tiny.oracle import Majority, Oracle, agreement, evenness, grade, majority
+from pacorl.tiny.generators import COLLAPSED
+from pacorl.tiny.grading import jackknife, kappas, looks, names_no_look
+from pacorl.tiny.oracle import Oracle, evenness, grade, majority
 from pacorl.tiny.words import asked_in
-from pacorl.tiny.world import LOOKS, SCENES, draw, panels_of, theme_text, with_another
+from pacorl.tiny.world import LOOKS, SCENES, Panel, draw, panels_of, theme_text, with_another
 from pacorl.types import Grid, Prompt, Question
 
 
@@ -72,7 +77,7 @@ def run_quickstart(config: PolicyConfig, *, say: Callable[[str], None] = lambda 
         raise Interrupted(f"stopped, and saved; go on with pacorl quickstart --out {out}") from None
 
     say("3 of 3: before and after are graded")
-    write_atomic(out / "before-after.png", png_bytes(before_and_after(out)))
+    write_atomic(out / "before-after.png", png_bytes(before_and_after(config)))
     summary = summarize(out, accuracy=accuracy)
     # The page reads the summary; a kill between the two leaves a finished run, and `pacorl report` writes its page.
     write_json(out / SUMMARY, summary)
@@ -81,40 +86,72 @@ def run_quickstart(config: PolicyConfig, *, say: Callable[[str], None] = lambda 
 
 def summarize(out: Path, *, accuracy: float) -> JsonObject:
     """Grade the first and the last evaluation, with paired intervals over prompts; `accuracy` is the judge's."""
-    evaluations = _evaluations(out)
-    (before, first_seen), (after, last_seen) = grades(evaluations[0]), grades(evaluations[-1])
+    first, last = (grades(path) for path in _first_and_last(out))
     tables: dict[str, JsonObject] = {"before": {}, "after": {}, "difference": {}}
     verdict = []
-    for name, values in before.items():
-        sides: tuple[Interval, ...] = paired(range(len(values)), values, after[name])
+    for name, values in first.values.items():
+        sides: tuple[Interval, ...] = paired(range(len(values)), values, last.values[name])
         for side, interval in zip(tables, sides, strict=True):
             tables[side][name] = interval.document()
         if name in VERDICT:
-            change = interval_text(sides[2], signed=True)
-            verdict.append(f"{VERDICT[name]}: {sides[0].mean:.2f} → {sides[1].mean:.2f}; {change}")
+            verdict.append(_line(name, sides[0].mean, sides[1].mean, sides[2]))
 
-    # Diversity is a figure of all prompts together; a drop means one answer to everything.
-    spread = [evenness(seen) for seen in (first_seen, last_seen)]
-    for side, value in zip(tables, (*spread, spread[1] - spread[0]), strict=True):
-        tables[side]["diversity"] = value
-    facts = {"judge": {"pair_accuracy": accuracy}, "prompts": len(before["consistency"]), "verdict": verdict}
+    # Figures of all prompts together. Diversity drops, and agreement across sets rises, if all sets become alike.
+    spread = [evenness(list(map(majority, seen.free))) for seen in (first, last)]
+    together = {
+        "diversity": tuple(spread),
+        **{name: (value, kappas(last.free)[name]) for name, value in kappas(first.free).items()},
+    }
+    for name, (before, after) in together.items():
+        tables["before"][name] = before
+        tables["after"][name] = after
+        tables["difference"][name] = after - before
+    for name in ("kappa", "across"):
+        change = jackknife(first.free, last.free, name)
+        tables["difference"][name] = change.document()
+        verdict.append(_line(name, *together[name], change))
+    facts = {"judge": {"pair_accuracy": accuracy}, "prompts": len(first.values["consistency"]), "verdict": verdict}
     return {"title": "pacorl quickstart", **tables, **facts}
 
 
-def before_and_after(out: Path) -> Image.Image:
-    """Join the first six evaluation images, before above and after below, without a choice by eye."""
+def _line(name: str, before: float, after: float, change: Interval) -> str:
+    return f"{VERDICT[name]}: {before:.2f} → {after:.2f}; {interval_text(change, signed=True)}"
+
+
+def before_and_after(config: PolicyConfig) -> Image.Image:
+    """Join the same prompts and noise in three rows: before, trained by plain consistency, and after.
+
+    The prompts are the first six that name no look. Plain consistency is the committed LoRA `collapsed`, trained by
+    this recipe without contrast.
+    """
+    first, last = _first_and_last(config.out)
+    named = [number for number, line in enumerate(read_jsonl(first)) if names_no_look(_prompt_of(line))][:6]
+    rows = []
+    for path in (first, last):
+        lines = list(read_jsonl(path))
+        rows.append([open_image(path.parent / lines[number]["image"]) for number in named])
+    prompts = [_prompt_of(list(read_jsonl(first))[number]) for number in named]
+    plain = Generator.from_pretrained("tiny", adapter=COLLAPSED)
+    seeds = [noise_seed(config.seed, (prompt, 0)) for prompt in prompts]
+    rows.insert(1, plain.sample(prompts, seeds, size=config.evaluation.size, steps=config.evaluation.steps))
+
     images = []
-    for path in (_evaluations(out)[0], _evaluations(out)[-1]):
-        for line in read_jsonl(path)[:6]:
-            image = open_image(path.parent / line["image"])
-            # Nearest: a blurred enlargement would hide faults of the tiny generator.
-            large = image.resize((2 * image.width, 2 * image.height), Image.Resampling.NEAREST)
-            images.append(ImageOps.expand(large, 4, "white"))
-    return join(images, Grid(2, len(images) // 2))
+    for image in chain(*rows):
+        # Nearest: a blurred enlargement would hide faults of the tiny generator.
+        large = image.resize((2 * image.width, 2 * image.height), Image.Resampling.NEAREST)
+        images.append(ImageOps.expand(large, 4, "white"))
+    return join(images, Grid(len(rows), len(prompts)))
 
 
-def _evaluations(out: Path) -> list[Path]:
-    return sorted((out / "samples").glob("evaluation-*.jsonl"))
+def _first_and_last(out: Path) -> tuple[Path, Path]:
+    """Find the first and the last evaluation of a run."""
+    evaluations = sorted((out / "samples").glob("evaluation-*.jsonl"))
+    return evaluations[0], evaluations[-1]
+
+
+def _prompt_of(line: JsonObject) -> Prompt:
+    """Read the prompt of an evaluation's line."""
+    return Prompt(line["prompt_id"], line["text"], grid=parse_layout(line["grid"]), panels=tuple(line["panels"]))
 
 
 # --- the tiny world --------------------------------------------------------------------------------------------------
@@ -123,36 +160,35 @@ VERDICT = {
     "attribute_agreement": "attributes that panels share",
     "all_equal_pairs": "pairs of panels that agree in all of them",
     "prompt_match": "attributes as the prompt asked",
+    "kappa": "agreement beyond that of other sets, κ",
+    "across": "looks that panels of different sets share",
 }
 """Metric → its words in the verdict."""
 
 
-def looks(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> dict[str, float]:
-    """Grade an evaluation while training goes on: agreement within sets and across them, and the grades' means."""
-    oracle = Oracle()
-    sets = [oracle.read(split(image, prompt.grid)) for prompt, image in zip(prompts, images, strict=True)]
-    graded = [grade(asked_in(prompt), shown) for prompt, shown in zip(prompts, sets, strict=True)]
-    measured = {name: fmean([one[name] for one in graded]) for name in graded[0]}
-    # No mean over looks, which would hide one that has collapsed.
-    for name, (within, across) in agreement(sets).items():
-        measured |= {f"within/{name}": within, f"across/{name}": across, f"kappa/{name}": kappa(within, across)}
-    return measured
+class Grades(NamedTuple):
+    """An evaluation by the judge's P(Yes) and the oracle."""
+
+    values: dict[str, list[float]]
+    """Measure → its value of each set."""
+    free: list[list[Panel | None]]
+    """Panels of the sets whose theme names no look: a named one agrees across sets by chance of the theme."""
 
 
-def grades(evaluation: Path) -> tuple[dict[str, list[float]], list[Majority]]:
-    """Grade each image of an evaluation by the judge's P(Yes) and the oracle, and find each set's majority values."""
+def grades(evaluation: Path) -> Grades:
+    """Grade each image of an evaluation."""
     oracle = Oracle()
     values: dict[str, list[float]] = {}
-    majorities = []
+    free = []
     for line in read_jsonl(evaluation):
-        prompt = Prompt(0, line["text"], grid=parse_layout(line["grid"]), panels=tuple(line["panels"]))
-        seen = oracle.read(split(open_image(evaluation.parent / line["image"]), prompt.grid))
+        prompt = _prompt_of(line)
+        shown = oracle.read(split(open_image(evaluation.parent / line["image"]), prompt.grid))
         p_yes = [value for row in line["p_yes"] for value in row if value is not None]
-        measured = {"consistency": fmean(p_yes), **grade(asked_in(prompt), seen)}
-        for name, value in measured.items():
+        for name, value in {"consistency": fmean(p_yes), **grade(asked_in(prompt), shown)}.items():
             values.setdefault(name, []).append(value)
-        majorities.append(majority(seen))
-    return values, majorities
+        if names_no_look(prompt):
+            free.append(shown)
+    return Grades(values, free)
 
 
 def pair_accuracy(judge: Judge, *, pairs: int = 200) -> float:

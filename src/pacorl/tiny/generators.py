@@ -8,6 +8,10 @@ from pacorl.tiny import CHECKPOINTS
 from pacorl.tiny.words import check_tiny, check_tiny_edit, tiny_prompt
 from pacorl.types import Size
 
+CONSISTENT = "consistent"
+"""The tiny generator's LoRA, trained as in the quickstart for three times as long. The base has room to learn."""
+COLLAPSED = "collapsed"
+"""Its LoRA by plain consistency, without contrast: sets agree with each other too."""
 STEADY = "steady"
 """The tiny editor's LoRA that keeps a hero. Without it the editor is unreliable, so that there is room to learn."""
 TRAINED_WITH: dict[str, Any] = {"guidance_scale": 3.5, "max_sequence_length": 48}
@@ -19,6 +23,8 @@ FLUX: dict[str, Any] = {
     "check": check_tiny,
     "compose": tiny_prompt,
     "options": TRAINED_WITH,
+    "adapters": {CONSISTENT: CHECKPOINTS / CONSISTENT, COLLAPSED: CHECKPOINTS / COLLAPSED},
+    "adapter": CONSISTENT,
 }
 KONTEXT: dict[str, Any] = {
     "folder": CHECKPOINTS / "kontext",

@@ -1,0 +1,68 @@
+"""Grades of an evaluation: agreement within sets, across them, and κ, of the themes that name no look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+import numpy as np
+from PIL import Image
+
+from pacorl.core.contrast import kappa
+from pacorl.core.grid import split
+from pacorl.core.ranking import Interval, t_interval
+from pacorl.tiny.oracle import Oracle, agreement, evenness, grade, majority
+from pacorl.tiny.words import asked_in
+from pacorl.tiny.world import LOOKS, Panel
+from pacorl.types import Prompt
+
+Sets = Sequence[Sequence[Panel | None]]
+
+
+def names_no_look(prompt: Prompt) -> bool:
+    """Tell whether a prompt leaves all looks open. A named look agrees across sets by chance of the theme."""
+    return not set(LOOKS) & set(asked_in(prompt)[0])
+
+
+def looks(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> dict[str, float]:
+    """Grade an evaluation: means of `grade` over all sets, and `kappas` and diversity of those that name no look."""
+    oracle = Oracle()
+    sets = [oracle.read(split(image, prompt.grid)) for prompt, image in zip(prompts, images, strict=True)]
+    graded = [grade(asked_in(prompt), shown) for prompt, shown in zip(prompts, sets, strict=True)]
+    means = {name: fmean([grades[name] for grades in graded]) for name in graded[0]}
+    free = [shown for prompt, shown in zip(prompts, sets, strict=True) if names_no_look(prompt)]
+    return {**means, **kappas(free), "diversity": evenness([majority(panels) for panels in free])}
+
+
+def kappas(sets: Sets) -> dict[str, float]:
+    """Measure `within` and `across`, the means over the looks of `agreement`, κ of each look and their mean `kappa`."""
+    shares = agreement(sets)
+    of_looks = {f"kappa/{name}": kappa(within, across) for name, (within, across) in shares.items()}
+    within, across = np.mean(list(shares.values()), axis=0)
+    return {
+        "within": float(within),
+        "across": float(across),
+        "kappa": float(np.mean(list(of_looks.values()))),
+        **of_looks,
+    }
+
+
+def jackknife(sets: Sets, others: Sets, name: str) -> Interval:
+    """Estimate the change of one of `kappas` from sets to others of the same prompts, leaving out a prompt at a time.
+
+    A bootstrap would compare a set with its own copies (Efron & Tibshirani 1993, ch. 11).
+    """
+
+    def change(kept: Sequence[int]) -> float:
+        before, after = (kappas([side[index] for index in kept])[name] for side in (sets, others))
+        return after - before
+
+    count = len(sets)
+    whole = change(range(count))
+    without = [change([index for index in range(count) if index != left_out]) for left_out in range(count)]
+    pseudo = [count * whole - (count - 1) * value for value in without]
+    interval = t_interval(pseudo)
+    if interval.low is None or interval.high is None:
+        return Interval(whole, groups=count)
+    half = (interval.high - interval.low) / 2
+    return Interval(whole, whole - half, whole + half, count)
