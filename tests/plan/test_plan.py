@@ -352,7 +352,7 @@ def test_a_trainer_s_arguments_have_the_dry_run_of_the_command(tmp_path: Path, m
     changes = [JPEG, "evaluation.rewards=[]", "judge=none", "out=run"]
     changes += ["prompts.train=train.txt", "prompts.evaluation=test.txt"]
     of_command = plan_policy(load(PolicyConfig, Path("flux_t2is_24gb"), changes))
-    assert plan.memory == of_command.memory
+    assert plan.memory.phases == pytest.approx(of_command.memory.phases, rel=1e-3)
     assert [absence.key for absence in plan.absences] == ["model.checkpoint"]
     assert any("'unlike'" in note for note in plan.notes)
     assert not Path("run").exists()

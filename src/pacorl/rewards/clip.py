@@ -1,7 +1,7 @@
 """Rewards that CLIP measures: a panel against its text, panels against each other, and aesthetics.
 
-All take the model's own processor (its PIL backend) and fp32. Weights load on first use, and rewards that name one
-checkpoint share it. Every distinct image and text is encoded once per call.
+All take the model's own processor (its PIL backend) and fp32 unless told otherwise. Weights load on first use, and
+rewards that name one checkpoint share it. Every distinct image and text is encoded once per call.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, combinations, pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
@@ -33,6 +33,7 @@ AESTHETIC_HEAD = "sac+logos+ava1-l14-linearMSE.pth"
 AESTHETIC_SOURCE = "https://github.com/christophschuhmann/improved-aesthetic-predictor"
 
 T = TypeVar("T")
+Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(eq=False)
@@ -41,6 +42,7 @@ class ClipEncoder:
 
     checkpoint: str
     device: str
+    dtype: Dtype
     _loaded: tuple[Any, Any, Any] | None = None
 
     def load(self) -> tuple[Any, Any, Any]:
@@ -49,7 +51,7 @@ class ClipEncoder:
             from transformers import CLIPModel, CLIPTokenizer
             from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-            model = pretrained(CLIPModel, self.checkpoint, dtype=torch.float32)
+            model = pretrained(CLIPModel, self.checkpoint, dtype=getattr(torch, self.dtype))
             self._loaded = (
                 model.eval().requires_grad_(False).to(self.device),
                 pretrained(CLIPImageProcessorPil, self.checkpoint),
@@ -91,9 +93,9 @@ class ClipEncoder:
 _ENCODERS: WeakValueDictionary[tuple[str, ...], ClipEncoder] = WeakValueDictionary()
 
 
-def clip_encoder(checkpoint: str, *, device: str | torch.device = "cpu") -> ClipEncoder:
+def clip_encoder(checkpoint: str, *, device: str | torch.device = "cpu", dtype: Dtype = "float32") -> ClipEncoder:
     """Return the shared encoder of a checkpoint."""
-    key = (checkpoint, str(device))
+    key = (checkpoint, str(device), dtype)
     encoder = _ENCODERS.get(key) or ClipEncoder(*key)
     _ENCODERS[key] = encoder
     return encoder
@@ -102,8 +104,8 @@ def clip_encoder(checkpoint: str, *, device: str | torch.device = "cpu") -> Clip
 class ClipReward:
     """Base class of CLIP rewards."""
 
-    def __init__(self, checkpoint: str = CLIP_H, device: str | torch.device = "cpu") -> None:
-        self.clip = clip_encoder(checkpoint, device=device)
+    def __init__(self, checkpoint: str = CLIP_H, dtype: Dtype = "float32", device: str | torch.device = "cpu") -> None:
+        self.clip = clip_encoder(checkpoint, device=device, dtype=dtype)
 
     def load(self) -> object:
         return self.clip.load()
@@ -171,9 +173,14 @@ class Aesthetic(ClipReward):
     """
 
     def __init__(
-        self, checkpoint: str = CLIP_L, *, head: str = AESTHETIC_HEAD, device: str | torch.device = "cpu"
+        self,
+        checkpoint: str = CLIP_L,
+        *,
+        head: str = AESTHETIC_HEAD,
+        dtype: Dtype = "float32",
+        device: str | torch.device = "cpu",
     ) -> None:
-        super().__init__(checkpoint, device)
+        super().__init__(checkpoint, dtype, device)
         self.head_path = Path(head)
         self._head: nn.Module | None = None
 
