@@ -153,7 +153,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (["report", "run"], "run/report.html"),
     (["report", "other", "run"], "compare-other-run.html"),
     (["data", "mine/train.jsonl", "--test", "1", "--out", "mine"], "mine/train.jsonl"),
-    (["benchmark", "consistency-rank", "empty", "--judge", "tiny"], "empty/images"),
+    (["benchmark", "consistency-rank", "empty", "--judge", "tiny"], "empty/prompt_data.jsonl"),
     (["benchmark", "consistency-rank", "rank", "--judge", "nothere"], "nothere"),
     (["benchmark", "consistency-rank", "rank", "--judge", "tiny", "--out", "mine"], "mine"),
     (["benchmark", "t2is", "empty"], "--model"),

@@ -452,7 +452,7 @@ def test_a_config_that_makes_no_sense_is_refused(override: str, message: str) ->
 def test_the_plan_counts_what_training_does(run: Any) -> None:
     config = run("epochs=1.5", "optimizer.batch=5")
     facts = plan_reward(config).facts
-    assert facts["train"] == {"pairs": 12, "yes": 6, "no": 6, "with reasons": 12}
+    assert facts["train"] == {"pairs": 12, "yes": 6}
     # Three steps an epoch, the last of two comparisons.
     assert (facts["optimizer_steps"], facts["pairs_per_forward"], facts["forwards_per_step"]) == (5, 5, 1)
     JudgeTrainer(config).train()

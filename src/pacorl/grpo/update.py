@@ -301,6 +301,8 @@ def _endpoint_loss(
         ),
         options,
     )
+    # By its step, since a late step may deviate where an early step does not.
+    metrics = {f"{name}/{step}" if name == RATIO_DEVIATION else name: value for name, value in metrics.items()}
     if base is not None:
         divergence = ((velocity - base) ** 2).mean()
         return loss + options.kl_weight * divergence, metrics | {"kl": divergence}

@@ -133,6 +133,8 @@ class ConsistencyRequest(Form):
     """Whether to give a verdict after the controls, with the calibration's threshold."""
     least: float | None = Field(None, ge=0, le=1)
     """Threshold of a panel's score; asks for a verdict too."""
+    ranking: bool = False
+    """Whether to compare the first image alone with each of the others."""
     references: dict[Text, Images] = Field({}, max_length=16)
     """Character → its reference images, which every panel of a gate must show."""
 
@@ -283,7 +285,9 @@ async def consistency(request: ConsistencyRequest, served: Judge) -> dict[str, A
     panels = await decoded(request.images)
     if len(panels) < 2 and not request.references:
         raise RefusedError("1 image has nothing to be compared with; give two or more")
-    ask: Callable[..., Scores | Check] = partial(score_set, questions=questions_about(request.theme))
+    ask: Callable[..., Scores | Check] = partial(
+        score_set, questions=questions_about(request.theme), ranking=request.ranking
+    )
     if request.gate or request.least is not None:
         least = threshold(
             served.judge.calibration,

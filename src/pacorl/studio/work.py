@@ -249,7 +249,8 @@ class Studio:
         words = {name: getattr(recipe, name) for name in ("theme", "panels", "layout", "seed")}
         self.keep(**words, sentence=sentence, unfolded=sentence, character=character)
         then = {"model": recipe.model, "LoRA": recipe.adapter, "character": recipe.character}
-        now = {"model": self.names.model, "LoRA": adapter_names(self.adapters(character)), "character": character}
+        chosen = self.spec.adapters_of(self.names.model, self.adapters(character))
+        now = {"model": self.names.model, "LoRA": adapter_names(chosen), "character": character}
         return [f"{name} {value or 'none'}" for name, value in then.items() if value != now[name]]
 
     # --- a page that is there ----------------------------------------------------------------------------------------
