@@ -83,7 +83,7 @@ def test_a_threshold_comes_from_the_calibration_or_must_be_given(folder: Path, t
 @pytest.mark.slow
 def test_a_calibration_is_written_from_pairs(tmp_path: Path) -> None:
     out = tmp_path / "c.json"
-    result = run("calibrate", "tiny", "tiny:dev:60", "--test", "tiny:dev:40", "--out", out)
+    result = run("calibrate", "tiny", "tiny:dev:120", "--test", "tiny:dev:40", "--out", out)
     assert result.exit_code == 0, result.output
     assert "ECE, of these pairs: 0." in result.stdout
     assert re.search(r"ECE, held out, \d+ pairs: [\d.]+ \([\d.]+ to [\d.]+\) before, [\d.]+ \(", result.stdout)

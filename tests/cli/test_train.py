@@ -23,7 +23,7 @@ def test_a_dry_run_prints_the_plan_and_trains_nothing(tmp_path: Path) -> None:
     shown = CliRunner().invoke(cli.app, ["train-reward", str(RECIPE), *small, "--dry-run"])
     assert "train: pairs 20, yes 10" in shown.output
     printed = CliRunner().invoke(cli.app, ["train-reward", str(RECIPE), *small, "--dry-run", "--json"])
-    assert json.loads(printed.output)["facts"]["optimizer_steps"] == 2
+    assert json.loads(printed.output)["facts"]["optimizer steps"] == 2
     assert not (tmp_path / "metrics.jsonl").exists()
 
 

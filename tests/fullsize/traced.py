@@ -36,6 +36,7 @@ from pacorl.plan.ledger import META
 from pacorl.plan.memory import Phase
 from pacorl.plan.passes import Depth
 from pacorl.plan.plan import Plan, plan_policy
+from pacorl.rewards import reward as reward_calls
 from pacorl.runtime.processes import Runtime
 from pacorl.runtime.turns import Turns
 from pacorl.runtime.workers import Call, Workers
@@ -156,7 +157,7 @@ def phases(card: PretendedCard) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scoring, "torch_context", partial(handed_on, card, scoring.torch_context))
         patch.setattr(Scorer, "_start", partialmethod(at_once, plain=Scorer._start))
-        for module in (evaluate, monitor):
+        for module in (evaluate, monitor, reward_calls):
             patch.setattr(module, "call_in_time", here)
         patch.setattr(Turns, "lent_to", lent_to)
         watched = Watched(card, patch)

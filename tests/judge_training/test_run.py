@@ -454,10 +454,10 @@ def test_the_plan_counts_what_training_does(run: Any) -> None:
     facts = plan_reward(config).facts
     assert facts["train"] == {"pairs": 12, "yes": 6}
     # Three steps an epoch, the last of two comparisons.
-    assert (facts["optimizer_steps"], facts["pairs_per_forward"], facts["forwards_per_step"]) == (5, 5, 1)
+    assert (facts["optimizer steps"], facts["a step"]) == (5, {"forwards": 1, "pairs each": 5})
     JudgeTrainer(config).train()
     assert lines(config.out)[-1]["step"] == 5
-    assert facts["trained_parameters"] == sum(value.numel() for value in weights(config.out).values())
+    assert facts["trained parameters"] == sum(value.numel() for value in weights(config.out).values())
 
 
 def test_rows_open_their_images_in_order(data: Path) -> None:
