@@ -98,10 +98,10 @@ def summarize(out: Path, *, accuracy: float) -> JsonObject:
 
     # Figures of all prompts together. Diversity drops, and agreement across sets rises, if all sets become alike.
     spread = [evenness(list(map(majority, seen.free))) for seen in (first, last)]
-    together = {
-        "diversity": tuple(spread),
-        **{name: (value, kappas(last.free)[name]) for name, value in kappas(first.free).items()},
-    }
+    together = {"diversity": (spread[0], spread[1])}
+    last_kappas = kappas(last.free)
+    for name, value in kappas(first.free).items():
+        together[name] = (value, last_kappas[name])
     for name, (before, after) in together.items():
         tables["before"][name] = before
         tables["after"][name] = after
@@ -109,7 +109,8 @@ def summarize(out: Path, *, accuracy: float) -> JsonObject:
     for name in ("kappa", "across"):
         change = jackknife(first.free, last.free, name)
         tables["difference"][name] = change.document()
-        verdict.append(_line(name, *together[name], change))
+        before, after = together[name]
+        verdict.append(_line(name, before, after, change))
     facts = {"judge": {"pair_accuracy": accuracy}, "prompts": len(first.values["consistency"]), "verdict": verdict}
     return {"title": "pacorl quickstart", **tables, **facts}
 
