@@ -240,8 +240,7 @@ def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) ->
         ),
         options,
     )
-    # By its step, since a late step may deviate where an early step does not.
-    metrics = {f"{name}/{step}" if name == RATIO_DEVIATION else name: value for name, value in metrics.items()}
+    metrics = _of_step(metrics, step)
 
     # 3. KL to the base.
     if options.kl_weight > 0:
@@ -301,9 +300,13 @@ def _endpoint_loss(
         ),
         options,
     )
-    # By its step, since a late step may deviate where an early step does not.
-    metrics = {f"{name}/{step}" if name == RATIO_DEVIATION else name: value for name, value in metrics.items()}
+    metrics = _of_step(metrics, step)
     if base is not None:
         divergence = ((velocity - base) ** 2).mean()
         return loss + options.kl_weight * divergence, metrics | {"kl": divergence}
     return loss, metrics
+
+
+def _of_step(metrics: Mapping[str, Metric], step: int) -> dict[str, Metric]:
+    """Name a ratio deviation by its step, since a late step may deviate where an early step does not."""
+    return {f"{name}/{step}" if name == RATIO_DEVIATION else name: value for name, value in metrics.items()}

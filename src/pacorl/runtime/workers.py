@@ -68,13 +68,13 @@ class Workers:
         self.name = name
         self.context = context
         self._queue: SimpleQueue[Call[Any] | None] = SimpleQueue()
-        self._calls: list[Call[Any]] = []
+        self._futures: list[Future[Any]] = []
         self._threads: list[Thread] = []
 
     def submit(self, act: Callable[[], Outcome], what: str, *, seconds: float = math.inf) -> Call[Outcome]:
         """Queue a call."""
         call = Call(act, what, seconds)
-        self._calls.append(call)
+        self._futures.append(call.future)
         self._queue.put(call)
         if len(self._threads) < self.count:
             self._threads.append(Thread(target=self._work, name=f"{self.name}_{len(self._threads)}", daemon=True))
@@ -83,12 +83,12 @@ class Workers:
 
     def close(self) -> None:
         """Cancel queued calls, end the threads, and abandon those whose calls are running."""
-        for call in self._calls:
-            call.future.cancel()
+        for future in self._futures:
+            future.cancel()
         for _ in self._threads:
             self._queue.put(None)
         # A thread that is still within torch when the interpreter ends aborts the process.
-        if all(call.future.done() for call in self._calls):
+        if all(future.done() for future in self._futures):
             for thread in self._threads:
                 thread.join()
 
