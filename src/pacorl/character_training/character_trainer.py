@@ -88,7 +88,7 @@ class CharacterTrainer:
         check_trackers(config.trackers)
         named_start(config.out, resume)
         config.generator.check_trainable(config.model.checkpoint)
-        config.generator.check_source(config.model.checkpoint, adapter=config.adapter.start, size=self.size)
+        config.generator.check_source(config.model.checkpoint, adapters=[config.adapter.start], size=self.size)
         self.runtime = Runtime()
         """This process, which trains alone."""
         if self.runtime.world > 1:

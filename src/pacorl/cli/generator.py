@@ -67,8 +67,7 @@ class AdaptedGenerator(GeneratorOptions):
     def check(self, prompts: Sequence[Prompt]) -> PolicySpec:
         """Check checkpoint, adapters, size and options before diffusers is imported; returns the generator's kind."""
         spec = self.spec_of(prompts)
-        for adapter in spec.adapters_of(self.model, self.adapters) or [""]:
-            spec.check_source(self.model, adapter=adapter, size=self.size)
+        spec.check_source(self.model, adapters=spec.adapters_of(self.model, self.adapters), size=self.size)
         spec.options_for(self.model, dtype=self.dtype, **self.policy_options)
         return spec
 

@@ -103,7 +103,9 @@ def studio(
 
     # Otherwise the page would open at once, and report missing models half a minute later.
     check_writable(folder, folder=True)
-    POLICIES.named(models.kind or kind_of(models.model)).check_source(models.model, adapter=models.adapter)
+    spec = POLICIES.named(models.kind or kind_of(models.model))
+    named = {models.adapter: 1.0} if models.adapter else {}
+    spec.check_source(models.model, adapters=spec.adapters_of(models.model, named))
     if models.model != TINY and models.judge == TINY:
         raise UsageError(NO_JUDGE)
     check_judge(models.judge)

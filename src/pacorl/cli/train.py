@@ -234,7 +234,7 @@ def check_run(run: PolicyConfig, *, resume: Resume | None = None) -> None:
 
     # Generator, prompts and judge.
     run.generator.check_trainable(run.model.checkpoint)
-    run.generator.check_source(run.model.checkpoint, adapter=run.adapter.start)
+    run.generator.check_source(run.model.checkpoint, adapters=[run.adapter.start])
     for size in (run.sampling.size, run.evaluation.size):
         run.generator.check_source(run.model.checkpoint, size=Size(*size))
     for source in (run.prompts.train, run.prompts.evaluation):

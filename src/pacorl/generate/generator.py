@@ -128,8 +128,7 @@ class Generator:
         spec = POLICIES.named(kind or kind_of(model))
         named = adapter if isinstance(adapter, Mapping) else dict.fromkeys([adapter] if adapter else [], 1.0)
         strengths = spec.adapters_of(model, named)
-        for name in strengths or [""]:
-            spec.check_source(model, adapter=name)
+        spec.check_source(model, adapters=strengths)
         sources = {spec.adapter_source(model, name): strength for name, strength in strengths.items()}
 
         # Fill in what depends on the machine.

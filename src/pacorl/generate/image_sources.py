@@ -87,8 +87,8 @@ def _load(
     steps: int | None,
 ) -> GenerateImages:
     spec = POLICIES.named(options["kind"])
-    for adapter in spec.adapters_of(checkpoint, {options["adapter"]: 1.0}) or [""]:
-        spec.check_source(checkpoint, adapter=adapter)  # before torch is imported
+    adapters = spec.adapters_of(checkpoint, {options["adapter"]: 1.0})
+    spec.check_source(checkpoint, adapters=adapters)  # before torch is imported
     quiet_loading()
     import torch
 

@@ -5,7 +5,7 @@ To add a generator, write one file with its options, its policy and its spec, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -247,7 +247,7 @@ class PolicySpec:
         transformer = transformer_type.from_single_file(file, **options)
         return pretrained(self.pipeline_type, self.published, dtype=dtype, transformer=transformer)
 
-    def check_source(self, checkpoint: str, *, adapter: str = "", size: Size | None = None) -> str:
+    def check_source(self, checkpoint: str, *, adapters: Iterable[str] = (), size: Size | None = None) -> str:
         """Check a checkpoint before diffusers is imported, which takes seconds.
 
         Returns:
@@ -265,7 +265,7 @@ class PolicySpec:
         if isinstance(self.pipeline, str | type):
             self._check_class(source)
 
-        if adapter:
+        for adapter in filter(None, adapters):
             from pacorl.models.lora import adapter_file
 
             adapter_file(self.adapter_source(checkpoint, adapter))
@@ -305,7 +305,7 @@ class PolicySpec:
         """Return the adapters that images are made with: those named, or the tiny checkpoint's own; none for `none`."""
         if not named and checkpoint == TINY and self.committed.adapter:
             return {self.committed.adapter: 1.0}
-        return {} if [*named] == [NO_ADAPTER] else dict(named)
+        return {name: strength for name, strength in named.items() if name != NO_ADAPTER}
 
     def check_trainable(self, checkpoint: str, *, pipeline: Any = None) -> None:
         """Raise ValueError if a checkpoint, or a loaded pipeline in its place, is distilled to few steps.
