@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 
 from pacorl.core.batches import components
 from pacorl.core.grid import shared_text
@@ -209,9 +210,10 @@ def _prompt_texts(source: str) -> Iterator[str]:
 
 
 def _comparison_texts(source: str) -> Iterator[str]:
-    for comparison in comparisons_from(source):
-        for quotations in QUOTED.findall(comparison.question):
-            yield from quotations
+    with TemporaryDirectory() as scratch:
+        for comparison in comparisons_from(source, scratch=Path(scratch)):
+            for quotations in QUOTED.findall(comparison.question):
+                yield from quotations
 
 
 # --- sameness --------------------------------------------------------------------------------------------------
