@@ -7,22 +7,19 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from PIL import Image
 
 from pacorl.config.base import load
 from pacorl.config.recipes import recipe
-from pacorl.core.grid import split
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.io.documents import read_jsonl
 from pacorl.io.quiet import quiet_loading
-from pacorl.tiny.grading import looks
-from pacorl.tiny.oracle import Oracle
-from pacorl.tiny.words import asked_in
+from pacorl.tiny.grading import read_sets
 from pacorl.tiny.world import LOOKS
 from pacorl.types import Prompt
 from research.claims.claim import CLAIMS, Claim, Evaluation, read_curves, results_of
+from research.tiny.measure import measures
 
 
 def run_policy(claim: Claim, arm: str, seed: int, out: Path, *, more: Sequence[str] = (), keep: bool = True) -> None:
@@ -65,21 +62,12 @@ def _check_new(claim: Claim, arm: str, seed: int) -> None:
         raise ValueError(f"{path.name} is not committed, and predictions precede runs; commit it first")
 
 
-SCENE = ("pose", "prop", "place")
 METRICS = (
     "within", "across", "kappa", "least_kappa", *(f"kappa/{name}" for name in LOOKS),
-    "diversity", "valid", *SCENE,
+    "diversity", "valid", "pose", "prop", "place",
 )  # fmt: skip
 
 
 def graded(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> dict[str, float]:
-    """Grade an evaluation: METRICS."""
-    grades = looks(prompts, images)
-    oracle = Oracle()
-    matches: dict[str, list[bool]] = {name: [] for name in SCENE}
-    for prompt, image in zip(prompts, images, strict=True):
-        for wanted, panel in zip(asked_in(prompt), oracle.read(split(image, prompt.grid)), strict=True):
-            for name, values in matches.items():
-                values.append(getattr(panel, name, None) == wanted[name])
-    grades["least_kappa"] = min(grades[f"kappa/{name}"] for name in LOOKS)
-    return {**grades, **{name: float(np.mean(values)) for name, values in matches.items()}}
+    """Grade an evaluation by `measures`, of which METRICS are kept."""
+    return measures(prompts, read_sets(prompts, images))

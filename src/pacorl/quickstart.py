@@ -125,13 +125,12 @@ def before_and_after(config: PolicyConfig) -> Image.Image:
     The prompts are the first six that name no look. Plain consistency is the committed LoRA `collapsed`, trained by
     this recipe without contrast.
     """
-    first, last = _first_and_last(config.out)
-    named = [number for number, line in enumerate(read_jsonl(first)) if names_no_look(_prompt_of(line))][:6]
     rows = []
-    for path in (first, last):
-        lines = list(read_jsonl(path))
-        rows.append([open_image(path.parent / lines[number]["image"]) for number in named])
-    prompts = [_prompt_of(list(read_jsonl(first))[number]) for number in named]
+    for path in _first_and_last(config.out):
+        lines = [line for line in read_jsonl(path) if names_no_look(_prompt_of(line))][:6]
+        rows.append([open_image(path.parent / line["image"]) for line in lines])
+    # The prompts are the same in both.
+    prompts = [_prompt_of(line) for line in lines]
     plain = Generator.from_pretrained("tiny", adapter=COLLAPSED)
     seeds = [noise_seed(config.seed, (prompt, 0)) for prompt in prompts]
     rows.insert(1, plain.sample(prompts, seeds, size=config.evaluation.size, steps=config.evaluation.steps))

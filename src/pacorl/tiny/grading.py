@@ -24,10 +24,19 @@ def names_no_look(prompt: Prompt) -> bool:
     return not set(LOOKS) & set(asked_in(prompt)[0])
 
 
-def looks(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> dict[str, float]:
-    """Grade an evaluation: means of `grade` over all sets, and `kappas` and diversity of those that name no look."""
+def read_sets(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[list[Panel | None]]:
+    """Recognise the panels of each image; None for a panel that is not valid."""
     oracle = Oracle()
-    sets = [oracle.read(split(image, prompt.grid)) for prompt, image in zip(prompts, images, strict=True)]
+    return [oracle.read(split(image, prompt.grid)) for prompt, image in zip(prompts, images, strict=True)]
+
+
+def looks(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> dict[str, float]:
+    """Grade the images of an evaluation by `grades_of`."""
+    return grades_of(prompts, read_sets(prompts, images))
+
+
+def grades_of(prompts: Sequence[Prompt], sets: Sets) -> dict[str, float]:
+    """Compute the means of `grade` over all sets, and `kappas` and diversity of those that name no look."""
     graded = [grade(asked_in(prompt), shown) for prompt, shown in zip(prompts, sets, strict=True)]
     means = {name: fmean([grades[name] for grades in graded]) for name in graded[0]}
     free = [shown for prompt, shown in zip(prompts, sets, strict=True) if names_no_look(prompt)]
