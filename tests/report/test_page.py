@@ -83,15 +83,15 @@ def test_page_asks_for_nothing(run: Path) -> None:
 @pytest.fixture
 def running(tmp_path: Path) -> Path:
     """A run between two evaluations, two epochs of five in, without a summary."""
-    seconds = {"seconds/rollout": 6.0, "seconds/reward": 1.0, "seconds/update": 3.0}
+    seconds = {"seconds/sampling": 6.0, "seconds/scoring": 1.0, "seconds/updating": 3.0}
     epoch = {"kind": "epoch", "monitor/blank": 0.0, "clip_fraction": 0.5, "grad_norm": 1.0}
     evaluation = {"kind": "evaluation", "held_out/ocr": 0.5, "monitor/blank": 0.0}
     folder = write_metrics(
         tmp_path / "running",
-        evaluation | {"epoch": 0, "seconds/evaluation": 2.0},
+        evaluation | {"epoch": 0, "seconds/evaluating": 2.0},
         epoch | seconds | {"epoch": 1, "ratio_deviation/1": 0.0, "samples/missing": 0.0},
         epoch | seconds | {"epoch": 2, "alarm/blank": 1.0, "samples/missing": 0.25},
-        evaluation | {"epoch": 2, "seconds/evaluation": 2.0, "held_out/ocr": 0.2, "alarm/held_out/ocr": 1.0},
+        evaluation | {"epoch": 2, "seconds/evaluating": 2.0, "held_out/ocr": 0.2, "alarm/held_out/ocr": 1.0},
     )
     write_evaluation(folder, 0, {1: 0.25, 2: 0.5, 3: 0.75}, scores={"fit": 0.25}, held_out={"ocr": 0.5})
     write_evaluation(folder, 2, {1: 0.875, 2: 0.5, 3: 0.75}, scores={"fit": 0.75}, held_out={"ocr": 0.25})
@@ -200,9 +200,9 @@ def test_a_page_ends_with_a_next_command_that_exists(run: Path, config: str, fin
 
 
 def test_a_page_has_four_curves_and_the_tracker_has_the_rest(tmp_path: Path) -> None:
-    record = {"kind": "epoch", "epoch": 1, "new_thing": 2, "loss": 1, "kl": 0.1, "seconds/rollout": 3, "grad_norm": 1}
+    record = {"kind": "epoch", "epoch": 1, "new_thing": 2, "loss": 1, "kl": 0.1, "seconds/sampling": 3, "grad_norm": 1}
     record |= {"reward/fit/mean": 0.5, "reward/fit/std": 0.25, "reward/ocr/mean": 0.5}
-    evaluation = {"kind": "evaluation", "epoch": 1, "valid": 1, "held_out/ocr": 0.5, "seconds/evaluation": 2.0}
+    evaluation = {"kind": "evaluation", "epoch": 1, "valid": 1, "held_out/ocr": 0.5, "seconds/evaluating": 2.0}
     drawn = charts(read_run(write_metrics(tmp_path, record, evaluation)))
     assert {chart.title: list(chart.lines) for chart in drawn} == {
         "Reward of training samples": ["Fit", "Ocr"],
