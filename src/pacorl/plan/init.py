@@ -40,8 +40,6 @@ SEEN = 20
 """Times that each prompt is seen, if that takes this many epochs."""
 LEAST_EPOCHS, MOST_EPOCHS = 30, 100
 JUDGE = "X-GenGroup/PaCo-Reward-7B"
-EVALUATED = 64
-"""Most evaluation prompts without a setting."""
 LARGE = 15 * 10**9
 """Parameters of a generator that samples one image a forward."""
 COLUMN = 42
@@ -231,10 +229,6 @@ def _text(job: Job, form: Form) -> str:
         ("prompts:", ""),
         (f"  train: {_yaml(str(job.folder / 'train.jsonl'))}", f"{len(job.train)} prompts"),
         (f"  evaluation: {_yaml(str(job.folder / 'test.jsonl'))}", "held out, with all of their text or image"),
-    ]
-    if len(job.held_out) > EVALUATED:
-        rows.append((f"  evaluation_limit: {len(job.held_out)}", "all of them"))
-    rows += [
         ("sampling:", ""),
         (f"  size: {size[0]}", size[1]),
         (f"  batch: {2 if form.is_reduced else batch}", "images a forward, at most"),
