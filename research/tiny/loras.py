@@ -1,9 +1,9 @@
 """A run's adapter as the tiny checkpoints hold one: fp16, without the name of its base, and of a lower rank if asked.
 
-    python -m research.claims run collapse --arm both --seed 1 --out runs/both --trial epochs=36
-    python -m research.tiny.loras runs/both/adapter consistent
-    python -m research.claims run collapse --arm plain --seed 1 --out runs/plain
-    python -m research.tiny.loras runs/plain/adapter collapsed --rank 8
+python -m research.claims run collapse --arm both --seed 1 --out runs/both --trial epochs=36
+python -m research.tiny.loras runs/both/adapter consistent
+python -m research.claims run collapse --arm plain --seed 1 --out runs/plain
+python -m research.tiny.loras runs/plain/adapter collapsed --rank 8
 """
 
 from __future__ import annotations
