@@ -73,7 +73,7 @@ SUPERVISED_HEADS = (0, 1)
 
 
 def draw_sheet(rng: Random, grid: Grid, *, redraw: float) -> tuple[str, list[list[int]]]:
-    """Draw a training prompt and the attributes of its panels, some looks redrawn by the teacher."""
+    """Draw a training prompt and the attributes of its panels, some of the looks that it does not name redrawn."""
     place = rng.choice(VALUES["place"])
     # People name more looks than prompts do; half of the themes name none.
     names = rng.sample(LOOKS, rng.choice((0, 0, 0, 0, 0, 1, 1, 2, 3, 4)))
@@ -85,7 +85,7 @@ def draw_sheet(rng: Random, grid: Grid, *, redraw: float) -> tuple[str, list[lis
     for pose, prop in scenes:
         drawn = {**looks, "place": place, "pose": pose, "prop": prop}
         for name in LOOKS:
-            if rng.random() < redraw:
+            if name not in named and rng.random() < redraw:
                 drawn[name] = rng.choice(VALUES[name])
         panels.append([VALUES[name].index(drawn[name]) for name in NAMES])
 
