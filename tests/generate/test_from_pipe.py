@@ -11,7 +11,7 @@ import pytest
 from peft import LoraConfig
 
 import pacorl
-from pacorl import Generator, PolicyTrainer
+from pacorl import Generator
 from pacorl.tiny.world import set_prompts
 
 FOLDER = Path(pacorl.__file__).parent / "tiny" / "checkpoints" / "flux"
@@ -47,35 +47,3 @@ def test_loras_under_names_of_the_user_s_are_scaled_and_disabled(pipeline: Any) 
     pipeline.transformer.set_adapters(["ink", "fox"], [0.0, 0.0])
     (zero,) = generator.sample("a hero", size=(32, 32), steps=1)
     assert plain.tobytes() != base.tobytes() == zero.tobytes()
-
-
-def test_a_distilled_pipeline_is_not_trained(pipeline: Any, tmp_path: Path) -> None:
-    pipeline.register_to_config(is_distilled=True)
-    with pytest.raises(ValueError, match="is distilled to few steps and would blur if it were trained"):
-        PolicyTrainer(pipeline, rewards=[brightness], prompts=["a red hero"], out=tmp_path / "run", trackers=[])
-
-
-@pytest.mark.slow
-def test_a_loaded_pipeline_is_trained(pipeline: Any, tmp_path: Path) -> None:
-    transformer = pipeline.transformer
-    trainer = PolicyTrainer(
-        pipeline,
-        rewards=[brightness],
-        prompts=["a red hero", "a blue hero"],
-        model={"max_sequence_length": 48, "gradient_checkpointing": False},
-        adapter={"rank": 4, "alpha": 8},
-        sampling={"size": [32, 32], "steps": 3},
-        evaluation={"size": [32, 32], "steps": 2},
-        out=tmp_path / "run",
-        group_size=2,
-        epochs=1,
-        trackers=[],
-    )
-    assert trainer.lora.transformer is transformer
-    assert trainer.config.model.checkpoint == str(FOLDER)
-    result = trainer.train()
-    assert Generator.from_pretrained(str(FOLDER), adapter=str(result.adapter)).adapter == str(result.adapter)
-
-
-def brightness(prompts: Any, images: Any) -> list[float]:
-    return [float(np.asarray(image).mean()) for image in images]

@@ -98,8 +98,7 @@ class Disk:
             whole = path.is_dir() or self.contents.get(status.st_ino) == (status.st_size, status.st_mtime_ns)
             if not whole or path.name not in self.names.get(path.parent.stat().st_ino, ()):
                 lost.append(path.relative_to(self.folder).as_posix())
-        # A resumed run encodes its prompts again.
-        return [name for name in lost if name != ".lock" and not name.startswith("conditionings")]
+        return [name for name in lost if name != ".lock"]
 
 
 @pytest.mark.usefixtures("toy")

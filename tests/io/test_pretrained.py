@@ -157,8 +157,6 @@ def loads(tree: ast.AST, own: set[str]) -> list[str]:
 EXCEPTIONS = {
     # The published file of the aesthetic head exists in no other form: tensors alone, by torch's restricted reader.
     "rewards/clip.py": ["torch.load"],
-    # A package of its own, which loads its own weights (SECURITY.md).
-    "rewards/dream.py": ["dreamsim(pretrained=…)"],
     # Bytes that the line itself has made.
     "runtime/processes.py": ["pickle.loads"],
 }

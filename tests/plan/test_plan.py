@@ -341,22 +341,16 @@ def test_a_dry_run_asks_a_judge_over_http_whether_it_answers(tmp_path: Path) -> 
     assert absent(server.url, JPEG) == "", "which asks none"
 
 
-def test_a_trainer_s_arguments_have_the_dry_run_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the weights, and without a call of the function."""
+def test_a_run_with_functions_has_the_dry_run_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the weights."""
     monkeypatch.chdir(tmp_path)
     Path("train.txt").write_text("a fox in the snow\n")
     Path("test.txt").write_text("two bears at a desk\n")
-    settings: dict[str, Any] = {"judge": None, "out": "run"}
-    prompts = {"prompts": "train.txt", "evaluation_prompts": "test.txt"}
-    plan = plan_training("flux_t2is_24gb", rewards=[JPEG_SIZE, unlike], **prompts, **settings)
     changes = [JPEG, "evaluation.rewards=[]", "judge=none", "out=run"]
     changes += ["prompts.train=train.txt", "prompts.evaluation=test.txt"]
-    of_command = plan_policy(load(PolicyConfig, Path("flux_t2is_24gb"), changes))
+    config = load(PolicyConfig, Path("flux_t2is_24gb"), changes)
+    plan, of_command = plan_training(config, rewards=["unlike"]), plan_policy(config)
     assert plan.memory.phases == pytest.approx(of_command.memory.phases, rel=1e-3)
     assert [absence.key for absence in plan.absences] == ["model.checkpoint"]
     assert any("'unlike'" in note for note in plan.notes)
     assert not Path("run").exists()
-
-
-def unlike(prompts: object, images: object) -> list[float]:
-    raise AssertionError("a dry run scores nothing")

@@ -1,24 +1,17 @@
-"""Rewards without weights: JPEG size, somebody's own file, DreamSim's package."""
+"""Rewards without weights: JPEG size and somebody's own file."""
 
 from __future__ import annotations
 
-import sys
-from itertools import combinations
 from pathlib import Path
-from statistics import fmean
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from scored import score
 from tiny_runs import JPEG_SIZE
 
 from pacorl.config.reward_section import RewardConfig
-from pacorl.core.grid import split
 from pacorl.rewards import build_rewards, check_rewards
-from pacorl.rewards.dream import DreamSim
 from pacorl.testing import check_reward
 from pacorl.types import Prompt
 
@@ -106,39 +99,3 @@ def test_its_faults_name_line_and_record(own: Path, sheets: list[Image.Image]) -
         score(build(f"{own}:short"), batch, sheets[:2])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="'sure' returned nan for prompt 1, 'long enough'"):
         score(build(f"{own}:sure"), batch, sheets[:2])  # type: ignore[arg-type]
-
-
-# --- DreamSim --------------------------------------------------------------------------------------------------
-
-
-def test_dreamsim_is_called_as_its_readme_says(
-    prompts: list[Prompt], sheets: list[Image.Image], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A stand-in of the documented calls: `model, preprocess = dreamsim(…)`, an image to (1, 3, 224, 224) in [0, 1],
-    `model(first, second)` to a distance; like the package it makes one folder for its weights, and not its parents.
-    """
-    asked: list[dict[str, object]] = []
-
-    def dreamsim(pretrained: bool = True, device: str = "cuda", cache_dir: str = "./models", **more: object) -> object:
-        Path(cache_dir).mkdir()
-        asked.append({"pretrained": pretrained, "device": device, **more})
-        return distance, preprocess
-
-    def preprocess(picture: Image.Image) -> torch.Tensor:
-        pixels = np.asarray(picture.convert("RGB").resize((224, 224)), dtype=np.float32) / 255
-        return torch.from_numpy(pixels).permute(2, 0, 1)[None]
-
-    def distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-        assert first.shape == second.shape == (1, 3, 224, 224)
-        return (first - second).abs().mean((1, 2, 3))
-
-    monkeypatch.setitem(sys.modules, "dreamsim", SimpleNamespace(dreamsim=dreamsim))  # type: ignore[arg-type]
-    reward = DreamSim(variant="dino_vitb16", cache=str(tmp_path / "new" / "folders"), device="cpu")
-    found = reward(prompts, sheets)
-    expected = [
-        fmean(1 - float(distance(preprocess(a), preprocess(b))) for a, b in combinations(split(sheet, prompt.grid), 2))
-        for prompt, sheet in zip(prompts, sheets, strict=True)
-    ]
-    assert found == pytest.approx(expected, abs=1e-6)
-    check_reward(reward, prompts, sheets)
-    assert asked == [{"pretrained": True, "device": "cpu", "dreamsim_type": "dino_vitb16"}], "loaded once"

@@ -31,7 +31,7 @@ class BenchmarkOptions(GeneratorOptions, JudgeOptions):
     batch: int | None = option(None, "Items per call of the judge; 16, and 1 for t2is.", least=1, most=LARGEST)
     against: Path | None = option(None, "The folder of another run on the same data, for paired differences.")
     as_json: bool = option(False, "Print JSON.", flags=("--json",))
-    scorer: str = option("judge", "consistency-rank: judge, clip-i, dreamsim, or any other reward of pairs.")
+    scorer: str = option("judge", "consistency-rank: judge, clip-i, or any other reward of pairs.")
     wording: str = option(
         "reasons",
         "consistency-rank: the question to a judge, which is reasons, word, or criteria.",

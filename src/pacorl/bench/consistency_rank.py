@@ -25,8 +25,8 @@ from pacorl.records.prompts import evenly_spread
 if TYPE_CHECKING:
     from pacorl.gate.paco_reward import PacoReward
 
-REWARD_OF = {"clip-i": "panel_clip_image", "dreamsim": "dreamsim"}
-"""The paper's scorers → our rewards."""
+REWARD_OF = {"clip-i": "panel_clip_image"}
+"""The paper's scorer → our reward."""
 
 MEASURES = {
     "accuracy": "Accuracy",
@@ -110,7 +110,7 @@ class ConsistencyRank:
 
 
 def pair_scorer(options: BenchmarkOptions, reward: PacoReward | None) -> PairScorer:
-    """Create the scorer: a judge, or a reward of pairs (`clip-i`, `dreamsim`, any other)."""
+    """Create the scorer: a judge, or a reward of pairs (`clip-i`, or any other)."""
     if reward:
         return JudgePairs(reward, cast("Wording", options.wording))
     name = REWARD_OF.get(options.scorer, options.scorer)

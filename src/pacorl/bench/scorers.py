@@ -1,4 +1,4 @@
-"""Scorers of candidates against a reference: a judge, or a reward of pairs such as CLIP-I or DreamSim."""
+"""Scorers of candidates against a reference: a judge, or a reward of pairs such as CLIP-I."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class JudgePairs:
 
 @dataclass(frozen=True, slots=True)
 class RewardPairs:
-    """Scorer by any reward of pairs, on a grid of reference and candidate: `panel_clip_image`, `dreamsim`."""
+    """Scorer by any reward of pairs, on a grid of reference and candidate: such as `panel_clip_image`."""
 
     reward: Reward
     name: str

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,16 +30,13 @@ from pacorl.runtime.logbook import check_trackers
 from pacorl.types import Prompt, Size
 
 
-def checked_config(
-    config: PolicyConfig, functions: Mapping[str, RewardFunction], *, pipeline: Any = None
-) -> PolicyConfig:
+def checked_config(config: PolicyConfig, functions: Mapping[str, RewardFunction]) -> PolicyConfig:
     """Check the config as far as possible without weights; add the functions to its rewards, drop unused judges.
 
     Raises:
-        ValueError: if the checkpoint, or a loaded `pipeline` in its place, is distilled, a tracker is not installed, or
-            a reward or its arguments are wrong.
+        ValueError: if the checkpoint is distilled, a tracker is not installed, or a reward or its arguments are wrong.
     """
-    config.generator.check_trainable(config.model.checkpoint, pipeline=pipeline)
+    config.generator.check_trainable(config.model.checkpoint)
     check_trackers(config.trackers)
     # A reward of the config with a function's name sets its weight and label.
     built_in = [reward for reward in config.rewards if reward.name not in functions]
@@ -135,14 +131,8 @@ def read_prompts(config: PolicyConfig) -> tuple[list[Prompt], list[Prompt], str]
     return train, evaluation, leaks
 
 
-def build_adapted_policy(
-    config: LoraConfig,
-    *,
-    sizes: Sequence[Size],
-    device: torch.device,
-    pipeline: Any = None,
-) -> PipelinePolicy:
-    """Build the policy, of a loaded `pipeline` if given, with a trainable adapter, loaded from `adapter.start` if set.
+def build_adapted_policy(config: LoraConfig, *, sizes: Sequence[Size], device: torch.device) -> PipelinePolicy:
+    """Build the policy with a trainable adapter, loaded from `adapter.start` if set.
 
     Its transformer is not on the device yet: encode the prompts, and then call `place_transformer`.
 
@@ -154,7 +144,7 @@ def build_adapted_policy(
     random.seed(config.seed)
     np.random.seed(config.seed % 2**32)
 
-    policy = build_policy(config.model, device=device, staged=True, pipeline=pipeline)
+    policy = build_policy(config.model, device=device, staged=True)
     # Every size of the run, before it has cost an epoch.
     for size in sizes:
         policy.check_size(size)

@@ -21,12 +21,12 @@ from pacorl.core.devices import check_card_used
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.sampler import Sampler
 from pacorl.grpo import builders, checkpoint, scoring
-from pacorl.grpo.conditioning import ConditioningFiles
+from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.epoch import run_epoch
 from pacorl.grpo.evaluate import evaluate
-from pacorl.grpo.inputs import AnyPrompts, AnyRewards, run_inputs
 from pacorl.grpo.lora_training import BadGradientsError, LoraTraining
 from pacorl.grpo.monitor import Alarm, HackingMonitor, HackingSuspectedError, Kind, PanelStatistics
+from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import Draw
 from pacorl.grpo.rows import divide
 from pacorl.grpo.scoring import Scorer, overlaps
@@ -37,6 +37,7 @@ from pacorl.io.outage import UnreachableError, WaitsForOutages
 from pacorl.io.quiet import quiet, quiet_loading
 from pacorl.judge.judge import close_judge
 from pacorl.records.leaks import LEAKS
+from pacorl.rewards.reward import RewardFunction
 from pacorl.runtime.logbook import Logbook, Progress, TrainResult
 from pacorl.runtime.processes import Runtime, SharedFault, allow_tf32, lost_ranks
 from pacorl.runtime.stopping import Interrupted
@@ -59,69 +60,50 @@ class PolicyTrainer:
     """A PaCo-GRPO run: its models, records and progress.
 
     Example:
-        from pacorl import PolicyTrainer, prompt_from
+        from pacorl import PolicyConfig, PolicyTrainer
 
         def redness(prompts, images):
             return [image.convert("RGB").resize((1, 1)).getpixel((0, 0))[0] / 255 for image in images]
 
-        scenes = ["waving, flag", "jumping, boat", "standing, tree", "waving, lamp"]
-        heroes = ["a red hero with a crown in town", "a blue hero at the beach"]
-        prompts = [prompt_from("tiny", theme=hero, panels=scenes) for hero in heroes]
-        trainer = PolicyTrainer("tiny", rewards=[redness], prompts=prompts, epochs=1, out="runs/red")
-        result = trainer.train()
+        config = PolicyConfig.from_yaml(
+            "tiny", "rewards=[{name: redness}]", "prompts.train=tiny:train:2", "prompts.evaluation=tiny:train:2",
+            "prompts_per_epoch=2", "group_size=4", "objective={}", "epochs=1", "out=runs/red",
+        )
+        result = PolicyTrainer(config, rewards={"redness": redness}).train()
         print(result.before["redness"], result.metrics["redness"], result.folder)
     """
 
     def __init__(
         self,
-        source: Any,
-        /,
+        config: PolicyConfig,
         *,
-        rewards: AnyRewards | None = None,
-        prompts: AnyPrompts | None = None,
-        evaluation_prompts: AnyPrompts | None = None,
+        rewards: Mapping[str, RewardFunction] | None = None,
         listeners: Sequence[Listener] = (),
         extra_metrics: ExtraMetrics | None = None,
         resume: Resume = False,
         allow_changes: bool = False,
-        **settings: Any,
     ) -> None:
         """Load and check everything that the run needs, cheap checks first.
 
         Args:
-            source: a recipe's name, a YAML file, a kind of generator (its published checkpoint), a checkpoint (folder
-                or hub name), a loaded diffusers pipeline, which the run keeps, or a whole PolicyConfig.
-            rewards: functions of prompts and images, names of rewards, or sections of a config's `rewards`. A mapping
-                names functions. With a PolicyConfig, a mapping's functions join its rewards.
-            prompts: texts, `Prompt`s, records with `prompt` (also of a `datasets.Dataset`), or a source as in a config.
-            evaluation_prompts: prompts to evaluate; by default the training prompts, which the log notes.
+            config: the run.
+            rewards: functions of prompts and images, by name. A reward of the config with that name sets the weight;
+                without one the function joins the config's rewards.
             listeners: functions that are called with each line of the log. With `should_training_stop` set to true on
                 any process, the run ends on all after the epoch, evaluated and saved.
             extra_metrics: additional metrics of each evaluation's images.
             resume: False for a new run, True or "auto" to continue from the newest checkpoint, or a checkpoint folder.
             allow_changes: whether a resumed run may change its config. The log records the changes.
-            settings: further keys of the config, e.g. `epochs=20, optimizer={"lr": 1e-4}`.
 
         Raises:
-            ValueError: if the run cannot be made; one line with the argument or key, the value and the fix.
+            ValueError: if the run cannot be made; one line with the key, the value and the fix.
         """
-        # Arguments: a config, functions and perhaps a pipeline.
-        inputs = run_inputs(
-            source,
-            rewards=rewards,
-            prompts=prompts,
-            evaluation_prompts=evaluation_prompts,
-            resume=resume,
-            **settings,
-        )
-        self.functions = inputs.functions
+        self.functions = rewards or {}
         """Rewards that are Python functions, by name."""
-        self.pipeline = inputs.pipeline
-        """A loaded diffusers pipeline in place of the checkpoint; None to load it."""
         self.listeners = list(listeners)
         self.extra_metrics = extra_metrics
         # The given config is not kept: its judges may be idle, and it lacks the functions.
-        self.config = builders.checked_config(inputs.config, self.functions, pipeline=self.pipeline)
+        self.config = builders.checked_config(config, self.functions)
         """The config with the reward functions added and unused judges removed."""
 
         # Progress, which a checkpoint restores.
@@ -164,7 +146,7 @@ class PolicyTrainer:
         check_card_used(config.model.dtype, self.runtime.device)
         allow_tf32(allowed=config.model.dtype == "bfloat16")
         prompts = [*self.train_prompts, *self.evaluation_prompts]
-        foreign = "" if self.pipeline else config.generator.foreign_prompt(config.model.checkpoint, prompts)
+        foreign = config.generator.foreign_prompt(config.model.checkpoint, prompts)
         for warning in (self._leaks, foreign, config.model.warning):
             self.warn_once(warning, warning)
 
@@ -201,9 +183,7 @@ class PolicyTrainer:
 
         # 2. Policy, and the conditionings of its prompts.
         size, evaluation_size = Size(*config.sampling.size), Size(*config.evaluation.size)
-        self.policy = builders.build_adapted_policy(
-            config, sizes=[size, evaluation_size], device=device, pipeline=self.pipeline
-        )
+        self.policy = builders.build_adapted_policy(config, sizes=[size, evaluation_size], device=device)
         self.policy.record_sizes = config.prompts.record_sizes
         sizes = {self.policy.size_of(prompt, size) for prompt in self.train_prompts}
         self.division = divide(
@@ -215,12 +195,9 @@ class PolicyTrainer:
             evaluation=self.evaluation_prompts,
         )
         """Prompts and batches of an epoch that divide over updates and processes."""
-        self.cache = ConditioningFiles(self.policy, config.out / "conditionings", runtime=self.runtime)
-        try:
-            self.cache.prepare(self.train_prompts, size)
-            self.cache.prepare(self.evaluation_prompts, evaluation_size)
-        except SharedFault as error:
-            raise error.fault from None
+        self.cache = ConditioningCache(self.policy)
+        self.cache.prepare(self.train_prompts, size)
+        self.cache.prepare(self.evaluation_prompts, evaluation_size)
         self.policy.free_encoders()  # now: encoders, transformer and judge together may exceed the device's memory
         torch.cuda.empty_cache()
         builders.place_transformer(config, self.policy, device=device, sharded=self.runtime.sharded)
@@ -481,6 +458,4 @@ class PolicyTrainer:
     def close(self) -> None:
         """End the log, the judges' processes and the lock on the folder."""
         self.logbook.close()
-        if self.runtime.is_main:
-            self.cache.remove()
         self._open.close()

@@ -3,8 +3,8 @@
     model = pretrained(AutoModelForImageTextToText, "folder-or-hub-name", dtype=torch.bfloat16)
 
 Python files of a checkpoint are neither run nor asked about, and weights are read from safetensors alone, since a
-pickle can run code. A library's refusal for these reasons becomes one line. Two rewards load weights by themselves: the
-aesthetic head (`rewards.clip`) and the package dreamsim (`rewards.dream`).
+pickle can run code. A library's refusal for these reasons becomes one line. One reward loads weights by itself, the
+aesthetic head (`rewards.clip`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,6 @@ from pacorl.core.devices import available_device
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.generate.generator import SIZE
 from pacorl.grpo.builders import with_credit, without_idle_judges
-from pacorl.grpo.inputs import run_inputs
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.judge.judge import JudgeSettings, is_address
 from pacorl.models.policies import POLICIES
@@ -275,7 +274,7 @@ def _measured(
         judging = scorers[-1].flops
     in_turns = config.in_turns and bool(scorers)
 
-    # Main memory: latents in fp32 and 8-bit images, and encoded prompts in one file for all processes.
+    # Main memory: latents in fp32 and 8-bit images, and encoded prompts in each process.
     tokens = policy.noise([0], sizes[0]).numel()
     rollouts = forwards.latents * tokens * FP32 + forwards.samples * 3 * sizes[0].height * sizes[0].width
     shown = config.prompts.evaluation_limit * config.evaluation.samples_per_prompt
@@ -297,7 +296,7 @@ def _measured(
         # Gradients' buckets of DDP, and the adapter that samples for an objective of the endpoint.
         copies=round((world > 1) * figures.trained + (not is_path) * figures.adapter),
         rollouts=round(rollouts),
-        encoded=encoded * of_prompt,
+        encoded=world * encoded * of_prompt,
         world=world,
     )
     cost = cost_of(config, forwards=forwards, generator=generator, judging=judging, evaluated=evaluated, world=world)
@@ -337,25 +336,21 @@ def _sizes(
     )
 
 
-def plan_training(model: Any, **arguments: Any) -> Plan:
-    """Check the arguments of a `PolicyTrainer` and this machine, as `--dry-run` does; `print` shows the plan.
+def plan_training(config: PolicyConfig, rewards: Collection[str] = ()) -> Plan:
+    """Check a run's config and this machine, as `--dry-run` does; `print` shows the plan.
 
-    Weights are neither loaded nor required, and functions are not called. Prompts are written into the run's folder.
+    Weights are neither loaded nor required.
 
     Args:
-        model: As for `PolicyTrainer`.
-        arguments: Its further arguments, without callbacks, `allow_changes` and `extra_metrics`.
+        config: the run.
+        rewards: names of the functions that `PolicyTrainer` is to get. Their memory is not in the plan.
 
     Raises:
-        ValueError: if the run cannot be made; one line with the argument or key, the value and the fix.
+        ValueError: if the run cannot be made; one line with the key, the value and the fix.
     """
-    inputs = run_inputs(model, **arguments)
-    # Nothing is known of a function but its name.
-    planned = [reward for reward in inputs.config.rewards if reward.name not in inputs.functions]
-    plan = plan_policy(inputs.config.model_copy(update={"rewards": tuple(planned)}), ask=True)
-    return plan.with_notes(
-        *(f"the memory of reward {name!r}, a function, is not in the plan" for name in inputs.functions)
-    )
+    planned = tuple(reward for reward in config.rewards if reward.name not in rewards)
+    plan = plan_policy(config.model_copy(update={"rewards": planned}), ask=True)
+    return plan.with_notes(*(f"the memory of reward {name!r}, a function, is not in the plan" for name in rewards))
 
 
 def decided(config: PolicyConfig, *, card_bytes: int | None) -> PolicyConfig:

@@ -30,7 +30,6 @@ REWARDS: Table[Callable[..., Reward]] = Table(
         "panel_clip_text": "pacorl.rewards.clip:PanelClipText",
         "panel_clip_image": "pacorl.rewards.clip:PanelClipImage",
         "aesthetic": "pacorl.rewards.clip:Aesthetic",
-        "dreamsim": "pacorl.rewards.dream:DreamSim",
         "ocr": "pacorl.rewards.ocr:Ocr",
     },
 )

@@ -307,10 +307,8 @@ class PolicySpec:
             return {self.committed.adapter: 1.0}
         return {name: strength for name, strength in named.items() if name != NO_ADAPTER}
 
-    def check_trainable(self, checkpoint: str, *, pipeline: Any = None) -> None:
-        """Raise ValueError if a checkpoint, or a loaded pipeline in its place, is distilled to few steps.
-
-        The message names the base to train instead.
+    def check_trainable(self, checkpoint: str) -> None:
+        """Raise ValueError if a checkpoint is distilled to few steps. The message names the base to train instead.
 
         A distilled checkpoint is no flow-matching model: further training blurs it.
         """
@@ -319,8 +317,8 @@ class PolicySpec:
         # By name, since hub checkpoints are not fetched for this check; the hub's names have no case.
         bases = {name.casefold(): base for name, base in self.distilled.items()}
         base = bases.get(Path(checkpoint).name.casefold())
-        index = None if pipeline or checkpoint == TINY else local_file(checkpoint, "model_index.json")
-        config = read_object(index) if index else getattr(pipeline, "config", {})
+        index = None if checkpoint == TINY else local_file(checkpoint, "model_index.json")
+        config = read_object(index) if index else {}
         if base or config.get("is_distilled"):
             raise ValueError(
                 f"model.checkpoint {checkpoint} is distilled to few steps and would blur if it were trained; train "
