@@ -249,6 +249,8 @@ def test_a_reward_that_raises_in_an_evaluation_loses_nothing(small: list[str], t
 @pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_a_judge_behind_http(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.001)
+    monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.01)
     with FakeServer(served=("paco",)).running() as server:
         remote = [*small, f"judge.checkpoint={server.url}#paco"]
         wrong = tiny_run([*small, f"judge.checkpoint={server.url}#pacco"])

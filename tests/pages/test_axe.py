@@ -112,7 +112,8 @@ CASES = [
     served(Case("studio-character", "studio", "open", character_in_studio)),
     served(Case("docs", "docs_site", "index.html", reload=True)),
     served(Case("docs-install", "docs_site", "install.html", reload=True)),
-    served(Case("docs-api", "docs_site", "api.html", reload=True)),
+    # Every class and function on one page: two minutes.
+    pytest.param(Case("docs-api", "docs_site", "api.html", reload=True), marks=pytest.mark.nightly),
 ]
 
 
