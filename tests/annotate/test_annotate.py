@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
-from itertools import chain
 
 import pytest
 from fastapi.testclient import TestClient
@@ -16,7 +14,6 @@ from hypothesis import strategies as st
 
 from pacorl.annotate.server import (
     ADMIN,
-    CONTROL_EVERY,
     Annotation,
     Sharing,
     foreign_controls,
@@ -50,7 +47,7 @@ def instances(count: int, groups: int = 3) -> list[Instance]:
 def annotation(dataset) -> Annotation:
     """Two people and one who settles, on a folder whose every question both rank."""
     annotation = Annotation(dataset(2, 2))
-    annotation.start(["ann", "ben"], ["cy"], Sharing(overlap=1, judges=2, controls=4))
+    annotation.start(["ann", "ben"], ["cy"], Sharing())
     return annotation
 
 
@@ -68,49 +65,41 @@ def rank_next(annotation: Annotation, person: str, *, backwards: bool = False) -
 
 
 @given(
-    count=st.integers(1, 60),
+    count=st.integers(3, 60),
     people=st.integers(1, 5),
-    overlap=st.sampled_from([0, 0.1, 0.5, 1]),
-    judges=st.integers(2, 4),
+    each=st.integers(1, 4),
+    answered=st.sets(st.tuples(st.sampled_from(["p0", "p1", "p4"]), st.sampled_from(["i0", "i1", "i2"]))),
 )
-def test_every_question_has_its_people_and_loads_are_even(count, people, overlap, judges):
+def test_every_question_has_its_people_who_keep_what_they_answered(count, people, each, answered):
     questions = instances(count)
     names = [f"p{number}" for number in range(people)]
-    controls = foreign_controls(questions, 6) if count > 2 else []
-    shares = share_out([*questions, *controls], names, Sharing(overlap=overlap, judges=judges), answered={})
-    given_to = Counter(chain(*shares.values()))
-    several = min(judges, people)
-    shared = round(overlap * count) if several > 1 else 0
-    expected = +Counter({several: shared}) + Counter({1: count - shared})
-    assert Counter(given_to[one.id] for one in questions) == expected
-    known = {control.id for control in controls}
-    loads = [sum(name not in known for name in names) for names in shares.values()]
-    assert max(loads) - min(loads) <= 1
-    for assigned in shares.values():
-        assert len(assigned) == len(set(assigned))
-        assert sum(name in known for name in assigned) <= -(-len(assigned) // CONTROL_EVERY)
-    assert shares == share_out([*questions, *controls], names, Sharing(overlap=overlap, judges=judges), answered={})
-
-
-def test_what_was_answered_stays_and_counts():
-    questions = instances(6)
-    shares = share_out(questions, ["ann", "ben"], Sharing(overlap=0), answered={"i0": ["ann"], "i1": ["ann"]})
-    assert {"i0", "i1"} <= {*shares["ann"]}
-    assert not {"i0", "i1"} & {*shares["ben"]}
+    controls = foreign_controls(questions)
+    shares = share_out([*questions, *controls], names, each, answered=answered)
+    for one in questions:
+        holders = {person for person in names if (person, one.id) in answered}
+        of_question = [person for person, share in shares.items() if one.id in share]
+        assert {*of_question} >= holders
+        assert len(of_question) == max(len(holders), min(each, people))
+    for share in shares.values():
+        assert len(share) == len({*share})
+        assert sum(control.id in share for control in controls) <= -(-len(share) // 20)
+    # Answers of its own people change nothing, and another start gives the same.
+    own = answered | {(person, name) for person, share in shares.items() for name in share[:2]}
+    assert share_out([*questions, *controls], names, each, answered=own) == shares
 
 
 def test_a_control_has_one_image_of_another_prompt_that_is_worst():
     questions = instances(12)
     # Prompts 0 and 1 share all of their images, so only prompt 2 has foreign ones.
     shared = [Instance(f"x{n}", f"s{n}", "g0/r.png", questions[0].candidates) for n in range(2)]
-    for control in foreign_controls([*questions, *shared], 10):
+    for control in foreign_controls([*questions, *shared] * 10):
         own = {name for one in [*questions, *shared] if one.group == control.group for name in one.candidates}
         foreign = [index for index, name in enumerate(control.candidates) if name not in own]
         assert len(foreign) == 1
         assert {worse for _, worse in control.must} == {*foreign}
         assert len(control.must) == 3
     with pytest.raises(ValueError, match="another prompt"):
-        foreign_controls(instances(4, groups=1), 2)
+        foreign_controls(instances(4, groups=1))
 
 
 # --- changes -----------------------------------------------------------------------------------------------------
@@ -171,7 +160,7 @@ def test_undo_shows_the_last_again_as_it_was(annotation):
 
 def test_nobody_answers_for_another_and_the_administrator_ranks_nothing(dataset):
     annotation = Annotation(dataset(2, 2))
-    annotation.start(["ann", "ben"], [], Sharing(overlap=0, controls=0))
+    annotation.start(["ann", "ben"], [], Sharing(people=1, controls=False))
     task = annotation.state("ben")["task"]
     for person in ("ann", "nobody", ADMIN):
         with pytest.raises(RefusedError, match="no instance"):
@@ -189,7 +178,7 @@ def test_skips_are_no_rankings(annotation):
 def test_a_foreign_image_tied_with_the_others_fails_its_control(dataset):
     folder = dataset(2, 2)
     annotation = Annotation(folder)
-    annotation.start(["ann"], [], Sharing(controls=8))
+    annotation.start(["ann"], [], Sharing())
     controls = [name for name in annotation.log.assigned["ann"] if annotation.log.instances[name].is_control]
     key = public_key(controls[0])
     count = len(annotation.instance_of("ann", key).candidates)
@@ -229,7 +218,7 @@ def test_what_people_disagree_on_is_settled_by_one_more(annotation):
 
 def test_each_ranking_keeps_the_wording_that_it_was_made_under(annotation):
     rank_next(annotation, "ann")
-    annotation.start([], [], Sharing(overlap=1, judges=2, controls=4, question="Which is best?"))
+    annotation.start([], [], Sharing(question="Which is best?"))
     rank_next(annotation, "ann")
     again = Annotation(annotation.folder)
     wordings = {answer.question for answer in again.log.rankings() + again.log.rankings(controls=True)}
@@ -240,23 +229,19 @@ def test_each_ranking_keeps_the_wording_that_it_was_made_under(annotation):
 # --- the log -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("overlap", [0, 0.5, 1])
-def test_a_restart_is_the_same_and_newcomers_take_what_nobody_answered(dataset, overlap):
-    sharing = Sharing(overlap=overlap, judges=2, controls=4)
-    annotation = Annotation(dataset(2, 2))
-    annotation.start(["ann", "ben"], ["cy"], sharing)
+def test_a_restart_is_the_same_and_newcomers_take_what_nobody_answered(annotation):
     for _ in range(3):
         rank_next(annotation, "ann")
     annotation.undo("ann", request=request())
     again = Annotation(annotation.folder)
     before = (annotation.folder / LOG).read_bytes()
-    again.start([], [], sharing)
+    again.start([], [], Sharing())
     assert (annotation.folder / LOG).read_bytes() == before
     for name in ("ann", "ben", "cy"):
         assert again.state(name) == annotation.state(name)
     assert again.token("ann") == annotation.token("ann")
-    again.start(["dan"], [], Sharing(overlap=0, controls=0))
-    assert again.log.assigned["dan"] or overlap == 1
+    again.start(["dan"], [], Sharing())
+    assert again.log.assigned["dan"]
     assert len(again.log.of("ann")) == 2
     assert (annotation.folder / LOG).stat().st_mode & 0o077 == 0
 
@@ -311,33 +296,25 @@ def test_changed_questions_and_missing_images_are_refused(annotation):
     changed = Instance(known[0].id, known[0].group, known[0].reference, tuple(reversed(known[0].candidates)))
     write_records(folder / "instances.jsonl", [changed, *known[1:]])
     with pytest.raises(ValueError, match="has changed"):
-        annotation.start([], [], Sharing(controls=0))
+        annotation.start([], [], Sharing())
     write_records(folder / "instances.jsonl", known)
     (folder / known[0].reference).unlink()
     with pytest.raises(ValueError, match="images are missing"):
-        questions_of(folder, 40)
+        questions_of(folder, controls=True)
 
 
-@pytest.mark.parametrize(
-    ("annotators", "adjudicators", "options"),
-    [
-        ([], [], {}),
-        (["admin"], [], {}),
-        (["a/b"], [], {}),
-        (["ann"], ["ann"], {}),
-    ],
-)
-def test_a_start_that_fails_writes_nothing(dataset, annotators, adjudicators, options):
+@pytest.mark.parametrize("names", [([], []), (["admin"], []), (["a/b"], []), (["ann"], ["ann"])])
+def test_a_start_that_fails_writes_nothing(dataset, names):
     annotation = Annotation(dataset(2, 2))
     with pytest.raises(ValueError):  # noqa: PT011 - each its own
-        annotation.start(annotators, adjudicators, Sharing(controls=0, **options))
+        annotation.start(*names, Sharing())
     assert not (annotation.folder / LOG).exists()
 
 
 def test_a_folder_has_one_server_and_a_division_writes_nothing(dataset):
     folder = dataset(2, 2)
     before = sorted(folder.rglob("*"))
-    division = Annotation(folder, writes=False).divide(["ann", "ben"], [], Sharing(overlap=0, controls=0))
+    division = Annotation(folder, writes=False).divide(["ann", "ben"], [], Sharing(people=1, controls=False))
     assert sum(map(len, division.assigned.values())) == len(read_instances(folder / "instances.jsonl"))
     assert sorted(folder.rglob("*")) == before
     code = "from pathlib import Path; from pacorl.annotate.server import held; "

@@ -12,7 +12,7 @@ from ports import free_port
 from pacorl.dataset.answer_log import AnswerLog
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
-ALONE = ("--annotators", "ann", "--controls", "0", "--overlap", "0")
+ALONE = ("--annotators", "ann", "--no-controls")
 
 
 def opened(browser: Any, link: str, **options: Any) -> Any:
@@ -89,7 +89,7 @@ def test_one_more_person_settles_and_the_administrator_sees_it(dataset, browser)
     from annotators import Client
 
     folder = dataset(2, 3)
-    options = ("--annotators", "ann,ben", "--adjudicators", "cy", "--controls", "0", "--overlap", "1", "--judges", "2")
+    options = ("--annotators", "ann,ben", "--adjudicators", "cy", "--no-controls")
     with AnnotationServer(folder, *options, port=free_port()) as links:
         for name, step in (("ann", 1), ("ben", -1)):
             url, _, token = links[name].partition("/join#")

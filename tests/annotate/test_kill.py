@@ -46,7 +46,7 @@ def slots_of(instance, name):
 def test_every_acknowledged_ranking_is_exported_exactly_once(tmp_path, people, count, kills):
     many_instances(tmp_path, count)
     names = [f"person{number}" for number in range(people)]
-    options = ["--annotators", ",".join(names), "--overlap", "1", "--judges", str(people), "--controls", "0"]
+    options = ["--annotators", ",".join(names), "--people", str(people), "--no-controls"]
     port, acknowledged = free_port(), Counter()
     server = AnnotationServer(tmp_path, *options, port=port)
     links = server.__enter__()

@@ -208,9 +208,7 @@ def annotation(
 ) -> Iterator[dict[str, str]]:
     """The links of `pacorl dataset annotate`, and one that another page leads to."""
     folder, elsewhere = made_datasets(2, 2, paired=True), tmp_path_factory.mktemp("elsewhere") / "page.html"
-    with AnnotationServer(
-        folder, "--annotators", "ann", "--controls", "2", "--overlap", "0", port=free_port()
-    ) as links:
+    with AnnotationServer(folder, "--annotators", "ann", port=free_port()) as links:
         elsewhere.write_text(f'<a href="{links["ann"]}">Rank</a>', encoding="utf-8")
         yield links | {"join": elsewhere.as_uri()}
 

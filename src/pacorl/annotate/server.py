@@ -14,11 +14,9 @@ import random
 import secrets
 import shlex
 import threading
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain, combinations
 from pathlib import Path
 from statistics import median
@@ -26,6 +24,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import FileResponse
+from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, Field, StringConstraints
 
 from pacorl.core.grid import subject_text
@@ -40,9 +39,6 @@ from pacorl.records.rankings import Ranking
 from pacorl.web import Door, Guard, RefusedError, listening, run
 
 PAGE = Path(__file__).parent / "page"
-PAGES = {"/": "index.html", "/admin": "admin.html"}
-PAGES |= {f"/page/{name}": name for name in ("page.js", "admin.js", "style.css")}
-"""Address → file."""
 ADMIN = "admin"
 CONTROL_EVERY = 20
 """Questions per control question."""
@@ -53,77 +49,53 @@ CONTROL_EVERY = 20
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Rules for the division of questions, and their wording."""
+    """Options of the questions."""
 
-    overlap: float = 0.1
-    """Share of the instances that several people rank."""
-    judges: int = 3
-    """Number of people for each of these; everyone, if there are fewer."""
-    controls: int = 40
-    """Control questions made from the data."""
+    people: int = 2
+    """Number of people for each question; everyone, if there are fewer."""
+    controls: bool = True
+    """Whether each person gets hidden control questions."""
     question: str = ""
     """The wording on the page; empty for the page's own."""
 
 
 def share_out(
-    instances: Sequence[Instance],
-    people: Sequence[str],
-    sharing: Sharing,
-    *,
-    answered: Mapping[str, Collection[str]],
+    instances: Sequence[Instance], people: Sequence[str], count: int, *, answered: Collection[tuple[str, str]]
 ) -> dict[str, list[str]]:
-    """Assign every instance to people; loads differ by one at most, controls aside. Deterministic.
+    """Assign every question to `count` people by chance, and control questions to everyone.
+
+    The chance is a digest of the names, so that the same people get the same questions in the same order again.
 
     Args:
-        answered: instance id → people who have answered it; they keep it, and count towards its number of judges.
+        answered: (person, instance id) of every answer; these people keep the question, and count as some of its.
 
     Returns:
         person → instance ids in the order in which to show them.
     """
-    # Shuffled first: the shared part is then a random sample of all prompts.
-    rng = random.Random(0)
-    questions = [instance.id for instance in instances if not instance.is_control]
-    rng.shuffle(questions)
-    shared = round(sharing.overlap * len(questions))
-    load: dict[str, list[str]] = {person: [] for person in people}
-    for position, question in enumerate(questions):
-        needed = min(sharing.judges, len(people)) if position < shared else 1
-        holders = [name for name in people if name in answered.get(question, ())]
-        # Equal loads are sorted by chance: in the order of names, the first would get every remainder.
-        others = sorted({*people} - {*holders}, key=lambda name: (len(load[name]), rng.random()))
-        for person in [*holders, *others[: max(0, needed - len(holders))]]:
-            load[person].append(question)
+    shares: dict[str, list[str]] = {person: [] for person in people}
+    for instance in instances:
+        if not instance.is_control:
+            holders = [name for name in people if (name, instance.id) in answered]
+            others = by_chance({*people} - {*holders}, instance.id)
+            for person in [*holders, *others][: max(count, len(holders))]:
+                shares[person].append(instance.id)
 
-    controls = sorted(instance.id for instance in instances if instance.is_control)
-    return {person: _with_controls(person, names, controls, answered) for person, names in load.items()}
-
-
-def _with_controls(
-    person: str, assigned: list[str], controls: list[str], answered: Mapping[str, Collection[str]]
-) -> list[str]:
-    """Shuffle a person's questions, and put a control question at a random place of each stretch of them.
-
-    Each control comes once: a person would recognise it.
-    """
-    rng = random.Random(person)
-    done = [name for name, holders in answered.items() if person in holders]
-    wanted = math.ceil(len(assigned) / CONTROL_EVERY) - len({*done} & {*controls})
-    fresh = [name for name in rng.sample(controls, len(controls)) if name not in done][: max(0, wanted)]
-    waiting = [name for name in rng.sample(assigned, len(assigned)) if name not in done]
-    # From the last stretch to the first, so that no insertion moves another's place.
-    for number, control in reversed([*enumerate(fresh)]):
-        waiting.insert(number * CONTROL_EVERY + rng.randrange(CONTROL_EVERY), control)
-    return [*done, *waiting]
+    controls = [instance.id for instance in instances if instance.is_control]
+    for person, questions in shares.items():
+        wanted = math.ceil(len(questions) / CONTROL_EVERY)
+        done = [name for name in controls if (person, name) in answered]
+        fresh = by_chance({*controls} - {*done}, person)[: max(0, wanted - len(done))]
+        shares[person] = by_chance([*questions, *done, *fresh], person)
+    return shares
 
 
-def _people_per(assigned: Mapping[str, Sequence[str]], questions: Collection[str]) -> Counter[str]:
-    return Counter(name for name in chain(*assigned.values()) if name in questions)
+def by_chance(names: Iterable[str], key: str) -> list[str]:
+    """Sort names by their digests with a key."""
+    return sorted(names, key=lambda name: text_digest(f"{key}\n{name}"))
 
 
-def foreign_controls(instances: Sequence[Instance], count: int) -> list[Instance]:
+def foreign_controls(instances: Sequence[Instance]) -> list[Instance]:
     """Make control questions from the data: one candidate becomes an image of another prompt, and is the worst.
-
-    There are fewer than `count` if prompts share images: a prompt's own image is never a foreign one.
 
     Raises:
         ValueError: all prompts have the same images.
@@ -131,32 +103,32 @@ def foreign_controls(instances: Sequence[Instance], count: int) -> list[Instance
     images: dict[str, set[str]] = {}
     for instance in instances:
         images.setdefault(instance.group, set()).update([instance.reference, *instance.candidates])
-    rng = random.Random(0)
+    everything = set().union(*images.values())
+    by_id = {instance.id: instance for instance in instances if everything > images[instance.group]}
+    if not by_id:
+        raise ValueError("control questions need an image of another prompt; give --no-controls")
     controls = []
-    for instance in rng.sample(instances, min(count, len(instances))):
-        foreign = sorted(set().union(*images.values()) - images[instance.group])
-        if not foreign:
-            continue
+    for name in by_chance(by_id, "control")[: math.ceil(len(instances) / CONTROL_EVERY)]:
+        rng = random.Random(name)
+        instance = by_id[name]
         worst = rng.randrange(len(instance.candidates))
         candidates = list(instance.candidates)
-        candidates[worst] = rng.choice(foreign)
-        # The id follows from the images, so that a later start finds the same control question in the log.
-        name = text_digest("\n".join([instance.reference, *candidates]))[:16]
+        candidates[worst] = rng.choice(sorted(everything - images[instance.group]))
         must = tuple((better, worst) for better in range(len(candidates)) if better != worst)
-        controls.append(replace(instance, id=f"control:{name}", candidates=tuple(candidates), must=must))
-    if count and not controls:
-        raise ValueError("control questions need an image of another prompt; set their number to 0")
+        # The id follows from the images, so that a later start finds the same control question in the log.
+        key = text_digest("\n".join([instance.reference, *candidates]))[:16]
+        controls.append(replace(instance, id=f"control:{key}", candidates=tuple(candidates), must=must))
     return controls
 
 
-def questions_of(folder: Path, controls: int) -> list[Instance]:
+def questions_of(folder: Path, *, controls: bool) -> list[Instance]:
     """Read the folder's instances, and make control questions from them. Raises ValueError if images are missing."""
     instances = read_instances(folder / "instances.jsonl")
     names = sorted({*chain(*([one.reference, *one.candidates] for one in instances))})
     missing = [name for name in names if not image_path(folder, name).is_file()]
     if missing:
         raise ValueError(f"{len(missing)} images are missing, {missing[0]} first; run `pacorl dataset pair` again")
-    return [*instances, *foreign_controls(instances, controls)]
+    return [*instances, *(foreign_controls(instances) if controls else [])]
 
 
 def image_path(folder: Path, name: str) -> Path:
@@ -211,24 +183,16 @@ class Annotation:
             ValueError: the folder has no instances or lacks images, or names do not fit.
         """
         people = dict(self.log.people)
-        roles: dict[Role, Sequence[str]] = {"annotator": annotators, "adjudicator": adjudicators}
-        for role, names in roles.items():
-            for name in names:
-                safe_name(name)
-                if name == ADMIN or people.setdefault(name, role) != role:
-                    raise ValueError(f"{name!r} has another part already; give the {role} another name")
+        roles: dict[str, Role] = dict.fromkeys(annotators, "annotator")
+        for name, role in [*roles.items(), *dict.fromkeys(adjudicators, "adjudicator").items()]:
+            safe_name(name)
+            if name == ADMIN or people.setdefault(name, role) != role:
+                raise ValueError(f"{name!r} has another part already; give the {role} another name")
         ranking = sorted(name for name, role in people.items() if role == "annotator")
         if not ranking:
             raise ValueError("there are no annotators; name people, e.g. --annotators ann,ben")
-        answered: dict[str, list[str]] = {}
-        for person, instance in self.log.answers:
-            answered.setdefault(instance, []).append(person)
-        questions = questions_of(self.folder, sharing.controls)
-        assigned = share_out(questions, ranking, sharing, answered=answered)
-        plain = {one.id for one in questions if not one.is_control}
-        # The same options again: what nobody has answered stays with whom it was given to.
-        if people == self.log.people and _people_per(assigned, plain) == _people_per(self.log.assigned, plain):
-            assigned = self.log.assigned
+        questions = questions_of(self.folder, controls=sharing.controls)
+        assigned = share_out(questions, ranking, sharing.people, answered=self.log.answers)
         return start_event(self.log, questions, assigned, people, question=sharing.question)
 
     def start(self, annotators: Sequence[str], adjudicators: Sequence[str], sharing: Sharing) -> None:
@@ -430,11 +394,18 @@ def make_app(annotation: Annotation) -> FastAPI:  # noqa: C901 - a list of route
     def page_of(token: str) -> str:
         return "/admin" if annotation.person_of(token) == ADMIN else "/"
 
-    door = Door("pacorl annotate", "pacorl_annotator", page_of, is_open=lambda path: path in PAGES)
+    door = Door("pacorl annotate", "pacorl_annotator", page_of, is_open=lambda path: path in ("/", "/admin"))
     app = FastAPI(title=door.title, docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(door.router())
-    for address, file in PAGES.items():
-        app.get(address)(partial(_file, PAGE / file))
+    app.mount("/page", StaticFiles(directory=PAGE))
+
+    @app.get("/")
+    def index() -> Response:
+        return FileResponse(PAGE / "index.html")
+
+    @app.get("/admin")
+    def admin() -> Response:
+        return FileResponse(PAGE / "admin.html")
 
     def person_of(request: Request) -> str:
         return annotation.person_of(door.token(request))
@@ -475,10 +446,6 @@ def make_app(annotation: Annotation) -> FastAPI:  # noqa: C901 - a list of route
 
     app.add_middleware(Guard, admit=door.admit)
     return app
-
-
-def _file(path: Path) -> Response:
-    return FileResponse(path)
 
 
 def serve(

@@ -222,9 +222,8 @@ def annotate(
     host: str = Option("127.0.0.1", help="Where to listen; another address opens the page to the network."),
     port: int = Option(8765, min=0, max=65_535, help="0 for any free one."),
     public_url: str = Option("", help="The address in the links, such as a proxy's https://rank.example.org."),
-    overlap: float = Option(0.1, min=0, max=1, help="Share of the instances that several people rank."),
-    judges: int = Option(3, min=2, max=LARGEST, help="How many people each of those gets."),
-    controls: int = Option(40, min=0, max=LARGEST, help="Hidden control questions, made from the data."),
+    people: int = Option(2, min=1, max=LARGEST, help="How many people rank each question."),
+    controls: bool = Option(True, help="Ask hidden control questions, made from the data."),
     question: str = Option("", help="The wording on the page; by default about the set of the reference."),
     step: StepOptions,
 ) -> None:
@@ -233,7 +232,7 @@ def annotate(
     with needing("data", what="the annotation page"):
         from pacorl.annotate import server
 
-    sharing = server.Sharing(overlap=overlap, judges=judges, controls=controls, question=question)
+    sharing = server.Sharing(people=people, controls=controls, question=question)
     names = split_names(annotators), split_names(adjudicators)
     if step.dry_run:
         shares = server.Annotation(folder, writes=False).divide(*names, sharing).assigned
