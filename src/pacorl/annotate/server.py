@@ -184,7 +184,8 @@ class Annotation:
         """
         people = dict(self.log.people)
         roles: dict[str, Role] = dict.fromkeys(annotators, "annotator")
-        for name, role in [*roles.items(), *dict.fromkeys(adjudicators, "adjudicator").items()]:
+        settling: dict[str, Role] = dict.fromkeys(adjudicators, "adjudicator")
+        for name, role in [*roles.items(), *settling.items()]:
             safe_name(name)
             if name == ADMIN or people.setdefault(name, role) != role:
                 raise ValueError(f"{name!r} has another part already; give the {role} another name")
