@@ -114,7 +114,7 @@ CSV = b"reference,candidates,theme\na.png,b.png | c.png = d.png,t\nb.png,a.png|c
 INSTANCE = {"id": "i", "group": "g", "reference": "a.png", "candidates": ["b.png", "c.png"], "must": [[0, 1]]}
 ANSWER = {"instance": "i", "annotator": "p", "group": "g", "reference": "a", "candidates": ["b", "c"], "ranks": [1, 2]}
 ENTRY = {"file_name": "d.json", "formatting": "sharegpt"}
-TURNS = [{"from": "human", "value": "<image>q"}, {"from": "gpt", "value": "Yes. r"}]
+TURNS = [{"role": "user", "content": "<image>q"}, {"role": "assistant", "content": "Yes. r"}]
 SAMPLE = {"prompt_id": 1, "seed": 2, "image": "a.png", "grid": "1x2", "p_yes": [[None, 0.5]], "scores": {"a": 0.5}}
 FIGURE = {"a": {"mean": 0.5, "low": 0.4, "high": 0.6}}
 CARD = {"description": "a dentist", "keep": {"face": "round glasses", "hair": "black"}, "may_change": ["pose"]}
@@ -129,7 +129,7 @@ RUN = {
     "run/adapter/.keep": b"",
 }
 IMAGE = png_bytes(Image.new("RGB", (8, 8)), {})
-SHAREGPT = {"dataset_info.json": {"d": ENTRY}, "d.json": [{"conversations": TURNS, "images": ["a.png"]}]}
+SHAREGPT = {"dataset_info.json": {"d": ENTRY}, "d.json": [{"messages": TURNS, "images": ["a.png"]}]}
 
 
 def read_run_and_card(path: Path) -> object:
@@ -412,9 +412,9 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("instances.jsonl", {"colour": 1}, "colour"),
     *(("dataset_prompts.jsonl", {"idx": value}, "idx") for value in ("../x", None)),
     *(("d.json", {"images": value}, word) for value, word in (("a.png", "images"), (["../a.png"], "../a.png"))),
-    *(("d.json", {"conversations": value}, word) for value, word in (([], "conversations"), (None, "messages"))),
-    ("d.json", {"conversations": [TURNS[0], {"from": "gpt", "value": "Yesterday."}]}, "Yesterday"),
-    ("d.json", {"conversations": [{"from": "human", "value": "<image>q<|im_end|>"}, TURNS[1]]}, "<|im_end|>"),
+    *(("d.json", {"messages": value}, word) for value, word in (([], "messages"), (None, "messages"))),
+    ("d.json", {"messages": [TURNS[0], {"role": "assistant", "content": "Yesterday."}]}, "Yesterday"),
+    ("d.json", {"messages": [{"role": "user", "content": "<image>q<|im_end|>"}, TURNS[1]]}, "<|im_end|>"),
     ("card.yaml", {"keep": {"shoes": "red"}}, "shoes"),
     *(("card.yaml", {key: value}, key) for key, value in (("colour", "red"), ("description", None))),
     *(

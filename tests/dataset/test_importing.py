@@ -13,6 +13,7 @@ from pacorl.core import questions
 from pacorl.dataset.export import export
 from pacorl.dataset.folder import read_answers
 from pacorl.dataset.importing import import_rankings
+from pacorl.io.documents import write_jsonl
 from pacorl.records.comparisons import load_comparisons
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rankings" / "rankings.csv"
@@ -121,13 +122,15 @@ def test_a_theme_of_all_is_no_leak_between_groups_that_are_given(mine, tmp_path:
 
 
 def test_a_benchmark_keeps_criteria_and_images_of_one_name(mine, tmp_path: Path) -> None:
-    lines = [f"0/0.png,1/0.png | 2/0.png,{theme},,all,{text}" for theme, text in (("Outfit", "Same hat."), ("Ink", ""))]
-    source = mine(*lines, header="reference,candidates,theme,annotator,group,criteria")
+    source = mine().with_suffix(".jsonl")
+    outfit = {"Identity": {"Outfit": "Same hat."}}
+    row = {"reference": "0/0.png", "candidates": ["1/0.png", "2/0.png"], "annotator": "all"}
+    write_jsonl(source, [row | {"theme": "Outfit", "criteria": outfit}, row | {"theme": "Ink"}])
     import_rankings(tmp_path, source)
     export(tmp_path, test_share=1.0)
     items = read_rank_data(tmp_path / "export/benchmark").items.values()
     assert [(item.prompt, item.criteria) for item in items] == [
-        ("Outfit", {"Consistency": {"Criterion 1": "Same hat."}}),
+        ("Outfit", outfit),
         ("Ink", {}),
     ]
     shown = [

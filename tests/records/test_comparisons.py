@@ -52,15 +52,6 @@ def test_sharegpt_is_taken_word_for_word(folder: Path) -> None:
     assert first.images == (folder / "a.png", folder / "b.png")
     assert (second.question, second.answer, second.consistent) == ("\n<image> then <image>: same?", "No", False)
     assert (second.category, answer_text(second)) == ("Story", "No")
-    assert comparisons_from(str(folder)) == [first, second]
-
-
-def test_llama_factorys_default_names(folder: Path) -> None:
-    (folder / "dataset_info.json").write_text(json.dumps({"d": {"file_name": "train.json", "formatting": "sharegpt"}}))
-    turns = [{"from": "human", "value": "<image>Red?"}, {"from": "gpt", "value": "No."}]
-    write(folder, {"conversations": turns, "images": ["a.png"]})
-    (found,) = comparisons_from(f"{folder}:d")
-    assert (found.question, found.consistent, len(found.images)) == ("Red?", False, 1)
 
 
 def test_images_of_an_entry_are_named_from_the_folder_that_describes_it(folder: Path) -> None:
@@ -90,9 +81,9 @@ def test_what_is_saved_is_read_back(folder: Path) -> None:
 def test_tags_within_a_question_are_written_once(folder: Path) -> None:
     """LLaMA-Factory refuses a record with more tags than images."""
     write(folder, sharegpt(), sharegpt("First <image>, then <image>: same?", "No. The hat differs."))
-    read = comparisons_from(str(folder))
+    read = comparisons_from(f"{folder}:cot_train")
     save_sharegpt({"again": read}, folder)
-    again = comparisons_from(str(folder))
+    again = comparisons_from(f"{folder}:again")
     assert [(pair.question, pair.answer, pair.images) for pair in again] == [
         (pair.question, pair.answer, pair.images) for pair in read
     ]

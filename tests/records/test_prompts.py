@@ -104,19 +104,9 @@ def test_sentences_and_themes_with_panels_are_sets(tmp_path: Path) -> None:
     assert tiny.text.startswith("2x2 grid layout of a red hero with a crown in town.")
 
 
-def test_sets_written_from_sentences_lie_beside_the_run_to_be_edited(tmp_path: Path) -> None:
-    path = file_of(tmp_path, "Two images of a fox", "a fox", "Three images of an owl: a, b, c", name="mine.txt")
-    prompts = prompts_from(str(path), beside=tmp_path / "run", limit=2)
-    assert [prompt.id for prompt in prompts] == [0, 1]
-    assert load_prompts(tmp_path / "run" / "mine.jsonl") == load_prompts(path)
-    prompts_from(str(file_of(tmp_path, {"prompt": SET})), beside=tmp_path / "run")
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["mine.jsonl"]
-
-
-@pytest.mark.parametrize("line", ["a fox --w 768 --s 28", "# my prompts", "// foxes", "a fox --n blurry"])
-def test_syntax_of_other_tools_is_refused_by_line(tmp_path: Path, line: str) -> None:
-    with pytest.raises(ValueError, match=r"mine\.txt:2: '(--[wn]|#|//)"):
-        load_prompts(file_of(tmp_path, "a fox -- a small one, 3-4 cm", line, name="mine.txt"))
+def test_a_fault_is_named_by_its_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"prompts\.jsonl:3: .*'prompt'"):
+        load_prompts(file_of(tmp_path, {"prompt": "a fox"}, "", {"prompt": " "}))
 
 
 def test_what_is_saved_is_read_back(tmp_path: Path) -> None:

@@ -117,10 +117,9 @@ def read_prompts(config: PolicyConfig) -> tuple[list[Prompt], list[Prompt], str]
     """
     # All training prompts: an epoch draws from them in turn.
     model = config.model.checkpoint
-    beside = config.out / "prompts"
-    train = prompts_from(config.prompts.train, model=model, beside=beside)
+    train = prompts_from(config.prompts.train, model=model)
     limit = config.prompts.evaluation_limit
-    evaluation = prompts_from(config.prompts.evaluation, limit=limit, model=model, beside=beside)
+    evaluation = prompts_from(config.prompts.evaluation, limit=limit, model=model)
     config.check_prompts([*train, *evaluation])
     leaks = check_leaks(
         train,

@@ -92,10 +92,18 @@ def read_jsonl(path: Path) -> list[JsonObject]:
 def read_records(path: Path, parse: Callable[[JsonObject], Item], *, fix: str = "") -> list[Item]:
     """Read a JSONL file, one parsed object a line; a ValueError of `parse` gets file and line in front."""
     items = []
+    for number, record in numbered_records(path, fix=fix):
+        with blamed_on(f"{path}:{number}"):
+            items.append(parse(record))
+    return items
+
+
+def numbered_records(path: Path, *, fix: str = "") -> Iterator[tuple[int, JsonObject]]:
+    """Yield (line from 1, object) of a JSONL file."""
     for number, line in text_lines(path, fix=fix):
         with blamed_on(f"{path}:{number}"):
-            items.append(parse(parse_object(line)))
-    return items
+            record = parse_object(line)
+        yield number, record
 
 
 def text_lines(path: Path, *, fix: str = "") -> Iterator[tuple[int, str]]:

@@ -17,9 +17,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AliasChoices, BaseModel, Field
+from pydantic import BaseModel, Field
 
 from pacorl.io.documents import (
     JsonObject,
@@ -116,24 +116,23 @@ def _located(source: str) -> tuple[Path, Path, str]:
     path = Path(source)
     if path.suffix.lower() == ".jsonl":
         return path, path.parent, ""
-    if path.is_file():
+    folder, _, name = source.rpartition(":")
+    if path.exists() or not name or not folder:
         raise ValueError(f"{source} has another form; give {SOURCES}")
-    folder, _, name = (source, "", "") if path.is_dir() else source.rpartition(":")
-    info = Path(folder or source) / INFO
+    info = Path(folder) / INFO
     if not info.is_file():
         return info, info.parent, ""
-    entries = read_object(info, fix=f"give {SOURCES}")
+    entries = read_object(info)
     with blamed_on(info):
-        name = name or next(iter(entries), "")
         if name not in entries:
-            raise ValueError(f"{name!r} is not in it; name one as {info.parent}:NAME, of {', '.join(entries)}")
+            raise ValueError(f"{name!r} is not in it; name one as {folder}:NAME, of {', '.join(entries)}")
         # LLaMA-Factory's default form is alpaca.
         with blamed_on(name):
             entry = typed(entries[name], DatasetEntry)
         return inside(info.parent, entry.file_name), info.parent, name
 
 
-def check_images(comparisons: Sequence[Comparison], *, source: object) -> None:
+def _check_images(comparisons: Sequence[Comparison], *, source: object) -> None:
     """Raise MissingImagesError with a list of the missing images, if there are any."""
     # A dict keeps the order, in which the message lists them.
     paths = dict.fromkeys(path for comparison in comparisons for path in comparison.images)
@@ -144,7 +143,7 @@ def check_images(comparisons: Sequence[Comparison], *, source: object) -> None:
         )
 
 
-def image_paths(names: Sequence[str], folder: Path) -> tuple[Path, ...]:
+def _image_paths(names: Sequence[str], folder: Path) -> tuple[Path, ...]:
     """Return the paths of a record's images. Raises ValueError for one that leads out of the folder."""
     for name in names:
         inside(folder, name)
@@ -205,7 +204,7 @@ def load_comparisons(path: str | Path) -> list[Comparison]:
     """
     path = Path(path)
     comparisons = read_records(path, partial(_comparison, folder=path.parent), fix=f"give {SOURCES}")
-    check_images(comparisons, source=path)
+    _check_images(comparisons, source=path)
     return comparisons
 
 
@@ -215,7 +214,7 @@ def _comparison(record: JsonObject, folder: Path) -> Comparison:
         raise ValueError(f"'consistent' is {row.consistent} and the answer begins with {row.answer[:40]!r}")
     if IMAGE_TAG in row.question:
         _check_tags(row.question, row.images)
-    return Comparison(**row.model_dump() | {"images": image_paths(row.images, folder)})
+    return Comparison(**row.model_dump() | {"images": _image_paths(row.images, folder)})
 
 
 def save_comparisons(comparisons: Iterable[Comparison], path: Path) -> None:
@@ -234,28 +233,24 @@ def save_comparisons(comparisons: Iterable[Comparison], path: Path) -> None:
 # --- LLaMA-Factory's sharegpt form -----------------------------------------------------------------------------
 
 
-def _names(*names: str) -> Any:
-    return Field(validation_alias=AliasChoices(*names))
-
-
 class UserTurn(BaseModel):
-    """A question, in OpenAI's names or in LLaMA-Factory's own."""
+    """A question."""
 
-    role: Annotated[Literal["user", "human"], _names("role", "from")]
-    content: Annotated[Spoken, _names("content", "value")]
+    role: Literal["user"]
+    content: Spoken
 
 
 class AssistantTurn(BaseModel):
     """Its answer."""
 
-    role: Annotated[Literal["assistant", "gpt"], _names("role", "from")]
-    content: Annotated[Spoken, _names("content", "value")]
+    role: Literal["assistant"]
+    content: Spoken
 
 
 class Conversation(BaseModel):
     """A record of the sharegpt form: a question about images, and its answer."""
 
-    messages: Annotated[tuple[UserTurn, AssistantTurn], _names("messages", "conversations")]
+    messages: tuple[UserTurn, AssistantTurn]
     images: Images
     category: Text = ""
     group: Text = ""
@@ -280,7 +275,7 @@ def load_sharegpt(path: Path, category: str, *, folder: Path) -> list[Comparison
     for number, record in enumerate(records, start=1):
         with blamed_on(f"{path}, record {number}"):
             comparisons.append(_conversation(record, category, folder))
-    check_images(comparisons, source=path)
+    _check_images(comparisons, source=path)
     return comparisons
 
 
@@ -290,7 +285,7 @@ def _conversation(record: JsonObject, category: str, folder: Path) -> Comparison
     _check_tags(question, row.images)
     consistent, reasons = _decision(answer)
     return Comparison(
-        images=image_paths(row.images, folder),
+        images=_image_paths(row.images, folder),
         # A judge's template puts images in front of the question; tags within it stay.
         question=question.removeprefix(IMAGE_TAG * len(row.images)),
         consistent=consistent,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import isqrt
 
 from pacorl.core.grid import panel_tags, panel_texts, parse_layout
-from pacorl.records.panels import NUMBERS, read_request, single_image_note, write_panels
+from pacorl.records.panels import NUMBERS, read_request, write_panels
 from pacorl.tiny.words import check_tiny, check_tiny_edit, tiny_prompt
 from pacorl.types import TINY, Grid, Prompt
 
@@ -31,8 +31,7 @@ def prompt_from(
 
     Args:
         theme: the panels' common theme. A text with panel tags is used unchanged. Without `panels`, the template writer
-            (`records.panels`) writes the panels of a sentence that requests several images. A text that only mentions
-            several makes one image, with a warning.
+            (`records.panels`) writes the panels of a sentence that requests several images.
         grid: the layout; by default the squarest that fits.
         number: the prompt's id.
 
@@ -56,9 +55,6 @@ def prompt_from(
         prompt = tiny_prompt(theme, panels, layout) if model == TINY else compose(theme, panels, layout)
     else:
         prompt = text_prompt(theme, grid=grid)
-        note = "" if grid else single_image_note(theme)
-        if note:
-            logger.warning("%s: %s", theme[:60], note)
         # Words, size and references, before any weights load.
         check_for(model, prompt)
     return replace(prompt, id=number, criteria=criteria or prompt.criteria)

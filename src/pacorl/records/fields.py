@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from pacorl.core.questions import text_fault
 from pacorl.io.documents import typed
@@ -36,18 +36,6 @@ def _with_text(criteria: Any) -> Any:
     return kept
 
 
-def _not_null(text: Any) -> Any:
-    return "" if text is None else text
-
-
-def _in_letters(name: Any) -> Any:
-    return str(name) if type(name) is int else name
-
-
-def _listed(names: Any) -> Any:
-    return [names] if isinstance(names, str) else names or []
-
-
 def _spoken(text: str) -> str:
     fault = text_fault(text)
     if fault:
@@ -56,12 +44,12 @@ def _spoken(text: str) -> str:
 
 
 Name = Annotated[str, Field(min_length=1)]
-NonBlank = Annotated[str, StringConstraints(pattern=r"\S")]
-Word = Annotated[Name, BeforeValidator(_in_letters)]
+NonBlank = Annotated[str, Field(pattern=r"\S")]
+Word = Annotated[Name, BeforeValidator(lambda name: str(name) if type(name) is int else name)]
 """A text, or a number that names something."""
-Text = Annotated[str, BeforeValidator(_not_null)]
+Text = Annotated[str, BeforeValidator(lambda text: "" if text is None else text)]
 """A text; null is empty."""
-Listed = Annotated[list[Name], BeforeValidator(_listed)]
+Listed = Annotated[list[Name], BeforeValidator(lambda names: [names] if isinstance(names, str) else names or [])]
 """A list of names, or one of them."""
 Spoken = Annotated[Text, AfterValidator(_spoken)]
 """A text of a conversation with a judge, without the tokens that would end it."""

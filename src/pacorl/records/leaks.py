@@ -27,8 +27,6 @@ from pacorl.types import Prompt
 
 LEAKS = "leaks.txt"
 """File of a run with its warning about training prompts that it evaluates on."""
-SHOWN = 3
-"""Examples in a message."""
 IDS = ("original_idx", "case_id")
 """Keys of a training record that name the benchmark's item it came from."""
 QUOTED = re.compile(
@@ -66,18 +64,16 @@ def find_leaks(train: Sequence[Prompt], against: Mapping[str, Sequence[Prompt]])
 
 
 def leak_report(leaks: Sequence[Leak], *, total: int) -> str:
-    """Count the leaks per source and show the first few. Empty if there are none."""
+    """Count the leaks per source and show the first. Empty if there are none."""
     if not leaks:
         return ""
     counts = Counter(leak.against for leak in leaks)
-    report = f"{len(leaks)} of {total} training prompts are measured on: "
-    report += "; ".join([f"{count} in {name}" for name, count in counts.items()])
-    # If every prompt is measured on, the two sets are one, and examples would explain no more.
-    if len(leaks) == total > 1:
-        return report
-    for leak in leaks[:SHOWN]:
-        report += f". Training prompt {leak.prompt.id} is {leak.against}'s {leak.other.id}: {leak.prompt.text[:60]!r}"
-    return report
+    by_source = "; ".join([f"{count} in {name}" for name, count in counts.items()])
+    first = leaks[0]
+    return (
+        f"{len(leaks)} of {total} training prompts are measured on: {by_source}. Training prompt {first.prompt.id} is "
+        f"{first.against}'s {first.other.id}: {first.prompt.text[:60]!r}"
+    )
 
 
 def check_leaks(
@@ -98,17 +94,14 @@ def check_leaks(
     Raises:
         ValueError: with the report and the fix, if there are leaks into a benchmark, or into other evaluation prompts.
     """
-    against = {} if deliberate else {"prompts.evaluation": evaluation}
-    report = leak_report(find_leaks(train, {**against, **benchmarks}), total=len(train))
+    own = {"prompts.evaluation": evaluation}
+    report = leak_report(find_leaks(train, {**({} if deliberate else own), **benchmarks}), total=len(train))
     if report:
         raise ValueError(
             f"{report}. Split them with `pacorl data SOURCE --test N --out FOLDER`, or set prompts.evaluation to the "
             "training prompts, and nothing is held out"
         )
-    if not deliberate:
-        return ""
-    seen = leak_report(find_leaks(train, {"prompts.evaluation": evaluation}), total=len(train))
-    return f"{seen}; for unseen prompts give prompts.evaluation others, from Python pass evaluation_prompts="
+    return leak_report(find_leaks(train, own), total=len(train))
 
 
 def split_prompts(
@@ -169,34 +162,30 @@ def trained_on(texts: Mapping[str, Sequence[str]], run: Path) -> dict[str, str]:
     Raises:
         ValueError: if the folder or its training data is missing, since items must not count as clean unread.
     """
-    learned = {plain(text) for text in _trained_texts(run)} - {""}
-
-    # The first shared text is reason enough.
+    # A source that is gone would hide a leak.
+    with blamed_on(f"the training data of {run} cannot be compared with the items"):
+        learned = {plain(text) for text in _trained_texts(run)} - {""}
     shared = {}
     for item, item_texts in texts.items():
-        for text in item_texts:
-            if plain(text) in learned:
-                shared[item] = text[:80]
-                break
+        known = [text for text in item_texts if plain(text) in learned]
+        if known:
+            shared[item] = known[0][:80]
     return shared
 
 
 def _trained_texts(run: Path) -> Iterator[str]:
     """Yield every text and id of the training data of a policy's or a judge's run."""
-    config = read_yaml(run / "config.yaml")
-    sections = config if isinstance(config, Mapping) else {}
-    prompts = sections.get("prompts") or {}
-    data = sections.get("data") or {}
-
-    # A policy was trained on prompts, a judge on comparisons. A source that is gone would hide a leak.
-    with blamed_on(f"the training data of {run} cannot be compared with the items"):
-        if "train" in prompts:
-            yield from _prompt_texts(str(prompts["train"]))
-        elif data.get("train"):
-            for source in data["train"]:
-                yield from _comparison_texts(str(source))
-        else:
-            raise ValueError("its config.yaml names neither prompts.train nor data.train; name a training run")
+    config = read_yaml(run / "config.yaml") or {}
+    if "prompts" in config:
+        yield from _prompt_texts(config["prompts"]["train"])
+    elif "data" in config:
+        with TemporaryDirectory() as scratch:
+            for source in config["data"]["train"]:
+                for comparison in comparisons_from(source, scratch=Path(scratch)):
+                    for quotations in QUOTED.findall(comparison.question):
+                        yield from quotations
+    else:
+        raise ValueError("its config.yaml names neither prompts nor data; name a training run")
 
 
 def _prompt_texts(source: str) -> Iterator[str]:
@@ -204,16 +193,7 @@ def _prompt_texts(source: str) -> Iterator[str]:
         yield from (prompt.text, prompt.theme, shared_text(prompt.text), *prompt.panels)
     if source.endswith(".jsonl"):
         for row in read_jsonl(Path(source)):
-            for name in IDS:
-                if row.get(name):
-                    yield id_text(str(row[name]))
-
-
-def _comparison_texts(source: str) -> Iterator[str]:
-    with TemporaryDirectory() as scratch:
-        for comparison in comparisons_from(source, scratch=Path(scratch)):
-            for quotations in QUOTED.findall(comparison.question):
-                yield from quotations
+            yield from [id_text(str(row[name])) for name in IDS if row.get(name)]
 
 
 # --- sameness --------------------------------------------------------------------------------------------------

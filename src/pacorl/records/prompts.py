@@ -10,7 +10,6 @@ A line of a JSONL is a `PromptLine`: a T2IS record, `{theme, panels}`, or an edi
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -30,7 +29,6 @@ from pacorl.tiny.world import Split, set_prompts
 from pacorl.types import Character, Grid, Prompt, Size
 
 Item = TypeVar("Item")
-logger = logging.getLogger(__name__)
 
 SOURCES = (
     "a .jsonl of T2IS records, {theme, panels} or {image, instruction}, a .txt of one prompt a line, or "
@@ -39,8 +37,6 @@ SOURCES = (
 TINY = "tiny:"
 TINY_SOURCE = re.compile(r"tiny:(train|dev|test)(?::([1-9][0-9]*))?")
 TINY_COUNTS: Mapping[Split, int] = {"train": 288, "dev": 48, "test": 48}
-FOREIGN = re.compile(r"^(?:#|//).*|(?:^|(?<=\s))--[A-Za-z][\w-]*")
-"""Syntax of other tools' files of prompts: a comment, or an option such as `--w 768`."""
 MARKED = re.compile(r"^(?:\d{1,3}[.)]|[-*•–])\s+(?=\S)")
 """Mark of a list at the beginning of a line: a number, or a bullet."""
 
@@ -77,24 +73,17 @@ class PromptLine(BaseModel):
     """Images for generators that take some; by default the first of each character, then the second of each."""
 
 
-def prompts_from(source: str, *, limit: int | None = None, model: str = "", beside: Path | None = None) -> list[Prompt]:
+def prompts_from(source: str, *, limit: int | None = None, model: str = "") -> list[Prompt]:
     """Read the prompts of a source: a file, or `tiny:train|dev|test`, with a count as in `tiny:dev:12`.
 
     Args:
         limit: maximum number of prompts, evenly spread.
         model: the generator, whose form sentences and {theme, panels} are composed in; "tiny" has one of its own.
-        beside: a run's folder of prompts, for the sets that are written from a file of sentences, to be edited.
 
     Raises:
         ValueError: as `load_prompts` does, and for an unknown split.
     """
-    prompts = load_prompts(source, model=model)
-    sets = sum(prompt.grid.count > 1 for prompt in prompts)
-    if beside and sets and source.lower().endswith(".txt"):
-        written = beside / f"{Path(source).stem}.jsonl"
-        save_prompts(prompts, written)
-        logger.warning("%s: %d sentences became sets; %s has them: edit it, and name it instead", source, sets, written)
-    return evenly_spread(prompts, limit, source=source)
+    return evenly_spread(load_prompts(source, model=model), limit, source=source)
 
 
 def load_prompts(path: str | Path, *, model: str = "") -> list[Prompt]:
@@ -154,16 +143,11 @@ def sentence_prompt(text: str, number: int = 0, *, model: str = "") -> Prompt:
     """Read a line of text: a whole prompt, a sentence that asks for a set, or one image.
 
     Raises:
-        ValueError: it has a comment or options of another tool, or its panels do not fit.
+        ValueError: its panels do not fit.
     """
     text = MARKED.sub("", text)
     if text[0] == text[-1] == '"' and text.count('"') == 2:
         text = text[1:-1].strip()
-    foreign = FOREIGN.search(text)
-    if foreign:
-        raise ValueError(
-            f"{foreign[0][:40]!r} is a comment or an option of another tool, and would be drawn; delete it"
-        )
     if panel_texts(text):
         return text_prompt(text, number)
     # The words of one image are checked by the generator that draws it.

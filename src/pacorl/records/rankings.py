@@ -11,9 +11,8 @@ A JSONL has one object a line, in which a list within `candidates` is a tie:
 
     {"reference": "fox/1.png", "candidates": ["fox/2.png", ["fox/3.png", "fox/4.png"], "owl/1.png"]}
 
-Both may have `theme`, `annotator`, `group`, `category` and `criteria`: dimension → name → text in a JSONL, sentences
-between `|` in a CSV. Paths are relative to the file. Other columns and keys are ignored, unless they look like a
-misspelt one.
+Both may have `theme`, `annotator`, `group` and `category`, a JSONL also `criteria`: dimension → name → text. Paths are
+relative to the file. Other columns and keys are ignored, unless they look like a misspelt one.
 """
 
 from __future__ import annotations
@@ -30,11 +29,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from pacorl.io.documents import JsonObject, blamed_on, parse_object, read_text, text_lines
+from pacorl.io.documents import JsonObject, blamed_on, numbered_records, read_text
 from pacorl.records.fields import Criteria, Name, Text, validated
 
-DIMENSION = "Consistency"
-"""Dimension of a CSV's criteria."""
 EXAMPLE = "reference,candidates,theme"
 TIE = re.compile(r"(?<=\s)=(?=\s)")
 """Requires spaces: file names such as seed=3.png are common."""
@@ -112,8 +109,9 @@ def load_rankings(path: str | Path) -> list[Ranking]:
     suffix = path.suffix.lower()
     if suffix not in (".csv", ".jsonl"):
         raise ValueError(f"{path}: rankings are read from .csv and .jsonl files; save a spreadsheet as CSV (UTF-8)")
+    records = _csv_records(path) if suffix == ".csv" else numbered_records(path)
     rankings = []
-    for line, record in _csv_records(path) if suffix == ".csv" else _jsonl_records(path):
+    for line, record in records:
         with blamed_on(f"{path}:{line}"):
             rankings.append(_ranking(record, line))
     if not rankings:
@@ -139,16 +137,6 @@ def _ranking(record: JsonObject, line: int) -> Ranking:
     return Ranking(instance=str(line), own_group=bool(row.group), **row.model_dump() | order)
 
 
-# --- the two forms ---------------------------------------------------------------------------------------------
-
-
-def _jsonl_records(path: Path) -> Iterator[tuple[int, JsonObject]]:
-    for number, line in text_lines(path):
-        with blamed_on(f"{path}:{number}"):
-            record = parse_object(line)
-        yield number, record
-
-
 def _csv_records(path: Path) -> Iterator[tuple[int, JsonObject]]:
     """Yield the records under the header in the form of the JSONL's."""
     # newline="": the reader must see the line breaks within quoted cells as they are.
@@ -168,14 +156,8 @@ def _csv_records(path: Path) -> Iterator[tuple[int, JsonObject]]:
                 raise ValueError(f"{path}:{rows.line_num}: {surplus[0]!r} has no column name; name it, or quote commas")
             if any(row.values()):
                 cells: JsonObject = {name: cell.strip() for name, cell in row.items()}
-                cells["candidates"] = [[name.strip() for name in TIE.split(tier)] for tier in _split(row["candidates"])]
-                texts = enumerate(_split(row.get("criteria", "")), 1)
-                cells["criteria"] = {DIMENSION: {f"Criterion {number}": text for number, text in texts}}
+                tiers = row["candidates"].split("|")
+                cells["candidates"] = [[name.strip() for name in TIE.split(tier)] for tier in tiers]
                 yield rows.line_num, cells
     except csv.Error as error:
         raise ValueError(f"{path}:{rows.line_num + 1}: not valid CSV ({error})") from None
-
-
-def _split(cell: str) -> list[str]:
-    """Split a cell at its bars."""
-    return [part.strip() for part in cell.split("|")] if cell.strip() else []
