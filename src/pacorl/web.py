@@ -40,8 +40,6 @@ READING = frozenset({"GET", "HEAD", "OPTIONS"})
 BODY_BYTES = 4 * 2**20
 """Largest body of a route without uploads."""
 COOKIE_SECONDS = 365 * 24 * 3600
-MOST_CONNECTIONS = 800
-"""Further requests are answered with 503; a process may have 1,024 files open by default."""
 HEADERS = {
     # No content from other servers and no inline scripts: markup in a theme or a reason cannot run.
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
@@ -110,12 +108,11 @@ class Guard:
         """Read the whole body, and return what gives it again. Raises RefusedError if it is too large."""
         most = self.upload_bytes if self.is_upload(path) else BODY_BYTES
         body = b""
-        more = True
-        while more:
+        message: Message = {"more_body": True}
+        while message.get("more_body"):
             message = await receive()
             body += message.get("body", b"")
-            more = message.get("more_body", False)
-            if len(body) > most or message["type"] != "http.request":  # or the client is gone
+            if len(body) > most:
                 raise RefusedError(f"the body is larger than {most} bytes", status=413)
         replayed = iter([{"type": "http.request", "body": body, "more_body": False}])
 
@@ -216,7 +213,7 @@ class Door:
 def listening(host: str, port: int) -> Iterator[tuple[socket.socket, str]]:
     """Bind a socket, and yield it with its URL; port 0 takes a free port. Raises OSError if the port is in use."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
-        # Otherwise closed connections would hold the port for a minute after its last server.
+        # Else closed connections would hold the port for a minute.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
@@ -228,8 +225,6 @@ def listening(host: str, port: int) -> Iterator[tuple[socket.socket, str]]:
 
 def run(app: Any, listener: socket.socket, *, grace_seconds: int = 3) -> None:
     """Serve until SIGINT or SIGTERM, and finish running answers within `grace_seconds`."""
-    options: dict[str, Any] = {"log_level": "warning", "access_log": False, "http": "h11"}
-    options["limit_concurrency"] = MOST_CONNECTIONS
-    config = uvicorn.Config(app, timeout_graceful_shutdown=grace_seconds, **options)
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=grace_seconds)
     with suppress(KeyboardInterrupt):  # uvicorn raises it again after it has shut down
         uvicorn.Server(config).run(sockets=[listener])

@@ -196,10 +196,10 @@ def test_a_refusal_and_an_absent_server_are_told(monkeypatch: pytest.MonkeyPatch
 def test_the_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving({"tiny": LocalJudge.from_pretrained("tiny")}, api_key="secret") as url:
         monkeypatch.setenv(PACK.SERVER, url)
-        with pytest.raises(RuntimeError, match="a key is needed"):
+        with pytest.raises(RuntimeError, match="its key"):
             PACK.ask([WRONG, REFERENCE])
         monkeypatch.setenv(PACK.KEY, "secret")
-        assert PACK.ask([WRONG, REFERENCE])["model"] == "tiny"
+        assert PACK.ask([WRONG, REFERENCE])["judge"] == "tiny"
 
 
 # --- the workflows ---------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """`pacorl serve`: a judge behind an OpenAI-compatible API, for a laptop, a small judge, or tests.
 
-The first-token questions of all callers are answered in batches, sets and longer answers one at a time, on one
-thread. For load there is vLLM (`pacorl.serve.vllm`).
+First-token questions are answered in batches, sets and longer answers one at a time, on one thread. For load there is
+vLLM (`pacorl.serve.vllm`).
 """
 
 from __future__ import annotations
@@ -76,26 +76,20 @@ Images = Annotated[list[str], Field(min_length=1, max_length=MOST_IMAGES)]
 
 
 class ImageUrl(BaseModel):
-    url: str
+    url: str = ""
 
 
-class TextPart(BaseModel):
-    type: Literal["text"]
-    text: Text
+class Part(BaseModel):
+    """A text or an image of a message."""
 
-
-class ImagePart(BaseModel):
-    type: Literal["image_url"]
-    image_url: ImageUrl
+    type: Literal["text", "image_url"]
+    text: Text = ""
+    image_url: ImageUrl = ImageUrl()
 
 
 class Message(BaseModel):
     role: Literal["system", "user", "assistant"]
-    content: Text | Annotated[list[Annotated[TextPart | ImagePart, Field(discriminator="type")]], Field(max_length=512)]
-
-    @property
-    def parts(self) -> list[TextPart | ImagePart]:
-        return [TextPart(type="text", text=self.content)] if isinstance(self.content, str) else self.content
+    content: Text | list[Part]
 
 
 class Form(BaseModel):
@@ -108,15 +102,15 @@ class Form(BaseModel):
 class ChatRequest(Form):
     """Conversation to continue. The text is the likeliest; log-probabilities are the model's at temperature 1."""
 
-    messages: list[Message] = Field(min_length=1, max_length=32)
+    messages: list[Message] = Field(min_length=1)
     max_tokens: int = Field(512, ge=1, le=2048)
-    temperature: float = Field(1.0, ge=0, le=2)
-    top_p: float = Field(1.0, gt=0, le=1)
+    temperature: float = 1.0
+    top_p: float = 1.0
     repetition_penalty: float | None = Field(None, gt=0, le=2)
     """Penalty in longer answers; None for the checkpoint's."""
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
-    logprob_token_ids: list[Annotated[int, Field(ge=0)]] = Field([], max_length=128)
+    logprob_token_ids: list[Annotated[int, Field(ge=0)]] = []
     """Tokens whose log-probabilities are listed besides the likeliest."""
     return_tokens_as_token_ids: bool = False
     """Whether tokens are named `token_id:N`, since two tokens may share a text."""
@@ -189,42 +183,31 @@ class ServedJudge:
                 if not answer.done():  # the caller may have hung up
                     answer.set_exception(row) if isinstance(row, Exception) else answer.set_result(row)
 
-    def check_name(self, asked: str) -> None:
-        """Raise RefusedError for another model's name."""
-        if asked not in ("", self.name):
-            raise RefusedError(f"there is no model {asked!r}; served is {self.name}", status=404)
-
     async def prompt(self, messages: Sequence[Message]) -> ChatPrompt:
-        """Build the prompt of a conversation.
-
-        Raises:
-            RefusedError: for a prompt that is too long.
-            ImageError: for an invalid image, or too many.
-        """
+        """Build the prompt of a conversation. Raises ImageError for its images, and RefusedError if it is too long."""
         turns = []
         urls = []
         for message in messages:
+            parts = [Part(type="text", text=message.content)] if isinstance(message.content, str) else message.content
             content: list[dict[str, str]] = []
-            for part in message.parts:
-                if isinstance(part, ImagePart):
+            for part in parts:
+                if part.type == "text":
+                    content.append({"type": "text", "text": part.text})
+                else:
+                    content.append({"type": "image"})
                     urls.append(part.image_url.url)
-                content.append({"type": "image"} if isinstance(part, ImagePart) else part.model_dump())
             turns.append({"role": message.role, "content": content})
         images = await decoded(urls)
         text = chat_text(self.judge.processor, turns)
-        distinct = tuple(DistinctImage.of(image, name=f"image {number}") for number, image in enumerate(images, 1))
         tokens = self.judge.prompting.count(text, [Size(image.height, image.width) for image in images])
         if tokens > PROMPT_TOKENS:
             raise RefusedError(f"the request is {tokens:,} tokens long; at most {PROMPT_TOKENS:,} are taken")
-        return ChatPrompt(text, distinct)
+        distinct = [DistinctImage.of(image, name=f"image {number}") for number, image in enumerate(images, 1)]
+        return ChatPrompt(text, tuple(distinct))
 
 
 async def decoded(urls: Sequence[str]) -> list[Image]:
-    """Decode data URLs in the confined process; the images of a request share its pixels equally.
-
-    Raises:
-        ImageError: if there are too many, or one is too large or cannot be read.
-    """
+    """Decode data URLs in the confined process, where they share the pixels of a request. Raises ImageError."""
     if len(urls) > MOST_IMAGES:
         raise ImageError(f"{len(urls)} images in one request; this server takes {MOST_IMAGES}")
     decoding = []
@@ -264,7 +247,6 @@ Judge = Annotated[ServedJudge, Depends(_served)]
 @router.post("/v1/chat/completions")
 async def chat(request: ChatRequest, served: Judge) -> dict[str, Any]:
     """Continue a conversation; a first token is answered in a batch with those of other callers."""
-    served.check_name(request.model)
     prompt = await served.prompt(request.messages)
     if request.max_tokens == 1:
         row = await served.log_probs(prompt)
@@ -280,26 +262,24 @@ async def chat(request: ChatRequest, served: Judge) -> dict[str, Any]:
 
 @router.post("/v1/consistency")
 async def consistency(request: ConsistencyRequest, served: Judge) -> dict[str, Any]:
-    """Score a set, or check it: the documents of `pacorl score --json` and `pacorl check --json`."""
-    served.check_name(request.model)
+    """Score or check a set: the documents of `pacorl score --json` and `pacorl check --json`."""
     panels = await decoded(request.images)
     if len(panels) < 2 and not request.references:
         raise RefusedError("1 image has nothing to be compared with; give two or more")
-    ask: Callable[..., Scores | Check] = partial(
-        score_set, questions=questions_about(request.theme), ranking=request.ranking
-    )
+    questions = questions_about(request.theme)
+    ask: Callable[..., Scores | Check] = partial(score_set, questions=questions, ranking=request.ranking)
     if request.gate or request.least is not None:
+        characters = [(name, await decoded(urls)) for name, urls in request.references.items()]
         least = threshold(
             served.judge.calibration,
             request.least,
             panels=len(panels),
-            references=list(map(len, request.references.values())),
+            references=[len(images) for _, images in characters],
             plain=not request.theme,
         )
-        characters = [(name, await decoded(urls)) for name, urls in request.references.items()]
-        ask = partial(check_set, least=least, characters=characters, questions=questions_about(request.theme))
+        ask = partial(check_set, least=least, characters=characters, questions=questions)
     result = await served.on_thread(ask, served.judge, panels)
-    return {"judge": served.name, "model": served.name, "note": served.note} | result.to_dict()
+    return {"judge": served.name, "note": served.note} | result.to_dict()
 
 
 @router.post("/tokenize")
@@ -342,14 +322,11 @@ def create_app(name: str, judge: LocalJudge, *, api_key: str = "") -> FastAPI:
         served.thread.shutdown(cancel_futures=True)
 
     async def admit(connection: HTTPConnection) -> None:
-        scheme, _, sent = connection.headers.get("authorization", "").partition(" ")
-        if not api_key or connection.scope["path"] == HEALTH:
-            return
-        if scheme.lower() != "bearer" or not sent:
-            raise RefusedError("a key is needed: send it as `Authorization: Bearer KEY`", status=401)
+        _, _, sent = connection.headers.get("authorization", "").partition(" ")
         # Compared in constant time, or the time of an answer would show how much of a key is right.
-        if not secrets.compare_digest(sent.encode(), api_key.encode()):
-            raise RefusedError("the key is not this server's", status=401)
+        is_right = secrets.compare_digest(sent.encode(), api_key.encode())
+        if api_key and not is_right and connection.scope["path"] != HEALTH:
+            raise RefusedError("this server needs its key: send it as `Authorization: Bearer KEY`", status=401)
 
     async def measured(request: Request, proceed: Callable[[Request], Any]) -> Response:
         start = time.perf_counter()
@@ -399,8 +376,6 @@ def completion(
 
 def error_of(fault: Exception) -> JSONResponse:
     """Write an error as the API does."""
-    # Any other class is a fault of the judge: the server's log has it, and a client need not read it.
-    status, message, kind = 500, f"the judge failed ({type(fault).__name__})", "server_error"
     if isinstance(fault, ControlError):
         status, message, kind = 422, str(fault), "refused"
     elif isinstance(fault, RequestValidationError):
@@ -408,6 +383,9 @@ def error_of(fault: Exception) -> JSONResponse:
         status, message, kind = 400, "; ".join(faults), "invalid_request_error"
     elif isinstance(fault, RefusedError | ImageError | UsageError):
         status, message, kind = getattr(fault, "status", 400), str(fault), "invalid_request_error"
+    else:
+        # A fault of the judge: the server's log has it, and a client need not read it.
+        status, message, kind = 500, f"the judge failed ({type(fault).__name__})", "server_error"
     error = {"message": message, "type": kind, "param": None, "code": status}
     more = fault.to_dict() if isinstance(fault, ControlError) else {}
     return JSONResponse({"error": error | more}, status_code=status)

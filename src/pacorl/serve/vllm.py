@@ -14,7 +14,6 @@ import pacorl
 from pacorl.io.children import SAFE_PATH
 from pacorl.io.documents import read_object
 from pacorl.io.files import safetensors_errors
-from pacorl.types import TINY, TINY_EDITS
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the sizes that vLLM has kernels for
 PEFT_CONFIG = "adapter_config.json"
@@ -50,10 +49,6 @@ def vllm_command(served: Served, *, extra: Sequence[str] = (), program: Sequence
     there (1.05 of Qwen2.5-VL) affects the reasons. Requests set every other sampling parameter.
     """
     folder, adapter = served.checkpoint, ""
-    if folder in (TINY, TINY_EDITS):
-        from pacorl.judge.local import EMBEDDED  # imports torch, which is not needed otherwise
-
-        folder = str(EMBEDDED[folder])
     config = Path(folder) / PEFT_CONFIG
     if config.is_file() and not (Path(folder) / "config.json").is_file():
         adapter, folder = folder, str(read_object(config).get("base_model_name_or_path") or "")
@@ -77,10 +72,7 @@ def run_vllm(
 ) -> NoReturn:
     """Replace this process by vLLM. Raises ValueError if vLLM is not installed."""
     if shutil.which(program[0]) is None:
-        raise ValueError(
-            f"{program[0]} is not on PATH: install it in an environment of its own (docs/serve.md) and add its bin "
-            "folder, or serve with --backend builtin"
-        )
+        raise ValueError(f"{program[0]} is not on PATH: install it as docs/serve.md shows, or take --backend builtin")
     command = vllm_command(served, extra=extra, program=program)
     os.execvpe(command[0], command, environment_of(api_key))
 
@@ -101,7 +93,7 @@ def environment_of(api_key: str) -> dict[str, str]:
 
 
 def _checked_rank(folder: Path) -> int:
-    """Return the rank to reserve for an adapter."""
+    """Return the rank to reserve for an adapter. Raises ValueError if vLLM would not apply all of it."""
     from safetensors import safe_open
 
     try:
@@ -109,19 +101,12 @@ def _checked_rank(folder: Path) -> int:
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"adapter {folder} is no PEFT adapter ({error})") from None
 
-    # vLLM loads an adapter for the vision tower without an error, and does not apply it.
     weights = folder / "adapter_model.safetensors"
-    if not weights.is_file():
-        raise ValueError(f"{weights} is missing; only safetensors are served")
     with safetensors_errors(weights), safe_open(weights, framework="numpy") as tensors:
-        keys = list(tensors.keys())
-    if vision := [key for key in keys if ".visual." in key]:
+        vision = [key for key in tensors.keys() if ".visual." in key]  # noqa: SIM118 - the file is no dict
+    if vision:
         raise ValueError(
             f"adapter {folder} changes the vision tower ({vision[0]}), which vLLM would leave out without an error; "
             "merge it into the checkpoint first"
         )
-
-    # vLLM reserves one of a few ranks.
-    if rank > LORA_RANKS[-1]:
-        raise ValueError(f"adapter {folder} has rank {rank}; vLLM serves at most {LORA_RANKS[-1]}: merge it instead")
-    return next(size for size in LORA_RANKS if size >= rank)
+    return min((size for size in LORA_RANKS if size >= rank), default=rank)
