@@ -15,10 +15,8 @@ from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 
-from pacorl.io.children import end_with_parent
-
 from .parts import Record
-from .runner import ROOT
+from .runner import ROOT, end_with_parent
 
 RECIPE = ROOT / "configs" / "flux_t2is_24gb.yaml"
 SETTINGS = (

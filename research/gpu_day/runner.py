@@ -7,6 +7,7 @@ the libraries do. A part's process writes its records itself. The schedule adds 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import signal
@@ -127,10 +128,14 @@ def fits(part: Part, left: float, options: argparse.Namespace) -> bool:
     return left >= max(LEAST, expected)
 
 
+def end_with_parent(number: signal.Signals) -> None:
+    """Let the kernel signal this process when its parent is gone, which cannot if it was killed; for `preexec_fn`."""
+    with suppress(OSError, AttributeError):  # not on Linux: there a killed parent leaves its children to the user
+        ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG of linux/prctl.h
+
+
 def outcome(part: Part, options: argparse.Namespace, results: Results, *, limit: float) -> Record:
     """Run a part in a process of its own; its outcome, with the last line of its errors as the reason."""
-    from pacorl.io.children import end_with_parent
-
     started = time.monotonic()
     with (
         NamedTemporaryFile("w+", prefix="gpu-day-", suffix=".log") as log,

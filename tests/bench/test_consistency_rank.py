@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 from scipy.stats import kendalltau, spearmanr
-from tiny_runs import JPEG_SIZE
 from typer.testing import CliRunner, Result
 
 from pacorl.bench.benchmarks import BenchmarkOptions
 from pacorl.bench.consistency_rank import ConsistencyRank, read_rank_data
 from pacorl.bench.running import run
-from pacorl.bench.scorers import JudgePairs, RewardPairs, load_reward
 from pacorl.cli import app
 from pacorl.core.ranking import Interval
 from pacorl.gate.paco_reward import PacoReward
@@ -73,7 +71,7 @@ def test_a_judge_ranks_as_it_would_if_asked_pair_by_pair(rank_folder: Path, tmp_
 
 
 def test_by_category_each_item_counts_once(rank_folder: Path, tmp_path: Path, tiny: LocalJudge) -> None:
-    bench = ConsistencyRank(read_rank_data(rank_folder), JudgePairs(PacoReward(tiny, name="tiny")))
+    bench = ConsistencyRank(read_rank_data(rank_folder), PacoReward(tiny, name="tiny"))
     outcome = run(bench, tmp_path / "run", BenchmarkOptions(judge="tiny"))
     lines = outcome.tables[1].lines
     assert [line.name for line in lines] == ["Character (3)", "Story (3)"]
@@ -84,9 +82,7 @@ def test_by_category_each_item_counts_once(rank_folder: Path, tmp_path: Path, ti
 
 
 def test_criteria_are_averaged_per_dimension(rank_folder: Path, tmp_path: Path, tiny: LocalJudge) -> None:
-    bench = ConsistencyRank(
-        read_rank_data(rank_folder, limit=1), JudgePairs(PacoReward(tiny, name="tiny"), wording="criteria")
-    )
+    bench = ConsistencyRank(read_rank_data(rank_folder, limit=1), PacoReward(tiny, name="tiny"), wording="criteria")
     (row,) = bench.measure(list(bench.texts()))
     criteria = json.loads((rank_folder / "prompt_data.jsonl").read_text().splitlines()[0])["criteria"]
     folder = rank_folder / "images" / row["folder"]
@@ -100,48 +96,10 @@ def test_criteria_are_averaged_per_dimension(rank_folder: Path, tmp_path: Path, 
     assert row["scores"][0] == pytest.approx(sum(means) / len(means), abs=1e-4)  # asked in another batch
 
 
-def test_any_reward_may_score_the_pairs(rank_folder: Path, tmp_path: Path) -> None:
-    bench = ConsistencyRank(read_rank_data(rank_folder), RewardPairs(load_reward(JPEG_SIZE), "jpeg_size"))
-    outcome = run(bench, tmp_path / "run", BenchmarkOptions(judge="jpeg_size"))
-    assert outcome.complete
-    (row, *_) = read_jsonl(tmp_path / "run" / "results.jsonl")
-    assert len(set(row["scores"])) > 1
-
-
-def test_clip_i_is_the_cosine_of_two_images(rank_folder: Path, tmp_path: Path) -> None:
-    import torch
-    from tests.twins.parts import clip_tokenizer_of
-    from transformers import CLIPConfig, CLIPModel
-    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
-
-    from pacorl.rewards.clip import PanelClipImage
-    from pacorl.tiny.world import vocabulary
-
-    torch.manual_seed(0)
-    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = CLIPConfig(
-        text_config={**small, "vocab_size": 600}, vision_config={**small, "image_size": 32, "patch_size": 8}
-    )
-    model, processor = CLIPModel(config).eval(), CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size=32)
-    for saved in (model, processor, clip_tokenizer_of(vocabulary())):
-        saved.save_pretrained(tmp_path / "clip")
-    bench = ConsistencyRank(
-        read_rank_data(rank_folder, limit=1), RewardPairs(PanelClipImage(str(tmp_path / "clip")), "clip-i")
-    )
-    (row,) = bench.measure(list(bench.texts()))
-    folder = rank_folder / "images" / row["folder"]
-    images = [open_image(folder / name) for name in (row["ref_image"], *row["comp_images"])]
-    with torch.no_grad():
-        pixels = processor(images=images, return_tensors="pt").pixel_values
-        features = model.visual_projection(model.vision_model(pixel_values=pixels).pooler_output)
-    cosine = torch.nn.functional.cosine_similarity(features[:1], features[1:])
-    assert row["scores"] == pytest.approx(cosine.tolist(), abs=1e-5)
-
-
 # --- bad input -----------------------------------------------------------------------------------------------------
 
 
 def test_a_broken_image_stops_the_run(rank_folder: Path, tmp_path: Path) -> None:
     (rank_folder / "images" / "0000" / "0_1.png").write_bytes(b"no image")
-    done = command("consistency-rank", rank_folder, "--scorer", JPEG_SIZE, "--out", tmp_path / "run")
+    done = command("consistency-rank", rank_folder, "--judge", "tiny", "--out", tmp_path / "run")
     assert "0_1.png: not an image of a known format" in str(done.exception)

@@ -17,8 +17,7 @@ from typer.testing import CliRunner, Result
 from pacorl.bench import t2is
 from pacorl.bench.benchmarks import BenchmarkOptions
 from pacorl.bench.running import run
-from pacorl.bench.scorers import load_reward
-from pacorl.bench.t2is import TAB_3, T2isBench, average, read_cases
+from pacorl.bench.t2is import TAB_3, T2isBench, average, load_aesthetics, read_cases
 from pacorl.cli import app
 from pacorl.core.ranking import Interval
 from pacorl.gate.paco_reward import PacoReward
@@ -167,7 +166,7 @@ def test_images_of_others_and_their_aesthetics(t2is_folder: Path, tmp_path: Path
     images = finished(t2is_folder, tmp_path / "images")
     values = {}
     for name in ("jpeg_size", "aesthetic"):
-        bench = bench_over(t2is_folder, images, aesthetics=load_reward(JPEG_SIZE), aesthetics_name=name)
+        bench = bench_over(t2is_folder, images, aesthetics=load_aesthetics(JPEG_SIZE), aesthetics_name=name)
         (line, *_) = run(bench, tmp_path / name, BenchmarkOptions(judge="here")).tables[0].lines
         cells = dict(zip(bench.columns, line.cells, strict=True))
         assert _mean(cells["Identity"]) == 0.5
@@ -203,7 +202,7 @@ def test_what_a_run_was_trained_on_is_found_by_text_and_by_id(t2is_folder: Path,
     with pytest.raises(ValueError, match="cannot be compared with the items"):
         trained_on(bench.texts(), tmp_path)
     (tmp_path / "config.yaml").write_text("epochs: 3\n")
-    with pytest.raises(ValueError, match=r"names neither prompts\.train nor data\.train"):
+    with pytest.raises(ValueError, match=r"names neither prompts nor data"):
         trained_on(bench.texts(), tmp_path)
     with pytest.raises(ValueError, match=r"config\.yaml"):
         trained_on(bench.texts(), tmp_path / "nowhere")

@@ -42,12 +42,11 @@ def test_it_answers_every_question_and_keeps_equal_ones_alike(settings: JudgeSet
     assert answers[0, 1]["same"].p_yes == pytest.approx(verdicts[0].p_yes, abs=1e-6)
 
 
-def test_a_judge_elsewhere_counts_and_closes(settings: JudgeSettings) -> None:
+def test_a_judge_elsewhere_answers_and_closes(settings: JudgeSettings) -> None:
     judge = open_judge(settings, device="cpu", processes=2)
     try:
         judge.verdicts([Question((Image.new("RGB", (32, 32)),), "Red?")])
         assert isinstance(judge, RemoteJudge) == settings.remote
-        assert not settings.remote or judge.counters.requests == 1
     finally:
         close_judge(judge)
 

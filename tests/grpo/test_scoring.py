@@ -13,7 +13,7 @@ from toy_world import ToyJudge
 
 from pacorl.grpo.rows import Row
 from pacorl.grpo.scoring import Scorer, overlaps, reward_table, time_limit
-from pacorl.judge.judge import Counters, Judge, JudgeSettings
+from pacorl.judge.judge import Judge, JudgeSettings
 from pacorl.rewards.reward import PanelScores, RewardError
 from pacorl.types import Prompt, Rollout, Size
 
@@ -195,7 +195,5 @@ def test_services_keep_their_own_time_limits() -> None:
 
 class ToyService(ToyJudge):
     """A judge elsewhere."""
-
-    counters = Counters()
 
     def close(self) -> None: ...

@@ -178,7 +178,7 @@ class Closing:
     """A judge elsewhere that says whether it was closed."""
 
     def __init__(self) -> None:
-        self.counters, self.closed = None, False
+        self.closed = False
 
     def verdicts(self, questions: object) -> list[object]:
         return []

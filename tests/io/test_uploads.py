@@ -17,10 +17,8 @@ from PIL import Image
 
 from pacorl.io import uploads
 from pacorl.io.images import ImageError, open_image
-from pacorl.io.uploads import submit_upload, upload_size
-from pacorl.types import Size
+from pacorl.io.uploads import submit_upload
 
-MODES = {"PNG": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"), "JPEG": ("L", "RGB", "CMYK"), "WEBP": ("RGB", "RGBA")}
 SIDE = 24
 
 
@@ -42,21 +40,11 @@ def jpeg(*, scans: int, **options: Any) -> bytes:
     return data[:-2] + last * scans + data[-2:]
 
 
-# --- headers -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("kind", "mode"), [(kind, mode) for kind, modes in MODES.items() for mode in modes])
-def test_the_size_is_the_decoded_one(kind: str, mode: str) -> None:
-    assert upload_size(saved(kind, mode)) == Size(SIDE, SIDE + 8)
-
-
 @pytest.mark.parametrize(
     ("data", "reason"),
     [(b"", "empty"), (b"text", "not an image"), (b"RIFFxxxxWEBP", ""), (saved("GIF", "L"), "not an image")],
 )
 def test_another_format_is_named(data: bytes, reason: str) -> None:
-    with pytest.raises(ImageError, match=f"^image 2: {reason}"):
-        upload_size(data, name="image 2")
     with pytest.raises(ImageError, match=f"^image 2: {reason}"):
         open_upload(data, name="image 2")
 
@@ -67,8 +55,8 @@ def test_another_format_is_named(data: bytes, reason: str) -> None:
 def child() -> subprocess.Popen[bytes]:
     """The process that decodes."""
     open_upload(saved("PNG"), name="a")
-    assert uploads._DECODER._process is not None
-    return uploads._DECODER._process
+    assert uploads._DECODER.process is not None
+    return uploads._DECODER.process
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +112,7 @@ def test_a_process_that_waits_for_ever_is_ended(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     "answer",
-    ['{"size": [8, 8], "bytes": 1000000000000}', '{"size": [9, 9], "bytes": 0}', '{"bytes": 0}', "[]", "[" * 60_000],
+    ['{"size": [90000, 90000]}', '{"size": [9, 9]}', '{"size": [-9, 9]}', "{}", "[]", "[" * 60_000],
 )
 def test_no_answer_of_a_taken_over_process_is_believed(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     code = f"import sys; sys.stdin.buffer.readline(); print({answer!r})"
@@ -143,7 +131,7 @@ def test_the_process_inherits_no_key_and_ends_with_its_parent(monkeypatch: pytes
     code = (
         "import io, os; from PIL import Image; from pacorl.io import uploads; b = io.BytesIO(); "
         "Image.new('L', (8, 8)).save(b, 'PNG'); uploads.submit_upload(b.getvalue(), name='a').result(); "
-        "print(uploads._DECODER._process.pid, flush=True); os.kill(os.getpid(), 9)"
+        "print(uploads._DECODER.process.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     gone = Path(f"/proc/{int(killed.stdout)}/stat")

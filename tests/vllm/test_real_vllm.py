@@ -36,7 +36,6 @@ def p_yes(judge: LocalJudge) -> list[float]:
 def test_the_base_agrees_with_transformers(served: Served) -> None:
     with HttpJudge.connect(served.url, model="judge") as judge:
         assert [v.p_yes for v in judge.verdicts(QUESTIONS)] == pytest.approx(p_yes(served.base), abs=1e-4)
-        assert judge.counters.requests == len(QUESTIONS)
 
 
 def test_the_adapter_agrees_with_merged_weights(served: Served) -> None:

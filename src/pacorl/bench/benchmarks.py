@@ -16,6 +16,7 @@ from pacorl.config.table import Table
 
 if TYPE_CHECKING:
     from pacorl.bench.suite import Benchmark
+    from pacorl.gate.paco_reward import PacoReward
     from pacorl.generate.image_queue import ImageSource, Shard
     from pacorl.io.terminal import Progress
 
@@ -31,7 +32,6 @@ class BenchmarkOptions(GeneratorOptions, JudgeOptions):
     batch: int | None = option(None, "Items per call of the judge; 16, and 1 for t2is.", least=1, most=LARGEST)
     against: Path | None = option(None, "The folder of another run on the same data, for paired differences.")
     as_json: bool = option(False, "Print JSON.", flags=("--json",))
-    scorer: str = option("judge", "consistency-rank: judge, clip-i, or any other reward of pairs.")
     wording: str = option(
         "reasons",
         "consistency-rank: the question to a judge, which is reasons, word, or criteria.",
@@ -42,11 +42,6 @@ class BenchmarkOptions(GeneratorOptions, JudgeOptions):
     images: Path | None = option(None, "A folder of finished images; nothing is generated then.")
     image_batch: int = option(4, "Images per forward.", least=1, most=LARGEST)
     generate_only: bool = option(False, "Generate this share and judge nothing.")
-
-    @property
-    def needs_judge(self) -> bool:
-        """Whether a judge is loaded."""
-        return self.scorer == "judge"
 
     @property
     def makes_images(self) -> bool:
@@ -71,7 +66,7 @@ class BenchmarkOptions(GeneratorOptions, JudgeOptions):
             return str(self.images)
         if self.model:
             return " + ".join(filter(None, (self.model, self.adapter)))
-        return self.judge.partition("#")[2] or self.judge if self.needs_judge else self.scorer
+        return self.judge.partition("#")[2] or self.judge
 
     @property
     def subject_adapter(self) -> str:
@@ -127,8 +122,8 @@ class BenchmarkSpec(Generic[Items]):
 
     read: Callable[[Path, BenchmarkOptions], Items]
     """Reader of the published data, before anything heavy is loaded; it checks them."""
-    build: Callable[[Items, BenchmarkOptions, Any, Path], Benchmark]
-    """(items, options, the `PacoReward` or None if no judge is needed, the run's folder) → the benchmark."""
+    build: Callable[[Items, BenchmarkOptions, PacoReward, Path], Benchmark]
+    """(items, options, the judge, the run's folder) → the benchmark."""
     generate: Callable[[Items, BenchmarkOptions, Path, Shard, Progress], object] | None = None
     """Generator of a share's images that the run's folder lacks; None for benchmarks of judges."""
     all_spellings: bool = False

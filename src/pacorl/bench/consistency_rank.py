@@ -1,4 +1,4 @@
-"""ConsistencyRank: does a scorer rank sub-figures as people do? (arXiv 2512.04784, Tab. 2)
+"""ConsistencyRank: does a judge rank sub-figures as people do? (arXiv 2512.04784, Tab. 2)
 
 The published folder as it is (`records.consistency_rank`). Figures are means over items;
 intervals draw whole folders, because the items of one folder share its images.
@@ -9,25 +9,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 
-from pacorl.bench.benchmarks import BenchmarkOptions, BenchmarkSpec
+from pacorl.bench.benchmarks import BenchmarkSpec
 from pacorl.bench.items import BadItemError, Dataset, ImageCache, by_key
-from pacorl.bench.scorers import JudgePairs, PairScorer, RewardPairs, Wording, load_reward
 from pacorl.bench.suite import Row, Table, Texts, grouped, paper_table
+from pacorl.core import questions as wordings
 from pacorl.core.ranking import Interval, bootstrap, order_of, rank_agreement
 from pacorl.io.documents import JsonObject
+from pacorl.judge.pairwise import THEME, Criterion, ask_pairs, by_criterion, mean_over_dimensions
 from pacorl.records.consistency_rank import IMAGES, RANKS, Ranked, load_ranked
 from pacorl.records.prompts import evenly_spread
 
 if TYPE_CHECKING:
     from pacorl.gate.paco_reward import PacoReward
 
-REWARD_OF = {"clip-i": "panel_clip_image"}
-"""The paper's scorer → our reward."""
-
+Wording = Literal["criteria", "word", "reasons"]
+"""The three questions: per written criterion, plain, plain with reasons to follow (its default)."""
 MEASURES = {
     "accuracy": "Accuracy",
     "order_tau": "Kendall τ (order lists)",
@@ -53,10 +53,11 @@ def read_rank_data(folder: Path, *, limit: int | None = None) -> Dataset[Ranked]
 
 @dataclass(eq=False)
 class ConsistencyRank:
-    """The benchmark over a scorer."""
+    """The benchmark over a judge, whose score is P(Yes) about (reference, candidate), in this order."""
 
     data: Dataset[Ranked]
-    scorer: PairScorer
+    judge: PacoReward
+    wording: Wording = "reasons"
 
     title = "ConsistencyRank"
     columns = tuple(MEASURES.values())
@@ -64,26 +65,46 @@ class ConsistencyRank:
     notes = (NOTE,)
 
     def settings(self) -> JsonObject:
-        return {"benchmark": "consistency-rank", "data": self.data.fingerprint, **self.scorer.settings()}
+        judged = {"judge": self.judge.name, "wording": self.wording}
+        return {"benchmark": "consistency-rank", "data": self.data.fingerprint, **judged}
 
     def texts(self) -> Texts:
         return {item.key: [item.prompt] for item in self.data.items.values()}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
+        # All questions in one call. The reference first, as in the released evaluation: answers depend on the order.
         items = [self.data.items[key] for key in keys]
         cache = ImageCache(self.data.folder / IMAGES)
+        images = []
+        for item in items:
+            images.append([cache.open(f"{item.folder}/{name}") for name in (item.reference, *item.candidates)])
+        pairs = [[(0, candidate) for candidate in range(1, len(shown))] for shown in images]
+        texts = [self._texts(item) for item in items]
+        answers = ask_pairs(self.judge.judge, images, texts, pairs=pairs)
+
         rows = []
-        for item, scores in zip(items, self.scorer.scores(items, cache.open), strict=True):
-            fault = next((score.error for score in scores if score.value is None and score.error), None)
-            if fault:
+        for item, by_pair in zip(items, answers, strict=True):
+            verdicts = [mean_over_dimensions(by_text) for by_text in by_pair.values()]
+            fault = next((verdict.error for verdict in verdicts if verdict.p_yes is None), None)
+            if fault is not None:
                 rows.append({"key": item.key, "error": fault})
                 continue
             # The raw scores with the released evaluation's keys, so that other ties or measures need no second run.
             row: Row = {"key": item.key, "folder": item.folder, "ref_image": item.reference}
             row["comp_images"] = list(item.candidates)
-            row["scores"] = [score.value for score in scores]
+            row["scores"] = [verdict.p_yes for verdict in verdicts]
             rows.append(row)
         return rows
+
+    def _texts(self, item: Ranked) -> dict[Criterion, str]:
+        if self.wording == "reasons":
+            return {THEME: wordings.consistent()}
+        if self.wording == "word":
+            return {THEME: wordings.consistent_in_a_word()}
+        texts = by_criterion(item.criteria, wordings.meets_criterion_in_a_word)
+        if not texts:
+            raise BadItemError(f"{item.key}: prompt_data.jsonl has no criteria for it; ask another wording")
+        return texts
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
         folders = []
@@ -109,16 +130,8 @@ class ConsistencyRank:
         return grouped("By category", self.columns, rows, category, self.figures)
 
 
-def pair_scorer(options: BenchmarkOptions, reward: PacoReward | None) -> PairScorer:
-    """Create the scorer: a judge, or a reward of pairs (`clip-i`, or any other)."""
-    if reward:
-        return JudgePairs(reward, cast("Wording", options.wording))
-    name = REWARD_OF.get(options.scorer, options.scorer)
-    return RewardPairs(load_reward(name), name)
-
-
 SPEC = BenchmarkSpec(
     read=lambda data, options: read_rank_data(data, limit=options.limit),
-    build=lambda data, options, reward, out: ConsistencyRank(data, pair_scorer(options, reward)),
-    takes=("scorer", "wording"),
+    build=lambda data, options, reward, out: ConsistencyRank(data, reward, cast("Wording", options.wording)),
+    takes=("wording",),
 )

@@ -138,7 +138,7 @@ def run_benchmark(
     items = spec.read(data, options)
     out = options.out or Path("runs") / "bench" / name
     check_writable(out, folder=True)
-    if options.needs_judge and not options.generate_only:
+    if not options.generate_only:
         if not options.judge:
             raise UsageError(NO_JUDGE)
         check_judge(options.judge)
@@ -153,13 +153,10 @@ def run_benchmark(
 
     # Measure. The import of the model libraries takes seconds.
     quiet_loading()
-    judge: AbstractContextManager[PacoReward | None] = nullcontext()
-    if options.needs_judge:
-        judge = PacoReward.from_pretrained(options.judge, **options.judge_access, variants=spec.all_spellings)
-    with judge as reward:
+    with PacoReward.from_pretrained(options.judge, **options.judge_access, variants=spec.all_spellings) as reward:
         benchmark = spec.build(items, options, reward, out)
         outcome = run(benchmark, out, options, progress=progress, notice=notice)
-    return replace(outcome, note=f"{reward.note} {UNCALIBRATED}".strip() if reward else "")
+    return replace(outcome, note=f"{reward.note} {UNCALIBRATED}".strip())
 
 
 def _leaked(benchmark: Benchmark, options: BenchmarkOptions, notice: Notice) -> Mapping[str, str]:
@@ -217,7 +214,7 @@ def run(
 
     # Tabulate the results of all processes.
     outcome = _gather(benchmark, out, name=options.subject, trained_on=trained_on, against=options.against)
-    remarks = [*outcome.remarks, UNCALIBRATED] if options.needs_judge else outcome.remarks
+    remarks = [*outcome.remarks, UNCALIBRATED]
     texts = "\n\n".join([*(table.markdown for table in outcome.tables), *remarks])
     # The same tables as Markdown, as a page and as JSON.
     write_atomic(out / "table.md", f"# {benchmark.title}\n\n{texts}\n")

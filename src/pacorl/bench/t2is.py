@@ -26,9 +26,9 @@ from pydantic import BaseModel, Field, field_validator
 
 from pacorl.bench.benchmarks import GENERATOR, BenchmarkOptions, BenchmarkSpec
 from pacorl.bench.items import Dataset, ImageCache, by_key
-from pacorl.bench.scorers import load_reward
 from pacorl.bench.suite import PaperTable, Row, Table, Texts, grouped, paper_table
 from pacorl.core import questions as wordings
+from pacorl.core.devices import available_device
 from pacorl.core.grid import split
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.generate.image_queue import ImageJob, Shard, generate_missing
@@ -332,6 +332,21 @@ class T2isBench:
         )
 
 
+def load_aesthetics(name: str) -> Reward:
+    """Load a reward of single images, of the table or of a file. Raises ValueError if there is no such reward."""
+    # Rewards import torch; a command's help, which reads this file, must not.
+    from pacorl.config.reward_section import RewardConfig
+    from pacorl.rewards import build_rewards, check_rewards
+    from pacorl.rewards.reward import Loads
+
+    config = RewardConfig(name=name)
+    check_rewards([config], key="aesthetics")
+    (reward,) = build_rewards([config], judge=None, device=available_device()).values()
+    if isinstance(reward, Loads):
+        reward.load()
+    return reward
+
+
 class _UnscoredError(Exception):
     """A question of a case has no answer."""
 
@@ -360,7 +375,7 @@ def _build(data: Dataset[Case], options: BenchmarkOptions, reward: PacoReward, o
         data,
         options.images or out / "images",
         judge=reward,
-        aesthetics=load_reward(options.aesthetics) if options.aesthetics else None,
+        aesthetics=load_aesthetics(options.aesthetics) if options.aesthetics else None,
         aesthetics_name=options.aesthetics,
         made_by=options.described(edits=False),
     )

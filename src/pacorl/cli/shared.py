@@ -235,13 +235,7 @@ def print_json(document: Mapping[str, Any]) -> None:
 def fault_line(error: Exception) -> str:
     """Format a fault for its user."""
     if isinstance(error, OSError) and error.filename and error.strerror:
-        path = Path(str(error.filename))
-        hint = ""
-        if isinstance(error, FileNotFoundError):
-            from pacorl.io.files import twin_hint
-
-            hint = twin_hint(path.parent, path.name)
-        return f"{error.filename}: {error.strerror}{hint}"
+        return f"{error.filename}: {error.strerror}"
     return str(error).strip() or type(error).__name__
 
 

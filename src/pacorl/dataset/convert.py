@@ -50,7 +50,7 @@ def convert(source: Path) -> list[Path]:
             rows.append({name: _written(cell, folder) for name, cell in cells.items()})
     if not rows:
         raise ValueError(f"{source} holds no rows")
-    flush_all(folder / "images")
+    flush_all()
 
     # Of GEdit-Bench, all edits, and those of each language.
     if "intersection" not in rows[0]:

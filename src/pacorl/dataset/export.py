@@ -87,7 +87,7 @@ class Export:
         """Yield pairs with their images in the export, after these are on the disk."""
         for image in dict.fromkeys(image for pair in pairs for image in pair.images):
             self.bring_image(image.as_posix())
-        flush_all(self.out)  # one wait, before a file names them
+        flush_all()  # one wait, before a file names them
         for pair in pairs:
             yield replace(pair, images=tuple(self.out / image for image in pair.images))
 
@@ -160,7 +160,7 @@ def write_consistency_rank(export: Export) -> list[Path]:
         )
 
     # One wait for all images, before the lists name them.
-    flush_all(root)
+    flush_all()
     return save_ranked(items, root)
 
 

@@ -10,13 +10,11 @@ at that position in all grids of the prompt (arXiv 2512.04784, §3.1): 4 grids o
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from itertools import chain, pairwise, permutations, product
+from itertools import pairwise, permutations
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
 
 from pydantic import BaseModel
 
@@ -116,10 +114,17 @@ def panel_path(group: str, grid: int, position: int) -> str:
 
 
 def instances_of(record: PromptRecord, *, grids: int) -> Iterator[Instance]:
-    """Yield every instance of one prompt: `grids` × positions × (positions − 1)."""
-    count_instances(record, grids=grids)  # raises if there is nothing to rank
+    """Yield every instance of one prompt: `grids` × positions × (positions − 1).
+
+    Raises:
+        ValueError: there is nothing to rank.
+    """
     prompt = record.prompt
     positions = prompt.grid.count
+    if grids < 2 or positions < 2:
+        raise ValueError(
+            f"{record.idx}: {grids} grids of {prompt.grid} give nothing to rank; at least two of each are needed"
+        )
     # Each sub-figure as the reference, against every other position of all grids.
     for grid in range(grids):
         for position, other in permutations(range(positions), 2):
@@ -150,11 +155,26 @@ def pair(
     Raises:
         ValueError: a prompt has no grids, or a grid is missing, changed, no image, or too small to cut.
     """
+    # All questions, or some of every prompt.
     prompts = prompts_file(folder)
-    questions = chosen_questions(read_prompts(prompts), grids_of(folder), limit=limit)
-    panels = [panel for asked in questions for panel in asked.panels]
-    total = sum(len(asked.positions) for asked in questions)
-    counts = {"prompts": len(questions), "panels": len(panels), "instances": total}
+    records = read_prompts(prompts)
+    grids = grids_of(folder)
+    instances = []
+    for record in records:
+        if record.idx not in grids:
+            raise ValueError(f"grids.jsonl lacks prompt {record.idx}; run `pacorl dataset generate` to the end")
+        of_prompt = list(instances_of(record, grids=len(grids[record.idx])))
+        if limit is not None:
+            # Even steps would ask about the same panels of every prompt.
+            Random(record.idx).shuffle(of_prompt)
+        instances += of_prompt
+    instances = evenly_spread(instances, limit)
+    asked = {instance.group for instance in instances}
+    cuts = [(record, number) for record in records if record.idx in asked for number in range(len(grids[record.idx]))]
+    panels = []
+    for record, number in cuts:
+        panels += [panel_path(record.idx, number, position) for position in range(record.prompt.grid.count)]
+    counts = {"prompts": len(asked), "panels": len(panels), "instances": len(instances)}
 
     # The manifest covers the instances but not the panels, which a copied folder may lack: check the files.
     step = DatasetStep(folder, "pair", inputs=[prompts, folder / "grids.jsonl"])
@@ -162,13 +182,12 @@ def pair(
         return counts
 
     # Cut the grids, and wait for the disk once before the manifest names the panels.
-    for done, asked in enumerate(questions, 1):
-        for number, grid in enumerate(asked.grids):
-            cut(folder, grid, asked.record, number)
-        progress(done, len(questions))
-    flush_all(folder / "images")
+    for done, (record, number) in enumerate(cuts, 1):
+        cut(folder, grids[record.idx][number], record, number)
+        progress(done, len(cuts))
+    flush_all()
     target = folder / "instances.jsonl"
-    write_records(target, chain.from_iterable(asked.instances(shuffled=limit is not None) for asked in questions))
+    write_records(target, instances)
     return step.finish(outputs=[target], counts=counts)
 
 
@@ -179,71 +198,6 @@ class GridRow(BaseModel):
     number: int
     file: str
     sha256: str
-
-
-class Questions(NamedTuple):
-    """Questions about one prompt."""
-
-    record: PromptRecord
-    grids: Sequence[GridRow]
-    positions: Sequence[int]
-    """Positions of the chosen ones among all questions about all prompts."""
-    start: int
-    """Position of the prompt's first."""
-
-    @property
-    def panels(self) -> list[str]:
-        """Paths of all panels of the prompt."""
-        positions = range(self.record.prompt.grid.count)
-        return [
-            panel_path(self.record.idx, grid, position) for grid, position in product(range(len(self.grids)), positions)
-        ]
-
-    def instances(self, *, shuffled: bool) -> Iterator[Instance]:
-        """Yield the chosen ones; `shuffled`, since even steps would ask about the same panels of every prompt."""
-        instances = list(instances_of(self.record, grids=len(self.grids)))
-        if shuffled:
-            Random(self.record.idx).shuffle(instances)
-        for position in self.positions:
-            yield instances[position - self.start]
-
-
-def chosen_questions(
-    records: Sequence[PromptRecord], grids: Mapping[str, Sequence[GridRow]], *, limit: int | None
-) -> list[Questions]:
-    """Choose at most `limit` questions, evenly spread, and leave out prompts without one.
-
-    They are counted and not made: 100,000 prompts have five million.
-
-    Raises:
-        ValueError: a prompt has no grids, or nothing to rank.
-    """
-    absent = [record.idx for record in records if record.idx not in grids]
-    if absent:
-        raise ValueError(
-            f"grids.jsonl lacks {len(absent)} prompts, {absent[0]} first; run `pacorl dataset generate` to the end"
-        )
-    counted = [count_instances(record, grids=len(grids[record.idx])) for record in records]
-    positions: Sequence[int] = range(sum(counted))
-    if limit is not None:
-        positions = evenly_spread(positions, limit)
-    questions = []
-    start = 0
-    for record, count in zip(records, counted, strict=True):
-        chosen = positions[bisect_left(positions, start) : bisect_left(positions, start + count)]
-        if chosen:
-            questions.append(Questions(record, grids[record.idx], chosen, start))
-        start += count
-    return questions
-
-
-def count_instances(record: PromptRecord, *, grids: int) -> int:
-    """Count the instances of one prompt. Raises ValueError if there is nothing to rank."""
-    positions = record.prompt.grid.count
-    if grids < 2 or positions < 2:
-        few = f"{record.idx}: {grids} grids of {record.prompt.grid}"
-        raise ValueError(f"{few} give nothing to rank; at least two of each are needed")
-    return grids * positions * (positions - 1)
 
 
 def grids_of(folder: Path) -> dict[str, list[GridRow]]:

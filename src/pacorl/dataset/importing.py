@@ -13,7 +13,7 @@ from pathlib import Path
 from pacorl.dataset.export import link_or_copy
 from pacorl.dataset.folder import write_records
 from pacorl.dataset.manifest import DatasetStep
-from pacorl.io.files import digest, flush_all, inside, safe_name, text_digest, twin_hint
+from pacorl.io.files import digest, flush_all, inside, safe_name, text_digest
 from pacorl.io.images import check_readable, listed
 from pacorl.io.terminal import Progress, silent
 from pacorl.records.rankings import Ranking, load_rankings
@@ -63,7 +63,7 @@ def import_rankings(
     for done, file in enumerate(images, 1):
         link_or_copy(inside(source.parent, file), target / "files" / file)
         progress(done, len(images))
-    flush_all(target)  # one wait for all images, before a file names them
+    flush_all()  # one wait for all images, before a file names them
     write_records(target / "rankings.jsonl", rankings)
     return step.finish(outputs=[target / "rankings.jsonl"], counts=counts)
 
@@ -123,9 +123,7 @@ def _images(source: Path, rankings: Sequence[Ranking]) -> dict[str, str]:
         except ValueError as error:
             raise ValueError(f"{source}:{line}: {error}; move the file to a folder above its images") from None
         if not path.is_file():
-            hint = twin_hint(root, name)
-            if "=" in name:
-                hint = " (a tie is written with spaces: a.png = b.png)"
+            hint = " (a tie is written with spaces: a.png = b.png)" if "=" in name else ""
             missing.append(f"line {line}: {name}{hint}")
     if missing:
         fault = f"{len(missing)} image(s) missing; paths are relative to {root}"

@@ -64,7 +64,7 @@ def pair_images(
     for done, (source, copy) in enumerate(pairs, 1):
         write_atomic(copy, read_bytes(source) if copy.suffix == source.suffix else png_bytes(open_image(source)))
         progress(done, len(pairs))
-    flush_all(folder / "images")
+    flush_all()
     target = folder / "instances.jsonl"
     write_records(target, instances)
     return DatasetStep(folder, "pair", inputs=[copy for _, copy in pairs]).finish(outputs=[target], counts=counts)

@@ -23,15 +23,7 @@ from typing import Any, TypeVar, cast
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from pacorl.io.files import (
-    PRIVATE,
-    SHARED,
-    append_flushed,
-    read_bytes,
-    replacing,
-    twin_hint,
-    write_atomic,
-)
+from pacorl.io.files import PRIVATE, SHARED, append_flushed, read_bytes, replacing, write_atomic
 
 Item = TypeVar("Item")
 JsonObject = dict[str, Any]
@@ -52,9 +44,8 @@ def read_text(path: Path, *, fix: str = "", limit: int = MAX_BYTES) -> str:
     try:
         content = read_bytes(path, limit=limit)
     except OSError as error:
-        hint = twin_hint(path.parent, path.name) if isinstance(error, FileNotFoundError) else ""
         ending = f"; {fix}" if fix else ""
-        raise ValueError(f"{path}: cannot be read ({error.strerror}){hint}{ending}") from None
+        raise ValueError(f"{path}: cannot be read ({error.strerror}){ending}") from None
     # Accept the line breaks of all systems, as Python's text files do.
     return _decoded(content, str(path)).replace("\r\n", "\n").replace("\r", "\n")
 
@@ -276,25 +267,8 @@ def write_json(path: Path, document: Any, *, indent: int | None = 2, mode: int =
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]], *, mode: int = SHARED) -> None:
     """Write all rows, or none; they are not held in memory."""
-    _write_pieces(path, map(_line, rows), mode=mode)
-
-
-def write_json_list(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a JSON list, as `write_json` with an indent of 1 does; its items are not held in memory."""
-
-    def pieces() -> Iterator[str]:
-        start = "["
-        for row in rows:
-            yield start + "\n " + dump_json(row, indent=1).replace("\n", "\n ")
-            start = ","
-        yield "[]\n" if start == "[" else "\n]\n"
-
-    _write_pieces(path, pieces())
-
-
-def _write_pieces(path: Path, pieces: Iterable[str], *, mode: int = SHARED) -> None:
     with replacing(path, mode=mode) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as handle:
-        handle.writelines(pieces)
+        handle.writelines(map(_line, rows))
 
 
 def append_jsonl(path: Path, *rows: Mapping[str, Any]) -> None:

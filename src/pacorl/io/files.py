@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import platform
@@ -14,7 +15,6 @@ import re
 import secrets
 import shutil
 import stat
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
@@ -53,7 +53,7 @@ def text_digest(text: str) -> str:
 
 def kept_digest(path: Path) -> str:
     """`digest` of a file, computed once for each state (size and time of change) of it."""
-    return digest_in_state(path, *state_of(path)) if path.is_file() else digest(path)
+    return _digest_in_state(path, *state_of(path)) if path.is_file() else digest(path)
 
 
 def state_of(path: Path) -> tuple[int, int]:
@@ -63,8 +63,7 @@ def state_of(path: Path) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=4096)
-def digest_in_state(path: Path, size: int, changed: int) -> str:
-    # Size and time of change are the cache's key alone: a changed file is read again.
+def _digest_in_state(path: Path, size: int, changed: int) -> str:
     return digest(path)
 
 
@@ -88,8 +87,8 @@ def read_bytes(path: Path, *, limit: int | None = None) -> bytes:
     Raises:
         OSError: it cannot be read, is a folder, a pipe or a device, or is larger than `limit` bytes.
     """
-    # O_NONBLOCK: opening a pipe would otherwise wait for its writer. Windows has neither flag.
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    # Opening a pipe would otherwise wait for its writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)  # before `open`, which calls a folder by the number of its descriptor
@@ -168,9 +167,8 @@ def open_regular(path: Path, flags: int, *, mode: int = PRIVATE) -> int:
     Raises:
         OSError: it cannot be opened, or the name is a link, which could lead to any file of the user.
     """
-    # O_NONBLOCK: opening a pipe would otherwise wait for its reader. Windows has none of the flags.
-    safe = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    return os.open(path, flags | os.O_CREAT | safe, mode)
+    # Opening a pipe would otherwise wait for its reader.
+    return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
 
 
 def write_atomic(path: Path, content: str | bytes, *, mode: int = SHARED, flush: bool = True) -> None:
@@ -271,7 +269,7 @@ def remove_made(folder: Path, made: Sequence[str], *, others: Path | None = None
     if others:
         for name in foreign:
             make_folder((others / name).parent)
-            (folder / name).rename(free_name(others / name))
+            (folder / name).rename(next(path for path in numbered(others / name) if not os.path.lexists(path)))
     for path in [*left, folder]:
         if not _is_file(path):
             with contextlib.suppress(OSError):  # not empty
@@ -282,11 +280,6 @@ def remove_made(folder: Path, made: Sequence[str], *, others: Path | None = None
 def _is_file(path: Path) -> bool:
     """Whether a path is anything but a folder; a link is not followed."""
     return path.is_symlink() or not path.is_dir()
-
-
-def free_name(path: Path) -> Path:
-    """Return the path itself, or the first unused of PATH-2, PATH-3 …"""
-    return next(name for name in numbered(path) if not os.path.lexists(name))
 
 
 def numbered(path: Path) -> Iterator[Path]:
@@ -313,14 +306,12 @@ def sweep(folder: Path) -> None:
     written_here = re.compile(rf"\..+\.{re.escape(platform.node())}-(\d+)-[0-9a-f]{{8}}{re.escape(PART)}")
     for path in folder.rglob(f".*{PART}"):
         match = written_here.fullmatch(path.name)
-        if match and not is_running(int(match[1])) and stat.S_ISREG(path.lstat().st_mode):
+        if match and not _is_running(int(match[1])) and stat.S_ISREG(path.lstat().st_mode):
             path.unlink(missing_ok=True)
 
 
-def is_running(process: int) -> bool:
-    """Whether a process of this machine runs; always True on Windows, where signal 0 would end it."""
-    if os.name == "nt":
-        return True
+def _is_running(process: int) -> bool:
+    """Whether a process of this machine runs."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -337,12 +328,9 @@ def flush_tree(folder: Path) -> None:
             flush_to_disk(path)
 
 
-def flush_all(folder: Path) -> None:
-    """Wait until everything below a folder is on the disk, by one `sync` if the system has it."""
-    if hasattr(os, "sync"):
-        os.sync()
-    elif folder.is_dir():
-        flush_tree(folder)
+def flush_all() -> None:
+    """Wait until everything is on the disk: one wait for many files."""
+    os.sync()
 
 
 def append_flushed(path: Path, data: bytes) -> None:
@@ -371,10 +359,7 @@ def append_flushed(path: Path, data: bytes) -> None:
 
 def flush_to_disk(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except PermissionError:  # Windows opens no folders, and writes their names by itself
-        return
+    handle = os.open(path, os.O_RDONLY)
     try:
         # Network file systems may refuse it for folders.
         with contextlib.suppress(OSError) if path.is_dir() else contextlib.nullcontext():
@@ -400,11 +385,6 @@ def sole_holder(path: Path, *, note: str = "") -> Iterator[None]:
     Raises:
         OSError: The lock cannot be written, or is a link.
     """
-    try:
-        import fcntl
-    except ImportError:  # Windows: no lock
-        yield
-        return
     make_folder(path.parent)
     with open(open_regular(path, os.O_RDWR), "r+", encoding="utf-8", errors="replace") as handle:
         try:
@@ -497,22 +477,9 @@ def _blobs_of(folder: Path) -> list[Path]:
 
 
 def existing(folder: Path, relative: str) -> Path:
-    """Return `folder/relative`. Raises ValueError if it is outside of `folder` or missing; the message names a twin."""
+    """Return `folder/relative`. Raises ValueError if it is outside of `folder` or missing."""
     inside(folder, relative)
     path = folder / relative
     if not path.exists():
-        raise ValueError(f"{path} does not exist{twin_hint(folder, relative)}")
+        raise ValueError(f"{path} does not exist")
     return path
-
-
-def twin_hint(folder: Path, relative: str) -> str:
-    """Name an existing file that a missing `folder/relative` may mean, as the end of a message; empty without one."""
-    forward = relative.replace("\\", "/")
-    # Letters composed otherwise, or a folder too many, as in records that were written above their folder.
-    twins = [forward, unicodedata.normalize("NFC", forward), unicodedata.normalize("NFD", forward)]
-    parts = Path(forward).parts
-    twins += ["/".join(parts[start:]) for start in range(1, len(parts))]
-    for twin in twins:
-        if twin != relative and (folder / twin).is_file():
-            return f"; there is {twin!r}, relative to {folder}: compare the folders, / and how letters are composed"
-    return ""

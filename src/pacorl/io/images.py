@@ -62,7 +62,9 @@ class ImageError(ValueError):
     """An unusable image; the message names it and the reason."""
 
 
-def open_image(source: Path | str | bytes, *, name: str = "", max_pixels: int = MAX_PIXELS) -> Image.Image:
+def open_image(
+    source: Path | str | bytes, *, name: str = "", max_pixels: int = MAX_PIXELS, formats: Sequence[str] = FORMATS
+) -> Image.Image:
     """Read a file or its content as an upright RGB image; `name` is its name in messages.
 
     Raises:
@@ -71,8 +73,8 @@ def open_image(source: Path | str | bytes, *, name: str = "", max_pixels: int = 
     """
     data = source if isinstance(source, bytes) else read_bytes(Path(source), limit=MAX_BYTES)
     name = name or ("the image" if isinstance(source, bytes) else str(source))
-    with decoder_errors(name, data, max_pixels):
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    with _decoder_errors(name, data, max_pixels):
+        image = Image.open(io.BytesIO(data), formats=formats)
         check_frames(image, name)
         # Before the pixels are decoded: a bomb of a few kilobytes would fill the memory. And after: some formats store
         # their size a second time, with the pixels.
@@ -105,7 +107,7 @@ def natural(path: Path) -> list[str | int]:
 
 
 @contextmanager
-def decoder_errors(name: str, data: bytes, max_pixels: int) -> Iterator[None]:
+def _decoder_errors(name: str, data: bytes, max_pixels: int) -> Iterator[None]:
     """Replace any error of a decoder by an ImageError with the image's name."""
     try:
         yield
@@ -131,7 +133,7 @@ def _check_pixels(image: Image.Image, name: str, most: int) -> None:
 def upright_size(path: Path) -> Size:
     """Read height and width of an upright image from its header. Raises as `open_image` does."""
     data = read_bytes(path, limit=MAX_BYTES)
-    with decoder_errors(str(path), data, MAX_PIXELS), Image.open(io.BytesIO(data), formats=FORMATS) as image:
+    with _decoder_errors(str(path), data, MAX_PIXELS), Image.open(io.BytesIO(data), formats=FORMATS) as image:
         sideways = image.getexif().get(ExifTags.Base.Orientation) in SIDEWAYS
         if sideways:
             return Size(image.width, image.height)

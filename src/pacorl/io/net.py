@@ -1,4 +1,4 @@
-"""Addresses of services, and the HTTP client of each: judges, reward services and language models.
+"""Addresses of services, and the HTTP client of each: judges and language models.
 
 A client has a new connection for each request, so that left-over bytes of one answer never begin the next, and follows
 no redirect, which could send a key to another host. A service of this machine is asked around the proxy.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -18,8 +17,6 @@ from pacorl import __version__
 if TYPE_CHECKING:
     import httpx2
 
-PASSING = frozenset({408, 409, 425, 429})
-"""HTTP statuses below 500 that another try may not see."""
 UNAVAILABLE = frozenset({502, 503, 504})
 """HTTP statuses of a gateway, or of a loading server, in place of a silent service."""
 SHOWN = 300  # characters of an address or of an error in a message
@@ -30,9 +27,8 @@ MALFORMED = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError
 class TransientError(Exception):
     """An attempt failed; another may not. `unreachable`: there was no answer at all."""
 
-    def __init__(self, reason: str, *, wait: float = 0.0, unreachable: bool = False) -> None:
+    def __init__(self, reason: str, *, unreachable: bool = False) -> None:
         super().__init__(reason)
-        self.wait = wait
         self.unreachable = unreachable
 
 
@@ -57,34 +53,6 @@ def client_options(url: str, *, seconds: float, key: str = "") -> dict[str, Any]
     }
 
 
-def exchange(
-    client: httpx2.Client, method: str, url: str, *, seconds: float, max_bytes: int, **request: Any
-) -> httpx2.Response:
-    """Exchange one request, and read the whole answer before a deadline.
-
-    Raises:
-        TransientError: for faults of the wire, and for an answer that takes longer or is larger; for no status.
-    """
-    import httpx2
-
-    deadline = time.monotonic() + seconds
-    content = bytearray()
-    try:
-        with client.stream(method, url, **request) as response:
-            for chunk in response.iter_bytes():
-                content += chunk
-                if len(content) > max_bytes:
-                    raise TransientError(f"the answer is larger than {max_bytes:,} bytes")
-                if time.monotonic() > deadline:
-                    raise TimeoutError
-    except (httpx2.TimeoutException, TimeoutError):
-        raise TransientError(f"no answer within {seconds:g} s", unreachable=True) from None
-    except (httpx2.RequestError, httpx2.InvalidURL) as error:
-        raise wire_fault(url, error) from None
-    kept = {name: response.headers[name] for name in ("location", "retry-after") if name in response.headers}
-    return httpx2.Response(response.status_code, headers=kept, content=bytes(content), request=response.request)
-
-
 def own_headers() -> dict[str, Any]:
     """Return the headers of openai's client that its requests leave out: the transport has the service's own key."""
     import openai
@@ -93,23 +61,8 @@ def own_headers() -> dict[str, Any]:
 
 
 def status_fault(response: httpx2.Response, *, key: str = "") -> TransientError:
-    """Return the status of a refusal in the server's words, with the wait of its header `Retry-After`."""
-    try:
-        wait = min(20.0, max(0.0, float(response.headers.get("retry-after", "0"))))
-    except ValueError:  # it may be a date
-        wait = 0.0
-    words = server_words(response)
-    # No message may show a key.
-    words = words.replace(key, "***") if key else words
-    fault = f"HTTP {response.status_code} {words}".strip()
-    if response.has_redirect_location:
-        target = shown_url(response.headers["location"])
-        fault += f"; redirects are not followed, name {target} if it is yours"
-    return TransientError(fault, wait=wait, unreachable=response.status_code in UNAVAILABLE)
-
-
-def server_words(response: httpx2.Response) -> str:
-    """Return the message of an error's JSON document, else the beginning of the body, on one line."""
+    """Return the status of a refusal in the server's words."""
+    # The message of an error's JSON document, else the beginning of the body.
     words: Any = None
     try:
         document = response.json()
@@ -117,10 +70,16 @@ def server_words(response: httpx2.Response) -> str:
         words = error.get("message") if isinstance(error, dict) else error
     except MALFORMED:
         pass
-    return " ".join(str(words or response.text[:SHOWN]).split())[:SHOWN]
+    text = _on_one_line(words or response.text)
+    # No message may show a key.
+    text = text.replace(key, "***") if key else text
+    fault = f"HTTP {response.status_code} {text}".strip()
+    if response.has_redirect_location:
+        fault += f"; redirects are not followed, name {shown_url(response.headers['location'])} if it is yours"
+    return TransientError(fault, unreachable=response.status_code in UNAVAILABLE)
 
 
-def wire_fault(url: str, error: BaseException) -> TransientError:
+def wire_fault(error: BaseException) -> TransientError:
     """Describe a fault of the wire by its innermost reason."""
     inner: BaseException | None = error
     while inner:
@@ -129,8 +88,11 @@ def wire_fault(url: str, error: BaseException) -> TransientError:
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     if isinstance(error, ConnectionError) and error.errno:
         reason = os.strerror(error.errno)  # asyncio's text names the address without the reason
-    reason = " ".join(str(reason).split())[:SHOWN]
-    return TransientError(f"no connection: {reason}", unreachable=True)
+    return TransientError(f"no connection: {_on_one_line(reason)}", unreachable=True)
+
+
+def _on_one_line(text: object) -> str:
+    return " ".join(str(text)[: 2 * SHOWN].split())[:SHOWN]
 
 
 # --- addresses -------------------------------------------------------------------------------------------------
@@ -170,17 +132,13 @@ def key_from(variable: str) -> str:
     Raises:
         ValueError: if the variable is not set.
     """
-    if not variable:
-        return ""
-    if not os.environ.get(variable):
+    key = os.environ.get(variable, "") if variable else ""
+    if variable and not key:
         raise ValueError(f"set the environment variable {variable} to the key of the service; it is not set, or empty")
-    return os.environ[variable]
+    return key
 
 
 def shown_url(url: str) -> str:
     """Format a URL for a message of one line: no user, no query, no control characters, not too long."""
     clean = re.sub(r"//[^/@\s]*@", "//***@", re.sub(r"[\x00-\x20\x7f]+", " ", url))
-    clean = re.sub(r"\?.*", "?…", clean)
-    if len(clean) <= SHOWN:
-        return clean
-    return clean[:SHOWN] + "…"
+    return re.sub(r"\?.*", "?…", clean)[:SHOWN]

@@ -90,7 +90,7 @@ class ChatModel:
             except openai.APITimeoutError:
                 raise ChatError(f"no answer within {self.timeout_seconds:g} s") from None
             except openai.APIConnectionError as error:
-                raise ChatError(f"no answer: {wire_fault(url, error)}") from None
+                raise ChatError(f"no answer: {wire_fault(error)}") from None
             except MALFORMED as error:
                 raise ChatError(f"no answer: an answer of another form ({type(error).__name__})") from None
         self.count(calls=1, **tokens)

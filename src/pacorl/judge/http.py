@@ -16,6 +16,7 @@ import hashlib
 import io
 import logging
 import math
+import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -39,9 +40,9 @@ from pacorl.io.net import (
     status_fault,
     wire_fault,
 )
-from pacorl.io.outage import OUTAGE_SECONDS, Outage, UnreachableError
+from pacorl.io.outage import OUTAGE_SECONDS, UnreachableError
 from pacorl.judge.calibration import Calibration
-from pacorl.judge.judge import RETRIES, VARIANTS, WORDS, Counters, JudgeRefusedError, split_address
+from pacorl.judge.judge import RETRIES, VARIANTS, WORDS, JudgeRefusedError, split_address
 from pacorl.judge.pairwise import both_orders
 from pacorl.types import Question, Verdict
 
@@ -54,6 +55,8 @@ logger = logging.getLogger(__name__)
 
 COOLDOWN_SECONDS = 10.0
 """Time for which a silent server is asked last, and only once."""
+PROBE_SECONDS = 5.0
+"""Longest time between two attempts in an outage, so that a restarted server is used within seconds."""
 HOMES = 10_000
 """Most images whose servers are remembered."""
 TOP_LOGPROBS = 20  # the most that the API allows
@@ -66,10 +69,6 @@ FLOOR_LOGPROB = -9999.0  # vLLM's encoding of −inf
 
 class UnansweredError(Exception):
     """Permanent lack of an answer to a question."""
-
-
-class KeyRefusedError(JudgeRefusedError):
-    """The server wants another key."""
 
 
 # --- requests --------------------------------------------------------------------------------------------------
@@ -212,12 +211,6 @@ def read_decision(answer: Json) -> float:
     return p_yes
 
 
-def read_text(answer: Json) -> str:
-    """Read the text of a chat completion."""
-    text: str = choice_of(answer)["message"]["content"].strip()
-    return text
-
-
 def choice_of(answer: Json) -> Any:
     """Return the choice of a chat completion. Raises TransientError with the words of an error in its place."""
     if "choices" not in answer and "error" in answer:
@@ -301,31 +294,29 @@ class HttpJudge:
         import openai
         from anyio.from_thread import start_blocking_portal
 
-        if not urls:
-            raise ValueError("a judge over HTTP needs at least one address, e.g. http://127.0.0.1:8000/v1")
         self.model = model
         self.symmetric = symmetric
         self.words = VARIANTS if variants else WORDS
         self.calibration = calibration
         self.timeout = timeout
         self.retries = retries
-        self.counters = Counters()
-        """Counts so far."""
+        self._outage = outage
+        self._patience = 0.0
+        """Seconds for which a silence of all servers is waited out."""
+        self._answered_at = -math.inf
+        self._is_announced = False
+        """Whether the present outage was logged."""
+        self._homes: dict[str, Server] = {}
+        """Digest of an image → the server that was last asked about it."""
 
         # The servers. The key is the transport's: variables for OpenAI's own service stay here.
         self._key = key_from(api_key_env)
         self._slots = max(1, concurrency // processes)
         self.servers: list[Server] = []
-        hooks = {"request": [self._count]}
         for url in split_address(",".join(urls))[0]:
-            transport = httpx2.AsyncClient(event_hooks=hooks, **client_options(url, seconds=timeout, key=self._key))
+            transport = httpx2.AsyncClient(**client_options(url, seconds=timeout, key=self._key))
             client = openai.AsyncOpenAI(base_url=url, api_key="-", http_client=transport)
             self.servers.append(Server(url, client, asyncio.Semaphore(self._slots)))
-        self._homes: dict[str, Server] = {}
-        """Digest of an image → the server that was last asked about it."""
-        self._silence = Outage(self._name, seconds=math.inf)
-        self._waits = False
-        self._outage = outage
         # An event loop on a thread of its own, so that blocking code, notebooks included, can wait for coroutines.
         self._stack = ExitStack()
         self._portal = self._stack.enter_context(start_blocking_portal())
@@ -349,10 +340,6 @@ class HttpJudge:
             judge.close()
             raise
         return judge
-
-    @property
-    def _name(self) -> str:
-        return f"judge {self.model} at {', '.join(server.url for server in self.servers)}"
 
     @property
     def note(self) -> str:
@@ -383,9 +370,7 @@ class HttpJudge:
 
         `verdicts` then raises UnreachableError if the outage lasts longer.
         """
-        seconds = self._outage if seconds is None else seconds
-        self._waits = seconds > 0
-        self._silence = Outage(self._name, seconds=seconds or math.inf)
+        self._patience = self._outage if seconds is None else seconds
 
     def close(self) -> None:
         """Abandon running requests, and end the judge's thread."""
@@ -441,7 +426,6 @@ class HttpJudge:
         try:
             return Verdict(await self._ask(ask, text, images))
         except UnansweredError as fault:
-            self.counters.missing += 1
             return Verdict(None, str(fault))
 
     async def _explain(self, question: Question, max_new_tokens: int) -> str:
@@ -451,7 +435,8 @@ class HttpJudge:
         async def ask(server: Server, retries: int) -> str:
             # Greedy: the same request gets the same answer.
             body = turn_body(self.model, images, question.text, max_tokens=max_new_tokens) | {"temperature": 0}
-            return read_text(await self._exchange(server, f"{server.url}/chat/completions", body, retries=retries))
+            answer = await self._exchange(server, f"{server.url}/chat/completions", body, retries=retries)
+            return str(choice_of(answer)["message"]["content"].strip())
 
         try:
             return await self._ask(ask, question.text, images)
@@ -459,7 +444,7 @@ class HttpJudge:
             raise RuntimeError(f"{self.model} gave no reasons: {fault}") from None
 
     async def _ask(self, ask: Callable[[Server, int], Awaitable[T]], text: str, images: Sequence[EncodedImage]) -> T:
-        """Ask the servers in turn until one answers.
+        """Ask the servers in turn until one answers; in an outage of all servers, again.
 
         Args:
             ask: Server and number of retries → its answer.
@@ -471,39 +456,57 @@ class HttpJudge:
         """
         if reason := text_fault(text):
             raise UnansweredError(reason)
+        started_at = time.monotonic()
         again = False
         while True:
             sent_at = time.monotonic()
-            servers = self._in_order([image.digest for image in images])
-            for server in servers:
-                server.load += 1
-                try:
-                    async with server.slots:
-                        # It may have fallen silent while this question waited, and another server may not.
-                        silent = server.silent_until > time.monotonic()
-                        last = server is servers[-1]
-                        if silent and not last:
-                            continue
-                        retries = self.retries if last and not silent else 0
-                        await self._handshake(server, retries)
-                        return await ask(server, retries)
-                except TransientError as error:
-                    fault = error
-                except MALFORMED as error:
-                    if isinstance(error, JudgeRefusedError):
-                        raise
-                    fault = TransientError(f"an answer of another form ({type(error).__name__})")
-                finally:
-                    server.load -= 1
+            try:
+                return await self._ask_each(ask, [image.digest for image in images])
+            except TransientError as fault:
+                # Only an outage of all servers is waited for. Others that were answered meanwhile mean none.
+                answered_meanwhile = self._answered_at > sent_at
+                if not (fault.unreachable and self._patience) or (answered_meanwhile and again):
+                    raise UnansweredError(str(fault)) from None
+                again = answered_meanwhile
+                if not again:
+                    await self._sit_out(fault, since=max(started_at, self._answered_at))
 
-            # In an outage of all servers the question waits; once more if others were answered meanwhile.
-            if not (fault.unreachable and self._waits):
-                raise UnansweredError(str(fault))
-            wait = self._silence.wait(fault, sent_at=sent_at)
-            if wait is None and again:
-                raise UnansweredError(str(fault))
-            again = wait is None
-            await asyncio.sleep(wait or 0)
+    async def _ask_each(self, ask: Callable[[Server, int], Awaitable[T]], images: Sequence[str]) -> T:
+        """Ask the servers in turn until one answers. Raises TransientError if none does."""
+        servers = self._in_order(images)
+        for server in servers:
+            server.load += 1
+            try:
+                async with server.slots:
+                    # It may have fallen silent while this question waited, and another server may not.
+                    is_silent = server.silent_until > time.monotonic()
+                    is_last = server is servers[-1]
+                    if is_silent and not is_last:
+                        continue
+                    retries = self.retries if is_last and not is_silent else 0
+                    await self._handshake(server, retries)
+                    return await ask(server, retries)
+            except JudgeRefusedError:
+                raise
+            except TransientError as error:
+                fault = error
+            except MALFORMED as error:
+                fault = TransientError(f"an answer of another form ({type(error).__name__})")
+            finally:
+                server.load -= 1
+        raise fault
+
+    async def _sit_out(self, fault: Exception, *, since: float) -> None:
+        """Sleep before the next attempt in an outage. Raises UnreachableError if it has lasted too long."""
+        silence = time.monotonic() - since
+        urls = ", ".join(server.url for server in self.servers)
+        if silence >= self._patience:
+            raise UnreachableError(f"judge {self.model} at {urls} has not answered for {silence:.0f} s ({fault})")
+        # A single broken connection is not worth a line.
+        if silence > 1 and not self._is_announced:
+            self._is_announced = True
+            logger.warning("no judge answers at %s (%s); retrying for up to %g s", urls, fault, self._patience)
+        await asyncio.sleep(min(PROBE_SECONDS, max(0.5, silence / 4)) * random.uniform(0.5, 1))
 
     def _in_order(self, images: Sequence[str]) -> list[Server]:
         """Order the servers for a question about these images.
@@ -547,7 +550,7 @@ class HttpJudge:
         except (TimeoutError, openai.APITimeoutError):
             fault = TransientError(f"no answer within {self.timeout:g} s", unreachable=True)
         except openai.APIConnectionError as error:
-            fault = wire_fault(server.url, error)
+            fault = wire_fault(error)
         except openai.APIStatusError as error:
             fault = self._refusal(error.response)
 
@@ -555,7 +558,8 @@ class HttpJudge:
             server.silent_until = time.monotonic() + COOLDOWN_SECONDS
         else:
             server.silent_until = 0.0
-            self._silence.note_answer()
+            self._answered_at = time.monotonic()
+            self._is_announced = False
         if fault:
             raise fault from None
         return dict(response.json())
@@ -568,17 +572,11 @@ class HttpJudge:
             return fault
         if status in (401, 403):
             fix = f"put the server's key into {JUDGE_KEY} (in a run's config: judge.api_key_env)"
-            return KeyRefusedError(f"{response.request.url}: {fault}; {fix}")
-        if status == 404 or response.has_redirect_location:
+        elif status == 404 or response.has_redirect_location:
             fix = f"check the judge's address and the model's name {self.model!r}"
-            return JudgeRefusedError(f"{response.request.url}: {fault}; {fix}")
-        return UnansweredError(str(fault))
-
-    async def _count(self, request: Any) -> None:
-        """Count a question's requests, as the client sends them."""
-        if request.method == "POST" and not request.url.path.endswith("/tokenize"):
-            self.counters.requests += 1
-            self.counters.retries += request.headers.get("x-stainless-retry-count", "0") != "0"
+        else:
+            return UnansweredError(str(fault))
+        return JudgeRefusedError(f"{response.request.url}: {fault}; {fix}")
 
     # --- the handshake -----------------------------------------------------------------------------------------
 
@@ -587,18 +585,16 @@ class HttpJudge:
         deadline = time.monotonic() + patience
         announced = not patience
         for server in self.servers:
-            while True:
+            while not server.known:
                 try:
                     await self._handshake(server, 0)
-                    break
                 except TransientError as fault:
-                    left = deadline - time.monotonic()
-                    if left <= 0:
+                    if time.monotonic() >= deadline:
                         raise UnreachableError(f"no judge at {server.url}: {fault}{_remedy(server.url)}") from None
                     if not announced:
                         announced = True
                         logger.warning("no judge at %s: %s; waiting up to %g s for it", server.url, fault, patience)
-                await asyncio.sleep(min(1.0, left))
+                    await asyncio.sleep(1.0)
 
     async def _handshake(self, server: Server, retries: int) -> None:
         """Query a server's models and token ids, once."""
@@ -609,11 +605,8 @@ class HttpJudge:
             base = server.url.removesuffix("/v1")
 
             # The model, by its name or because it is alone.
-            listed = await page(f"{server.url}/models")
-            try:
-                notes = {str(model["id"]): str(model.get("note") or "") for model in listed["data"]}
-            except MALFORMED:
-                notes = {}
+            listed = await self._exchange(server, f"{server.url}/models", retries=retries)
+            notes = {str(model["id"]): str(model.get("note") or "") for model in listed.get("data", [])}
             names = ", ".join([*notes][:20])[:500]
             if not self.model and len(notes) != 1:
                 raise JudgeRefusedError(f"{server.url} serves {names or 'no list of models'}; name one as URL#MODEL")
@@ -652,11 +645,7 @@ class HttpJudge:
         except TransientError as fault:
             if fault.unreachable:
                 raise
-        except KeyRefusedError:
-            # A gateway may guard the pages outside of the API differently.
-            if url.startswith(server.url):
-                raise
-        except (UnansweredError, *MALFORMED):
+        except (UnansweredError, *MALFORMED):  # a refusal too: a gateway may guard such pages
             pass
         return {}
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 from urllib.parse import urlsplit, urlunsplit
@@ -47,24 +46,9 @@ class Judge(Protocol):
         """Answer in words."""
 
 
-@dataclass(slots=True)
-class Counters:
-    """Counts of a judge's requests and questions."""
-
-    requests: int = 0
-    """Chat requests sent, retries included."""
-    retries: int = 0
-    """Requests that repeat a failed request."""
-    missing: int = 0
-    """Distinct questions that ended without a probability."""
-
-
 @runtime_checkable
 class RemoteJudge(Judge, Protocol):
-    """A judge outside this process: thread-safe, with counters, and to be closed at the end."""
-
-    counters: Counters
-    """Counts so far."""
+    """A judge outside this process: thread-safe, and to be closed at the end."""
 
     def close(self) -> None:
         """Abandon running requests."""
