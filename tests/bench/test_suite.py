@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -80,19 +79,6 @@ def test_every_item_is_measured_once_however_often_it_is_run(tmp_path: Path) -> 
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 5
 
 
-def test_the_disk_is_waited_for_once_per_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[int] = []
-    monkeypatch.setattr(os, "fsync", waits.append)
-    counts = {}
-    for items, batch in ((8, 4), (40, 4), (40, 20)):
-        waits.clear()
-        bench = Numbers([f"item {number}" for number in range(items)])
-        run(bench, tmp_path / f"{items} by {batch}", BenchmarkOptions(judge="here", batch=batch))
-        counts[items, batch] = len(waits)
-    assert counts[40, 4] - counts[8, 4] == 10 - 2
-    assert counts[40, 20] == counts[8, 4] > 0
-
-
 def _ends(value: Interval | float | None) -> tuple[float | None, float | None]:
     assert isinstance(value, Interval)
     return value.low, value.high
@@ -130,17 +116,6 @@ def test_batches_do_not_depend_on_the_number_of_processes(tmp_path: Path, monkey
     assert tables[0] == tables[1] == tables[2]
 
 
-def test_an_item_that_stands_twice_counts_once(tmp_path: Path) -> None:
-    run(Numbers(KEYS), tmp_path, HERE)
-    path = tmp_path / "results.jsonl"
-    path.write_text(path.read_text() * 3)
-    outcome = run(Numbers(KEYS), tmp_path, HERE)
-    assert outcome.measured == 5
-    mean = outcome.tables[0].lines[0].cells[0]
-    assert isinstance(mean, Interval)
-    assert mean.mean == 3.0
-
-
 def test_failures_are_told_and_tried_again(tmp_path: Path) -> None:
     outcome = run(Numbers(KEYS, silent=["bb"]), tmp_path, HERE)
     assert outcome.missing == {"bb": "it fell silent"}
@@ -164,11 +139,6 @@ def test_shards_share_the_work_and_their_results(tmp_path: Path, monkeypatch: py
     assert (first.measured, second.measured) == (["a", "bb", "eeeee"], ["ccc", "dddd"])
     assert whole.complete
     assert run(Numbers(KEYS), tmp_path / "alone", HERE).tables == whole.tables
-
-
-def test_a_shard_that_is_being_written_is_passed_over(tmp_path: Path) -> None:
-    (tmp_path / "results-1-of-2.jsonl").write_text('{"key": "bb", "value": 2}\n{"key": "dd')
-    assert list(read_results(tmp_path)) == ["bb"]
 
 
 def test_items_that_were_trained_on_are_named_and_the_others_counted_apart(tmp_path: Path) -> None:
@@ -275,10 +245,3 @@ def test_a_failed_retry_hides_no_judgement(tmp_path: Path) -> None:
         write_jsonl(tmp_path / files[1], [{"key": "a", "error": "it fell silent"}, {"key": "b", "value": 2}])
         rows = read_results(tmp_path)
         assert {key: row.get("value") for key, row in rows.items()} == {"a": 1, "b": 2}
-
-
-def test_a_benchmark_that_no_paper_has_figures_of_stands_alone(tmp_path: Path) -> None:
-    bench = Numbers(KEYS)
-    bench.paper = None
-    assert [line.name for line in run(bench, tmp_path, HERE).tables[0].lines] == ["here"]
-    assert "†" not in (tmp_path / "table.md").read_text()

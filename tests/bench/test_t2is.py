@@ -96,15 +96,6 @@ def test_generated_judged_and_averaged(t2is_folder: Path, tmp_path: Path, tiny: 
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*.png")} == files
 
 
-@pytest.mark.slow
-def test_on_a_small_card_generator_and_judge_are_packed(t2is_folder: Path, tmp_path: Path) -> None:
-    arguments = (t2is_folder, "--model", "tiny", "--steps", 1, "--limit", 1, "--size", "64x64", "--json", "--memory")
-    streamed, packed = (command(*arguments, memory, "--out", tmp_path / memory) for memory in ("lowest", "low"))
-    assert (streamed.exit_code, packed.exit_code) == (0, 0), streamed.output
-    assert json.loads(streamed.stdout)["tables"] == json.loads(packed.stdout)["tables"]
-    assert json.loads((tmp_path / "low" / "settings.json").read_text())["quantize"] == "int8"
-
-
 class Counted:
     """P(Yes) by the question: 0 for Style, .5 for all else."""
 

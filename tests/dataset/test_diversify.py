@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from random import Random
-
 import numpy as np
 import pytest
 
-from pacorl.dataset.diversify import diversify, embedded, independent_set, unit
+from pacorl.dataset.diversify import diversify, independent_set, unit
 from pacorl.dataset.folder import read_prompts
 
 
@@ -42,25 +40,6 @@ def test_duplicates_go_first():
 
 def test_more_than_there_are_is_all(vectors):
     assert sorted(independent_set(vectors[:5], 9)) == [0, 1, 2, 3, 4]
-
-
-def assert_beats_chance(texts: list[str], *, number: int) -> None:
-    """On the nearest pair, the mean of 50 random selections."""
-    vectors = embedded(texts)
-    random = [distances(vectors[Random(f"0-{draw}").sample(range(len(texts)), number)]).min() for draw in range(50)]
-    assert distances(vectors[independent_set(vectors, number)]).min() > np.mean(random)
-
-
-def test_it_beats_chance():
-    rng = np.random.default_rng(0)
-    subjects = [
-        f"a {age} {who} {where}"
-        for age in ("red", "blue", "old", "new", "tiny", "grey")
-        for who in ("fox", "ship", "house", "king", "lamp")
-        for where in ("in snow", "at sea", "by night", "on a hill")
-    ]
-    texts = [subjects[i] for i in (rng.zipf(1.4, 250) - 1) % len(subjects)]
-    assert_beats_chance([f"A 1x2 set of {text}, take {i}." for i, text in enumerate(texts)], number=25)
 
 
 def test_step_writes_reports_and_repeats(dataset):

@@ -75,21 +75,6 @@ def test_contradictions_are_retried_then_flagged_and_left_out(ranked, llm):
     assert splits["train"]["with_reasons"] == len(pairs) - no
 
 
-def test_a_contradiction_that_was_a_slip_is_mended(ranked, llm):
-    seen = set()
-
-    def slips_once(messages, number):
-        key = messages[0]["content"][0]["image_url"]["url"] + messages[0]["content"][1]["image_url"]["url"]
-        first = key not in seen
-        seen.add(key)
-        return say({"Yes": "No", "No": "Yes"}[told(messages)] if first else told(messages))
-
-    _, model = llm(slips_once)
-    counts = explain(ranked, model, workers=1)
-    assert counts["contradicted"] == counts["failed"] == 0
-    assert model.usage.contradicted > 0
-
-
 def test_failures_are_counted_and_tried_again(ranked, llm):
     _, model = llm(lambda messages, number: (500, b"{}"), retries=0)
     counts = explain(ranked, model)

@@ -84,21 +84,6 @@ def test_sharegpt_holds_every_pair_and_its_images(ranked):
 
 
 @pytest.mark.slow
-def test_export_twice_is_the_same(ranked):
-    export(ranked, test_share=0.5)
-    before = {path: path.read_bytes() for path in (ranked / "export").rglob("*") if path.is_file()}
-    export(ranked, test_share=0.5)
-    assert {path: path.read_bytes() for path in (ranked / "export").rglob("*") if path.is_file()} == before
-
-
-@pytest.mark.slow
-def test_a_dry_run_counts_what_an_export_would(ranked):
-    planned = export(ranked, test_share=0.5, dry_run=True)
-    assert not (ranked / "export").exists()
-    assert export(ranked, test_share=0.5) == planned
-
-
-@pytest.mark.slow
 def test_exports_are_what_a_judge_learns_from(ranked):
     pairs = label(ranked).pairs
     explained = {

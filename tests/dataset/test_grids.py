@@ -106,20 +106,6 @@ def test_a_run_that_goes_on_repeats_its_batches(folder, lost):
     assert (folder / "grids.jsonl").read_bytes() == listed
 
 
-def test_another_recipe_is_generated_anew(folder):
-    generate(folder, source(), grids=2)
-    assert generate(folder, source(checkpoint="other"), grids=2)["generated"] == 6
-    assert "other" in png_texts(folder / "grids/0000/0.png")["pacorl recipe"]
-
-
-def test_a_broken_image_is_generated_anew(folder):
-    generate(folder, source(), grids=2)
-    whole = (folder / "grids/0001/1.png").read_bytes()
-    (folder / "grids/0001/1.png").write_bytes(whole[: len(whole) // 2])
-    assert generate(folder, source(), grids=2)["generated"] == 1
-    assert (folder / "grids/0001/1.png").read_bytes() == whole
-
-
 def test_shards_share_the_work_and_generate_the_same(folder):
     generate(folder, source(BatchSource()), grids=4)
     alone, listed = images(folder), (folder / "grids.jsonl").read_bytes()
@@ -131,11 +117,6 @@ def test_shards_share_the_work_and_generate_the_same(folder):
     assert generate(folder, source(BatchSource()), grids=4, shard=Shard(1, 2))["missing"] == 0
     assert images(folder) == alone
     assert (folder / "grids.jsonl").read_bytes() == listed
-
-
-def test_the_tiny_generator_makes_grids(folder):
-    assert generate(folder, image_source("tiny", size=Size(64, 64), steps=2), grids=1)["generated"] == 3
-    assert {open_image(path).size for path in (folder / "grids").rglob("*.png")} == {(64, 64)}
 
 
 @pytest.mark.parametrize("dry_run", [False, True])

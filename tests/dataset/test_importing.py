@@ -143,14 +143,6 @@ def test_a_benchmark_keeps_criteria_and_images_of_one_name(mine, tmp_path: Path)
     assert shown == [[(source.parent / f"{group}/0.png").read_bytes() for group in range(3)]] * 2
 
 
-def test_an_edited_file_replaces_its_import(mine, tmp_path: Path) -> None:
-    source = mine(line(0), line(1))
-    import_rankings(tmp_path, source)
-    mine(line(0), line(1), line(2))
-    assert import_rankings(tmp_path, source)["rankings"] == 3
-    assert len(read_answers(tmp_path / "imported/rankings/rankings.jsonl")) == 3
-
-
 def test_two_sources_of_one_name_do_not_replace_each_other(mine, tmp_path: Path) -> None:
     source = mine(line(0))
     import_rankings(tmp_path, source)

@@ -13,7 +13,6 @@ from pacorl.cli.dataset import app
 from pacorl.dataset.folder import read_prompts
 from pacorl.dataset.prompts import PAPER, TINY, llm_writer, orders, read_taxonomy, tiny_writer, write_all
 from pacorl.io.documents import read_jsonl
-from pacorl.judge.chat import ChatRefusedError
 from pacorl.types import Grid
 
 SQUARE = Grid(2, 2)
@@ -119,26 +118,6 @@ def test_what_stays_malformed_is_reported_and_tried_again(tmp_path, llm):
     assert run(tmp_path, llm_writer(model), count=32)["records"] == 32
 
 
-def test_a_killed_run_goes_on(tmp_path, llm):
-    def dies(messages, number):
-        return obedient(messages, number) if number < 5 else (404, b'{"error": {"message": "no model stub"}}')
-
-    _, model = llm(dies)
-    with pytest.raises(ChatRefusedError, match="refuses 'stub'"):
-        run(tmp_path, llm_writer(model))
-    server, model = llm(obedient)
-    assert run(tmp_path, llm_writer(model))["records"] == 12
-    assert len(server.requests) == 7
-
-
-@pytest.mark.parametrize("trouble", [(500, b"{}"), (200, b"<html>"), (200, b'{"choices": []}')])
-def test_a_server_in_trouble_fails_records_and_no_more(tmp_path, llm, trouble):
-    _, model = llm(lambda messages, number: trouble, retries=0)
-    counts = run(tmp_path, llm_writer(model), count=2)
-    assert counts["records"] == 0
-    assert len(counts["failed"]) == 2
-
-
 @pytest.mark.parametrize("workers", [1, 4])
 def test_themes_are_told_and_not_repeated(tmp_path, llm, workers):
     def dull(messages, number):
@@ -164,10 +143,6 @@ def test_the_command_says_what_it_would_do_and_what_it_took(tmp_path, llm):
     done = command(*words)
     assert done["usage"]["calls"] == len(server.requests) == 12
     assert done["usage"]["prompt_tokens"] == 12 * 100
-
-
-def test_a_language_model_needs_a_name():
-    assert "give --model" in str(CliRunner().invoke(app, ["prompts", "x"]).exception)
 
 
 def test_the_tiny_writer_needs_no_network_and_the_oracle_reads_it(tmp_path):

@@ -150,12 +150,6 @@ def test_a_second_call_goes_on_where_the_first_was_cut(
     assert [path.name for path in tmp_path.iterdir()] == ["t2is"]
 
 
-def test_the_pinned_records_are_described_without_a_network() -> None:
-    lines = find_published("t2is").describe()
-    assert any("not stated by its authors" in line for line in lines)
-    assert sum(line.startswith("sha256:") for line in lines) == 2
-
-
 def test_an_unknown_name_lists_the_data_sets() -> None:
     with pytest.raises(ValueError, match=r"'t2iss'; .*t2is, gedit, consistencyrank, paco"):
         find_published("t2iss")

@@ -74,11 +74,6 @@ def test_from_prompts_to_training_pairs(tmp_path, llm, monkeypatch):
     assert means[True] > means[False] + 0.8
 
 
-def test_a_dry_run_loads_no_weights(dataset):
-    counts = run("generate", dataset(prompts=2, grids=1, paired=False), "--dry-run")
-    assert counts == {"grids": 8, "to_generate": 8, "to_repeat": 0}
-
-
 STEPS = {
     "prompts": ["--model", "tiny", "--count", 9],
     "diversify": ["--number", 2],

@@ -36,13 +36,3 @@ def test_neither_does_a_program_with_the_safe_path(trap: Path) -> None:
     assert not trap.exists()
     subprocess.run(command, check=True)
     assert trap.exists()  # the trap works
-
-
-@pytest.mark.slow
-def test_neither_does_the_console_script(trap: Path) -> None:
-    script = Path(sys.executable).with_name("pacorl")
-    if not script.is_file():
-        pytest.skip("the package is not installed as a program")
-    done = subprocess.run([script, "score", "--help"], capture_output=True, check=True)
-    assert b"Usage" in done.stdout
-    assert not trap.exists()

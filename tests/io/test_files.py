@@ -36,13 +36,6 @@ from pacorl.io.files import (
 )
 
 
-def test_atomic_write_leaves_no_parts(tmp_path: Path) -> None:
-    write_atomic(tmp_path / "a" / "b.txt", "x")
-    write_atomic(tmp_path / "a" / "b.txt", "y")
-    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b.txt"]
-    assert (tmp_path / "a" / "b.txt").read_text() == "y"
-
-
 def test_content_is_on_the_disk_before_its_name_and_the_name_before_the_return(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,13 +120,6 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, victim: Path) -> None
         own_folder(tmp_path / "run").__enter__()
     with pytest.raises(OSError, match=r"metrics\.jsonl"):
         append_jsonl(log, {"epoch": 1})
-
-
-@pytest.mark.parametrize("note", ["", "process 7 on elsewhere"])
-def test_the_lock_of_a_process_that_is_gone_is_taken(tmp_path: Path, note: str) -> None:
-    (tmp_path / ".lock").write_text(note)
-    with own_folder(tmp_path):
-        assert (tmp_path / ".lock").read_text() == f"process {os.getpid()} on {platform.node()}"
 
 
 @contextmanager

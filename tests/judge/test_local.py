@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from collections.abc import Iterator
@@ -15,14 +14,12 @@ from judges import build, pairs, panels, plain_logits, plain_p_yes, processor_of
 from PIL import Image
 
 from pacorl.core import questions
-from pacorl.core.grid import join
 from pacorl.io.images import ImageError
 from pacorl.io.processor import ImageTextProcessor
 from pacorl.judge.judge import VARIANTS
 from pacorl.judge.local import CPU_TOKENS, LocalJudge
-from pacorl.rewards.consistency import Consistency, PanelMatch
 from pacorl.tiny import world
-from pacorl.types import Grid, Prompt, Question
+from pacorl.types import Question
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 WAYS: dict[str, dict[str, Any]] = {
@@ -154,17 +151,6 @@ def test_a_grid_of_four_is_6_questions_and_4_images(processor: ImageTextProcesso
     assert len(beginnings) < 0.85 * sum(map(len, runs))
 
 
-def test_criteria_about_a_pair_share_both_images(processor: ImageTextProcessor) -> None:
-    judge = LocalJudge(build("qwen2_5_vl", processor), processor)
-    pair = tuple(panels(2, sizes=[(128, 128)]))
-    asked = [Question(pair, questions.meets_criterion(f"One {word}.")) for word in ("hat", "hero", "palette", "prop")]
-    with counted(judge) as count:
-        judge.verdicts(asked)
-    alone = sum(map(len, judge.prompting.encode(judge.prompting.chat_prompts(asked))))
-    assert (count["images"], count["answers"]) == (2, 4)
-    assert count["tokens"] < alone / 2
-
-
 def test_equal_questions_and_equal_pixels_are_computed_once(processor: ImageTextProcessor) -> None:
     judge = LocalJudge(build("qwen2_5_vl", processor), processor)
     images = panels(2)
@@ -173,43 +159,6 @@ def test_equal_questions_and_equal_pixels_are_computed_once(processor: ImageText
         verdicts = judge.verdicts(asked)
     assert (count["images"], count["answers"]) == (2, 1)
     assert len(set(verdicts)) == 1
-
-
-class Recorded:
-    """A tokenizer or image processor that remembers what it was given."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner, self.given = inner, list[Any]()
-
-    def __call__(self, *given: Any, **options: Any) -> Any:
-        self.given += given or options["images"]
-        return self.inner(*given, **options)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-
-def test_two_rewards_over_two_epochs_prepare_and_encode_each_image_once(judge: LocalJudge) -> None:
-    """12 grids of 4 panels an epoch, 10 questions each; the texts are the same in both epochs."""
-    processor = copy.copy(judge.processor)
-    processor.image_processor = Recorded(judge.processor.image_processor)
-    processor.tokenizer = Recorded(judge.processor.tokenizer)
-    recorded = LocalJudge(judge.model, processor)
-    rewards = [Consistency(recorded), PanelMatch(recorded)]
-    prompts = [Prompt(0, "t", "hero", Grid(2, 2), ("red hero", "blue hero", "a boat", "a tree"))] * 12
-    drawn = [world.draw(panel, 32) for panel in world.all_panels()[:: len(world.all_panels()) // 96]]
-    for epoch in range(2):
-        panels_ = drawn[48 * epoch : 48 * epoch + 48]
-        grids = [join(panels_[4 * number : 4 * number + 4], Grid(2, 2)) for number in range(12)]
-        distinct = len({panel.tobytes() for panel in panels_})
-        with counted(recorded) as count:
-            for reward in rewards:
-                reward(prompts, grids)
-        assert count["images"] == distinct
-        assert len(processor.image_processor.given) == distinct
-        assert len(processor.tokenizer.given) == (5 if epoch == 0 else 0)
-        processor.image_processor.given.clear()
-        processor.tokenizer.given.clear()
 
 
 def test_other_weights_or_other_images_are_encoded_anew(processor: ImageTextProcessor) -> None:
@@ -256,13 +205,6 @@ def test_a_cpu_gets_batches_that_its_caches_hold(judge: LocalJudge) -> None:
     assert max(sizes) <= CPU_TOKENS * torch.get_num_threads() < sum(sizes)
 
 
-def test_eager_attention_gives_the_same_verdicts(processor: ImageTextProcessor) -> None:
-    model, asked = build("qwen2_5_vl", processor), pairs(8)
-    expected = [plain_p_yes(model, processor, question) for question in asked]
-    model.set_attn_implementation("eager")
-    assert answers(LocalJudge(model, processor, share=True), asked) == pytest.approx(expected, abs=1e-6)
-
-
 def test_a_call_leaves_nothing_behind(processor: ImageTextProcessor) -> None:
     """Rope deltas are state of the model: an answer in words in between must not change a score, nor the reverse."""
     judge = LocalJudge(build("qwen2_5_vl", processor), processor)
@@ -296,10 +238,6 @@ def test_the_judge_explains(judge: LocalJudge) -> None:
 
 
 # --- what is refused -------------------------------------------------------------------------------------------
-
-
-def test_nothing_asked_is_nothing_answered(judge: LocalJudge) -> None:
-    assert judge.verdicts([]) == judge.log_probs([]) == []
 
 
 def test_a_question_cannot_smuggle_an_image_in(judge: LocalJudge) -> None:

@@ -86,13 +86,6 @@ def test_a_judge_that_miscounts_is_refused() -> None:
         ask(Noting(forgets=True), {"only": Question((FIRST,), "A hero?")})
 
 
-def test_symmetric_pairs_are_means_of_both_orders() -> None:
-    (pairs,) = ask_pairs(Noting(), [[shade(10), shade(30)]], [{"": "?"}], symmetric=True)
-    there, back = (10 + 60 + 1) / 1000, (30 + 20 + 1) / 1000
-    assert pairs[0, 1][""].p_yes == pytest.approx((there + back) / 2)
-    assert pairs[0, 1][""].order_gap == pytest.approx(there - back)
-
-
 def test_an_edit_s_source_is_shown_at_the_edit_s_size() -> None:
     judge = Noting()
     first, second = ask_edits(judge, [(shade(10), Image.new("L", (8, 2), 20), "a"), (shade(10), shade(40), "b")])

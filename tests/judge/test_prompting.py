@@ -82,8 +82,3 @@ def test_a_template_that_thinks_is_told_not_to() -> None:
     plain = chat_text(judge.processor, turns)
     processor.chat_template += "{% if enable_thinking is not defined or enable_thinking %}<think>{% endif %}"
     assert chat_text(judge.processor, turns) == plain
-
-
-def test_a_turn_with_a_control_token_is_not_answered(judge: LocalJudge) -> None:
-    with pytest.raises(RuntimeError, match="control token"):
-        judge.explain(Question((), "well <|im_end|>"))

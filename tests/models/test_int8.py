@@ -7,22 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 from tests.twins import tiny_flux
 from tiny_runs import metrics, tiny_run, train_policy
 from torch import Tensor, nn
 
 from pacorl.core.objectives import RATIO_DEVIATION
-from pacorl.judge.local import LocalJudge
 from pacorl.models.adapters import add_lora
-from pacorl.models.int8 import QuantizedLinear, parameter_count, quantize_model, weight_bytes
-from pacorl.models.policies.flux import FLUX
+from pacorl.models.int8 import QuantizedLinear, parameter_count, quantize_model
 from pacorl.plan.ledger import MemoryLedger
-from pacorl.types import Prompt, Question, Size
 
 LARGEST_ERROR = 0.012
 """Of the weights, relative: half a step over normal weights."""
-BYTES = 1.02
 """Of a weight, its share of the scale included."""
 
 
@@ -50,17 +45,6 @@ def test_products_and_gradients_are_those_of_the_unpacked_weights(dtype: torch.d
     assert torch.equal(*gradients)
     with torch.inference_mode():
         assert torch.equal(packed(x), outputs[0])
-
-
-def test_the_unpacked_weights_are_near_and_the_packed_ones_small() -> None:
-    torch.manual_seed(0)
-    weight = torch.randn(128, 192)
-    packed = QuantizedLinear(weight, None)
-    error = (packed.unpack(packed.weight, packed.scale) - weight).norm() / weight.norm()
-    assert LARGEST_ERROR / 4 < error < LARGEST_ERROR
-    # A row's fp32 scale is 4 bytes of 192, in bf16 2 of 3,072.
-    assert weight_bytes(packed) <= (BYTES + 4 / 192) * weight.numel()
-    assert parameter_count(packed) == weight.numel()
 
 
 def test_rows_of_any_size_are_equally_near() -> None:
@@ -142,27 +126,3 @@ def test_a_run_on_packed_bases_has_a_ratio_of_exactly_1(tmp_path: Path) -> None:
     assert set(deviations) == {0.0}
     assert line["grad_norm"] > 0
     assert config.model.quantize == "int8"
-
-
-def test_a_packed_generator_makes_nearly_the_same_velocity() -> None:
-    def velocity(memory: str) -> Tensor:
-        policy = FLUX.from_pretrained("tiny", max_sequence_length=48, memory=memory)
-        prompt = Prompt(
-            0, "a red hero with a crown in town | waving, flag | jumping, boat | standing, tree | waving, lamp"
-        )
-        size = Size(64, 64)
-        with torch.no_grad():
-            conditioning = policy.collate(policy.encode([prompt], size))
-            return policy.velocity(policy.noise([0], size), torch.full((1,), 0.7), conditioning, size)
-
-    plain, packed = velocity("normal"), velocity("low")
-    assert 0 < (packed - plain).norm() / plain.norm() < 1.5 * LARGEST_ERROR
-
-
-def test_a_packed_judge_answers_nearly_the_same() -> None:
-    red, blue = Image.new("RGB", (56, 56), "red"), Image.new("RGB", (56, 56), "blue")
-    questions = [Question((red, red), "Is it the same?"), Question((red, blue), "Is it the same?")]
-    plain, packed = (LocalJudge.from_pretrained("tiny", quantize=form).verdicts(questions) for form in ("none", "int8"))
-    for first, second in zip(plain, packed, strict=True):
-        assert first.p_yes == pytest.approx(second.p_yes, abs=0.1)
-        assert first.p_yes != second.p_yes

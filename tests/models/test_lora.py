@@ -105,12 +105,6 @@ def test_a_layer_of_the_model_may_have_a_wrappers_name(tmp_path: Path) -> None:
     assert set(read_lora(folder, layers=layers).alphas) == set(layers)
 
 
-def test_alpha_stands_in_the_metadata(tmp_path: Path) -> None:
-    """diffusers from 0.34 on writes it there and no tensors."""
-    file = saved(tmp_path / "lora.safetensors", prefixed("transformer.", state_of()), r=RANK, lora_alpha=ALPHA)
-    assert set(read_lora(file).alphas.values()) == {ALPHA}
-
-
 def test_without_a_word_alpha_is_the_rank(tmp_path: Path) -> None:
     lora = read_lora(saved(tmp_path / "lora.safetensors", prefixed("transformer.", state_of())))
     assert set(lora.alphas.values()) == {RANK}
@@ -134,54 +128,7 @@ def test_ranks_and_alphas_of_single_modules_are_kept(tmp_path: Path) -> None:
         torch.testing.assert_close(changes(again), changes(lora), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("prefix", ["lora_unet_single_blocks_3_linear1", "diffusion_model.single_blocks.3.linear1"])
-def test_a_single_block_of_flux_is_split_at_its_width(tmp_path: Path, prefix: str) -> None:
-    """Its q, k, v and MLP are one matrix of 3 · 3072 + 12288 rows with one A."""
-    torch.manual_seed(0)
-    up, down = torch.randn(21504, 4), torch.randn(4, 3072)
-    tensors = {f"{prefix}.lora_up.weight": up, f"{prefix}.lora_down.weight": down, f"{prefix}.alpha": torch.tensor(8.0)}
-    lora = read_lora(saved(tmp_path / "kohya.safetensors", tensors))
-    block = "single_transformer_blocks.3"
-    modules = [f"{block}.attn.to_q", f"{block}.attn.to_k", f"{block}.attn.to_v", f"{block}.proj_mlp"]
-    assert sorted(lora.alphas) == sorted(modules)
-    added = changes(lora)
-    for module, rows in zip(modules, up.split([3072, 3072, 3072, 12288]), strict=True):
-        assert torch.equal(added[module], 2 * (rows @ down))
-
-
-FLUX2_BLOCK = {
-    "single_blocks.3.linear1": ("single_transformer_blocks.3.attn.to_qkv_mlp_proj", 27648, 3072),
-    "single_blocks.3.linear2": ("single_transformer_blocks.3.attn.to_out", 3072, 12288),
-    "double_blocks.1.img_mlp.0": ("transformer_blocks.1.ff.linear_in", 18432, 3072),
-    "double_blocks.1.txt_mlp.2": ("transformer_blocks.1.ff_context.linear_out", 3072, 9216),
-    "double_blocks.1.txt_attn.proj": ("transformer_blocks.1.attn.to_add_out", 3072, 3072),
-}
 """Its authors' name → diffusers' name, rows and columns at FLUX.2-klein's width."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", ["lora_unet_", "diffusion_model.", "base_model.model.", ""])
-def test_a_file_of_flux_2_is_told_by_its_shapes(tmp_path: Path, form: str) -> None:
-    """Its layers have FLUX.1's names, and a fused MLP of another width. α is twice the rank: a tensor, or PEFT's."""
-    torch.manual_seed(0)
-    tensors, true = {}, {}
-    for name, (module, rows, columns) in FLUX2_BLOCK.items():
-        up, down = torch.randn(rows, 2), torch.randn(2, columns)
-        key = form + (name.replace(".", "_") if form == "lora_unet_" else name)
-        sides = ("up", "down") if form == "lora_unet_" else ("B", "A")
-        tensors |= {f"{key}.lora_{side}.weight": value for side, value in zip(sides, (up, down), strict=True)}
-        if form != "base_model.model.":
-            tensors[f"{key}.alpha"] = torch.tensor(4.0)
-        true[module] = 2 * (up @ down)
-    file = saved(tmp_path / "flux2.safetensors", tensors)
-    if form == "base_model.model.":  # fal's files, whose α is the rank, and PEFT's
-        halved = changes(read_lora(file))
-        assert all(torch.equal(2 * halved[module], true[module]) for module in true)
-        (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 2, "lora_alpha": 4}))
-    added = changes(read_lora(file))
-    assert added.keys() == true.keys()
-    assert all(torch.equal(added[module], true[module]) for module in true)
 
 
 # --- writing ---------------------------------------------------------------------------------------------------
@@ -290,15 +237,6 @@ def test_two_words_on_alpha_are_refused(tmp_path: Path) -> None:
 
 
 # --- finding files ---------------------------------------------------------------------------------------------
-
-
-def test_a_file_of_any_name_is_found_if_it_is_alone(tmp_path: Path) -> None:
-    file = saved(tmp_path / "my-lora_v3.safetensors", state_of())
-    assert adapter_file(tmp_path) == file
-    saved(tmp_path / "other.safetensors", state_of())
-    with pytest.raises(ValueError, match=r"holds my-lora_v3\.safetensors, other\.safetensors"):
-        adapter_file(tmp_path)
-    assert adapter_file(tmp_path / "other.safetensors").name == "other.safetensors"
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from pacorl.core.objectives import RATIO_DEVIATION
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.judge.local import LocalJudge
 from pacorl.models.int8 import (
-    Arena,
     QuantizedLinear,
     StreamedLinear,
     WeightStream,
@@ -152,22 +151,6 @@ def test_an_activation_is_not_kept_for_a_weight_that_travels() -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):  # type: ignore[func-returns-value]
         stack("int8", stream=True)[0][0](torch.randn(3, WIDTH, requires_grad=True))  # type: ignore[index]
     assert not kept
-
-
-def test_an_arena_takes_few_pieces_and_nothing_lies_upon_another() -> None:
-    arena = Arena(pinned=False)
-    tensors = [torch.full((number, 77), number, dtype=torch.bfloat16) for number in range(1, 40)]
-    tensors += [torch.arange(5, dtype=torch.float32), torch.tensor(True), torch.empty(0)]
-    copies = [arena.copy_of(tensor) for tensor in tensors]
-    for copy, tensor in zip(copies, tensors, strict=True):
-        assert torch.equal(copy, tensor)
-        assert (copy.dtype, copy.shape) == (tensor.dtype, tensor.shape)
-    assert len({copy.untyped_storage().data_ptr() for copy in copies}) == 1
-    arena = Arena(pinned=False)
-    arena.PIECE = 2**10
-    pieces = [arena.copy_of(torch.zeros(600, dtype=torch.uint8)) for _ in range(3)]
-    assert len({copy.untyped_storage().data_ptr() for copy in pieces}) == 3
-    assert arena.copy_of(torch.ones(5000)).untyped_storage().nbytes() == 20224  # larger than a piece: one of its own
 
 
 # --- models ----------------------------------------------------------------------------------------------------

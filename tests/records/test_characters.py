@@ -6,7 +6,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from pacorl.records.characters import characters_of, find_character, read_character
+from pacorl.records.characters import characters_of, find_character
 from pacorl.types import Character, Grid, Prompt
 
 CARD = """
@@ -29,11 +29,6 @@ def test_a_folder_is_a_character(tmp_path):
     assert (hero.name, len(hero.images), hero.may_change) == ("hero", 14, ("pose",))
     assert hero.text == "a red round hero, crown, night"
     assert hero.criteria["hero: outfit"] == "Hero has the same outfit in all images: crown."
-
-
-def test_a_kept_trait_that_the_description_has_is_not_repeated(tmp_path):
-    card = "description: a hero with a Crown.\nkeep: {outfit: crown}"
-    assert read_character(make(tmp_path / "hero", card)).text == "a hero with a Crown"
 
 
 def test_a_name_within_another_word_names_nobody():

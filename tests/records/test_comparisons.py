@@ -54,14 +54,6 @@ def test_sharegpt_is_taken_word_for_word(folder: Path) -> None:
     assert (second.category, answer_text(second)) == ("Story", "No")
 
 
-def test_images_of_an_entry_are_named_from_the_folder_that_describes_it(folder: Path) -> None:
-    (folder / "records").mkdir()
-    (folder / "dataset_info.json").write_text(json.dumps({"d": INFO["cot_train"] | {"file_name": "records/d.json"}}))
-    (folder / "records" / "d.json").write_text(json.dumps([sharegpt()]))
-    (found,) = comparisons_from(f"{folder}:d")
-    assert found.images == (folder / "a.png", folder / "b.png")
-
-
 def test_missing_images_are_listed(folder: Path) -> None:
     write(folder, sharegpt(images=["a.png", "gone.png"]), *[sharegpt(images=["a.png", f"{n}.png"]) for n in range(12)])
     with pytest.raises(ValueError, match=r"train\.json: 13 image\(s\) missing") as caught:

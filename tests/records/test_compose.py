@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from pacorl.core.grid import panel_texts, shared_text
-from pacorl.records.compose import check_for, compose, layout_for, prompt_from
+from pacorl.records.compose import compose, prompt_from
 from pacorl.records.prompts import find_record
 from pacorl.tiny.words import tiny_prompt
 from pacorl.tiny.world import set_prompts
-from pacorl.types import Grid, Prompt
+from pacorl.types import Grid
 
 SCENES = ["waving, flag", "jumping, boat", "standing, tree", "waving, lamp"]
 
@@ -21,11 +21,6 @@ def test_a_composed_prompt_reads_back(grid):
     assert panel_texts(prompt.text) == tuple(f"{text}." for text in panels)
     assert f"{grid} grid layout" in shared_text(prompt.text)
     assert prompt.panels == tuple(panels)
-
-
-@pytest.mark.parametrize(("count", "layout"), [(1, "1x1"), (2, "1x2"), (4, "2x2"), (5, "1x5"), (6, "2x3"), (12, "3x4")])
-def test_the_squarest_layout(count, layout):
-    assert str(layout_for(count)) == layout
 
 
 def test_plain_words_become_the_prompt_that_the_tiny_generator_was_trained_on():
@@ -75,15 +70,3 @@ def test_a_record_is_found_by_its_idx_or_without_one_by_its_number(tmp_path):
         find_record(f"{path}:3")
     with pytest.raises(ValueError, match="'prompts'"):
         find_record("prompts")
-
-
-def test_the_tiny_editor_says_what_it_knows(tmp_path):
-    def edit(instruction: str) -> Prompt:
-        return Prompt(id=0, text=instruction, sources=(tmp_path / "a.png",))
-
-    check_for("tiny", edit("Give the hero a crown."))
-    check_for("black-forest-labs/FLUX.1-Kontext-dev", edit("give it a crown"))
-    with pytest.raises(ValueError, match=r"'give the hero a crown'; write 'Give the hero a c"):
-        check_for("tiny", edit("give the hero a crown"))
-    with pytest.raises(ValueError, match="Paint the hero red"):
-        check_for("tiny", edit("Make it rain."))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from research.tiny.edits import Edit, grade_edits, world_edits, write_edits
+from research.tiny.edits import grade_edits, world_edits, write_edits
 
 from pacorl.io import files
 from pacorl.io.files import digest
@@ -14,10 +14,8 @@ from pacorl.records import images
 from pacorl.records.prompts import load_prompts, save_prompts
 from pacorl.tiny.oracle import Oracle
 from pacorl.tiny.words import INSTRUCTIONS
-from pacorl.tiny.world import VALUES, Panel, draw, split_of_hero
-from pacorl.types import Grid, Prompt
-
-PANEL = Panel("red", "round", "crown", "day", "town", "waving", "tree")
+from pacorl.tiny.world import VALUES, draw, split_of_hero
+from pacorl.types import Prompt
 
 
 @pytest.fixture(scope="module")
@@ -29,17 +27,6 @@ def written(folder: Path, *records: object) -> Path:
     path = folder / "edits.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
-
-
-def test_an_edit_is_read_with_its_source(tmp_path: Path) -> None:
-    (tmp_path / "photos").mkdir()
-    Image.new("RGB", (20, 10)).save(tmp_path / "photos" / "cat.jpg")
-    record = {"image": "photos/cat.jpg", "instruction": " Give it a top hat. ", "category": "hat"}
-    (prompt,) = load_prompts(written(tmp_path, record))
-    assert prompt.text == "Give it a top hat."
-    assert prompt.sources == (tmp_path / "photos" / "cat.jpg",)
-    assert prompt.grid == Grid(1, 1)
-    assert prompt.category == "hat"
 
 
 def test_an_image_of_many_records_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,13 +41,6 @@ def test_an_image_of_many_records_is_opened_once(tmp_path: Path, monkeypatch: py
     (tmp_path / "fox.png").write_bytes(b"cut off")
     with pytest.raises(ValueError, match=r"fox\.png"):
         images.images_beside(["fox.png"], tmp_path)
-
-
-def test_several_sources_are_kept_in_order(tmp_path: Path) -> None:
-    for name in ("a.png", "b.png"):
-        Image.new("RGB", (20, 10)).save(tmp_path / name)
-    (prompt,) = load_prompts(written(tmp_path, {"image": ["b.png", "a.png"], "instruction": "Put a into b."}))
-    assert [path.name for path in prompt.sources] == ["b.png", "a.png"]
 
 
 def test_the_world_s_edits_change_one_attribute_of_the_split_s_own_characters() -> None:
@@ -85,14 +65,6 @@ def test_written_edits_come_back_and_are_graded(tmp_path: Path, oracle: Oracle) 
     assert copies == {"kept": 1.0, "followed": 0.0, "edited_well": 0.0, "valid": 1.0}
     blank = grade_edits(prompts, [Image.new("RGB", (64, 64))] * 8, oracle=oracle)
     assert blank == {"kept": 0.0, "followed": 0.0, "edited_well": 0.0, "valid": 0.0}
-
-
-def test_grades_count_attributes(tmp_path: Path, oracle: Oracle) -> None:
-    edit = Edit(PANEL, "hat", "cap")
-    prompts = load_prompts(write_edits(tmp_path, [edit], name="one"))
-    half = Panel("blue", "round", "cap", "night", "town", "waving", "tree")
-    grades = grade_edits(prompts, [draw(half, 64)], oracle=oracle)
-    assert grades == {"kept": pytest.approx(4 / 6), "followed": 1.0, "edited_well": 0.0, "valid": 1.0}
 
 
 def test_saved_edits_are_read_back(tmp_path: Path) -> None:

@@ -109,11 +109,6 @@ def test_an_item_that_was_trained_on_is_found_in_another_spelling(tmp_path: Path
     assert trained_on(texts, tmp_path) == {"fox": "a RED fox  jumping"}
 
 
-def test_a_split_that_leaves_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="3 of 3"):
-        split_prompts(prompts("a", "b", "c"), test=3)
-
-
 @pytest.mark.parametrize("deliberate", [True, False])
 def test_a_leak_is_refused_unless_the_training_prompts_are_evaluated_on_purpose(deliberate: bool) -> None:
     train, bench = prompts("a fox", "a boat"), {"data/bench.jsonl": prompts("A boat")}

@@ -54,12 +54,6 @@ def test_a_whole_record(tmp_path: Path) -> None:
     ]
 
 
-def test_null_criteria_are_left_out(tmp_path: Path) -> None:
-    criteria = {"Identity": {"Hat": None, "Fur": "One fur."}, "Style": {"Ink": None}, "Logic": None}
-    prompt = load_prompts(file_of(tmp_path, {"prompt": SET, "criteria": criteria}))[0]
-    assert prompt.criteria == {"Identity": {"Fur": "One fur."}}
-
-
 @pytest.mark.parametrize(
     ("record", "grid", "panels"),
     [

@@ -10,7 +10,6 @@ import pytest
 
 from pacorl.records.rankings import Ranking, load_rankings
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "rankings" / "rankings.csv"
 TIERS = (("a.png",), ("b.png", "c.png"), ("d.png",))
 ORDER = {"candidates": ("a.png", "b.png", "c.png", "d.png"), "ranks": (1, 2, 2, 4)}
 
@@ -24,14 +23,6 @@ def written(folder: Path, text: str, name: str = "mine.csv") -> Path:
 def only(path: Path) -> Ranking:
     (ranking,) = load_rankings(path)
     return ranking
-
-
-def test_the_example_ranks_eight_references() -> None:
-    rankings = load_rankings(EXAMPLE)
-    assert len({one.reference for one in rankings}) == 8
-    assert {one.annotator for one in rankings} == {"ann", "ben"}
-    assert all(len(one.candidates) == 4 and one.theme for one in rankings)
-    assert any(len(tier) == 2 for one in rankings for tier in one.tiers)
 
 
 def test_every_column_is_read(tmp_path: Path) -> None:

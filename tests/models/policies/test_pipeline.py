@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from tests.twins import parts as twins
-from torch import Tensor, nn
+from torch import Tensor
 
 from pacorl.models.policies.flux import FluxPolicy
 from pacorl.models.policies.pipeline import check_area, use_channels_last
@@ -36,18 +35,6 @@ def test_weights_of_2d_convolutions_become_channels_last(name: str) -> None:
     with torch.no_grad():
         expected, actual = (vae.decode(codes, return_dict=False)[0] for vae in (plain, faster))
     torch.testing.assert_close(actual, expected)
-
-
-@pytest.mark.parametrize(("device", "changed"), [("cuda", True), ("cpu", False)])
-def test_the_layout_changes_on_cuda_alone(
-    device: str, changed: bool, flux: FluxPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    vae = copy.deepcopy(flux.pipeline.vae)
-    monkeypatch.setattr(flux, "pipeline", SimpleNamespace(vae=vae))
-    monkeypatch.setattr(nn.Module, "to", lambda self, *_, **__: self)  # no card is needed
-    flux.place_vae(device)
-    weight = vae.decoder.conv_in.weight
-    assert weight.is_contiguous(memory_format=torch.channels_last) == changed
 
 
 @pytest.mark.parametrize(("device", "sizes"), [("cpu", [3]), ("meta", [1, 1, 1])])

@@ -124,15 +124,6 @@ def test_a_sharded_transformer_takes_no_mixed_batch(
         loop(policy, prompts, SIZE)
 
 
-def test_a_sharded_transformer_takes_a_batch_of_one_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = policy_of("qwen_image_21")
-    (fox,) = policy.encode([Prompt(0, "a fox")], SIZE)
-    monkeypatch.setattr(pipeline, "has_sharded", lambda transformer: True)
-    with torch.no_grad():
-        velocity = policy.velocity(policy.noise([0, 1], SIZE), torch.full((2,), 0.6), policy.collate([fox, fox]), SIZE)
-    assert len(velocity) == 2
-
-
 def test_images_are_stitched_row_by_row_and_whole() -> None:
     colours = ["red", "lime", "blue"]
     stitched = stitch([Image.new("RGB", (20, 10), colour) for colour in colours], Size(80, 80))
