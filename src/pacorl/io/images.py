@@ -63,7 +63,7 @@ class ImageError(ValueError):
 
 
 def open_image(
-    source: Path | str | bytes, *, name: str = "", max_pixels: int = MAX_PIXELS, formats: Sequence[str] = FORMATS
+    source: Path | str | bytes, *, name: str = "", max_pixels: int = MAX_PIXELS, formats: tuple[str, ...] = FORMATS
 ) -> Image.Image:
     """Read a file or its content as an upright RGB image; `name` is its name in messages.
 
