@@ -1,4 +1,4 @@
-"""The watch's detectors on drawn examples, and its alarms over time."""
+"""The monitor's signs of drawn examples, and its alarms over time."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from pacorl.grpo.monitor import (
     SAME_DISTANCE,
     SIDE,
     HackingMonitor,
+    Kind,
     PanelStatistics,
     _pixels,
     is_blank,
@@ -107,7 +108,7 @@ def test_the_order_of_the_panels_changes_no_sign() -> None:
 
 
 def diversity(images: Sequence[PanelStatistics]) -> float | None:
-    return signs_of(images).get("diversity")
+    return signs_of(images).get("monitor/diversity")
 
 
 def test_one_picture_for_every_prompt_is_no_diversity() -> None:
@@ -133,96 +134,60 @@ def test_diversity_is_between_prompts_not_within() -> None:
 
 def test_a_healthy_world_has_low_signs_of() -> None:
     found = signs_of([panel_statistics(*one) for one in sets(24)])
-    assert found["duplicates"] < 0.02
-    assert found["blank"] == 0.0
+    assert found["monitor/duplicates"] < 0.02
+    assert found["monitor/blank"] == 0.0
 
 
 # --- over time -------------------------------------------------------------------------------------------------
 
 
-def test_a_rise_beyond_the_limit_is_an_alarm() -> None:
-    watch = HackingMonitor({"duplicates": 0.2}, average=2)
-    raised = [watch.update("epoch", {"monitor/duplicates": value}) for value in (0.0, 0.1, 0.2, 0.25, 0.3, 0.4)]
-    assert [len(alarms) for alarms in raised] == [0, 0, 0, 0, 1, 1]
-    alarm = raised[4][0]
-    assert (alarm.reference, alarm.now) == (pytest.approx(0.05), pytest.approx(0.275))
-    assert "duplicates went from 0.050 to 0.275, beyond the limit of 0.2" in str(alarm)
+def alarms(kind: Kind, sign: str, values: Sequence[float], *, monitor: HackingMonitor | None = None) -> list[bool]:
+    """Whether each value of a sign raises an alarm, with 24 prompts an epoch."""
+    monitor = monitor or HackingMonitor(prompts=24)
+    return [bool(monitor.update(kind, {sign: value})) for value in values]
+
+
+def test_a_rise_of_three_epochs_mean_beyond_the_limit_is_an_alarm() -> None:
+    rising = [0.0, 0.0, 0.0, 0.3, 0.3, 0.3]
+    assert alarms("epoch", "monitor/duplicates", rising) == [False] * 5 + [True]
+    monitor = HackingMonitor(prompts=24)
+    (alarm,) = [alarm for value in rising for alarm in monitor.update("epoch", {"monitor/duplicates": value})]
+    assert (alarm.sign, alarm.reference, alarm.now) == ("duplicates", 0.0, pytest.approx(0.3))
+    assert "duplicates went from 0.000 to 0.300" in str(alarm)
+    # From the start, and not from the lowest: means of .2, .13, .07, .1, .2, .3
+    assert alarms("epoch", "monitor/blank", [0.2, 0.2, 0.2, 0.0, 0.0, 0.3, 0.3, 0.3]) == [False] * 8
 
 
 def test_a_fall_is_a_share_of_the_best() -> None:
-    watch = HackingMonitor({"diversity": 0.4, "held_out": 0.2})
-    first = {"monitor/diversity": 0.5, "held_out/clip": 0.30, "held_out/gemma": None}
-    assert watch.update("evaluation", first) == []
-    assert watch.update("evaluation", {"monitor/diversity": 0.31, "held_out/clip": 0.25}) == []
-    alarms = watch.update("evaluation", {"monitor/diversity": 0.29, "held_out/clip": 0.23})
-    assert [alarm.sign for alarm in alarms] == ["diversity", "held_out/clip"]
+    assert alarms("evaluation", "monitor/diversity", [0.5, 0.31, 0.29]) == [False, False, True]
+    assert alarms("evaluation", "held_out/clip", [0.3, 0.5, 0.43, 0.42, 0.45]) == [False, False, False, True, False]
+    assert HackingMonitor(prompts=24).update("evaluation", {"held_out/gemma": None}) == []
 
 
-@pytest.mark.parametrize(("prompts", "average"), [(42, 3), (8, 3), (6, 4), (4, 6)])
-def test_the_draws_of_few_prompts_raise_no_alarm(prompts: int, average: int) -> None:
+@pytest.mark.parametrize("prompts", [42, 8, 6, 4])
+def test_the_draws_of_few_prompts_raise_no_alarm(prompts: int) -> None:
     """Of 300 healthy epochs; the diversity of four prompts of the tiny world was 0.284 ± 0.048."""
-    watch = HackingMonitor.of("warn", prompts=prompts)
-    assert watch.prompts_average == average
     rng = np.random.default_rng(0)
     drawn = (0.284 + 0.048 * math.sqrt(4 / prompts) * rng.normal(size=300)).tolist()
-    assert not any(watch.update("epoch", {"monitor/diversity": value}) for value in drawn)
+    monitor = HackingMonitor(prompts=prompts)
+    assert not any(alarms("epoch", "monitor/diversity", drawn, monitor=monitor))
     # One image for every prompt is still an alarm.
-    assert any(watch.update("epoch", {"monitor/diversity": 0.05}) for _ in range(average))
-
-    # By three epochs of four prompts they would.
+    assert any(alarms("epoch", "monitor/diversity", [0.05] * 6, monitor=monitor))
+    # By three epochs of four prompts there would be alarms.
     if prompts == 4:
-        short = HackingMonitor(watch.limits)
-        assert any(short.update("epoch", {"monitor/diversity": value}) for value in drawn)
-
-
-def test_what_was_gained_and_is_lost_again_is_an_alarm() -> None:
-    watch = HackingMonitor({"held_out": 0.2, "blank": 0.1}, average=2)
-    raised = [watch.update("evaluation", {"held_out/clip": value}) for value in (0.3, 0.5, 0.41, 0.39, 0.45)]
-    assert [len(alarms) for alarms in raised] == [0, 0, 0, 1, 0]
-    assert "held_out/clip went from 0.500 to 0.390" in str(raised[3][0])
-    # A rise is one from the start, not from the lowest; means over two epochs: .2, .1, 0, .15, .3
-    raised = [watch.update("epoch", {"monitor/blank": value}) for value in (0.2, 0.2, 0.0, 0.0, 0.3, 0.3)]
-    assert [len(alarms) for alarms in raised] == [0, 0, 0, 0, 0, 0]
-    assert len(watch.update("epoch", {"monitor/blank": 0.4})) == 1
+        assert any(alarms("epoch", "monitor/diversity", drawn))
 
 
 def test_training_and_evaluation_have_starts_of_their_own() -> None:
-    watch = HackingMonitor({"blank": 0.1}, average=1)
-    assert watch.update("evaluation", {"monitor/blank": 0.0}) == []
-    assert watch.update("epoch", {"monitor/blank": 0.3}) == []
-    assert watch.update("epoch", {"monitor/blank": 0.35}) == []
-    assert len(watch.update("evaluation", {"monitor/blank": 0.35})) == 1
+    monitor = HackingMonitor(prompts=24)
+    assert alarms("evaluation", "monitor/blank", [0.0], monitor=monitor) == [False]
+    assert alarms("epoch", "monitor/blank", [0.3, 0.35, 0.3, 0.35], monitor=monitor) == [False] * 4
+    assert alarms("evaluation", "monitor/blank", [0.35], monitor=monitor) == [True]
 
 
-def test_a_resumed_watch_goes_on() -> None:
-    lines = [{"kind": "epoch", "epoch": n, "monitor/blank": v} for n, v in enumerate((0.0, 0.0, 0.1, 0.3, 0.3))]
-    whole, resumed = (HackingMonitor({"blank": 0.1}, average=2) for _ in range(2))
-    for line in lines:
-        expected = whole.update("epoch", line)
-    resumed.restore(lines[:-1])
-    assert resumed.update("epoch", lines[-1]) == expected
-    assert expected
-
-
-def test_what_the_log_holds_of_images() -> None:
-    blank = Image.new("RGB", (64, 64))
-    monitor = HackingMonitor({"blank": 0.1})
-    monitor.restore([{"kind": "evaluation", "monitor/blank": 0.0}])
-    signs, raised = monitor.observe("evaluation", [panel_statistics(prompt(), blank)], {"loss": 1.0})
-    assert signs == {
-        "monitor/duplicates": 1.0,
-        "monitor/blank": 1.0,
-        "alarm/blank": 1.0,
-    }
-    assert [alarm.sign for alarm in raised] == ["blank"]
-
-
-@pytest.mark.parametrize(("kappa", "alarms"), [(0.3, ["across"]), (0.0, [])])
-def test_sets_that_become_alike_are_an_alarm_unless_the_text_names_what_they_share(
-    kappa: float, alarms: list[str]
-) -> None:
-    monitor = HackingMonitor(average=1, prompts_average=1)
-    raised = []
-    for across in (0.2, 0.5):
-        raised += monitor.update("epoch", {"monitor/across": across, "monitor/kappa": kappa})
-    assert [alarm.sign for alarm in raised] == alarms
+@pytest.mark.parametrize(("kappa", "raised"), [(0.3, True), (0.0, False)])
+def test_sets_that_become_alike_are_an_alarm_unless_the_text_names_what_they_share(kappa: float, raised: bool) -> None:
+    monitor = HackingMonitor(prompts=24)
+    lines = [{"monitor/across": across, "monitor/kappa": kappa} for across in [0.2] * 3 + [0.5] * 3]
+    raising = [bool(monitor.update("epoch", line)) for line in lines]
+    assert raising[-1] is raised

@@ -13,7 +13,7 @@ from toy_world import ToyPolicy
 
 from pacorl.core.metric_names import SIGN_MEANINGS
 from pacorl.grpo import checkpoint
-from pacorl.grpo.monitor import LIMITS, HackingSuspectedError
+from pacorl.grpo.monitor import LIMITS
 from pacorl.models.policies.flux import FluxPolicy
 
 OWN = """
@@ -95,9 +95,7 @@ def test_a_hacked_run_warns(small: list[str], caplog: pytest.LogCaptureFixture) 
 @pytest.mark.usefixtures("toy", "dark_from_epoch_two")
 def test_a_hacked_run_can_be_stopped_and_is_saved(small: list[str]) -> None:
     config = tiny_run([*small, "epochs=5", "monitor=stop", "save_every=100"])
-    with pytest.raises(
-        HackingSuspectedError, match=r"stopped after epoch 4, and saved: .*blank went from 0\.667 to 1\.0"
-    ):
+    with pytest.raises(ValueError, match=r"stopped after epoch 4, and saved: .*blank went from 0\.667 to 1\.0"):
         train_policy(config)
     assert [path.name for path in checkpoint.checkpoints(config.out / "checkpoints")] == ["step-000008"]
 

@@ -116,25 +116,6 @@ def test_a_fault_of_a_reward_comes_through(side: bool) -> None:
             scorer.results()
 
 
-def test_nobody_waits_for_more_once_too_many_scores_are_missing() -> None:
-    red = Redness(lambda values: [None] * len(values))
-    with Scorer({"red": red}, overlap=False, max_missing=3) as scorer:
-        for row in range(0, 12, 2):
-            scorer.submit(rollout([row, row + 1]))
-        assert results(scorer) == {row: [None] for row in range(12)}
-        assert len(red.calls) == 2
-        assert scorer.last_error() == "8 samples were not waited for"
-
-
-def test_scores_that_any_reward_lacks_are_counted() -> None:
-    red, none = Redness(), Redness(lambda values: [None] * len(values))
-    with Scorer({"red": red, "none": none}, overlap=False, max_missing=3) as scorer:
-        for row in range(0, 12, 2):
-            scorer.submit(rollout([row, row + 1]))
-        scorer.results()
-        assert len(red.calls) == len(none.calls) == 2
-
-
 def test_rewards_of_this_process_are_asked_one_at_a_time() -> None:
     together, most = [], []
 

@@ -15,7 +15,7 @@ from toy_world import toy_config, toy_world
 from pacorl import PolicyTrainer
 from pacorl.config.base import ConfigError
 from pacorl.core.objectives.diffusion_nft import lag
-from pacorl.grpo import builders, scoring
+from pacorl.grpo import builders
 from pacorl.models.adapters import adapter_state
 from pacorl.models.lora import read_lora
 
@@ -90,14 +90,6 @@ def test_bad_steps_are_counted_in_a_row(tmp_path: Path) -> None:
     made.lora.bad_steps = 3
     made.run_epoch()
     assert made.lora.bad_steps == 0
-
-
-@pytest.mark.filterwarnings("ignore:Mean of empty slice")
-def test_the_failure_budget_is_of_all_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One reward of two is missing throughout: half of the scores, and nobody stops asking for the others."""
-    monkeypatch.setattr(scoring, "MAX_MISSING", 0.6)
-    made = trainer(tmp_path / "run", absent=absent)
-    assert made.run_epoch()["samples/missing"] == 0.5
 
 
 def test_evaluations_come_before_the_first_epoch_after_the_last_and_every_so_many(tmp_path: Path) -> None:

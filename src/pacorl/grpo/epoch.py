@@ -64,7 +64,7 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
     # generator, or alternate with it on a small GPU.
     draw = trainer.draw(sampler)
     samples = [Samples() for _ in units_of_updates]
-    with trainer.scorer(samples=len(rows)) as scorer:
+    with trainer.scorer() as scorer:
         sampling = trainer.progress.phase("sampling", total=len(rows) // runtime.world)
         with sampling as advance, trainer.sampling_policy():
             for units, update in zip(units_of_updates, samples, strict=True):

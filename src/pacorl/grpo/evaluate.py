@@ -16,14 +16,13 @@ import torch
 from pacorl.core.metric_names import ALARM, HELD_OUT
 from pacorl.core.sampler import Sampler
 from pacorl.core.schedule import seed_of
-from pacorl.grpo.monitor import PanelStatistics, consistency_of, panel_statistics
+from pacorl.grpo.monitor import PanelStatistics, panel_statistics
 from pacorl.grpo.rollout import sample_images
 from pacorl.grpo.rows import one_size_batches
-from pacorl.grpo.scoring import check_scores, time_limit, torch_context
+from pacorl.grpo.scoring import check_scores
 from pacorl.judge.pairwise import matrix_of
 from pacorl.rewards.reward import scores_of
 from pacorl.runtime.cores import available_cores
-from pacorl.runtime.workers import call_in_time
 from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ def evaluate(trainer: PolicyTrainer) -> dict[str, float]:
     config = trainer.config
     # 1. The averaged adapter at full size, and its scores.
     jobs = list(product(trainer.evaluation_prompts, range(config.evaluation.samples_per_prompt)))
-    progress = trainer.progress.phase("evaluating", total=len(jobs) // trainer.runtime.world, stage=True)
+    progress = trainer.progress.phase("evaluating", total=len(jobs) // trainer.runtime.world)
     with trainer.lora.average.swapped_in(), progress as advance:
         samples = sample_and_score(trainer, jobs, advance)
     keep_samples(trainer.logbook, samples, epoch=trainer.epoch, rewards=config.rewards)
@@ -162,18 +161,15 @@ def sample_and_score(
 def score_images(trainer: PolicyTrainer, jobs: Sequence[Job], images: Sequence[Image]) -> list[EvaluatedSample]:
     """Score images by the rewards, the held-out rewards and P(Yes) of pairs."""
     prompts = [prompt for prompt, _ in jobs]
-    # One call for all images, so that a judge shares prefixes; its limit grows with the batches.
-    batches = max(1, math.ceil(len(images) / trainer.division.evaluation_batch))
+    asking = trainer.consistency
 
-    def in_time(name: str, reward: object, act: Callable[[], Any]) -> Any:
+    # One call for all images, so that a judge shares prefixes; its limit grows with the batches.
+    def ask(name: str, reward: object, act: Callable[[], Any]) -> Any:
         what = f"reward {name} (evaluation of {len(images)} images)"
-        seconds = time_limit(reward, batches * trainer.config.reward_timeout)
-        check_stop = trainer.runtime.signals.check
-        return call_in_time(act, what, seconds=seconds, context=torch_context(), check_stop=check_stop)
+        return trainer.ask(reward, act, what, batches=math.ceil(len(images) / trainer.division.evaluation_batch))
 
     # 1. P(Yes) of pairs, asked once for the reward and the matrix.
-    asking = consistency_of(trainer)
-    answers = in_time("consistency", asking, partial(asking.pairs, prompts, images)) if asking else [{} for _ in images]
+    answers = ask("consistency", asking, partial(asking.pairs, prompts, images)) if asking else [{} for _ in images]
 
     # 2. The rewards, and those that are held out.
     columns: dict[str, Sequence[float | None]] = {}
@@ -183,7 +179,7 @@ def score_images(trainer: PolicyTrainer, jobs: Sequence[Job], images: Sequence[I
         if asking and reward is asking:
             columns[key] = [asking.score(verdicts) for verdicts in answers]
         else:
-            columns[key] = in_time(name, reward, partial(scores_of, name, reward, prompts, images, masked=True))
+            columns[key] = ask(name, reward, partial(scores_of, name, reward, prompts, images, masked=True))
 
     # 3. Records with the matrix of pairs and the monitor's statistics.
     samples = []

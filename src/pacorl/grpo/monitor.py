@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from random import Random
@@ -27,16 +27,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from pacorl.core.contrast import Pair, kappa, pairs_within
+from pacorl.core.contrast import kappa, pairs_within
 from pacorl.core.grid import split
-from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, sign_meaning
+from pacorl.core.metric_names import HELD_OUT, MONITOR, sign_meaning
 from pacorl.core.schedule import seed_of
-from pacorl.grpo.policy_config import MonitorAction
 from pacorl.grpo.rows import Row
-from pacorl.grpo.scoring import time_limit, torch_context
-from pacorl.rewards.consistency import Consistency
-from pacorl.runtime.workers import call_in_time
-from pacorl.types import Prompt, Verdict
+from pacorl.types import Prompt
 
 if TYPE_CHECKING:
     from pacorl.grpo.trainer import PolicyTrainer
@@ -44,21 +40,21 @@ if TYPE_CHECKING:
 Pixels = NDArray[np.float64]
 Kind = Literal["epoch", "evaluation"]
 
-# Panels are compared at this size, whatever theirs: noise and compression differ there little.
 SIDE = 32
-# Root mean squared difference (0..1) below which two panels are one image: redrawing the smallest attribute of the tiny
-# world changes more (`tests/grpo/test_monitor.py` measures it).
+"""Size at which panels are compared, whatever theirs: noise and compression differ there little."""
 SAME_DISTANCE = 0.02
-# A panel with less contrast is blank; a dark panel with less than twice as much.
+"""Root mean squared difference (0..1) below which two panels are one image: redrawing the smallest attribute of the
+tiny world changes more."""
 FLAT_STD = 0.04
 DARK_MEAN = 0.15
+"""A panel with less contrast than FLAT_STD is blank, and a darker panel with less than twice as much."""
 THUMBNAIL = 8
-# With fewer prompts, diversity depends on the draw of prompts.
 LEAST_PROMPTS = 4
-# Signs of training images are averaged over so many epochs, and those that compare sets over at least so many prompts
-# too: averaged over twelve prompts, diversity falls by 0.4 from its best within 300 epochs by their draws alone.
+"""Prompts of which diversity is measured, at least."""
 EPOCHS = 3
 DIVERSITY_PROMPTS = 24
+"""Signs of training images are averaged over EPOCHS, and signs that compare prompts or sets over so many prompts too:
+of twelve prompts, diversity falls by 0.4 from its best within 300 epochs by their draws alone."""
 LIMITS = {
     "duplicates": 0.2,
     "blank": 0.1,
@@ -78,6 +74,9 @@ PAIRS = 4
 """Pairs of panels within a couple's sets, and as many across them."""
 
 
+# --- images ----------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class PanelStatistics:
     """Signs of one grid image, measured without a model."""
@@ -87,36 +86,6 @@ class PanelStatistics:
     blank: float
     thumbnail: tuple[float, ...]
     """Downscaled mean panel, RGB in 0..1."""
-
-
-@dataclass(frozen=True, slots=True)
-class Alarm:
-    """A sign beyond its limit."""
-
-    sign: str
-    reference: float
-    """Start of the sign if it should not rise, or its best if it should not fall."""
-    now: float
-    limit: float
-
-    def __str__(self) -> str:
-        return (
-            f"{self.sign} went from {self.reference:.3f} to {self.now:.3f}, beyond the limit of {self.limit:g} "
-            f"({sign_meaning(self.sign)})"
-        )
-
-
-class HackingSuspectedError(ValueError):
-    """Sign of reward hacking beyond a stop limit; the state is saved."""
-
-    def __init__(self, stops: Sequence[Alarm], *, epoch: int) -> None:
-        super().__init__(
-            f"stopped after epoch {epoch}, and saved: {'; '.join(map(str, stops))}. Look at the samples; reward what "
-            "is lost as well, or lower optimizer.lr, or go on with monitor=warn"
-        )
-
-
-# --- images ----------------------------------------------------------------------------------------------------
 
 
 def panel_statistics(prompt: Prompt, image: Image.Image) -> PanelStatistics:
@@ -147,9 +116,12 @@ def _pixels(images: Sequence[Image.Image]) -> Pixels:
 
 
 def signs_of(statistics: Sequence[PanelStatistics]) -> dict[str, float]:
-    """Average the signs over images. Diversity, absent with few prompts, is the root mean squared distance of groups'
-    mean thumbnails over pairs of groups."""
-    signs = {name: fmean(getattr(image, name) for image in statistics) for name in ("duplicates", "blank")}
+    """Average the signs over images, as metrics. Diversity, absent with few prompts, is the root mean squared distance
+    of groups' mean thumbnails over pairs of groups."""
+    signs = {
+        f"{MONITOR}duplicates": fmean(image.duplicates for image in statistics),
+        f"{MONITOR}blank": fmean(image.blank for image in statistics),
+    }
     groups: dict[int, list[tuple[float, ...]]] = defaultdict(list)
     for image in statistics:
         groups[image.group].append(image.thumbnail)
@@ -157,7 +129,7 @@ def signs_of(statistics: Sequence[PanelStatistics]) -> dict[str, float]:
         # Group means first, so that variety within a group does not count.
         mean_GC = np.stack([np.mean(thumbnails, axis=0) for thumbnails in groups.values()])
         # Over pairs the mean of (a − b)² is twice the variance, which looks at each group once.
-        signs["diversity"] = float(np.sqrt(2 * mean_GC.var(axis=0, ddof=1).mean()))
+        signs[f"{MONITOR}diversity"] = float(np.sqrt(2 * mean_GC.var(axis=0, ddof=1).mean()))
     return signs
 
 
@@ -170,7 +142,7 @@ def measure_agreement(
     """Measure P(Yes) of pairs of panels within sets and across sets of one prompt. All ranks call it.
 
     The judge is asked about a fixed number of pairs an epoch, whatever the rewards. Their draw follows from (seed,
-    epoch), and one process asks them, so that they do not depend on the number of processes.
+    epoch), and the main process asks them, so that they do not depend on the number of processes.
 
     Args:
         images: global row → prompt and image, of this rank.
@@ -182,7 +154,7 @@ def measure_agreement(
     Raises:
         SharedFault: wraps an exception of the judge, on all ranks.
     """
-    config, runtime, reward = trainer.config, trainer.runtime, consistency_of(trainer)
+    config, runtime, reward = trainer.config, trainer.runtime, trainer.consistency
     groups = [rows[first : first + config.group_size] for first in range(0, len(rows), config.group_size)]
     groups = [group for group in groups if group[0].prompt.grid.count > 1]
     if reward is None or config.monitor == "off" or not groups:
@@ -196,55 +168,57 @@ def measure_agreement(
     shared = runtime.gather_rows(lambda: {row: image for row, (_, image) in images.items() if row in numbers})
 
     # 2. The pairs: a couple's panels are numbered over both of its sets.
+    prompts = [first.prompt for first, _ in couples]
     panels, pairs = [], []
-    for first, second in couples:
-        count = first.prompt.grid.count
-        panels.append([panel for row in (first, second) for panel in split(shared[row.number], row.prompt.grid)])
+    for couple in couples:
+        count = couple[0].prompt.grid.count
+        panels.append([panel for row in couple for panel in split(shared[row.number], row.prompt.grid)])
         within = pairs_within(2, count)
         across = [*product(range(count), range(count, 2 * count))]
         pairs.append([*rng.sample(within, min(PAIRS, len(within))), *rng.sample(across, PAIRS)])
 
-    # 3. The answers, of the main process.
-    prompts = [first.prompt for first, _ in couples]
-    ask = partial(reward.mean_verdicts, prompts, panels, pairs=pairs)
-
-    def answers() -> dict[int, dict[Pair, Verdict]]:
-        if not runtime.is_main:
+    # 3. The answers, and their means without missing ones.
+    def means() -> dict[str, float]:
+        ask = partial(reward.mean_verdicts, prompts, panels, pairs=pairs)
+        answers = trainer.ask(reward, ask, f"the judge (agreement of {COUPLES} pairs of sets)")
+        p_yes: dict[bool, list[float]] = {True: [], False: []}
+        for prompt, verdicts in zip(prompts, answers, strict=True):
+            for (first, second), verdict in verdicts.items():
+                if verdict.p_yes is not None:
+                    is_within = first // prompt.grid.count == second // prompt.grid.count
+                    p_yes[is_within].append(verdict.p_yes)
+        if not all(p_yes.values()):
             return {}
-        what = f"the judge (agreement of {len(couples)} pairs of sets)"
-        seconds = time_limit(reward, config.reward_timeout)
-        return dict(
-            enumerate(
-                call_in_time(ask, what, seconds=seconds, context=torch_context(), check_stop=runtime.signals.check)
-            )
-        )
+        within, across = fmean(p_yes[True]), fmean(p_yes[False])
+        return {
+            f"{MONITOR}within": within,
+            f"{MONITOR}across": across,
+            f"{MONITOR}kappa": kappa(within, across),
+        }
 
-    # 4. Means without missing answers.
-    p_yes: dict[str, list[float]] = {"within": [], "across": []}
-    for prompt, verdicts in zip(prompts, runtime.gather_rows(answers).values(), strict=True):
-        for (first_panel, second_panel), verdict in verdicts.items():
-            same_set = first_panel // prompt.grid.count == second_panel // prompt.grid.count
-            if verdict.p_yes is not None:
-                p_yes["within" if same_set else "across"].append(verdict.p_yes)
-    if not all(p_yes.values()):
-        return {}
-    means = {kind: fmean(values) for kind, values in p_yes.items()}
-    means["kappa"] = kappa(means["within"], means["across"])
-    return {f"{MONITOR}{name}": value for name, value in means.items()}
-
-
-def consistency_of(trainer: PolicyTrainer) -> Consistency | None:
-    """Return the run's reward of consistency, or one of its judge, which asks for the theme; None without a judge."""
-    rewards = [reward for reward in trainer.rewards.values() if isinstance(reward, Consistency)]
-    if not rewards and trainer.judge:
-        rewards = [Consistency(trainer.judge)]
-    return rewards[0] if rewards else None
+    return runtime.gather_rows(lambda: {0: means()} if runtime.is_main else {})[0]
 
 
 # --- over time -------------------------------------------------------------------------------------------------
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """A sign beyond its limit."""
+
+    sign: str
+    reference: float
+    """Start of the sign if it should not rise, or its best if it should not fall."""
+    now: float
+    limit: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.sign} went from {self.reference:.3f} to {self.now:.3f}, beyond the limit of {self.limit:g} "
+            f"({sign_meaning(self.sign)})"
+        )
+
+
 class HackingMonitor:
     """Remembers every sign from the start of a run, and raises alarms.
 
@@ -253,39 +227,12 @@ class HackingMonitor:
     differ.
     """
 
-    limits: Mapping[str, float] = field(default_factory=lambda: LIMITS)
-    action: MonitorAction = "warn"
-    average: int = EPOCHS
-    """Epochs that a sign is averaged over, whose prompts are a draw; an evaluation always has the same prompts."""
-    prompts_average: int = EPOCHS
-    """The same for signs that compare sets."""
-    _history: dict[tuple[Kind, str], list[float]] = field(default_factory=lambda: defaultdict(list))
-
-    @classmethod
-    def of(cls, action: MonitorAction, *, prompts: int) -> HackingMonitor:
-        """Create the monitor of a run, for epochs of so many prompts."""
-        return cls(action=action, prompts_average=max(EPOCHS, math.ceil(DIVERSITY_PROMPTS / prompts)))
-
-    def observe(
-        self, kind: Kind, statistics: Sequence[PanelStatistics], metrics: Mapping[str, float]
-    ) -> tuple[dict[str, float], list[Alarm]]:
-        """Take in an epoch's or an evaluation's images.
-
-        Args:
-            statistics: of each grid image, from every process.
-            metrics: the rest of the log's line, whose held-out measures are signs too.
-
-        Returns:
-            What the log holds of signs and alarms, and the alarms.
-        """
-        signs = {f"{MONITOR}{name}": value for name, value in signs_of(statistics).items()}
-        raised = self.update(kind, {**metrics, **signs})
-        return signs | {f"{ALARM}{alarm.sign}": 1.0 for alarm in raised}, raised
-
-    def restore(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Take in an earlier log, so that a resumed run goes on as if it had not been stopped."""
-        for line in lines:
-            self.update(line["kind"], line)
+    def __init__(self, *, prompts: int) -> None:
+        """Begin with the number of `prompts` of an epoch."""
+        compares_prompts = max(EPOCHS, math.ceil(DIVERSITY_PROMPTS / prompts))
+        self._epochs = {"diversity": compares_prompts, "across": compares_prompts}
+        """Sign → epochs that it is averaged over, if not EPOCHS. An evaluation always has the same prompts."""
+        self._history: dict[tuple[Kind, str], list[float]] = defaultdict(list)
 
     def update(self, kind: Kind, values: Mapping[str, Any]) -> list[Alarm]:
         """Add a line of the log (`monitor/…` and `held_out/…`), and return its alarms."""
@@ -294,21 +241,18 @@ class HackingMonitor:
             if value is not None and name.startswith((HELD_OUT, MONITOR)):
                 signs.append(name.removeprefix(MONITOR))
                 self._history[kind, signs[-1]].append(value)
-        alarms = [self._alarm(kind, sign) for sign in signs if self.action != "off"]
+        alarms = [self._alarm(kind, sign) for sign in signs]
         return [alarm for alarm in alarms if alarm]
 
     def _alarm(self, kind: Kind, sign: str) -> Alarm | None:
         """Compare the newest value of a sign, an average in training, with the earlier ones."""
         is_held_out = sign.startswith(HELD_OUT)
-        limit = self.limits.get("held_out" if is_held_out else sign)
+        limit = LIMITS.get("held_out" if is_held_out else sign)
         history = self._history[kind, sign]
-        average = 1
-        if kind == "epoch":
-            average = self.prompts_average if sign in ("diversity", "across") else self.average
+        average = self._epochs.get(sign, EPOCHS) if kind == "epoch" else 1
         if limit is None or len(history) <= average:
             return None
-        kappas = self._history[kind, "kappa"][:average]
-        if sign == "across" and kappas and fmean(kappas) < SHARED:
+        if sign == "across" and fmean(self._history[kind, "kappa"][:average]) < SHARED:
             return None
 
         *before, now = (fmean(history[end - average : end]) for end in range(average, len(history) + 1))

@@ -57,8 +57,6 @@ class Scorer:
     rewards: Mapping[str, Reward]
     overlap: bool
     """Whether scoring begins at submission, or in `results`."""
-    max_missing: float = math.inf
-    """Missing scores above which waiting stops."""
     by_panel: bool = False
     """Whether to collect the parts of the scores."""
     timeout: float = math.inf
@@ -71,7 +69,6 @@ class Scorer:
     """Seed and epoch of the draws of such a reward."""
     _pending: list[Rollout] = field(default_factory=list)
     _batches: list[Batch] = field(default_factory=list)
-    _abandoned: int = 0
 
     def __enter__(self) -> Scorer:
         # In-process models need not be thread-safe; remote judges take concurrent requests.
@@ -100,8 +97,7 @@ class Scorer:
         """Wait for the scores of all submitted rollouts.
 
         Returns:
-            Global row → one score per reward: None if missing, NaN if not a number. After more than `max_missing`
-            missing scores the rest are None.
+            Global row → one score per reward: None if missing, NaN if not a number.
 
         Raises:
             CallTimeout: if a reward of this process does not return.
@@ -109,16 +105,9 @@ class Scorer:
         """
         assert not self._pending, "`assign_rows` keeps groups whole"
         scores_of_row: dict[int, Sequence[PanelScores]] = {}
-        missing = 0
         for batch in self._batches:
-            # Beyond the failure budget the run stops, so waiting for the rest is useless.
-            if missing <= self.max_missing:
-                self._start(batch)
-                columns = [call.result(self.check_stop) for call in batch.calls]
-            else:
-                columns = [[PanelScores(None, None)] * len(batch.rows) for _ in self.rewards]
-                self._abandoned += len(batch.rows)
-            missing += sum(result.score is None for column in columns for result in column)
+            self._start(batch)
+            columns = [call.result(self.check_stop) for call in batch.calls]
             scores_of_row |= {row: scores for row, *scores in zip(batch.rows, *columns, strict=True)}
         self._batches.clear()
         return scores_of_row
@@ -129,8 +118,6 @@ class Scorer:
         for name, reward in self.rewards.items():
             if isinstance(reward, Explains) and reward.last_error:
                 reasons.append(f"{name}: {reward.last_error}")
-        if self._abandoned:
-            reasons.append(f"{self._abandoned} samples were not waited for")
         return "; ".join(reasons)
 
     def _start(self, batch: Batch) -> None:

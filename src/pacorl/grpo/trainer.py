@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from pacorl.core.devices import check_card_used
+from pacorl.core.metric_names import ALARM
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.sampler import Sampler
 from pacorl.grpo import builders, checkpoint, scoring
@@ -25,7 +26,7 @@ from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.epoch import run_epoch
 from pacorl.grpo.evaluate import evaluate
 from pacorl.grpo.lora_training import BadGradientsError, LoraTraining
-from pacorl.grpo.monitor import Alarm, HackingMonitor, HackingSuspectedError, Kind, PanelStatistics
+from pacorl.grpo.monitor import Alarm, HackingMonitor, Kind, PanelStatistics, signs_of
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import Draw
 from pacorl.grpo.rows import divide
@@ -37,18 +38,21 @@ from pacorl.io.outage import UnreachableError, WaitsForOutages
 from pacorl.io.quiet import quiet, quiet_loading
 from pacorl.judge.judge import close_judge
 from pacorl.records.leaks import LEAKS
+from pacorl.rewards.consistency import Consistency
 from pacorl.rewards.reward import RewardFunction
 from pacorl.runtime.logbook import Logbook, Progress, TrainResult
 from pacorl.runtime.processes import Runtime, SharedFault, allow_tf32, lost_ranks
 from pacorl.runtime.stopping import Interrupted
 from pacorl.runtime.turns import Turns
-from pacorl.runtime.workers import CallTimeout
+from pacorl.runtime.workers import CallTimeout, call_in_time
 from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 logger = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
 
 ExtraMetrics = Callable[[Sequence[Prompt], Sequence["Image"]], Mapping[str, float]]
 """Additional evaluation metrics from prompts and images, such as an oracle's. They are logged and never rewarded."""
@@ -224,6 +228,11 @@ class PolicyTrainer:
             self.turns = None
         self.judge = judges.get("rewards")
         """Judge of the rewards; None if no reward uses a judge."""
+        asking = [reward for reward in self.rewards.values() if isinstance(reward, Consistency)]
+        if self.judge and not asking:
+            asking = [Consistency(self.judge)]
+        self.consistency = asking[0] if asking else None
+        """The reward of consistency, or one of the run's judge, which asks for the theme; None without a judge."""
         # In turns the scorers are off the device during sampling.
         self.overlap = not self.turns and overlaps(config.judge, device=device)
         """Whether samples are scored while the next are drawn."""
@@ -247,10 +256,11 @@ class PolicyTrainer:
         self.logbook = Logbook.of(
             config, axis="epoch", lines=lines, changes=changes, epoch=self.epoch, step=self.lora.step, main=is_main
         )
-        self.monitor = HackingMonitor.of(config.monitor, prompts=self.division.prompts)
+        self.monitor = HackingMonitor(prompts=self.division.prompts)
         if start:
             log = config.out / "metrics.jsonl"
-            self.monitor.restore(self.runtime.on_main(lambda: read_jsonl(log) if log.exists() else []))
+            for line in self.runtime.on_main(lambda: read_jsonl(log) if log.exists() else []):
+                self.monitor.update(line["kind"], line)
         self.progress = Progress(epochs=config.epochs)
         if is_main and self._leaks:
             write_atomic(config.out / LEAKS, f"{self._leaks}\n")
@@ -324,7 +334,10 @@ class PolicyTrainer:
             self.warn_once(alarm.sign, f"reward hacking? after epoch {self.epoch}: {alarm}")
         if alarms and self.config.monitor == "stop":
             self.save()
-            raise HackingSuspectedError(alarms, epoch=self.epoch)
+            raise ValueError(
+                f"stopped after epoch {self.epoch}, and saved: {'; '.join(map(str, alarms))}. Look at the samples; "
+                "reward what is lost as well, or lower optimizer.lr, or go on with monitor=warn"
+            )
 
     @property
     def finished(self) -> bool:
@@ -369,14 +382,12 @@ class PolicyTrainer:
             by_panel=self.by_panel,
         )
 
-    def scorer(self, *, samples: int) -> Scorer:
-        """Create the scorer of an epoch's samples, counted over all ranks; it overlaps with sampling if possible."""
+    def scorer(self) -> Scorer:
+        """Create the scorer of an epoch's samples; it overlaps with sampling if possible."""
         config = self.config
         return Scorer(
             self.rewards,
             overlap=self.overlap,
-            # The whole epoch's budget: each rank stops alone, without the counts of the rest.
-            max_missing=scoring.MAX_MISSING * samples * len(self.rewards),
             by_panel=self.by_panel,
             timeout=config.reward_timeout,
             # Not `check_stop`, a collective: each rank waits for its own scores.
@@ -385,16 +396,24 @@ class PolicyTrainer:
             draw=(config.seed, self.epoch),
         )
 
+    def ask(self, reward: object, act: Callable[[], Answer], what: str, *, batches: int = 1) -> Answer:
+        """Call a reward on a thread, at most `reward_timeout` for each batch; `what` is the subject of the message."""
+        seconds = scoring.time_limit(reward, batches * self.config.reward_timeout)
+        check_stop = self.runtime.signals.check
+        return call_in_time(act, what, seconds=seconds, context=scoring.torch_context(), check_stop=check_stop)
+
     # --- records -----------------------------------------------------------------------------------------------
 
     def record(
         self, kind: Kind, metrics: Mapping[str, float], statistics: Sequence[PanelStatistics]
     ) -> dict[str, float]:
         """Write a line of the log with the monitor's signs, hand it to the listeners, and return its metrics."""
-        # Alarms wait until the epoch is evaluated and saved.
-        signs, raised = self.monitor.observe(kind, statistics, metrics)
-        self.alarms += raised
-        metrics = {**metrics, **signs}
+        metrics = {**metrics, **signs_of(statistics)}
+        alarms = self.monitor.update(kind, metrics)
+        if self.config.monitor != "off":
+            # They wait until the epoch is evaluated and saved.
+            self.alarms += alarms
+            metrics |= {f"{ALARM}{alarm.sign}": 1.0 for alarm in alarms}
         self.logbook.write(kind, epoch=self.epoch, step=self.lora.step, values=metrics)
         for listener in self.listeners:
             listener(self, {"kind": kind, "epoch": self.epoch, "step": self.lora.step, **metrics})

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import time
-import uuid
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -75,10 +72,8 @@ class Logbook:
         """
         Args:
             folder: folder of the run, created if missing.
+            trackers: names of accelerate's trackers, for curves.
             settings: config of the run, shown by the services with masked keys.
-
-        Raises:
-            ValueError: if a service rejects the run, without an account or network.
         """
         self.folder = folder
         self.axis = axis
@@ -175,32 +170,16 @@ def _step_of(line: str) -> int:
 
 
 def open_trackers(names: Sequence[str], folder: Path, settings: Mapping[str, Any]) -> list[GeneralTracker]:
-    """Start accelerate's trackers of a run, whose files are in its folder.
-
-    Raises:
-        ValueError: if a service rejects the run, without an account or network.
-    """
+    """Start accelerate's trackers of a run."""
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
     trackers = []
     for name in names:
-        project = os.environ.get(f"{name.upper()}_PROJECT", "pacorl")
-        options: dict[str, Any] = {"logging_dir": folder}
-        if name == "tensorboard":
-            project = name  # the name of its folder
+        if name == "tensorboard":  # its files lie in a folder of that name beside the log
+            tracker = LOGGER_TYPE_TO_CLASS[name](name, logging_dir=folder)
         else:
-            # A masked config, since services show it, and an id, so that a resumed run continues its curves.
-            options = {"id": _tracker_id(folder), "resume": "allow", "config": public(settings)}
-            own = {"wandb": ("name", "dir"), "swanlab": ("experiment_name", "logdir")}[name]
-            options |= dict(zip(own, (folder.name, str(folder)), strict=True))
-        tracker = LOGGER_TYPE_TO_CLASS[name](project, **options)
-        try:
-            tracker.start()
-        except Exception as error:  # the services raise kinds of their own
-            raise ValueError(
-                f"trackers: {name} did not start ({error}); log in with `{name} login`, or set {name.upper()}_MODE="
-                f"offline, or leave {name} out"
-            ) from error
+            tracker = LOGGER_TYPE_TO_CLASS[name]("pacorl", config=public(settings))
+        tracker.start()
         trackers.append(tracker)
     return trackers
 
@@ -214,27 +193,17 @@ def check_trackers(names: Sequence[str]) -> None:
             )
 
 
-def _tracker_id(folder: Path) -> str:
-    path = folder / "tracker_id"
-    if not path.exists():
-        # SwanLab accepts ids of this length only; W&B any.
-        write_atomic(path, uuid.uuid4().hex[:21], mode=PRIVATE)
-    return read_text(path).strip()
-
-
 # --- progress --------------------------------------------------------------------------------------------------
 
 
 class Progress:
-    """Progress of a run, shown by the main process: lines of stages and epochs, bars of phases on a terminal; and the
-    seconds of the phases, the only metrics that differ between two equal runs."""
+    """Progress of a run, shown by the main process: lines of epochs, bars of phases on a terminal; and the seconds of
+    the phases, the only metrics that differ between two equal runs."""
 
     def __init__(self, *, epochs: int, shown: bool = False) -> None:
         self.epochs = epochs
         self.shown = shown
-        self._begun: set[str] = set()
-        """Phases that have had their line."""
-        self._seconds: dict[str, float] = defaultdict(float)
+        self._seconds: dict[str, float] = {}
 
     def say(self, text: str) -> None:
         """Write a line."""
@@ -250,26 +219,23 @@ class Progress:
             self.say(f"epoch {done} of {self.epochs}  {note}".rstrip())
 
     @contextmanager
-    def phase(self, name: str, *, total: int, stage: bool = False) -> Iterator[Callable[[int], object]]:
-        """Show a phase during the block; call the yielded function with the number of finished items.
+    def phase(self, name: str, *, total: int) -> Iterator[Callable[[int], object]]:
+        """Show a phase of `total` items during the block; call the yielded function with the number of finished items.
 
-        Args:
-            total: number of items.
-            stage: write a line each time instead of the first time only.
+        A line names the phase the first time.
         """
         from tqdm import tqdm  # type: ignore[import-untyped]
 
-        if stage or name not in self._begun:
-            self._begun.add(name)
+        if name not in self._seconds:
             self.say(f"{name}: {total}")
         started = time.perf_counter()
         # None disables a bar away from a terminal.
         with tqdm(desc=name, total=total, leave=False, disable=None if self.shown else True) as bar:
             yield bar.update
-        self._seconds[name] += time.perf_counter() - started
+        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started
 
     def lap(self) -> dict[str, float]:
         """Return the seconds by phase as metrics, and begin anew."""
-        seconds = {f"{SECONDS}{phase}": total for phase, total in self._seconds.items()}
-        self._seconds.clear()
+        seconds = {f"{SECONDS}{phase}": total for phase, total in self._seconds.items() if total}
+        self._seconds = dict.fromkeys(self._seconds, 0.0)
         return seconds
