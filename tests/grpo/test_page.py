@@ -1,20 +1,13 @@
-"""The page that grows with the run, and records that say their own size."""
+"""The page that grows with the run."""
 
-import dataclasses
-import json
 import logging
 from pathlib import Path
 
 import pytest
-from PIL import Image
 from tiny_runs import tiny_run, train_policy
 
-from pacorl.grpo.trainer import PolicyTrainer
-from pacorl.records.prompts import save_prompts
 from pacorl.report import page
 from pacorl.report.page import write_report
-from pacorl.tiny.world import set_prompts
-from pacorl.types import Size
 
 
 @pytest.mark.slow
@@ -55,37 +48,3 @@ def test_a_page_that_cannot_be_built_does_not_end_the_run(
         out = train_policy(tiny_run([*small, "save_every=9"]))
     assert sum("report.html was not built" in message for message in caplog.messages) == 2
     assert (out / "adapter" / "adapter_model.safetensors").exists()
-
-
-@pytest.mark.slow
-def test_records_are_sampled_at_their_own_size(small: list[str], tmp_path: Path) -> None:
-    """Without the key the config's sizes hold; with it only for the record that says none."""
-    prompts = set_prompts("train", 3)
-    own = [dataclasses.replace(prompts[0], size=Size(64, 96)), dataclasses.replace(prompts[1], size=Size(32, 48))]
-    save_prompts([*own, prompts[2]], tmp_path / "train.jsonl")
-    save_prompts([dataclasses.replace(set_prompts("dev", 1)[0], size=Size(64, 96))], tmp_path / "dev.jsonl")
-    overrides = [
-        *small,
-        f"prompts.train={tmp_path / 'train.jsonl'}",
-        f"prompts.evaluation={tmp_path / 'dev.jsonl'}",
-        "prompts_per_epoch=3",
-        "optimizer.updates_per_epoch=1",
-        "prompts.record_sizes=true",
-    ]
-    config = tiny_run(overrides)
-    out = train_policy(config)
-    with Image.open(out / "samples" / "evaluation-000001" / "0000.png") as image:
-        assert image.size == (96, 64)
-    epoch = json.loads((out / "metrics.jsonl").read_text().splitlines()[1])
-    assert epoch["ratio_deviation/1"] == 0.0
-
-
-def test_sizes_of_records_come_from_the_policy(small: list[str]) -> None:
-    training = PolicyTrainer(tiny_run([*small, "prompts.record_sizes=true"]))
-    training.close()
-    (prompt,) = set_prompts("train", 1)
-    asks = dataclasses.replace(prompt, size=Size(32, 48))
-    assert training.policy.size_of(asks, Size(64, 64)) == Size(32, 48)
-    assert training.policy.size_of(prompt, Size(64, 64)) == Size(64, 64)
-    with pytest.raises(ValueError, match=r"prompt 0, its own size 30x50 must be a multiple of 16 .* nearest is 32x48"):
-        training.policy.size_of(dataclasses.replace(prompt, size=Size(30, 50)), Size(64, 64))

@@ -20,13 +20,14 @@ from transformers import AutoModelForImageTextToText, TrainerCallback
 from pacorl.config.base import ConfigError, dump, load
 from pacorl.core.objectives.decision_weighted import decision_weighted
 from pacorl.core.questions import consistent
+from pacorl.grpo.checkpoint import newest_whole
 from pacorl.io.files import digests
 from pacorl.io.images import open_image
 from pacorl.io.processor import load_processor
 from pacorl.judge.local import LocalJudge
 from pacorl.judge_training.examples import Collator, ComparisonDataset, each_once, in_both_orders, load_data
 from pacorl.judge_training.judge_config import JudgeConfig, RewardTuningConfig
-from pacorl.judge_training.judge_trainer import JudgeTrainer, build_trainer, checkpoints, newest_whole
+from pacorl.judge_training.judge_trainer import JudgeTrainer, build_trainer, check_whole, checkpoints
 from pacorl.judge_training.loop import (
     DIGESTS,
     LABEL_KEYS,
@@ -300,16 +301,15 @@ def test_a_checkpoint_that_was_cut_short_is_none(tmp_path: Path) -> None:
 
 
 def test_without_a_whole_checkpoint_nothing_begins_anew(tmp_path: Path) -> None:
-    assert newest_whole(tmp_path) is None
     for step in (2, 4):
         (tmp_path / f"checkpoint-{step}").mkdir()
         (tmp_path / f"checkpoint-{step}" / "weights").write_text(str(step))
         (tmp_path / f"checkpoint-{step}" / DIGESTS).write_text(json.dumps(digests(tmp_path / f"checkpoint-{step}")))
     (tmp_path / "checkpoint-4" / "weights").write_text("3")
-    assert newest_whole(tmp_path) == tmp_path / "checkpoint-2"
+    assert newest_whole(checkpoints(tmp_path), check_whole) == tmp_path / "checkpoint-2"
     (tmp_path / "checkpoint-2" / "weights").unlink()
     with pytest.raises(ValueError, match=r"no checkpoint in .* is whole"):
-        newest_whole(tmp_path)
+        newest_whole(checkpoints(tmp_path), check_whole)
 
 
 def test_evaluation_is_logged_and_summarised(run: Any, data: Path) -> None:
@@ -382,19 +382,13 @@ def test_two_processes_train_as_one(run: Any, tmp_path: Path) -> None:
 
 
 def test_what_is_trained(model: Any) -> None:
-    def trained(*overrides: str) -> set[str]:
-        options = load(JudgeConfig, None, overrides).tuning
-        tuned = tune(load_model("tiny", dtype="float32"), options)
-        return {name for name, parameter in tuned.named_parameters() if parameter.requires_grad}
-
-    adapter = trained()
+    tuned = tune(load_model("tiny", dtype="float32"), RewardTuningConfig())
+    adapter = {name for name, parameter in tuned.named_parameters() if parameter.requires_grad}
     linear = [
         name for name, module in model.model.language_model.named_modules() if isinstance(module, torch.nn.Linear)
     ]
     assert len(adapter) == 2 * len(linear) == 2 * 7 * 4
     assert all("language_model" in name and "lora_" in name for name in adapter)
-    whole = {name for name, _ in model.named_parameters()}
-    assert trained("tuning.method=full") == {name for name in whole if "visual" not in name}
 
 
 @pytest.mark.slow
@@ -423,14 +417,6 @@ def test_an_adapter_may_be_the_start(tmp_path: Path, old: bool) -> None:
             tune(load_model("tiny", dtype="float32"), start.model_copy(update=wrong))
 
 
-@pytest.mark.slow
-def test_all_weights_can_be_trained(run: Any) -> None:
-    config = run("tuning.method=full", "max_steps=1")
-    JudgeTrainer(config).train()
-    found = LocalJudge.from_pretrained(config.out / "model")
-    assert found.processor.image_processor.patch_size == 8
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -440,7 +426,6 @@ def test_all_weights_can_be_trained(run: Any) -> None:
         ("loss.beta=1", r"loss\.beta: unknown key"),
         ("epochs=1e300", r"epochs: Input should be less than or equal to 1000000"),
         ("data.workers=100000", r"data\.workers: Input should be less than or equal to 256"),
-        ("tuning={method: full, start: lora}", r"tuning: start lora is an adapter, and method full trains none"),
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused(override: str, message: str) -> None:

@@ -42,9 +42,6 @@ class PromptsConfig(Section):
     benchmarks: tuple[str, ...] = ()
     """Prompts that results will be reported on, named as `train` is: none of them may be trained on. Nor may one of the
     evaluation, unless `evaluation` names the training prompts themselves."""
-    record_sizes: bool = False
-    """For generators of sets: whether records that say a height and width are generated at these, in training and in
-    evaluation, and only others at sampling.size and evaluation.size."""
 
     @property
     def evaluates_training(self) -> bool:
@@ -289,11 +286,6 @@ class PolicyConfig(LoraConfig):
             raise ValueError(
                 f"advantages.credit {self.advantages.credit} with edits by kind {self.model.kind}: an edit is one "
                 "image without panels; take credit: set"
-            )
-        if self.prompts.record_sizes:
-            raise ValueError(
-                f"prompts.record_sizes says nothing to edits by kind {self.model.kind}, whose images have their "
-                "source's shape; leave it out"
             )
         if self.judge and self.judge.symmetric:
             raise ValueError(

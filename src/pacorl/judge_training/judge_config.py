@@ -26,24 +26,14 @@ class RewardModelConfig(Section):
 
 
 class RewardTuningConfig(Section):
-    """Trained weights of the judge."""
+    """LoRA on the language model's linear layers; the vision tower stays frozen."""
 
-    method: Literal["lora", "full"] = "lora"
-    """LoRA on the language model's linear layers, or all of its weights; the vision tower stays frozen."""
     rank: Rank = 32
     """r of the added product BA."""
     alpha: Positive = 64
     """α of the adapter's scale α/r."""
     start: str = ""
     """Initial adapter of this shape: a folder or a hub name, in either spelling of its keys."""
-
-    @model_validator(mode="after")
-    def _full_has_no_adapter(self) -> RewardTuningConfig:
-        if self.start and self.method == "full":
-            raise ValueError(
-                f"start {self.start} is an adapter, and method full trains none; merge it into model.checkpoint"
-            )
-        return self
 
 
 class ComparisonsConfig(Section):

@@ -4,15 +4,14 @@
     accelerate launch --num_processes 8 --no_python pacorl train-reward configs/reward/paco_reward_7b.yaml
 
 Supervised fine-tuning by the weighted likelihood (arXiv 2512.04784, §3.2) on the transformers `Trainer`. A run's
-folder holds config.yaml, metrics.jsonl, held_out/, summary.json, report.html, checkpoints/, adapter/ (or model/), and
-merged/ on request.
+folder holds config.yaml, metrics.jsonl, held_out/, summary.json, report.html, checkpoints/, adapter/, and merged/ on
+request.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,12 +19,13 @@ from typing import Any
 
 import torch
 from accelerate.utils import reduce
-from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 from transformers.trainer_callback import PrinterCallback
 
 from pacorl.config.base import changes_to, check_changes, frozen_changes
 from pacorl.core.devices import available_device, check_card_used
 from pacorl.core.metric_names import SECONDS
+from pacorl.grpo.checkpoint import newest_whole, put_in_place
 from pacorl.io.documents import read_object, read_yaml, typed, write_json
 from pacorl.io.files import (
     aside_of,
@@ -33,10 +33,8 @@ from pacorl.io.files import (
     check_no_link,
     check_no_run,
     disk_errors,
-    flush_tree,
     open_aside,
     own_folder,
-    replacing,
     weight_write_errors,
 )
 from pacorl.judge.decision import save_decision
@@ -44,7 +42,7 @@ from pacorl.judge_training.examples import JudgeData, each_once, load_data
 from pacorl.judge_training.held_out import HeldOut
 from pacorl.judge_training.judge_config import JudgeConfig
 from pacorl.judge_training.loop import DIGESTS, WeightedLikelihoodTrainer, processes, training_arguments
-from pacorl.judge_training.tuning import load_model, merge_and_save, save_processor, source_of, tune
+from pacorl.judge_training.tuning import load_model, merge_and_save, tune
 from pacorl.runtime.logbook import Logbook, check_trackers
 from pacorl.runtime.processes import MAX_BAD_STEPS, lost_ranks
 from pacorl.runtime.stopping import Interrupted, StopSignals
@@ -94,8 +92,9 @@ class JudgeTrainer:
         self.config, self.resume = config, resume
         if not resume:
             check_no_run(config.out)
-        check_no_link(*(config.out / name for name in ("adapter", "model", "merged")))
-        self.checkpoint = newest_whole(config.out / "checkpoints") if resume else None
+        check_no_link(*(config.out / name for name in ("adapter", "merged")))
+        existing = checkpoints(config.out / "checkpoints") if resume else []
+        self.checkpoint = newest_whole(existing, check_whole) if existing else None
         """The checkpoint for resuming; None at the start."""
         self.changes: dict[str, list[Any]] = {}
         """Changed keys of a resumed run → both values."""
@@ -126,11 +125,13 @@ class JudgeTrainer:
         data = load_data(self.config)
         evaluates = bool(data.evaluation)
         arguments = training_arguments(self.config, evaluates=evaluates, resumed=self.checkpoint is not None)
-        logbook = self._open_folder()
-        signals = StopSignals()
-        keeper = RunKeeper(logbook, signals, evaluates=evaluates)
+        # Log lines that a resumed run will write again are dropped.
+        step = step_of(self.checkpoint) if self.checkpoint else -1
+        main = processes().is_main_process
+        logbook = Logbook.of(self.config, axis="step", changes=self.changes, step=step, main=main)
+        keeper = RunKeeper(logbook, StopSignals(), evaluates=evaluates)
         try:
-            with signals:
+            with keeper.signals:
                 trainer = build_trainer(self.config, data, arguments, callbacks=[keeper])
                 trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
             if keeper.failure:
@@ -142,19 +143,11 @@ class JudgeTrainer:
             logbook.close()
         return self.config.out
 
-    def _open_folder(self) -> Logbook:
-        """Write the config, and drop log lines that a resumed run will write again."""
-        step = step_of(self.checkpoint) if self.checkpoint else -1
-        main = processes().is_main_process
-        return Logbook.of(self.config, axis="step", changes=self.changes, step=step, main=main)
-
     def _save(self, trainer: WeightedLikelihoodTrainer, data: JudgeData) -> None:
         """Write the trained weights and summary.json."""
         config = self.config
-        full = config.tuning.method == "full"
-
-        # Save to a temporary folder.
-        folder = config.out / ("model" if full else "adapter")
+        # Save to a temporary folder, which replaces an earlier one, but for a user's own files such as a model card.
+        folder = config.out / "adapter"
         if processes().is_main_process:
             open_aside(folder)
         processes().wait_for_everyone()
@@ -164,23 +157,16 @@ class JudgeTrainer:
         if not processes().is_main_process:
             return
 
-        # Move file by file: a user's own files in the folder, such as a model card, stay.
-        for path in sorted(aside.iterdir()):
-            if path.name not in UNUSED_FILES:
-                with replacing(folder / path.name) as temporary:
-                    path.replace(temporary)
-        shutil.rmtree(aside)
+        for name in UNUSED_FILES:
+            (aside / name).unlink(missing_ok=True)
+        save_decision(aside, data.processor)
+        put_in_place(folder, made=[path.relative_to(aside).as_posix() for path in aside.rglob("*")])
 
-        # The processor or merged weights, and the summary.
-        base = config.model.checkpoint
-        if full:
-            save_processor(data.processor, folder, source=source_of(base))
-        else:
-            save_decision(folder, data.processor)
-        if config.merge and not full:
+        # Merged weights, and the summary.
+        if config.merge:
             merged = config.out / "merged"
-            merge_and_save(base, folder, merged, dtype=config.model.dtype, processor=data.processor)
-        flush_tree(folder)  # before the summary says that it is there
+            base, dtype = config.model.checkpoint, config.model.dtype
+            merge_and_save(base, folder, merged, dtype=dtype, processor=data.processor)
         summary: dict[str, Any] = {"steps": trainer.state.global_step, "seed": config.seed}
         if data.evaluation:
             summary |= held_out_of(config, data).summary()
@@ -200,10 +186,9 @@ def build_trainer(
     callbacks: Sequence[Any],
 ) -> WeightedLikelihoodTrainer:
     """Build the transformers `Trainer` with the loaded model, its trainable weights and the data."""
-    # The model. With full tuning all weights train in fp32 (under autocast for bfloat16, too coarse for AdamW's steps).
+    # The model.
     set_seed(config.seed)  # the adapter's first weights
-    dtype = "float32" if config.tuning.method == "full" else config.model.dtype
-    model = tune(load_model(config.model.checkpoint, dtype=dtype), config.tuning)
+    model = tune(load_model(config.model.checkpoint, dtype=config.model.dtype), config.tuning)
 
     # The trainer.
     held_out = held_out_of(config, data) if data.evaluation else None
@@ -221,8 +206,6 @@ def build_trainer(
         callbacks=list(callbacks),
     )
     trainer.remove_callback(PrinterCallback)
-    if trainer.pop_callback(ProgressCallback):
-        trainer.add_callback(Progress())
     return trainer
 
 
@@ -234,22 +217,9 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted((path.parent for path in folder.glob(f"checkpoint-[0-9]*/{DIGESTS}")), key=step_of)
 
 
-def newest_whole(folder: Path) -> Path | None:
-    """Return the newest checkpoint whose files are those that were written; None without any checkpoint.
-
-    Logs a warning for each damaged one. Raises ValueError if all are damaged.
-    """
-    existing = checkpoints(folder)
-    for path in reversed(existing):
-        try:
-            check_digests(path, typed(read_object(path / DIGESTS), dict[str, str]))
-        except ValueError as fault:
-            logger.warning("%s; the checkpoint before it is taken", fault)
-        else:
-            return path
-    if existing:
-        raise ValueError(f"no checkpoint in {folder} is whole; copy one back, or start anew with out=…")
-    return None
+def check_whole(checkpoint: Path) -> None:
+    """Raise ValueError, naming the file, if a checkpoint is damaged."""
+    check_digests(checkpoint, typed(read_object(checkpoint / DIGESTS), dict[str, str]))
 
 
 def step_of(checkpoint: Path) -> int:
@@ -331,12 +301,3 @@ class RunKeeper(TrainerCallback):  # type: ignore[misc]
         values = {name: number for name, number in (measured or logs).items() if name not in hidden}
         kind = "evaluation" if measured else "train"
         self.logbook.write(kind, epoch=math.floor(share + 1e-9), step=state.global_step, values=values)
-
-
-class Progress(ProgressCallback):  # type: ignore[misc]
-    """The Trainer's progress bars, with the loss instead of a line per log."""
-
-    def on_log(self, *arguments: Any, logs: Mapping[str, float] | None = None, **kwargs: Any) -> None:
-        """Show the loss and the accuracy since the last log."""
-        if self.training_bar is not None and logs and "loss" in logs:
-            self.training_bar.set_postfix(loss=f"{logs['loss']:.3f}", accuracy=f"{logs['decision_accuracy']:.3f}")

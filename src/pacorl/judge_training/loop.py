@@ -15,7 +15,7 @@ from accelerate.utils import reduce
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import Trainer, TrainingArguments, modeling_utils
+from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import EvalPrediction
 
 from pacorl.core.calibration import calibration_error
@@ -31,14 +31,6 @@ LABEL_KEYS = ("answer", "index", "consistent")
 """Tensors of `Collator` for the loss and the metrics, which the model does not accept."""
 DIGESTS = "digests.json"
 """Last file of a checkpoint, with the SHA-256 of the others: a kill has cut a checkpoint short that has none."""
-CHECKPOINTING = (
-    "activation_checkpointing"
-    if "activation_checkpointing" in TrainingArguments.__dataclass_fields__
-    else "gradient_checkpointing"
-)
-"""Argument of `Trainer`; the older name is that of transformers 5.17."""
-SELECTS_POSITIONS = hasattr(modeling_utils, "slice_logits_to_keep")
-"""Whether transformers takes a mask of positions (B, L) as `logits_to_keep`."""
 SUMS = ("pairs", "loss", "decision_nll", "reasons_nll", "decision_accuracy")
 
 
@@ -69,17 +61,8 @@ def read_answers(model: Any, batch: Mapping[str, Tensor], *, yes: int, no: int) 
     answer_BL = batch["answer"]
     ids_BL = batch["input_ids"]
     before_BL = answer_BL.roll(-1, 1)  # a token is predicted one position before it; no answer begins a row
-    inputs = {}
-    for name, tensor in batch.items():
-        if name not in LABEL_KEYS:
-            inputs[name] = tensor
-
-    # transformers 5.17 selects columns of all rows, and no single positions.
-    columns_K = before_BL.any(0).nonzero()[:, 0]
-    positions = before_BL if SELECTS_POSITIONS else columns_K
-    logits_TV = model(**inputs, use_cache=False, logits_to_keep=positions).logits
-    if not SELECTS_POSITIONS:
-        logits_TV = logits_TV[before_BL[:, columns_K]]
+    inputs = {name: tensor for name, tensor in batch.items() if name not in LABEL_KEYS}
+    logits_TV = model(**inputs, use_cache=False, logits_to_keep=before_BL).logits
     wide = torch.promote_types(logits_TV.dtype, torch.float32)
 
     # The log-probabilities, and the decision at each answer's first token.
@@ -147,7 +130,6 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
         **trainer: Any,
     ) -> None:
         super().__init__(**trainer, compute_metrics=self._measured)
-        self.model_accepts_loss_kwargs = True  # transformers 5.17 does not read `loss_is_scaled_for_ga`
         self.alpha = alpha
         self.form: Form = form
         self.yes = yes
@@ -233,7 +215,6 @@ def training_arguments(config: JudgeConfig, *, evaluates: bool, resumed: bool = 
     checkpoints = config.model.gradient_checkpointing
     # Reentrant checkpointing requires an input with a gradient, and a judge's embeddings are frozen.
     not_reentrant = {"use_reentrant": False} if checkpoints else None
-    checkpointing: dict[str, Any] = {CHECKPOINTING: checkpoints, f"{CHECKPOINTING}_kwargs": not_reentrant}
     return TrainingArguments(
         output_dir=str(config.out / "checkpoints"),
         use_cpu=not torch.accelerator.is_available(),
@@ -255,7 +236,8 @@ def training_arguments(config: JudgeConfig, *, evaluates: bool, resumed: bool = 
         dataloader_num_workers=config.data.workers,
         dataloader_pin_memory=torch.cuda.is_available(),
         bf16=config.model.dtype == "bfloat16",
-        **checkpointing,
+        activation_checkpointing=checkpoints,
+        activation_checkpointing_kwargs=not_reentrant,
         ddp_find_unused_parameters=False,
         # Log, evaluations and checkpoints.
         logging_steps=config.log_every,

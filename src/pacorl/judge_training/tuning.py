@@ -74,23 +74,18 @@ def load_model(checkpoint: str, *, dtype: str) -> Any:
 
 
 def tune(model: Any, options: RewardTuningConfig) -> Any:
-    """Make the selected weights of a model trainable, freeze the rest, and return the model.
+    """Add a trainable LoRA to a model, freeze the rest, and return the model.
 
     Raises:
         ValueError: `start` is no adapter of these layers.
     """
-    # The paper freezes the vision tower.
-    if options.method == "full":
-        model.requires_grad_(True)
-        getattr(model.model, VISION).requires_grad_(False)
-        return model
     linear = [name for name, module in model.model.language_model.named_modules() if isinstance(module, nn.Linear)]
     config = LoraConfig(
         r=options.rank,
         lora_alpha=options.alpha,
         # A layer's own name; with its parent's if it is a number (`mlp.0`), which would match anywhere.
         target_modules=sorted({re.findall(r"[^.]+(?:\.\d+)?$", name)[0] for name in linear}),
-        # The tower's layers share names with the language model's.
+        # The paper freezes the vision tower, whose layers share names with the language model's.
         exclude_modules=rf".*\b{VISION}\b.*",
         task_type="CAUSAL_LM",
     )

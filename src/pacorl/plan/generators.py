@@ -51,9 +51,7 @@ def model_on_meta(config: Mapping[str, Any], *, dtype: torch.dtype) -> nn.Module
     return model.requires_grad_(False).eval()
 
 
-def policy_on_meta(
-    spec: PolicySpec, options: PolicyOptions, configs: Parts | None = None, *, record_sizes: bool = False
-) -> PipelinePolicy:
+def policy_on_meta(spec: PolicySpec, options: PolicyOptions, configs: Parts | None = None) -> PipelinePolicy:
     """Build a policy without weights or tokenizers; by default from the published configs."""
     configs = configs or spec.parts
     components: dict[str, Any] = {"scheduler": model_of(spec.parts["scheduler"])}
@@ -69,7 +67,6 @@ def policy_on_meta(
         components["processor"] = _processor(spec, configs["processor"])
     absent = [name for name in names if name not in components]
     policy = spec.policy(pipeline(**components, **dict.fromkeys(absent)), options)
-    policy.record_sizes = record_sizes
     policy.place_encoders(META)
     policy.place_transformer(META)
     return policy

@@ -144,7 +144,6 @@ def measure_generator(
     images: int | None,
     batches: Sequence[Batch],
     training: Training | None = None,
-    record_sizes: bool = False,
 ) -> Generator:
     """Measure a generator's transformer and its decoder.
 
@@ -153,7 +152,6 @@ def measure_generator(
         images: sources and references of a prompt; None for one of an editor.
         batches: that are sampled, two at most.
         training: None for generating.
-        record_sizes: whether sets have their records' sizes.
 
     Raises:
         ConfigError: The adapter's targets match no module.
@@ -161,7 +159,7 @@ def measure_generator(
     measured_inputs: list[Inputs] = []
 
     def measure(parts: Parts) -> Figures:
-        inputs = Inputs(policy_on_meta(spec, options, parts, record_sizes=record_sizes), images)
+        inputs = Inputs(policy_on_meta(spec, options, parts), images)
         measured_inputs.append(inputs)
         model = inputs.policy.transformer
         weights = (parameter_count(model), weight_bytes(model), streamed_bytes(model))

@@ -222,8 +222,8 @@ def plan_policy(config: PolicyConfig, *, ask: bool = False) -> Plan:
     absences = [*sources.absences_of(config), *generator.absences, *judge.absences, *held_out_judge.absences]
     absences += sources.silent_judges(config) if ask else []
 
-    # Memory and work, at the largest of the records' sizes if records decide.
-    sizes = _sizes(config, generator.configs, train, evaluation)
+    # Memory and work.
+    sizes = _sizes(config, generator.configs, prompts)
     plan = _measured(
         config,
         generator.configs,
@@ -263,7 +263,6 @@ def _measured(
         images=sources.planned_images(config, prompts),
         batches=[Batch(sizes[0], config.sampling.batch), Batch(sizes[1], config.evaluation.batch)],
         training=Training(config, sampler, forwards.node_batch, with_base=config.objective.kl_weight > 0),
-        record_sizes=config.prompts.record_sizes,
     )
     figures, policy = generator.figures, generator.inputs.policy
     panels = min((prompt.grid.count for prompt in prompts), default=4)
@@ -308,32 +307,25 @@ def _prompts(source: str, *, model: str, limit: int | None = None) -> list[Promp
     return prompts_from(source, limit=limit, model=model) if sources.has_prompts(source) else []
 
 
-def _sizes(
-    config: PolicyConfig, configs: Parts, train: Sequence[Prompt], evaluation: Sequence[Prompt]
-) -> tuple[Size, Size]:
-    """Check the sizes of training and evaluation, and return the largest that prompts have.
+def _sizes(config: PolicyConfig, configs: Parts, prompts: Sequence[Prompt]) -> tuple[Size, Size]:
+    """Check the sizes of training and evaluation, and return the nearest that the token grid allows.
 
     Raises:
         ConfigError: VAE and patches do not divide a size of the config; the message names the nearest.
     """
-    policy = policy_on_meta(config.generator, config.model, shallow(configs), record_sizes=config.prompts.record_sizes)
-
-    def largest(key: str, sides: tuple[int, int], prompts: Sequence[Prompt]) -> Size:
+    policy = policy_on_meta(config.generator, config.model, shallow(configs))
+    sizes = []
+    for key, sides in (("sampling.size", config.sampling.size), ("evaluation.size", config.evaluation.size)):
         size = Size(*sides)
         try:
             policy.check_size(size)
         except ValueError as error:
             raise ConfigError(f"{key}: {error}") from None
         # A source image without a usable shape is reported here, before an epoch meets it.
-        found = [policy.size_of(prompt, size) for prompt in prompts]
-        if config.prompts.record_sizes and found:
-            size = max(found, key=lambda one: one.height * one.width)
-        return policy.nearest_size(size)
-
-    return (
-        largest("sampling.size", config.sampling.size, train),
-        largest("evaluation.size", config.evaluation.size, evaluation),
-    )
+        for prompt in prompts:
+            policy.size_of(prompt, size)
+        sizes.append(policy.nearest_size(size))
+    return sizes[0], sizes[1]
 
 
 def plan_training(config: PolicyConfig, rewards: Collection[str] = ()) -> Plan:

@@ -36,14 +36,6 @@ def over(pipeline: Any, **options: Any) -> KleinPolicy:
     return policy
 
 
-def test_a_set_is_generated_at_its_record_s_own_size(pipeline: Any, tmp_path: Path) -> None:
-    policy = over(pipeline)
-    policy.record_sizes = True
-    assert policy.size_of(Prompt(0, "a cat", size=Size(32, 48)), Size(64, 64)) == Size(32, 48)
-    assert policy.size_of(SETS[0], Size(64, 64)) == Size(64, 64)
-    assert policy.size_of(edit(source_image(tmp_path / "a.png", height=80, width=40)), Size(64, 64)) == Size(88, 40)
-
-
 @pytest.mark.parametrize("side", [64, 65, 77, 100])
 def test_a_square_source_is_cut_nowhere(klein: KleinPolicy, tmp_path: Path, side: int) -> None:
     path = source_image(tmp_path / "a.png", height=side, width=side)

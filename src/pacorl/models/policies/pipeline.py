@@ -171,8 +171,6 @@ class PipelinePolicy:
     def __init__(self, pipeline: Any, options: PolicyOptions) -> None:
         self.pipeline = pipeline
         self.options: Any = options
-        self.record_sizes = False
-        """Whether sets are generated at their records' own sizes."""
         self.transformer: nn.Module = pipeline.transformer
         self.token_pixels: int = self.patch * pipeline.vae_scale_factor
         for component in pipeline.components.values():
@@ -216,20 +214,14 @@ class PipelinePolicy:
             check_multiple(size, step=step)
 
     def size_of(self, prompt: Prompt, size: Size) -> Size:
-        """Derive the size of a prompt's image from the config's: `size` for a set, or its record's own.
+        """Derive the size of a prompt's image from the config's: `size` for a set.
 
         For an edit it is the area of `size` in the shape of the source.
 
         Raises:
             ValueError: A source is missing, is one too many or has no such shape; the message names the prompt.
         """
-        if not self.record_sizes or prompt.size is None:
-            return size
-        try:
-            self.check_size(prompt.size)
-        except ValueError as error:
-            raise ValueError(f"{prompt.place}, its own {error}; or leave prompts.record_sizes out") from None
-        return prompt.size
+        return size
 
     def nearest_size(self, size: Size) -> Size:
         """Round a config's size to the token grid: the size of a square source's edit, nearly that of other shapes."""
