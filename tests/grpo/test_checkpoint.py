@@ -30,7 +30,6 @@ from pacorl.grpo.checkpoint import (
     starting_point,
     write_checkpoint,
 )
-from pacorl.grpo.lora_training import optimizer_tensors, set_optimizer_tensors
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.start import checkpoints
 from pacorl.io.documents import as_read_back
@@ -384,27 +383,3 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == [kept.name]
     assert state_of(kept)["step"] == 1
-
-
-def test_an_optimizer_comes_back_by_names() -> None:
-    def steps(layer: torch.nn.Linear, optimizer: torch.optim.Optimizer, count: int) -> None:
-        for _ in range(count):
-            layer(torch.ones(1, 2)).square().sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    torch.manual_seed(0)
-    layer = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1)
-    steps(layer, optimizer, 2)
-    saved = {name: value.clone() for name, value in optimizer_tensors(optimizer, layer).items()}
-    other = torch.nn.Linear(2, 2)
-    other.load_state_dict(layer.state_dict())
-    second = torch.optim.AdamW(other.parameters(), lr=0.1)
-    set_optimizer_tensors(second, other, saved)
-    steps(layer, optimizer, 2)
-    steps(other, second, 2)
-    assert torch.equal(layer.weight, other.weight)
-    bias = torch.optim.AdamW([other.bias], lr=0.1)
-    with pytest.raises(ValueError, match=r"does not train: weight"):
-        set_optimizer_tensors(bias, other, saved)

@@ -158,14 +158,6 @@ def test_the_first_signal_ends_the_wait_for_a_reward(
     assert same(tmp_path / "run", whole(True))
 
 
-@pytest.mark.slow
-def test_rewards_that_take_turns_with_the_generator_are_bounded_too(
-    tmp_path: Path, hanging: Callable[..., Brightness]
-) -> None:
-    with pytest.raises(Interrupted, match=r"^reward brightness \(batch 2: .* stopped after epoch 0, and saved"):
-        run(tmp_path, hanging(hangs_in=START + 2), "memory=low", "reward_timeout=0.5")
-
-
 def test_a_reward_that_hangs_at_its_trial_image_is_refused(tmp_path: Path, hanging: Callable[..., Brightness]) -> None:
     """Nothing is to be saved yet, and a new start would hang again."""
     said = r"^reward brightness \(trial image\) has not returned for 0\.2 s; mend it, or raise reward_timeout$"

@@ -14,7 +14,6 @@ from toy_world import ToyPolicy
 from pacorl.core.metric_names import SIGN_MEANINGS
 from pacorl.grpo import checkpoint
 from pacorl.grpo.monitor import LIMITS
-from pacorl.models.policies.flux import FluxPolicy
 
 OWN = """
 def brightness(prompts, images):
@@ -128,19 +127,3 @@ def test_prompts_that_are_also_measured_on_are_refused(small: list[str], caplog:
         train_policy(tiny_run(shared))
     train_policy(tiny_run([*small, "prompts.train=tiny:train:3", "prompts.evaluation=tiny:train:3"]))
     assert "3 of 3 training prompts are measured on" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("reward", "message"),
-    [
-        ("{name: 'OWN:raises'}", "KeyError on prompt 0.*no such thing"),
-        ("{name: reference}", "prompt 0.* has no panel of a character"),
-        ("{name: consistency, args: {heat: 2}}", r"rewards\.consistency\.args: unknown argument 'heat'"),
-    ],
-)
-def test_a_reward_that_cannot_work_is_named_before_anything_is_sampled(
-    small: list[str], own: Path, monkeypatch: pytest.MonkeyPatch, reward: str, message: str
-) -> None:
-    monkeypatch.setattr(FluxPolicy, "decode", lambda *args: pytest.fail("sampled"))
-    with pytest.raises(ValueError, match=message):
-        train_policy(tiny_run([*small, f"rewards=[{reward.replace('OWN', str(own))}]"]))

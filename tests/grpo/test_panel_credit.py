@@ -184,36 +184,3 @@ def test_a_run_names_its_choice_of_credit_and_keeps_it(tmp_path: Path, capsys: p
         PolicyTrainer(toy_config(tmp_path / "run", LEFT_OUT, "epochs=2"), resume=True).train()
         with pytest.raises(ConfigError, match=r"advantages\.credit was 'panel' and is now 'set'"):
             PolicyTrainer(toy_config(tmp_path / "run", "advantages.credit=set", "epochs=3"), resume=True)
-
-
-@pytest.mark.slow
-def test_a_file_s_parts_reach_the_epoch_and_are_tried_before_the_run(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(MINE)
-
-    def run(name: str) -> Path:
-        reward = f"rewards=[{{name: '{tmp_path}/mine.py:{name}', label: mine}}]"
-        config = toy_config(tmp_path / name, "judge=none", reward, "epochs=1", PANEL)
-        return train_policy(config)
-
-    with toy_world(), recorded_epochs() as records:
-        run("Quarters")
-        assert records[0]["parts"][0] == [[0.1, 0.2, 0.3, 0.4]]
-        with pytest.raises(ValueError, match=r"returned 1 parts for 4 panels \(prompt 0"):
-            run("One")
-
-
-MINE = """
-from pacorl.rewards.reward import PanelScores
-
-class Quarters:
-    parts = [0.1, 0.2, 0.3, 0.4]
-
-    def __call__(self, prompts, images):
-        return [1.0 for _ in images]
-
-    def panel_scores(self, prompts, images):
-        return [PanelScores(1.0, self.parts) for _ in images]
-
-class One(Quarters):
-    parts = [1.0]
-"""

@@ -10,31 +10,10 @@ from scored import score
 from tiny_runs import metrics, tiny_run, train_policy
 from toy_world import toy_config, toy_world
 
-from pacorl.config.recipes import recipe
 from pacorl.core.advantages import advantages
 from pacorl.grpo import checkpoint, epoch, update
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.runtime.stopping import Interrupted
-
-
-@pytest.mark.slow
-def test_one_epoch_through_the_command(small: list[str]) -> None:
-    from typer.testing import CliRunner
-
-    from pacorl.cli import app
-
-    result = CliRunner().invoke(app, ["train-policy", str(recipe()), *small])
-    assert result.exception is None, result.output
-    out = Path(small[-1].removeprefix("out="))
-    before, epoch, after = metrics(out)
-    assert (before["kind"], epoch["kind"], after["kind"]) == ("evaluation", "epoch", "evaluation")
-    assert epoch["ratio_deviation/1"] == 0.0
-    assert epoch["grad_norm"] > 0
-    assert epoch["samples/used"] == 1.0
-    assert epoch["step"] == 2
-    assert before["p_yes"] != after["p_yes"], "training changed nothing"
-    for made in ("config.yaml", "report.html", "adapter/adapter_model.safetensors", "samples/evaluation-000001.jsonl"):
-        assert (out / made).exists(), made
 
 
 def test_a_run_that_is_told_to_stop_twice_still_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,15 +11,14 @@ import yaml
 from edit_twins import klein_pipeline, kontext_pipeline, qwen_image_21_pipeline, qwen_pipeline, source_image
 from safetensors.torch import load_file
 from tiny_runs import JPEG_SIZE, train_policy
-from toy_world import toy_config, toy_world
+from toy_world import toy_config
 from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.config.base import load
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import divide
-from pacorl.records.prompts import prompts_from, save_prompts
-from pacorl.types import Character, Prompt
+from pacorl.types import Prompt
 
 PIPELINES = {
     "klein": klein_pipeline,
@@ -102,29 +100,3 @@ def test_a_sharded_batch_holds_prompts_that_share_a_forward(
     assert (division.batch, division.evaluation_batch) == batches
     alone = divide(config, sharded=True, train=prompts[:1], evaluation=prompts[1:])
     assert (alone.batch, alone.evaluation_batch) == (4, 4)
-
-
-@pytest.mark.slow
-def test_a_generator_without_references_is_rewarded_for_resembling_them(tmp_path: Path) -> None:
-    """With panel credit, stopped and resumed: the judge compares with images that the generator is not given."""
-    hero = source_image(tmp_path / "hero.png", height=8, width=8, seed=1)
-    sets = [
-        replace(prompt, characters=(Character("hero", "a red hero", (hero,)),)) for prompt in prompts_from("tiny:dev:2")
-    ]
-    data = tmp_path / "prompts" / "train.jsonl"
-    save_prompts(sets, data)
-    assert [len(prompt.characters[0].images) for prompt in prompts_from(str(data))] == [1, 1]
-    assert [prompt.references for prompt in prompts_from(str(data))] == [(), ()]
-    settings = [f"prompts={{train: '{data}', evaluation: '{data}'}}", "rewards=[{name: reference}]"]
-    settings += ["advantages.credit=panel", "evaluation.size=[16,16]"]
-
-    with toy_world():
-        whole, cut = tmp_path / "whole", tmp_path / "cut"
-        train_policy(toy_config(whole, *settings))
-        train_policy(toy_config(cut, *settings, "epochs=1"))
-        train_policy(toy_config(cut, *settings), resume=True)
-    epochs = [line for line in lines(whole) if line["kind"] == "epoch"]
-    assert 0 < epochs[0]["reward/reference/mean"] < 1
-    assert [epoch["ratio_deviation/1"] for epoch in epochs] == [0.0, 0.0]
-    adapters = [load_file(out / "adapter" / "adapter_model.safetensors") for out in (whole, cut)]
-    assert all(torch.equal(adapters[0][name], adapters[1][name]) for name in adapters[0])

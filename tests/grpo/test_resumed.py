@@ -12,6 +12,7 @@ from toy_world import toy_config
 
 from pacorl import PolicyTrainer
 from pacorl.grpo import evaluate
+from pacorl.grpo.checkpoint import best_checkpoint
 from pacorl.io.files import digests
 from pacorl.runtime.stopping import Interrupted
 
@@ -22,7 +23,8 @@ SETTINGS = ["epochs=3", "keep_checkpoints=9", "evaluation.every=0", "prompts.eva
 
 def outcome(run: Path) -> list[Any]:
     """What a run leaves, without what clocks say."""
-    return [metrics(run), digests(run / "samples"), weights(run), (run / "checkpoints" / "best.json").read_text()]
+    best = best_checkpoint(run / "checkpoints")
+    return [metrics(run), digests(run / "samples"), weights(run), best and best.name]
 
 
 @pytest.mark.slow

@@ -65,17 +65,6 @@ def rows(count: int = 4, group: int = 2) -> list[Row]:
     return [Row(PROMPTS[number // group], number) for number in range(count)]
 
 
-@pytest.mark.slow
-def test_what_is_drawn_does_not_depend_on_the_batch(policy: FluxPolicy) -> None:
-    together = drawn(policy, rows(), epoch=3)
-    alone = drawn(policy, rows()[2:3], epoch=3)
-    torch.testing.assert_close(finals(together)[2], finals(alone)[0], rtol=0, atol=1e-5)
-    for several, one in zip(together.nodes, alone.nodes, strict=True):
-        torch.testing.assert_close(several.log_prob_B[2], one.log_prob_B[0], rtol=0, atol=1e-5)
-    other = drawn(policy, rows()[2:3], epoch=4)
-    assert not torch.allclose(finals(other), finals(alone), atol=1e-2)
-
-
 @pytest.mark.parametrize("shared", [False, True])
 def test_every_draw_has_its_own_noise(shared: bool) -> None:
     """Over seeds, epochs, rows and steps no two draws are alike; with a shared start those of one group start alike."""
@@ -271,8 +260,3 @@ def test_a_process_may_lack_the_sample_that_names_a_node(policy: FluxPolicy) -> 
     numbered = [Row(PROMPTS[0], number) for number in range(4)]
     whole, half = (finals(drawn(policy, share, sampler=sampler)) for share in (numbered, numbered[2:]))
     torch.testing.assert_close(half, whole[2:], rtol=0, atol=1e-5)
-
-
-def test_seeds_are_what_they_were() -> None:
-    assert seed_of(42, 0, "start", 7) == seed_of(42, 0, "start", 7) < 2**63
-    assert len({seed_of(42, epoch, "start", row) for epoch in range(10) for row in range(100)}) == 1000

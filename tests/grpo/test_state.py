@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from pathlib import Path
@@ -12,7 +11,8 @@ import pytest
 import torch
 from tiny_runs import metrics, tiny_run, train_policy
 
-from pacorl.grpo.start import CHECKPOINT, checkpoints
+from pacorl.grpo.checkpoint import best_checkpoint
+from pacorl.grpo.start import CHECKPOINT, checkpoints, step_of
 from pacorl.io.files import own_folder
 from pacorl.models.lora import read_lora
 
@@ -33,9 +33,9 @@ def test_what_a_run_keeps_and_how_it_goes_on(small: list[str], tmp_path: Path) -
     # The best is the one whose evaluation says so, by the weighted sum of the rewards.
     evaluations = [line for line in lines if line["kind"] == "evaluation" and line["step"]]
     scores = {line["step"]: sum(r.weight * line[r.key] for r in config.rewards) for line in evaluations}
-    best = json.loads((folder / "best.json").read_text())
-    assert best["score"] == pytest.approx(max(scores.values()))
-    assert scores[int(best["checkpoint"].removeprefix("step-"))] == max(scores.values())
+    best = best_checkpoint(folder)
+    assert best
+    assert scores[step_of(best)] == max(scores.values())
 
     # The averaged adapter goes with each checkpoint, and the newest lies in adapter/.
     newest = read_lora(folder / "step-000006" / "lora").state
@@ -62,7 +62,7 @@ def test_what_a_run_keeps_and_how_it_goes_on(small: list[str], tmp_path: Path) -
 def test_resume_auto_starts_where_there_is_nothing(small: list[str]) -> None:
     config = tiny_run(small)
     train_policy(config, resume="auto")
-    assert json.loads((config.out / "checkpoints" / "best.json").read_text())["checkpoint"]
+    assert checkpoints(config.out / "checkpoints")
 
 
 class Disk:

@@ -16,6 +16,7 @@ from pacorl import PolicyTrainer
 from pacorl.config.base import ConfigError
 from pacorl.core.objectives.diffusion_nft import lag
 from pacorl.grpo import builders
+from pacorl.grpo.checkpoint import best_checkpoint
 from pacorl.models.adapters import adapter_state
 from pacorl.models.lora import read_lora
 
@@ -117,7 +118,7 @@ def test_the_best_is_what_scored_highest(tmp_path: Path) -> None:
         made.save()
         made.epoch, made.lora.step = made.epoch + 1, made.lora.step + 1
     folder = tmp_path / "run" / "checkpoints"
-    assert json.loads((folder / "best.json").read_text())["checkpoint"] == "step-000001"
+    assert best_checkpoint(folder) == folder / "step-000001"
     assert sorted(path.name for path in folder.glob("step-*")) == ["step-000001", "step-000002"]
 
 

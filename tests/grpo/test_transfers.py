@@ -14,7 +14,7 @@ from pacorl.core.objectives.grpo_clip import GrpoClip
 from pacorl.core.objectives.grpo_guard import GrpoGuard
 from pacorl.core.sampler import Sampler, Tree
 from pacorl.grpo.conditioning import ConditioningCache
-from pacorl.grpo.rollout import Draw, draw_samples, integrate, sigmas_of
+from pacorl.grpo.rollout import Draw, draw_samples, integrate
 from pacorl.grpo.rows import Row
 from pacorl.grpo.update import PolicyLoss, update_policy
 from pacorl.models.adapters import add_lora
@@ -75,16 +75,6 @@ def cache(policy: FluxPolicy) -> ConditioningCache:
         if isinstance(component, torch.nn.Module):
             component.to("meta")
     return cache
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_a_denoising_step_waits_for_nothing(policy: FluxPolicy, cache: ConditioningCache) -> None:
-    sigmas = sigmas_of(policy, Sampler(size=SIZE, steps=4), PROMPTS[0])
-    with Waits() as waits:
-        conditioning, noise = cache.batch(PROMPTS, SIZE), policy.noise([0, 1], SIZE)
-        integrate(policy, noise, conditioning, size=SIZE, sigmas=sigmas, grid=range(5), solver="ab2")
-    assert not +waits.counted
 
 
 @torch.no_grad()

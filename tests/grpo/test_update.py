@@ -196,7 +196,7 @@ def test_the_divergence_from_the_base_acts_by_its_weight(policy: ToyPolicy, obje
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_policy_that_has_moved_is_compared_with_the_one_that_sampled(policy: ToyPolicy, objective: str) -> None:
     loss, samples = small(policy, objective)
-    name = "ratio_deviation/0" if loss.objective.needs == "path" else "velocity_change"
+    name = "ratio_deviation/0" if OBJECTIVES[objective].needs == "path" else "velocity_change"
     before = update_policy(loss, samples, VALUES, runtime=Runtime(), draw=(1, 0, 0))[name]
     with torch.no_grad():
         for value in adapter_state(policy.transformer).values():

@@ -19,8 +19,6 @@ from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.judge.judge import Judge, JudgeSettings
 from pacorl.judge.local import TINY_JUDGE
 from pacorl.plan.plan import plan_policy
-from pacorl.report.folder import read_run
-from pacorl.report.page import match
 
 JPEG = f"{{name: '{JPEG_SIZE}', args: {{prefer: large}}}}"
 UNREACHABLE = "judge.checkpoint=http://127.0.0.1:9/v1#paco"
@@ -93,18 +91,11 @@ def test_a_run_without_a_judge_trains_evaluates_resumes_and_shows_itself(smaller
     for record in first:
         assert record["p_yes"] == []
         assert record["reward"] == pytest.approx(record["scores"]["jpeg_size"] + 10 * record["scores"]["redness"])
-    best = json.loads((out / "checkpoints" / "best.json").read_text())
-    assert best["score"] == pytest.approx(sum(one["reward"] for one in last) / len(last))
+    newest = checkpoint.checkpoints(out / "checkpoints")[-1]
+    assert json.loads((newest / "state.json").read_text())["score"] == pytest.approx(
+        sum(one["reward"] for one in last) / len(last)
+    )
     assert configs.load(PolicyConfig, out / "config.yaml").judge is None
-
-    page = (out / "report.html").read_text()
-    assert "Ordered by how much the reward changed" in page
-    assert "Change of the reward, all 2 images" in page
-    assert "P(Yes)" not in page
-    assert "judge’s" not in page
-    rises = [after["reward"] - before["reward"] for before, after in zip(first, last, strict=True)]
-    pairs, _ = match(read_run(out).samples)
-    assert [pair.change for pair in pairs] == pytest.approx(sorted(rises, reverse=True))
 
     for path in checkpoint.checkpoints(out / "checkpoints")[1:]:
         shutil.rmtree(path)

@@ -62,7 +62,7 @@ def train(out: Path) -> None:
         for batch in own:
             last = batch is own[-1]
             with machine.accumulating(model, last=last):
-                machine.backward(model(batch).square().mean() / len(own))
+                (model(batch).square().mean() / len(own)).backward()
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         gradients = full_state({str(n): p.grad for n, p in enumerate(parameters) if p.grad is not None})
         norms.append(machine.step(optimizer, parameters, max_norm=0.5))

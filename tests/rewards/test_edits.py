@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pacorl.config.reward_section import RewardConfig
 from pacorl.core import questions
-from pacorl.rewards import build_rewards, check_rewards
 from pacorl.rewards.consistency import EditConsistency
 from pacorl.types import Prompt, Question, Verdict
 
@@ -59,10 +57,3 @@ def test_the_judge_sees_the_source_first_at_the_edit_s_size(prompt: Prompt) -> N
         assert source.size == (80, 40)
         assert source.getpixel((0, 0)) == (255, 0, 0)
         assert second is edited
-
-
-def test_it_is_a_reward_by_name(prompt: Prompt) -> None:
-    config = RewardConfig(name="edit_consistency", args={"temperature": 4})
-    check_rewards([config])
-    built = build_rewards([config], judge=Scripted({}))  # type: ignore[arg-type]
-    assert isinstance(built[config.key], EditConsistency)

@@ -63,12 +63,6 @@ def test_a_pair_s_verdict_is_the_mean_of_its_criteria() -> None:
     assert p_yes == pytest.approx({(0, 1): 0.65, (0, 2): 0.225, (1, 2): 0.8})
 
 
-def test_one_missing_answer_makes_the_score_missing_and_is_remembered() -> None:
-    reward = Consistency(answering([0.1, None, 0.3], [0.5] * 3, [1.0] * 3), ask="criteria")
-    assert reward([PROMPT], [SHEET]) == [None]
-    assert reward.last_error == "no connection"
-
-
 def test_null_criteria_are_not_asked(tmp_path) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "a.jsonl").write_text(
         '{"prompt": "A 1x3 grid.", "criteria": {"Style": {"Ink": "one ink", "Paper": null}, "Logic": null}}\n'

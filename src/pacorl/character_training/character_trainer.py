@@ -212,7 +212,7 @@ class CharacterTrainer:
         total = 0.0
         for rows in in_batches(range(first, first + options.batch), options.micro_batch):
             loss = self.losses_of(rows).sum() / options.batch
-            self.runtime.backward(loss)
+            loss.backward()
             total += float(loss.detach())
         if math.isfinite(self.lora.take_step()):
             self.losses.append(total)

@@ -46,8 +46,6 @@ from pacorl.rewards.reward import RewardFunction
 
 logger = logging.getLogger(__name__)
 
-STATE = ("epoch", "step", "bad_steps", "score", "log_lines", "config", "identities", "files")
-"""Required keys of state.json."""
 TENSORS = "state.safetensors"
 PLACES = {"judge": ("judge.checkpoint", "judge.adapter"), "evaluation.judge": ("evaluation.judge",)}
 """Judge of the rewards or of the held-out rewards → config keys of its place, free as long as its identity stays."""
@@ -137,7 +135,7 @@ def starting_point(config: LoraConfig, resume: Resume) -> Path | None:
     if start is not None:
         check_whole(start)
     elif resume and existing:
-        start = _newest_whole(existing)
+        start = newest_whole(existing, check_whole)
         # A damaged newer checkpoint stays until it is written again.
         if start == existing[-1]:
             settle(start, config)
@@ -146,10 +144,15 @@ def starting_point(config: LoraConfig, resume: Resume) -> Path | None:
     return start
 
 
-def _newest_whole(existing: Sequence[Path]) -> Path:
+def newest_whole(existing: Sequence[Path], check: Callable[[Path], object]) -> Path:
+    """Return the newest checkpoint that `check` accepts, and log a warning for each damaged one.
+
+    Raises:
+        ValueError: if all are damaged.
+    """
     for path in reversed(existing):
         try:
-            check_whole(path)
+            check(path)
         except ValueError as fault:
             logger.warning("%s; the checkpoint before it is taken", fault)
         else:
@@ -159,11 +162,7 @@ def _newest_whole(existing: Sequence[Path]) -> Path:
 
 def check_whole(checkpoint: Path) -> None:
     """Raise ValueError, naming the file, if a checkpoint is damaged."""
-    state = read_object(checkpoint / "state.json")
-    missing = [key for key in STATE if key not in state]
-    if missing:
-        raise ValueError(f"{checkpoint / 'state.json'} has no {missing[0]!r}")
-    check_digests(checkpoint, state["files"])
+    check_digests(checkpoint, read_object(checkpoint / "state.json")["files"])
 
 
 def changes_since(
@@ -214,34 +213,28 @@ def identities_of(config: PolicyConfig, functions: Mapping[str, RewardFunction])
 
 
 def settle(checkpoint: Path, config: LoraConfig) -> None:
-    """Update the files derived from the newest checkpoint: best.json, adapter/, and the pruned checkpoints.
+    """Prune the checkpoints after the newest is written, and update adapter/.
 
     A kill may interrupt it, so a resumed run repeats it.
     """
-    folder = checkpoint.parent
-    best = best_checkpoint(folder)
-    if best:
-        write_json(folder / "best.json", best)  # before pruning deletes the earlier best
-    best_path = folder / best["checkpoint"] if best else None
-    prune(folder, keep=config.keep_checkpoints, newest=step_of(checkpoint), best=best_path)
-    publish(best_path if best_path and config.exports_best else checkpoint, config.out / "adapter")
+    best = best_checkpoint(checkpoint.parent)
+    prune(checkpoint.parent, keep=config.keep_checkpoints, newest=step_of(checkpoint), best=best)
+    publish(best if best and config.exports_best else checkpoint, config.out / "adapter")
 
 
-def best_checkpoint(folder: Path) -> dict[str, Any] | None:
-    """Find the checkpoint with the highest score, the later of equals, as the content of best.json.
+def best_checkpoint(folder: Path) -> Path | None:
+    """Find the checkpoint with the highest score, the later of equals; None without a scored checkpoint.
 
-    Logs a warning for each damaged checkpoint. None without a scored checkpoint.
+    Logs a warning for each damaged checkpoint.
     """
-    scored = []
+    scores = {}
     for path in checkpoints(folder):
         try:
-            state = read_object(path / "state.json")
+            scores[path] = read_object(path / "state.json")["score"]
         except ValueError as fault:
             logger.warning("%s; it cannot be the best checkpoint", fault)
-            continue
-        if state.get("score") is not None:
-            scored.append({"checkpoint": path.name, "score": state["score"]})
-    return max(scored, key=lambda best: (best["score"], step_of(folder / best["checkpoint"])), default=None)
+    scored = [path for path, score in scores.items() if score is not None]
+    return max(reversed(scored), key=scores.__getitem__, default=None)
 
 
 def publish(checkpoint: Path, folder: Path) -> None:

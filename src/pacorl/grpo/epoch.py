@@ -56,7 +56,7 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
         world=runtime.world,
         rank=runtime.rank,
         sharded=runtime.sharded,
-        whole_groups=trainer.whole_groups,
+        whole_groups=config.whole_groups,
         kind=lambda prompt: forward_kind(trainer.policy, prompt, sampler.size),
     )
 

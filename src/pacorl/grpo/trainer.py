@@ -140,8 +140,6 @@ class PolicyTrainer:
         """Training objective."""
         self.by_panel = config.advantages.panel_share > 0
         """Whether each panel has an advantage of its own."""
-        self.whole_groups = config.whole_groups
-        """Whether each group is sampled by one process, and scored in one call."""
         if self.runtime.sharded and config.memory == "lowest":
             raise ValueError(
                 "memory lowest and FSDP2: what is streamed is not there to be sharded; take memory: low, or launch "
@@ -188,7 +186,6 @@ class PolicyTrainer:
         # 2. Policy, and the conditionings of its prompts.
         size, evaluation_size = Size(*config.sampling.size), Size(*config.evaluation.size)
         self.policy = builders.build_adapted_policy(config, sizes=[size, evaluation_size], device=device)
-        self.policy.record_sizes = config.prompts.record_sizes
         sizes = {self.policy.size_of(prompt, size) for prompt in self.train_prompts}
         self.division = divide(
             config,
@@ -392,7 +389,7 @@ class PolicyTrainer:
             timeout=config.reward_timeout,
             # Not `check_stop`, a collective: each rank waits for its own scores.
             check_stop=self.runtime.signals.check,
-            group_size=config.group_size if self.whole_groups else 1,
+            group_size=config.group_size if config.whole_groups else 1,
             draw=(config.seed, self.epoch),
         )
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pacorl.core.devices import to_device, widest_float
-from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION, Endpoint, ObjectiveOptions, ObjectiveSpec, Step
+from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION, Endpoint, ObjectiveOptions, Step
 from pacorl.core.sampler import Sampler
 from pacorl.core.schedule import seed_of
 from pacorl.core.sde import Transition, kl, log_prob
@@ -21,7 +21,7 @@ from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import panels_of, transition_at, velocity_at
 from pacorl.models.adapters import AdapterCopy, adapter_off
 from pacorl.runtime.processes import Runtime
-from pacorl.types import Advantages, Conditioning, NodeBatch, Rollout, Samples, Size
+from pacorl.types import Advantages, NodeBatch, Rollout, Samples
 
 if TYPE_CHECKING:
     from pacorl.core.objectives import Loss, Metric
@@ -43,34 +43,6 @@ class PolicyLoss:
     old: AdapterCopy | None = None
     """The sampling policy; None if it equals the trained policy bit for bit."""
 
-    @property
-    def objective(self) -> ObjectiveSpec:
-        """Objective of `options`."""
-        return OBJECTIVES[self.options.name]
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the policy."""
-        return next(self.policy.transformer.parameters()).device
-
-    def velocity(self, x_BNC: Tensor, sigma: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
-        """Compute the trained policy's velocity, at one sigma for all rows."""
-        return velocity_at(self.policy, x_BNC, sigma, conditioning, size)
-
-    @torch.no_grad()
-    def base_velocity(self, x_BNC: Tensor, sigma: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
-        """Compute the velocity without the adapter."""
-        with adapter_off(self.policy.transformer):
-            return self.velocity(x_BNC, sigma, conditioning, size)
-
-    @torch.no_grad()
-    def old_velocity(self, x_BNC: Tensor, sigma: Tensor, conditioning: Conditioning, size: Size) -> Tensor | None:
-        """Compute the sampling policy's velocity; None if it is the trained policy."""
-        if self.old is None:
-            return None
-        with self.old.swapped_in():
-            return self.velocity(x_BNC, sigma, conditioning, size)
-
 
 def learn(
     trainer: PolicyTrainer, sampler: Sampler, samples: Sequence[Samples], epoch_advantages: Advantages
@@ -80,7 +52,7 @@ def learn(
     Returns:
         Mean metrics over updates and ranks, and the largest ratio deviation.
     """
-    config, lora, lag = trainer.config, trainer.lora, trainer.objective.lag
+    config, lora, runtime, lag = trainer.config, trainer.lora, trainer.runtime, trainer.objective.lag
     sampled_at = lora.step
     history: dict[str, list[float]] = defaultdict(list)
     with trainer.progress.phase("updating", total=len(samples)) as advance:
@@ -91,7 +63,7 @@ def learn(
                 trainer.policy, sampler, trainer.cache, config.objective, advantage_clip=config.advantages.clip, old=old
             )
             seed = (config.seed, trainer.epoch, 0)
-            metrics = update_policy(policy_loss, update, epoch_advantages, runtime=trainer.runtime, draw=seed)
+            metrics = update_policy(policy_loss, update, epoch_advantages, runtime=runtime, draw=seed)
             norm = lora.take_step()
             metrics |= {"grad_norm": norm, "skipped": float(not math.isfinite(norm))}
             for name, value in metrics.items():
@@ -101,7 +73,7 @@ def learn(
     # The sampling policy follows, if it lags: old ← lag·old + (1 − lag)·trained.
     if lora.old and lag:
         lora.old.approach(1 - lag(lora.step))
-    means = gather_metrics(history, trainer.runtime)
+    means = gather_metrics(history, runtime)
     if trainer.objective.needs == "path":
         trainer.warn_once("ratio", ratio_warning(means, config.objective.ratio_tolerance, epoch=trainer.epoch + 1))
     return means
@@ -127,13 +99,14 @@ def update_policy(
     """
     # 1. The terms of the loss, one forward each: the samples in its mean, and a function that computes it.
     terms: list[tuple[int, Callable[[], Loss]]] = []
-    if policy_loss.objective.needs == "path":
+    if OBJECTIVES[policy_loss.options.name].needs == "path":
         for nodes in samples.nodes:
             terms.append((len(nodes.row_B), partial(_path_loss, policy_loss, nodes, values)))
     else:
         for rollout in samples.rollouts:
             for step in policy_loss.sampler.sde_steps:
-                terms.append((len(rollout), partial(_endpoint_loss, policy_loss, rollout, values, step, draw=draw)))
+                compute = partial(_endpoint_loss, policy_loss, rollout, values, step, draw=draw)
+                terms.append((len(rollout), compute))
     total = sum(count for count, _ in terms)
 
     # 2. Forward and backward of each.
@@ -142,7 +115,7 @@ def update_policy(
         last = number == len(terms) - 1
         with runtime.accumulating(policy_loss.policy.transformer, last=last):
             loss, metrics = compute()
-            runtime.backward(loss / (total / count))
+            (loss / (total / count)).backward()
         results.append((count, metrics | {"loss": loss.detach()}))
 
     # 3. Metrics of this rank's equal share.
@@ -204,14 +177,13 @@ def ratio_warning(metrics: Mapping[str, float], tolerance: float, *, epoch: int)
 def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) -> Loss:
     """Compute a path objective at the nodes of one forward, for every sample below them."""
     # 1. Inputs on the device.
-    device = policy_loss.device
-    options = policy_loss.options
-    step = nodes.step
+    policy, options, step = policy_loss.policy, policy_loss.options, nodes.step
+    device = next(policy.transformer.parameters()).device
     advantage_B = to_device(values.credited[nodes.row_B].to(nodes.log_prob_B.dtype), device)
     panels = None
     if values.value_BP is not None:
         prompts = [nodes.prompts[node] for node in nodes.node_B.tolist()]
-        panels = panels_of(policy_loss.policy, prompts, nodes.size, device=device)
+        panels = panels_of(policy, prompts, nodes.size, device=device)
         advantage_B = panels.at_tokens(advantage_B)
     conditioning = policy_loss.cache.batch(nodes.prompts, nodes.size)
     x_VNC = to_device(nodes.latents_VNC, device)
@@ -226,9 +198,9 @@ def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) ->
         return Transition(mean_VNC[node_B], std)
 
     # 2. Loss of the trained policy's transition.
-    at_step = (x_VNC, nodes.sigmas_T[step], conditioning, nodes.size)
-    transition = transition_of(policy_loss.velocity(*at_step))
-    loss, metrics = policy_loss.objective.loss(
+    velocity = partial(velocity_at, policy, x_VNC, nodes.sigmas_T[step], conditioning, nodes.size)
+    transition = transition_of(velocity())
+    loss, metrics = OBJECTIVES[options.name].loss(
         Step(
             transition,
             log_prob_B=log_prob(next_latents_ENC[child_B], transition, panels),
@@ -244,7 +216,9 @@ def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) ->
 
     # 3. KL to the base.
     if options.kl_weight > 0:
-        divergence = kl(transition, transition_of(policy_loss.base_velocity(*at_step))).mean()
+        with torch.no_grad(), adapter_off(policy.transformer):
+            base = transition_of(velocity())
+        divergence = kl(transition, base).mean()
         return loss + options.kl_weight * divergence, metrics | {"kl": divergence}
     return loss, metrics
 
@@ -258,15 +232,13 @@ def _endpoint_loss(
     at each sigma.
     """
     # 1. Noise the endpoints. No sampling step is replayed, so the training shift applies.
-    device = policy_loss.device
-    options = policy_loss.options
+    policy, options = policy_loss.policy, policy_loss.options
+    device = next(policy.transformer.parameters()).device
     conditioning = policy_loss.cache.batch(rollout.prompts, rollout.size)
-    sampler = policy_loss.sampler
-    size = policy_loss.policy.size_of(rollout.prompts[0], sampler.size)
-    training_sigma = policy_loss.policy.training_sigmas(sampler.steps, size)[step]
+    training_sigma = policy.training_sigmas(policy_loss.sampler.steps, rollout.size)[step]
     sigma = float(training_sigma)
     clean = to_device(rollout.final_BNC, device)
-    noise = policy_loss.policy.noise([seed_of(*draw, "noised", step, row) for row in rollout.row_B], rollout.size)
+    noise = policy.noise([seed_of(*draw, "noised", step, row) for row in rollout.row_B], rollout.size)
     noisy = (1 - sigma) * clean + sigma * noise
 
     # 2. Advantages of the samples; with panel credit each token has its panel's.
@@ -274,19 +246,24 @@ def _endpoint_loss(
     used_B = to_device(values.used_B[rollout.row_B], device)
     panels = None
     if values.value_BP is not None:
-        panels = panels_of(policy_loss.policy, rollout.prompts, rollout.size, device=device)
+        panels = panels_of(policy, rollout.prompts, rollout.size, device=device)
         advantage_B = panels.at_tokens(to_device(values.credited[rollout.row_B].to(clean.dtype), device))
         used_B = used_B[:, None].expand_as(advantage_B)
 
     # 3. Velocities. Old and base come first: they change weights in place, which would break the trained policy's
     # graph.
-    at_sigma = (noisy, training_sigma, conditioning, rollout.size)
-    old = policy_loss.old_velocity(*at_sigma)
-    base = policy_loss.base_velocity(*at_sigma) if options.kl_weight > 0 else None
-    velocity = policy_loss.velocity(*at_sigma)
+    velocity_of = partial(velocity_at, policy, noisy, training_sigma, conditioning, rollout.size)
+    old = base = None
+    if policy_loss.old:
+        with torch.no_grad(), policy_loss.old.swapped_in():
+            old = velocity_of()
+    if options.kl_weight > 0:
+        with torch.no_grad(), adapter_off(policy.transformer):
+            base = velocity_of()
+    velocity = velocity_of()
 
     # 4. Loss, and the divergence from the base.
-    loss, metrics = policy_loss.objective.loss(
+    loss, metrics = OBJECTIVES[options.name].loss(
         Endpoint(
             clean,
             noisy,

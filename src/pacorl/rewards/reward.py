@@ -76,18 +76,20 @@ class Explains(Protocol):
 
 
 def listed(
-    name: str, result: object, count: int, prompts: Sequence[Prompt], *, what: tuple[str, str] = ("scores", "images")
+    name: str, result: Any, count: int, prompts: Sequence[Prompt], *, what: tuple[str, str] = ("scores", "images")
 ) -> list[Any]:
     """Return a reward's result as a list of `count` values; raises RewardError naming the reward otherwise."""
     values, those = what
-    fix = f"{count} {those} ({named(prompts)}); it must return one per {those[:-1]}, None if there is none"
     try:
-        found: list[Any] = list(result)  # type: ignore[call-overload]
+        found = list(result)
     except TypeError:
-        forgotten = ", as a function without `return` does," if result is None else ""
-        raise RewardError(f"reward {name!r} returned {result!r}{forgotten} and no list of {values} for {fix}") from None
-    if len(found) != count:
-        raise RewardError(f"reward {name!r} returned {len(found)} {values} for {fix}")
+        found = None
+    if found is None or len(found) != count:
+        returned = repr(result) if found is None else f"{len(found)} {values}"
+        raise RewardError(
+            f"reward {name!r} returned {returned} for {count} {those} ({named(prompts)}); it must return a list of "
+            f"one per {those[:-1]}, None if there is none"
+        )
     return found
 
 

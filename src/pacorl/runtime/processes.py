@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, InitProcessGroupKwargs, gather_object
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed import DistError
 from torch.nn.parallel import DistributedDataParallel
 
@@ -149,10 +149,6 @@ class Runtime:
         unsynchronised: AbstractContextManager[None] = nullcontext() if last else self.accelerator.no_sync(transformer)
         return unsynchronised
 
-    def backward(self, loss: Tensor) -> None:
-        """Add to the gradients."""
-        self.accelerator.backward(loss)
-
     def step(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], *, max_norm: float) -> float:
         """Clip the gradients, step and clear them; skip the step on all ranks if their norm is not finite.
 
@@ -209,24 +205,16 @@ def allow_tf32(*, allowed: bool) -> None:
 # --- other ranks -----------------------------------------------------------------------------------------------
 
 
-class LostRankError(RuntimeError):
-    """The connection to another rank is cut, or it stands still."""
-
-
 @contextmanager
 def lost_ranks(rank: int, world: int) -> Iterator[None]:
-    """Replace the error of a process group, of which a rank has died or hangs, by one line.
-
-    Raises:
-        LostRankError: instead of a message of gloo or NCCL, with their files and addresses.
-    """
+    """Replace the error of a process group, of which a rank has died or hangs, by a RuntimeError of one line."""
     try:
         yield
     except RuntimeError as error:
         # gloo has no kind of error of its own, and gives the line of its source in every message.
         if world == 1 or not (isinstance(error, DistError) or "gloo" in str(error)):
             raise
-        raise LostRankError(
+        raise RuntimeError(
             f"rank {rank} of {world} has lost another rank, which has ended or stands still; its last line, or the "
             "launcher, names the cause. Then start the same command again with --resume auto"
         ) from error
