@@ -196,7 +196,8 @@ def measure_agreement(
             f"{MONITOR}kappa": kappa(within, across),
         }
 
-    return runtime.gather_rows(lambda: {0: means()} if runtime.is_main else {})[0]
+    measured: dict[str, float] = runtime.gather_rows(lambda: {0: means()} if runtime.is_main else {})[0]
+    return measured
 
 
 # --- over time -------------------------------------------------------------------------------------------------

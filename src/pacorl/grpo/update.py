@@ -105,8 +105,8 @@ def update_policy(
     else:
         for rollout in samples.rollouts:
             for step in policy_loss.sampler.sde_steps:
-                compute = partial(_endpoint_loss, policy_loss, rollout, values, step, draw=draw)
-                terms.append((len(rollout), compute))
+                loss_at_sigma = partial(_endpoint_loss, policy_loss, rollout, values, step, draw=draw)
+                terms.append((len(rollout), loss_at_sigma))
     total = sum(count for count, _ in terms)
 
     # 2. Forward and backward of each.
