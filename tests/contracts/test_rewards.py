@@ -154,10 +154,10 @@ def brightness(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list
     [
         (lambda prompts, images: [0.5 for _ in images], "all images have the score 0.5"),
         (lambda prompts, images: brightness(prompts, images)[:-1], "returned 2 scores for 3 images"),
-        (lambda prompts, images: sorted(brightness(prompts, images)), "in a batch of the opposite order"),
+        (lambda prompts, images: sorted(brightness(prompts, images)), "in a batch of one"),
         (lambda prompts, images: brightness(prompts, images)[::-1], "in a batch of one"),
         (lambda prompts, images: [b / len(images) for b in brightness(prompts, images)], "in a batch of one"),
-        (lambda prompts, images: [None for _ in images], "every score is missing"),
+        (lambda prompts, images: [None for _ in images], "all images have the score None"),
     ],
 )
 def test_wrong_rewards_are_seen(wrong: Any, said: str) -> None:

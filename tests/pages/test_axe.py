@@ -146,8 +146,7 @@ def check_page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
     check = gate.check_set(Grey(), grey(20, 20, 20, 120), least=0.5)
     page = tmp_path_factory.mktemp("checks") / "check.html"
-    tries = [("try 1, panel 4: 0.1000, rejected", grey(90)[0])]
-    page.write_text(gate.check_page(check, judge="toy", tries=tries), encoding="utf-8")
+    page.write_text(gate.check_page(check, judge="toy"), encoding="utf-8")
     return page.as_uri()
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typer import Argument, Exit
 
-from pacorl.cli.gate import CheckOptions, Gate, worst
+from pacorl.cli.gate import CheckOptions, Gate, code_of, worst
 from pacorl.cli.generator import AdaptedGenerator, ChoiceOptions, OutputOptions, dry_run
-from pacorl.cli.redraw import IMAGE_MARK, Redrawing, panels_again, redraw_page
+from pacorl.cli.redraw import IMAGE_MARK, Redrawing, panels_again, read_page, redraw_page
 from pacorl.cli.shared import check_report, echo, echo_errors, print_json, progress
 from pacorl.config.options import TEMPLATE, UsageError, WriterOptions, option
 from pacorl.types import TINY, Size
@@ -336,6 +336,8 @@ def _deliver(
     """Save the images, draw failing panels again, write the page, and print the paths; returns the exit code."""
     from pacorl.gate.scores import UNCALIBRATED
     from pacorl.generate import generated_images
+    from pacorl.io.files import write_atomic
+    from pacorl.io.images import open_image
 
     # Images come first: an interrupted command leaves them, and the page embeds the saved files.
     judge = reward.name if reward else ""
@@ -344,8 +346,11 @@ def _deliver(
     codes = [0]
     for number, file in enumerate(saved):
         if redrawing and file.image.rank == 1:
-            saved[number], checks[number], code = redrawing.improved(file)
-            codes.append(code)
+            write_atomic(file.path.parent / "tries" / f"{file.path.stem}-before.png", file.path.read_bytes())
+            page = read_page(file.path, redrawing.options, file.image.prompt.characters)
+            after, checks[number] = redrawing.repaired(page, file.path)
+            saved[number] = replace(file, image=replace(file.image, image=open_image(file.path), judged=None))
+            codes.append(code_of(after))
 
     # The page.
     remarks = [model.note]
@@ -353,18 +358,18 @@ def _deliver(
         calibrated = getattr(reward.judge, "calibration", None)
         remarks += [reward.note, "" if calibrated else UNCALIBRATED]
     notes = list(filter(None, remarks))
-    page = _page(output, request)
-    if page:
-        generated_images.write_page(page, saved, title=request.title, notes=notes, judge=judge)
+    report = _page(output, request)
+    if report:
+        generated_images.write_page(report, saved, title=request.title, notes=notes, judge=judge)
 
     # The terminal. Notes go to the error stream, which a pipe does not read.
     if output.as_json:
         names = {"model": model.model, "adapter": model.adapter, "judge": judge, "notes": notes}
         made = [generated_images.to_dict(file) | check for file, check in zip(saved, checks, strict=True)]
-        print_json(names | {"page": str(page) if page else None, "made": made})
+        print_json(names | {"page": str(report) if report else None, "made": made})
     else:
         echo("\n".join(_line(file, check) for file, check in zip(saved, checks, strict=True)))
-    echo_errors(*notes, f"page: {page}" if page else "")
+    echo_errors(*notes, f"page: {report}" if report else "")
     return worst(codes)
 
 

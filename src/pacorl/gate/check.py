@@ -349,8 +349,8 @@ def verdict_lines(check: Check, *, judge: str) -> list[str]:
     return [*lines, f"{check.asked} questions to {judge}, {controls}."]
 
 
-def check_page(check: Check, *, judge: str, note: str = "", tries: Sequence[tuple[str, Image]] = ()) -> str:
-    """Render the self-contained page. `tries`: captions and images of a repair."""
+def check_page(check: Check, *, judge: str, note: str = "") -> str:
+    """Render the self-contained page."""
     title = f"{len(check.failed)} of {len(check.panels)} panels fail" if check.failed else "All panels pass"
     return render(
         "check.html",
@@ -360,7 +360,6 @@ def check_page(check: Check, *, judge: str, note: str = "", tries: Sequence[tupl
         verdict=[*filter(None, [note]), *verdict_lines(check, judge=judge)],
         check=check,
         cards=[(name, show(image)) for name, image in zip(check.scores.names, check.scores.images, strict=True)],
-        tries=[(caption, show(image)) for caption, image in tries],
         judge=judge,
         matrix=pair_matrix_svg(check.scores.matrix),
     )

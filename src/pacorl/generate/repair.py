@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 Gate = Callable[[Sequence["Image"]], Check]
 """Panels → their check."""
-Redraw = Callable[[int, int], tuple["Image", Mapping[str, str]] | None]
-"""(index of a panel, number of the try) → another image of the panel, and the text chunks of its PNG; None ends."""
+Redraw = Callable[[int, int], tuple["Image", Mapping[str, str]]]
+"""(index of a panel, number of the try) → another image of the panel, and the text chunks of its PNG."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,39 +101,6 @@ class Repair:
         """Index of each replaced panel → the try in its place."""
         return {attempt.panel: attempt for attempt in self.tries if attempt.accepted}
 
-    @property
-    def shown(self) -> list[tuple[str, Image]]:
-        """Caption and image of each try, for a page."""
-        return [(f"try {each.number}, panel {each.panel + 1}: {each.verdict}", each.image) for each in self.tries]
-
-    def save(self, path: Path, texts: Mapping[str, str], panel_texts: Sequence[Mapping[str, str]]) -> Image:
-        """Write the panels beside `path`, and joined there, with the seeds of the redrawn ones; returns the page.
-
-        Args:
-            texts: Text chunks of the page, with its layout.
-            panel_texts: Text chunks of each panel, of which a redrawn one has its own.
-        """
-        seeds = {panel + 1: attempt.texts.get("seed") for panel, attempt in self.replaced.items()}
-        for index, image in enumerate(self.images):
-            redrawn = self.replaced.get(index)
-            own = dict(redrawn.texts if redrawn else panel_texts[index])
-            write_atomic(path.with_name(f"{path.stem}-panel-{index + 1}.png"), png_bytes(image, own))
-        # Panels of several sizes are joined at the first one's.
-        size = self.images[0].size
-        panels = [image if image.size == size else image.resize(size) for image in self.images]
-        page = join(panels, parse_layout(texts["layout"]))
-        write_atomic(path, png_bytes(page, {**texts, "redrawn": json.dumps(seeds)}))
-        return page
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON document of `--json`, without file names."""
-        return {
-            "passed": self.after.passed,
-            "before": self.before.to_dict(),
-            "after": self.after.to_dict(),
-            "tries": [attempt.to_dict() for attempt in self.tries],
-        }
-
 
 def repair_set(
     images: Sequence[Image],
@@ -170,12 +137,7 @@ def repair_set(
         if after.references:
             worst = min(failing, key=lambda panel: tried[panel])
         tried[worst] += 1
-        redrawn = redraw(worst, number)
-        # The source has no further image, such as a fixed batch of candidates.
-        if redrawn is None:
-            break
-
-        image, texts = redrawn
+        image, texts = redraw(worst, number)
         # The whole set again: a new panel changes the scores of all others.
         changed = [*panels[:worst], image, *panels[worst + 1 :]]
         try:
@@ -200,19 +162,55 @@ def _ascending(check: Check) -> list[float]:
     return sorted(-1.0 if panel.score is None else panel.score for panel in check.panels)
 
 
-# --- files -------------------------------------------------------------------------------------------------------
+def repair_page(
+    images: Sequence[Image],
+    page: Path,
+    texts: Mapping[str, str],
+    panel_texts: Sequence[Mapping[str, str]],
+    *,
+    gate: Gate,
+    redraw: Redraw,
+    tries: int,
+    say: Callable[[str], None],
+) -> tuple[Check, dict[str, Any]]:
+    """Repair a set, and write the page, its panels, and every try at once, so that a stop leaves the tries.
 
+    Args:
+        page: File to write; its tries go into `tries/` beside it, or they would count among its panels.
+        texts: Text chunks of the page, with its layout.
+        panel_texts: Text chunks of each panel, of which a redrawn one has its own.
+        say: Called with a line about each try.
 
-def tries_folder(page: Path) -> Path:
-    """Return the folder of a page's tries: apart from it, or they would count among its panels."""
-    return page.parent / "tries"
+    Returns:
+        The check of the page that was written, and the JSON document.
+    """
+    files = []
 
+    def keep(attempt: Try) -> None:
+        name = f"{page.stem}-try-{attempt.number}-panel-{attempt.panel + 1}.png"
+        files.append(page.parent / "tries" / name)
+        write_atomic(files[-1], png_bytes(attempt.image, {**attempt.texts, "verdict": attempt.verdict}))
+        say(f"{page.name}, panel {attempt.panel + 1}, try {attempt.number}: {attempt.verdict}")
 
-def save_try(attempt: Try, page: Path) -> Path:
-    """Write a try with its recipe and verdict beside the page that it is for."""
-    path = tries_folder(page) / f"{page.stem}-try-{attempt.number}-panel-{attempt.panel + 1}.png"
-    write_atomic(path, png_bytes(attempt.image, {**attempt.texts, "verdict": attempt.verdict}))
-    return path
+    repair = repair_set(images, gate=gate, redraw=redraw, tries=tries, on_try=keep)
+    seeds = {}
+    for index, image in enumerate(repair.images):
+        redrawn = repair.replaced.get(index)
+        if redrawn:
+            seeds[index + 1] = redrawn.texts.get("seed")
+        own = dict(redrawn.texts if redrawn else panel_texts[index])
+        write_atomic(page.with_name(f"{page.stem}-panel-{index + 1}.png"), png_bytes(image, own))
+    # Panels of several sizes are joined at the first one's.
+    size = repair.images[0].size
+    joined = join([image.resize(size) for image in repair.images], parse_layout(texts["layout"]))
+    write_atomic(page, png_bytes(joined, {**texts, "redrawn": json.dumps(seeds)}))
+    document = {
+        "passed": repair.after.passed,
+        "before": repair.before.to_dict(),
+        "after": repair.after.to_dict(),
+        "tries": [each.to_dict() | {"image": str(file)} for each, file in zip(repair.tries, files, strict=True)],
+    }
+    return repair.after, document
 
 
 # --- redrawing ---------------------------------------------------------------------------------------------------
