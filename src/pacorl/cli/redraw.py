@@ -60,7 +60,7 @@ def read_page(
     from pacorl.core.grid import parse_layout
     from pacorl.gate.panels import layout_of, open_panels
     from pacorl.io.images import recipe_of
-    from pacorl.types import Character, Prompt
+    from pacorl.types import Prompt
 
     names, images = open_panels([path], grid=layout)
     layout = layout or layout_of(str(path))
