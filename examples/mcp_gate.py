@@ -32,7 +32,9 @@ class Gate:
     def rank(self, reference: str, candidates: list[str]) -> dict[str, Any]:
         """Rank candidates, files of the folder, by how well they fit a reference image, best first."""
         try:
-            scores = self.reward.rank([inside(self.folder, name) for name in (reference, *candidates)])
+            scores = self.reward.score_set(
+                [inside(self.folder, each) for each in (reference, *candidates)], ranking=True
+            )
             return {"ranked": [{"image": candidates[p.second - 1], "p_yes": p.p_yes} for p in scores.ranked]}
         except (ValueError, OSError, RuntimeError) as fault:
             return {"error": str(fault)}

@@ -85,14 +85,10 @@ def test_a_calibration_is_written_from_pairs(tmp_path: Path) -> None:
     out = tmp_path / "c.json"
     result = run("calibrate", "tiny", "tiny:dev:120", "--test", "tiny:dev:40", "--out", out)
     assert result.exit_code == 0, result.output
-    assert "ECE, of these pairs: 0." in result.stdout
-    assert re.search(r"ECE, held out, \d+ pairs: [\d.]+ \([\d.]+ to [\d.]+\) before, [\d.]+ \(", result.stdout)
-    assert re.search(r"^the calibration (lowers|does not lower) the error", result.stdout, re.MULTILINE)
+    assert re.search(r"held out, \d+ pairs: [\d.]+ \([\d.]+ to [\d.]+\) before, [\d.]+ \(", result.stdout)
     assert read_calibration(out) is not None
 
-
-def test_thresholds_are_not_lost(tmp_path: Path) -> None:
-    out = tmp_path / "c.json"
+    # Thresholds of a file are not lost.
     calibration = Calibration("tiny", Curve(), {"panels": {4: 0.25}})
     calibration.save(out)
     result = run("calibrate", "tiny", "tiny:dev:60", "--out", out)
@@ -143,7 +139,6 @@ def test_a_folder_is_a_set_of_all_its_pictures_in_natural_order(folder: Path, tm
     document = json.loads(result.stdout)
     assert [Path(panel["image"]).name for panel in document["panels"]] == ["1.png", "2.png", "3.bmp", "10.png"]
     assert (result.exit_code, document["odd_one_out"]) == (BELOW, str(tmp_path / "3.bmp"))
-    assert "left out" not in result.stderr
 
 
 @pytest.mark.parametrize("name", ["3.heic", "3.png", "3"])

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from pacorl.cli.shared import asking, with_options
+from pacorl.cli.shared import with_options
 from pacorl.config.options import JudgeOptions, inherited, one_of, option
 from pacorl.types import Size
 
@@ -78,21 +77,3 @@ def test_the_help_names_a_value_in_a_word_and_a_switch_by_itself() -> None:
     assert re.search(r"--tags\s+TEXT", text)
     assert re.search(r"--count\s+N \[1<=x<=9\]", text)
     assert re.search(r"--fast\s+Do not look twice", text)
-
-
-def test_many_questions_are_announced_with_their_time(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    clock = iter([0.0, 30.0, 60.0])
-    monkeypatch.setattr("pacorl.cli.shared.time", SimpleNamespace(monotonic=lambda: next(clock)))
-    with asking("judge", fewer="ask less") as show:
-        for done in (0, 100, 200):
-            show(done, 500)
-    assert capsys.readouterr().err == "500 questions to judge\nabout 2 more minutes; ask less\n"
-
-
-def test_few_questions_are_not_announced(capsys: pytest.CaptureFixture[str]) -> None:
-    with asking("judge") as show:
-        show(0, 9)
-        show(9, 9)
-    assert capsys.readouterr().err == ""

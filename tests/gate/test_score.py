@@ -158,12 +158,6 @@ def test_the_terminal_shows_matrix_odd_one_and_reasons() -> None:
     assert "Asked: Do the two" in text
 
 
-def test_scores_are_printed_as_the_command_prints_them() -> None:
-    scores = score_set(GreyJudge(), IMAGES)
-    assert str(scores) == table(scores)
-    assert repr(scores).startswith("Scores(4 images: Mean consistency of 6 pairs")
-
-
 def test_the_json_names_images() -> None:
     document = json.loads(json.dumps(scored().to_dict()))
     assert document["odd_one_out"]["image"] == "y"
@@ -178,21 +172,9 @@ def test_the_json_names_images() -> None:
 def test_a_script_scores_two_images(folder: Path) -> None:
     reward = PacoReward(GreyJudge())
     assert reward.score(folder / "a.png", IMAGES[1]) == pytest.approx(p(0, 1))
-    assert reward.rank([folder / "a.png", *IMAGES[1:]]).ranked[0].second == 3
-    assert reward.explain(IMAGES[0], IMAGES[1], theme="grey") == "Asked: Given two "
+    assert reward.score_set([folder / "a.png", *IMAGES[1:]], ranking=True).ranked[0].second == 3
     with pytest.raises(RuntimeError, match="it fell silent"):
         PacoReward(GreyJudge(silent_about="Do")).score(*IMAGES[:2])
-
-
-def test_pairs_are_scored_together_each_by_its_theme(folder: Path) -> None:
-    judge = GreyJudge(silent_about="blue")
-    pairs = [(folder / "a.png", IMAGES[1]), (IMAGES[2], IMAGES[3]), (IMAGES[0], IMAGES[1])]
-    verdicts = PacoReward(judge).score_pairs(pairs, themes=["red", "blue", ""])
-    assert len(judge.calls) == 1
-    assert [verdict.p_yes for verdict in verdicts] == [pytest.approx(p(0, 1)), None, pytest.approx(p(0, 1))]
-    assert verdicts[1].error == "it fell silent"
-    with pytest.raises(ValueError, match="3 pairs and 1 themes"):
-        PacoReward(judge).score_pairs(pairs, themes=["red"])
 
 
 def test_many_pairs_are_asked_in_several_calls_and_counted() -> None:

@@ -125,7 +125,7 @@ def test_the_mask_is_over_the_panel_to_draw_again() -> None:
 def test_candidates_are_ranked_as_by_python() -> None:
     candidates = [WRONG, *SOUND[:2]]
     with PacoReward.from_pretrained("tiny") as reward:
-        ranked = reward.rank([REFERENCE, *candidates]).ranked
+        ranked = reward.score_set([REFERENCE, *candidates], ranking=True).ranked
     best, text = run("PacoRank", reference=batch(REFERENCE), candidates=batch(*candidates), theme="", keep=2)
     assert [entry["candidate"] for entry in json.loads(text)] == [pair.second for pair in ranked]
     assert torch.equal(best, batch(*(candidates[pair.second - 1] for pair in ranked[:2])))

@@ -17,13 +17,13 @@ from pacorl.cli.shared import (
     BELOW,
     INCOMPLETE,
     JsonOption,
-    asking,
     check_report,
     echo,
     echo_errors,
     echo_json,
     fault_line,
     print_json,
+    progress,
 )
 from pacorl.config.options import CalibratedJudge, UsageError, option
 
@@ -37,10 +37,6 @@ SEVERITY = (0, INCOMPLETE, BELOW, 5, 2, 1, 75)
 """Exit codes of a set, the worst last: an error outranks a verdict, and an absent judge any other error."""
 SILENCE_SECONDS = 20.0
 """Wait for a judge's server that falls silent in the middle of a check: a restart behind a balancer takes seconds."""
-FEWER = (
-    "--character NAME compares with a reference alone, one question an image; `pacorl check --sets FOLDER` checks each "
-    "subfolder as a set"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +88,7 @@ def score(
     with load_judge(source, judge) as reward:
         # Before any number: the judge's numbers may be meaningless for these images.
         echo_errors(reward.note)
-        with asking(reward.name, fewer=FEWER) as progress:
+        with progress(f"questions to {reward.name}") as advance:
             scores = score_set(
                 reward.judge,
                 opened,
@@ -101,7 +97,7 @@ def score(
                 ranking=ask.rank,
                 symmetric=ask.symmetric,
                 reasons=ask.reasons,
-                progress=progress,
+                progress=advance,
             )
         document = {"judge": reward.name, "note": reward.note} | scores.to_dict()
 
@@ -286,7 +282,7 @@ class Gate:
         from pacorl.gate.scores import questions_about
 
         least = self.least(len(images))
-        with asking(reward.name, fewer=FEWER) as progress:
+        with progress(f"questions to {reward.name}") as advance:
             return check_set(
                 reward.judge,
                 images,
@@ -296,7 +292,7 @@ class Gate:
                 casts=self._casts(names),
                 questions=questions_about(self.ask.theme, self.ask.texts),
                 symmetric=self.ask.symmetric,
-                progress=progress,
+                progress=advance,
             )
 
     def _casts(self, files: Sequence[str]) -> list[list[str]]:
@@ -404,10 +400,10 @@ def calibrate(
         pairs = comparisons_from(data, scratch=Path(scratch))
         test_pairs = comparisons_from(test, scratch=Path(scratch)) if test else []
         check_readable(chain(*(pair.images for pair in [*pairs, *test_pairs])))
-        with PacoReward.from_pretrained(judge) as reward, asking(reward.name) as progress:
+        with PacoReward.from_pretrained(judge) as reward, progress(f"questions to {reward.name}") as advance:
             name = reward.name
-            answers = ask_comparisons(reward.judge, pairs, progress=progress)
-            held_out = ask_comparisons(reward.judge, test_pairs, progress=progress) if test_pairs else None
+            answers = ask_comparisons(reward.judge, pairs, progress=advance)
+            held_out = ask_comparisons(reward.judge, test_pairs, progress=advance) if test_pairs else None
 
     curve = fit_curve(answers.p_N, answers.yes_N)
     lines = calibration_lines(answers, curve, held_out)

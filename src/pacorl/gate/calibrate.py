@@ -61,24 +61,17 @@ def ask_comparisons(judge: Judge, comparisons: Sequence[Comparison], *, progress
 
 
 def calibration_lines(answers: Answers, curve: Curve, held_out: Answers | None) -> list[str]:
-    """Say in sentences what a curve does to the error of the pairs that it was fit on, and of held-out pairs."""
+    """Say in lines what a curve does to the error of the pairs that it was fit on, and of held-out pairs."""
     lines = [
         f"{len(answers.p_N)} pairs, {int(answers.yes_N.sum())} labelled Yes",
         f"temperature {curve.temperature:.3f}, bias {curve.bias:+.3f}",
     ]
-    samples = [("of these pairs", answers)]
+    samples = [("of these pairs, which the curve has seen", answers)]
     if held_out:
         samples.append((f"held out, {len(held_out.p_N)} pairs", held_out))
     for kind, of_part in samples:
         before, after = of_part.errors(curve)
         lines.append(f"ECE, {kind}: {_interval(before)} before, {_interval(after)} after")
-    # Whether it helps, by the last part.
-    if after.mean < before.mean:
-        lines.append("the calibration lowers the error; intervals that overlap ask for more pairs")
-    else:
-        lines.append("the calibration does not lower the error: do without it, or fit it on more pairs")
-    if not held_out:
-        lines.append("the curve has seen these pairs; --test measures it on others")
     return lines
 
 

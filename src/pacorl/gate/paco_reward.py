@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pacorl.core.batches import in_batches
 from pacorl.core.devices import NONE
-from pacorl.gate.scores import TOGETHER, Scores, questions_about, score_set
-from pacorl.io.images import as_rgb, open_image
-from pacorl.io.terminal import Progress, silent
+from pacorl.gate.scores import Scores, questions_about, score_set
+from pacorl.io.images import open_image
 from pacorl.judge import judge_from
 from pacorl.judge.calibration import read_calibration
-from pacorl.judge.pairwise import ask
-from pacorl.types import TINY, TINY_EDITS, Question, Verdict
+from pacorl.types import TINY, TINY_EDITS
 
 if TYPE_CHECKING:
     from pacorl.judge.judge import Judge
@@ -39,7 +36,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
 
         red, blue = (Image.new("RGB", (32, 32), colour) for colour in ("red", "blue"))
         with PacoReward.from_pretrained("tiny") as reward:  # or a hub name, a folder, a server's URL
-            p_yes = reward.score(red, blue, theme="a dentist in blue scrubs")  # paths and URLs are images too
+            p_yes = reward.score(red, blue, theme="a dentist in blue scrubs")  # paths are images too
     """
 
     def __init__(self, judge: Judge, *, name: str = "") -> None:
@@ -80,9 +77,6 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         judge, name = judge_from(str(source), variants=variants, calibration=curve, quantize=quantize, stream=stream)
         return cls(judge, name=name)
 
-    def __repr__(self) -> str:
-        return f"PacoReward({self.name!r})"
-
     @property
     def note(self) -> str:
         """Caveats for readers of the scores; empty for most judges."""
@@ -105,45 +99,6 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
             raise RuntimeError(f"{self.name} gave no verdict: {scores.pairs[0].error}")
         return scores.mean
 
-    def score_pairs(
-        self,
-        pairs: Iterable[tuple[ImageLike, ImageLike]],
-        *,
-        themes: str | Sequence[str] = "",
-        symmetric: bool = False,
-        progress: Progress = silent,
-    ) -> list[Verdict]:
-        """Score many pairs, `TOGETHER` in one call of the judge.
-
-        Args:
-            pairs: Two images each, in any form that `score` accepts; opened as they are asked about.
-            themes: The theme of all pairs, or of each; without one the plain question is asked.
-            symmetric: Ask in both orders, and take the mean.
-            progress: Callback with (done, total) pairs.
-
-        Returns:
-            One verdict per pair, in order: `p_yes`, or None with the reason as `error`.
-
-        Raises:
-            ValueError: for another number of themes, or an invalid image (an ImageError).
-
-        Example:
-            verdicts = reward.score_pairs([("a.png", "b.png"), ("a.png", "c.png")], themes="a red fox")
-            print([verdict.p_yes for verdict in verdicts])
-        """
-        pairs = list(pairs)
-        of_pair = [themes] * len(pairs) if isinstance(themes, str) else list(themes)
-        if len(of_pair) != len(pairs):
-            raise ValueError(f"{len(pairs)} pairs and {len(of_pair)} themes; give one for each pair, or one text")
-        verdicts: list[Verdict] = []
-        for chunk in in_batches(list(zip(pairs, of_pair, strict=True)), TOGETHER):
-            questions = {}
-            for number, (pair, theme) in enumerate(chunk, len(verdicts)):
-                questions[number] = _question(pair, theme, name=f"an image of pair {number}")
-            verdicts += ask(self.judge, questions, symmetric=symmetric).values()
-            progress(len(verdicts), len(pairs))
-        return verdicts
-
     def score_set(
         self,
         images: Sequence[ImageLike],
@@ -157,7 +112,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         """Score every pair of two or more images.
 
         Args:
-            images: Two or more images: files, http(s) URLs, PIL images, arrays or tensors.
+            images: Two or more images: files, PIL images, arrays or tensors.
             theme: The common theme; without theme and criteria the plain question is asked.
             criteria: Label → text of further questions; a pair's score is the mean over all questions.
             ranking: Compare only the first image with each candidate.
@@ -168,17 +123,9 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
             ImageError: for an invalid image.
             ValueError: for fewer than two images.
         """
-        opened = list(map(_as_image, images))
+        opened = [open_image(image) if isinstance(image, str | Path) else image for image in images]
         questions = questions_about(theme, criteria)
         return score_set(self.judge, opened, questions=questions, ranking=ranking, symmetric=symmetric, reasons=reasons)
-
-    def rank(self, images: Sequence[ImageLike], **options: Any) -> Scores:
-        """Compare the first image with each candidate, `ranked` best first; options as in `score_set`."""
-        return self.score_set(images, ranking=True, **options)
-
-    def explain(self, first: ImageLike, second: ImageLike, *, theme: str = "") -> str:
-        """Return the judge's answer in words."""
-        return self.judge.explain(_question((first, second), theme, name="an image"))
 
     def close(self) -> None:
         """Close the connection to a server."""
@@ -187,12 +134,3 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _as_image(image: ImageLike) -> Any:
-    return open_image(image) if isinstance(image, str | Path) else image
-
-
-def _question(pair: tuple[ImageLike, ImageLike], theme: str, *, name: str) -> Question:
-    (question,) = questions_about(theme)
-    return Question(tuple(as_rgb(_as_image(image), name) for image in pair), question.text)

@@ -67,7 +67,7 @@ class PairScore:
         return None if None in self.by_question else mean_of_present(self.by_question)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True)
 class Scores:
     """The scored pairs of some images.
 
@@ -149,9 +149,6 @@ class Scores:
             "pairs": pairs,
             "matrix": [list(row) for row in self.matrix],
         }
-
-    def __repr__(self) -> str:
-        return f"Scores({len(self.names)} images: {' '.join(summary(self))})"
 
     def __str__(self) -> str:
         """Format the scores like `pacorl score`."""

@@ -5,13 +5,10 @@ The card's text comes from the run's own files only. No file leaves this machine
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from pacorl.config.public import find_secret, public
-from pacorl.io.documents import JsonObject, blamed_on, dump_yaml, read_text, read_yaml, typed
+from pacorl.config.public import find_secret
+from pacorl.io.documents import JsonObject, read_text, read_yaml
 from pacorl.io.files import write_atomic
 from pacorl.models.policies import DEFAULT_KIND, POLICIES
 from pacorl.report.figures import interval_text
@@ -26,27 +23,23 @@ FOLDERS = ("adapter", "merged")
 """A run's folders to publish, the first existing."""
 JUDGE_LICENCES = dict.fromkeys(("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3.5-9B"), ("apache-2.0", ""))
 """Of the bases that the judges' recipes name: an adapter is bound by its base's."""
-SHOWN = (
-    *("seed", "epochs", "prompts_per_epoch", "group_size", "steps", "size", "trigger", "model", "adapter", "tuning"),
-    *("sampling", "evaluation", "advantages", "objective", "optimizer", "loss", "rewards", "judge"),
-)
-"""Sections of a config that a card shows. A list of keys to leave out would forget the next that holds a password."""
-LEFT_OUT = {"args", "api_key_env"}
-"""Keys within them that are the user's own."""
 TEXT_FILES = (".json", ".md", ".txt", ".jinja")
-PUBLISHED = re.compile(
-    "|".join(
-        (
-            rf"{re.escape(CARD)}|{re.escape(PICTURE)}",
-            r"adapter_config\.json|adapter_model\.safetensors|pytorch_lora_weights\.safetensors",
-            r"(?:generation_)?config\.json|model(?:-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json",
-            r"(?:pre|video_pre)?processor_config\.json|chat_template\.(?:jinja|json)|decision\.json|decision.*\.jinja",
-            r"tokenizer(?:_config)?\.json|tokenizer\.model|vocab\.json|merges\.txt",
-            r"(?:special_tokens_map|added_tokens)\.json",
-        )
-    )
+PUBLISHED = (
+    *(CARD, PICTURE, "adapter_config.json", "adapter_model.safetensors", "pytorch_lora_weights.safetensors"),
+    *("config.json", "generation_config.json", "model.safetensors", "model-*-of-*.safetensors"),
+    *("model.safetensors.index.json", "*processor_config.json", "chat_template.*"),
+    *(
+        "decision*.json",
+        "decision*.jinja",
+        "tokenizer.*",
+        "tokenizer_config.json",
+        "vocab.json",
+        "merges.txt",
+        "special_tokens_map.json",
+    ),
+    "added_tokens.json",
 )
-"""Names of the files that are uploaded: card, image, adapter, model, processor, tokenizer."""
+"""Patterns of the files that are uploaded: card, image, adapter, model, processor, tokenizer."""
 TEMPLATE = """---
 {{ card_data }}
 ---
@@ -72,11 +65,6 @@ Made of `{{ base }}` with {{ method }} by pacorl. Trained on: {{ trained_on }}.
 | {{ row|join(" | ") }} |
 {% endfor %}
 {% endif %}
-
-## Config
-
-```yaml
-{{ config }}```
 """
 
 
@@ -128,7 +116,6 @@ def write_card(run: Path, *, licence: str = "") -> Path:
     check_no_link(run / PICTURE)
     has_picture = (run / PICTURE).is_file()
     method, sources = _training(config)
-    shown = {key: _shown(config[key]) for key in SHOWN if key in config}
     card = ModelCard.from_template(
         data,
         template_str=TEMPLATE,
@@ -139,14 +126,10 @@ def write_card(run: Path, *, licence: str = "") -> Path:
         picture=PICTURE if has_picture else "",
         usage=_usage(f"OWNER/{run.resolve().name}", _name_of(base), is_judge=is_judge, is_adapter=is_adapter),
         measured=_measured(run),
-        config=dump_yaml(shown),
     )
 
-    # No secrets. `public` masks values under a password's key; the user has to learn of it before publishing.
     text = str(card)
     check_no_secret(text, name=str(run / "config.yaml"))
-    if public(shown) != shown:
-        raise ValueError(f"{run / 'config.yaml'} holds something that looks like a secret; take it out")
 
     # Written last, when every check has passed.
     if has_picture and not (folder / PICTURE).exists():
@@ -178,7 +161,7 @@ def published_files(folder: Path) -> list[Path]:
         ValueError: the folder or one of the files is a link, whose target may be any file of the user.
     """
     check_no_link(folder)
-    paths = [path for path in sorted(folder.iterdir()) if PUBLISHED.fullmatch(path.name)]
+    paths = [path for path in sorted(folder.iterdir()) if any(map(path.match, PUBLISHED))]
     for path in paths:
         check_no_link(path)
     return [path for path in paths if path.is_file()]
@@ -203,14 +186,9 @@ def check_no_secret(text: str, *, name: str) -> None:
 
 def _config(run: Path) -> JsonObject:
     path = run / "config.yaml"
-    try:
-        document = read_yaml(path)
-    except ValueError as error:
-        raise ValueError(f"{run} is no run's folder: {error}") from None
-    with blamed_on(path):
-        config = typed(document, dict[str, Any])
-        for key in ("model", "data", "prompts"):
-            typed(config.get(key, {}), dict[str, Any])
+    config = read_yaml(path) if path.is_file() else None
+    if not isinstance(config, dict):
+        raise ValueError(f"{run} is no run's folder: it has no config in config.yaml")
     return config
 
 
@@ -240,15 +218,6 @@ from diffusers import DiffusionPipeline
 pipeline = DiffusionPipeline.from_pretrained("{base}", dtype=torch.bfloat16)
 pipeline.load_lora_weights("{name}")
 ```"""
-
-
-def _shown(value: Any) -> Any:
-    """Leave the user's own keys and the folders of this machine out of a setting."""
-    if isinstance(value, Mapping):
-        return {key: _shown(inner) for key, inner in value.items() if key not in LEFT_OUT}
-    if isinstance(value, list):
-        return [_shown(item) for item in value]
-    return _name_of(value) if isinstance(value, str) else value
 
 
 def _name_of(source: str) -> str:
