@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +19,8 @@ def images_beside(names: Sequence[str], folder: Path) -> tuple[Path, ...]:
     """
     paths = []
     for name in names:
-        path = existing(folder, name)
+        # Tools write absolute paths too, which may lie inside.
+        path = existing(folder, os.path.relpath(name, folder) if Path(name).is_absolute() else name)
         try:
             _check_image(path, *state_of(path))
         except OSError as error:
