@@ -11,7 +11,6 @@ Weights of checkpoints are `mapped`: tensors on the host of full size that take 
 from __future__ import annotations
 
 import math
-import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,6 @@ from torch import Tensor, nn
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from pacorl.plan.ledger import META, fused_attention, tensors_in
 
@@ -38,48 +36,33 @@ SMALL = 2**20
 
 
 class PretendedCard:
-    """A card's bytes by phase and by thread: `main`, or `judge` if that works beside it."""
+    """A card's bytes by phase. Everything on it is made by one thread."""
 
     def __init__(self) -> None:
+        self.taken = 0
         self.phase = "between"
         self.peaks: dict[str, int] = defaultdict(int)
-        """Phase → the most bytes at a time; those of the judge's thread are in `judge`."""
-        self.stage = ""
-        """Prefix of the phases' names."""
-        self.device = defaultdict[str, int](int)
-        """Bytes by the thread that took them."""
-        self.sent = WeakTensorKeyDictionary()
-        """Weights of a checkpoint → their storage on the card, while somebody holds it there."""
-        self.lock = threading.RLock()
+        """Phase → the most bytes at a time."""
+        self.rises: dict[str, int] = defaultdict(int)
+        """Phase → the most bytes beyond those that were there when it began."""
+        self._began = 0
         self._storages: dict[int, weakref.ref[Any]] = {}
-        self._main = threading.get_ident()
-
-    @property
-    def lane(self) -> str:
-        return "main" if threading.get_ident() == self._main else "judge"
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Count the main thread's bytes in the block to a phase; its peak begins with those that are there."""
-        before, self.phase = self.phase, phase
+        """Count the bytes in the block to a phase; its peak begins with those that are there."""
+        before = (self.phase, self._began)
+        self.phase, self._began = phase, self.taken
         self._mark()
         try:
             yield
         finally:
-            self.phase = before
+            self.phase, self._began = before
             self._mark()
 
     def _mark(self) -> None:
-        name = self.stage + (self.phase if self.lane == "main" else "judge")
-        self.peaks[name] = max(self.peaks[name], self.device[self.lane])
-
-    @contextmanager
-    def attached(self) -> Iterator[None]:
-        """Count this thread's tensors in the block."""
-        with _Books(self):
-            yield
-
-    # --- bookkeeping -------------------------------------------------------------------------------------------
+        self.peaks[self.phase] = max(self.peaks[self.phase], self.taken)
+        self.rises[self.phase] = max(self.rises[self.phase], self.taken - self._began)
 
     def take(self, tensor: Tensor) -> None:
         """Count a storage on the card, from its birth to its death."""
@@ -87,33 +70,19 @@ class PretendedCard:
         key = id(storage)
         if not tensor.is_meta or key in self._storages:
             return
-        lane, size = self.lane, storage.nbytes()
+        size = storage.nbytes()
 
         def gone(_: object) -> None:
-            with self.lock:
-                self.device[lane] -= size
-                self._storages.pop(key, None)
+            self.taken -= size
+            self._storages.pop(key, None)
 
         self._storages[key] = weakref.ref(storage, gone)
-        self.device[lane] += size
+        self.taken += size
         self._mark()
-
-    def note_sent(self, weight: Tensor, on_card: Tensor) -> None:
-        """Note what a weight, of a file or parked, is on the card."""
-        _as_weight(on_card)
-        if _is_mapped(weight):
-            self.sent[weight] = weakref.ref(on_card.untyped_storage())
-
-    def still_sent(self, weight: Tensor) -> Tensor | None:
-        """What a weight of a file is on the card, if it was sent there before and is not gone."""
-        storage = self.sent.get(weight, lambda: None)()
-        return (
-            None if storage is None else torch.empty(0, dtype=weight.dtype, device=META).set_(storage, 0, weight.shape)
-        )
 
 
 class _Books(TorchDispatchMode):
-    """A thread's hand in the books."""
+    """Every operation's results, written into the card's books."""
 
     def __init__(self, card: PretendedCard) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -126,8 +95,7 @@ class _Books(TorchDispatchMode):
                 outputs = func.decompose(*args, **kwargs)
             if outputs is not NotImplemented:
                 return outputs
-        with self.card.lock:
-            return self._dispatch(func, args, kwargs)
+        return self._dispatch(func, args, kwargs)
 
     def _dispatch(self, func: Any, args: Sequence[Any], kwargs: Any) -> Any:
         inputs = list(tensors_in([*args, *kwargs.values()]))
@@ -137,9 +105,6 @@ class _Books(TorchDispatchMode):
             return func(_read(args[0]))
         if func in COPIES and _leaves_card(func, args, kwargs):
             return self._to_host(func, args, kwargs)
-        # A module that moves to a real card keeps the tie of two weights; to the meta device each would move by itself.
-        if func is aten._to_copy.default and (sent := self.card.still_sent(args[0])) is not None:
-            return sent
         known = _known(func, args, kwargs, inputs)
         if known is not None and any(_data_dependent(func, inputs)):
             outputs = tree_map_only(Tensor, lambda t: torch.empty_like(t, device=META), known)
@@ -150,7 +115,7 @@ class _Books(TorchDispatchMode):
                 tensor.shadow = shadow
         self._taken(outputs)
         if func is aten._to_copy.default and _is_weight(args[0]):
-            self.card.note_sent(args[0], outputs)
+            _as_weight(outputs)
         return outputs
 
     def _taken(self, outputs: Any) -> Any:
@@ -204,7 +169,7 @@ def _read(tensor: Tensor) -> Tensor:
 def _known(func: Any, args: Any, kwargs: Any, inputs: Sequence[Tensor]) -> Any:
     """The values of a result that follows from integers of the host alone; None of all others."""
     for tensor in inputs:
-        if tensor.dtype in FLOATS or (tensor.is_meta and not hasattr(tensor, "shadow")) or tensor.numel() > SMALL:
+        if _is_float(tensor.dtype) or (tensor.is_meta and not hasattr(tensor, "shadow")) or tensor.numel() > SMALL:
             return None
     if not inputs and (_of_floats(kwargs) or _elements(args) > SMALL):
         return None
@@ -212,22 +177,15 @@ def _known(func: Any, args: Any, kwargs: Any, inputs: Sequence[Tensor]) -> Any:
     shadows, here = tree_map_only(Tensor, lambda t: getattr(t, "shadow", t), (args, here))
     known = func(*shadows, **here)
     tensors = [tensor for tensor in tree_iter(known) if isinstance(tensor, Tensor)]
-    return known if tensors and all(t.dtype not in FLOATS and t.numel() <= SMALL for t in tensors) else None
+    return known if tensors and all(not _is_float(t.dtype) and t.numel() <= SMALL for t in tensors) else None
 
 
-FLOATS = {
-    torch.float64,
-    torch.float32,
-    torch.bfloat16,
-    torch.float16,
-    torch.float8_e4m3fn,
-    torch.complex64,
-    torch.complex128,
-}
+def _is_float(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
 
 
 def _of_floats(kwargs: Any) -> bool:
-    return (kwargs.get("dtype") or torch.float32) in FLOATS
+    return _is_float(kwargs.get("dtype") or torch.float32)
 
 
 def _elements(args: Sequence[Any]) -> int:
@@ -256,18 +214,14 @@ def _masks_as_rows(func: Any, args: Sequence[Any]) -> Sequence[Any]:
     return (args[0], rows, *args[2:])
 
 
-def _as_weight(tensor: Tensor, *, mapped: bool = False) -> Tensor:
+def _as_weight(tensor: Tensor) -> Tensor:
     """The tensor, its storage marked as a checkpoint's weight: one of its files, or what came of that."""
-    tensor.untyped_storage().is_mapped_weight = mapped  # type: ignore[attr-defined]
+    tensor.untyped_storage().is_weight = True  # type: ignore[attr-defined]
     return tensor
 
 
 def _is_weight(tensor: Tensor) -> bool:
-    return hasattr(tensor.untyped_storage(), "is_mapped_weight")
-
-
-def _is_mapped(tensor: Tensor) -> bool:
-    return getattr(tensor.untyped_storage(), "is_mapped_weight", False)
+    return hasattr(tensor.untyped_storage(), "is_weight")
 
 
 # --- weights in files ------------------------------------------------------------------------------------------
@@ -275,24 +229,21 @@ def _is_mapped(tensor: Tensor) -> bool:
 
 def mapped(model: nn.Module) -> nn.Module:
     """A model of the meta device as its files would give it: on the host, of full size, and nothing in memory."""
-    files: dict[torch.dtype, Tensor] = {}
-    weights: dict[nn.Parameter, nn.Parameter] = {}
-    """By what each stands for: what is tied stays so."""
+
+    # Two layers with one weight become one layer: unlike a card's, a weight that moves to meta is a new one.
+    layers: dict[nn.Parameter, nn.Module] = {}
+    for parent in list(model.modules()):
+        for name, layer in parent.named_children():
+            if isinstance(getattr(layer, "weight", None), nn.Parameter):
+                parent._modules[name] = layers.setdefault(layer.weight, layer)
 
     def in_file(like: Tensor) -> Tensor:
-        return files.setdefault(like.dtype, _as_weight(torch.zeros((), dtype=like.dtype), mapped=True)).expand(
-            like.shape
-        )
-
-    def weight(like: nn.Parameter) -> nn.Parameter:
-        if like not in weights:
-            weights[like] = nn.Parameter(in_file(like), requires_grad=False)
-        return weights[like]
+        return _as_weight(torch.zeros((), dtype=like.dtype)).expand(like.shape)
 
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                module._parameters[name] = weight(parameter)
+                module._parameters[name] = nn.Parameter(in_file(parameter), requires_grad=False)
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
                 computed = name in module._non_persistent_buffers_set
@@ -313,6 +264,6 @@ def pretended() -> Iterator[PretendedCard]:
     # torch remembers its factories from when it is first asked: with ours among them, `with META` would not see torch's
     # for the rest of the process, and transformers would leave the positions of a CLIP without values.
     _device_constructors()
-    with fused_attention(), card.attached(), pytest.MonkeyPatch.context() as patch:
+    with fused_attention(), _Books(card), pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "tensor", tensor)
         yield card

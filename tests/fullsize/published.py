@@ -19,15 +19,13 @@ import transformers
 from diffusers import DiffusionPipeline
 from research import twin
 from tests.fullsize.pretended import mapped
-from tests.twins import parts as twins
 from torch.utils._python_dispatch import _disable_current_modes
-from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from pacorl.models.policies.policy import WITHOUT_WEIGHTS
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.plan.generators import model_on_meta
 from pacorl.plan.passes import Depth, cut
-from pacorl.plan.sources import CLIP_PARTS, JUDGE_PARTS
+from pacorl.plan.sources import JUDGE_PARTS
 
 
 def write_generator(folder: Path, spec: PolicySpec, texts: Sequence[str], *, depth: Depth) -> Path:
@@ -37,31 +35,14 @@ def write_generator(folder: Path, spec: PolicySpec, texts: Sequence[str], *, dep
     return folder
 
 
-QUARTERS = 4
-"""Of the judge's blocks: 7 of its language model, and 8 of its vision tower, the last of which sees the whole image."""
-
-
-def judge_config(quarters: int) -> dict[str, Any]:
-    """The published 7B judge's, with so many quarters of its blocks."""
+def write_judge(folder: Path, texts: Sequence[str]) -> Path:
+    """The published 7B judge's folder with a quarter of its blocks, the last of the vision tower among them."""
     text, vision = (dict(JUDGE_PARTS["model"][name]) for name in ("text_config", "vision_config"))
-    text["num_hidden_layers"] = text["num_hidden_layers"] * quarters // QUARTERS
-    vision["depth"] = vision["depth"] * quarters // QUARTERS
-    vision["fullatt_block_indexes"] = vision["fullatt_block_indexes"][:quarters]
-    return {**JUDGE_PARTS["model"], "text_config": text, "vision_config": vision}
-
-
-def write_judge(folder: Path, texts: Sequence[str], *, quarters: int) -> Path:
-    """The published 7B judge's folder, with so many quarters of its blocks."""
-    twin.write_judge(folder, {**JUDGE_PARTS, "model": judge_config(quarters)}, texts=texts, weights=False)
-    return folder
-
-
-def write_clip(folder: Path, texts: Sequence[str]) -> Path:
-    """The folder of CLIP ViT-H-14, which the recipes' rewards of text and image read."""
-    twins.clip_tokenizer_of(texts).save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps(CLIP_PARTS["ViT-H-14"]))
-    CLIPImageProcessorPil().save_pretrained(folder)
-    (folder / "model.safetensors").write_bytes(b"")
+    text["num_hidden_layers"] //= 4
+    vision["depth"] //= 4
+    vision["fullatt_block_indexes"] = vision["fullatt_block_indexes"][:1]
+    model = {**JUDGE_PARTS["model"], "text_config": text, "vision_config": vision}
+    twin.write_judge(folder, {**JUDGE_PARTS, "model": model}, texts=texts, weights=False)
     return folder
 
 
@@ -83,5 +64,4 @@ def weightless() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(diffusers.DiffusionPipeline, "from_pretrained", classmethod(pipeline))
         patch.setattr(transformers.AutoModelForImageTextToText, "from_pretrained", model)
-        patch.setattr(transformers.CLIPModel, "from_pretrained", model)
         yield

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial, partialmethod, wraps
+from functools import wraps
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,10 @@ from typing import Any
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
-from fake_server import FakeServer
 from PIL import Image
 from tests.fullsize.pretended import PretendedCard, pretended
 from tests.fullsize.published import (
     weightless,
-    write_clip,
     write_generator,
     write_judge,
 )
@@ -29,11 +27,9 @@ from pacorl.config.base import load
 from pacorl.grpo import builders, epoch, evaluate, monitor, rollout, scoring, update
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.scoring import Batch, Scorer
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.plan.ledger import META
-from pacorl.plan.memory import Phase
 from pacorl.plan.passes import Depth
 from pacorl.plan.plan import Plan, plan_policy
 from pacorl.rewards import reward as reward_calls
@@ -62,28 +58,6 @@ def card_of_processes() -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """Puts the run's own functions on the card's books."""
-
-    card: PretendedCard
-    patch: pytest.MonkeyPatch
-
-    def as_phase(self, phase: str, owner: Any, name: str) -> None:
-        """What a function asks of the card is a phase's."""
-        self.around(owner, name, lambda: self.card.during(phase))
-
-    def around(self, owner: Any, name: str, context: Callable[[], AbstractContextManager[Any]]) -> None:
-        function = getattr(owner, name)
-
-        @wraps(function)
-        def within(*args: Any, **kwargs: Any) -> Any:
-            with context():
-                return function(*args, **kwargs)
-
-        self.patch.setattr(owner, name, within)
-
-
 def move(module: torch.nn.Module, device: torch.device) -> None:
     """Move frozen weights by new parameters: one of the meta device, unlike a card's, takes no data of the host's."""
     for part in module.modules():
@@ -109,75 +83,59 @@ def lent_to(self: Turns, models: Sequence[torch.nn.Module]) -> Iterator[None]:
         move(self.generator, self.device)
 
 
-def handed_on(card: PretendedCard, plain: Callable[[], Callable[[], ExitStack]]) -> Callable[[], ExitStack]:
-    """What a thread of the scorer enters, and the card's books: torch hands its modes to no thread."""
-    enter = plain()
-
-    def with_books() -> ExitStack:
-        stack = enter()
-        if card.lane != "main":
-            stack.enter_context(card.attached())
-        return stack
-
-    return with_books
+def submit(self: Workers, act: Callable[[], Any], what: str, *, seconds: float = 0.0) -> Call[Any]:
+    """`Workers.submit`, at once: time limits cost no memory, and torch hands its modes to no thread."""
+    call: Call[Any] = Call(act, what, seconds)
+    with self.context():
+        call.future.set_result(act())
+    return call
 
 
-def at_once(self: Scorer, batch: Batch, plain: Callable[[Scorer, Batch], None]) -> None:
-    """Calls that overlap with nothing are made here, where the card's books are."""
-    if self.overlap:
-        return plain(self, batch)
-    with patched_submit():
-        return plain(self, batch)
-
-
-@contextmanager
-def patched_submit() -> Iterator[None]:
-    """Calls are made where they are submitted; their time limits cost no memory."""
-
-    def submit(self: Workers, act: Callable[[], Any], what: str, *, seconds: float = 0.0) -> Call[Any]:
-        call: Call[Any] = Call(act, what, seconds)
-        with self.context():
-            call.future.set_result(act())
-        return call
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Workers, "submit", submit)
-        yield
-
-
-def here(act: Callable[[], Any], what: str, **rest: Any) -> Any:
-    """A scorer's call, made here."""
+def call_in_time(act: Callable[[], Any], what: str, **_: Any) -> Any:
+    """A reward's call, at once."""
     with scoring.torch_context()():
         return act()
+
+
+PHASES: tuple[tuple[str, Any, str], ...] = (
+    ("load", builders, "build_adapted_policy"),
+    ("encode", ConditioningCache, "prepare"),
+    ("place", builders, "place_transformer"),
+    ("sample", PolicyTrainer, "draw"),
+    ("sample", rollout.Trunk, "grow"),
+    ("sample", rollout.Trunk, "finish"),
+    ("judge", Workers, "submit"),
+    ("score", epoch, "collect_scores"),
+    ("score", epoch, "measure_agreement"),
+    ("train", update, "update_policy"),
+    ("train", Runtime, "step"),
+    ("evaluation/sample", evaluate, "sample_images"),
+    ("score", evaluate, "score_images"),
+    ("decode", PipelinePolicy, "decode"),
+    ("save", PolicyTrainer, "save"),
+)
+"""Phase → a function of the run whose bytes are counted to it; the inner of two has them."""
 
 
 @contextmanager
 def phases(card: PretendedCard) -> Iterator[None]:
     """Within the block the run's own functions tell the card which phase they are."""
+
+    def counted(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def within(*args: Any, **kwargs: Any) -> Any:
+            with card.during(phase):
+                return function(*args, **kwargs)
+
+        return within
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scoring, "torch_context", partial(handed_on, card, scoring.torch_context))
-        patch.setattr(Scorer, "_start", partialmethod(at_once, plain=Scorer._start))
+        patch.setattr(Workers, "submit", submit)
         for module in (evaluate, monitor, reward_calls):
-            patch.setattr(module, "call_in_time", here)
+            patch.setattr(module, "call_in_time", call_in_time)
         patch.setattr(Turns, "lent_to", lent_to)
-        watched = Watched(card, patch)
-        for phase, owner, name in (
-            ("load", builders, "build_adapted_policy"),
-            ("encode", ConditioningCache, "prepare"),
-            ("place", builders, "place_transformer"),
-            ("sample", PolicyTrainer, "draw"),
-            ("sample", rollout.Trunk, "grow"),
-            ("sample", rollout.Trunk, "finish"),
-            ("score", epoch, "collect_scores"),
-            ("score", epoch, "measure_agreement"),
-            ("train", update, "update_policy"),
-            ("optimizer", Runtime, "step"),
-            ("sample", evaluate, "sample_images"),
-            ("score", evaluate, "score_images"),
-            ("decode", PipelinePolicy, "decode"),
-            ("save", PolicyTrainer, "save"),
-        ):
-            watched.as_phase(phase, owner, name)
+        for phase, owner, name in PHASES:
+            patch.setattr(owner, name, counted(phase, getattr(owner, name)))
         yield
 
 
@@ -195,25 +153,16 @@ def write_prompts(folder: Path, *, edits: bool) -> Path:
     return path
 
 
-def run_of(
-    recipe: str, folder: Path, *, depth: Depth, quarters: int, url: str, overrides: Sequence[str]
-) -> PolicyConfig:
-    """A recipe on checkpoints of this machine: its own settings but for the number of prompts, steps and blocks."""
+def run_of(recipe: str, folder: Path, *, depth: Depth, overrides: Sequence[str]) -> PolicyConfig:
+    """A recipe on checkpoints of this machine: its own settings but for prompts, steps, blocks and rewards of CLIP."""
     path = CONFIGS / f"{recipe}.yaml"
     config = load(PolicyConfig, path, overrides)
-    edits = not config.generator.sets or any(reward.name == "edit_consistency" for reward in config.rewards)
-    checkpoint = write_generator(folder / "generator", config.generator, TEXTS, depth=depth)
-    prompts, clip = write_prompts(folder, edits=edits), write_clip(folder / "clip", TEXTS)
-    judge = write_judge(folder / "judge", TEXTS, quarters=quarters)
-    is_http = config.judge is not None and config.judge.remote
-    rewards = [reward.model_dump(mode="json") for reward in config.rewards]
-    for reward in rewards:
-        if reward["name"] == "panel_clip_text":
-            reward["args"]["checkpoint"] = str(clip)
+    (reward,) = [reward for reward in config.rewards if reward.name != "panel_clip_text"]
+    prompts = write_prompts(folder, edits=reward.name == "edit_consistency")
     # All steps without noise cost the same, so that two are enough, or as many as the suffix has.
     steps = config.sampling.sde_steps[-1] + 1 + (config.sampling.suffix.steps or 2)
     small = [
-        f"model.checkpoint={checkpoint}",
+        f"model.checkpoint={write_generator(folder / 'generator', config.generator, TEXTS, depth=depth)}",
         f"prompts.train={prompts}",
         f"prompts.evaluation={prompts}",
         "prompts.evaluation_limit=4",  # of whose panels a judge takes as many questions at a time as of more
@@ -224,8 +173,8 @@ def run_of(
         f"sampling.steps={steps}",
         "evaluation.steps=2",
         "trackers=[]",
-        f"rewards={json.dumps(rewards)}",
-        f"judge.checkpoint={f'{url}#judge' if is_http else judge}",
+        f"rewards={json.dumps([reward.model_dump(mode='json')])}",
+        f"judge.checkpoint={write_judge(folder / 'judge', TEXTS)}",
     ]
     return load(PolicyConfig, path, [*small, *overrides])
 
@@ -234,59 +183,33 @@ def run_of(
 class Trace:
     """What a run asked of the card at some depth, and what its plan said before."""
 
-    phases: dict[str, int]
+    card: PretendedCard
     plan: Plan
     config: PolicyConfig
 
     @property
-    def planned(self) -> Mapping[Phase, int]:
-        """Bytes on the device by phase, as the plan has them."""
-        return self.plan.memory.phases
-
-    @property
-    def peaks(self) -> dict[Phase, int]:
-        """Bytes on the device by the plan's phases; a judge that works beside the sampling takes its own."""
-        judge = self.phases.get("judge", 0)
-        peaks = {}
-        for phase, names in OF.items():
-            if phase in self.planned:
-                peak = max(self.phases[name] for name in names if name in self.phases)
-                peaks[phase] = peak + judge * (phase in BESIDE)
-        return peaks
+    def peaks(self) -> dict[str, int]:
+        """Bytes on the device by the plan's phases. A judge that works beside the sampling adds its own."""
+        peaks = self.card.peaks
+        beside = 0 if self.config.memory != "normal" else self.card.rises["judge"]
+        found = {
+            "encode": max(peaks["load"], peaks["encode"]),
+            "sample": max(peaks["sample"], peaks["evaluation/sample"]) + beside,
+            "decode": peaks["decode"] + beside,
+            "score": max(peaks["score"], peaks["judge"]),
+            "train": peaks["train"],
+        }
+        return {phase: found[phase] for phase in self.plan.memory.phases}
 
 
-OF: dict[Phase, tuple[str, ...]] = {
-    "encode": ("load", "encode"),
-    "sample": ("sample", "evaluation/sample"),
-    "decode": ("decode", "evaluation/decode"),
-    "score": ("score", "evaluation/score"),
-    "train": ("train", "optimizer"),
-}
-"""A phase of the plan → those of a trace."""
-BESIDE = ("sample", "decode", "score")
-
-
-def trace(
-    recipe: str,
-    folder: Path,
-    *,
-    depth: Depth,
-    quarters: int = 1,
-    overrides: Sequence[str] = (),
-) -> Trace:
-    """A recipe's loop with so many blocks: loading, an epoch, an evaluation and a checkpoint.
-
-    A judge of this process has so many `quarters` of its own.
-    """
-    with FakeServer().running() as server:
-        config = run_of(recipe, folder, depth=depth, quarters=quarters, url=server.url, overrides=overrides)
-        plan = plan_policy(config)
-        with weightless(), card_of_processes(), pretended() as card, phases(card):
-            run = PolicyTrainer(config)
-            run.run_epoch()
-            card.stage = "evaluation/"
-            run.evaluate()  # with AdamW's moments beside it, as all but the first
-            card.stage = ""
-            run.save()
-            run.close()
-    return Trace(dict(card.peaks), plan, config)
+def trace(recipe: str, folder: Path, *, depth: Depth, overrides: Sequence[str] = ()) -> Trace:
+    """A recipe's loop with so many blocks: loading, an epoch, an evaluation and a checkpoint."""
+    config = run_of(recipe, folder, depth=depth, overrides=overrides)
+    plan = plan_policy(config)
+    with weightless(), card_of_processes(), pretended() as card, phases(card):
+        run = PolicyTrainer(config)
+        run.run_epoch()
+        run.evaluate()  # with AdamW's moments beside it, as all but the first
+        run.save()
+        run.close()
+    return Trace(card, plan, config)
