@@ -70,13 +70,16 @@ LARGER = Lesson(1500, LARGE, redraw=0.22, lr=1e-3, ema=0.99, shift=2.5)
 SUPERVISED_LAYERS = (1, 2, 3, 4)
 SUPERVISED_HEADS = (0, 1)
 """Attention that is taught which pose and which prop are a panel's own, a head each."""
+HEAD_OF_LOOKS = 2
+"""Attention that is taught to read the looks that a theme names."""
+LOOK_WORDS = frozenset(value for name in LOOKS for value in VALUES[name])
 
 
 def draw_sheet(rng: Random, grid: Grid, *, redraw: float) -> tuple[str, list[list[int]]]:
     """Draw a training prompt and the attributes of its panels, some of the looks that it does not name redrawn."""
     place = rng.choice(VALUES["place"])
-    # People name more looks than prompts do; half of the themes name none.
-    names = rng.sample(LOOKS, rng.choice((0, 0, 0, 0, 0, 1, 1, 2, 3, 4)))
+    # People name more looks than prompts do; two themes of five name none.
+    names = rng.sample(LOOKS, rng.choice((0, 0, 0, 0, 1, 1, 2, 3, 4, 4)))
     named = {name: rng.choice(VALUES[name]) for name in LOOKS if name in names}
     looks = {name: named.get(name) or rng.choice(VALUES[name]) for name in LOOKS}
     scenes = draw_scenes("train", place, grid.count, rng)
@@ -149,6 +152,30 @@ def words_of_panels(ids_BT: Tensor, tokens: Sequence[str], grid: Grid) -> Tensor
     return torch.stack([is_pose, is_prop], 1)[..., None] & of_panel_BTP[:, None]
 
 
+def words_of_looks(ids_BT: Tensor, tokens: Sequence[str]) -> Tensor:
+    """Tell which words name a look: (B, T) of bools. Texts of panels name none."""
+    is_look = torch.tensor([token.strip("▁.") in LOOK_WORDS for token in tokens])
+    return is_look[ids_BT]
+
+
+def look_loss(recorded: Sequence[tuple[Tensor, Tensor]], looks_BT: Tensor) -> Tensor:
+    """Compute how much of the attention to a text goes elsewhere than to the looks that it names, as −log of the rest.
+
+    Without it a generator drew a named palette in 0.9 of the panels, and a named colour, shape or hat in 0.35 to 0.4.
+    """
+    names = looks_BT.any(1)
+    if not names.any():
+        return torch.zeros(())
+    length = looks_BT.shape[1]
+    losses = []
+    for layer in SUPERVISED_LAYERS:
+        query, key = (states[names, :, HEAD_OF_LOOKS] for states in recorded[layer])
+        logits_BNT = query[:, length:] @ key[:, :length].mT / query.shape[-1] ** 0.5
+        on_looks = logits_BNT.masked_fill(~looks_BT[names, None], -1e4).logsumexp(-1)
+        losses.append((logits_BNT.logsumexp(-1) - on_looks).mean())
+    return torch.stack(losses).mean()
+
+
 def attention_loss(recorded: Sequence[tuple[Tensor, Tensor]], words_BHTP: Tensor, grid: Grid) -> Tensor:
     """Compute the cross-entropy of the panel whose text an image token attends to, among the texts of all panels.
 
@@ -182,7 +209,7 @@ def prop_weight(grid: Grid, side: int) -> Tensor:
 def sheet_loss(
     pipeline: FluxPipeline, texts: Sequence[str], panels_BPCHW: Tensor, grid: Grid, *, shift: float
 ) -> tuple[Tensor, Tensor]:
-    """Compute the flow matching loss of sheets, and the loss of `attention_loss`.
+    """Compute the flow matching loss of sheets, and the losses of `attention_loss` and `look_loss`.
 
     The model attends to padding, so LENGTH is part of it.
     """
@@ -221,7 +248,8 @@ def sheet_loss(
         return drawn, torch.zeros(())
 
     names = pipeline.tokenizer_2.convert_ids_to_tokens(list(range(len(pipeline.tokenizer_2))))
-    return drawn, attention_loss(recorded, words_of_panels(ids, names, grid), grid)
+    attention = attention_loss(recorded, words_of_panels(ids, names, grid), grid)
+    return drawn, attention + look_loss(recorded, words_of_looks(ids, names))
 
 
 def train(pipeline: FluxPipeline, out: Path, *, lessons: Sequence[Lesson]) -> None:
