@@ -5,7 +5,6 @@ A judge gets images and a question. Its score is P(Yes | Yes or No) of the first
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,6 @@ from pydantic import model_validator
 
 from pacorl.config.base import ModelSection
 from pacorl.io.net import is_url, service_url
-from pacorl.io.outage import OUTAGE_SECONDS
 from pacorl.types import Question, Verdict
 
 RETRIES = 6
@@ -106,13 +104,6 @@ class JudgeSettings(ModelSection):
     def name(self) -> str:
         """The judge's name in messages."""
         return (split_address(self.checkpoint)[1] if self.remote else "") or self.checkpoint
-
-    def patience(self, missing: int) -> float:
-        """Return the seconds after which `missing` scores are given up if no server answers."""
-        if not self.remote:
-            return 0.0
-        rounds = 1 + math.ceil(missing / CONCURRENCY)
-        return STARTUP_SECONDS + OUTAGE_SECONDS + rounds * (1 + RETRIES) * ANSWER_SECONDS
 
 
 # --- addresses -------------------------------------------------------------------------------------------------
