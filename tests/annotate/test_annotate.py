@@ -167,14 +167,6 @@ def test_nobody_answers_for_another_and_the_administrator_ranks_nothing(dataset)
             annotation.rank(person, task["instance"], [0, 1, 2], request=request())
 
 
-def test_skips_are_no_rankings(annotation):
-    task = annotation.state("ann")["task"]
-    annotation.skip("ann", task["instance"], "broken", request=request())
-    assert annotation.state("ann")["progress"]["skipped"] == 1
-    assert annotation.summary()["skips"] == [["ann", annotation.log.of("ann")[0].instance, "broken"]]
-    assert annotation.log.rankings() == []
-
-
 def test_a_foreign_image_tied_with_the_others_fails_its_control(dataset):
     folder = dataset(2, 2)
     annotation = Annotation(folder)

@@ -120,14 +120,6 @@ def test_the_example_s_workflow_fails_an_inconsistent_folder(folder: Path, tmp_p
     assert "wrong-panel-4.png" in (tmp_path / "check.html").read_text()
 
 
-def test_a_page_among_panels_is_refused(folder: Path, tmp_path: Path) -> None:
-    whole = tmp_path / "whole.png"
-    whole.write_bytes(png_bytes(Image.new("RGB", (64, 64)), {"layout": "2x2"}))
-    result = run("check", folder / "1.png", whole, "--min", 0.5)
-    assert f"{whole} is a whole page" in str(result.exception)
-    assert result.exception.exit_code == 2  # type: ignore[union-attr]
-
-
 @pytest.mark.slow
 def test_a_folder_is_a_set_of_all_its_pictures_in_natural_order(folder: Path, tmp_path: Path) -> None:
     for number in (1, 2, 10):

@@ -79,21 +79,6 @@ def test_a_server_says_the_same(url: str, judge: LocalJudge, images: list[Path])
     assert json.loads(result.stdout)["matrix"][0][1] == pytest.approx(sum(both) / 2, abs=1e-6)
 
 
-def test_a_grid_is_cut_and_shown(judge_folder: Path, tmp_path: Path) -> None:
-    draw_grid(PANELS, Grid(2, 2), 32).save(tmp_path / "grid.png")
-    result = run(tmp_path / "grid.png", "--grid", "2x2", "--judge", judge_folder)
-    assert result.exit_code == 0, result.output
-    assert "grid.png[3]" in result.stdout
-    assert "Fits least" in result.stdout
-
-
-def test_ranking(judge_folder: Path, images: list[Path]) -> None:
-    result = run("--rank", *images, "--judge", judge_folder)
-    assert result.exit_code == 0, result.output
-    values = [float(line.split()[0]) for line in result.stdout.splitlines()[:3]]
-    assert values == sorted(values, reverse=True)
-
-
 def test_a_pair_without_a_score_ends_with_a_code_of_its_own(images: list[Path]) -> None:
     def third_fails(handler: Handler, number: int) -> bool:
         if number == 3:

@@ -63,15 +63,6 @@ def test_the_odd_one_out_is_the_image_that_fits_least() -> None:
     assert score_set(GreyJudge(), [IMAGES[0]] * 3).odd_one_out is None, "of equals"
 
 
-def test_the_lowest_panel_of_eight_is_seen_where_the_mean_is_high() -> None:
-    shades = [*[100] * 4, 240, *[100] * 3]
-    scores = score_set(GreyJudge(), [Image.new("RGB", (16, 16), (shade, shade, shade)) for shade in shades])
-    assert scores.mean is not None
-    assert scores.mean > 0.8
-    assert scores.odd_one_out == LowestPanel(4, pytest.approx(1 - 140 / 255))
-    assert f"Fits least: image 5, median {1 - 140 / 255:.4f} with the others" in table(scores)
-
-
 def test_the_lowest_of_a_ranking_is_a_candidate() -> None:
     scores = score_set(GreyJudge(), IMAGES, ranking=True)
     assert scores.odd_one_out == LowestPanel(2, pytest.approx(p(0, 2)))
@@ -109,13 +100,6 @@ def test_no_reasons_are_asked_for_what_has_no_score() -> None:
     scores = score_set(GreyJudge(silent_about="Do"), IMAGES[:2], reasons=True)
     assert (scores.pairs[0].error, scores.pairs[0].reasons) == ("it fell silent", "")
     assert summary(scores) == ["No score: image 1 and image 2 (it fell silent)."]
-
-
-def test_a_theme_and_criteria_become_questions() -> None:
-    assert [question.label for question in questions_about()] == ["consistent"]
-    theme, hat = questions_about("a fox", {"Identity / Hat": "Same hat."})
-    assert 'theme: "a fox"' in theme.text
-    assert "Same hat." in hat.text
 
 
 # --- images ----------------------------------------------------------------------------------------------------

@@ -114,28 +114,12 @@ def test_a_resumed_job_repeats_the_batches_of_one_that_was_never_stopped(tmp_pat
     assert {name: (stopped / name).stat().st_mtime_ns for name in kept} == kept, "an equal image is not rewritten"
 
 
-@pytest.mark.parametrize("lost", range(5))
-def test_an_image_that_was_lost_is_what_it_was(tmp_path: Path, lost: int) -> None:
-    generate_missing(JOBS, tmp_path, source(load=lambda: by_batch))
-    whole = files(tmp_path)
-    (tmp_path / JOBS[lost].file).unlink()
-    assert generate_missing(JOBS, tmp_path, source(load=lambda: by_batch)) == 1
-    assert files(tmp_path) == whole
-
-
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_batches_do_not_depend_on_the_number_of_processes(tmp_path: Path, count: int) -> None:
     generate_missing(JOBS, tmp_path / "one", source(load=lambda: by_batch))
     for index in range(count):
         generate_missing(JOBS, tmp_path / "more", source(load=lambda: by_batch), shard=Shard(index, count))
     assert files(tmp_path / "more") == files(tmp_path / "one")
-
-
-def test_progress_counts_what_is_missing(tmp_path: Path) -> None:
-    steps: list[tuple[int, int]] = []
-    generate_missing(JOBS[:2], tmp_path, source())
-    generate_missing(JOBS, tmp_path, source(), progress=lambda done, total: steps.append((done, total)))
-    assert steps == [(2, 3), (3, 3)]
 
 
 def test_a_shard_is_torchrun_s_rank(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from pacorl.generate.sets import generate_sets
 from pacorl.generate.storyboard import Storyboard, generate_storyboard
 from pacorl.io.images import open_image, png_texts
 from pacorl.models.policies.klein import KLEIN
-from pacorl.models.policies.kontext import KONTEXT
 from pacorl.tiny.oracle import Oracle
 from pacorl.tiny.world import Panel, draw, vocabulary
 from pacorl.types import Character, Grid, Prompt, Size
@@ -119,14 +117,6 @@ def test_the_tiny_editor_draws_a_page_from_the_pictures_of_a_hero(tmp_path: Path
     assert alone.tobytes() == split(page, Grid(2, 3))[1].tobytes()
     drawn = Oracle().read(split(page, Grid(2, 3)))
     assert [panel.palette for panel in drawn if panel] == ["sunset"] * 6
-
-
-def test_the_tiny_editor_knows_scenes_of_references() -> None:
-    """Training warns of prompts outside its world: an edit's instruction, or the scene of a panel with references."""
-    scene = Prompt(0, "at sunset, waving, boat", references=(Path("hero.png"),))
-    assert KONTEXT.foreign_prompt("tiny", [scene]) == ""
-    for other in (replace(scene, text="a hero in Paris"), replace(scene, references=())):
-        assert "is not of the tiny world" in KONTEXT.foreign_prompt("tiny", [other])
 
 
 def test_every_panel_has_its_own_seed() -> None:

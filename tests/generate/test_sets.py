@@ -15,14 +15,13 @@ from tests.twins import tiny_flux, tiny_klein, tiny_kontext
 from pacorl.core.grid import split
 from pacorl.core.set_scores import TIE
 from pacorl.gate.paco_reward import PacoReward
-from pacorl.generate.generated_images import GeneratedImage, Judged, Recipe, save, to_dict, write_page
+from pacorl.generate.generated_images import Judged, save, to_dict, write_page
 from pacorl.generate.generator import Generator
 from pacorl.generate.sets import best_first, generate_sets, judge_edits
 from pacorl.generate.storyboard import Storyboard, generate_storyboard
 from pacorl.io.images import png_texts
 from pacorl.models.adapters import adapter_state, add_lora, load_lora
 from pacorl.models.lora import save_lora
-from pacorl.models.policies import kind_of
 from pacorl.models.policies.flux import FLUX, LORA_TARGETS
 from pacorl.models.policies.klein import KLEIN
 from pacorl.models.policies.kontext import KONTEXT
@@ -82,16 +81,6 @@ def apart(first: Image.Image, second: Image.Image) -> int:
     return max(high for _, high in ImageChops.difference(first, second).getextrema())
 
 
-@pytest.mark.slow
-def test_the_same_seed_gives_the_same_picture_and_another_another(painter, prompts):
-    first, second = generate_sets(painter, prompts[:1], count=2, seed=5, size=SIZE, steps=STEPS)
-    again, _ = generate_sets(painter, prompts[:1], count=2, seed=5, size=SIZE, steps=STEPS)
-    (alone,) = generate_sets(painter, prompts[:1], seed=6, size=SIZE, steps=STEPS)
-    assert first.image.tobytes() == again.image.tobytes()
-    assert (second.recipe.seed, apart(second.image, alone.image)) == (6, 0)
-    assert apart(first.image, second.image) > 20
-
-
 def test_a_seed_means_what_it_means_to_diffusers(painter, prompts):
     (made,) = generate_sets(painter, prompts[:1], seed=11, size=SIZE, steps=STEPS)
     pipeline = painter.policy.pipeline
@@ -115,12 +104,12 @@ def test_no_two_candidates_of_a_call_share_a_seed(painter: Generator, prompts: l
         seed=5,
         count=2,
         best_of=2,
-        rank=lambda _, images: [Judged(0.5) for _ in images],
+        judge=Brightness(),
         keep_all=True,
         size=SIZE,
         steps=1,
     )
-    assert [image.recipe.seed for image in made] == list(range(5, 13))
+    assert sorted(image.recipe.seed for image in made) == list(range(5, 13))
 
 
 @pytest.mark.slow
@@ -138,9 +127,7 @@ def test_the_best_of_several_is_the_judges(painter, prompts):
         assert part[0].judged.matrix[0][1] == part[0].judged.matrix[1][0]
     best = generate_sets(painter, prompts, seed=3, best_of=3, judge=PacoReward(judge), size=SIZE, steps=STEPS)
     (first,) = generate_sets(painter, prompts[0], seed=3, best_of=3, judge=judge, size=SIZE, steps=STEPS)
-    assert repr(first) == repr(best[0])
-    assert repr(first).startswith(f"GeneratedImage({prompts[0].theme!r}, 64x64, seed ")
-    assert repr(first).endswith(f", score {first.judged.score:.4f}, {first.place})")
+    assert first.recipe == best[0].recipe
     assert [one.image.tobytes() for one in best] == [ranked[0].image.tobytes(), ranked[3].image.tobytes()]
 
 
@@ -188,16 +175,17 @@ def test_a_missing_verdict_ranks_last():
 
 def test_the_first_of_tied_candidates_is_kept_and_the_tie_is_named(painter, prompts, tmp_path):
     def ranked_by(*scores):
-        def rank(prompts, images):
-            return [Judged(score) for score in scores]
+        class Certain(Brightness):
+            def verdicts(self, questions: list[Question]) -> list[Verdict]:
+                # The six pairs of every candidate.
+                return [Verdict(score) for score in scores for _ in range(6)]
 
-        return generate_sets(painter, prompts[:1], best_of=3, rank=rank, size=SIZE, steps=1, keep_all=True)
+        return generate_sets(painter, prompts[:1], best_of=3, judge=Certain(), size=SIZE, steps=1, keep_all=True)
 
     near = ranked_by(0.9971, 0.333, 0.9995)
     assert [one.recipe.seed for one in near] == [0, 2, 1]
     assert [one.tied for one in near] == [2, 2, 1]
     assert near[0].place == "number 1 of 3, a tie of 2"
-    assert "a tie of 2" in repr(near[0])
     saved = save(near, tmp_path)
     assert [to_dict(one)["tied"] for one in saved] == [2, 2, 1]
     assert "a tie of 2" in write_page(tmp_path / "page.html", saved, title="A hero").read_text()
@@ -313,30 +301,11 @@ def test_a_recipe_makes_its_image_again(prompts, tmp_path):
         assert other.image.tobytes() != made.image.tobytes(), left_out
 
 
-def test_later_pages_are_judged_beside_earlier_ones(painter, tmp_path):
-    board = Storyboard(
-        title="A walk",
-        style="at night in town",
-        characters={"hero": "red round hero, crown"},
-        scenes=("{hero} waving, flag", "jumping, boat", "standing, tree", "waving, lamp") * 2,
-    )
-    judge = Brightness()
-    first, second = generate_storyboard(painter, board, seed=1, best_of=2, judge=judge, size=SIZE, steps=STEPS)
-    assert judge.asked == 2 * 6 + 2 * (6 + 16)
-    own = [alike(a, b) for a, b in combinations(second.panels, 2)]
-    across = [alike(a, b) for a in first.panels for b in second.panels]
-    assert second.judged.score == pytest.approx(fmean([*own, *across]))
-    assert dict(second.judged.parts) == pytest.approx({"this page": fmean(own), "with earlier pages": fmean(across)})
-    assert first.recipe.seed in (1, 2)
-    assert second.recipe.seed in (3, 4)
-    saved = save([first, second], tmp_path, stem="page")
-    assert [one.path.name for one in saved] == ["page-1.png", "page-2.png"]
-
-
-def test_a_short_last_page_keeps_the_size_of_panels(prompts):
+def test_a_short_last_page_keeps_the_size_of_panels_and_goes_on_with_the_seeds():
     board = Storyboard(title="A walk", scenes=("a", "b", "c", "d", "e", "f"))
     other = Generator(FLUX.from_pretrained("tiny", max_sequence_length=96), model="another")
-    first, second = generate_storyboard(other, board, size=SIZE, steps=1)
+    first, second = generate_storyboard(other, board, size=SIZE, steps=1, seed=3)
+    assert (first.recipe.seed, second.recipe.seed) == (3, 4)
     assert (first.image.size, second.image.size) == ((64, 64), (64, 32))
     assert {panel.size for panel in [*first.panels, *second.panels]} == {(32, 32)}
 
@@ -374,47 +343,3 @@ def test_an_edit_reads_its_source_and_has_its_shape(editor, tmp_path):
     assert saved[0].path.name == "edit-1.png"
     assert png_texts(saved[0].path)["sources"] == '["tall.png"]'
     assert saved[0].panels == ()
-
-
-def test_a_missing_answer_about_an_edit_is_no_score(tmp_path):
-    path = tmp_path / "a.png"
-    Image.new("RGB", (16, 16)).save(path)
-    (judged,) = judge_edits(
-        Brightness(dumb=True), [Prompt(id=0, text="x", sources=(path,))], [Image.new("RGB", (16, 16))]
-    )
-    assert (judged.score, judged.error) == (None, "asleep")
-
-
-def test_the_kind_is_found_out(tmp_path):
-    assert kind_of("tiny") == "flux"
-    assert kind_of("tiny", edits=True) == "kontext"
-    assert kind_of("black-forest-labs/FLUX.1-dev") == "flux"
-    assert kind_of("black-forest-labs/FLUX.1-Kontext-dev") == "kontext"
-    assert kind_of("Qwen/Qwen-Image-Edit") == "qwen_edit"
-    assert kind_of("Qwen/Qwen-Image-Edit-2509") == "qwen_edit_plus"
-    (tmp_path / "model_index.json").write_text('{"_class_name": "FluxKontextPipeline"}')
-    assert kind_of(str(tmp_path)) == "kontext"
-    (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusionPipeline"}')
-    with pytest.raises(ValueError, match="is a StableDiffusionPipeline; there are FluxPipeline"):
-        kind_of(str(tmp_path))
-
-
-def test_a_notebook_shows_a_set(prompts):
-    sheet = Image.new("RGB", (64, 64), "red")
-    recipe = Recipe(
-        model="tiny",
-        adapter="",
-        seed=7,
-        size=SIZE,
-        steps=STEPS,
-        guidance_scale=3.5,
-        true_cfg_scale=None,
-        negative_prompt=None,
-        max_sequence_length=48,
-        version="0.1.0",
-    )
-    frame = GeneratedImage(prompts[0], sheet, recipe, Judged(0.5, ((None, 0.5), (0.5, None))))._repr_html_()
-    assert frame.startswith('<iframe srcdoc="&lt;!doctype html&gt;')
-    assert "data:image/png" in frame
-    assert prompts[0].panels[0] in frame
-    assert "0.500" in frame

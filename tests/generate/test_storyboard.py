@@ -108,15 +108,13 @@ def test_the_characters_of_a_page_keep_their_images_without_a_generator_for_them
     assert [character.text for character in first.characters] == [f"{name} the cook" for name in ("ann", "bob", "cleo")]
 
 
-def test_characters_of_folders_and_scenes_of_a_sentence(tmp_path):
+def test_characters_of_folders_have_their_traits_as_criteria(tmp_path):
     folder = tmp_path / "characters" / "ann"
     folder.mkdir(parents=True)
     Image.new("RGB", (8, 8)).save(folder / "00.png")
     (folder / "card.yaml").write_text("description: an old cook\nkeep: {hair: grey hair}")
-    board = read_storyboard(
-        write(tmp_path, "title: x\ncharacters: [ann]\nscenes: 'two images of {ann}: she cooks, she sings'")
-    )
+    board = read_storyboard(write(tmp_path, "title: x\ncharacters: [ann]\nscenes: ['{ann} cooks', '{ann} sings']"))
     (page,) = pages(board, "some/model")
-    assert page.panels == ("An old cook, grey hair, she cooks", "An old cook, grey hair, she sings")
+    assert page.panels == ("An old cook, grey hair cooks", "An old cook, grey hair sings")
     assert [character.name for character in page.characters] == ["ann"]
     assert page.criteria["Identity"] == {"ann: hair": "Ann has the same hair in all images: grey hair."}

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from run_folder import finished_run, json_lines, write_evaluation, write_metrics
 from scipy import stats
-from typer.testing import CliRunner
 
-from pacorl.cli import app
 from pacorl.core.ranking import T_975
-from pacorl.report.compare import asked_of_both, differing_keys, side_names, write_comparison
+from pacorl.report.compare import asked_of_both, differing_keys, write_comparison
 from pacorl.report.folder import RunFolder, read_run
 
 RISES = {1: 0.125, 2: 0.25, 3: 0.1875}
@@ -135,14 +132,6 @@ def test_a_comparison_shows_no_key(runs: tuple[Path, Path]) -> None:
     assert "yours" not in page
 
 
-def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
-    def names(first: str, second: str) -> tuple[str, str]:
-        return side_names(*([replace(config(""), path=tmp_path / name)] for name in (first, second)))
-
-    assert names("a-", "b") == ("a-", "b")
-    assert names("x/run", "y/run") == ("x/run", "y/run")
-
-
 # --- seeds -----------------------------------------------------------------------------------------------------
 
 
@@ -171,13 +160,6 @@ def test_two_seeds_have_counts_and_no_verdict_and_a_run_without_its_like_is_name
     assert 'class="sure"' not in text_of(page)
 
 
-def test_unequal_training_is_said_and_not_bold(seeds: list[Path], tmp_path: Path) -> None:
-    late = trained(tmp_path / "high-late", seed=3, lr=0.2, value=0.75, epoch=4)
-    page, lines = write_comparison([*seeds[:5], late])
-    assert lines[-1].startswith("warning: low-3 after epoch 2 and high-late after epoch 4")
-    assert 'class="sure"' not in text_of(page)
-
-
 def test_a_third_setting_is_refused_by_its_keys(seeds: list[Path], tmp_path: Path) -> None:
     other = trained(tmp_path / "odd", seed=4, lr=0.2, value=0.5, rank=8)
     with pytest.raises(ValueError, match=r"odd is of a third setting: it differs from .*low-1 in lr, rank and from .*"):
@@ -194,13 +176,6 @@ def test_settings_that_cannot_be_paired_are_refused(seeds: list[Path], tmp_path:
         write_comparison([*seeds[:2], trained(tmp_path / "nine", seed=9, lr=0.2, value=0.5)])
     with pytest.raises(ValueError, match="a run is named twice"):
         write_comparison([seeds[0], seeds[0]])
-
-
-def test_the_command_prints_the_differences_and_the_page(seeds: list[Path]) -> None:
-    result = CliRunner().invoke(app, ["report", *map(str, seeds)])
-    assert result.exit_code == 0, result.output
-    assert "n = 3" in result.stdout
-    assert f"page: {seeds[0].parent / 'compare-low-high.html'}" in result.stdout
 
 
 def test_the_table_of_t_is_complete() -> None:

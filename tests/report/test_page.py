@@ -21,7 +21,7 @@ from pacorl.report.curves import charts
 from pacorl.report.figures import STRONG, data_url, show
 from pacorl.report.folder import Sample, read_run
 from pacorl.report.page import choose, match, next_command, spread, story, write_report
-from pacorl.report.results import Result, alarms, compared, paired, rows_of
+from pacorl.report.results import Result, alarms, paired, rows_of
 
 
 class Elements(HTMLParser):
@@ -107,24 +107,6 @@ def test_a_page_shows_the_config_without_its_keys(running: Path) -> None:
     assert "mine" not in page
     assert "me:pass" not in page
     assert "api_key: mine" in config.read_text()
-
-
-def test_without_a_summary_the_images_themselves_are_compared(running: Path) -> None:
-    samples = read_run(running).samples
-    compared_scores = {result.name: result for result in compared(samples[0], samples[2])}
-    assert set(compared_scores) == {"consistency", "fit", "held_out/ocr"}
-    fit, ocr = compared_scores["fit"], compared_scores["held_out/ocr"]
-    assert (fit.before.mean, fit.after.mean, fit.difference.mean) == (0.25, 0.75, 0.5)
-    assert ocr.difference.mean == -0.25
-    assert "Held out · ocr" in write_report(running).read_text()
-    (running / "samples" / "evaluation-000002.jsonl").unlink()
-    assert rows_of(read_run(running)) == []
-
-
-def test_rebuilding_gives_the_same_page(run: Path) -> None:
-    first = write_report(run).read_bytes()
-    assert write_report(run).read_bytes() == first
-    assert sorted(path.name for path in run.glob("report*")) == ["report.html"]
 
 
 def append_line(run: Path, line: dict[str, Any]) -> None:
@@ -329,15 +311,6 @@ def test_small_images_stay_exact_and_large_ones_become_light() -> None:
     assert show(Image.new("RGB", (1500, 300))).wide
 
 
-def test_a_difference_is_sure_if_its_interval_excludes_zero() -> None:
-    def sure(difference: Interval | None) -> bool:
-        return Result("fit", None, None, difference).sure
-
-    assert sure(Interval(0.2, 0.1, 0.3))
-    assert sure(Interval(-0.2, -0.3, -0.1))
-    assert not any(map(sure, (Interval(0.2, -0.1, 0.5), Interval(0.2), None)))
-
-
 @pytest.mark.parametrize("count", [2, 3])
 def test_few_prompts_have_no_interval(tmp_path: Path, count: int) -> None:
     run = write_metrics(tmp_path, *({"kind": "evaluation", "epoch": epoch, "step": epoch} for epoch in (0, 2)))
@@ -378,11 +351,6 @@ def test_one_name_stands_for_one_number(tmp_path: Path) -> None:
     assert drawn["Reward of training samples"] == ["Consistency, as rewarded"]
     measures = {result.name: result.after.mean for result in rows_of(read_run(run)) if result.after}
     assert measures == {"consistency": 0.25, "consistency_reward": 0.9}
-
-
-def test_a_reward_that_is_p_yes_itself_is_shown_once(tmp_path: Path) -> None:
-    run = write_metrics(tmp_path / "run", {"kind": "evaluation", "epoch": 0, "consistency": 0.5, "p_yes": 0.5 + 1e-9})
-    assert [list(chart.lines) for chart in charts(read_run(run))] == [["Consistency"]]
 
 
 def test_a_page_opens_on_the_median_change(run: Path) -> None:

@@ -77,18 +77,6 @@ def test_a_sentence_unfolds_into_panels_that_are_kept_as_they_are_typed(studio):
     assert studio.folder.read_draft().panels == ["runs", "sleeps", "eats", "hides"]
 
 
-def test_the_first_screen_has_no_word_of_machine_learning(studio):
-    from nicegui import ui
-
-    async def story(user):
-        await user.should_see("Drawn by the practice model", retries=20)
-        shown = " ".join(str(element) for kind in (ui.label, ui.button) for element in user.find(kind=kind).elements)
-        for word in ("LoRA", "seed", "candidate", "P(Yes)", "checkpoint", "adapter", "train"):
-            assert word.lower() not in shown.lower()
-
-    visit(studio, story)
-
-
 def test_pages_are_shown_ranked_removed_and_brought_back(studio):
     add_page(studio)
 

@@ -6,7 +6,7 @@ Every step works on one folder, has a --dry-run, and may be run again at any tim
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -59,13 +59,13 @@ class StepOptions(JsonOption):
         with progress(activity, lines=lines) as advance:
             return step(*inputs, **options, dry_run=self.dry_run, progress=advance)
 
-    def print(self, counts: JsonObject, following: str = "", *, sentences: Iterable[str] = ()) -> None:
-        """Print counts: JSON for programs, sentences or a line for each count for people, and the next command."""
+    def print(self, counts: JsonObject, following: str = "") -> None:
+        """Print counts: JSON for programs, a line for each count for people, and the next command."""
         echo_errors("dry run: nothing was written" if self.dry_run else "")
         if self.as_json:
             print_json(counts)
             return
-        echo("\n".join(list(sentences) or _lines(counts)))
+        echo("\n".join(_lines(counts)))
         if following and not self.dry_run:
             echo(f"next: pacorl {following}")
 
@@ -282,31 +282,7 @@ def export(
     generator = read_object(manifest)["plan"]["options"]["generator"] if manifest.is_file() else {}
     recipe = "tiny" if generator.get("checkpoint") == TINY else "paco_reward_7b"
     command = f"train-reward reward/{recipe} data.train=[{files[0]}] data.evaluation=[{files[1]}]"
-    step.print(counts, command, sentences=export_sentences(counts))
-
-
-def export_sentences(counts: JsonObject) -> Iterator[str]:
-    """Say what an export has, a line for each part."""
-    if agreement := counts.get("agreement"):
-        share = f"{100 * agreement['mean']:.0f} %"
-        if agreement["low"] is not None:
-            share += f" ({100 * agreement['low']:.0f} to {100 * agreement['high']:.0f} %)"
-        questions = "1 shared question" if agreement["groups"] == 1 else f"{agreement['groups']} shared questions"
-        yield f"people agree on {share} of the pairs of images in {questions}; chance gives 50 %"
-    made = counts["balance"]
-    people = "1 person" if made["annotators"] == 1 else f"{made['annotators']} people"
-    yield f"{made['rankings']} rankings by {people} label {made['yes']} pairs Yes and {made['no']} No"
-    if made["tied"]:
-        yield f"{made['tied']} pairs have as many votes for Yes as for No, and are left out"
-    if made["adjudicated"]:
-        yield f"questions settled by an adjudicator: {made['adjudicated']}"
-    for name, split in counts["splits"].items():
-        reasons = f", {split['with_reasons']} with reasons" if split["with_reasons"] else ""
-        yield f"{name}: {split['yes']} pairs Yes and {split['no']} No, of {split['groups']} prompts{reasons}"
-    benchmark = counts["benchmark"]
-    if benchmark["rankings"]:
-        tied = benchmark["left out as tied"]
-        yield f"benchmark: {benchmark['rankings']} held-out rankings" + (f"; {tied} tied are left out" if tied else "")
+    step.print(counts, command)
 
 
 def _lines(counts: JsonObject) -> list[str]:

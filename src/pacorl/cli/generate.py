@@ -175,10 +175,12 @@ def _generate(
             "steps": options.steps,
             "separate": separate,
             "on_step": on_step,
+            "count": choice.count,
+            "keep_all": choice.keep_all,
         }
         if request.board:
             return generate_storyboard(model, request.board, **common)
-        return generate_sets(model, request.prompts, count=choice.count, keep_all=choice.keep_all, **common)
+        return generate_sets(model, request.prompts, **common)
 
 
 # --- the request -----------------------------------------------------------------------------------------------
@@ -290,13 +292,9 @@ def _check_request(
     *,
     separate: bool,
 ) -> None:
-    """Raise ValueError for a choice that a storyboard does not leave, or panels that cannot be drawn one by one."""
+    """Raise ValueError for panels that cannot be drawn one by one."""
     from pacorl.generate.separate import panel_prompts
 
-    if request.board and choice.keep_all:
-        raise ValueError("--keep-all and --storyboard do not go together: a later page depends on the choice before it")
-    if request.board and choice.count > 1:
-        raise ValueError(f"--count {choice.count} and --storyboard do not go together; give another --seed instead")
     limit = generator.spec_of(request.prompts).policy.max_references
     for prompt in request.prompts:
         if gate:

@@ -16,7 +16,7 @@ from pacorl.io.files import write_atomic
 from pacorl.io.images import open_image, png_bytes
 from pacorl.judge.pairwise import Matrix
 from pacorl.report.figures import pair_matrix_svg, show
-from pacorl.report.html import notebook_frame, render
+from pacorl.report.html import render
 from pacorl.types import Prompt, Size
 
 SHOWN_ELSEWHERE = ("Software", "panels", "prompt", "theme", "score", "judge", "layout")
@@ -79,7 +79,7 @@ class Judged:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True)
 class GeneratedImage:
     """An image with its recipe, and the judgement of it if there is a judge.
 
@@ -115,19 +115,6 @@ class GeneratedImage:
     def tie(self) -> str:
         """The tie in words; empty without one."""
         return f", a tie of {self.tied}" if self.tied > 1 else ""
-
-    def __repr__(self) -> str:
-        recipe = self.recipe
-        facts = [repr(self.prompt.theme or self.prompt.text[:60]), str(recipe.size), f"seed {recipe.seed}"]
-        if self.judged and self.judged.score is not None:
-            facts.append(f"score {self.judged.score:.4f}")
-        if self.candidates > 1:
-            facts.append(self.place)
-        return f"GeneratedImage({', '.join(facts)})"
-
-    def _repr_html_(self) -> str:
-        """Render the page of `pacorl generate --report` for a notebook."""
-        return notebook_frame(page_of([SavedImage(self, Path("image"), ())], title=self.prompt.theme or "An image"))
 
 
 @dataclass(frozen=True, slots=True)

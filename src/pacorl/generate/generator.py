@@ -198,10 +198,6 @@ class Generator:
         scale = float(getattr(self.policy.options, "true_cfg_scale", 1.0))
         return scale if scale != 1 else None
 
-    def __repr__(self) -> str:
-        adapter = f", adapter={self.adapter!r}" if self.adapter else ""
-        return f"Generator({self.model!r}, kind={self.kind!r}{adapter})"
-
     def size_of(self, prompt: Prompt, size: AnySize = None) -> Size:
         """Return the size of a prompt's image: the requested size, or for an edit its area in the source's shape."""
         requested = self._requested_size(prompt, size)
@@ -211,8 +207,6 @@ class Generator:
     def _requested_size(self, prompt: Prompt, size: AnySize) -> Size:
         if isinstance(size, tuple):
             return Size(*size)
-        if isinstance(size, int):
-            raise ValueError(f"size {size} is one number; give height and width, as in size=({size}, {size})")
         if size:
             return size
         if self._tiny:

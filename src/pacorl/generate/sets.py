@@ -7,19 +7,18 @@ instruction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import combinations, islice, product
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Image
 
 from pacorl import __version__
 from pacorl.core.devices import NONE
-from pacorl.core.grid import split
 from pacorl.core.set_scores import tied_groups
 from pacorl.generate.generated_images import GeneratedImage, Judged, Recipe
 from pacorl.generate.generator import AnySize, Generator, Prompts, Step
@@ -28,30 +27,16 @@ from pacorl.io.images import open_image
 from pacorl.judge.pairwise import (
     Ask,
     ask_edits,
-    ask_pairs,
     errors_of,
     matrix_of,
-    mean_over_dimensions,
-    texts_about,
 )
 from pacorl.models.policies.spec import NO_ADAPTER
 from pacorl.rewards.consistency import Consistency
 from pacorl.types import Prompt, Verdict
 
 if TYPE_CHECKING:
+    from pacorl.gate.paco_reward import PacoReward
     from pacorl.judge.judge import Judge
-
-
-@runtime_checkable
-class HoldsJudge(Protocol):
-    """An object with a judge, such as `PacoReward`."""
-
-    judge: Judge
-    """The ranking judge."""
-
-
-Rank = Callable[[Sequence[Prompt], Sequence[Image]], list[Judged]]
-"""(prompts, images) of the candidates → one judgement each."""
 
 
 def generate_sets(
@@ -61,9 +46,8 @@ def generate_sets(
     seed: int = 0,
     count: int = 1,
     best_of: int = 1,
-    judge: Judge | HoldsJudge | None = None,
+    judge: Judge | PacoReward | None = None,
     ask: Ask = "theme",
-    rank: Rank | None = None,
     size: AnySize = None,
     steps: int | None = None,
     keep_all: bool = False,
@@ -81,7 +65,6 @@ def generate_sets(
         best_of: candidates per image. The judge's best is kept, or all (best first) with `keep_all`. The first of tied
             candidates is the best.
         ask: question about a set: its theme, or its written criteria.
-        rank: custom ranking of candidates.
         separate: generate each panel of a set as an image of its own, of `size`, with the references of its characters.
         base: disable the adapter.
         on_step: callback with the number of images per denoising step.
@@ -98,18 +81,14 @@ def generate_sets(
     # Arguments that contradict each other.
     if count < 1 or best_of < 1:
         raise ValueError(f"count {count} and best-of {best_of} must be at least 1")
-    if best_of > 1 and judge is None and rank is None:
+    if best_of > 1 and judge is None:
         raise ValueError(f"the best of {best_of} needs a judge to choose; give one as judge=")
 
-    if isinstance(judge, HoldsJudge):
-        judge = judge.judge
+    asked: Any = getattr(judge, "judge", judge)
     prompts = generator.prompts_of(prompts)
 
     # One image after another, each with its candidates.
     options: Any = {"size": size, "steps": steps, "base": base}
-    rank_by = rank
-    if rank is None and judge is not None:
-        rank_by = partial(judge_prompts, judge, ask=ask)
     images: list[GeneratedImage] = []
     for number in range(len(prompts) * count):
         prompt = prompts[number // count]
@@ -118,7 +97,7 @@ def generate_sets(
         seeds = range(first, first + best_of)
         in_panels = separate and prompt.grid.count > 1
         ranked = _ranked_candidates(
-            generator, prompt, seeds, rank_by=rank_by, options=options, separate=in_panels, on_step=on_step
+            generator, prompt, seeds, judge=asked, ask=ask, options=options, separate=in_panels, on_step=on_step
         )
         images += ranked if keep_all else ranked[:1]
     return images
@@ -129,12 +108,13 @@ def _ranked_candidates(
     prompt: Prompt,
     seeds: Sequence[int],
     *,
-    rank_by: Rank | None,
+    judge: Judge | None,
+    ask: Ask,
     options: Mapping[str, Any],
     separate: bool,
     on_step: Step,
 ) -> list[GeneratedImage]:
-    """Generate one image per seed, best first; without a ranking, return the first image only."""
+    """Generate one image per seed, best first."""
     # All candidates in one call: the generator batches them, and encodes their prompt once.
     sample = partial(sample_separately, generator) if separate else generator.sample
     candidates = sample([prompt] * len(seeds), seeds, **options, on_step=on_step)
@@ -159,13 +139,13 @@ def _ranked_candidates(
         separate=separate,
     )
     recipes = [replace(recipe, seed=seed) for seed in seeds]
-    # Without a ranking there is one candidate.
-    if rank_by is None:
-        return [GeneratedImage(prompt, candidates[0], recipes[0], candidates=len(seeds))]
+    # Without a judge there is one candidate.
+    if judge is None:
+        return [GeneratedImage(prompt, candidates[0], recipes[0])]
 
     # Judge all candidates at once, so that the judge shares their prefix.
     with generator.judging():
-        judged = rank_by([prompt] * len(seeds), candidates)
+        judged = judge_prompts(judge, [prompt] * len(seeds), candidates, ask=ask)
 
     # Tied candidates get different ranks, in the order of their seeds.
     ranked: list[GeneratedImage] = []
@@ -201,40 +181,6 @@ def judge_sets(judge: Judge, prompts: Sequence[Prompt], images: Sequence[Image],
         matrix = matrix_of(verdicts, prompt.grid.count)
         score = _mean([verdict.p_yes for verdict in verdicts.values()])
         judged.append(Judged(score, matrix, error=errors_of(verdicts.values())))
-    return judged
-
-
-def judge_with_earlier(
-    judge: Judge,
-    prompts: Sequence[Prompt],
-    images: Sequence[Image],
-    earlier: Sequence[Image],
-    *,
-    ask: Ask = "theme",
-) -> list[Judged]:
-    """Score sets like `judge_sets`, counting also every pair with a panel of an earlier page."""
-    alone = judge_sets(judge, prompts, images, ask=ask)
-    if not earlier:
-        return alone
-
-    # Pairs among the earlier panels are the same for every candidate, and are not asked again.
-    before = range(len(earlier))
-    answers = ask_pairs(
-        judge,
-        [[*earlier, *split(image, prompt.grid)] for prompt, image in zip(prompts, images, strict=True)],
-        [texts_about(prompt, ask) for prompt in prompts],
-        pairs=[product(before, range(len(earlier), len(earlier) + prompt.grid.count)) for prompt in prompts],
-    )
-
-    judged = []
-    for prompt, of_page, pairs in zip(prompts, alone, answers, strict=True):
-        across = {pair: mean_over_dimensions(verdicts) for pair, verdicts in pairs.items()}
-        between = [verdict.p_yes for verdict in across.values()]
-        # The page's own pairs and the pairs with earlier panels have equal weights.
-        within = [of_page.matrix[a][b] for a, b in combinations(range(prompt.grid.count), 2)]
-        means = (("this page", of_page.score), ("with earlier pages", _mean(between)))
-        error = of_page.error or errors_of(across.values())
-        judged.append(Judged(_mean([*within, *between]), of_page.matrix, means, error))
     return judged
 
 

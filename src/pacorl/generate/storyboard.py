@@ -10,19 +10,16 @@
     criteria:                       # optional, as T2IS records have them
       Identity: {Face: The dentist has the same face in all images.}
 
-`characters` may also be a list of character folders (`records.characters`), and `scenes` one sentence that asks for
-several images (`records.panels`). A character's first mention in a scene becomes its description, later ones `the
-dentist`. The images in the folders of a page's characters are its references, if the generator takes references.
-Scenes beyond a page go on the next; the candidates of a later page are also judged beside the panels of the pages
-before it.
+`characters` may also be a list of character folders (`records.characters`). A character's first mention in a scene
+becomes its description, later ones `the dentist`. The images in the folders of a page's characters are its references,
+if the generator takes references. Scenes beyond a page go on the next.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,16 +30,12 @@ from pacorl.io.documents import blamed_on, read_yaml, typed
 from pacorl.records.characters import find_character, in_turn
 from pacorl.records.compose import layout_for, prompt_from
 from pacorl.records.fields import NonBlank
-from pacorl.records.panels import MAX_COUNT, PanelDraft, write_panels
+from pacorl.records.panels import MAX_COUNT, PanelDraft
 from pacorl.types import TINY, Character, Grid, Prompt, Size
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from pacorl.generate.generated_images import GeneratedImage
     from pacorl.generate.generator import Generator
-    from pacorl.judge.judge import Judge
-    from pacorl.judge.pairwise import Ask
 
 PAGE = Grid(2, 2)
 MENTION = re.compile(r"\{([^{}]*)\}")
@@ -60,8 +53,8 @@ class BoardFile(BaseModel):
     layout: str = str(PAGE)
     characters: dict[str, NonBlank] | list[NonBlank] = {}
     """Name → description, or folders of characters."""
-    scenes: NonBlank | Annotated[list[NonBlank], Field(min_length=1)]
-    """A text per panel, or one sentence that asks for several images."""
+    scenes: Annotated[list[NonBlank], Field(min_length=1)]
+    """A text per panel."""
     criteria: dict[str, dict[str, NonBlank]] = {}
 
 
@@ -115,7 +108,7 @@ def _parse(document: Any, folder: Path) -> Storyboard:
         raise ValueError(f"scenes must be texts, got {scenes!r}; put quotes around a scene that begins with a mention")
     given = typed({key: value for key, value in document.items() if value is not None}, BoardFile)
 
-    # Characters, in the file or in folders; a sentence's scenes; the layout.
+    # Characters, in the file or in folders; the layout.
     cards: list[Character] = []
     characters = given.characters
     if isinstance(characters, list):
@@ -124,13 +117,12 @@ def _parse(document: Any, folder: Path) -> Storyboard:
     layout = parse_layout(given.layout)
     if layout.count > MAX_PANELS:
         raise ValueError(f"layout {layout} has {layout.count} panels a page; give at most {MAX_PANELS}")
-    scenes = list(write_panels(given.scenes).panels) if isinstance(given.scenes, str) else given.scenes
     board = Storyboard(
         title=given.title.strip(),
         style=given.style.strip(),
         layout=layout,
         characters=characters,
-        scenes=tuple(scene.strip() for scene in scenes),
+        scenes=tuple(scene.strip() for scene in given.scenes),
         criteria=with_kept(given.criteria, cards),
         images={card.name: card.images for card in cards},
     )
@@ -286,33 +278,17 @@ def generate_storyboard(
     board: Storyboard,
     *,
     seed: int = 0,
+    count: int = 1,
     best_of: int = 1,
-    judge: Judge | None = None,
-    ask: Ask = "theme",
     size: Size | None = None,
-    steps: int | None = None,
     separate: bool = False,
-    on_step: Callable[[int], None] = lambda images: None,
+    **options: Any,
 ) -> list[GeneratedImage]:
-    """Generate every page, in order, by `generate_sets`.
+    """Generate every page, in order, by `generate_sets`, whose options these are.
 
-    The judge's best of `best_of` candidates is kept. From the second page on, the judge also compares candidates with
-    all earlier panels. `size` is the size of a full page, or of a panel if each is a separate image (`generate_sets`).
+    `size` is the size of a full page, or of a panel if each is a separate image.
     """
-    from pacorl.generate.sets import generate_sets, judge_with_earlier
-
-    images: list[GeneratedImage] = []
-    earlier: list[Image] = []
-    # A ranking instead of a judge, since it also reads earlier pages; the list grows with the pages.
-    rank = partial(judge_with_earlier, judge, earlier=earlier, ask=ask) if judge else None
-    # Arguments that all pages share.
-    common: dict[str, Any] = {
-        "best_of": best_of,
-        "rank": rank,
-        "steps": steps,
-        "separate": separate,
-        "on_step": on_step,
-    }
+    from pacorl.generate.sets import generate_sets
 
     # Check every page and its size before generating the first; panels keep their size on a shorter page.
     sized: list[tuple[Prompt, Size]] = []
@@ -324,8 +300,9 @@ def generate_storyboard(
         generator.check([prompt], page)
         sized.append((prompt, page))
 
+    images: list[GeneratedImage] = []
+    common: dict[str, Any] = {"count": count, "best_of": best_of, "separate": separate, **options}
     for number, (prompt, page) in enumerate(sized):
         # Each page continues the seeds of the page before.
-        images += generate_sets(generator, [prompt], seed=seed + number * best_of, size=page, **common)
-        earlier += images[-1].panels
+        images += generate_sets(generator, [prompt], seed=seed + number * count * best_of, size=page, **common)
     return images

@@ -8,7 +8,6 @@ from __future__ import annotations
 from functools import cache
 
 import jinja2
-from markupsafe import escape
 
 from pacorl.report import figures
 
@@ -16,11 +15,6 @@ from pacorl.report import figures
 def render(template: str, /, **contents: object) -> str:
     """Render a template of this package, with the stylesheet and the script inside; all texts are escaped."""
     return _environment().get_template(template).render(**contents)
-
-
-def notebook_frame(page: str) -> str:
-    """Wrap a page for a notebook in a frame, so that no style leaks out of it."""
-    return f'<iframe srcdoc="{escape(page)}" sandbox="allow-scripts" style="width:100%;height:40rem;border:0"></iframe>'
 
 
 @cache  # a run writes its page after every evaluation, and compiling the templates takes a third of it
