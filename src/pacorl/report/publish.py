@@ -6,9 +6,10 @@ The card's text comes from the run's own files only. No file leaves this machine
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pacorl.config.public import find_secret
-from pacorl.io.documents import JsonObject, read_text, read_yaml
+from pacorl.io.documents import JsonObject, blamed_on, read_text, read_yaml, typed
 from pacorl.io.files import write_atomic
 from pacorl.models.policies import DEFAULT_KIND, POLICIES
 from pacorl.report.figures import interval_text
@@ -186,9 +187,12 @@ def check_no_secret(text: str, *, name: str) -> None:
 
 def _config(run: Path) -> JsonObject:
     path = run / "config.yaml"
-    config = read_yaml(path) if path.is_file() else None
-    if not isinstance(config, dict):
-        raise ValueError(f"{run} is no run's folder: it has no config in config.yaml")
+    if not path.is_file():
+        raise ValueError(f"{run} is no run's folder: it has no config.yaml")
+    with blamed_on(path):
+        config = typed(read_yaml(path), dict[str, Any])
+        for key in ("model", "data", "prompts"):
+            typed(config.get(key, {}), dict[str, Any])
     return config
 
 
