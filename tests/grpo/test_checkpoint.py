@@ -1,4 +1,4 @@
-"""Checkpoints that outlive anything, random states and an optimizer's."""
+"""Checkpoints that outlive anything, and what a resumed run may change."""
 
 from __future__ import annotations
 
