@@ -343,17 +343,6 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     assert checkpoints(tmp_path) == [paths[1], paths[3]]
 
 
-def test_what_a_user_put_beside_a_checkpoints_files_outlives_it(tmp_path: Path) -> None:
-    first, second = write(tmp_path, 1), write(tmp_path, 2)
-    for name in ("notes.txt", "lora/mine.txt"):
-        (first / name).parent.mkdir(exist_ok=True)
-        (first / name).write_text(name)
-    (first / "lora" / "adapter_config.json").write_text("{}")
-    prune(tmp_path, keep=1, newest=2)
-    assert checkpoints(tmp_path) == [second]
-    assert content(first) == {"notes.txt": b"notes.txt", "lora/mine.txt": b"lora/mine.txt"}
-
-
 def test_a_checkpoint_is_never_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / ".step-000001.partial").symlink_to(tmp_path / "elsewhere")

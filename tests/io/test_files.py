@@ -26,7 +26,6 @@ from pacorl.io.files import (
     digests,
     inside,
     own_folder,
-    remove_made,
     replacing,
     safe_name,
     sole_holder,
@@ -155,26 +154,6 @@ def folder_of(root: Path, *names: str) -> Path:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(name)
     return root
-
-
-def files_of(folder: Path) -> list[str]:
-    """The paths within of a folder's files, links included."""
-    files = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
-    return sorted(path.relative_to(folder).as_posix() for path in files)
-
-
-def test_only_what_was_made_is_deleted(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "run", "a.bin", "lora/b.bin", "lora/notes.txt", "keep/c.txt")
-    assert remove_made(folder, ["*.bin", "lora/*.bin"]) == ["keep/c.txt", "lora/notes.txt"]
-    assert files_of(folder) == ["keep/c.txt", "lora/notes.txt"]
-
-
-def test_other_files_move_to_where_they_are_kept_and_replace_nothing_there(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "old", "a.bin", "notes.txt", "lora/notes.txt")
-    kept = folder_of(tmp_path / "new", "notes.txt")
-    remove_made(folder, ["*.bin"], others=kept)
-    assert not folder.exists()
-    assert files_of(kept) == ["lora/notes.txt", "notes.txt", "notes.txt-2"]
 
 
 def test_a_changed_or_missing_file_of_a_folder_is_named(tmp_path: Path) -> None:

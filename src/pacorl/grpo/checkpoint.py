@@ -27,21 +27,22 @@ from pacorl.config.user_files import code_digest, file_digests
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.lora_training import LoraTraining, part_of
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.start import CHECKPOINT, Resume, checkpoints, named_start, step_of
+from pacorl.grpo.start import Resume, checkpoints, named_start, step_of
 from pacorl.io.documents import as_read_back, read_object, write_json
 from pacorl.io.files import (
     PRIVATE,
     aside_of,
     check_digests,
+    check_no_link,
     digests,
     flush_to_disk,
     flush_tree,
     open_aside,
-    remove_made,
+    replacing,
     safetensors_errors,
 )
 from pacorl.judge import identity_of
-from pacorl.models.lora import ADAPTER_FILES, save_lora
+from pacorl.models.lora import save_lora
 from pacorl.rewards.reward import RewardFunction
 
 logger = logging.getLogger(__name__)
@@ -54,8 +55,6 @@ FREE_KEYS = (
     *("character", "model.gradient_checkpointing", "reward_timeout", "judge.api_key_env"),
 )
 """Config keys that a resumed run may change: no reward, gradient or learning rate depends on them."""
-CHECKPOINT_FILES = ("state.json", TENSORS, *(f"lora/{name}" for name in ADAPTER_FILES))
-"""Patterns of a checkpoint's files. Files of other names belong to the user and are never deleted."""
 HALF_DONE = re.compile(r"\.(step-\d{6,})\.(partial|replaced)")
 """Names of temporary folders that a kill leaves among the checkpoints."""
 
@@ -238,12 +237,11 @@ def best_checkpoint(folder: Path) -> Path | None:
 
 
 def publish(checkpoint: Path, folder: Path) -> None:
-    """Copy a checkpoint's averaged adapter to `folder`, the newest adapter of the run."""
-    aside = open_aside(folder)
+    """Copy a checkpoint's averaged adapter to `folder`, the newest adapter of the run. A user's files there stay."""
+    check_no_link(folder)
     for path in sorted((checkpoint / "lora").iterdir()):
-        if path.name in ADAPTER_FILES:
-            shutil.copy2(path, aside / path.name)
-    put_in_place(folder, made=ADAPTER_FILES)
+        with replacing(folder / path.name) as temporary:
+            shutil.copyfile(path, temporary)
 
 
 def write_checkpoint(
@@ -263,7 +261,7 @@ def write_checkpoint(
         save_file({name: value.contiguous().cpu() for name, value in tensors.items()}, aside / TENSORS)
         export(aside)
         write_json(aside / "state.json", as_read_back({**state, "files": digests(aside)}), mode=PRIVATE)
-        put_in_place(target, made=CHECKPOINT_FILES)
+        put_in_place(target)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
         reason = error.strerror if isinstance(error, OSError) else error
@@ -273,37 +271,26 @@ def write_checkpoint(
         ) from error
 
 
-def put_in_place(target: Path, *, made: Sequence[str]) -> None:
-    """Rename the temporary folder to `target`, so that a folder of that name is always complete.
-
-    Args:
-        target: the final name. An existing folder is replaced; its files not matching `made` are moved to the new one.
-    """
-    aside = aside_of(target)
+def put_in_place(target: Path) -> None:
+    """Rename the temporary folder to `target`, which it replaces, so that a folder of that name is always complete."""
     replaced = target.with_name(f".{target.name}.replaced")
     # Content before names: after a power cut the renamed folder must not lack its content.
-    flush_tree(aside)
+    flush_tree(aside_of(target))
     if target.exists():
-        remove_made(replaced, made, others=target)
         target.rename(replaced)
-    aside.rename(target)
+    aside_of(target).rename(target)
     flush_to_disk(target.parent)
-    remove_made(replaced, made, others=target)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def recover(folder: Path) -> None:
     """Finish or undo the renames and deletions of checkpoints that a kill interrupted."""
     for path in sorted(folder.glob(".step-*")):
         match = HALF_DONE.fullmatch(path.name)
-        if match and match[2] == "partial":
-            shutil.rmtree(path, ignore_errors=True)
-        elif match and (folder / match[1]).exists():
-            remove_made(path, CHECKPOINT_FILES, others=folder / match[1])
-        elif match:
+        if match and match[2] == "replaced" and not (folder / match[1]).exists():
             path.rename(folder / match[1])
-    for path in folder.glob("step-*"):
-        if CHECKPOINT.fullmatch(path.name) and not (path / "state.json").exists():
-            remove_made(path, CHECKPOINT_FILES)
+        elif match:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def prune(folder: Path, *, keep: int, newest: int, best: Path | None = None) -> None:
@@ -314,8 +301,8 @@ def prune(folder: Path, *, keep: int, newest: int, best: Path | None = None) -> 
         if path in past[-keep:] or path == best:
             continue
         try:
-            # First what makes it a checkpoint: a kill must not leave half of one.
-            (path / "state.json").unlink()
-            remove_made(path, CHECKPOINT_FILES)
+            # By a name that `recover` deletes: a kill must not leave half a checkpoint.
+            path.rename(aside_of(path))
+            shutil.rmtree(aside_of(path))
         except OSError as error:
             logger.warning("%s could not be deleted (%s)", path, error)

@@ -15,7 +15,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from itertools import count
@@ -241,45 +241,6 @@ def check_no_link(*folders: Path) -> None:
     for folder in folders:
         if folder.is_symlink():
             raise OSError(errno.ELOOP, "a link, through which nothing is written; remove it", str(folder))
-
-
-def remove_made(folder: Path, made: Sequence[str], *, others: Path | None = None) -> list[str]:
-    """Delete a command's own files from a folder, and the folders that this leaves empty.
-
-    A missing folder, and a link, are left alone.
-
-    Args:
-        made: patterns of the command's files, relative to the folder.
-        others: target folder of all other files, which keep their relative paths; they stay if it is None.
-
-    Returns:
-        The relative paths of the other files.
-    """
-    if folder.is_symlink() or not folder.is_dir():
-        return []
-    # This command's own files. A pattern follows links to folders, and "..".
-    root = folder.resolve()
-    for pattern in made:
-        for path in [*folder.glob(pattern)]:
-            if path.parent.resolve().is_relative_to(root) and _is_file(path):
-                path.unlink()
-    # The deepest first, so that a folder is empty when its turn comes.
-    left = sorted(folder.rglob("*"), reverse=True)
-    foreign = [path.relative_to(folder) for path in left if _is_file(path)]
-    if others:
-        for name in foreign:
-            make_folder((others / name).parent)
-            (folder / name).rename(next(path for path in numbered(others / name) if not os.path.lexists(path)))
-    for path in [*left, folder]:
-        if not _is_file(path):
-            with contextlib.suppress(OSError):  # not empty
-                path.rmdir()
-    return sorted(map(str, foreign))
-
-
-def _is_file(path: Path) -> bool:
-    """Whether a path is anything but a folder; a link is not followed."""
-    return path.is_symlink() or not path.is_dir()
 
 
 def numbered(path: Path) -> Iterator[Path]:

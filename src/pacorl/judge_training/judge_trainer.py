@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -25,7 +26,7 @@ from transformers.trainer_callback import PrinterCallback
 from pacorl.config.base import changes_to, check_changes, frozen_changes
 from pacorl.core.devices import available_device, check_card_used
 from pacorl.core.metric_names import SECONDS
-from pacorl.grpo.checkpoint import newest_whole, put_in_place
+from pacorl.grpo.checkpoint import newest_whole
 from pacorl.io.documents import read_object, read_yaml, typed, write_json
 from pacorl.io.files import (
     aside_of,
@@ -35,6 +36,7 @@ from pacorl.io.files import (
     disk_errors,
     open_aside,
     own_folder,
+    replacing,
     weight_write_errors,
 )
 from pacorl.judge.decision import save_decision
@@ -146,7 +148,7 @@ class JudgeTrainer:
     def _save(self, trainer: WeightedLikelihoodTrainer, data: JudgeData) -> None:
         """Write the trained weights and summary.json."""
         config = self.config
-        # Save to a temporary folder, which replaces an earlier one, but for a user's own files such as a model card.
+        # Save to a temporary folder.
         folder = config.out / "adapter"
         if processes().is_main_process:
             open_aside(folder)
@@ -157,10 +159,13 @@ class JudgeTrainer:
         if not processes().is_main_process:
             return
 
-        for name in UNUSED_FILES:
-            (aside / name).unlink(missing_ok=True)
+        # Move file by file: a user's own files in the folder, such as a model card, stay.
         save_decision(aside, data.processor)
-        put_in_place(folder, made=[path.relative_to(aside).as_posix() for path in aside.rglob("*")])
+        for path in sorted(aside.iterdir()):
+            if path.name not in UNUSED_FILES:
+                with replacing(folder / path.name) as temporary:
+                    path.replace(temporary)
+        shutil.rmtree(aside)
 
         # Merged weights, and the summary.
         if config.merge:
