@@ -24,7 +24,7 @@ from tests.fullsize.published import (
 from torch.utils import _foreach_utils
 
 from pacorl.config.base import load
-from pacorl.grpo import builders, epoch, evaluate, monitor, rollout, scoring, update
+from pacorl.grpo import builders, epoch, evaluate, rollout, scoring, trainer, update
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
@@ -131,7 +131,7 @@ def phases(card: PretendedCard) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Workers, "submit", submit)
-        for module in (evaluate, monitor, reward_calls):
+        for module in (trainer, reward_calls):
             patch.setattr(module, "call_in_time", call_in_time)
         patch.setattr(Turns, "lent_to", lent_to)
         for phase, owner, name in PHASES:

@@ -59,7 +59,7 @@ def test_tensorboard_has_the_values(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     (event,) = events.Scalars("reward/consistency/mean")
-    assert (event.step, event.value) == (3, 0.25)
+    assert (event.step, event.value) == (6, 0.25)
 
 
 @pytest.mark.parametrize("name", ["wandb", "swanlab"])

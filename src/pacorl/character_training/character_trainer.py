@@ -198,9 +198,7 @@ class CharacterTrainer:
             state = checkpoints.restore(self.lora, start)
             self.evaluated, self.losses, lines = state["evaluated"], state["losses"], state["log_lines"]
             self.held_out_losses = {int(step): loss for step, loss in state["held_out_losses"].items()}
-        self.logbook = Logbook.of(
-            config, axis="step", lines=lines, changes=changes, epoch=self.epoch, step=self.lora.step
-        )
+        self.logbook = Logbook.of(config, lines=lines, changes=changes, epoch=self.epoch, step=self.lora.step)
         self.progress = Progress(epochs=math.ceil(config.steps / config.evaluate_every), shown=True)
 
     # --- training ----------------------------------------------------------------------------------------------

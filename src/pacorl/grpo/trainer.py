@@ -251,7 +251,7 @@ class PolicyTrainer:
             self.epoch, self.evaluated, self.score = state["epoch"], state["evaluated"], state["score"]
             lines = state["log_lines"]
         self.logbook = Logbook.of(
-            config, axis="epoch", lines=lines, changes=changes, epoch=self.epoch, step=self.lora.step, main=is_main
+            config, lines=lines, changes=changes, epoch=self.epoch, step=self.lora.step, main=is_main
         )
         self.monitor = HackingMonitor(prompts=self.division.prompts)
         if start:

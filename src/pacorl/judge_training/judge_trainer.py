@@ -130,7 +130,7 @@ class JudgeTrainer:
         # Log lines that a resumed run will write again are dropped.
         step = step_of(self.checkpoint) if self.checkpoint else -1
         main = processes().is_main_process
-        logbook = Logbook.of(self.config, axis="step", changes=self.changes, step=step, main=main)
+        logbook = Logbook.of(self.config, changes=self.changes, step=step, main=main)
         keeper = RunKeeper(logbook, StopSignals(), evaluates=evaluates)
         try:
             with keeper.signals:

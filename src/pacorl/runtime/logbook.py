@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pacorl.config.base import described, dump
 from pacorl.config.public import public
@@ -66,7 +66,6 @@ class Logbook:
         folder: Path | None,
         *,
         trackers: Sequence[str] = (),
-        axis: Literal["epoch", "step"] = "epoch",
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         """
@@ -76,18 +75,23 @@ class Logbook:
             settings: config of the run, shown by the services with masked keys.
         """
         self.folder = folder
-        self.axis = axis
         self._trackers: list[GeneralTracker] = []
         if folder:
+            from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
             make_folder(folder)
-            self._trackers = open_trackers(trackers, folder, settings or {})
+            for name in trackers:
+                # TensorBoard's files lie in a folder of its name beside the log; for a service the name is a project.
+                own = {"logging_dir": folder} if name == "tensorboard" else {"config": public(settings or {})}
+                project = name if name == "tensorboard" else "pacorl"
+                self._trackers.append(LOGGER_TYPE_TO_CLASS[name](project, **own))
+                self._trackers[-1].start()
 
     @classmethod
     def of(
         cls,
         config: Any,
         *,
-        axis: Literal["epoch", "step"],
         changes: Mapping[str, Sequence[Any]],
         epoch: int = 0,
         step: int = 0,
@@ -103,7 +107,7 @@ class Logbook:
             main: whether this is the main process; another one writes nothing.
         """
         settings = config.model_dump(mode="json")
-        book = cls(config.out if main else None, trackers=config.trackers, axis=axis, settings=settings)
+        book = cls(config.out if main else None, trackers=config.trackers, settings=settings)
         if main:
             book.cut(lines=lines, step=step)
             line = {"kind": "changes", "epoch": epoch, "step": step, "changes": changes}
@@ -142,7 +146,7 @@ class Logbook:
         series = finite if kind == "epoch" else {f"{kind}/{name}": value for name, value in finite.items()}
         with disk_errors(self.folder):
             for tracker in self._trackers:
-                tracker.log(series, step={"epoch": epoch, "step": step}[self.axis])
+                tracker.log(series, step=step)
 
     def image(self, name: str, image: Image) -> None:
         """Write an image to samples/<name>.png."""
@@ -164,24 +168,6 @@ def _step_of(line: str) -> int:
         return int(parse_object(line)["step"])
     except ValueError:  # cut short by a crash: beyond every step, so it is dropped
         return 2**31
-
-
-# --- trackers --------------------------------------------------------------------------------------------------
-
-
-def open_trackers(names: Sequence[str], folder: Path, settings: Mapping[str, Any]) -> list[GeneralTracker]:
-    """Start accelerate's trackers of a run."""
-    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
-
-    trackers = []
-    for name in names:
-        if name == "tensorboard":  # its files lie in a folder of that name beside the log
-            tracker = LOGGER_TYPE_TO_CLASS[name](name, logging_dir=folder)
-        else:
-            tracker = LOGGER_TYPE_TO_CLASS[name]("pacorl", config=public(settings))
-        tracker.start()
-        trackers.append(tracker)
-    return trackers
 
 
 def check_trackers(names: Sequence[str]) -> None:
