@@ -37,7 +37,7 @@ from pacorl.io.files import disk_errors, own_folder
 from pacorl.models.adapters import AdapterCopy, adapter_off
 from pacorl.models.lora import read_lora
 from pacorl.report.page import write_page
-from pacorl.runtime.logbook import Logbook, Progress, TrainResult, check_trackers
+from pacorl.runtime.logbook import Logbook, Progress, TrainResult
 from pacorl.runtime.processes import Runtime
 from pacorl.runtime.stopping import Interrupted
 from pacorl.types import Prompt, Size
@@ -85,7 +85,6 @@ class CharacterTrainer:
         """Size of the training pictures."""
         self.pictures = read_pictures(config)
         """Images and captions."""
-        check_trackers(config.trackers)
         named_start(config.out, resume)
         config.generator.check_trainable(config.model.checkpoint)
         config.generator.check_source(config.model.checkpoint, adapters=[config.adapter.start], size=self.size)

@@ -221,12 +221,10 @@ def check_run(run: PolicyConfig, *, resume: Resume | None = None) -> None:
     from pacorl.judge import check_judge
     from pacorl.records.prompts import load_prompts
     from pacorl.rewards import asks_judge, check_rewards
-    from pacorl.runtime.logbook import check_trackers
     from pacorl.types import Size
 
     # Folder and rewards.
     check_writable(run.out, folder=True)
-    check_trackers(run.trackers)
     if resume is not None:
         named_start(run.out, resume)
     check_rewards(run.rewards, key="rewards", run=False)
@@ -297,7 +295,6 @@ def train_reward(
     from pacorl.judge import check_judge
     from pacorl.judge_training.judge_config import JudgeConfig
     from pacorl.records.comparisons import comparisons_from, missing_file
-    from pacorl.runtime.logbook import check_trackers
 
     # A judge's run has one line of checkpoints, so no other can be named.
     if options.resume not in {"", AUTO}:
@@ -311,8 +308,6 @@ def train_reward(
     if not options.dry_run:
         if not options.resume:
             check_no_run(run.out)
-        with config_errors(config, run):
-            check_trackers(run.trackers)
         check_judge(run.model.checkpoint, adapter=run.tuning.start)
         for source in (*run.data.train, *run.data.evaluation):
             if missing_file(source):

@@ -26,7 +26,6 @@ from pacorl.rewards import asks_judge, build_rewards, check_rewards, has_parts
 from pacorl.rewards.reward import Reward, RewardFunction, smoke_test
 from pacorl.rewards.spec import UserReward
 from pacorl.runtime.compiled import compile_blocks
-from pacorl.runtime.logbook import check_trackers
 from pacorl.types import Prompt, Size
 
 
@@ -34,10 +33,9 @@ def checked_config(config: PolicyConfig, functions: Mapping[str, RewardFunction]
     """Check the config as far as possible without weights; add the functions to its rewards, drop unused judges.
 
     Raises:
-        ValueError: if the checkpoint is distilled, a tracker is not installed, or a reward or its arguments are wrong.
+        ValueError: if the checkpoint is distilled, or a reward or its arguments are wrong.
     """
     config.generator.check_trainable(config.model.checkpoint)
-    check_trackers(config.trackers)
     # A reward of the config with a function's name sets its weight and label.
     built_in = [reward for reward in config.rewards if reward.name not in functions]
     weighted = {reward.name: reward for reward in config.rewards if reward.name in functions}

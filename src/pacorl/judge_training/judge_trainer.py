@@ -45,7 +45,7 @@ from pacorl.judge_training.held_out import HeldOut
 from pacorl.judge_training.judge_config import JudgeConfig
 from pacorl.judge_training.loop import DIGESTS, WeightedLikelihoodTrainer, processes, training_arguments
 from pacorl.judge_training.tuning import load_model, merge_and_save, tune
-from pacorl.runtime.logbook import Logbook, check_trackers
+from pacorl.runtime.logbook import Logbook
 from pacorl.runtime.processes import MAX_BAD_STEPS, lost_ranks
 from pacorl.runtime.stopping import Interrupted, StopSignals
 
@@ -86,10 +86,9 @@ class JudgeTrainer:
             allow_changes: allow a resumed run another config; the log lists the changes.
 
         Raises:
-            ValueError: the folder holds a run already and `resume` is not set, a tracker is not installed, or
-                bfloat16 would train on the CPU beside a card.
+            ValueError: the folder holds a run already and `resume` is not set, or bfloat16 would train on the CPU
+                beside a card.
         """
-        check_trackers(config.trackers)
         check_card_used(config.model.dtype, torch.device(available_device()))
         self.config, self.resume = config, resume
         if not resume:

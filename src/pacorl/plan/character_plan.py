@@ -17,7 +17,6 @@ from pacorl.plan.generators import policy_on_meta
 from pacorl.plan.memory import FP32, memory_of
 from pacorl.plan.passes import Batch, Training, measure_generator, shallow
 from pacorl.plan.plan import Plan
-from pacorl.runtime.logbook import check_trackers
 from pacorl.types import Size
 
 
@@ -28,7 +27,6 @@ def plan_character(config: CharacterConfig) -> Plan:
         ConfigError: The size does not fit the generator, or the adapter's targets match no module.
         ValueError: There is no such character, or an image cannot be used.
     """
-    check_trackers(config.trackers)
     pictures = read_pictures(config)
     images = [*pictures.train, *pictures.held_out]
     spec, model, size = config.generator, config.model, Size(*config.size)

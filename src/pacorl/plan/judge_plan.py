@@ -22,7 +22,6 @@ from pacorl.plan.ledger import META
 from pacorl.plan.plan import Plan, size_text
 from pacorl.plan.sources import MissingFile
 from pacorl.records.comparisons import SOURCES, MissingImagesError, comparisons_from, missing_file
-from pacorl.runtime.logbook import check_trackers
 from pacorl.types import Comparison
 
 PACO_DATASET = "PaCo-Dataset"
@@ -39,7 +38,6 @@ def plan_reward(config: JudgeConfig) -> Plan:
         ValueError: The config cannot be run: its batch, its trainer's keys, its targets, another kind of model, or a
             source that is no data. The message names the key.
     """
-    check_trackers(config.trackers)
     training_arguments(config, evaluates=bool(config.data.evaluation))
     per_forward, forwards = micro_batches(config, world=processes().num_processes)
     absences: list[MissingFile] = []

@@ -34,7 +34,6 @@ from pacorl.plan.sources import MissingFile
 from pacorl.records.leaks import check_leaks
 from pacorl.records.prompts import prompts_from
 from pacorl.rewards import check_rewards
-from pacorl.runtime.logbook import check_trackers
 from pacorl.types import TINY, Prompt, Size
 
 NOT_READY = 2
@@ -197,7 +196,6 @@ def plan_policy(config: PolicyConfig, *, ask: bool = False) -> Plan:
     config = decided(config, card_bytes=card_bytes) if card_bytes else with_checkpointing(config, on=True)
     world = int(os.environ.get("WORLD_SIZE", "0")) or config.processes
     forwards = forwards_of(config, world=world)
-    check_trackers(config.trackers)
     check_rewards(config.rewards, run=False)
     check_rewards(config.evaluation.rewards, key="evaluation.rewards", run=False)
     config = without_idle_judges(config, run=False)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,6 @@ from pacorl.io.documents import JsonObject, append_jsonl, dump_json, parse_objec
 from pacorl.io.files import PRIVATE, disk_errors, make_folder, write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.io.terminal import print_line
-from pacorl.io.versions import install_command
 
 if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker
@@ -168,15 +166,6 @@ def _step_of(line: str) -> int:
         return int(parse_object(line)["step"])
     except ValueError:  # cut short by a crash: beyond every step, so it is dropped
         return 2**31
-
-
-def check_trackers(names: Sequence[str]) -> None:
-    """Raise ValueError if the package of a tracker is not installed."""
-    for name in names:
-        if find_spec(name) is None:
-            raise ValueError(
-                f"trackers: the package {name} is not installed; `{install_command('trackers')}`, or leave {name} out"
-            )
 
 
 # --- progress --------------------------------------------------------------------------------------------------
