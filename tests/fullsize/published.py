@@ -24,14 +24,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pacorl.models.policies.policy import WITHOUT_WEIGHTS
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.plan.generators import model_on_meta
-from pacorl.plan.passes import Depth, cut
+from pacorl.plan.passes import Depth, with_depth
 from pacorl.plan.sources import JUDGE_PARTS
 
 
 def write_generator(folder: Path, spec: PolicySpec, texts: Sequence[str], *, depth: Depth) -> Path:
     """A generator's folder of so many blocks."""
-    parts = {**spec.parts, "transformer": cut(spec.parts["transformer"], depth)}
-    twin.write_generator(folder, spec, parts=parts, texts=texts, weights=False)
+    twin.write_generator(folder, spec, parts=with_depth(spec.parts, depth), texts=texts, weights=False)
     return folder
 
 

@@ -21,6 +21,7 @@ from pacorl.plan.plan import Plan
 
 PAPER = ["group_size=16", "sampling.steps=10", "sampling.suffix={}", "sampling.batch=16"]
 ONE_START = "sampling.tree={seeds: 1}"
+SERVED = "judge.checkpoint=http://127.0.0.1:1/v1#one"
 NFT = "objective.name=diffusion_nft"
 FORMS = [
     ([], (10, 1, 0)),
@@ -81,7 +82,7 @@ def test_the_forwards_of_an_epoch(
 
 
 def test_hours_add_up_and_divide_among_the_processes() -> None:
-    cost = Cost({"sampling": 300e12, "training": 600e12}, saved=0.0, form="bfloat16", processes=2)
+    cost = Cost(900e12, saved=0.0, form="bfloat16", processes=2)
     card = Card("100 TFLOP/s by the share that is assumed", 80, tflops=200)
     computed = 9 / 2 / 3600
     assert cost.hours(card) == (pytest.approx(1.06 * computed), pytest.approx(1.10 * computed))
@@ -90,12 +91,12 @@ def test_hours_add_up_and_divide_among_the_processes() -> None:
 
     # On the card that is here, or on the smallest that hold the run; none for a run of minutes.
     memory = Memory({"train": 30 * 2**30})
-    long = dataclasses.replace(cost, flops={"sampling": 1e22})
+    long = dataclasses.replace(cost, flops=1e22)
     elsewhere = str(Plan(memory=memory, cost=long, device="CPU", device_bytes=None))
-    assert f"2 × {CARDS[3].name}" in elsewhere
+    assert CARDS[3].name in elsewhere
     assert CARDS[2].name not in elsewhere
     here = Plan(memory=memory, cost=long, device=CARDS[-1].name, device_bytes=141 * 10**9)
-    assert f"on 2 × {CARDS[-1].name}" in str(here).splitlines()[-1]
+    assert CARDS[-1].name in str(here).splitlines()[-1]
     assert "hours" not in str(dataclasses.replace(here, cost=cost))
 
 
@@ -104,18 +105,18 @@ def test_questions_are_counted_as_rewards_ask_them() -> None:
     """By a judge of this process: four panels are encoded once, and three of six questions' images are read once."""
 
     def judging(*overrides: str) -> float:
-        cost = planned(*overrides).cost
-        assert cost
-        return cost.flops["judging"]
+        costs = [planned(*overrides, judge).cost for judge in ("judge.checkpoint=tiny", SERVED)]
+        assert costs[0]
+        assert costs[1]
+        return costs[0].flops - costs[1].flops
 
     alone = judging()
     more = judging("rewards=[{name: consistency}, {name: panel_match}]")
     assert alone < more < 10 / 6 * alone + alone
-    assert judging("judge={checkpoint: tiny, symmetric: true}") == pytest.approx(2 * alone)
+    assert judging("judge.symmetric=true") == pytest.approx(2 * alone)
     contrast = "rewards=[{{name: consistency, args: {{contrast: {}}}}}]"
     plain, across = (judging(contrast.format(weight), "sampling.batch=4", "group_size=16") for weight in (0, 1))
-    assert 1.2 < across / plain <= 1.5
-    assert judging("judge.checkpoint=http://127.0.0.1:1/v1#one") == 0
+    assert 1.1 < across / plain <= 1.5
 
 
 @pytest.mark.slow

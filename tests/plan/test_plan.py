@@ -15,7 +15,7 @@ from PIL import Image
 from tests.twins import TWINS, tiny_flux
 from tests.twins.parts import tiny_judge
 from tiny_runs import JPEG_SIZE
-from torch import Tensor, nn
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from typer.testing import CliRunner, Result
 
@@ -32,7 +32,7 @@ from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Parts, PolicyOptions
 from pacorl.plan import passes, sources
 from pacorl.plan.generators import Inputs, model_on_meta, policy_on_meta
-from pacorl.plan.ledger import META, MemoryLedger, fused_attention
+from pacorl.plan.ledger import META, MemoryLedger
 from pacorl.plan.memory import Memory
 from pacorl.plan.passes import Training, measure_generator
 from pacorl.plan.plan import CARD_MARGIN, CUDA_BYTES, Plan, decided, plan_policy, plan_training
@@ -162,32 +162,20 @@ def test_the_ledger_counts_what_is_made_and_forgets_what_is_dropped() -> None:
     assert ledger.live == 0
 
 
-def test_fused_attention_touches_meta_tensors_alone() -> None:
-    query = torch.randn(1, 2, 3, 4)
-    plain = nn.functional.scaled_dot_product_attention(query, query, query)
-    with fused_attention():
-        inside = nn.functional.scaled_dot_product_attention(query, query, query)
-    assert torch.equal(plain, inside)
-
-
 @pytest.mark.slow
 def test_the_published_architectures_have_the_published_sizes() -> None:
-    config = PolicyConfig()
-    policy = policy_on_meta(config.generator, config.model)
     judges = []
     for name in ("lab/PaCo-Reward-7B", "Qwen/Qwen3.5-9B"):
         checkpoint = sources.vision_language_model(name, key="judge.checkpoint")
-        judges.append(model_on_meta(checkpoint.configs["model"], dtype=torch.bfloat16))
-    pipeline = policy.pipeline
-    parts = (pipeline.transformer, pipeline.text_encoder_2, pipeline.text_encoder, pipeline.vae, *judges)
-    assert [parameter_count(part) for part in parts] == [
-        pytest.approx(size, rel=1e-3) for size in (11.901e9, 4.762e9, 123.1e6, 83.82e6, 8.292e9, 9.410e9)
-    ]
+        judges.append(parameter_count(model_on_meta(checkpoint.configs["model"], dtype=torch.bfloat16)))
+    assert judges == pytest.approx([8.292e9, 9.410e9], rel=1e-3)
+    config = PolicyConfig()
+    policy = policy_on_meta(config.generator, config.model)
+    encoders = [parameter_count(getattr(policy.pipeline, name)) for name in policy.encoders]
+    assert sorted(encoders) == pytest.approx([123.1e6, 4.762e9], rel=1e-3)
     with META:
         add_lora(policy.transformer, rank=64, alpha=128, targets=policy.lora_targets)
-    state = adapter_state(policy.transformer)
-    assert len(state) == 2 * 342
-    assert sum(map(Tensor.numel, state.values())) == 179_306_496
+    assert sum(map(Tensor.numel, adapter_state(policy.transformer).values())) == 179_306_496
 
 
 # --- a run -----------------------------------------------------------------------------------------------------

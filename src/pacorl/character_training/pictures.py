@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -119,9 +117,3 @@ def gallery_prompts(config: CharacterConfig, subject: str) -> list[Prompt]:
     """Write the prompts of the page."""
     texts = [text.replace(SUBJECT, subject) for text in config.gallery.prompts]
     return [Prompt(id=number, text=text) for number, text in enumerate(texts)]
-
-
-def small_pictures(pictures: Sequence[Picture], size: Size) -> list[Path]:
-    """List the images with fewer pixels than the training size, which are enlarged."""
-    least = size.height * size.width
-    return [picture.path for picture in pictures if math.prod(open_image(picture.path).size) < least]

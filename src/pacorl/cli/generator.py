@@ -160,20 +160,13 @@ def dry_run(
         panels: Text of each panel for people.
     """
     from pacorl.io.documents import parse_json
-    from pacorl.judge import judge_from
-    from pacorl.plan.plan import judge_options, plan_generation
-    from pacorl.plan.sources import silent_judge
+    from pacorl.plan.generation import plan_generation
 
     # The prompt with the most images decides the peak.
     spec = generator.spec_of(prompts)
     images = max((len(prompt.sources) + len(prompt.references) for prompt in prompts), default=0)
     policy = spec.options_for(generator.model, dtype=generator.dtype, memory=choice.memory, **generator.policy_options)
-    # Both on the device, together or in turns; a judge over HTTP needs its server.
-    judge = judge_options(source, choice.memory)
-    plan = plan_generation(policy, size=generator.size, low=choice.in_turns, judge=judge, images=images)
-    if source and judge is None:
-        silent = silent_judge("--judge", source, lambda: judge_from(source)[0])
-        plan = replace(plan, absences=(*plan.absences, *silent))
+    plan = plan_generation(policy, size=generator.size, judge=source, images=images)
     if as_json:
         print_json({"panels": list(panels)} | parse_json(plan.to_json()))
     else:

@@ -52,6 +52,8 @@ class Forwards:
 
     sampler: Sampler
     """Sampler of the first epoch."""
+    world: int
+    """Processes."""
     samples: int
     node_batch: int
     """The largest number of nodes in one trained forward; of samples for an objective that trains on these."""
@@ -98,6 +100,7 @@ def forwards_of(config: PolicyConfig, *, world: int) -> Forwards:
     latents = 1 + sum(per_node * parents + children for parents, children in pairwise([*nodes, 1]))
     return Forwards(
         sampler,
+        world,
         samples,
         node_batch=max(node_batches) if is_path and node_batches else config.sampling.batch,
         latents=samples * latents,
@@ -109,8 +112,8 @@ def forwards_of(config: PolicyConfig, *, world: int) -> Forwards:
 class Cost:
     """Work of a run on all its processes."""
 
-    flops: Mapping[str, float]
-    """Phase → FLOPs of the run. Judges in other processes cost the run's cards nothing."""
+    flops: float
+    """Judges in other processes cost the run's cards nothing."""
     saved: float
     """Bytes of all checkpoints that are written."""
     form: str
@@ -119,19 +122,13 @@ class Cost:
 
     def hours(self, card: Card) -> tuple[float, float]:
         """Return the hours of the run with such a card for each process: at best, and as measured."""
-        computed = sum(self.flops.values()) / (PRODUCTS_SHARE * card.tflops * 1e12 * self.processes)
+        computed = self.flops / (PRODUCTS_SHARE * card.tflops * 1e12 * self.processes)
         low, high = ((rate * computed + self.saved / DISK_RATE) / 3600 for rate in MEASURED[self.form])
         return low, high
 
 
 def cost_of(
-    config: PolicyConfig,
-    *,
-    forwards: Forwards,
-    generator: Generator,
-    judging: Sequence[float],
-    evaluated: int,
-    world: int,
+    config: PolicyConfig, *, forwards: Forwards, generator: Generator, judging: Sequence[float], evaluated: int
 ) -> Cost:
     """Count the work of a run.
 
@@ -140,27 +137,24 @@ def cost_of(
         generator: as measured, for batches of sampling and of evaluation.
         judging: FLOPs of this process's judge for a training image, and for one of an evaluation.
         evaluated: prompts of an evaluation.
-        world: number of processes.
     """
-    # A measured pass has both forwards of a guided velocity.
+    # A training image. A measured pass has both forwards of a guided velocity.
     figures, counts = generator.figures, forwards.per_image
     forward = figures.sample_flops / config.sampling.batch
-    step = figures.train_flops / forwards.node_batch
-    image = {
-        "sampling": forward * counts["sampling"],
-        "training": step * counts["training"] + forward * counts["other_policies"],
-        "decoding": generator.decodings[0].flops,
-        "judging": judging[0],
-    }
-    images = config.epochs * forwards.samples
-    evaluation = figures.further_flops * config.evaluation.steps / config.evaluation.batch
-    evaluation += generator.decodings[1].flops + judging[1]
+    image = forward * (counts["sampling"] + counts["other_policies"])
+    image += figures.train_flops / forwards.node_batch * counts["training"]
+    image += generator.decodings[0].flops + judging[0]
+
+    # An image of an evaluation, of which there is one before, one after, and some between.
+    shown = figures.evaluate_flops * config.evaluation.steps / config.evaluation.batch
+    shown += generator.decodings[1].flops + judging[1]
     between = (config.epochs - 1) // config.evaluation.every if config.evaluation.every else 0
     evaluations = (between + 2) * evaluated * config.evaluation.samples_per_prompt
+
     quantized = "int8" if config.model.quantize != NONE else "bfloat16"
     return Cost(
-        {phase: images * flops for phase, flops in image.items()} | {"evaluation": evaluations * evaluation},
+        config.epochs * forwards.samples * image + evaluations * shown,
         saved=4 * figures.adapter * math.ceil(config.epochs / config.save_every),
         form="streamed" if config.model.stream else quantized,
-        processes=world,
+        processes=forwards.world,
     )

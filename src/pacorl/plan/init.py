@@ -11,10 +11,9 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
+from typing import Any, NamedTuple
 
 from pacorl.config.base import validated
 from pacorl.config.reward_section import RewardConfig
@@ -39,35 +38,20 @@ MOST_HELD_OUT = 16
 SEEN = 20
 """Times that each prompt is seen, if that takes this many epochs."""
 LEAST_EPOCHS, MOST_EPOCHS = 30, 100
+COLUMN = 42
+"""Column of the comments."""
 JUDGE = "X-GenGroup/PaCo-Reward-7B"
 LARGE = 15 * 10**9
 """Parameters of a generator that samples one image a forward."""
-COLUMN = 42
-"""Column of the comments."""
+FORMS = {
+    "normal": "bf16",
+    "low": "int8; generator and what scores take turns on the card",
+    "lowest": "int8 in main memory, sent layer by layer",
+}
+"""`memory` → how it holds the models on a card; the fastest first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """A way to hold the models on a card."""
-
-    memory: str
-    bytes: int
-    """Of a parameter on the card."""
-    why: str
-    is_reduced: bool = False
-    """Whether the adapter and the evaluation's images are smaller, too."""
-
-
-FORMS = (
-    Form("normal", 2, "bf16"),
-    Form("low", 1, "int8; generator and what scores take turns on the card"),
-    Form("lowest", 0, "int8 in main memory, sent layer by layer"),
-    Form("lowest", 0, "int8 in main memory, sent layer by layer", is_reduced=True),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(NamedTuple):
     """What is asked for."""
 
     path: Path
@@ -87,20 +71,15 @@ class Job:
         return self.path.with_name(f"{self.path.stem}-prompts")
 
     @property
-    def edits(self) -> bool:
-        """Whether an image is edited."""
-        return bool(self.train[0].sources)
-
-    @property
     def rewards(self) -> list[dict[str, Any]]:
         """The rewards' section."""
         if self.reward:
             return [{"name": self.reward}]
-        has_references = any(prompt.references for prompt in self.train)
-        reference = [{"name": "reference", "weight": 0.5}] if has_references else []
-        if self.edits:
+        prompt = self.train[0]
+        reference = [{"name": "reference", "weight": 0.5}] if prompt.references else []
+        if prompt.sources:
             return [{"name": "edit_consistency"}, *reference]
-        clip = {"name": "panel_clip_text", "weight": 0.3 if has_references else 0.8, "args": {"dtype": "bfloat16"}}
+        clip = {"name": "panel_clip_text", "weight": 0.3 if reference else 0.8, "args": {"dtype": "bfloat16"}}
         return [{"name": "consistency", "weight": 0.2}, *reference, clip]
 
 
@@ -109,13 +88,7 @@ def write_config(
 ) -> tuple[Plan, list[str]]:
     """Write a config, and its prompts into a folder beside it.
 
-    Args:
-        path: of the new config.
-        prompts: a file of sentences, sets or edits.
-        model: a kind of generator, or a checkpoint.
-        card: gigabytes of the card, as 24, or of several as 8x80.
-        reward: `file.py:NAME` in place of the judge's; empty for those.
-        references: a character's folder for all prompts; empty for none.
+    The arguments are those of `pacorl init`; an empty reward is the judge's.
 
     Returns:
         The plan, and lines with the commands that follow.
@@ -141,8 +114,7 @@ def _read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, r
     sizes = CARD.fullmatch(card)
     if not sizes:
         raise ValueError(f"--card {card} is no size of a card: give its gigabytes, as 24, or 8x80 for eight of 80")
-    kind = model if model in POLICIES else kind_of(model)
-    spec = POLICIES[kind]
+    spec = POLICIES[model if model in POLICIES else kind_of(model)]
     checkpoint = spec.published if model in POLICIES else model
     if checkpoint == TINY:
         raise ValueError("--model tiny has recipes of its own: `extends: tiny` in a file of yours")
@@ -150,17 +122,14 @@ def _read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, r
 
     # Prompts, each with the character.
     found = prompts_from(prompts, model=checkpoint)
-    if references and not spec.policy.max_references:
-        kinds = ", ".join(name for name, other in POLICIES.items() if other.policy.max_references)
-        raise ValueError(f"--references {references}: model {kind} takes no reference images; {kinds} do")
     if references:
         hero = find_character(references)
         for number, prompt in enumerate(found):
-            images = hero.images[: spec.policy.max_references - len(prompt.sources)]
+            images = hero.images[: max(1, spec.policy.max_references - len(prompt.sources))]
             cast = (dataclasses.replace(hero, images=images),)
             found[number] = dataclasses.replace(prompt, characters=cast, references=images)
     for prompt in found:
-        check_images(spec.policy, prompt, f"model.kind {kind}")
+        check_images(spec.policy, prompt, f"model.kind {spec.kind}")
         if prompt.grid.count == 1 and not prompt.sources and not reward:
             raise ValueError(
                 f"{prompt.place} is one image, and consistency needs several: write a set, as 'Four pictures of a "
@@ -171,59 +140,56 @@ def _read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, r
 
 
 def _fitting(job: Job) -> tuple[str, PolicyConfig, Plan]:
-    """Find the fastest form whose plan fits the card; return its text, config and plan."""
-    room = job.gigabytes * 2**30 - CARD_MARGIN
-    for form in FORMS:
-        # What cannot fit by its weights alone is not planned.
-        if job.spec.parameters * form.bytes > room:
-            continue
-        text = _text(job, form)
+    """Find the fastest form of the weights whose plan fits the card; return its text, config and plan."""
+    card_bytes = job.gigabytes * 2**30
+    for memory in FORMS:
+        text = _text(job, memory)
         config = validated(PolicyConfig, parse_yaml(text, name=str(job.path)))
         # As the smallest card runs it, whatever card this machine has.
         plan = plan_policy(with_checkpointing(config, on=True))
-        if plan.peak_bytes <= room:
-            name, size = f"a card of {job.gigabytes} GB", job.gigabytes * 2**30
-            return text, config, dataclasses.replace(plan, device=name, device_bytes=size, main_bytes=None)
+        if plan.peak_bytes + CARD_MARGIN <= card_bytes:
+            name = f"a card of {job.gigabytes} GB"
+            return text, config, dataclasses.replace(plan, device=name, device_bytes=card_bytes, main_bytes=None)
     raise ValueError(
         f"--card {job.gigabytes}: {job.checkpoint} needs {size_text(plan.peak_bytes + CARD_MARGIN)}; take a smaller "
         "--model, such as klein, or a larger card"
     )
 
 
-def _text(job: Job, form: Form) -> str:
-    """Write the YAML of a form: every setting that is no default, with its reason."""
+def _text(job: Job, memory: str) -> str:
+    """Write the YAML for a form of the weights: every setting that is no default, with its reason."""
     # Cards, and what an epoch draws.
-    spec, is_small = job.spec, form.memory != "normal"
+    spec, is_small = job.spec, memory != "normal"
     asks = any(asks_judge(validated(RewardConfig, reward), run=False) for reward in job.rewards)
     is_served = asks and job.cards > 1
     trainers = max(1, job.cards - is_served)
     prompts = trainers * min(math.ceil(len(job.train) / trainers), 12 if trainers == 1 else 6)
     epochs = min(MOST_EPOCHS, max(LEAST_EPOCHS, math.ceil(SEEN * len(job.train) / prompts)))
-    cards = f"{job.cards} cards" if job.cards > 1 else "one card"
     rows = [
-        (f"# {job.checkpoint} on {cards} of {job.gigabytes} GB. Settings left out have the paper's values.", ""),
+        (f"# {job.checkpoint} on {job.cards} × {job.gigabytes} GB. Settings left out have the paper's values.", ""),
         (f"# `pacorl config KEY` explains a key, `pacorl train-policy {job.path} --dry-run` plans the run again.", ""),
         (f"out: {_yaml(f'runs/{job.path.stem}')}", "log, page, checkpoints and the LoRA"),
         (f"epochs: {epochs}", f"each prompt is seen {epochs * prompts / len(job.train):.0f} times"),
         (f"prompts_per_epoch: {prompts}", f"with {GROUP} samples each {GROUP * prompts} images"),
+        (f"memory: {memory}", FORMS[memory]),
     ]
     if trainers > 1:
         rows.append((f"processes: {trainers}", "cards that train" + ", and one more for the judge" * is_served))
 
     # The generator. Compiled steps are sampled as they are trained, for which the smallest cards have no room.
-    rows += [(f"memory: {form.memory}", form.why), ("model:", ""), (f"  kind: {spec.kind}", "")]
+    rows += [("model:", ""), (f"  kind: {spec.kind}", "")]
     if job.checkpoint != spec.published:
         rows.append((f"  checkpoint: {_yaml(job.checkpoint)}", ""))
     if spec.kind == "kontext":
         rows.append(("  guidance_scale: 2.5", "as its pipeline's example"))
     rows.append(("  gradient_checkpointing: auto", "off if the run fits the card without: time, not the result"))
-    if form.memory != "lowest":
+    if memory != "lowest":
         rows.append(("  compile: blocks", "takes 0.7 of the time"))
-    if form.is_reduced:
-        rows.append(("adapter: {rank: 16, alpha: 32}", "a quarter of the paper's, for this card"))
 
     # Prompts, sampling and evaluation.
-    size = ("[384, 384]", "an area, in the source's shape") if job.edits else ("[512, 512]", "judged at 1024")
+    size = (
+        ("[384, 384]", "an area, in the source's shape") if job.train[0].sources else ("[512, 512]", "judged at 1024")
+    )
     batch = (8 if is_small else 4) if spec.parameters < LARGE else (4 if is_small else 1)
     rows += [
         ("prompts:", ""),
@@ -231,19 +197,16 @@ def _text(job: Job, form: Form) -> str:
         (f"  evaluation: {_yaml(str(job.folder / 'test.jsonl'))}", "held out, with all of their text or image"),
         ("sampling:", ""),
         (f"  size: {size[0]}", size[1]),
-        (f"  batch: {2 if form.is_reduced else batch}", "images a forward, at most"),
+        (f"  batch: {batch}", "images a forward, at most"),
     ]
     if is_small:
         rows.append(("  tree: {seeds: 2}", "samples of a group share their first steps"))
         rows.append(("  suffix: {solver: ab2, steps: 4}", "second order after the noise: fewer forwards"))
-        evaluation = "every: 20, size: [512, 512]" if form.is_reduced else "every: 20"
-        rows.append((f"evaluation: {{{evaluation}}}", "epochs, since an evaluation is a fixed cost"))
+        rows.append(("evaluation: {every: 20}", "epochs, since an evaluation is a fixed cost"))
 
     # Rewards; credit and clip range follow from them when the run starts.
-    address = "http://127.0.0.1:8000/v1#PaCo-Reward-7B" if is_served else JUDGE
-    rows.append(
-        (f"judge: {_yaml({'checkpoint': address}) if asks else 'none'}", "on its own card" if is_served else "")
-    )
+    judge = {"checkpoint": "http://127.0.0.1:8000/v1#PaCo-Reward-7B" if is_served else JUDGE}
+    rows.append((f"judge: {_yaml(judge) if asks else 'none'}", ""))
     if len(job.rewards) == 1:
         rows.append(("advantages: {aggregate: weighted_sum}", "one reward needs no log-taming"))
     rows.append(("rewards:", "credit and clip range follow from them"))

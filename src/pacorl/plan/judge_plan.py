@@ -1,8 +1,4 @@
-"""Requirements of a judge's training before it starts: `pacorl train-reward CONFIG --dry-run`.
-
-Pairs, steps and weights are counted, and absent sources are listed with the fix. No weights are loaded, and the network
-is not used.
-"""
+"""Steps, weights and absent files of a judge's training: `pacorl train-reward CONFIG --dry-run`."""
 
 from __future__ import annotations
 
@@ -19,12 +15,11 @@ from pacorl.judge_training.tuning import parameter_counts, source_of, tune
 from pacorl.plan import sources
 from pacorl.plan.generators import model_on_meta
 from pacorl.plan.ledger import META
-from pacorl.plan.plan import Plan, size_text
+from pacorl.plan.plan import Plan
 from pacorl.plan.sources import MissingFile
 from pacorl.records.comparisons import SOURCES, MissingImagesError, comparisons_from, missing_file
 from pacorl.types import Comparison
 
-PACO_DATASET = "PaCo-Dataset"
 STATE_BYTES = 16
 """Bytes of a trained parameter: the fp32 weight, its gradient and AdamW's two moments."""
 
@@ -39,15 +34,14 @@ def plan_reward(config: JudgeConfig) -> Plan:
             source that is no data. The message names the key.
     """
     training_arguments(config, evaluates=bool(config.data.evaluation))
-    per_forward, forwards = micro_batches(config, world=processes().num_processes)
+    micro_batches(config, world=processes().num_processes)
     absences: list[MissingFile] = []
     train = _comparisons(config, "train", absences)
-    evaluation = _comparisons(config, "evaluation", absences, limit=config.data.evaluation_limit)
+    evaluation = _comparisons(config, "evaluation", absences)
     with blamed_on("data"):
         check_readable(chain(*(comparison.images for comparison in [*train, *evaluation])))
-    steps: int | str = math.ceil(config.epochs * math.ceil(len(train) / config.optimizer.batch))
-    if absences:
-        steps = "unknown until all its data are here"
+    # None if data are absent.
+    steps = None if absences else math.ceil(config.epochs * math.ceil(len(train) / config.optimizer.batch))
 
     # Weights. The adapter of `start` has the config's shape, so that a new one has the same count.
     checkpoint = sources.vision_language_model(config.model.checkpoint, key="model.checkpoint")
@@ -59,32 +53,27 @@ def plan_reward(config: JudgeConfig) -> Plan:
     with META:
         tuned = tune(model, config.tuning.model_copy(update={"start": ""}) if start else config.tuning)
     trained, total = parameter_counts(tuned)
-    return Plan(
-        (*absences, *checkpoint.absences, *start),
-        facts={
-            "train": {"pairs": len(train), "yes": sum(pair.consistent for pair in train)},
-            "evaluation": {"pairs": len(evaluation), "yes": sum(pair.consistent for pair in evaluation)},
-            "optimizer steps": config.max_steps or steps,
-            "a step": {"forwards": forwards, "pairs each": per_forward},
-            "trained parameters": trained,
-            "on the card, without activations": size_text((total - trained) * dtype.itemsize + trained * STATE_BYTES),
-        },
-    )
+    facts = {
+        "train_pairs": len(train),
+        "evaluation_pairs": len(evaluation),
+        "optimizer_steps": config.max_steps or steps,
+        "trained_parameters": trained,
+        "bytes_without_activations": (total - trained) * dtype.itemsize + trained * STATE_BYTES,
+    }
+    return Plan([*absences, *checkpoint.absences, *start], facts=facts)
 
 
-def _comparisons(
-    config: JudgeConfig, name: str, absences: list[MissingFile], *, limit: int | None = None
-) -> list[Comparison]:
+def _comparisons(config: JudgeConfig, name: str, absences: list[MissingFile]) -> list[Comparison]:
     """Read the pairs of `data.train` or `data.evaluation`, and note what is absent."""
     comparisons: list[Comparison] = []
+    key, limit = f"data.{name}", config.data.evaluation_limit if name == "evaluation" else None
     for source in getattr(config.data, name):
-        key = f"data.{name}"
         with blamed_on(f"{key} = {source}"):
             try:
                 if missing := missing_file(source):
-                    remedy = f"{missing} is not there; put it there, or name {SOURCES}"
-                    if PACO_DATASET in source:
-                        remedy += "; `pacorl data paco-dataset` fetches the published pairs"
+                    remedy = (
+                        f"{missing} is not there; name {SOURCES}, or `pacorl data paco-dataset` fetches published ones"
+                    )
                     absences.append(MissingFile(key, source, remedy))
                 else:
                     comparisons += comparisons_from(source, limit=limit, scratch=config.out / "data")

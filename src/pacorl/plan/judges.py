@@ -1,36 +1,35 @@
 """Models that score a run's images: their memory, and the FLOPs of the questions that rewards really ask.
 
 Rewards are called with images of noise and a judge that records. Questions of one call share prefixes, whose tokens are
-counted once, by the trees of `judge.sharing`.
+counted once.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 
 from pacorl.core.devices import best_dtype
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.processor import image_tokens
 from pacorl.judge.judge import BATCH_TOKENS, JudgeSettings
-from pacorl.judge.sharing import Node, prefix_forest
+from pacorl.judge.sharing import WORTH_SHARING
 from pacorl.models.int8 import parameter_count, quantize_model, streamed_bytes, weight_bytes
 from pacorl.models.policies.policy import Parts
 from pacorl.plan import sources
 from pacorl.plan.generators import model_on_meta
-from pacorl.plan.ledger import META, measured
+from pacorl.plan.ledger import META, MemoryLedger, measured
 from pacorl.rewards.consistency import Consistency, Contrast, JudgedReward
 from pacorl.types import Character, Grid, Prompt, Question, Size, Verdict
 
@@ -45,7 +44,7 @@ CLIP_BATCH = 32
 EVALUATED = 8
 """Images of an evaluation's call that are planned: they fill the judge's batches."""
 
-Calls = list[list[Question]]
+Calls = Sequence[Sequence[Question]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +53,11 @@ class Scorer:
 
     weights: int
     """On the device."""
-    streamed: int
-    """In main memory."""
     buffers: int
     """Peak of a forward, with the keys and values that it reads."""
     files: int
+    streamed: int = 0
+    """Weights in main memory."""
     flops: Sequence[float] = ()
     """Of each list of calls that it was measured with."""
 
@@ -67,7 +66,7 @@ class Scorer:
 class Recorder:
     """A judge that notes the questions of each call, and answers none."""
 
-    calls: Calls = field(default_factory=list)
+    calls: list[Sequence[Question]] = field(default_factory=list)
 
     def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
         self.calls.append(list(questions))
@@ -85,40 +84,35 @@ def run_judge(config: PolicyConfig, configs: Parts, *, prompts: Sequence[Prompt]
         prompts: of training, the first of which stands for all; without them a set of 2 × 2, or an edit.
         sizes: of the training images and of the evaluation's.
     """
+    assert config.judge is not None
     # A call of training holds whole groups if a reward compares their samples.
     count = math.lcm(config.sampling.batch, config.group_size) if config.whole_groups else config.sampling.batch
+    train, evaluation = Recorder(), Recorder()
     with TemporaryDirectory() as folder:
         prompt = prompts[0] if prompts else _assumed_prompt(config, Path(folder))
-        train = _calls(config, "rewards.", [prompt] * count, sizes[0], trains=True)
-        evaluated = _calls(config, "rewards.", [prompt] * EVALUATED, sizes[1])
-        if not config.evaluation.judge:
-            evaluated += _calls(config, "evaluation.", [prompt] * EVALUATED, sizes[1])
-    assert config.judge is not None
-    scorer = _judge(config.judge, configs, [train, evaluated])
-    flops = (scorer.flops[0] / count, scorer.flops[1] / EVALUATED)
-    return replace(scorer, flops=flops)
+        _ask(train, config, [prompt] * count, sizes[0], trains=True)
+        _ask(evaluation, config, [prompt] * EVALUATED, sizes[1])
+    scorer = measure_judge(config.judge, configs, [train.calls, evaluation.calls])
+    return replace(scorer, flops=(scorer.flops[0] / count, scorer.flops[1] / EVALUATED))
 
 
-def _calls(config: PolicyConfig, key: str, prompts: list[Prompt], size: Size, *, trains: bool = False) -> Calls:
-    """List the questions that the rewards below a key ask about an image of each prompt."""
-    recorder = Recorder()
+def _ask(recorder: Recorder, config: PolicyConfig, prompts: list[Prompt], size: Size, *, trains: bool = False) -> None:
+    """Call the rewards of a run, and in an evaluation its measures, with an image of each prompt."""
     images = _noise(size, len(prompts))
-    for name, reward in sources.rewards_of(config, judge=recorder):
-        if not name.startswith(key):
-            continue
+    for key, reward in sources.rewards_of(config, judge=recorder):
+        if key.startswith("evaluation.") and (trains or config.evaluation.judge):
+            continue  # a judge of its own answers the measures
         if trains and isinstance(reward, Consistency) and reward.contrast:
             Contrast(reward, range(len(images)))(prompts, images)
         elif isinstance(reward, JudgedReward):
             reward(prompts, images)
-    return recorder.calls
 
 
-def pair_judge(settings: JudgeSettings, configs: Parts, *, size: Size, sets: bool) -> Scorer:
-    """Measure the judge of generated candidates: sets of 2 × 2 of this size, or images."""
-    grid, size = (Grid(2, 2), size) if sets else (Grid(1, 2), Size(size.height, 2 * size.width))
+def candidates_judge(settings: JudgeSettings, configs: Parts, *, size: Size) -> Scorer:
+    """Measure the judge of generated candidates, sets of 2 × 2 of this size."""
     recorder = Recorder()
-    Consistency(recorder)([Prompt(0, THEME, THEME, grid)] * EVALUATED, _noise(size, EVALUATED))
-    return _judge(settings, configs, [recorder.calls])
+    Consistency(recorder)([Prompt(0, THEME, THEME, Grid(2, 2))] * EVALUATED, _noise(size, EVALUATED))
+    return measure_judge(settings, configs, [recorder.calls])
 
 
 def clip_scorers(config: PolicyConfig, *, panels: int) -> Iterator[Scorer]:
@@ -131,7 +125,7 @@ def clip_scorers(config: PolicyConfig, *, panels: int) -> Iterator[Scorer]:
         side = model.config.vision_config.image_size
         pixels = torch.empty(count, 3, side, side, device=META, dtype=model.dtype)
         peak = measured(lambda: model.vision_model(pixel_values=pixels)).peak  # noqa: B023 - runs at once
-        yield Scorer(weight_bytes(model), 0, peak, weight_bytes(model))
+        yield Scorer(weight_bytes(model), peak, files=weight_bytes(model))
 
 
 def _noise(size: Size, images: int) -> list[Image.Image]:
@@ -153,66 +147,79 @@ def _assumed_prompt(config: PolicyConfig, folder: Path) -> Prompt:
 # --- a judge's forwards ----------------------------------------------------------------------------------------
 
 
-def _judge(settings: JudgeSettings, configs: Parts, work: Sequence[Calls]) -> Scorer:
-    """Measure a judge's largest forward, and count the work of lists of calls."""
+class CallTokens(NamedTuple):
+    """Tokens of the questions of a call."""
+
+    longest: int = 1
+    """Of a question."""
+    read: int = 1
+    """Of all questions, common prefixes once."""
+    kept: int = 0
+    """Of the common prefixes, whose keys and values the rest of the questions reads."""
+    visual: int = 0
+    """Of all distinct images."""
+
+
+def measure_judge(settings: JudgeSettings, configs: Parts, work: Sequence[Calls]) -> Scorer:
+    """Measure a judge's largest forward, and count the FLOPs of lists of calls."""
     model: Any = model_on_meta(configs["model"], dtype=getattr(torch, best_dtype(settings.checkpoint, "cuda")))
     files = parameter_count(model) * model.dtype.itemsize
     # Each patch of the vision tower is a quarter of a token.
     per_visual_token = 2 * parameter_count(model.model.visual) * model.config.vision_config.spatial_merge_size**2
     quantize_model(model, settings.quantize, device=META, stream=settings.stream)
 
-    # Tokens of each question, and of each call with common prefixes once.
-    symbols = [[[_symbols(question, configs) for question in call] for call in calls] for calls in work]
-    forests = [[prefix_forest(call) for call in calls] for calls in symbols]
-    shared = [list(map(_tokens_below, calls)) for calls in forests]
-    longest = max((len(symbol) for calls in symbols for call in calls for symbol in call), default=1)
-    rows = max(1, min(BATCH_TOKENS, max(chain.from_iterable(shared), default=0)) // longest)
-    ledger = measured(_language_pass(model, (rows, longest)))
+    # The largest forward.
+    counted = [[_tokens_of(call, configs["processor"]) for call in calls] for calls in work]
+    calls = list(chain(*counted)) or [CallTokens()]
+    longest = max(call.longest for call in calls)
+    rows = max(1, min(BATCH_TOKENS, max(call.read for call in calls)) // longest)
+    ledger = _language_pass(model, rows, longest)
+    kept = min(BATCH_TOKENS, max(call.kept for call in calls))
+    buffers = ledger.peak + kept * _kept_bytes(model.model.language_model)
+
+    # The work. Each pair in both orders shares nothing with itself.
     per_token = ledger.flops / (rows * longest)
-    # Keys and values of the prefixes, which the rest of a question reads.
-    kept = max((_tokens_kept(forest) for calls in forests for forest in calls), default=0)
-    buffers = ledger.peak + min(BATCH_TOKENS, kept) * _kept_bytes(model.model.language_model)
-
     flops = []
-    for calls, tokens in zip(work, shared, strict=True):
-        visual = 0
-        for call in calls:
-            images = {image.tobytes(): image for question in call for image in question.images}
-            visual += sum(_image_tokens(image, configs) for image in images.values())
-        # Each pair in both orders shares nothing with itself.
-        flops.append((1 + settings.symmetric) * (per_visual_token * visual + per_token * sum(tokens)))
-    return Scorer(weight_bytes(model), streamed_bytes(model), buffers, files, flops)
+    for of_list in counted:
+        once = sum(per_visual_token * call.visual + per_token * call.read for call in of_list)
+        flops.append(once * (1 + settings.symmetric))
+    return Scorer(weight_bytes(model), buffers, files, streamed_bytes(model), flops)
 
 
-def _language_pass(model: Any, shape: tuple[int, int]) -> Callable[[], Any]:
-    """Prepare a pass of the language model, the largest part of a judge, over rows of tokens."""
+def _language_pass(model: Any, rows: int, tokens: int) -> MemoryLedger:
+    """Measure the language model, the largest part of a judge, on rows of tokens."""
     language = model.model.language_model
-    positions = torch.zeros(3, *shape, device=META, dtype=torch.long)
-    embedded = torch.empty(*shape, language.config.hidden_size, device=META, dtype=model.dtype)
-    return partial(language, inputs_embeds=embedded, position_ids=positions, use_cache=False)
+    positions = torch.zeros(3, rows, tokens, device=META, dtype=torch.long)
+    embedded = torch.empty(rows, tokens, language.config.hidden_size, device=META, dtype=model.dtype)
+    return measured(lambda: language(inputs_embeds=embedded, position_ids=positions, use_cache=False))
 
 
-def _image_tokens(image: Image.Image, configs: Parts) -> int:
-    return image_tokens(Size(image.height, image.width), configs["processor"])
-
-
-def _symbols(question: Question, configs: Parts) -> NDArray[np.int64]:
-    """List symbols of a question's tokens, equal where questions share them."""
+def _tokens_of(call: Sequence[Question], processor: Mapping[str, Any]) -> CallTokens:
+    """Count the tokens of a call. A question is its images, and then its text."""
     head, tail = TEMPLATE_TOKENS
-    runs: list[tuple[str | bytes, int]] = [("", head)]
-    runs += [(image.tobytes(), _image_tokens(image, configs)) for image in question.images]
-    runs.append((question.text, len(TOKEN.findall(question.text)) + tail))
-    return np.concatenate([(hash(content) % 2**40 << 20) + np.arange(length) for content, length in runs])
+    tokens: dict[str | bytes, int] = {"": head}
+    questions: list[tuple[str | bytes, ...]] = []
+    for question in call:
+        images = [image.tobytes() for image in question.images]
+        for name, image in zip(images, question.images, strict=True):
+            tokens[name] = image_tokens(Size(image.height, image.width), processor)
+        tokens[question.text] = len(TOKEN.findall(question.text)) + tail
+        questions.append(("", *images, question.text))
 
-
-def _tokens_below(nodes: Sequence[Node]) -> int:
-    """Count the tokens of prefix trees."""
-    return sum(len(node) + _tokens_below(node.children) for node in nodes)
-
-
-def _tokens_kept(nodes: Sequence[Node]) -> int:
-    """Count the tokens of prefixes that questions share."""
-    return sum(len(node) + _tokens_kept(node.children) for node in nodes if node.children)
+    # Prefix → number of questions that begin with it. Its last part is read once if that is worth a pass.
+    beginning = Counter(parts[:length] for parts in questions for length in range(1, len(parts) + 1))
+    read = kept = 0
+    for prefix, number in beginning.items():
+        part = tokens[prefix[-1]]
+        is_shared = (number - 1) * part >= WORTH_SHARING
+        read += part if is_shared else part * number
+        kept += part if is_shared else 0
+    return CallTokens(
+        longest=max(sum(tokens[part] for part in parts) for parts in questions),
+        read=read,
+        kept=kept,
+        visual=sum(number for part, number in tokens.items() if isinstance(part, bytes)),
+    )
 
 
 def _kept_bytes(language: Any) -> int:

@@ -20,7 +20,7 @@ from pacorl.core.sde import log_prob
 from pacorl.grpo.builders import add_adapter
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.rollout import transition_at
-from pacorl.models.adapters import adapter_off, adapter_state
+from pacorl.models.adapters import adapter_state
 from pacorl.models.int8 import parameter_count, streamed_bytes, weight_bytes
 from pacorl.models.policies.policy import Parts, PolicyOptions
 from pacorl.models.policies.spec import PolicySpec
@@ -28,44 +28,40 @@ from pacorl.plan.generators import Inputs, policy_on_meta
 from pacorl.plan.ledger import META, MemoryLedger, measured
 from pacorl.types import Size
 
-AXES = {
+BLOCKS = {
     "FluxTransformer2DModel": ("num_layers", "num_single_layers"),
     "Flux2Transformer2DModel": ("num_layers", "num_single_layers"),
     "QwenImageTransformer2DModel": ("num_layers",),
     "QwenImage21Transformer2DModel": ("num_layers",),
-    "SD3Transformer2DModel": ("dual", "num_layers"),
 }
-"""A transformer's class → its config's names for the number of blocks of each kind; SD 3.5 lists its dual blocks."""
+"""A transformer's class → its config's keys for the number of blocks of each kind. Others are measured whole."""
 
-Depth = tuple[int, ...]
+Depth = Mapping[str, int]
+"""A transformer config's keys for the numbers of blocks, with such numbers."""
 
 
 def published_depth(config: Mapping[str, Any]) -> Depth:
-    """Count the blocks of each kind in a transformer's config; empty for a class that is not in `AXES`."""
-    dual = len(config.get("dual_attention_layers", ()))
-    sizes = {**config, "dual": dual, "num_layers": config.get("num_layers", 0) - dual}
-    return tuple(sizes[name] for name in AXES.get(str(config.get("_class_name")), ()))
+    """Return the numbers of blocks in a transformer's config; empty for a class that is not in `BLOCKS`."""
+    return {key: config[key] for key in BLOCKS.get(str(config.get("_class_name")), ())}
 
 
 def fewest_blocks(depth: Depth) -> Depth:
     """One block of each kind, and two of the last: the very last block is unlike its kind, since nothing reads what it
     makes of the text."""
-    return tuple(map(min, (*(1 for _ in depth[1:]), 2), depth))
+    fewest = dict.fromkeys(depth, 1)
+    if fewest:
+        fewest[list(fewest)[-1]] = 2
+    return {key: min(count, depth[key]) for key, count in fewest.items()}
 
 
-def cut(config: Mapping[str, Any], depth: Depth) -> dict[str, Any]:
-    """Return a transformer's config with so many blocks."""
-    sizes: dict[str, Any] = dict(zip(AXES[config["_class_name"]], depth, strict=True))
-    if "dual" in sizes:
-        dual = sizes.pop("dual")
-        sizes = {"num_layers": dual + sizes["num_layers"], "dual_attention_layers": list(range(dual))}
-    return {**config, **sizes}
+def with_depth(configs: Parts, depth: Depth) -> Parts:
+    """Return a generator's configs with so many blocks."""
+    return {**configs, "transformer": {**configs["transformer"], **depth}}
 
 
 def shallow(configs: Parts) -> Parts:
     """Return a generator's configs with the fewest blocks."""
-    full = published_depth(configs["transformer"])
-    return {**configs, "transformer": cut(configs["transformer"], fewest_blocks(full))} if full else configs
+    return with_depth(configs, fewest_blocks(published_depth(configs["transformer"])))
 
 
 class Figures(NamedTuple):
@@ -86,23 +82,9 @@ class Figures(NamedTuple):
     sample: float = 0
     """Peak of a forward of the first batch."""
     sample_flops: float = 0
-    further: float = 0
-    """Peak of a forward of the second batch."""
-    further_flops: float = 0
-
-
-def at_full_depth(configs: Parts, measure: Callable[[Parts], Figures]) -> Figures:
-    """Measure a generator's configs at their number of blocks, by those with fewer blocks."""
-    full = published_depth(configs["transformer"])
-    fewest = fewest_blocks(full)
-    base = measure(shallow(configs))
-    figures = np.array(base)
-    for kind, left_out in enumerate(np.subtract(full, fewest)):
-        if left_out:
-            more = tuple(count + (number == kind) for number, count in enumerate(fewest))
-            deeper = measure({**configs, "transformer": cut(configs["transformer"], more)})
-            figures = figures + left_out * np.subtract(deeper, base)
-    return Figures(*figures.tolist())
+    evaluate: float = 0
+    """Peak of a forward of the second batch, if there is one."""
+    evaluate_flops: float = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +102,6 @@ class Training:
     config: LoraConfig
     sampler: Sampler
     batch: int
-    with_base: bool = False
-    """Whether a KL term needs the base's forward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,23 +136,33 @@ def measure_generator(
     Raises:
         ConfigError: The adapter's targets match no module.
     """
-    measured_inputs: list[Inputs] = []
 
-    def measure(parts: Parts) -> Figures:
-        inputs = Inputs(policy_on_meta(spec, options, parts), images)
-        measured_inputs.append(inputs)
-        model = inputs.policy.transformer
-        weights = (parameter_count(model), weight_bytes(model), streamed_bytes(model))
-        trained = _training_figures(inputs, training) if training else (0, 0, 0, 0)
-        passes = [sampling_pass(inputs, size=batch.size, batch=batch.count) for batch in batches]
-        return Figures(*weights, *trained, *(figure for each in passes for figure in (each.peak, each.flops)))
+    def inputs_of(parts: Parts) -> Inputs:
+        return Inputs(policy_on_meta(spec, options, parts), images)
 
     # Targets that name a block are found at the full depth alone.
-    targets = training.config.adapter.targets if training else ()
-    names_block = any(re.search(r"blocks\.\d", target) for target in targets)
-    figures = measure(configs) if names_block else at_full_depth(configs, measure)
-    inputs = measured_inputs[0]
-    return Generator(inputs, batches, figures, [decoding_pass(inputs, size=batch.size) for batch in batches])
+    full = published_depth(configs["transformer"])
+    if training and any(re.search(r"blocks\.\d", target) for target in training.config.adapter.targets):
+        full = {}
+    fewest = fewest_blocks(full)
+    inputs = inputs_of(with_depth(configs, fewest))
+    base = _transformer_figures(inputs, batches, training)
+    figures = np.array(base)
+    for key, count in fewest.items():
+        if full[key] > count:
+            deeper = inputs_of(with_depth(configs, {**fewest, key: count + 1}))
+            of_block = np.subtract(_transformer_figures(deeper, batches, training), base)
+            figures = figures + (full[key] - count) * of_block
+    decodings = [decoding_pass(inputs, size=batch.size) for batch in batches]
+    return Generator(inputs, batches, Figures(*figures.tolist()), decodings)
+
+
+def _transformer_figures(inputs: Inputs, batches: Sequence[Batch], training: Training | None) -> Figures:
+    model = inputs.policy.transformer
+    weights = (parameter_count(model), weight_bytes(model), streamed_bytes(model))
+    trained = _training_figures(inputs, training) if training else (0, 0, 0, 0)
+    passes = [sampling_pass(inputs, size=batch.size, batch=batch.count) for batch in batches]
+    return Figures(*weights, *trained, *(figure for each in passes for figure in (each.peak, each.flops)))
 
 
 def _training_figures(inputs: Inputs, training: Training) -> tuple[float, float, float, float]:
@@ -206,12 +196,7 @@ def training_pass(inputs: Inputs, training: Training) -> MemoryLedger:
 
     def step() -> None:
         velocity = policy.velocity(before, sigma_B, conditioning, sampler.size)
-        loss = log_prob(after, transition_at(sampler, sigmas, 0, before, velocity)).mean()
-        if training.with_base:
-            with torch.no_grad(), adapter_off(policy.transformer):
-                base = policy.velocity(before, sigma_B, conditioning, sampler.size)
-            loss = loss + (velocity - base).square().mean()
-        torch.autograd.backward(loss)
+        torch.autograd.backward(log_prob(after, transition_at(sampler, sigmas, 0, before, velocity)).mean())
 
     return measured(step, gradients=True)
 
@@ -226,8 +211,7 @@ def sampling_pass(inputs: Inputs, *, size: Size, batch: int) -> MemoryLedger:
 
 
 def decoding_pass(inputs: Inputs, *, size: Size) -> MemoryLedger:
-    """Measure one image in the VAE's decoder, without tiling. An accelerator decodes the images of a batch one by
-    one."""
+    """Measure one image in the VAE's decoder: an accelerator decodes the images of a batch one by one."""
     policy = inputs.policy
     factor = policy.pipeline.vae_scale_factor
     shape = (1, policy.latent_channels, size.height // factor, size.width // factor)
@@ -235,8 +219,17 @@ def decoding_pass(inputs: Inputs, *, size: Size) -> MemoryLedger:
     return measured(lambda: policy.decode_codes(codes))
 
 
-def image_encoding_pass(inputs: Inputs, *, size: Size) -> MemoryLedger:
-    """Measure one image in the VAE's encoder."""
-    policy = inputs.policy
-    pixels = torch.empty(1, 3, size.height, size.width, device=META, dtype=policy.pipeline.vae.dtype)
-    return measured(lambda: policy.encode_pixels(pixels))
+def encoding_peak(generator: Generator, *, prompts: int, images: bool) -> int:
+    """Measure the peak of some prompts in the largest text encoder, or of an image in the VAE's if that is higher.
+
+    Args:
+        prompts: encoded at a time.
+        images: whether images pass the VAE's encoder even if the generator is no editor.
+    """
+    inputs, policy = generator.inputs, generator.inputs.policy
+    size = max((batch.size for batch in generator.batches), key=lambda size: size.height * size.width)
+    passes: list[Callable[[], Any]] = [inputs.text_pass(size, prompts=prompts)]
+    if images or policy.max_sources:
+        pixels = torch.empty(1, 3, size.height, size.width, device=META, dtype=policy.pipeline.vae.dtype)
+        passes.append(lambda: policy.encode_pixels(pixels))
+    return max(measured(run).peak for run in passes)

@@ -15,26 +15,23 @@ from typing import Any
 
 import torch
 
-from pacorl.config.base import ConfigError
 from pacorl.core.devices import available_device
 from pacorl.core.objectives import OBJECTIVES
-from pacorl.generate.generator import SIZE
 from pacorl.grpo.builders import with_credit, without_idle_judges
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.judge.judge import JudgeSettings, is_address
-from pacorl.models.policies import POLICIES
-from pacorl.models.policies.policy import Parts, PolicyOptions
+from pacorl.io.documents import blamed_on
+from pacorl.models.policies.policy import Parts
 from pacorl.plan import sources
 from pacorl.plan.generators import policy_on_meta
 from pacorl.plan.hours import CARDS, Cost, Forwards, cost_of, forwards_of
-from pacorl.plan.judges import clip_scorers, pair_judge, run_judge
+from pacorl.plan.judges import clip_scorers, run_judge
 from pacorl.plan.memory import FP32, PHASES, Memory, memory_of
 from pacorl.plan.passes import Batch, Training, measure_generator, shallow
 from pacorl.plan.sources import MissingFile
 from pacorl.records.leaks import check_leaks
 from pacorl.records.prompts import prompts_from
 from pacorl.rewards import check_rewards
-from pacorl.types import TINY, Prompt, Size
+from pacorl.types import Prompt, Size
 
 NOT_READY = 2
 """Exit code of a dry run if something is absent, or does not fit."""
@@ -47,12 +44,23 @@ CARD_MARGIN = 2 * CUDA_BYTES
 """Bytes that `auto` and `pacorl init` leave free on a card."""
 
 
+def device() -> tuple[str, int | None]:
+    """Return the card's name and its bytes, which are None without a GPU."""
+    match available_device():
+        case "cuda":
+            card = torch.cuda.get_device_properties(0)
+            return card.name, int(card.total_memory)
+        case "mps":
+            return "Apple GPU", int(torch.mps.recommended_max_memory())
+    return "CPU (no GPU here)", None
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Requirements of a command."""
 
-    absences: tuple[MissingFile, ...] = ()
-    notes: tuple[str, ...] = ()
+    absences: Sequence[MissingFile] = ()
+    notes: Sequence[str] = ()
     memory: Memory = field(default_factory=Memory)
     """Empty for a judge's training."""
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -86,11 +94,6 @@ class Plan:
         return ""
 
     @property
-    def fits(self) -> bool:
-        """Whether this machine's card and main memory hold it; true without a card."""
-        return not self.shortage
-
-    @property
     def download_bytes(self) -> int:
         """Bytes of the absent weights, those of one source once."""
         return sum({absence.source: absence.bytes for absence in self.absences}.values())
@@ -99,30 +102,30 @@ class Plan:
     def verdict(self) -> str:
         """The first line of the dry run."""
         keys = ", ".join(dict.fromkeys(absence.key for absence in self.absences))
-        parts = [f"{len(self.absences)} absent ({keys})" if keys else "nothing is absent"]
-        if self.memory.phases:
-            fits = "fits this card" if self.fits else "does not fit this card"
-            parts.insert(0, fits if self.device_bytes else "no card here")
-        return f"verdict: {'; '.join(parts)}"
+        absent = f"{len(self.absences)} absent ({keys})" if keys else "nothing is absent"
+        if not self.memory.phases:
+            return f"verdict: {absent}"
+        fits = "does not fit this card" if self.shortage else "fits this card"
+        return f"verdict: {fits if self.device_bytes else 'no card here'}; {absent}"
 
     @property
     def exit_code(self) -> int:
         """Exit code of the dry run."""
-        return NOT_READY if self.absences or not self.fits else 0
+        return NOT_READY if self.absences or self.shortage else 0
+
+    @property
+    def hours(self) -> dict[str, tuple[float, float]]:
+        """Card → hours of the run on one for each process: at best, and as measured."""
+        return {card.name: self.cost.hours(card) for card in CARDS} if self.cost else {}
 
     def to_json(self) -> str:
         """Return the whole plan; sizes in bytes."""
-        names = ("verdict", "fits", "peak_bytes", "download_bytes")
+        names = ("verdict", "shortage", "peak_bytes", "download_bytes", "hours")
         document = dataclasses.asdict(self) | {name: getattr(self, name) for name in names}
-        document["hours"] = {card.name: self.cost.hours(card) for card in CARDS} if self.cost else {}
         return json.dumps(document, indent=2, ensure_ascii=False)
 
-    def with_notes(self, *notes: str) -> Plan:
-        """Add the notes that are not empty."""
-        return dataclasses.replace(self, notes=(*self.notes, *filter(None, notes)))
-
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        return "\n".join(filter(None, _lines(self)))
 
 
 # --- the screen ------------------------------------------------------------------------------------------------
@@ -130,10 +133,8 @@ class Plan:
 
 def _lines(plan: Plan) -> Iterator[str]:
     yield plan.verdict
-    if plan.shortage:
-        yield plan.shortage
-    for absence in plan.absences:
-        yield f"absent {absence.key} = {absence.source}: {absence.remedy}"
+    yield plan.shortage
+    yield from (f"absent {absence.key} = {absence.source}: {absence.remedy}" for absence in plan.absences)
     if plan.download_bytes:
         yield f"to download: {plan.download_bytes / 10**9:.0f} GB"
     yield from (f"note {note}" for note in plan.notes)
@@ -145,15 +146,12 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield f"main memory: {size_text(plan.memory.host)}{_of(plan.main_bytes)}, loading included"
     for name, fact in plan.facts.items():
         counts = fact if isinstance(fact, Mapping) else {"": fact}
-        yield f"{name}: " + ", ".join(f"{key} {_number(value)}".strip() for key, value in counts.items())
-
-    hours = []
-    for card in _timed_cards(plan):
-        low, high = plan.cost.hours(card) if plan.cost else (0.0, 0.0)
-        if plan.cost and high > LEAST_HOURS:
-            hours.append(f"{low:.2g} to {high:.2g} on {plan.cost.processes} × {card.name}")
-    if hours:
-        yield f"hours, with evaluations, judging and saving: {', '.join(hours)}"
+        text = ", ".join(f"{key} {_number(value)}".strip() for key, value in counts.items())
+        yield f"{name}: {text}".replace("_", " ")
+    cards = {name: plan.hours[name] for name in _timed_cards(plan)} if plan.cost else {}
+    ranges = [f"{low:.2g} to {high:.2g} on {name}" for name, (low, high) in cards.items() if high > LEAST_HOURS]
+    if plan.cost and ranges:
+        yield f"hours of {plan.cost.processes} such cards, all included: {', '.join(ranges)}"
 
 
 def _of(size: int | None) -> str:
@@ -164,10 +162,10 @@ def _number(fact: Any) -> str:
     return f"{fact:,}" if isinstance(fact, int) else f"{fact:.4g}" if isinstance(fact, float) else str(fact)
 
 
-def _timed_cards(plan: Plan) -> Sequence[Any]:
+def _timed_cards(plan: Plan) -> list[str]:
     """Return the plan's card or those of its size, else the smallest that hold the run."""
-    here = [card for card in CARDS if plan.device == card.name or plan.device_bytes == card.gigabytes * 2**30]
-    fitting = [card for card in CARDS if plan.peak_bytes + CARD_MARGIN <= card.gigabytes * 10**9]
+    here = [card.name for card in CARDS if plan.device == card.name or plan.device_bytes == card.gigabytes * 2**30]
+    fitting = [card.name for card in CARDS if plan.peak_bytes + CARD_MARGIN <= card.gigabytes * 10**9]
     return here or fitting[:SHOWN_CARDS]
 
 
@@ -204,41 +202,34 @@ def plan_policy(config: PolicyConfig, *, ask: bool = False) -> Plan:
     data, model = config.prompts, config.model.checkpoint
     train = _prompts(data.train, model=model)
     evaluation = _prompts(data.evaluation, model=model, limit=data.evaluation_limit)
-    prompts = [*train, *evaluation]
-    config.check_prompts(prompts)
+    config.check_prompts([*train, *evaluation])
     config, _ = with_credit(config, {}, train, run=False)
     for key, reward in sources.rewards_of(config):
-        reward.check(evaluation if key.startswith("evaluation.") else prompts)
+        reward.check(evaluation if key.startswith("evaluation.") else [*train, *evaluation])
     benchmarks = {name: _prompts(name, model=model) for name in data.benchmarks}
-    leaks = check_leaks(train, evaluation, benchmarks=benchmarks, deliberate=data.evaluates_training)
+    notes = [check_leaks(train, evaluation, benchmarks=benchmarks, deliberate=data.evaluates_training)]
 
     # Checkpoints.
     config.generator.check_trainable(model)
     generator = sources.generator_of(config.model, config.generator)
-    judge = sources.judge(config.judge, key="judge.checkpoint")
-    held_out_judge = sources.judge(config.evaluation.judge_settings, key="evaluation.judge")
-    absences = [*sources.absences_of(config), *generator.absences, *judge.absences, *held_out_judge.absences]
-    absences += sources.silent_judges(config) if ask else []
+    absences = [*sources.absences_of(config), *generator.absences]
+    judges = {"judge.checkpoint": config.judge, "evaluation.judge": config.evaluation.judge_settings}
+    checkpoints = {key: sources.judge(settings, key=key) for key, settings in judges.items()}
+    for key, settings in judges.items():
+        absences += [*checkpoints[key].absences, *(sources.silent_judges(key, settings) if ask else ())]
+    if checkpoints["evaluation.judge"].configs:
+        notes.append("the memory and work of evaluation.judge are not in the plan")
 
-    # Memory and work.
-    sizes = _sizes(config, generator.configs, prompts)
-    plan = _measured(
-        config,
-        generator.configs,
-        judge.configs,
-        forwards=forwards,
-        prompts=prompts,
-        sizes=sizes,
-        evaluated=len(evaluation) or data.evaluation_limit,
-        world=world,
-    )
-    counts: dict[str, float] = {"epochs": config.epochs, "images an epoch": forwards.samples}
-    if train:
-        drawn = config.epochs * forwards.samples / config.group_size
-        counts |= {"prompts": len(train), "each seen": round(drawn / len(train), 1)}
-    unplanned = "the memory and work of evaluation.judge are not in the plan" if held_out_judge.configs else ""
-    facts = {"work": counts, "forwards per image": forwards.per_image}
-    return dataclasses.replace(plan, absences=tuple(absences), facts=facts).with_notes(leaks, unplanned)
+    # Memory and hours.
+    judge = checkpoints["judge.checkpoint"].configs
+    memory, cost = _measured(config, generator.configs, judge, train=train, evaluation=evaluation, forwards=forwards)
+    facts = {
+        "epochs": config.epochs,
+        "images_per_epoch": forwards.samples,
+        "forwards_per_image": forwards.per_image,
+        "prompts": {"training": len(train), "evaluation": len(evaluation)},
+    }
+    return Plan(absences, [note for note in notes if note], memory, facts, cost)
 
 
 def _measured(
@@ -246,13 +237,13 @@ def _measured(
     configs: Parts,
     judge: Parts,
     *,
+    train: Sequence[Prompt],
+    evaluation: Sequence[Prompt],
     forwards: Forwards,
-    prompts: Sequence[Prompt],
-    sizes: Sequence[Size],
-    evaluated: int,
-    world: int,
-) -> Plan:
-    """Measure a run's generator, judges and encoders of rewards."""
+) -> tuple[Memory, Cost]:
+    """Measure a run's generator, judges and encoders of rewards, at the config's sizes."""
+    prompts = [*train, *evaluation]
+    sizes = _sizes(config, configs, prompts)
     sampler = forwards.sampler.model_copy(update={"size": sizes[0]})
     generator = measure_generator(
         config.generator,
@@ -260,44 +251,42 @@ def _measured(
         configs,
         images=sources.planned_images(config, prompts),
         batches=[Batch(sizes[0], config.sampling.batch), Batch(sizes[1], config.evaluation.batch)],
-        training=Training(config, sampler, forwards.node_batch, with_base=config.objective.kl_weight > 0),
+        training=Training(config, sampler, forwards.node_batch),
     )
-    figures, policy = generator.figures, generator.inputs.policy
-    panels = min((prompt.grid.count for prompt in prompts), default=4)
-    scorers = list(clip_scorers(config, panels=panels))
+    scorers = list(clip_scorers(config, panels=min((prompt.grid.count for prompt in prompts), default=4)))
     judging: Sequence[float] = (0.0, 0.0)
     if config.judge and not config.judge.remote:
         scorers.append(run_judge(config, judge, prompts=prompts, sizes=sizes))
         judging = scorers[-1].flops
     in_turns = config.in_turns and bool(scorers)
 
-    # Main memory: latents in fp32 and 8-bit images, and encoded prompts in each process.
-    tokens = policy.noise([0], sizes[0]).numel()
-    rollouts = forwards.latents * tokens * FP32 + forwards.samples * 3 * sizes[0].height * sizes[0].width
+    # Main memory: latents in fp32, images in 8 bits, and encoded prompts in each process.
+    figures, policy = generator.figures, generator.inputs.policy
     shown = config.prompts.evaluation_limit * config.evaluation.samples_per_prompt
-    rollouts += shown * 3 * sizes[1].height * sizes[1].width
-    of_prompt = sum(tensor.nbytes for tensor in generator.inputs.conditioning(sizes[0], batch=1).tensors.values())
-    encoded = len(prompts) or config.prompts_per_epoch + config.prompts.evaluation_limit
+    samples = forwards.latents * policy.noise([0], sizes[0]).numel() * FP32
+    for images, size in zip((forwards.samples, shown), sizes, strict=True):
+        samples += images * 3 * size.height * size.width
+    encoded = sum(tensor.nbytes for tensor in generator.inputs.conditioning(sizes[0], batch=1).tensors.values())
 
     is_path = OBJECTIVES[config.objective.name].needs == "path"
     memory = memory_of(
         config.model,
         generator,
         scorers,
-        prompts=policy.encode_batch,
         in_turns=in_turns,
-        # The average replaces the adapter during an evaluation.
-        overlap=(0 if in_turns else max((scorer.buffers for scorer in scorers), default=0), round(figures.adapter)),
-        # Compiled SDE steps are sampled as they are trained.
-        least=round(figures.train) if config.model.compile != "none" and is_path else 0,
+        prompts=policy.encode_batch,
         # Gradients' buckets of DDP, and the adapter that samples for an objective of the endpoint.
-        copies=round((world > 1) * figures.trained + (not is_path) * figures.adapter),
-        rollouts=round(rollouts),
-        encoded=world * encoded * of_prompt,
-        world=world,
+        epoch=(forwards.world > 1) * figures.trained + (not is_path) * figures.adapter,
+        # Judges work while the next batch is sampled.
+        sampling=0 if in_turns else max((scorer.buffers for scorer in scorers), default=0),
+        # Compiled SDE steps are sampled as they are trained.
+        least=figures.train if config.model.compile != "none" and is_path else 0,
+        encoded=forwards.world * encoded * (len(prompts) or config.prompts_per_epoch + config.prompts.evaluation_limit),
+        samples=samples,
+        world=forwards.world,
     )
-    cost = cost_of(config, forwards=forwards, generator=generator, judging=judging, evaluated=evaluated, world=world)
-    return Plan(memory=memory, cost=cost)
+    evaluated = len(evaluation) or config.prompts.evaluation_limit
+    return memory, cost_of(config, forwards=forwards, generator=generator, judging=judging, evaluated=evaluated)
 
 
 def _prompts(source: str, *, model: str, limit: int | None = None) -> list[Prompt]:
@@ -305,25 +294,23 @@ def _prompts(source: str, *, model: str, limit: int | None = None) -> list[Promp
     return prompts_from(source, limit=limit, model=model) if sources.has_prompts(source) else []
 
 
-def _sizes(config: PolicyConfig, configs: Parts, prompts: Sequence[Prompt]) -> tuple[Size, Size]:
+def _sizes(config: PolicyConfig, configs: Parts, prompts: Sequence[Prompt]) -> list[Size]:
     """Check the sizes of training and evaluation, and return the nearest that the token grid allows.
 
     Raises:
-        ConfigError: VAE and patches do not divide a size of the config; the message names the nearest.
+        ValueError: VAE and patches do not divide a size of the config; the message names the nearest.
     """
     policy = policy_on_meta(config.generator, config.model, shallow(configs))
     sizes = []
     for key, sides in (("sampling.size", config.sampling.size), ("evaluation.size", config.evaluation.size)):
         size = Size(*sides)
-        try:
+        with blamed_on(key):
             policy.check_size(size)
-        except ValueError as error:
-            raise ConfigError(f"{key}: {error}") from None
         # A source image without a usable shape is reported here, before an epoch meets it.
         for prompt in prompts:
             policy.size_of(prompt, size)
         sizes.append(policy.nearest_size(size))
-    return sizes[0], sizes[1]
+    return sizes
 
 
 def plan_training(config: PolicyConfig, rewards: Collection[str] = ()) -> Plan:
@@ -340,7 +327,8 @@ def plan_training(config: PolicyConfig, rewards: Collection[str] = ()) -> Plan:
     """
     planned = tuple(reward for reward in config.rewards if reward.name not in rewards)
     plan = plan_policy(config.model_copy(update={"rewards": planned}), ask=True)
-    return plan.with_notes(*(f"the memory of reward {name!r}, a function, is not in the plan" for name in rewards))
+    notes = [f"the memory of reward {name!r}, a function, is not in the plan" for name in rewards]
+    return dataclasses.replace(plan, notes=(*plan.notes, *notes))
 
 
 def decided(config: PolicyConfig, *, card_bytes: int | None) -> PolicyConfig:
@@ -363,65 +351,3 @@ def with_checkpointing(config: PolicyConfig, *, on: bool) -> PolicyConfig:
         return config
     model = config.model.model_copy(update={"gradient_checkpointing": on})
     return config.model_copy(update={"model": model})
-
-
-# --- generating ------------------------------------------------------------------------------------------------
-
-
-def plan_generation(
-    options: PolicyOptions,
-    *,
-    size: Size | None = None,
-    low: bool = False,
-    judge: JudgeSettings | None = None,
-    images: int = 0,
-) -> Plan:
-    """Measure the memory of generating one image at a time.
-
-    Args:
-        options: the generator's. The published architecture replaces absent weights.
-        size: size of the image; 1024 × 1024, or the tiny checkpoint's own, by default.
-        low: whether text encoders, transformer and judge share the device.
-        judge: the judge of candidates; behind HTTP it takes no memory here.
-        images: number of sources and references.
-    """
-    spec = POLICIES[options.kind]
-    checkpoint = sources.generator_of(options, spec)
-    if size is None:
-        size = spec.committed.size if options.checkpoint == TINY else SIZE
-    policy = policy_on_meta(spec, options, shallow(checkpoint.configs))
-    policy.check_size(size)
-    batches = [Batch(policy.nearest_size(size), 1)]
-    generator = measure_generator(spec, options, checkpoint.configs, images=images or None, batches=batches)
-    judge_files = sources.judge(judge, key="judge")
-    scorers = []
-    if judge and not judge.remote:
-        scorers.append(pair_judge(judge, judge_files.configs, size=size, sets=spec.sets))
-    memory = memory_of(options, generator, scorers, prompts=1, in_turns=low)
-    return Plan((*checkpoint.absences, *judge_files.absences), memory=memory)
-
-
-def judge_options(source: str, memory: str) -> JudgeSettings | None:
-    """Build the options of a judge of this process; None for a judge behind HTTP, or without one.
-
-    Args:
-        source: the judge's checkpoint; empty for none.
-        memory: form of its weights, as in `MEMORY`.
-    """
-    if not source or is_address(source):
-        return None
-    return JudgeSettings(checkpoint=source).in_memory(memory)
-
-
-# --- this machine ----------------------------------------------------------------------------------------------
-
-
-def device() -> tuple[str, int | None]:
-    """Return the card's name and its bytes, which are None without a GPU."""
-    match available_device():
-        case "cuda":
-            card = torch.cuda.get_device_properties(0)
-            return card.name, int(card.total_memory)
-        case "mps":
-            return "Apple GPU", int(torch.mps.recommended_max_memory())
-    return "CPU (no GPU here)", None

@@ -5,9 +5,8 @@ The hub is not asked: its names are looked up in the local cache only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from pacorl.models.policies.policy import WITHOUT_WEIGHTS, Parts, PolicyOptions
 from pacorl.models.policies.spec import SINGLE_FILE, PolicySpec, check_single_file
 from pacorl.plan.generators import model_on_meta
 from pacorl.rewards import build_rewards
-from pacorl.rewards.clip import AESTHETIC_SOURCE, CLIP_L, Aesthetic, ClipEncoder
+from pacorl.rewards.clip import CLIP_L, ClipEncoder
 from pacorl.rewards.consistency import EditConsistency
 from pacorl.rewards.reward import Reward
 from pacorl.types import TINY, Prompt
@@ -57,7 +56,7 @@ class Checkpoint:
 
     configs: Parts
     """Config.json of each component; image options of a processor."""
-    absences: tuple[MissingFile, ...] = ()
+    absences: Sequence[MissingFile] = ()
     folder: Path | None = None
 
 
@@ -70,29 +69,28 @@ def generator_of(model: PolicyOptions, spec: PolicySpec) -> Checkpoint:
     Raises:
         ValueError: The folder holds another kind of model.
     """
-    source = model.checkpoint
-    lacking = [name for name in spec.parts if name not in WITHOUT_WEIGHTS]
+    source, key = model.checkpoint, "model.checkpoint"
+    needed = [name for name in spec.parts if name not in WITHOUT_WEIGHTS]
     if source.endswith(SINGLE_FILE):
         # The transformer alone, beside the published other parts.
         check_single_file(source)
         source = spec.published
-        lacking.remove("transformer")
-    folder = _folder(source, {TINY: spec.committed.folder} if spec.tiny else {}, marker=PIPELINE)
-    own: dict[str, JsonObject] = {}
-    what = "a diffusers checkpoint"
-    if folder:
-        spec.check_source(str(folder))
-        own = {name: _json(folder / name / "config.json") for name in spec.parts}
-        own["processor"] = _processor(folder / "processor")
-        lacking = [name for name in lacking if not _has_weights(folder / name)]
-        what = f"the weights of {', '.join(lacking)}"
+        needed.remove("transformer")
+    folder = _folder(str(spec.committed.folder) if source == TINY else source, marker=PIPELINE)
+    if not folder:
+        shapes = [spec.parts[name] for name in needed]
+        what = f"a diffusers checkpoint, planned as {spec.published}"
+        return Checkpoint(spec.parts, [_absence(key, source, what, shapes, OF_PIPELINE)])
+    spec.check_source(str(folder))
+    own = {name: _json(folder / name / "config.json") for name in spec.parts}
+    own["processor"] = _processor(folder / "processor")
     configs = {name: own.get(name) or config for name, config in spec.parts.items()}
+    lacking = [name for name in needed if not _has_weights(folder / name)]
     if not lacking:
         return Checkpoint(configs, (), folder)
     shapes = [configs[name] for name in lacking]
-    planned_as = "" if own.get("transformer") else spec.published
-    absence = _absence("model.checkpoint", source, what, shapes=shapes, files=OF_PIPELINE, planned_as=planned_as)
-    return Checkpoint(configs, (absence,), folder)
+    what = f"the weights of {', '.join(lacking)}"
+    return Checkpoint(configs, [_absence(key, source, what, shapes, OF_PIPELINE)], folder)
 
 
 def judge(settings: JudgeSettings | None, *, key: str) -> Checkpoint:
@@ -110,15 +108,14 @@ def judge(settings: JudgeSettings | None, *, key: str) -> Checkpoint:
 
 def vision_language_model(source: str, *, key: str) -> Checkpoint:
     """Read the configs of a judge or its base: `model` and `processor` (image options)."""
-    folder = _folder(source, EMBEDDED, marker="config.json")
+    folder = _folder(str(EMBEDDED.get(source, source)), marker="config.json")
     if folder is None:
         # The published base that the name contains, or else the first.
         base = next((base for base in BASES if base.lower() in source.lower()), next(iter(BASES)))
         configs = read_object(BASES[base])
-        shapes = [configs["model"]]
-        return Checkpoint(configs, (_absence(key, source, "a judge", shapes=shapes, planned_as=base),))
+        return Checkpoint(configs, [_absence(key, source, f"a judge, planned as {base}", [configs["model"]])])
     configs = {"model": _json(folder / "config.json"), "processor": _processor(folder) or JUDGE_PARTS["processor"]}
-    absences = () if _has_weights(folder) else (_absence(key, source, "its weights", shapes=[configs["model"]]),)
+    absences = [] if _has_weights(folder) else [_absence(key, source, "its weights", [configs["model"]])]
     return Checkpoint(configs, absences, folder)
 
 
@@ -179,12 +176,9 @@ def absences_of(config: PolicyConfig) -> Iterator[MissingFile]:
         if not has_prompts(source):
             yield MissingFile(key, source, _prompts_remedy(config, source))
     for key, encoder in clip_encoders(config).items():
-        folder = _folder(encoder.checkpoint, {}, marker="config.json")
-        if not folder or not (_has_weights(folder) or any(folder.glob("pytorch_model*.bin"))):
-            yield _absence(key, encoder.checkpoint, "a CLIP", shapes=[clip_parts(encoder)], files=OF_MODEL)
-    for key, reward in rewards_of(config):
-        if isinstance(reward, Aesthetic) and not reward.head_path.is_file():
-            yield MissingFile(f"{key}.args.head", str(reward.head_path), f"get it from {AESTHETIC_SOURCE}")
+        folder = _folder(encoder.checkpoint, marker="config.json")
+        if not folder or not _has_weights(folder):
+            yield _absence(key, encoder.checkpoint, "a CLIP", [clip_parts(encoder)], OF_MODEL)
     yield from absent_adapters("adapter.start", config.adapter.start)
     if config.judge:
         yield from absent_adapters("judge.adapter", config.judge.adapter)
@@ -211,53 +205,34 @@ def absent_adapters(key: str, source: str) -> Iterator[MissingFile]:
         yield _absence(key, source, "a LoRA")
 
 
-def silent_judges(config: PolicyConfig) -> Iterator[MissingFile]:
-    """List the judges over HTTP of a run that do not answer. No other address is connected to."""
-    for key, settings in (("judge.checkpoint", config.judge), ("evaluation.judge", config.evaluation.judge_settings)):
-        if settings and settings.remote:
-            yield from silent_judge(key, settings.checkpoint, partial(open_judge, settings, device="cpu", startup=0))
-
-
-def silent_judge(key: str, source: str, connect: Callable[[], Judge]) -> Iterator[MissingFile]:
-    """Yield a judge over HTTP that does not answer; none if it does.
-
-    Args:
-        key: the config's key, or the command's option.
-        source: its value, a server's address.
-        connect: opens the judge, which asks the server for its models.
-    """
-    try:
-        close_judge(connect())
-    except (ValueError, OSError, RuntimeError) as fault:
-        yield MissingFile(key, source, str(fault))
+def silent_judges(key: str, settings: JudgeSettings | None) -> Iterator[MissingFile]:
+    """Yield a judge over HTTP that does not answer one request for its models."""
+    if settings and settings.remote:
+        try:
+            close_judge(open_judge(settings, device="cpu", startup=0))
+        except (ValueError, OSError, RuntimeError) as fault:
+            yield MissingFile(key, settings.checkpoint, str(fault))
 
 
 def _absence(
-    key: str,
-    source: str,
-    lacking: str,
-    *,
-    shapes: Sequence[Mapping[str, Any]] = (),
-    files: Sequence[str] = (),
-    planned_as: str = "",
+    key: str, source: str, what: str, shapes: Sequence[Mapping[str, Any]] = (), files: Sequence[str] = ()
 ) -> MissingFile:
     """Describe an absent checkpoint.
 
     Args:
         key: the config's key.
         source: its value.
-        lacking: what is absent.
+        what: what is absent.
         shapes: configs of the models, if they are known.
         files: options of the download that choose what is read.
-        planned_as: the published model whose sizes are planned in its place.
     """
-    what = f"{lacking}, planned as {planned_as.rpartition('/')[2]}" if planned_as else lacking
     in_repo = HUB_PATH.fullmatch(source)
+    is_here = Path(source).expanduser().exists()
     if source == TINY:
         return MissingFile(key, source, f"{what}: `python -m research.tiny` makes it again")
-    if in_repo and not Path(source).exists():
+    if in_repo and not is_here:
         return MissingFile(key, source, f"{what}: `hf download {in_repo['repo']} --include '{in_repo['path']}*'`")
-    if not HUB_NAME.fullmatch(source) or Path(source).expanduser().exists():
+    if is_here or not HUB_NAME.fullmatch(source):
         return MissingFile(key, source, f"{what}: put it into the folder {source}, or name a model of the hub")
     # In bf16, as they are published.
     models = [model_on_meta(shape, dtype=torch.bfloat16) for shape in shapes]
@@ -271,9 +246,9 @@ def _absence(
 # --- folders ---------------------------------------------------------------------------------------------------
 
 
-def _folder(source: str, embedded: Mapping[str, Path], *, marker: str) -> Path | None:
-    """Find the local folder with the file `marker`: an embedded, a named, or the newest in the hub's cache."""
-    file = local_file(str(embedded.get(source, Path(source).expanduser())), marker)
+def _folder(source: str, *, marker: str) -> Path | None:
+    """Find the local folder with the file `marker`: the named one, or the newest in the hub's cache."""
+    file = local_file(str(Path(source).expanduser()), marker)
     return file.parent if file else None
 
 
