@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
-from pacorl.cli.train import spelled_out
 from pacorl.config.recipes import config_file, read_header, recipe, recipe_names
 from pacorl.grpo.policy_config import PolicyConfig
 
@@ -58,8 +57,3 @@ def test_a_file_wins_over_a_recipe_of_its_name(here: Path) -> None:
     assert PolicyConfig.from_yaml("tiny").epochs == 7
     Path("flux_t2is").mkdir()
     assert config_file(Path("flux_t2is")) == recipe("flux_t2is")
-
-
-def test_a_recipe_after_resume_is_no_checkpoint() -> None:
-    assert spelled_out(["--resume", "tiny"]) == ["--resume", "auto", "tiny"]
-    assert spelled_out(["--resume", "runs/checkpoints/step-000002"]) == ["--resume", "runs/checkpoints/step-000002"]

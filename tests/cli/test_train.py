@@ -1,4 +1,4 @@
-"""`pacorl train-reward`: the plan, and one line for what is wrong; `--resume` with a value and without."""
+"""`pacorl train-reward`: the plan, and one line for what is wrong."""
 
 import json
 import subprocess
@@ -11,7 +11,6 @@ from tiny_hero import SMALL, make_hero
 from typer.testing import CliRunner
 
 from pacorl import cli
-from pacorl.cli.train import spelled_out
 from pacorl.grpo.policy_config import PolicyConfig
 
 RECIPE = Path(__file__).parents[2] / "configs" / "reward" / "tiny.yaml"
@@ -43,24 +42,6 @@ def test_auto_checkpoints_activations_if_the_plan_does_not_fit_the_card(
     overrides = [f"out={tmp_path}", "model.gradient_checkpointing=auto"]
     CliRunner().invoke(cli.app, ["train-policy", str(recipe), *overrides])
     assert [config.model.gradient_checkpointing for config in trained] == [on]
-
-
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [
-        (["run.yaml", "--resume"], ["run.yaml", "--resume", "auto"]),
-        (["--resume", "run.yaml"], ["--resume", "auto", "run.yaml"]),
-        (["run.yaml", "--resume", "seed=1"], ["run.yaml", "--resume", "auto", "seed=1"]),
-        (["run.yaml", "--resume", "--dry-run"], ["run.yaml", "--resume", "auto", "--dry-run"]),
-        (["run.yaml", "--resume", "auto"], ["run.yaml", "--resume", "auto"]),
-        (["run.yaml", "--resume", "runs/a/checkpoints/step-000040"],) * 2,
-        (["run.yaml", "--resume=auto"],) * 2,
-        (["run.yaml"],) * 2,
-        ([],) * 2,
-    ],
-)
-def test_a_bare_resume_means_auto(given: list[str], meant: list[str]) -> None:
-    assert spelled_out(given) == meant
 
 
 def test_the_end_of_standard_input_is_a_signal_to_stop() -> None:
@@ -135,5 +116,5 @@ def test_a_character_is_trained(tmp_path: Path) -> None:
     shown = CliRunner().invoke(cli.app, words)
     assert shown.exit_code == 0, shown.exception
     assert shown.stdout.endswith(f"done: {tmp_path / 'run/report.html'}\nLoRA: {tmp_path / 'run/adapter'}\n")
-    again = CliRunner().invoke(cli.app, [*words, "--resume"])
+    again = CliRunner().invoke(cli.app, [*words, "--resume", "auto"])
     assert again.exit_code == 0, again.output

@@ -95,7 +95,7 @@ def test_what_is_written_holds_together(job: str, kind: str, card: str) -> None:
 @pytest.mark.usefixtures("by_weights")
 def test_what_does_not_fit_together_is_refused_and_nothing_is_written() -> None:
     for words, named in (
-        (("references", "flux"), "references"),
+        (("references", "flux"), "flux takes no reference images"),
         (("edit", "flux"), "flux generates sets and edits no images"),
         (("consistency", "flux", "24GB"), "--card 24GB"),
         (("consistency", "flux", "4"), "--card 4"),

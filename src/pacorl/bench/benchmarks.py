@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
-from pacorl.config.options import LARGEST, GeneratorOptions, JudgeOptions, UsageError, inherited, one_of, option
+from pacorl.config.options import LARGEST, GeneratorOptions, JudgeOptions, UsageError, inherited, option
 from pacorl.config.table import Table
 
 if TYPE_CHECKING:
@@ -28,19 +28,15 @@ class BenchmarkOptions(GeneratorOptions, JudgeOptions):
     panel: ClassVar[str] = "Run"
 
     out: Path | None = option(None, "The folder of this run; runs/bench/NAME if left out.")
-    limit: int | None = option(None, "At most so many items, evenly spread over the data.", least=1, most=LARGEST)
-    batch: int | None = option(None, "Items per call of the judge; 16, and 1 for t2is.", least=1, most=LARGEST)
+    limit: int | None = option(None, "At most so many items, evenly spread over the data.", min=1, max=LARGEST)
+    batch: int | None = option(None, "Items per call of the judge; 16, and 1 for t2is.", min=1, max=LARGEST)
     against: Path | None = option(None, "The folder of another run on the same data, for paired differences.")
-    as_json: bool = option(False, "Print JSON.", flags=("--json",))
-    wording: str = option(
-        "reasons",
-        "consistency-rank: the question to a judge, which is reasons, word, or criteria.",
-        parse=one_of("reasons", "word", "criteria"),
-    )
+    as_json: bool = option(False, "Print JSON.", "--json")
+    wording: Literal["reasons", "word", "criteria"] = option("reasons", "consistency-rank: the question to a judge.")
     aesthetics: str = option("", "t2is: a reward of single images, with scores from 0 to 1, or aesthetic (LAION's).")
     model: str = inherited(GeneratorOptions, "model", default="", help="A diffusers folder, a hub name, or tiny.")
     images: Path | None = option(None, "A folder of finished images; nothing is generated then.")
-    image_batch: int = option(4, "Images per forward.", least=1, most=LARGEST)
+    image_batch: int = option(4, "Images per forward.", min=1, max=LARGEST)
     generate_only: bool = option(False, "Generate this share and judge nothing.")
 
     @property

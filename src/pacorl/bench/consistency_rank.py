@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -132,6 +132,6 @@ class ConsistencyRank:
 
 SPEC = BenchmarkSpec(
     read=lambda data, options: read_rank_data(data, limit=options.limit),
-    build=lambda data, options, reward, out: ConsistencyRank(data, reward, cast("Wording", options.wording)),
+    build=lambda data, options, reward, out: ConsistencyRank(data, reward, options.wording),
     takes=("wording",),
 )

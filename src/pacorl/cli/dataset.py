@@ -81,7 +81,7 @@ class ChatOptions:
         "URL#MODEL of an OpenAI-compatible API, or a model's name at OPENAI_BASE_URL or OpenAI (key: OPENAI_API_KEY); "
         "tiny writes prompts of the tiny world.",
     )
-    workers: int = option(8, "Requests at a time.", least=1, most=WORKERS)
+    workers: int = option(8, "Requests at a time.", min=1, max=WORKERS)
 
     def connect(self) -> ChatModel:
         from pacorl.judge.chat import ChatModel
@@ -105,7 +105,7 @@ class GridGeneratorOptions(GeneratorOptions):
     steps: int = inherited(GeneratorOptions, "steps", default=20, help="Denoising steps.")
     seed: int = inherited(GeneratorOptions, "seed", help="Of everything that is drawn.")
     memory: str = inherited(JudgeOptions, "memory")
-    batch: int = option(4, "Grids at a time.", least=1, most=LARGEST)
+    batch: int = option(4, "Grids at a time.", min=1, max=LARGEST)
 
 
 @app.command()

@@ -121,9 +121,7 @@ class CheckOptions(QuestionOptions):
     character: list[str] = option(
         [], "A character of the images, by name or folder; of several, an image's recipe says which it shows."
     )
-    least: float | None = option(
-        None, "Least P(same) of a panel; by default the calibration's.", flags=("--min",), least=0, most=1
-    )
+    least: float | None = option(None, "Least P(same) of a panel; by default the calibration's.", "--min", min=0, max=1)
 
 
 @dataclass(frozen=True, kw_only=True)

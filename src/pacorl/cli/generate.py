@@ -38,17 +38,17 @@ class RequestOptions(WriterOptions):
     prompt: str = option(
         "", "One image, a sentence that asks for several, what all panels share, or a whole prompt with panel tags."
     )
-    panels: list[str] = option([], "What one panel shows; repeat it, row by row.", flags=("--panel",))
+    panels: list[str] = option([], "What one panel shows; repeat it, row by row.", "--panel")
     layout: str = option("", "ROWSxCOLS of the panels; the squarest if left out.")
     record: str = option("", "A T2IS record, as FILE.jsonl:IDX (or a line number).")
     storyboard: Path | None = option(None, "A YAML of characters, style and scenes.")
-    images: list[Path] = option([], "An image to edit; may be repeated for editors of several.", flags=("--image",))
+    images: list[Path] = option([], "An image to edit; may be repeated for editors of several.", "--image")
     instruction: str = option("", "What to change in it.")
     page: Path | None = option(
-        None, "A finished page, whose failing panels are drawn again by the recipe in the file.", flags=("--from",)
+        None, "A finished page, whose failing panels are drawn again by the recipe in the file.", "--from"
     )
     characters: list[str] = option(
-        [], "A character's folder, or its name in characters/; may be repeated.", flags=("--character",)
+        [], "A character's folder, or its name in characters/; may be repeated.", "--character"
     )
     separate: bool = option(False, "Generate each panel as an image of its own, of --size.")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NoReturn
+from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn
 
 from typer import Exit
 
@@ -18,7 +18,6 @@ from pacorl.config.options import (
     JudgeOptions,
     ModelOptions,
     inherited,
-    one_of,
     option,
 )
 from pacorl.types import TINY
@@ -107,20 +106,18 @@ class ChoiceOptions(CalibratedJudge):
     judge: str = inherited(
         JudgeOptions, "judge", default="", help="Who ranks and checks: folder, hub name, server's URL#MODEL, or tiny."
     )
-    count: int = option(1, "Images per prompt.", least=1, most=LARGEST)
+    count: int = option(1, "Images per prompt.", min=1, max=LARGEST)
     # Each candidate is an image in memory until the best is known.
-    best_of: int = option(1, "Generate so many candidates for each, and keep the judge's best.", least=1, most=1000)
+    best_of: int = option(1, "Generate so many candidates for each, and keep the judge's best.", min=1, max=1000)
     keep_all: bool = option(False, "Keep every candidate, with its rank in the name.")
-    ask: str = option(
-        "theme", "What the judge is asked of pairs: theme, or the written criteria.", parse=one_of("theme", "criteria")
-    )
+    ask: Literal["theme", "criteria"] = option("theme", "What the judge is asked of pairs.")
     least: float | None = inherited(
         gate.CheckOptions,
         "least",
         help="Least P(same) of a panel, as for `pacorl check`: panels below it are drawn again. Exit code 4: the set "
         "still fails.",
     )
-    tries: int = option(4, "With --min: panels of a set drawn again at most.", least=1, most=1000)
+    tries: int = option(4, "With --min: panels of a set drawn again at most.", min=1, max=1000)
 
     def load(self, source: str, generator: Generator) -> PacoReward:
         """Load the judge of the candidates; with little memory it takes turns with the generator."""

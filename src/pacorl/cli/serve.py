@@ -25,9 +25,9 @@ class ServeOptions:
     backend: str = option("builtin", "vllm, or builtin (small judges, tests).")
     name: str = option("", "The name that requests ask for; by default the last part of the judge's.")
     host: str = option("127.0.0.1", "Where to listen; other machines cannot reach the default.")
-    port: int = option(8000, "Its port.", least=0, most=65_535)
+    port: int = option(8000, "Its port.", min=0, max=65_535)
     calibration: Path | None = option(None, "builtin: a file of `pacorl calibrate` for /v1/consistency.")
-    api_key: str | None = option(None, "Ask callers for this key.", variable=JUDGE_KEY)
+    api_key: str | None = option(None, "Ask callers for this key.", envvar=JUDGE_KEY)
 
 
 def serve(

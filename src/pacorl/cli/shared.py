@@ -18,20 +18,17 @@ from dataclasses import Field, dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, get_annotations, signature
 from pathlib import Path
-from typing import Any, ClassVar, get_args, get_type_hints
+from typing import Any, ClassVar, get_type_hints
 
 import typer
-from typer.models import OptionInfo
 
-from pacorl.config.options import KEY, Option, UsageError, option
+from pacorl.config.options import FLAG, UsageError, option
 from pacorl.io.terminal import Progress, printable, printable_json
 
 INCOMPLETE = 3
 """Exit code if an item has no judgement, or was left out with the user's permission."""
 BELOW = 4
 """Exit code if a score is below the requested least score."""
-METAVARS: Mapping[type, str] = {bool: "", int: "N", float: "X", Path: "PATH"}
-"""Metavar per type in `--help`; TEXT otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +37,7 @@ class JsonOption:
 
     panel: ClassVar[str | None] = None
 
-    as_json: bool = option(False, "Print JSON.", flags=("--json",))
+    as_json: bool = option(False, "Print JSON.", "--json")
 
 
 class Commands(typer.Typer):
@@ -76,31 +73,18 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     groups = {name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
     parameters: list[Parameter] = []
     for name, parameter in signature(command).parameters.items():
-        if name in groups:
-            parameters += _flags(groups[name])
-        else:
-            parameters.append(parameter.replace(annotation=hints[name]))
-
-    # A short metavar for every flag that has none.
-    for parameter in parameters:
-        flag = parameter.default
-        if isinstance(flag, OptionInfo) and flag.metavar is None:
-            # Typer's own `<float range>` takes a whole column.
-            annotation = parameter.annotation
-            inner = next((kind for kind in get_args(annotation) if kind is not type(None)), annotation)
-            flag.metavar = METAVARS.get(inner, "TEXT")
+        parameters += _flags(groups[name]) if name in groups else [parameter.replace(annotation=hints[name])]
 
     @wraps(command)
     def run(**values: Any) -> Any:
-        # Take each group's values out of typer's, and build the group of them.
-        filled = {}
+        for parameter in parameters:
+            # A variable that a script takes for set; options that may be empty have that default.
+            info, value = parameter.default, values[parameter.name]
+            if (value == "" and info.default) or (isinstance(value, list) and "" in value):
+                raise UsageError(f"{(info.param_decls or [parameter.name])[0]} is empty; is the variable set?")
         for name, group in groups.items():
-            options = {}
-            for field in _options_of(group):
-                options[field.name] = _parsed(field, values.pop(field.name))
-
-            filled[name] = group(**options)
-        return command(**values, **filled)
+            values[name] = group(**{each.name: values.pop(each.name) for each in _options_of(group)})
+        return command(**values)
 
     # typer reads parameters from here; `__wrapped__` would lead it back to the groups.
     del run.__wrapped__
@@ -111,53 +95,39 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _options_of(group: type) -> list[Field[Any]]:
     """List the fields with an option; a command overrides an inherited option by a plain field to drop its flag."""
-    return [field for field in fields(group) if KEY in field.metadata]
-
-
-def _parsed(field: Field[Any], value: Any) -> Any:
-    setting: Option = field.metadata[KEY]
-    # A variable that a script takes for set; options that may be empty have that default.
-    if (value == "" and field.default) or (isinstance(value, list) and "" in value):
-        raise UsageError(f"{_names(field)[0]} is empty; is the variable set?")
-    if setting.parse is None:
-        return value
-    if not value:
-        return field.default
-    try:
-        return setting.parse(value)
-    except ValueError as error:
-        raise ValueError(f"{_names(field)[0]} {error}") from None
+    return [each for each in fields(group) if FLAG in each.metadata]
 
 
 def _flags(group: type) -> Iterator[Parameter]:
     """Yield typer's parameters of a group's flags."""
     hints = get_type_hints(group)
-    for field in _options_of(group):
-        setting: Option = field.metadata[KEY]
-        default = field.default_factory() if callable(field.default_factory) else field.default
+    for each in _options_of(group):
+        settings = dict(each.metadata[FLAG])
+        # Only a switch with the default True needs a negative name.
+        flag = f"--{each.name.replace('_', '-')}"
+        flags = settings.pop("flags") or [f"{flag}/--no-{flag.removeprefix('--')}" if each.default is True else flag]
         # The heading of the help comes from the first group to declare the field.
-        declaring = next(base for base in reversed(group.__mro__) if field.name in get_annotations(base))
-        flag = typer.Option(
-            ("" if default is None else str(default)) if setting.parse else default,
-            *_names(field),
-            help=setting.help,
-            metavar=setting.metavar,
-            min=setting.least,
-            max=setting.most,
-            envvar=setting.variable,
-            rich_help_panel=getattr(declaring, "panel", None),
-        )
-        # Typer would read a pair or a Size in its own way, and its message would not name the fix.
-        annotation = str if setting.parse else hints[field.name]
-        yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=flag, annotation=annotation)
+        declaring = next(base for base in reversed(group.__mro__) if each.name in get_annotations(base))
+        panel = getattr(declaring, "panel", None)
+        default = each.default_factory() if callable(each.default_factory) else each.default
+        if isinstance(each.default, bool):
+            settings["metavar"] = ""
+        if parse := settings.get("parser"):
+            settings["parser"] = _named_fault(parse)
+        info = typer.Option(default, *flags, rich_help_panel=panel, **settings)
+        yield Parameter(each.name, Parameter.KEYWORD_ONLY, default=info, annotation=hints[each.name])
 
 
-def _names(field: Field[Any]) -> list[str]:
-    setting: Option = field.metadata[KEY]
-    name = field.name.replace("_", "-")
-    # Only a switch with the default True needs a negative name.
-    flag = f"--{name}/--no-{name}" if field.default is True else f"--{name}"
-    return list(setting.flags or (flag,))
+def _named_fault(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
+    """Make a parser whose ValueError becomes the fault of its flag; typer would drop the message."""
+
+    def convert(text: Any) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return convert
 
 
 # --- printing --------------------------------------------------------------------------------------------------

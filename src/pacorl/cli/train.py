@@ -6,15 +6,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from typer import Argument, Exit, Option
-from typer.core import TyperCommand
 
 from pacorl.cli.shared import echo, echo_errors, echo_json, program
 from pacorl.config.options import inherited, option
@@ -26,33 +24,10 @@ if TYPE_CHECKING:
     from pacorl.grpo.start import Resume
     from pacorl.plan.plan import Plan
 
-RESUME, AUTO = "--resume", "auto"
 QUICKSTART = Path("runs/quickstart")
 EX_TEMPFAIL = 75
 """Exit code of sysexits.h: start the same command again."""
 OVERRIDES = Argument(None, help="Changes, as section.key=value.")
-
-
-class ResumableCommand(TyperCommand):
-    """Command where `--resume` without a value means `auto`; typer's text options require a value."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments with `auto` inserted."""
-        return super().parse_args(ctx, spelled_out(args))
-
-
-def spelled_out(args: Sequence[str]) -> list[str]:
-    """Insert `auto` after each `--resume` without a checkpoint's folder."""
-    from pacorl.config.recipes import YAML, recipe_names
-
-    full: list[str] = []
-    for word, following in pairwise([*args, "--"]):
-        full.append(word)
-        # Another flag, an override or the config itself may follow; a folder is none of these.
-        is_config = following.endswith(YAML) or following in recipe_names()
-        if word == RESUME and (following.startswith("-") or "=" in following or is_config):
-            full.append(AUTO)
-    return full
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +36,8 @@ class RunOptions:
 
     resume: str = option(
         "",
-        "auto, or no value: go on from the newest checkpoint of the run's folder, or start if there is none; "
-        "or a checkpoint's folder, of this run or another.",
-        metavar="auto|CHECKPOINT",
+        "auto: go on from the newest checkpoint of the run's folder, or start if there is none; or a checkpoint's "
+        "folder, of this run or another.",
     )
     allow_changes: bool = option(
         False, "With --resume: accept a config that differs from the run's; the log lists the changes."
@@ -71,7 +45,7 @@ class RunOptions:
     dry_run: bool = option(
         False, "Check the config and print its requirements. Exit code 2: something is absent or does not fit."
     )
-    as_json: bool = option(False, "With --dry-run: print the plan as JSON.", flags=("--json",))
+    as_json: bool = option(False, "With --dry-run: print the plan as JSON.", "--json")
 
     def show(self, plan: Callable[[], Plan], config: Path, run: Section) -> NoReturn:
         """Print a dry run, and end the command with its exit code."""
@@ -97,10 +71,10 @@ class CharacterRunOptions(RunOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeRunOptions(RunOptions):
-    """Options of a judge's training, which resumes only in its own folder."""
+    """Options of a judge's training, which has one line of checkpoints."""
 
-    resume: str = inherited(
-        RunOptions, "resume", help="Go on from the newest complete checkpoint of the run's folder.", metavar="auto"
+    resume: Literal["", "auto"] = inherited(
+        RunOptions, "resume", help="auto: go on from the newest checkpoint of the run's folder."
     )
 
 
@@ -296,11 +270,6 @@ def train_reward(
     from pacorl.judge_training.judge_config import JudgeConfig
     from pacorl.records.comparisons import comparisons_from, missing_file
 
-    # A judge's run has one line of checkpoints, so no other can be named.
-    if options.resume not in {"", AUTO}:
-        raise ValueError(
-            f"--resume {options.resume}: a judge's training goes on from its run's newest checkpoint: --resume auto"
-        )
     run = load(JudgeConfig, config, overrides or [])
 
     # Check the run before the imports, which take seconds. A dry run reports absent files itself.

@@ -1,9 +1,8 @@
-"""Options of commands, each declared once: groups of fields that any command may take as its flags.
+"""Options of commands, each declared once, and limits that commands and configs share.
 
     @dataclass(frozen=True, kw_only=True)
     class SortOptions(JudgeOptions):
-        "What `pacorl sort` can be told."
-        size: Size | None = option(None, "HEIGHTxWIDTH of an image.", parse=Size.parse)
+        size: Size | None = option(None, "HEIGHTxWIDTH of an image.", parser=Size.parse)
 
 A field is a flag of its own name (`best_of` → `--best-of`); `cli.shared` makes commands of groups. This file imports
 no heavy module, because `pacorl --help` reads it.
@@ -11,11 +10,11 @@ no heavy module, because `pacorl --help` reads it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pacorl.types import TINY, Size
 
@@ -44,48 +43,6 @@ MEMORY: Mapping[str, Mapping[str, Any]] = {
     "lowest": {"quantize": "int8", "stream": True},
 }
 """`memory` → settings of the frozen weights of a model in this process."""
-KEY = "option"
-"""Key of the `Option` in a field's metadata."""
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """Command-line form of a field."""
-
-    help: str
-    flags: tuple[str, ...] = ()
-    """Flags; empty for the field's name."""
-    metavar: str | None = None
-    least: float | None = None
-    most: float | None = None
-    """Largest value. All numbers have `least` and `most`, since a range refuses NaN."""
-    parse: Callable[[str], Any] | None = None
-    """Parser of a non-empty text. Its ValueError names the text, and the flag is put in front."""
-    variable: str | None = None
-    """The environment variable that is read if the flag is not given."""
-
-
-def option(default: Any, text: str, **settings: Any) -> Any:
-    """Declare a dataclass field as a command-line flag.
-
-    Args:
-        default: a list makes the flag repeatable.
-        text: the flag's help.
-        settings: the other fields of `Option`.
-    """
-    metadata = {KEY: Option(text, **settings)}
-    if isinstance(default, list):
-        # Dataclasses refuse a list as a default, since all groups would share it.
-        return field(default_factory=lambda: list(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
-def inherited(group: type, name: str, *, default: Any = None, **changes: Any) -> Any:
-    """Copy a field of another group with changes, e.g. of its default or aliases."""
-    base = group.__dataclass_fields__[name]  # type: ignore[attr-defined]
-    # None means "unchanged": no group overrides a default by None.
-    value = base.default if default is None else default
-    return field(default=value, metadata={KEY: replace(base.metadata[KEY], **changes)})
 
 
 def packed_form(memory: str) -> dict[str, Any]:
@@ -94,15 +51,33 @@ def packed_form(memory: str) -> dict[str, Any]:
     return {} if form == "none" else {"quantize": form}
 
 
-def one_of(*names: str) -> Callable[[str], str]:
-    """Create a parser of these names."""
+# --- flags -----------------------------------------------------------------------------------------------------
 
-    def parse(text: str) -> str:
-        if text not in names:
-            raise ValueError(f"{text!r} is none of {', '.join(names)}")
-        return text
+FLAG = "flag"
+"""Key of a flag's settings in a field's metadata."""
 
-    return parse
+
+def option(default: Any, text: str, *flags: str, **settings: Any) -> Any:
+    """Declare a dataclass field as a command-line flag.
+
+    Args:
+        default: a list makes the flag repeatable.
+        text: the flag's help.
+        flags: by default the field's name.
+        settings: of `typer.Option`. All numbers have `min` and `max`, since a range refuses NaN.
+    """
+    metadata = {FLAG: {"help": text, "flags": flags, **settings}}
+    if isinstance(default, list):
+        # Dataclasses refuse a list as a default, since all groups would share it.
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def inherited(group: type, name: str, **changes: Any) -> Any:
+    """Copy a field of another group with changes of its `default` or settings."""
+    base = group.__dataclass_fields__[name]  # type: ignore[attr-defined]
+    default = changes.pop("default", base.default)
+    return field(default=default, metadata={FLAG: base.metadata[FLAG] | changes})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,17 +87,11 @@ class JudgeOptions:
     panel: ClassVar[str] = "Judge"
 
     judge: str = option("", "A model's or LoRA's folder or hub name, a server's URL (URL#MODEL), or tiny.")
-    memory: str = option(
+    memory: Literal["normal", "low", "lowest"] = option(
         "normal",
         "low: for a small card. Models of this process keep their blocks' weights in int8, and take turns on the card. "
         "lowest: these weights also stay in main memory, and are sent layer by layer.",
-        parse=one_of(*MEMORY),
     )
-
-    @property
-    def in_turns(self) -> bool:
-        """Whether models take turns on the card."""
-        return self.memory != "normal"
 
     @property
     def judge_access(self) -> dict[str, Any]:
@@ -173,18 +142,21 @@ class GeneratorOptions(ModelOptions):
     """The generator of a command, and how it samples."""
 
     size: Size | None = option(
-        None, "HEIGHTxWIDTH of an image; the record's, 192x192 for tiny, else 1024x1024.", parse=Size.parse
+        None,
+        "HEIGHTxWIDTH of an image; the record's, 192x192 for tiny, else 1024x1024.",
+        parser=Size.parse,
+        metavar="SIZE",
     )
     steps: int | None = option(
-        None, "Denoising steps; the model's own, e.g. 28 for FLUX.1-dev, 10 for tiny.", least=1, most=1000
+        None, "Denoising steps; the model's own, e.g. 28 for FLUX.1-dev, 10 for tiny.", min=1, max=1000
     )
     options: list[str] = option(
         [],
         "NAME=VALUE of the model's pipeline in diffusers, e.g. guidance_scale=4 or negative_prompt=blurry; may be "
         "repeated.",
-        flags=("--option",),
+        "--option",
     )
-    seed: int = option(0, "Of the first image; the next ones count on from it.", least=0, most=SEEDS)
+    seed: int = option(0, "Of the first image; the next ones count on from it.", min=0, max=SEEDS)
 
     @property
     def policy_options(self) -> dict[str, Any]:

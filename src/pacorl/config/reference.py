@@ -23,13 +23,6 @@ RUNS: Table[type[BaseModel]] = Table(
     },
 )
 """Command → the config that it reads."""
-WORDS = {
-    "string": "text",
-    "boolean": "true | false",
-    "null": "none",
-    "object": "mapping",
-}
-"""JSON type → its name for users, if that is another."""
 ITEMS = "[]"
 """Ending of a key whose value is a list of sections."""
 
@@ -43,16 +36,15 @@ class Key:
     name: str
     """Name with its sections: `sampling.tree.seeds`."""
     type: str
+    """JSON's name of it, the choices, or `section`."""
     default: str
     """Default as JSON; empty for a section, whose keys have their own."""
     text: str
     only: str = ""
-    """Choice with this key, such as `kind: flux, kontext`; empty for a key of every choice."""
+    """Choices with this key, such as `kind: flux, kontext`; empty for a key outside of a table's entries."""
 
     def __str__(self) -> str:
-        lines = [f"{self.name}: {self.type}"]
-        if self.default:
-            lines[0] += f" = {self.default}"
+        lines = [f"{self.name}: {self.type}" + (f" = {self.default}" if self.default else "")]
         if self.only:
             lines.append(f"    (with {self.only})")
         return "\n".join([*lines, *textwrap.wrap(self.text, 100, initial_indent="    ", subsequent_indent="    ")])
@@ -62,35 +54,26 @@ def matching(name: str) -> list[Key]:
     """Find the key `name` and all keys below it, or else the keys that end in `name`.
 
     Raises:
-        ValueError: if there are none; it names the nearest keys.
+        ValueError: if there are none; it names the nearest key.
     """
     keys = [key for model in RUNS.values() for key in keys_of(model)]
     below = [key for key in keys if key.name == name or key.name.startswith(f"{name}.")]
-    matches = below or [key for key in keys if f".{key.name}".endswith(f".{name}")]
-    if matches:
-        return matches
-    names = {key.name for key in keys} | {key.name.rpartition(".")[2] for key in keys}
-    raise ValueError(f"no config has the key {name!r}; {did_you_mean(name, sorted(names))}".removesuffix("; "))
+    matches = below or [key for key in keys if key.name.endswith(f".{name}")]
+    if not matches:
+        hint = did_you_mean(name, {key.name for key in keys})
+        raise ValueError(f"no config has the key {name!r}; {hint}".removesuffix("; "))
+    return matches
 
 
 def unknown_key(model: type[BaseModel], path: Sequence[str | int]) -> str:
-    """Describe an unknown key of a config, and guess: a key of that name elsewhere, or one of a near name."""
-    name, last = ".".join(map(str, path)), str(path[-1])
-    above = "".join(f"{step}." for step in path[:-1] if isinstance(step, str))
-    keys: dict[str, list[Key]] = {}
-    for key in keys_of(model):
-        keys.setdefault(key.name.replace(ITEMS, ""), []).append(key)
-    guesses = [known for known in keys if known.rpartition(".")[2] == last]
-    if not guesses:
-        beside = [known.removeprefix(above) for known in keys if known.startswith(above)]
-        guesses = [f"{above}{near}" for near in difflib.get_close_matches(last, beside, n=1)]
-    if not guesses:
-        return f"{name}: unknown key; `pacorl config SECTION` lists the keys"
-    meant = []
-    for guess in guesses:
-        choices = [key.only for key in keys[guess] if key.only]
-        meant.append(f"{guess!r}" + (f" (with {choices[0]})" if len(choices) == 1 else ""))
-    return f"{name}: unknown key, did you mean {' or '.join(meant)}?"
+    """Describe an unknown key of a config, and guess: a key of that name elsewhere, or one of a near name beside it."""
+    above, last = "".join(f"{step}." for step in path[:-1] if isinstance(step, str)), str(path[-1])
+    known = sorted({key.name.replace(ITEMS, "") for key in keys_of(model)})
+    beside = [key.removeprefix(above) for key in known if key.startswith(above)]
+    near = [f"{above}{key}" for key in difflib.get_close_matches(last, beside, n=1)]
+    guesses = [key for key in known if key.rpartition(".")[2] == last] or near
+    hint = f", did you mean {' or '.join(map(repr, guesses))}?" if guesses else ""
+    return f"{'.'.join(map(str, path))}: unknown key{hint}; `pacorl config SECTION` lists the keys"
 
 
 def keys_of(model: type[BaseModel]) -> Iterator[Key]:
@@ -115,18 +98,18 @@ def _keys(section: Schema, definitions: Schema, *, prefix: str) -> Iterator[Key]
 
 
 def _keys_by_choice(entries: Sequence[Schema], definitions: Schema, *, prefix: str) -> Iterator[Key]:
-    """List the keys of all entries of a table, each once, with the names of the entries that have it in this form."""
+    """List the keys of all entries of a table, each form once, with the names of the entries that have it."""
     choice = next(name for name, part in entries[0]["properties"].items() if "const" in part)
-    names = [entry["properties"][choice]["const"] for entry in entries]
+    names = {entry["properties"][choice]["const"]: entry for entry in entries}
     text = f"Which of these; it brings the other keys of {prefix.removesuffix('.')}."
-    yield Key(f"{prefix}{choice}", " | ".join(names), json.dumps(names[0]), text)
+    yield Key(f"{prefix}{choice}", " | ".join(names), json.dumps(next(iter(names))), text)
     having: dict[Key, list[str]] = {}
-    for name, entry in zip(names, entries, strict=True):
+    for name, entry in names.items():
         for key in _keys(entry, definitions, prefix=prefix):
-            if key.name != f"{prefix}{choice}":
-                having.setdefault(key, []).append(name)
+            having.setdefault(key, []).append(name)
     for key, those in having.items():
-        yield replace(key, only="" if len(those) == len(names) else f"{choice}: {', '.join(those)}")
+        if key.name != f"{prefix}{choice}":
+            yield replace(key, only=f"{choice}: {', '.join(those)}")
 
 
 def _sections(part: Schema, definitions: Schema) -> list[Schema]:
@@ -138,15 +121,10 @@ def _sections(part: Schema, definitions: Schema) -> list[Schema]:
 
 
 def _type_of(part: Schema) -> str:
-    if "$ref" in part or "properties" in part or "oneOf" in part:
-        return "section"
     if "anyOf" in part:
         return " | ".join(map(_type_of, part["anyOf"]))
     if "enum" in part or "const" in part:
         return " | ".join(map(str, part.get("enum", [part.get("const")])))
     if part.get("type") == "array":
         return f"list of {_type_of(part.get('items') or part['prefixItems'][0])}"
-    if part.get("format") == "path":
-        return "path"
-    word = str(part.get("type", "any value"))
-    return WORDS.get(word, word)
+    return "section" if "properties" in part else str(part.get("type", "section"))

@@ -138,7 +138,8 @@ class JudgeTrainer:
             if keeper.failure:
                 raise ValueError(keeper.failure)
             if keeper.stopped:
-                raise Interrupted(f"stopped after step {trainer.state.global_step}, and saved; go on with --resume")
+                step = trainer.state.global_step
+                raise Interrupted(f"stopped after step {step}, and saved; go on with --resume auto")
             self._save(trainer, data)
         finally:
             logbook.close()
