@@ -88,15 +88,12 @@ def test_an_objective_of_a_file_trains(mine: Path, tmp_path: Path) -> None:
         folder = PolicyTrainer(config).train().folder
     epochs = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert any(epoch["kind"] == "epoch" for epoch in epochs)
+    check_objective(OBJECTIVES.named(f"{mine}:REINFORCE"))
 
     # The run's own config names the file, so that the run goes on from it.
     assert load(PolicyConfig, folder / "config.yaml") == config
     assert config.objective.name == f"{mine}:REINFORCE"
     assert config.objective.baseline == 0.1  # type: ignore[attr-defined]
-
-
-def test_the_contract_takes_an_objective_of_a_file(mine: Path) -> None:
-    check_objective(OBJECTIVES.named(f"{mine}:REINFORCE"))
 
 
 def test_a_generator_of_a_file_is_configured_and_loaded(tmp_path: Path) -> None:
@@ -123,11 +120,7 @@ def _written(folder: Path, text: str) -> Path:
     [
         ("x = 1", "x", r"objective '.*mine\.py:x' is of type int; give an object of type ObjectiveSpec"),
         ("x = 1", "Absent", r"objective: .*mine\.py has no 'Absent'"),
-        (
-            "x = 1\n1 / 0",
-            "x",
-            r"objective: .*mine\.py, line 2: ZeroDivisionError when the file was run: division by zero",
-        ),
+        ("x = 1\n1 / 0", "x", r"mine\.py, line 2: ZeroDivisionError"),
         ("def f(:", "f", r"mine\.py, line 1: SyntaxError"),
         ("raise SystemExit", "f", r"mine\.py, line 1: SystemExit"),
     ],

@@ -114,13 +114,9 @@ def test_questions_are_counted_as_rewards_ask_them() -> None:
     more = judging("rewards=[{name: consistency}, {name: panel_match}]")
     assert alone < more < 10 / 6 * alone + alone
     assert judging("judge.symmetric=true") == pytest.approx(2 * alone)
+    two = planned("processes=2").cost
+    assert two
+    assert two.processes == 2
     contrast = "rewards=[{{name: consistency, args: {{contrast: {}}}}}]"
     plain, across = (judging(contrast.format(weight), "sampling.batch=4", "group_size=16") for weight in (0, 1))
     assert 1.1 < across / plain <= 1.5
-
-
-@pytest.mark.slow
-def test_hours_are_of_the_recipe_s_processes() -> None:
-    cost = planned("processes=2").cost
-    assert cost
-    assert cost.processes == 2

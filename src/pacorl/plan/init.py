@@ -9,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from shutil import rmtree
 from typing import Any, NamedTuple
@@ -30,9 +29,10 @@ from pacorl.records.prompts import prompts_from, save_prompts
 from pacorl.rewards import asks_judge
 from pacorl.types import TINY, Prompt
 
-CARD = re.compile(r"(?:(\d+)[x×])?(\d+)")
 GROUP = 16
-"""Samples of a prompt, the default: as many prompts for each card divide into two updates of whole batches."""
+"""Samples of a prompt, the default."""
+MOST_PROMPTS = 12
+"""Prompts of an epoch at most: they divide into two updates of whole batches."""
 MOST_HELD_OUT = 16
 """Prompts of an evaluation at most: it is a fixed cost."""
 SEEN = 20
@@ -62,8 +62,8 @@ class Job(NamedTuple):
     held_out: Sequence[Prompt]
     reward: str
     """Of a user's file; empty for the judge's."""
-    cards: int
     gigabytes: int
+    """Of the card."""
 
     @property
     def folder(self) -> Path:
@@ -84,7 +84,7 @@ class Job(NamedTuple):
 
 
 def write_config(
-    path: Path, *, prompts: str, model: str = "flux", card: str = "24", reward: str = "", references: str = ""
+    path: Path, *, prompts: str, model: str = "flux", card: int = 24, reward: str = "", references: str = ""
 ) -> tuple[Plan, list[str]]:
     """Write a config, and its prompts into a folder beside it.
 
@@ -101,19 +101,20 @@ def write_config(
     save_prompts(job.train, job.folder / "train.jsonl")
     save_prompts(job.held_out, job.folder / "test.jsonl")
     try:
-        text, config, plan = _fitting(job)
+        text, plan = _fitting(job)
     except ValueError:
         rmtree(job.folder)
         raise
     write_atomic(path, text)
-    return plan, [f"wrote {path} and {job.folder}", *_next_steps(path, config)]
+    return plan, [
+        f"wrote {path} and {job.folder}",
+        f"train: pacorl train-policy {path} --resume auto",
+        f"measure: pacorl report runs/{path.stem}    # held-out prompts before and after, with intervals",
+    ]
 
 
-def _read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, references: str) -> Job:
+def _read_job(path: Path, *, model: str, prompts: str, card: int, reward: str, references: str) -> Job:
     """Read prompts and references, and hold prompts out for the evaluation."""
-    sizes = CARD.fullmatch(card)
-    if not sizes:
-        raise ValueError(f"--card {card} is no size of a card: give its gigabytes, as 24, or 8x80 for eight of 80")
     spec = POLICIES[model if model in POLICIES else kind_of(model)]
     checkpoint = spec.published if model in POLICIES else model
     if checkpoint == TINY:
@@ -136,11 +137,11 @@ def _read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, r
                 "fox: asleep, in snow, in a boat, reading', or name a reward of yours with --reward file.py:NAME"
             )
     train, held_out, _ = split_prompts(found, test=min(MOST_HELD_OUT, math.ceil(len(found) / 8)))
-    return Job(path, spec, checkpoint, train, held_out, reward, int(sizes[1] or 1), int(sizes[2]))
+    return Job(path, spec, checkpoint, train, held_out, reward, card)
 
 
-def _fitting(job: Job) -> tuple[str, PolicyConfig, Plan]:
-    """Find the fastest form of the weights whose plan fits the card; return its text, config and plan."""
+def _fitting(job: Job) -> tuple[str, Plan]:
+    """Find the fastest form of the weights whose plan fits the card; return its text and plan."""
     card_bytes = job.gigabytes * 2**30
     for memory in FORMS:
         text = _text(job, memory)
@@ -149,7 +150,7 @@ def _fitting(job: Job) -> tuple[str, PolicyConfig, Plan]:
         plan = plan_policy(with_checkpointing(config, on=True))
         if plan.peak_bytes + CARD_MARGIN <= card_bytes:
             name = f"a card of {job.gigabytes} GB"
-            return text, config, dataclasses.replace(plan, device=name, device_bytes=card_bytes, main_bytes=None)
+            return text, dataclasses.replace(plan, device=name, device_bytes=card_bytes, main_bytes=None)
     raise ValueError(
         f"--card {job.gigabytes}: {job.checkpoint} needs {size_text(plan.peak_bytes + CARD_MARGIN)}; take a smaller "
         "--model, such as klein, or a larger card"
@@ -158,23 +159,17 @@ def _fitting(job: Job) -> tuple[str, PolicyConfig, Plan]:
 
 def _text(job: Job, memory: str) -> str:
     """Write the YAML for a form of the weights: every setting that is no default, with its reason."""
-    # Cards, and what an epoch draws.
     spec, is_small = job.spec, memory != "normal"
-    asks = any(asks_judge(validated(RewardConfig, reward), run=False) for reward in job.rewards)
-    is_served = asks and job.cards > 1
-    trainers = max(1, job.cards - is_served)
-    prompts = trainers * min(math.ceil(len(job.train) / trainers), 12 if trainers == 1 else 6)
+    prompts = min(len(job.train), MOST_PROMPTS)
     epochs = min(MOST_EPOCHS, max(LEAST_EPOCHS, math.ceil(SEEN * len(job.train) / prompts)))
     rows = [
-        (f"# {job.checkpoint} on {job.cards} × {job.gigabytes} GB. Settings left out have the paper's values.", ""),
+        (f"# {job.checkpoint} on a card of {job.gigabytes} GB. Settings left out have the paper's values.", ""),
         (f"# `pacorl config KEY` explains a key, `pacorl train-policy {job.path} --dry-run` plans the run again.", ""),
         (f"out: {_yaml(f'runs/{job.path.stem}')}", "log, page, checkpoints and the LoRA"),
         (f"epochs: {epochs}", f"each prompt is seen {epochs * prompts / len(job.train):.0f} times"),
         (f"prompts_per_epoch: {prompts}", f"with {GROUP} samples each {GROUP * prompts} images"),
         (f"memory: {memory}", FORMS[memory]),
     ]
-    if trainers > 1:
-        rows.append((f"processes: {trainers}", "cards that train" + ", and one more for the judge" * is_served))
 
     # The generator. Compiled steps are sampled as they are trained, for which the smallest cards have no room.
     rows += [("model:", ""), (f"  kind: {spec.kind}", "")]
@@ -187,9 +182,9 @@ def _text(job: Job, memory: str) -> str:
         rows.append(("  compile: blocks", "takes 0.7 of the time"))
 
     # Prompts, sampling and evaluation.
-    size = (
-        ("[384, 384]", "an area, in the source's shape") if job.train[0].sources else ("[512, 512]", "judged at 1024")
-    )
+    size = ("[512, 512]", "judged at 1024")
+    if job.train[0].sources:
+        size = ("[384, 384]", "an area, in the source's shape")
     batch = (8 if is_small else 4) if spec.parameters < LARGE else (4 if is_small else 1)
     rows += [
         ("prompts:", ""),
@@ -205,8 +200,8 @@ def _text(job: Job, memory: str) -> str:
         rows.append(("evaluation: {every: 20}", "epochs, since an evaluation is a fixed cost"))
 
     # Rewards; credit and clip range follow from them when the run starts.
-    judge = {"checkpoint": "http://127.0.0.1:8000/v1#PaCo-Reward-7B" if is_served else JUDGE}
-    rows.append((f"judge: {_yaml(judge) if asks else 'none'}", ""))
+    asks = any(asks_judge(validated(RewardConfig, reward), run=False) for reward in job.rewards)
+    rows.append((f"judge: {_yaml({'checkpoint': JUDGE}) if asks else 'none'}", ""))
     if len(job.rewards) == 1:
         rows.append(("advantages: {aggregate: weighted_sum}", "one reward needs no log-taming"))
     rows.append(("rewards:", "credit and clip range follow from them"))
@@ -217,19 +212,3 @@ def _text(job: Job, memory: str) -> str:
 def _yaml(value: Any) -> str:
     """Format a value in one line; JSON is YAML."""
     return json.dumps(value, ensure_ascii=False)
-
-
-def _next_steps(path: Path, config: PolicyConfig) -> Iterator[str]:
-    """List the commands that train and that measure the result."""
-    train = f"pacorl train-policy {path} --resume auto"
-    is_served = bool(config.judge and config.judge.remote)
-    if is_served:
-        yield f"serve: CUDA_VISIBLE_DEVICES=0 pacorl serve {JUDGE} --backend vllm"
-    if config.processes > 1:
-        cards = ",".join(map(str, range(is_served, is_served + config.processes)))
-        train = (
-            f"CUDA_VISIBLE_DEVICES={cards} torchrun --standalone --nproc_per_node {config.processes} -m pacorl.cli "
-            f"train-policy {path} --resume auto"
-        )
-    yield f"train: {train}"
-    yield f"measure: pacorl report {config.out}    # held-out prompts before and after, with intervals"

@@ -121,7 +121,7 @@ def clip_scorers(config: PolicyConfig, *, panels: int) -> Iterator[Scorer]:
     encoders = {id(encoder): encoder for encoder in sources.clip_encoders(config).values()}
     count = min(CLIP_BATCH, config.sampling.batch * panels)
     for encoder in encoders.values():
-        model: Any = model_on_meta(sources.clip_parts(encoder), dtype=getattr(torch, encoder.dtype))
+        model: Any = model_on_meta(sources.CLIP_CONFIG, dtype=getattr(torch, encoder.dtype))
         side = model.config.vision_config.image_size
         pixels = torch.empty(count, 3, side, side, device=META, dtype=model.dtype)
         peak = measured(lambda: model.vision_model(pixel_values=pixels)).peak  # noqa: B023 - runs at once

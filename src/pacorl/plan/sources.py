@@ -24,16 +24,15 @@ from pacorl.models.policies.policy import WITHOUT_WEIGHTS, Parts, PolicyOptions
 from pacorl.models.policies.spec import SINGLE_FILE, PolicySpec, check_single_file
 from pacorl.plan.generators import model_on_meta
 from pacorl.rewards import build_rewards
-from pacorl.rewards.clip import CLIP_L, ClipEncoder
+from pacorl.rewards.clip import ClipEncoder
 from pacorl.rewards.consistency import EditConsistency
 from pacorl.rewards.reward import Reward
 from pacorl.types import TINY, Prompt
 
 JUDGE_PARTS: Parts = read_object(next(iter(BASES.values())))
 """Qwen2.5-VL-7B as published, the base of PaCo-Reward-7B: 8.29 B parameters."""
-CLIP_PARTS: Parts = read_object(Path(__file__).with_name("clip.json"))
-"""CLIP as published: ViT-H-14 of CLIP-T and CLIP-I (986 M parameters), ViT-L-14 of the aesthetic head
-(428 M)."""
+CLIP_CONFIG: JsonObject = read_object(Path(__file__).with_name("clip.json"))
+"""CLIP ViT-H-14 as published, of CLIP-T and CLIP-I: 986 M parameters. Every CLIP is planned as this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +150,6 @@ def clip_encoders(config: PolicyConfig) -> dict[str, ClipEncoder]:
     return {key: encoder for key, encoder in encoders.items() if isinstance(encoder, ClipEncoder)}
 
 
-def clip_parts(encoder: ClipEncoder) -> Mapping[str, Any]:
-    """Return the published config of an encoder's model."""
-    return CLIP_PARTS["ViT-L-14" if encoder.checkpoint == CLIP_L else "ViT-H-14"]
-
-
 def planned_images(config: PolicyConfig, prompts: Sequence[Prompt] = ()) -> int:
     """Count the sources and references of a prompt at most; by the rewards if the prompts are absent."""
     spec = config.generator
@@ -178,7 +172,7 @@ def absences_of(config: PolicyConfig) -> Iterator[MissingFile]:
     for key, encoder in clip_encoders(config).items():
         folder = _folder(encoder.checkpoint, marker="config.json")
         if not folder or not _has_weights(folder):
-            yield _absence(key, encoder.checkpoint, "a CLIP", [clip_parts(encoder)], OF_MODEL)
+            yield _absence(key, encoder.checkpoint, "a CLIP", [CLIP_CONFIG], OF_MODEL)
     yield from absent_adapters("adapter.start", config.adapter.start)
     if config.judge:
         yield from absent_adapters("judge.adapter", config.judge.adapter)
