@@ -37,6 +37,8 @@ TEXTS = ["--panel", "in town, waving, flag"] * 2
 CASES = CONFIGS / "cases"
 HUGE = str(10**30)
 MISUSED: list[tuple[list[str], str]] = [
+    ([*MAKE, "--ask", "price"], "--ask"),
+    ([*MAKE, "--size", "nanxinf"], "HEIGHTxWIDTH"),
     (["score", "--colour"], "--colour"),
     (["train-policy"], "config"),
     (["skore"], "skore"),
@@ -73,7 +75,6 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*AGAIN, "--panel", "one"], "2 panels have 1 texts"),
     ([*AGAIN, *TEXTS, "--kind", "kontext"], "tiny edits images"),
     ([*AGAIN, *TEXTS, "--out", "mine"], "mine/a-repaired.png"),
-    ([*MAKE, "--ask", "price"], "--ask 'price'"),
     ([*MAKE, "--option", "cfg=2"], "takes no cfg"),
     ([*MAKE, "--model", "nothere"], "nothere"),
     ([*MAKE, "--best-of", "2", "--judge", "nothere"], "nothere"),

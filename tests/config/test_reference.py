@@ -42,7 +42,7 @@ def test_the_options_of_every_entry_are_keys(section: str, choice: str, table: T
 
 
 def test_the_end_of_a_key_is_enough() -> None:
-    assert run("seeds").stdout.startswith("sampling.tree.seeds: integer | none = null\n    Initial noises per prompt")
+    assert run("seeds").stdout.startswith("sampling.tree.seeds: integer | null = null\n    Initial noises per prompt")
     assert "objective.beta: number = 0.1\n    (with name: diffusion_nft)" in run("objective").stdout
 
 

@@ -68,12 +68,14 @@ def matching(name: str) -> list[Key]:
 def unknown_key(model: type[BaseModel], path: Sequence[str | int]) -> str:
     """Describe an unknown key of a config, and guess: a key of that name elsewhere, or one of a near name beside it."""
     above, last = "".join(f"{step}." for step in path[:-1] if isinstance(step, str)), str(path[-1])
-    known = sorted({key.name.replace(ITEMS, "") for key in keys_of(model)})
+    known = list(dict.fromkeys(key.name.replace(ITEMS, "") for key in keys_of(model)))
     beside = [key.removeprefix(above) for key in known if key.startswith(above)]
     near = [f"{above}{key}" for key in difflib.get_close_matches(last, beside, n=1)]
     guesses = [key for key in known if key.rpartition(".")[2] == last] or near
-    hint = f", did you mean {' or '.join(map(repr, guesses))}?" if guesses else ""
-    return f"{'.'.join(map(str, path))}: unknown key{hint}; `pacorl config SECTION` lists the keys"
+    name = ".".join(map(str, path))
+    if not guesses:
+        return f"{name}: unknown key; `pacorl config SECTION` lists the keys"
+    return f"{name}: unknown key, did you mean {' or '.join(map(repr, guesses))}?"
 
 
 def keys_of(model: type[BaseModel]) -> Iterator[Key]:
