@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -148,9 +148,9 @@ def load(kind: type[Run], path: Path | None, overrides: Sequence[str] = ()) -> R
         ConfigError: The config cannot be run; one line with the first faults.
     """
     document = read_config(path) if path else {}
-    given: set[str] = set()
+    overridden: set[str] = set()
     for override in overrides:
-        _apply(document, override, given)
+        _apply(document, override, overridden)
     return validated(kind, document, prefix=f"{path}: " if path else "")
 
 
@@ -196,7 +196,7 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return document
 
 
-def _apply(document: dict[str, Any], override: str, given: set[str]) -> None:
+def _apply(document: dict[str, Any], override: str, overridden: set[str]) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise ConfigError(f"override {override!r} is not of the form section.key=value")
@@ -213,10 +213,10 @@ def _apply(document: dict[str, Any], override: str, given: set[str]) -> None:
     # The file's other keys are those of the former entry, which the new one does not have, or means otherwise.
     if last == NAME and sections and document.get(NAME) != value:
         for other in list(document):
-            if f"{'.'.join(sections)}.{other}" not in given:
+            if f"{'.'.join(sections)}.{other}" not in overridden:
                 del document[other]
     document[last] = value
-    given.add(key)
+    overridden.add(key)
 
 
 # --- faults ----------------------------------------------------------------------------------------------------
@@ -284,23 +284,15 @@ def changes_to(config: Section, before: Mapping[str, Any]) -> dict[str, list[Any
 
     Args:
         config: the config now.
-        before: the config that the run had, as JSON has it.
+        before: the config that the run had, as JSON has it. Keys that only one of the two has are no change.
     """
-    then = dict(before)
-    now = as_read_back(config.model_dump(mode="json"))
-    for name, field in type(config).model_fields.items():
-        # In mappings with free keys, an added or removed key is a change.
-        if get_origin(field.annotation) is dict and name in then:
-            then[name] = [then[name]]
-            now[name] = [now[name]]
-    return _changed_keys(then, now)
+    return _changed_keys(before, as_read_back(config.model_dump(mode="json")))
 
 
 def _changed_keys(before: Mapping[str, Any], now: Mapping[str, Any], *, path: str = "") -> dict[str, list[Any]]:
-    """Compare the common keys of two dumped configs."""
     changes: dict[str, list[Any]] = {}
-    for key in [key for key in now if key in before]:
-        old, new = before[key], now[key]
+    for key, new in now.items():
+        old = before.get(key, new)
         if isinstance(old, dict) and isinstance(new, dict):
             changes |= _changed_keys(old, new, path=f"{path}{key}.")
         elif old != new:

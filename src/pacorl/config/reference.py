@@ -109,17 +109,19 @@ def _keys_by_choice(entries: Sequence[Schema], definitions: Schema, *, prefix: s
     for name, entry in names.items():
         for key in _keys(entry, definitions, prefix=prefix):
             having.setdefault(key, []).append(name)
-    for key, those in having.items():
+    for key, entries_of_key in having.items():
         if key.name != f"{prefix}{choice}":
-            yield replace(key, only=f"{choice}: {', '.join(those)}")
+            yield replace(key, only=f"{choice}: {', '.join(entries_of_key)}")
 
 
 def _sections(part: Schema, definitions: Schema) -> list[Schema]:
     """List the sections that a value may be."""
     if "$ref" in part:
         return [definitions[part["$ref"].rpartition("/")[2]]]
+    if "properties" in part:
+        return [part]
     choices = [*part.get("oneOf", ()), *part.get("anyOf", ())]
-    return [part] if "properties" in part else [found for each in choices for found in _sections(each, definitions)]
+    return [section for choice in choices for section in _sections(choice, definitions)]
 
 
 def _type_of(part: Schema) -> str:

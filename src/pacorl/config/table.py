@@ -73,8 +73,8 @@ class Table(Mapping[str, Spec], Generic[Spec]):
             self._users[name] = self._checked(name, users_value(name))
         if name not in self:
             guess = f"{did_you_mean(name, self)} there are {', '.join(self)}".strip()
-            own = f", or your own as {FORM}" if self.is_open else ""
-            raise ValueError(f"unknown {self.noun} {name!r}; {guess}{own}")
+            of_user = f", or your own as {FORM}" if self.is_open else ""
+            raise ValueError(f"unknown {self.noun} {name!r}; {guess}{of_user}")
         return self[name]
 
     def _checked(self, name: str, entry: Any) -> Spec:

@@ -122,21 +122,21 @@ def _read_job(path: Path, *, model: str, prompts: str, card: int, reward: str, r
     spec.check_trainable(checkpoint)
 
     # Prompts, each with the character.
-    found = prompts_from(prompts, model=checkpoint)
+    records = prompts_from(prompts, model=checkpoint)
     if references:
         hero = find_character(references)
-        for number, prompt in enumerate(found):
+        for number, prompt in enumerate(records):
             images = hero.images[: max(1, spec.policy.max_references - len(prompt.sources))]
             cast = (dataclasses.replace(hero, images=images),)
-            found[number] = dataclasses.replace(prompt, characters=cast, references=images)
-    for prompt in found:
+            records[number] = dataclasses.replace(prompt, characters=cast, references=images)
+    for prompt in records:
         check_images(spec.policy, prompt, f"model.kind {spec.kind}")
         if prompt.grid.count == 1 and not prompt.sources and not reward:
             raise ValueError(
                 f"{prompt.place} is one image, and consistency needs several: write a set, as 'Four pictures of a "
                 "fox: asleep, in snow, in a boat, reading', or name a reward of yours with --reward file.py:NAME"
             )
-    train, held_out, _ = split_prompts(found, test=min(MOST_HELD_OUT, math.ceil(len(found) / 8)))
+    train, held_out, _ = split_prompts(records, test=min(MOST_HELD_OUT, math.ceil(len(records) / 8)))
     return Job(path, spec, checkpoint, train, held_out, reward, card)
 
 

@@ -154,7 +154,7 @@ class CallTokens(NamedTuple):
     """Of a question."""
     read: int = 1
     """Of all questions, common prefixes once."""
-    kept: int = 0
+    shared: int = 0
     """Of the common prefixes, whose keys and values the rest of the questions reads."""
     visual: int = 0
     """Of all distinct images."""
@@ -174,8 +174,8 @@ def measure_judge(settings: JudgeSettings, configs: Parts, work: Sequence[Calls]
     longest = max(call.longest for call in calls)
     rows = max(1, min(BATCH_TOKENS, max(call.read for call in calls)) // longest)
     ledger = _language_pass(model, rows, longest)
-    kept = min(BATCH_TOKENS, max(call.kept for call in calls))
-    buffers = ledger.peak + kept * _kept_bytes(model.model.language_model)
+    cached = min(BATCH_TOKENS, max(call.shared for call in calls))
+    buffers = ledger.peak + cached * _kept_bytes(model.model.language_model)
 
     # The work. Each pair in both orders shares nothing with itself.
     per_token = ledger.flops / (rows * longest)
@@ -208,16 +208,16 @@ def _tokens_of(call: Sequence[Question], processor: Mapping[str, Any]) -> CallTo
 
     # Prefix → number of questions that begin with it. Its last part is read once if that is worth a pass.
     beginning = Counter(parts[:length] for parts in questions for length in range(1, len(parts) + 1))
-    read = kept = 0
+    read = shared = 0
     for prefix, number in beginning.items():
         part = tokens[prefix[-1]]
         is_shared = (number - 1) * part >= WORTH_SHARING
         read += part if is_shared else part * number
-        kept += part if is_shared else 0
+        shared += part if is_shared else 0
     return CallTokens(
         longest=max(sum(tokens[part] for part in parts) for parts in questions),
         read=read,
-        kept=kept,
+        shared=shared,
         visual=sum(number for part, number in tokens.items() if isinstance(part, bytes)),
     )
 

@@ -73,16 +73,23 @@ def memory_of(
         samples: bytes of an epoch's samples in main memory.
         world: processes of a machine.
     """
-    # Models. Without an adapter to train, the text encoders stay with the transformer.
+    # Models on the card. Without an adapter to train, the text encoders stay with the transformer.
     figures, pipeline = generator.figures, generator.inputs.policy.pipeline
     encoders = [getattr(pipeline, name) for name in generator.inputs.policy.encoders]
-    encoder_bytes, scoring = sum(map(weight_bytes, encoders)), sum(scorer.weights for scorer in scorers)
+    encoding: float = sum(map(weight_bytes, encoders))
+    scoring = sum(scorer.weights for scorer in scorers)
     generates = not figures.adapter
-    own = figures.weights + (encoder_bytes if generates else 0)
-    generating, judging = (figures.weights, scoring) if in_turns else (own + scoring, own + scoring)
-    encoding = own + scoring if generates and not in_turns else encoder_bytes
+    loaded = figures.weights
+    if generates:
+        loaded += encoding
+    generating = figures.weights
+    judging: float = scoring
+    if not in_turns:
+        generating = judging = loaded + scoring
+    if generates and not in_turns:
+        encoding = loaded + scoring
 
-    # The card: adapter and average, AdamW's two moments. An evaluated average sets the adapter aside.
+    # Phases: adapter and average, AdamW's two moments. An evaluated average sets the adapter aside.
     vae = weight_bytes(pipeline.vae)
     epoch += vae + 2 * figures.adapter + 2 * figures.trained
     sampled = max(max(figures.sample, least) + sampling, figures.evaluate + figures.adapter)
@@ -97,19 +104,23 @@ def memory_of(
     if not generates:  # AdamW's step needs one number per trained parameter in addition to its moments
         phases["train"] = epoch + generating + figures.trained + max(figures.train, figures.trained)
 
-    # Main memory: weights that wait there or are streamed, and the largest file that is read beside them.
+    # Main memory: weights that are streamed, or wait for their turn.
     waiting = figures.streamed + sum(scorer.streamed for scorer in scorers)
-    waiting += (sum(map(streamed_bytes, encoders)) if generates else 0) + (own if in_turns else 0)
-    working = world * (waiting + (scoring if in_turns else 0)) + samples
+    if generates:
+        waiting += sum(map(streamed_bytes, encoders))
+    working = waiting
+    if in_turns:
+        waiting += loaded
+        working += loaded + scoring
     adapted = figures.streamed + figures.adapter
-    # An encoder's pages are dropped before the next encoder's are read, unless its weights are streamed.
+    # The largest file read meanwhile. An encoder's pages are dropped before the next one's, unless it is streamed.
     sizes = [weight_bytes(encoder) + streamed_bytes(encoder) for encoder in encoders]
-    transformer_file = figures.parameters * getattr(torch, options.dtype).itemsize
-    file = max(sum(sizes) if options.stream else max(sizes), transformer_file)
+    encoder_files = sum(sizes) if options.stream else max(sizes)
+    file = max(encoder_files, figures.parameters * getattr(torch, options.dtype).itemsize)
     scorer_file = max((scorer.files for scorer in scorers), default=0)
     common = encoded + world * PROCESS
     return Memory(
         {phase: round(size) for phase, size in phases.items()},
-        host=round(common + max(file + world * adapted, scorer_file + world * waiting, working)),
-        held=round(common + max(world * adapted, working)),
+        host=round(common + max(file + world * adapted, scorer_file + world * waiting, world * working + samples)),
+        held=round(common + max(world * adapted, world * working + samples)),
     )

@@ -81,9 +81,9 @@ def generator_of(model: PolicyOptions, spec: PolicySpec) -> Checkpoint:
         what = f"a diffusers checkpoint, planned as {spec.published}"
         return Checkpoint(spec.parts, [_absence(key, source, what, shapes, OF_PIPELINE)])
     spec.check_source(str(folder))
-    own = {name: _json(folder / name / "config.json") for name in spec.parts}
-    own["processor"] = _processor(folder / "processor")
-    configs = {name: own.get(name) or config for name, config in spec.parts.items()}
+    saved = {name: _json(folder / name / "config.json") for name in spec.parts}
+    saved["processor"] = _processor(folder / "processor")
+    configs = {name: saved.get(name) or config for name, config in spec.parts.items()}
     lacking = [name for name in needed if not _has_weights(folder / name)]
     if not lacking:
         return Checkpoint(configs, (), folder)
