@@ -10,7 +10,7 @@ import torch
 from pacorl.io.documents import blamed_on
 from pacorl.io.images import check_readable
 from pacorl.judge_training.judge_config import JudgeConfig
-from pacorl.judge_training.loop import micro_batches, processes, training_arguments
+from pacorl.judge_training.loop import training_arguments
 from pacorl.judge_training.tuning import parameter_counts, source_of, tune
 from pacorl.plan import sources
 from pacorl.plan.generators import model_on_meta
@@ -34,7 +34,6 @@ def plan_reward(config: JudgeConfig) -> Plan:
             source that is no data. The message names the key.
     """
     training_arguments(config, evaluates=bool(config.data.evaluation))
-    micro_batches(config, world=processes().num_processes)
     absences: list[MissingFile] = []
     train = _comparisons(config, "train", absences)
     evaluation = _comparisons(config, "evaluation", absences)
