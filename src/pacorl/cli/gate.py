@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from typer import Argument, BadParameter, Exit, Option
+from typer import Argument, Exit, Option
 
 from pacorl.cli.shared import (
     BELOW,
@@ -20,12 +19,10 @@ from pacorl.cli.shared import (
     check_report,
     echo,
     echo_errors,
-    echo_json,
-    fault_line,
     print_json,
     progress,
 )
-from pacorl.config.options import CalibratedJudge, UsageError, option
+from pacorl.config.options import CalibratedJudge, option
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -33,8 +30,6 @@ if TYPE_CHECKING:
     from pacorl.gate.check import Check
     from pacorl.gate.paco_reward import PacoReward
 
-SEVERITY = (0, INCOMPLETE, BELOW, 5, 2, 1, 75)
-"""Exit codes of a set, the worst last: an error outranks a verdict, and an absent judge any other error."""
 SILENCE_SECONDS = 20.0
 """Wait for a judge's server that falls silent in the middle of a check: a restart behind a balancer takes seconds."""
 
@@ -134,34 +129,23 @@ class CheckOutput(JsonOption):
 
 
 def check(
-    images: list[str] = Argument([], help="Panels: files or folders; or one page of panels."),
+    images: list[str] = Argument(help="Panels: files or folders; or one page of panels."),
     *,
-    sets: Path = Option(
-        None, "--sets", help="Check each subfolder of this folder as a set, with one load of the judge."
-    ),
     judge: CalibratedJudge,
     ask: CheckOptions,
     output: CheckOutput,
 ) -> None:
     """Check that images show the same; exit code 4 and the odd one out if not, 5 if its judge fails the controls."""
+    from pacorl.gate.check import ControlError, check_lines, check_page
+    from pacorl.gate.panels import files_of, open_panels
+    from pacorl.io.files import write_atomic
     from pacorl.runtime.cores import use_cores
 
-    if bool(images) == bool(sets):
-        raise BadParameter("give images, or --sets with a folder of sets", param_hint="'IMAGES...'")
     # An earlier page would pass for the page of a check that fails.
     check_report(output.report)
     if output.report:
         output.report.unlink(missing_ok=True)
     use_cores()
-    raise Exit(_check_sets(sets, judge, ask, output) if sets else _check_images(images, judge, ask, output))
-
-
-def _check_images(images: Sequence[str], judge: CalibratedJudge, ask: CheckOptions, output: CheckOutput) -> int:
-    """Check one set and return the exit code."""
-    from pacorl.gate.check import ControlError, check_lines, check_page
-    from pacorl.gate.panels import files_of, open_panels
-    from pacorl.io.files import write_atomic
-
     # Panels, references, questions and threshold, before a judge is loaded.
     names, opened = open_panels(images, grid=ask.grid)
     gate = Gate(ask, judge.calibration)
@@ -187,56 +171,7 @@ def _check_images(images: Sequence[str], judge: CalibratedJudge, ask: CheckOptio
     else:
         echo("\n".join(check_lines(checked, judge=judge_names["judge"])))
     echo_errors(*dict.fromkeys(pair.error for pair in checked.scores.missing))
-    return code_of(checked)
-
-
-def _check_sets(folder: Path, judge: CalibratedJudge, ask: CheckOptions, output: CheckOutput) -> int:
-    """Check each subfolder with one load of the judge, and return the worst exit code."""
-    from pacorl.io.images import check_readable
-
-    if ask.grid or output.report:
-        flag = "--grid cuts one image" if ask.grid else "--report shows one set"
-        raise UsageError(f"{flag}; leave it out with --sets, whose results --json prints")
-    sets = sets_in(folder)
-    # Characters, questions and threshold, before a judge is loaded.
-    gate = Gate(ask, judge.calibration)
-    gate.least(max(2, *map(len, sets.values())))
-    files = [*chain(*sets.values()), *gate.references]
-    if not judge.judge:
-        check_readable(map(Path, files))  # an image that cannot be read has no recipe either, and this is its fault
-    source = _judge_of(judge, files)
-
-    # One load of the judge; the images of one set are open at a time.
-    codes = []
-    documents = []
-    with load_judge(source, judge) as reward:
-        echo_errors(reward.note)
-        for title, panels in sets.items():
-            code, document, lines = _check_set(panels, reward, gate)
-            codes.append(code)
-            documents.append({"set": title, "code": code, "judge": reward.name, "note": reward.note, **document})
-            if not output.as_json:
-                echo("\n    ".join([f"{title}: {lines[0]}", *lines[1:]]))
-    if output.as_json:
-        echo_json(json.dumps(documents, indent=2, ensure_ascii=False))
-    return worst(codes)
-
-
-def _check_set(files: Sequence[str], reward: PacoReward, gate: Gate) -> tuple[int, Mapping[str, Any], list[str]]:
-    """Check one set of a folder: exit code, document, and lines for people. Its error does not end the others."""
-    from pacorl.gate.check import ControlError, verdict_lines
-    from pacorl.gate.panels import open_panels
-
-    try:
-        checked = gate.check(reward, *open_panels(files))
-    except (ValueError, OSError, RuntimeError) as error:
-        line = fault_line(error)
-        refused = error.to_dict() if isinstance(error, ControlError) else {"passed": None, "error": line}
-        return int(getattr(error, "exit_code", 1)), refused, ["no verdict", *line.split("\n")]
-    if checked.passed:
-        return 0, checked.to_dict(), ["passes"]
-    title = f"{len(checked.failed)} of {len(checked.panels)} panels fail"
-    return code_of(checked), checked.to_dict(), [title, *verdict_lines(checked, judge=reward.name)]
+    raise Exit(code_of(checked))
 
 
 class Gate:
@@ -332,37 +267,12 @@ def load_judge(source: str, judge: CalibratedJudge) -> PacoReward:
     return reward
 
 
-def worst(codes: Sequence[int]) -> int:
-    """Return the exit code of several sets."""
-    return max(codes, key=SEVERITY.index)
-
-
 def code_of(check: Check) -> int:
     """Return the exit code of a verdict."""
     # A low score outranks a missing score: it is certain.
     if any(panel.score is not None for panel in check.failed):
         return BELOW
     return INCOMPLETE if check.failed else 0
-
-
-def sets_in(folder: Path) -> dict[str, list[str]]:
-    """List the images of each subfolder by its name.
-
-    Raises:
-        ValueError: There is no subfolder, or no image in any of them.
-    """
-    from pacorl.gate.panels import panels_in
-    from pacorl.io.images import images_in, natural
-
-    sets = {}
-    for path in sorted(folder.iterdir(), key=natural):
-        if path.is_dir() and not path.name.startswith("."):
-            sets[path.name] = panels_in(path)
-    if not any(sets.values()):
-        raise ValueError(f"{folder} has no subfolder with images; --sets takes a folder with a subfolder for each set")
-    if loose := images_in(folder):
-        echo_errors(f"{folder}: not checked, since in no subfolder: {', '.join(image.name for image in loose)}")
-    return sets
 
 
 # --- calibrate -------------------------------------------------------------------------------------------------
@@ -407,7 +317,5 @@ def calibrate(
     lines = calibration_lines(answers, curve, held_out)
     # Saved before the output, which may fail on a closed pipe.
     Calibration(name, curve).save(out)
-    following = (
-        f"pacorl check --sets FOLDER --judge {shlex.quote(judge)} --calibration {shlex.quote(str(out))} --min 0.5"
-    )
+    following = f"pacorl check FOLDER --judge {shlex.quote(judge)} --calibration {shlex.quote(str(out))} --min 0.5"
     echo("\n".join([*lines, f"calibration: {out}", f"next: {following}"]))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typer import Argument, Exit
 
-from pacorl.cli.gate import CheckOptions, Gate, code_of, worst
+from pacorl.cli.gate import CheckOptions, Gate, code_of
 from pacorl.cli.generator import AdaptedGenerator, ChoiceOptions, OutputOptions, dry_run
 from pacorl.cli.redraw import IMAGE_MARK, Redrawing, panels_again, read_page, redraw_page
 from pacorl.cli.shared import check_report, echo, echo_errors, print_json, progress
@@ -368,7 +368,7 @@ def _deliver(
     else:
         echo("\n".join(_line(file, check) for file, check in zip(saved, checks, strict=True)))
     echo_errors(*notes, f"page: {report}" if report else "")
-    return worst(codes)
+    return max(codes)
 
 
 def _line(saved: SavedImage, check: Mapping[str, Any]) -> str:

@@ -48,9 +48,7 @@ def open_images(sources: Sequence[Path | str]) -> tuple[tuple[str, ...], tuple[I
     faults = []
     for source in files_of(sources):
         if Path(source).is_dir():
-            sets = any(path.is_dir() for path in Path(source).iterdir())
-            fix = f"; `pacorl check --sets {source}` checks each of its subfolders" if sets else ""
-            faults.append(f"{source} is a folder without images{fix}")
+            faults.append(f"{source} is a folder without images")
             continue
         try:
             opened.append(open_image(source))

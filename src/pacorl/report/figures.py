@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,7 +135,7 @@ def ticks(low: float, high: float) -> list[float]:
     return [index * step for index in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
-# --- intervals and changes -------------------------------------------------------------------------------------------
+# --- intervals -------------------------------------------------------------------------------------------------------
 
 
 def interval_svg(before: Interval | None, after: Interval | None) -> Markup:
@@ -160,27 +160,6 @@ def _ends(interval: Interval) -> tuple[float, float]:
     if interval.low is None or interval.high is None:
         return interval.mean, interval.mean
     return interval.low, interval.high
-
-
-def changes_svg(changes: Sequence[float], links: Mapping[int, str]) -> Markup:
-    """Draw one bar per image in the order given; a bar in `links` (index → element id) is strong and links there."""
-    if not changes:
-        return Markup("")
-    # Bars from zero, whose line may be anywhere in the plot.
-    width = 1200 / len(changes)
-    gap = min(4.0, width / 4)
-    scale = Scale(min(0.0, *changes), max(1e-9, *changes), 84, 4)
-    drawn = []
-    for index, value in enumerate(changes):
-        top, bottom = sorted((scale(value), scale(0)))
-        # At least one unit high, so that a change of 0 is visible.
-        bar = tag("rect", x=index * width + gap / 2, y=top, width=width - gap, height=max(bottom - top, 1.0))
-        if index in links:
-            bar = tag("a", tag("title", change(value)), bar, href=f"#{links[index]}", tabindex=-1)
-        drawn.append(bar)
-    drawn.append(tag("line", x1=0, x2=1200, y1=scale(0), y2=scale(0), class_="zero"))
-    box = {"viewBox": "0 0 1200 88", "preserveAspectRatio": "none"}
-    return tag("svg", *drawn, class_="changes", aria_hidden="true", **box)
 
 
 # --- pair matrices ---------------------------------------------------------------------------------------------------

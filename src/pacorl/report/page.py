@@ -21,7 +21,7 @@ from pacorl.io.files import write_atomic
 from pacorl.io.images import ImageError, open_image
 from pacorl.models.policies import POLICIES
 from pacorl.report.curves import charts, line_chart_svg
-from pacorl.report.figures import ShownImage, changes_svg, pair_matrix_svg, show
+from pacorl.report.figures import ShownImage, pair_matrix_svg, show
 from pacorl.report.folder import RunFolder, Sample, read_run
 from pacorl.report.html import render
 from pacorl.report.results import alarms, interval_note, is_monitored, provenance, rows_of
@@ -208,17 +208,12 @@ def gallery(pairs: Sequence[Pair], *, names: Sequence[str] = ("Before", "After")
     """Choose the sets of a page and encode their images; `lead` is the one of the median change."""
     sets = choose(pairs, names=names)
     open_sets = [sets[index] for index in spread(len(sets), count=OPEN_SETS)]
-    changes = [pair.change for pair in pairs if pair.change is not None]
-    # Unjudged pairs come last, so that a pair's index is also that of its bar.
-    id_of = {id(row.pair): row.id for row in sets}
-    links = {index: id_of[id(pair)] for index, pair in enumerate(pairs) if id(pair) in id_of}
     return {
         "measure": MEASURES[pairs[0].measure if pairs else CONSISTENCY],
         "lead": sets[len(sets) // 2] if sets else None,  # a page is not to open on its best
         "open_sets": open_sets,
         "folded_sets": [row for row in sets if row not in open_sets],
-        "changes": changes,
-        "changes_plot": changes_svg(changes, links),
+        "is_ordered": any(pair.change is not None for pair in pairs),
     }
 
 
