@@ -75,14 +75,6 @@ def test_nothing_is_printed_past_the_check() -> None:
     assert found == []
 
 
-def test_a_refusal_of_a_judges_server(said: Said, images: list[Path]) -> None:
-    server = FakeServer(behave=lambda handler, _: bool(handler.fail(400, HOSTILE)) or True)
-    with server.running():
-        line = said("score", *images[:2], "--judge", f"{server.url}#judge", code=3)
-    assert r"\x1b]52;c;" in line
-    assert "[red]x[/red]" in line
-
-
 def test_file_names_in_scores(said: Said, images: list[Path]) -> None:
     with FakeServer().running() as server:
         judge = ("--judge", f"{server.url}#judge")

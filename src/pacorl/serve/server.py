@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram, generate_latest
@@ -232,82 +232,6 @@ def data_of(url: str, *, name: str) -> bytes:
 
 # --- the application -------------------------------------------------------------------------------------------
 
-router = APIRouter()
-
-
-# Async, or FastAPI would call it on a thread.
-async def _served(request: Request) -> ServedJudge:
-    served: ServedJudge = request.app.state.served
-    return served
-
-
-Judge = Annotated[ServedJudge, Depends(_served)]
-
-
-@router.post("/v1/chat/completions")
-async def chat(request: ChatRequest, served: Judge) -> dict[str, Any]:
-    """Continue a conversation; a first token is answered in a batch with those of other callers."""
-    prompt = await served.prompt(request.messages)
-    if request.max_tokens == 1:
-        row = await served.log_probs(prompt)
-        return completion(request, served, [int(row.argmax())], row)
-    if request.logprobs:
-        raise RefusedError("log-probabilities are those of one token; set max_tokens to 1")
-    options: dict[str, Any] = {"max_new_tokens": request.max_tokens, "do_sample": False}
-    if request.repetition_penalty is not None:
-        options["repetition_penalty"] = request.repetition_penalty
-    output = await served.on_thread(served.judge.generate, prompt, **options)
-    return completion(request, served, output.sequences[0].tolist())
-
-
-@router.post("/v1/consistency")
-async def consistency(request: ConsistencyRequest, served: Judge) -> dict[str, Any]:
-    """Score or check a set: the documents of `pacorl score --json` and `pacorl check --json`."""
-    panels = await decoded(request.images)
-    if len(panels) < 2 and not request.references:
-        raise RefusedError("1 image has nothing to be compared with; give two or more")
-    questions = questions_about(request.theme)
-    ask: Callable[..., Scores | Check] = partial(score_set, questions=questions, ranking=request.ranking)
-    if request.gate or request.least is not None:
-        characters = [(name, await decoded(urls)) for name, urls in request.references.items()]
-        least = threshold(
-            served.judge.calibration,
-            request.least,
-            panels=len(panels),
-            references=[len(images) for _, images in characters],
-            plain=not request.theme,
-        )
-        ask = partial(check_set, least=least, characters=characters, questions=questions)
-    result = await served.on_thread(ask, served.judge, panels)
-    return {"judge": served.name, "note": served.note} | result.to_dict()
-
-
-@router.post("/tokenize")
-async def tokenize(request: TokenizeRequest, served: Judge) -> dict[str, Any]:
-    """Cut a text into tokens, as vLLM does."""
-    encode = partial(served.tokenizer.encode, add_special_tokens=request.add_special_tokens)
-    ids = await asyncio.to_thread(encode, request.prompt)
-    return {"count": len(ids), "tokens": list(ids)}
-
-
-@router.get("/v1/models")
-async def models(served: Judge) -> dict[str, Any]:
-    """List the model, with the note of its answers."""
-    model = {"id": served.name, "object": "model", "owned_by": "pacorl", "note": served.note}
-    return {"object": "list", "data": [model]}
-
-
-@router.get(HEALTH)
-async def health() -> dict[str, str]:
-    """Answer without a key, for a load balancer."""
-    return {"status": "ok"}
-
-
-@router.get("/metrics")
-async def show_metrics(served: Judge) -> Response:
-    """Return the metrics in Prometheus' text format."""
-    return Response(generate_latest(served.registry), media_type=CONTENT_TYPE_LATEST)
-
 
 def create_app(name: str, judge: LocalJudge, *, api_key: str = "") -> FastAPI:
     """Build the server's application for one judge; `api_key` is the callers' key, empty for none."""
@@ -336,14 +260,72 @@ def create_app(name: str, judge: LocalJudge, *, api_key: str = "") -> FastAPI:
         return response
 
     app = FastAPI(title="pacorl judge", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.served = served
-    app.include_router(router)
     uploads = ("/v1/chat/completions", "/v1/consistency")
     app.add_middleware(Guard, answer=error_of, admit=admit, is_upload=uploads.__contains__, upload_bytes=BODY_BYTES)
     app.middleware("http")(measured)
     for kind in (RefusedError, ImageError, UsageError, ControlError, RequestValidationError, Exception):
         app.add_exception_handler(kind, lambda _, fault: error_of(fault))
+    add_routes(app, served)
     return app
+
+
+def add_routes(app: FastAPI, served: ServedJudge) -> None:  # noqa: C901 - a list of routes
+    judge = served.judge
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: ChatRequest) -> dict[str, Any]:
+        """Continue a conversation; a first token is answered in a batch with those of other callers."""
+        prompt = await served.prompt(request.messages)
+        if request.max_tokens == 1:
+            row = await served.log_probs(prompt)
+            return completion(request, served, [int(row.argmax())], row)
+        if request.logprobs:
+            raise RefusedError("log-probabilities are those of one token; set max_tokens to 1")
+        options: dict[str, Any] = {"max_new_tokens": request.max_tokens, "do_sample": False}
+        if request.repetition_penalty is not None:
+            options["repetition_penalty"] = request.repetition_penalty
+        output = await served.on_thread(judge.generate, prompt, **options)
+        return completion(request, served, output.sequences[0].tolist())
+
+    @app.post("/v1/consistency")
+    async def consistency(request: ConsistencyRequest) -> dict[str, Any]:
+        """Score or check a set: the documents of `pacorl score --json` and `pacorl check --json`."""
+        panels = await decoded(request.images)
+        if len(panels) < 2 and not request.references:
+            raise RefusedError("1 image has nothing to be compared with; give two or more")
+        questions = questions_about(request.theme)
+        ask: Callable[..., Scores | Check] = partial(score_set, questions=questions, ranking=request.ranking)
+        if request.gate or request.least is not None:
+            characters = [(name, await decoded(urls)) for name, urls in request.references.items()]
+            counts = [len(images) for _, images in characters]
+            of_set: dict[str, Any] = {"panels": len(panels), "references": counts, "plain": not request.theme}
+            least = threshold(judge.calibration, request.least, **of_set)
+            ask = partial(check_set, least=least, characters=characters, questions=questions)
+        result = await served.on_thread(ask, judge, panels)
+        return {"judge": served.name, "note": served.note} | result.to_dict()
+
+    @app.post("/tokenize")
+    async def tokenize(request: TokenizeRequest) -> dict[str, Any]:
+        """Cut a text into tokens, as vLLM does."""
+        encode = partial(served.tokenizer.encode, add_special_tokens=request.add_special_tokens)
+        ids = await asyncio.to_thread(encode, request.prompt)
+        return {"count": len(ids), "tokens": list(ids)}
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """List the model, with the note of its answers."""
+        model = {"id": served.name, "object": "model", "owned_by": "pacorl", "note": served.note}
+        return {"object": "list", "data": [model]}
+
+    @app.get(HEALTH)
+    async def health() -> dict[str, str]:
+        """Answer without a key, for a load balancer."""
+        return {"status": "ok"}
+
+    @app.get("/metrics")
+    async def show_metrics() -> Response:
+        """Return the metrics in Prometheus' text format."""
+        return Response(generate_latest(served.registry), media_type=CONTENT_TYPE_LATEST)
 
 
 def completion(
