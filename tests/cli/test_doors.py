@@ -84,7 +84,6 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*MAKE, "a fox"], "'a fox'"),
     ([*MAKE, "--out", "a.png"], "a.png: Not a directory"),
     ([*MAKE, "--model", "tiny", "--out", "mine"], "mine/set-2.png"),
-    ([*MAKE, "--report", "mine/page.html"], "mine/page.html"),
     ([*EDIT, "--image", "b.png"], "tiny takes 1"),
     ([*EDIT, "--kind", "flux"], "edits no images"),
     (["generate", "--image", "letter.png", "--instruction", "x"], "letter.png"),

@@ -49,9 +49,9 @@ def records(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_sets_with_scores_page_and_json(tmp_path):
+def test_sets_with_scores_and_json(tmp_path):
     options = (*SET, *SMALL, "--best-of", "2", "--keep-all", "--seed", "4", "--out", tmp_path / "out", "--json")
-    result = run(*options, "--report", tmp_path / "page.html")
+    result = run(*options)
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
     made = document["made"]
@@ -65,10 +65,9 @@ def test_sets_with_scores_page_and_json(tmp_path):
     with Image.open(made[0]["file"]) as grid:
         assert (grid.size, grid.info["seed"]) == ((64, 64), str(made[0]["seed"]))
     assert [Path(path).is_file() for path in made[0]["panels"]] == [True] * 4
-    assert "uncalibrated" in (tmp_path / "page.html").read_text()
     # The same words, the same bytes.
     before = Path(made[0]["file"]).read_bytes()
-    assert run(*options, "--report", tmp_path / "page.html").exit_code == 0
+    assert run(*options).exit_code == 0
     assert Path(made[0]["file"]).read_bytes() == before
 
 
@@ -82,7 +81,6 @@ def test_a_record_and_a_storyboard(records, tmp_path):
     result = run("--storyboard", case, *SMALL, "--judge", "tiny", "--ask", "criteria", "--out", tmp_path)
     assert result.exit_code == 0, result.output
     assert "score" in result.stdout
-    assert "From the house to the boat" in (tmp_path / "storyboard.html").read_text()
     assert (tmp_path / "page-1-panel-4.png").is_file()
 
 

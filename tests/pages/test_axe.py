@@ -20,7 +20,7 @@ from judges import Grey, grey
 from page_blocks import ROOT
 from ports import free_port
 from run_folder import finished_run
-from tiny_sets import draw_grid, panels_of_prompt
+from tiny_sets import draw_grid
 
 from pacorl.studio.folder import json_texts
 from pacorl.studio.work import Studio
@@ -100,7 +100,6 @@ CASES = [
     Case("compare", "run_pages", "compare"),
     Case("seeds", "run_pages", "seeds"),
     Case("check", "check_page"),
-    Case("generated", "generated_page"),
     Case("benchmark", "benchmark_page"),
     served(Case("annotate", "annotation", "ann", rank_one)),
     served(Case("annotate-keys", "annotation", "ann", open_dialog("#help"))),
@@ -148,33 +147,6 @@ def check_page(tmp_path_factory: pytest.TempPathFactory) -> str:
     page = tmp_path_factory.mktemp("checks") / "check.html"
     page.write_text(gate.check_page(check, judge="toy"), encoding="utf-8")
     return page.as_uri()
-
-
-@pytest.fixture(scope="module")
-def generated_page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Two candidates with their pair matrices."""
-    from pacorl.generate.generated_images import GeneratedImage, Judged, Recipe, save, write_page
-    from pacorl.tiny.world import set_prompts
-    from pacorl.types import Size
-
-    folder, (prompt,) = tmp_path_factory.mktemp("generated"), set_prompts("test", 1)
-    image = draw_grid(panels_of_prompt(prompt), prompt.grid, 32)
-    recipe = Recipe(
-        model="tiny",
-        adapter="",
-        seed=7,
-        size=Size(64, 64),
-        steps=10,
-        guidance_scale=3.5,
-        true_cfg_scale=None,
-        negative_prompt=None,
-        max_sequence_length=48,
-        version="0.1.0",
-    )
-    matrix = tuple(tuple(None if row == column else 0.25 * row for column in range(4)) for row in range(4))
-    candidates = [GeneratedImage(prompt, image, recipe, Judged(0.5, matrix), rank, 2) for rank in (1, 2)]
-    saved = save(candidates, folder, judge="toy")
-    return write_page(folder / "page.html", saved, title="A set", notes=["Drawn by hand."], judge="toy").as_uri()
 
 
 @pytest.fixture(scope="module")

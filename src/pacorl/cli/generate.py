@@ -13,7 +13,7 @@ from typer import Argument, Exit
 from pacorl.cli.gate import CheckOptions, Gate, code_of
 from pacorl.cli.generator import AdaptedGenerator, ChoiceOptions, OutputOptions, dry_run
 from pacorl.cli.redraw import IMAGE_MARK, Redrawing, panels_again, read_page, redraw_page
-from pacorl.cli.shared import check_report, echo, echo_errors, print_json, progress
+from pacorl.cli.shared import echo, echo_errors, print_json, progress
 from pacorl.config.options import TEMPLATE, UsageError, WriterOptions, option
 from pacorl.types import TINY, Size
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 
 SOURCES = ("--prompt", "--record", "--storyboard", "--instruction", "--from")
-BOARD_PAGE = "storyboard.html"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +70,6 @@ class RequestOptions(WriterOptions):
 class GenerationRequest:
     """Prompts, or the storyboard whose pages they are."""
 
-    title: str
     prompts: list[Prompt]
     board: Storyboard | None = None
     panels: Sequence[str] = ()
@@ -106,7 +104,7 @@ def generate(
         raise Exit(redraw_page(request.page, gate=gate, **of_page))
 
     # Check all arguments before torch and weights are loaded.
-    requested = GenerationRequest("", []) if model_alone else read_request(request, generator)
+    requested = GenerationRequest([]) if model_alone else read_request(request, generator)
     judge = _judge_source(choice, generator.model, requested.prompts)
     if output.dry_run:
         of_request: Any = {"prompts": requested.prompts, "panels": requested.panels}
@@ -199,17 +197,16 @@ def read_request(options: RequestOptions, generator: AdaptedGenerator) -> Genera
     if options.storyboard:
         board = read_storyboard(options.storyboard)
         prompts = pages(board, model, max_references=_max_references(board, generator), separate=options.separate)
-        return GenerationRequest(board.title, prompts, board, _spoken(board), stem="page")
+        return GenerationRequest(prompts, board, _spoken(board), stem="page")
     if options.prompt:
-        title = options.prompt[:80]
         # A prompt may need a writer, whose panels become a storyboard of one page.
         if written := written_storyboard(options):
             limit = _max_references(written, generator)
             prompt = board_prompt(written, model, max_references=limit, separate=options.separate)
-            return GenerationRequest(title, [prompt], panels=_spoken(written))
+            return GenerationRequest([prompt], panels=_spoken(written))
         grid = parse_layout(options.layout) if options.layout else None
         prompt = prompt_from(model, theme=options.prompt, panels=options.panels, grid=grid)
-        return GenerationRequest(title, [prompt], panels=options.panels or list(panel_texts(options.prompt)))
+        return GenerationRequest([prompt], panels=options.panels or list(panel_texts(options.prompt)))
     for path in options.images:
         open_image(path)  # refused by name before weights are loaded
     if options.record:
@@ -217,8 +214,7 @@ def read_request(options: RequestOptions, generator: AdaptedGenerator) -> Genera
     else:
         prompt = Prompt(id=0, text=options.instruction, sources=tuple(options.images))
     check_for(model, prompt)
-    title = options.instruction or prompt.theme or prompt.text[:80]
-    return GenerationRequest(title, [prompt], stem="edit" if prompt.sources else "set")
+    return GenerationRequest([prompt], stem="edit" if prompt.sources else "set")
 
 
 def _max_references(board: Storyboard, generator: AdaptedGenerator) -> int:
@@ -311,15 +307,9 @@ def _check_output(output: OutputOptions, request: GenerationRequest) -> None:
     check_writable(output.out, folder=True)
     for image in sorted(output.out.glob(f"{request.stem}-[0-9]*.png")):
         check_made(image, mark=IMAGE_MARK, limit=4096)
-    check_report(_page(output, request))
 
 
 # --- the result ------------------------------------------------------------------------------------------------
-
-
-def _page(output: OutputOptions, request: GenerationRequest) -> Path | None:
-    """Return the page's path, which a storyboard always has."""
-    return output.report or (output.out / BOARD_PAGE if request.board else None)
 
 
 def _deliver(
@@ -331,13 +321,13 @@ def _deliver(
     reward: PacoReward | None,
     redrawing: Redrawing | None,
 ) -> int:
-    """Save the images, draw failing panels again, write the page, and print the paths; returns the exit code."""
+    """Save the images, draw failing panels again, and print the paths; returns the exit code."""
     from pacorl.gate.scores import UNCALIBRATED
     from pacorl.generate import generated_images
     from pacorl.io.files import write_atomic
     from pacorl.io.images import open_image
 
-    # Images come first: an interrupted command leaves them, and the page embeds the saved files.
+    # Images come first: an interrupted command leaves them.
     judge = reward.name if reward else ""
     saved = generated_images.save(images, output.out, judge=judge, stem=request.stem)
     checks: list[dict[str, Any]] = [{} for _ in saved]
@@ -350,24 +340,19 @@ def _deliver(
             saved[number] = replace(file, image=replace(file.image, image=open_image(file.path), judged=None))
             codes.append(code_of(after))
 
-    # The page.
+    # The terminal. Notes go to the error stream, which a pipe does not read.
     remarks = [model.note]
     if reward:
         calibrated = getattr(reward.judge, "calibration", None)
         remarks += [reward.note, "" if calibrated else UNCALIBRATED]
     notes = list(filter(None, remarks))
-    report = _page(output, request)
-    if report:
-        generated_images.write_page(report, saved, title=request.title, notes=notes, judge=judge)
-
-    # The terminal. Notes go to the error stream, which a pipe does not read.
     if output.as_json:
         names = {"model": model.model, "adapter": model.adapter, "judge": judge, "notes": notes}
         made = [generated_images.to_dict(file) | check for file, check in zip(saved, checks, strict=True)]
-        print_json(names | {"page": str(report) if report else None, "made": made})
+        print_json(names | {"made": made})
     else:
         echo("\n".join(_line(file, check) for file, check in zip(saved, checks, strict=True)))
-    echo_errors(*notes, f"page: {report}" if report else "")
+    echo_errors(*notes)
     return max(codes)
 
 

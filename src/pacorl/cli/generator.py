@@ -134,7 +134,6 @@ class OutputOptions(JsonOption):
     panel: ClassVar[str | None] = "Output"
 
     out: Path = option(Path("generated"), "The folder for the images.")
-    report: Path | None = option(None, "Also write a self-contained page (a storyboard always gets one).")
     dry_run: bool = option(
         False, "Print what generator and judge would need, and load nothing. Exit code 2: one is absent."
     )

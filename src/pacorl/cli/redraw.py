@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pacorl.cli.gate import Gate, code_of
 from pacorl.cli.generator import AdaptedGenerator, ChoiceOptions, OutputOptions, dry_run
-from pacorl.cli.shared import check_report, echo, echo_errors, print_json
+from pacorl.cli.shared import echo, echo_errors, print_json
 from pacorl.config.options import UsageError
 from pacorl.types import TINY, Size
 
@@ -156,8 +156,8 @@ def redraw_page(
     output: OutputOptions,
 ) -> int:
     """Draw the failing panels of a finished page again (`read_page`); returns the exit code of the verdict."""
-    from pacorl.gate.check import check_lines, check_page
-    from pacorl.io.files import check_made, check_writable, write_atomic
+    from pacorl.gate.check import check_lines
+    from pacorl.io.files import check_made, check_writable
     from pacorl.io.images import recipe_of
     from pacorl.io.quiet import quiet_loading
     from pacorl.judge import check_judge, default_judge
@@ -175,7 +175,6 @@ def redraw_page(
     path = output.out / f"{source.stem}-repaired.png"
     check_writable(output.out, folder=True)
     check_made(path, mark=IMAGE_MARK, limit=4096)
-    check_report(output.report)
     generator.check(page.prompts)
     check_judge(judge)
     quiet_loading()
@@ -189,9 +188,6 @@ def redraw_page(
         redrawing = Redrawing(generator, choice, gate, model, reward)
         after, document = redrawing.repaired(page, path, seed=generator.seed)
 
-    if output.report:
-        write_atomic(output.report, check_page(after, **judge_names))
-        echo_errors(f"page: {output.report}")
     if output.as_json:
         print_json(judge_names | document | {"file": str(path)})
     else:

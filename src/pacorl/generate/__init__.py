@@ -10,5 +10,5 @@
 compose      a theme and panels, or a record's address → a prompt
 sets         `generate_sets`, and candidates by a judge
 storyboard   characters, style and scenes in YAML → pages of panels
-files        PNGs with their recipe, and a page of them
+files        PNGs with their recipe
 """

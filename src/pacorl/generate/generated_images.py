@@ -1,4 +1,4 @@
-"""Generated images with their recipes: in memory, as PNGs of grid images and panels, and on a page."""
+"""Generated images with their recipes: in memory, and as PNGs of grid images and panels."""
 
 from __future__ import annotations
 
@@ -8,19 +8,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
 from PIL.Image import Image
 
 from pacorl.core.grid import split
 from pacorl.io.files import write_atomic
-from pacorl.io.images import open_image, png_bytes
+from pacorl.io.images import png_bytes
 from pacorl.judge.pairwise import Matrix
-from pacorl.report.figures import pair_matrix_svg, show
-from pacorl.report.html import render
 from pacorl.types import Prompt, Size
-
-SHOWN_ELSEWHERE = ("Software", "panels", "prompt", "theme", "score", "judge", "layout")
-"""Texts of an image with their own places on its page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,48 +213,3 @@ def to_dict(saved: SavedImage) -> dict[str, Any]:
     if judged:
         document |= {"score": judged.score, "pairs": judged.matrix, "parts": dict(judged.parts), "error": judged.error}
     return document
-
-
-def write_page(
-    path: Path, saved: Sequence[SavedImage], *, title: str, notes: Sequence[str] = (), judge: str = ""
-) -> Path:
-    """Write the page of `page_of` into a file."""
-    write_atomic(path, page_of(saved, title=title, name=path.stem, notes=notes, judge=judge))
-    return path
-
-
-def page_of(
-    saved: Sequence[SavedImage], *, title: str, name: str = "image", notes: Sequence[str] = (), judge: str = ""
-) -> str:
-    """Render a self-contained page of the images, their panels' texts, pair matrices and recipes."""
-    # One card per image, with the page's copies of its sources.
-    cards = []
-    for file in saved:
-        image = file.image
-        judged = image.judged
-        texts = recipe_texts(image, judge=judge)
-        matrix = Markup("")
-        if judged and len(judged.matrix) > 1:
-            matrix = pair_matrix_svg(judged.matrix)
-        cards.append(
-            {
-                "name": file.path.name,
-                "image": show(image.image),
-                "sources": [show(open_image(path)) for path in image.prompt.sources],
-                "references": [show(open_image(path)) for path in image.prompt.references],
-                "captions": image.prompt.panels or (image.prompt.text,),
-                "matrix": matrix,
-                "score": judged.score if judged else None,
-                "tie": image.tie,
-                # Facts without the texts that the card shows in full.
-                "facts": {key: text for key, text in texts.items() if key not in SHOWN_ELSEWHERE},
-            }
-        )
-    return render(
-        "generated.html",
-        title=title,
-        name=name,
-        cards=cards,
-        notes=list(filter(None, notes)),
-        judge=judge,
-    )
