@@ -82,15 +82,15 @@ def test_an_empty_key_starts_no_server(
 
 
 @pytest.mark.parametrize(
-    ("command", "module", "what", "extra"),
+    ("command", "module", "extra"),
     [
-        (["studio"], "pacorl.studio.server", "the studio", "studio"),
-        (["serve", "tiny"], "pacorl.serve.server", "the built-in server", "serve"),
-        (["dataset", "annotate", "x"], "pacorl.annotate.server", "the annotation page", "data"),
+        (["studio"], "pacorl.studio.server", "studio"),
+        (["serve", "tiny"], "pacorl.serve.server", "serve"),
+        (["dataset", "annotate", "x"], "pacorl.annotate.server", "data"),
     ],
 )
 def test_an_extra_that_is_missing_is_named(
-    command: list[str], module: str, what: str, extra: str, monkeypatch: pytest.MonkeyPatch
+    command: list[str], module: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in (module, "pacorl.web"):
         package, _, leaf = name.rpartition(".")
@@ -100,5 +100,4 @@ def test_an_extra_that_is_missing_is_named(
         )  # `from package import leaf` reads it
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     result = CliRunner().invoke(app, command)
-    assert isinstance(result.exception, ValueError)
-    assert str(result.exception) == f"{what} needs uvicorn: {install_command(extra)}"
+    assert str(result.exception).endswith(f"needs uvicorn: {install_command(extra)}")
