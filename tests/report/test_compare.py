@@ -160,14 +160,14 @@ def test_two_seeds_have_counts_and_no_verdict_and_a_run_without_its_like_is_name
     assert 'class="sure"' not in text_of(page)
 
 
-def test_a_third_setting_is_refused_by_its_keys(seeds: list[Path], tmp_path: Path) -> None:
+def test_a_third_setting_is_refused(seeds: list[Path], tmp_path: Path) -> None:
     other = trained(tmp_path / "odd", seed=4, lr=0.2, value=0.5, rank=8)
-    with pytest.raises(ValueError, match=r"odd is of a third setting: it differs from .*low-1 in lr, rank and from .*"):
+    with pytest.raises(ValueError, match=r"3 settings .*odd"):
         write_comparison([*seeds, other])
 
 
 def test_settings_that_cannot_be_paired_are_refused(seeds: list[Path], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="3 runs differ in nothing but their seed; name runs of two settings"):
+    with pytest.raises(ValueError, match="1 settings"):
         write_comparison(seeds[:3])
     twin = trained(tmp_path / "twin", seed=1, lr=0.1, value=0.5)
     with pytest.raises(ValueError, match=r"low-1 and .*twin have one setting and one seed, 1"):

@@ -114,14 +114,10 @@ def settings_of(runs: Sequence[RunFolder]) -> tuple[list[RunFolder], list[RunFol
             same[0].append(run)
         else:
             sets.append([run])
-    if len(sets) == 1:
-        raise ValueError(f"{len(runs)} runs differ in nothing but their seed; name runs of two settings")
-    if len(sets) > 2:
-        # The third setting is often one that was forgotten.
-        keys = [", ".join(key for key, *_ in differing_keys(each[0], sets[2][0])) for each in sets[:2]]
+    if len(sets) != 2:
+        firsts = ", ".join(str(each[0].path) for each in sets)
         raise ValueError(
-            f"{sets[2][0].path} is of a third setting: it differs from {sets[0][0].path} in {keys[0]} and from "
-            f"{sets[1][0].path} in {keys[1]}; name runs of two settings, which but for their seed are equal"
+            f"the runs are of {len(sets)} settings ({firsts} …); name runs of two, which but for their seed are equal"
         )
     return sets[0], sets[1]
 
