@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -16,17 +17,51 @@ def test_captions_are_files_or_the_card_with_the_trigger(tmp_path: Path) -> None
     hero = make_hero(tmp_path / "zorp", captions=False)
     (hero / "card.yaml").write_text("description: a hero.\nkeep: {outfit: crown}\n")
     (hero / "0.txt").write_text("zorp by\na flag\n")
-    (hero / "2.txt").write_text("a zorplike thing")  # the trigger is no part of a word
     pictures = read_pictures(hero_config(hero, tmp_path / "run"))
     captions = {picture.path.name: picture.caption for picture in (*pictures.train, *pictures.held_out)}
-    written = {"0.png": "zorp by a flag", "2.png": "zorp, a hero, crown, a zorplike thing"}
-    assert captions == {f"{n}.png": "zorp, a hero, crown" for n in range(6)} | written
+    assert captions == {"0.png": "zorp by a flag"} | {f"{n}.png": "zorp, a hero, crown" for n in range(1, 6)}
 
     config = hero_config(hero, tmp_path / "run", "trigger=sks", 'gallery.prompts=["{character} by a boat"]')
     pictures = read_pictures(config)
     assert pictures.train[1].caption == "sks, a hero, crown"
     assert pictures.train[0].caption == "sks, a hero, crown, zorp by a flag"  # a caption without the trigger word
     assert [prompt.text for prompt in gallery_prompts(config, pictures.subject)] == ["sks, a hero, crown by a boat"]
+
+
+def test_captions_of_other_tools_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    hero = make_hero(tmp_path / "zorp", captions=False)
+    (hero / "card.yaml").write_text("description: a hero\n")
+    (hero / "0.caption").write_text("[trigger] waving")
+    (hero / "1.png.txt").write_text("zorp, jumping")
+    (hero / "2.txt").write_text("a zorplike thing")  # the trigger is no part of a word
+    rows = [{"file_name": "3.png", "text": "{trigger} by a lamp"}, {"file_name": "4.png", "caption": "<trigger>"}]
+    (hero / "metadata.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    pictures = read_pictures(hero_config(hero, tmp_path / "run"))
+    captions = {picture.path.name: picture.caption for picture in (*pictures.train, *pictures.held_out)}
+    assert captions == {
+        "0.png": "zorp waving",
+        "1.png": "zorp, jumping",
+        "2.png": "zorp, a hero, a zorplike thing",
+        "3.png": "zorp by a lamp",
+        "4.png": "zorp",
+        "5.png": "zorp, a hero",
+    }
+    (record,) = caplog.records
+    assert record.getMessage().endswith(": 5.png")
+
+
+def test_copies_of_a_picture_stay_on_one_side(tmp_path: Path) -> None:
+    """Saved as JPEG, at another size, or byte by byte."""
+    hero = make_hero(tmp_path / "zorp")
+    for number in range(6):
+        with Image.open(hero / f"{number}.png") as image:
+            image.save(hero / f"{number}b.jpg", quality=75)
+            image.resize((96, 96), Image.Resampling.LANCZOS).save(hero / f"{number}c.png")
+    for share in (0.15, 0.3, 0.5):
+        pictures = read_pictures(hero_config(hero, tmp_path / "run", f"held_out={share}"))
+        train, held_out = ({picture.path.name[0] for picture in side} for side in (pictures.train, pictures.held_out))
+        assert held_out
+        assert not train & held_out
 
 
 @pytest.mark.parametrize(

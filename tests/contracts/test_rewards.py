@@ -31,6 +31,7 @@ CHECKED_ELSEWHERE = {
     "panel_clip_text": "rewards/test_clip.py: test_batch_and_order_change_nothing",
     "panel_clip_image": "rewards/test_clip.py: test_batch_and_order_change_nothing",
     "aesthetic": "rewards/test_clip.py: test_batch_and_order_change_nothing",
+    "ocr": "rewards/test_ocr.py: test_ocr_scores_by_any_reader",
 }
 """Reward that needs weights or a package → the test that gives it a stand-in."""
 TESTS = Path(__file__).parents[1]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
+import numpy as np
 from PIL import Image, ImageOps
 
 from pacorl.character_training.character_config import CharacterConfig
-from pacorl.io.documents import dump_json, read_text
+from pacorl.io.documents import dump_json, read_jsonl, read_text
 from pacorl.io.files import digest, text_digest
 from pacorl.io.images import open_image
 from pacorl.records.characters import find_character
@@ -19,6 +21,7 @@ from pacorl.types import Prompt, Size
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from numpy.typing import NDArray
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +31,13 @@ MOST = 200
 """Most images to train on: all are in memory as latents."""
 HELD_OUT_FROM = 5
 """Fewest images of which one is held out."""
+COPY = 0.75
+"""Largest mean difference, of 255, between the thumbnails of a picture and a copy. JPEG at quality 75 makes 0.4,
+another pose of a drawn character 1.8."""
+METADATA = "metadata.jsonl"
+"""Table of captions by `file_name`, as Hugging Face's image folders have it."""
+PLACEHOLDER = re.compile(r"\[(trigger|name)\]|\{trigger\}|<trigger>", re.IGNORECASE)
+"""The trigger word in captions of other tools."""
 SUBJECT = "{character}"
 """Placeholder of the trigger word and the description in a gallery's prompts."""
 
@@ -80,37 +90,67 @@ def read_pictures(config: CharacterConfig) -> PictureSet:
     trigger = config.trigger or character.name
     subject = f"{trigger}, {character.text}"
     pictures = [Picture(path, caption_of(path, subject, trigger=trigger)) for path in character.images]
-    named = ", ".join(path.name for path in character.images if not path.with_suffix(".txt").is_file())
+    named = ", ".join(path.name for path in character.images if _caption(path)[0] is None)
     if named:
         logger.warning("without a caption, so trained on as %r: %s", subject, named)
 
-    # In equal distances, so that a series of one scene is not held out whole.
+    # The last scenes in equal distances, so that a series of one scene is not held out whole.
     held_out: list[Picture] = []
-    if len(pictures) >= HELD_OUT_FROM and config.held_out:
-        count = min(max(1, round(config.held_out * len(pictures))), len(pictures) - LEAST)
-        stride = len(pictures) // count
-        held_out = pictures[stride - 1 :: stride][:count]
+    scenes = together(pictures)
+    if len(scenes) >= HELD_OUT_FROM and config.held_out:
+        count = min(max(1, round(config.held_out * len(scenes))), len(scenes) - LEAST)
+        stride = len(scenes) // count
+        held_out = list(chain.from_iterable(scenes[stride - 1 :: stride][:count]))
 
     train = [picture for picture in pictures if picture not in held_out]
     return PictureSet(subject, tuple(train), tuple(held_out))
 
 
-def caption_of(path: Path, subject: str, *, trigger: str) -> str:
-    """Read a picture's caption, a .txt beside it; without one it is the subject.
+def together(pictures: Sequence[Picture]) -> list[list[Picture]]:
+    """Group the copies of a picture, also saved again in another form or size: a split keeps them on one side."""
+    groups: list[tuple[NDArray[np.int16], list[Picture]]] = []
+    for picture in pictures:
+        # In grey, since JPEG keeps half of the colours' resolution.
+        small = open_image(picture.path).convert("L").resize((16, 16), Image.Resampling.BOX)
+        thumbnail = np.asarray(small, dtype=np.int16)
+        for known, group in groups:
+            if np.abs(thumbnail - known).mean() <= COPY:
+                group.append(picture)
+                break
+        else:
+            groups.append((thumbnail, [picture]))
+    return [group for _, group in groups]
 
-    The subject goes before a caption without the trigger word, which would teach the character no name.
+
+def caption_of(path: Path, subject: str, *, trigger: str) -> str:
+    """Read a picture's caption; without one it is the subject.
+
+    A placeholder of other tools (`[trigger]`) is replaced by the trigger word. The subject goes before a caption
+    without that word, which would teach the character no name.
 
     Raises:
         ValueError: if its file is empty.
     """
-    file = path.with_suffix(".txt")
-    if not file.is_file():
+    file, text = _caption(path)
+    if file is None:
         return subject
-    caption = " ".join(read_text(file).split())
+    caption = PLACEHOLDER.sub(lambda match: trigger, " ".join(text.split()))
     if not caption:
         raise ValueError(f"{file} is empty; write the caption of {path.name} into it, or delete it")
     is_named = re.search(rf"(?<!\w){re.escape(trigger)}(?!\w)", caption, re.IGNORECASE)
     return caption if is_named else f"{subject}, {caption}"
+
+
+def _caption(path: Path) -> tuple[Path | None, str]:
+    """Read a picture's caption where trainers write it: the file and the text; no file without one."""
+    for file in (path.with_suffix(".txt"), path.with_suffix(".caption"), path.with_name(f"{path.name}.txt")):
+        if file.is_file():
+            return file, read_text(file)
+    table = path.with_name(METADATA)
+    for row in read_jsonl(table) if table.is_file() else ():
+        if row.get("file_name") == path.name:
+            return table, next((str(row[key]) for key in ("text", "caption", "prompt") if row.get(key)), "")
+    return None, ""
 
 
 def gallery_prompts(config: CharacterConfig, subject: str) -> list[Prompt]:

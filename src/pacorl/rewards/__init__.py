@@ -30,6 +30,7 @@ REWARDS: Table[Callable[..., Reward]] = Table(
         "panel_clip_text": "pacorl.rewards.clip:PanelClipText",
         "panel_clip_image": "pacorl.rewards.clip:PanelClipImage",
         "aesthetic": "pacorl.rewards.clip:Aesthetic",
+        "ocr": "pacorl.rewards.ocr:Ocr",
     },
 )
 """Name → class; `reward_spec` inspects its signature."""
