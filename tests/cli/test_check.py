@@ -218,6 +218,26 @@ def test_a_judge_that_falls_silent_in_a_check_ends_it_with_code_75(
     assert "has not answered" in str(result.exception)
 
 
+def test_a_folder_of_sets_has_one_document_and_the_worst_code(folder: Path, tmp_path: Path) -> None:
+    sets = tmp_path / "sets"
+    for name, panels in (("sound", "1234"), ("wrong", "123"), ("lone", "1")):
+        (sets / name).mkdir(parents=True)
+        for number in panels:
+            shutil.copy(folder / f"{number}.png", sets / name / f"{number}.png")
+    shutil.copy(folder / "wrong.png", sets / "wrong" / "4.png")
+
+    result = run("check", "--sets", sets, "--min", 0.5, "--json")
+    documents = json.loads(result.stdout)
+    assert result.exit_code == 1, result.output
+    found = [(document["set"], document["code"], document["passed"]) for document in documents]
+    assert found == [("lone", 1, None), ("sound", 0, True), ("wrong", BELOW, False)]
+    assert documents[2]["odd_one_out"] == str(sets / "wrong" / "4.png")
+
+    # An error outranks a verdict, and a failed set a sound one.
+    shutil.rmtree(sets / "lone")
+    assert run("check", "--sets", sets, "--min", 0.5).exit_code == BELOW
+
+
 def test_any_image_beside_panels_is_of_the_set_but_their_sheet(folder: Path, tmp_path: Path) -> None:
     """A bad picture under another name must not pass unseen."""
     for name in ("set-1", "set-1-panel-1", "set-1-panel-2", "intruder"):

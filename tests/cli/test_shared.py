@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import ClassVar, Literal
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from pacorl.cli.shared import with_options
+from pacorl.cli.shared import asking, with_options
 from pacorl.config.options import JudgeOptions, inherited, option
 from pacorl.types import Size
 
@@ -72,3 +73,21 @@ def test_the_help_names_a_value_in_a_word_and_a_switch_by_itself() -> None:
     text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120"}).output
     assert text.index("Judge") < text.index("--memory") < text.index("Sorting") < text.index("--order")
     assert re.search(r"--fast\s+Do not look twice", text)
+
+
+def test_many_questions_are_announced_with_their_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 30.0, 60.0])
+    monkeypatch.setattr("pacorl.cli.shared.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with asking("judge", fewer="ask less") as show:
+        for done in (0, 100, 200):
+            show(done, 500)
+    assert capsys.readouterr().err == "500 questions to judge\nabout 2 more minutes; ask less\n"
+
+
+def test_few_questions_are_not_announced(capsys: pytest.CaptureFixture[str]) -> None:
+    with asking("judge") as show:
+        show(0, 9)
+        show(9, 9)
+    assert capsys.readouterr().err == ""

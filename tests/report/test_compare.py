@@ -10,7 +10,7 @@ from run_folder import finished_run, json_lines, write_evaluation, write_metrics
 from scipy import stats
 
 from pacorl.core.ranking import T_975
-from pacorl.report.compare import asked_of_both, differing_keys, write_comparison
+from pacorl.report.compare import asked_of_both, differing_keys, results_of, write_comparison
 from pacorl.report.folder import RunFolder, read_run
 
 RISES = {1: 0.125, 2: 0.25, 3: 0.1875}
@@ -65,7 +65,7 @@ def test_the_page_has_both_sides_of_everything_and_lies_beside_the_runs(runs: tu
     assert path == runs[1].parent / "compare-one-two.html"
     page = path.read_text("utf-8")
     texts = [" ".join(text.split()) for text in re.findall(r">([^<>]+)<", page)]
-    assert {"one and two", "Largest gain", "+0.250", "−0.500", "0.002", "adapter.rank"} <= set(texts)
+    assert {"one and two", "Largest gain", "+0.250", "−0.500", "0.002", "adapter.rank", "Next"} <= set(texts)
     assert "2 images of one run alone are left out." in text_of(path)
     assert "no interval covers the chance of training" in text_of(path)
     assert not re.search(r"https?://|@import|url\(", page)
@@ -90,6 +90,12 @@ def test_alarms_and_leaks_of_either_run_are_shown(runs: tuple[Path, Path]) -> No
     assert "two raised an alarm" in headline
     assert "one raised" not in headline
     assert "one: 8 of 8 training prompts are measured on" in headline
+
+
+def test_each_run_s_value_before_training_is_beside_its_last(runs: tuple[Path, Path]) -> None:
+    (row,) = [row for row in results_of(*map(read_run, runs)) if row.name == "consistency"]
+    assert row.starts == (0.375, None), "the mean of 0.25 and 0.5 of the shared prompts; the second was evaluated once"
+    assert "<small>0.375 before training</small>" in write_comparison(runs)[0].read_text("utf-8")
 
 
 @pytest.mark.parametrize("epoch", [1, 2])
@@ -147,6 +153,7 @@ def test_differences_are_paired_by_seed_with_a_t_interval(seeds: list[Path]) -> 
     text = text_of(page)
     assert lines[0] in text
     assert text.count('class="sure"') == 1
+    assert text.count("<small>0.250 before training</small>") == 2
     assert re.findall(r'<td data-label="Seed \d">([^<]*)<', text)[:3] == ["+0.125", "+0.188", "+0.250"]
     assert '<th scope="row">lr</th>' in text
     assert '<th scope="row">seed</th>' not in text

@@ -8,21 +8,23 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from typer import Argument, Exit, Option
+from typer import Argument, BadParameter, Exit, Option
 
 from pacorl.cli.shared import (
     BELOW,
     INCOMPLETE,
     JsonOption,
+    asking,
     check_report,
     echo,
     echo_errors,
+    fault_line,
     print_json,
     progress,
 )
-from pacorl.config.options import CalibratedJudge, option
+from pacorl.config.options import CalibratedJudge, UsageError, option
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     from pacorl.gate.check import Check
     from pacorl.gate.paco_reward import PacoReward
 
+FEWER = "--character asks once per panel, --sets within each folder"
+SEVERITY = (0, INCOMPLETE, BELOW, 5, 2, 1, 75)
+"""Exit codes of a set, the worst last: an error outranks a verdict, and an absent judge any other error."""
 SILENCE_SECONDS = 20.0
 """Wait for a judge's server that falls silent in the middle of a check: a restart behind a balancer takes seconds."""
 
@@ -83,7 +88,7 @@ def score(
     with load_judge(source, judge) as reward:
         # Before any number: the judge's numbers may be meaningless for these images.
         echo_errors(reward.note)
-        with progress(f"questions to {reward.name}") as advance:
+        with asking(reward.name, fewer=FEWER) as advance:
             scores = score_set(
                 reward.judge,
                 opened,
@@ -129,8 +134,11 @@ class CheckOutput(JsonOption):
 
 
 def check(
-    images: list[str] = Argument(help="Panels: files or folders; or one page of panels."),
+    images: list[str] = Argument([], help="Panels: files or folders; or one page of panels."),
     *,
+    sets: Path | None = Option(
+        None, "--sets", help="Check each subfolder of this folder as a set, with one load of the judge."
+    ),
     judge: CalibratedJudge,
     ask: CheckOptions,
     output: CheckOutput,
@@ -140,6 +148,12 @@ def check(
     from pacorl.gate.panels import files_of, open_panels
     from pacorl.io.files import write_atomic
     from pacorl.runtime.cores import use_cores
+
+    if bool(images) == bool(sets):
+        raise BadParameter("give images, or --sets with a folder of sets", param_hint="'IMAGES...'")
+    if sets:
+        use_cores()
+        raise Exit(_check_sets(sets, judge, ask, output))
 
     # An earlier page would pass for the page of a check that fails.
     check_report(output.report)
@@ -172,6 +186,44 @@ def check(
         echo("\n".join(check_lines(checked, judge=judge_names["judge"])))
     echo_errors(*dict.fromkeys(pair.error for pair in checked.scores.missing))
     raise Exit(code_of(checked))
+
+
+def _check_sets(folder: Path, judge: CalibratedJudge, ask: CheckOptions, output: CheckOutput) -> int:
+    """Check each subfolder with one load of the judge, and return the worst exit code."""
+    from pacorl.gate.check import ControlError, verdict_lines
+    from pacorl.gate.panels import open_panels, panels_in
+
+    if ask.grid or output.report:
+        raise UsageError("--grid cuts one image, and --report shows one set; --sets has many, for --json")
+    sets = {path.name: panels_in(path) for path in sorted(folder.iterdir()) if path.is_dir()}
+    if not any(sets.values()):
+        raise ValueError(f"{folder} has no subfolder with images; --sets takes a folder with a subfolder for each set")
+    # Characters, questions and threshold, before a judge is loaded.
+    gate = Gate(ask, judge.calibration)
+    gate.least(max(2, *map(len, sets.values())))
+    source = _judge_of(judge, [*chain(*sets.values()), *gate.references])
+
+    # The images of one set are open at a time, and its fault does not end the others.
+    documents: list[dict[str, Any]] = []
+    with load_judge(source, judge) as reward:
+        echo_errors(reward.note)
+        for title, files in sets.items():
+            about = {"set": title, "judge": reward.name, "note": reward.note}
+            try:
+                checked = gate.check(reward, *open_panels(files))
+            except (ValueError, OSError, RuntimeError) as fault:
+                code, line = int(getattr(fault, "exit_code", 1)), fault_line(fault)
+                found = fault.to_dict() if isinstance(fault, ControlError) else {"passed": None, "error": line}
+                lines = ["no verdict", *line.split("\n")]
+            else:
+                code, found = code_of(checked), checked.to_dict()
+                lines = verdict_lines(checked, judge=reward.name)
+            documents.append({**about, "code": code, **found})
+            if not output.as_json:
+                echo("\n    ".join([f"{title}: {lines[0]}", *lines[1:]]))
+    if output.as_json:
+        print_json(documents)
+    return max((document["code"] for document in documents), key=SEVERITY.index)
 
 
 class Gate:
@@ -215,7 +267,7 @@ class Gate:
         from pacorl.gate.scores import questions_about
 
         least = self.least(len(images))
-        with progress(f"questions to {reward.name}") as advance:
+        with asking(reward.name, fewer=FEWER) as advance:
             return check_set(
                 reward.judge,
                 images,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import Field, dataclass, fields, is_dataclass
@@ -29,6 +30,10 @@ INCOMPLETE = 3
 """Exit code if an item has no judgement, or was left out with the user's permission."""
 BELOW = 4
 """Exit code if a score is below the requested least score."""
+MANY = 256
+"""Questions that are announced; the gate's first call has as many pairs."""
+LONG_SECONDS = 60.0
+"""Remaining time of a judge that is announced."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +161,32 @@ def progress(activity: str, *, shown: bool = True, lines: bool = False) -> Itera
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+@contextmanager
+def asking(judge: str, *, fewer: str = "") -> Iterator[Progress]:
+    """Show the progress of a judge's questions; yields (done, total) → None.
+
+    More than `MANY` questions are announced before the first; how long they take, and a way to ask `fewer`, as soon as
+    the first call has shown the judge's speed.
+    """
+    start: float | None = None
+    with progress(f"questions to {judge}") as advance:
+
+        def show(done: int, total: int) -> None:
+            nonlocal start
+            advance(done, total)
+            if not done:
+                start = time.monotonic()
+                echo_errors(f"{total:,} questions to {judge}" if total > MANY else "")
+            elif start is not None:
+                # Once, from the first call.
+                seconds = (total - done) * (time.monotonic() - start) / done
+                start = None
+                if seconds > LONG_SECONDS:
+                    echo_errors(f"about {seconds / 60:.0f} more minutes; {fewer}".removesuffix("; "))
+
+        yield show
+
+
 def echo(text: object, *, err: bool = False) -> None:
     """Print a text, which may be untrusted, without control characters."""
     typer.echo(printable(str(text)), err=err)
@@ -166,7 +197,7 @@ def echo_json(document: str) -> None:
     typer.echo(printable_json(document))
 
 
-def print_json(document: Mapping[str, Any]) -> None:
+def print_json(document: Mapping[str, Any] | list[dict[str, Any]]) -> None:
     """Print a document for programs."""
     echo_json(json.dumps(document, indent=2, ensure_ascii=False))
 

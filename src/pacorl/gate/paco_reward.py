@@ -7,12 +7,14 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pacorl.core.batches import in_batches
 from pacorl.core.devices import NONE
-from pacorl.gate.scores import Scores, questions_about, score_set
-from pacorl.io.images import open_image
+from pacorl.gate.scores import TOGETHER, Scores, questions_about, score_set
+from pacorl.io.images import as_rgb, open_image
+from pacorl.io.terminal import Progress, silent
 from pacorl.judge import judge_from
 from pacorl.judge.calibration import read_calibration
-from pacorl.types import TINY, TINY_EDITS
+from pacorl.types import TINY, TINY_EDITS, Question, Verdict
 
 if TYPE_CHECKING:
     from pacorl.judge.judge import Judge
@@ -99,6 +101,45 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
             raise RuntimeError(f"{self.name} gave no verdict: {scores.pairs[0].error}")
         return scores.mean
 
+    def score_pairs(
+        self,
+        pairs: Sequence[tuple[ImageLike, ImageLike]],
+        *,
+        themes: str | Sequence[str] = "",
+        progress: Progress = silent,
+    ) -> list[Verdict]:
+        """Score many pairs, `TOGETHER` in one call of the judge.
+
+        Args:
+            pairs: Two images each, in any form that `score_set` accepts; opened as they are asked about.
+            themes: The theme of all pairs, or of each; without one the plain question is asked.
+            progress: Callback with (done, total) pairs.
+
+        Returns:
+            One verdict per pair, in order: `p_yes`, or None with the reason as `error`.
+
+        Raises:
+            ValueError: for another number of themes, or an invalid image (an ImageError).
+
+        Example:
+            verdicts = reward.score_pairs([("a.png", "b.png"), ("a.png", "c.png")], themes="a red fox")
+            print([verdict.p_yes for verdict in verdicts])
+        """
+        of_pair = [themes] * len(pairs) if isinstance(themes, str) else themes
+        if len(of_pair) != len(pairs):
+            raise ValueError(f"{len(pairs)} pairs and {len(of_pair)} themes; give one for each pair, or one text")
+
+        verdicts: list[Verdict] = []
+        for chunk in in_batches(list(zip(pairs, of_pair, strict=True)), TOGETHER):
+            questions = []
+            for pair, theme in chunk:
+                (question,) = questions_about(theme)
+                images = tuple(as_rgb(_opened(image), "an image of a pair") for image in pair)
+                questions.append(Question(images, question.text))
+            verdicts += self.judge.verdicts(questions)
+            progress(len(verdicts), len(pairs))
+        return verdicts
+
     def score_set(
         self,
         images: Sequence[ImageLike],
@@ -123,7 +164,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
             ImageError: for an invalid image.
             ValueError: for fewer than two images.
         """
-        opened = [open_image(image) if isinstance(image, str | Path) else image for image in images]
+        opened = list(map(_opened, images))
         questions = questions_about(theme, criteria)
         return score_set(self.judge, opened, questions=questions, ranking=ranking, symmetric=symmetric, reasons=reasons)
 
@@ -134,3 +175,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _opened(image: ImageLike) -> Any:
+    return open_image(image) if isinstance(image, str | Path) else image

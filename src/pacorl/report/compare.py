@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pacorl.core.ranking import Interval
-from pacorl.io.files import check_made, write_atomic
+from pacorl.io.files import check_made, kept_digest, write_atomic
 from pacorl.report.figures import change, interval_text, label
 from pacorl.report.folder import RunFolder, Sample, read_run
 from pacorl.report.html import render
@@ -90,12 +92,24 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
         "differences": differing_keys(settings[0][0], settings[1][0]),
         "alarms": [(run.path.name, alarms(run)) for run in used],
         "leaks": [(run.path.name, run.leaks) for run in used if run.leaks],
+        "next": _next_command(settings[1][0], used),
     }
     file = re.sub(r"[^\w.-]+", "-", f"compare-{names[0]}-{names[1]}")[:MOST_NAME]
     path = settings[1][0].path.resolve().parent / f"{file}.html"
     check_made(path)
     write_atomic(path, render("compare.html", **contents, **gallery(matched, names=names)))
     return path, [*lines, *([alone_runs] if alone_runs else []), *[f"warning: {line}" for line in unlike]]
+
+
+def _next_command(run: RunFolder, used: Sequence[RunFolder]) -> str:
+    """Build the command of a further seed, until there are three of each setting; then the one that publishes."""
+    folder = run.path
+    seeds = {int(text) for one in used if (text := one.settings.get("seed", "")).isdecimal()}
+    if len(used) >= 6 or not seeds or "objective.name" not in run.settings:
+        return f"pacorl publish {shlex.quote(str(folder))}"
+    seed = max(seeds) + 1
+    config = shlex.quote(str(folder / "config.yaml"))
+    return f"pacorl train-policy {config} seed={seed} out={shlex.quote(f'{folder}-seed-{seed}')}"
 
 
 # --- settings and seeds ----------------------------------------------------------------------------------------------
@@ -160,12 +174,12 @@ def side_names(first: Sequence[RunFolder], second: Sequence[RunFolder]) -> tuple
 def differing_keys(first: RunFolder, second: RunFolder) -> list[tuple[str, str, str]]:
     """List (key, value, value) of every setting in which two configs differ, in their order; `–` if one lacks it.
 
-    Seeds and folders are left out.
+    Seeds and folders are left out. Two files of equal content are no difference.
     """
     differing = []
     for key in dict.fromkeys([*first.settings, *second.settings]):
         values = [_without_folder(run.settings.get(key, "–"), run.settings.get("out")) for run in (first, second)]
-        if key not in NOT_COMPARED and values[0] != values[1]:
+        if key not in NOT_COMPARED and values[0] != values[1] and not _are_equal_files(*values):
             differing.append((key, values[0], values[1]))
     return differing
 
@@ -173,6 +187,11 @@ def differing_keys(first: RunFolder, second: RunFolder) -> list[tuple[str, str, 
 def _without_folder(value: str, out: str | None) -> str:
     """Leave a run's folder out of the name of a file in it, if the name has a digest of the content."""
     return value.removeprefix(f"{out}/") if OWN_FILE.search(value) else value
+
+
+def _are_equal_files(*names: str) -> bool:
+    paths = [Path(name) for name in names if "/" in name]
+    return len(paths) == 2 and all(map(Path.is_file, paths)) and len({kept_digest(path) for path in paths}) == 1
 
 
 # --- measures --------------------------------------------------------------------------------------------------------
@@ -207,7 +226,8 @@ def rows_of_pairs(pairs: Mapping[str, Runs]) -> list[Row]:
         means = {seed: (first.mean, second.mean) for seed, (first, second) in both.items() if first and second}
         firsts, lasts = ([pair[side] for pair in means.values()] for side in (0, 1))
         before, after, difference = paired(list(means), firsts, lasts)
-        result = Result(name, before, after, difference)
+        starts = [_mean([one.starts[side] for one in of_seeds.values()]) for side in (0, 1)]
+        result = Result(name, before, after, difference, starts=(starts[0], starts[1]))
         rows.append(Row(result, {seed: last - first for seed, (first, last) in means.items()}))
     return rows
 
@@ -215,14 +235,32 @@ def rows_of_pairs(pairs: Mapping[str, Runs]) -> list[Row]:
 def results_of(first: RunFolder, second: RunFolder) -> list[Result]:
     """Compare the measures of the images that both runs have, then those that only the summaries have."""
     samples, _ = asked_of_both(first, second)
-    rows = compared(samples.get(0, []), samples.get(1, []))
+    starts = [_means_before(run, samples.get(side, [])) for side, run in enumerate((first, second))]
+    rows = []
+    for row in compared(samples.get(0, []), samples.get(1, [])):
+        rows.append(replace(row, starts=(starts[0].get(row.name), starts[1].get(row.name))))
     measured = {row.name for row in rows}
     others = {row.name: row for row in summarised(second.summary)}
     for row in summarised(first.summary):
         other = others.get(row.name)
         if other and row.after and other.after and row.name not in measured:
-            rows.append(Result(row.name, row.after, other.after, Interval(other.after.mean - row.after.mean)))
+            before = (row.before.mean if row.before else None, other.before.mean if other.before else None)
+            change_of = Interval(other.after.mean - row.after.mean)
+            rows.append(Result(row.name, row.after, other.after, change_of, starts=before))
     return rows
+
+
+def _means_before(run: RunFolder, samples: Sequence[Sample]) -> dict[str, float]:
+    """Average every measure of the run's first evaluation over those of its images that `samples` show again."""
+    if len(run.samples) < 2:
+        return {}
+    rows = compared(run.samples[min(run.samples)], samples)
+    return {row.name: row.before.mean for row in rows if row.before}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    finite = [value for value in values if value is not None]
+    return fmean(finite) if finite else None
 
 
 def unequal(first: RunFolder, second: RunFolder) -> list[str]:
