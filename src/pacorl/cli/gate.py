@@ -205,6 +205,7 @@ def _check_sets(folder: Path, judge: CalibratedJudge, ask: CheckOptions, output:
 
     # The images of one set are open at a time, and its fault does not end the others.
     documents: list[dict[str, Any]] = []
+    codes: list[int] = []
     with load_judge(source, judge) as reward:
         echo_errors(reward.note)
         for title, files in sets.items():
@@ -218,12 +219,13 @@ def _check_sets(folder: Path, judge: CalibratedJudge, ask: CheckOptions, output:
             else:
                 code, found = code_of(checked), checked.to_dict()
                 lines = verdict_lines(checked, judge=reward.name)
+            codes.append(code)
             documents.append({**about, "code": code, **found})
             if not output.as_json:
                 echo("\n    ".join([f"{title}: {lines[0]}", *lines[1:]]))
     if output.as_json:
         print_json(documents)
-    return max((document["code"] for document in documents), key=SEVERITY.index)
+    return max(codes, key=SEVERITY.index)
 
 
 class Gate:
