@@ -38,14 +38,9 @@ def test_one_wrong_panel_fails_at_every_size(count: int) -> None:
     assert check_set(Grey(), grey(*[20] * count), least=0.5).passed
 
 
-def test_three_panels_are_too_few_for_a_median_and_the_result_says_so() -> None:
-    result = check_set(Grey(), grey(20, 20, 120), least=0.6)
-    assert len(result.failed) == 3
-    advice = check_lines(result, judge="grey")[-2]
-    with_character = check_set(Grey(), grey(20, 20, 120), least=0.6, characters=[("hero", grey(20))])
-    for other in (with_character, check_set(Grey(), grey(20, 20, 20, 120), least=0.6)):
-        assert len(other.failed) == 1
-        assert advice not in "".join(check_lines(other, judge="grey"))
+def test_of_three_panels_one_can_fail_all() -> None:
+    assert len(check_set(Grey(), grey(20, 20, 120), least=0.6).failed) == 3
+    assert len(check_set(Grey(), grey(20, 20, 20, 120), least=0.6).failed) == 1
 
 
 def test_references_cost_one_question_per_panel() -> None:

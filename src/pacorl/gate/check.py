@@ -336,11 +336,6 @@ def verdict_lines(check: Check, *, judge: str) -> list[str]:
             f"Failed: {len(check.failed)} of {count} panels are below {limit}.",
             f"Odd one out: {check.name_of(odd)}, {p_yes_text(odd.score)}{check.reason(odd)}.",
         ]
-        if count == 3 and not check.references:
-            lines.append(
-                "Of three panels one can fail all, since the median of two values is their mean; check four or more, "
-                "or compare with a character."
-            )
     # The last image asked about is the one whose controls passed.
     failed = dict.fromkeys(control.image for control in wrong(check.controls, check.least))
     controls = "all 3 controls passed"
