@@ -147,13 +147,6 @@ def test_a_character_s_images_are_references(hero, checkpoint, tmp_path):
     assert len(set(made)) == 3
     with Image.open(tmp_path / "2" / "set-1.png") as image:
         assert json.loads(image.info["references"]) == ["front.png"]
-    board = "title: x\nlayout: 1x2\ncharacters: [hero]\nscenes: ['{hero} waves', '{hero} runs']"
-    (tmp_path / "board.yaml").write_text(board)
-    out = tmp_path / "page"
-    result = run("--storyboard", tmp_path / "board.yaml", *words[1:-1], "--out", out)
-    assert result.exit_code == 0, result.output
-    with Image.open(out / "page-1.png") as image:
-        assert json.loads(image.info["references"]) == ["front.png"]
 
 
 def test_a_dry_run_refuses_what_the_run_refuses(hero, checkpoint, tmp_path, no_weights):

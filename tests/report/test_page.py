@@ -311,23 +311,6 @@ def test_small_images_stay_exact_and_large_ones_become_light() -> None:
     assert show(Image.new("RGB", (1500, 300))).wide
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_few_prompts_have_no_interval(tmp_path: Path, count: int) -> None:
-    run = write_metrics(tmp_path, *({"kind": "evaluation", "epoch": epoch, "step": epoch} for epoch in (0, 2)))
-    write_evaluation(run, 0, dict.fromkeys(range(count), 0.25))
-    write_evaluation(run, 2, {prompt: 0.5 + prompt / 100 for prompt in range(count)})
-
-    (change,) = (row.difference for row in rows_of(read_run(run)) if row.name == "consistency")
-    assert change
-    assert (change.low is not None) == (count == 3)
-    table = write_report(run).read_text("utf-8").partition('<section id="results">')[2].partition("</section>")[0]
-    text = " ".join(table.split())
-    assert ('class="sure"' in table) == (count == 3)
-    assert f"<small>n = {count}</small>" in table
-    assert "Before<small>before training (epoch 0)</small>" in text
-    assert "After<small>after epoch 2</small>" in text
-
-
 def test_images_without_a_score_are_counted(tmp_path: Path) -> None:
     run = write_metrics(tmp_path, *({"kind": "evaluation", "epoch": epoch} for epoch in (0, 2)))
     write_evaluation(run, 0, {1: 0.25, 2: 0.25, 3: 0.25}, scores={"fit": 0.5})
