@@ -18,15 +18,13 @@ from pacorl.report.results import rows_of
 from pacorl.types import TINY
 
 CARD = "README.md"
-PICTURE = "before-after.png"
-"""Comparison image that the quickstart draws into its run's folder."""
 FOLDERS = ("adapter", "merged")
 """A run's folders to publish, the first existing."""
 JUDGE_LICENCES = dict.fromkeys(("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3.5-9B"), ("apache-2.0", ""))
 """Of the bases that the judges' recipes name: an adapter is bound by its base's."""
 TEXT_FILES = (".json", ".md", ".txt", ".jinja")
 PUBLISHED = (
-    *(CARD, PICTURE, "adapter_config.json", "adapter_model.safetensors", "pytorch_lora_weights.safetensors"),
+    *(CARD, "adapter_config.json", "adapter_model.safetensors", "pytorch_lora_weights.safetensors"),
     *("config.json", "generation_config.json", "model.safetensors", "model-*-of-*.safetensors"),
     *("model.safetensors.index.json", "*processor_config.json", "chat_template.*"),
     *(
@@ -40,7 +38,7 @@ PUBLISHED = (
     ),
     "added_tokens.json",
 )
-"""Patterns of the files that are uploaded: card, image, adapter, model, processor, tokenizer."""
+"""Patterns of the files that are uploaded: card, adapter, model, processor, tokenizer."""
 TEMPLATE = """---
 {{ card_data }}
 ---
@@ -48,10 +46,6 @@ TEMPLATE = """---
 # {{ name }}
 
 Made of `{{ base }}` with {{ method }} by pacorl. Trained on: {{ trained_on }}.
-{% if picture %}
-
-![The same prompts and noise before (above) and after (below)]({{ picture }})
-{% endif %}
 
 ## Use
 
@@ -114,8 +108,6 @@ def write_card(run: Path, *, licence: str = "") -> Path:
     )
 
     # The text.
-    check_no_link(run / PICTURE)
-    has_picture = (run / PICTURE).is_file()
     method, sources = _training(config)
     card = ModelCard.from_template(
         data,
@@ -124,18 +116,12 @@ def write_card(run: Path, *, licence: str = "") -> Path:
         base=_name_of(base),
         method=method,
         trained_on=", ".join(f"`{_name_of(source)}`" for source in sources),
-        picture=PICTURE if has_picture else "",
         usage=_usage(f"OWNER/{run.resolve().name}", _name_of(base), is_judge=is_judge, is_adapter=is_adapter),
         measured=_measured(run),
     )
 
-    text = str(card)
-    check_no_secret(text, name=str(run / "config.yaml"))
-
-    # Written last, when every check has passed.
-    if has_picture and not (folder / PICTURE).exists():
-        write_atomic(folder / PICTURE, (run / PICTURE).read_bytes())
-    write_atomic(folder / CARD, text)
+    check_no_secret(str(card), name=str(run / "config.yaml"))
+    write_atomic(folder / CARD, str(card))
     return folder
 
 
