@@ -32,7 +32,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shown = [*drawn[:3], with_another(drawn[3], "hat", random.Random(0))]
     texts = [panel.scene for panel in drawn]
     theme = theme_text(drawn[0].place, dict(zip(LOOKS, SUBJECT, strict=True)))
-    recipe = {"Software": "pacorl 0.1.0", "model": "tiny", "layout": "2x2", "seed": "5"}
+    recipe = {"Software": "pacorl 0.1.0", "model": "tiny", "layout": "2x2", "seed": "5", "separate": "True"}
     recipe |= {"theme": theme, "panels": json.dumps(texts)}
     Path("page.png").write_bytes(png_bytes(join([draw(panel, 64) for panel in shown], Grid(2, 2)), recipe))
     return Path("page.png")

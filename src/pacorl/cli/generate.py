@@ -295,8 +295,8 @@ def _check_request(
     for prompt in request.prompts:
         if gate:
             gate.least(prompt.grid.count)
-            panels_again(prompt, generator, separate=separate)
-        elif separate and prompt.grid.count > 1:
+            panels_again(prompt, generator)
+        if separate and prompt.grid.count > 1:
             panel_prompts(prompt, generator.model, limit)
 
 

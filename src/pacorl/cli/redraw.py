@@ -75,22 +75,19 @@ def read_page(
         panels=tuple(texts or json.loads(recipe.get("panels", "[]"))),
         characters=tuple(characters),
     )
-    prompts = panels_again(prompt, generator, separate="separate" in recipe)
+    prompts = panels_again(prompt, generator)
     return FinishedPage(path, names, images, prompts, prompt.panels, recipe)
 
 
-def panels_again(prompt: Prompt, options: AdaptedGenerator, *, separate: bool) -> list[Prompt]:
+def panels_again(prompt: Prompt, options: AdaptedGenerator) -> list[Prompt]:
     """Compose the prompt of each panel of a set, by which it is drawn again.
 
     Raises:
         ValueError: There is no text for a panel, or the generator does not take it.
     """
     from pacorl.generate.repair import panel_prompt
-    from pacorl.generate.separate import panel_prompts
     from pacorl.records.characters import characters_of
 
-    if separate:
-        return panel_prompts(prompt, options.model, options.spec_of([]).policy.max_references)
     if len(prompt.panels) != prompt.grid.count:
         raise ValueError(f"{prompt.grid.count} panels have {len(prompt.panels)} texts; give --panel for every panel")
     again = []
