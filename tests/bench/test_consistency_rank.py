@@ -81,21 +81,6 @@ def test_by_category_each_item_counts_once(rank_folder: Path, tmp_path: Path, ti
     assert sum(category.mean for category in categories) / 2 == pytest.approx(whole.mean)  # type: ignore[union-attr]
 
 
-def test_criteria_are_averaged_per_dimension(rank_folder: Path, tmp_path: Path, tiny: LocalJudge) -> None:
-    bench = ConsistencyRank(read_rank_data(rank_folder, limit=1), PacoReward(tiny, name="tiny"), wording="criteria")
-    (row,) = bench.measure(list(bench.texts()))
-    criteria = json.loads((rank_folder / "prompt_data.jsonl").read_text().splitlines()[0])["criteria"]
-    folder = rank_folder / "images" / row["folder"]
-    pair = (open_image(folder / row["ref_image"]), open_image(folder / row["comp_images"][0]))
-    means = []
-    for text_of in criteria.values():
-        texts = [text for text in text_of.values() if text]
-        questions = [f"Do images meet the following criteria? {text} Please answer Yes or No." for text in texts]
-        values = [verdict.p_yes or 0.0 for verdict in tiny.verdicts([Question(pair, text) for text in questions])]
-        means += [sum(values) / len(values)] if values else []
-    assert row["scores"][0] == pytest.approx(sum(means) / len(means), abs=1e-4)  # asked in another batch
-
-
 # --- bad input -----------------------------------------------------------------------------------------------------
 
 

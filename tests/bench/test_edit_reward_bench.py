@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_data import cell, edit_reward_rows, write_parquet
-from PIL import Image
+from bench_data import edit_reward_rows
 from typer.testing import CliRunner
 
 from pacorl.bench.benchmarks import BenchmarkOptions
-from pacorl.bench.edit_reward_bench import DIMENSIONS, EditRewardBench, read_edit_data
+from pacorl.bench.edit_reward_bench import DIMENSIONS, EditRewardBench, Kind, read_edit_data
 from pacorl.bench.running import run
 from pacorl.cli import app
-from pacorl.dataset.convert import convert
 from pacorl.gate.paco_reward import PacoReward
+from pacorl.io.documents import write_jsonl
 from pacorl.io.images import open_image
 from pacorl.judge.local import LocalJudge
 from pacorl.types import Question, Verdict
@@ -111,105 +110,33 @@ def test_a_limit_takes_rows_and_their_outputs(edit_reward_folder: Path) -> None:
 
 # --- VCReward-Bench and EditReward-Compass -------------------------------------------------------------------------
 
-COLOURS = ((200, 40, 40), (40, 200, 40), (40, 40, 200), (120, 120, 20))
+VC = {"source_image": "in.png", "edited_images": ["a.png", "b.png"], "instruction": "Paint it.", "task": "tone"}
+COMPASS = {"source_image": "in.png", "winner": "a.png", "loser": "b.png", "prompt": "Paint it."}
 
 
-def image(colour: tuple[int, int, int], size: int = 32) -> Image.Image:
-    return Image.new("RGB", (size, size), colour)
+@pytest.mark.parametrize(
+    ("kind", "row", "dimension", "preferred"),
+    [
+        ("vc-reward-bench", VC | {"winner": "Image A"}, "consistency", 0),
+        ("vc-reward-bench", VC | {"winner": "Image B"}, "consistency", 1),
+        ("edit-reward-compass", COMPASS | {"dimension": "IA", "label": "preference"}, "prompt_following", 0),
+        ("edit-reward-compass", COMPASS | {"dimension": "VC", "label": "tie"}, "consistency", None),
+    ],
+)
+def test_rows_of_the_other_tables(
+    tmp_path: Path, kind: Kind, row: dict[str, Any], dimension: str, preferred: int | None
+) -> None:
+    other = row | {"dimension": "VQ"} if kind == "edit-reward-compass" else row
+    write_jsonl(tmp_path / "rows.jsonl", [other, row])
+    choice = [*read_edit_data(tmp_path, kind).items.values()][-1]
+    assert (choice.images, choice.instruction) == (("in.png", "a.png", "b.png"), "Paint it.")
+    assert (choice.number, choice.dimension, choice.preferred) == (1, dimension, preferred)
 
 
-def vc_rows() -> list[dict[str, Any]]:
-    rows = []
-    for number, colour in enumerate(COLOURS):
-        task = ("color_alteration", "tone_transfer")[number % 2]
-        rows.append(
-            {
-                "key": f"{task}_pair_{number}",
-                "instruction": f"instruction {number}",
-                "source_image": cell(image(colour), "in.png"),
-                "edited_images": [cell(image(COLOURS[number - 1], 40), "a.png"), cell(image(colour, 40), "b.png")],
-                "winner": ("Image A", "Image B")[number == 2],
-                "task": task,
-            }
-        )
-    return rows
-
-
-def compass_rows(folder: Path) -> list[dict[str, Any]]:
-    rows = []
-    for number, colour in enumerate(COLOURS):
-        for name, shown in (("in", colour), ("a", COLOURS[number - 1]), ("b", colour)):
-            image(shown).save(folder / f"{number}_{name}.png")
-        for dimension in ("IA", "VC", "VQ"):
-            row = {"source_image": f"{number}_in.png", "winner": f"{number}_a.png", "loser": f"{number}_b.png"}
-            label = "tie" if number == 3 else "preference"
-            rows.append(row | {"prompt": f"instruction {number}", "dimension": dimension, "label": label})
-    (folder / "reward_eval.json").write_text(json.dumps(rows))
-    return rows
-
-
-def p_yes(judge: LocalJudge, before: Image.Image, after: Image.Image, instruction: str, about: str) -> float:
-    asked = {
-        "VC": "do they maintain consistency in terms of style, logic and identity? Answer 'Yes' or 'No' only.",
-        "IA": "is the edit following the instruction well? Answer 'Yes' or 'No' only.",
-    }[about]
-    text = f"Given two images after an edit with instruction '{instruction}', {asked}"
-    return judge.verdicts([Question((before, after.resize(before.size)), text)])[0].p_yes or 0.0
-
-
-def values_of(data: Path, kind: str) -> dict[str, Any]:
-    words = [
-        "benchmark",
-        kind,
-        str(data),
-        "--out",
-        str(data.parent / "run"),
-        "--json",
-        "--judge",
-        "tiny",
-    ]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, (done.output, done.exception)
-    values: dict[str, Any] = json.loads(done.stdout)["tables"][0]["rows"][0]["values"]
-    return values
-
-
-@pytest.mark.slow
-def test_vc_reward_is_what_naive_loops_give(tmp_path: Path) -> None:
-    rows = vc_rows()
-    write_parquet(tmp_path / "bench" / "data" / "train-00000-of-00002.parquet", rows[:3])
-    write_parquet(tmp_path / "bench" / "data" / "train-00001-of-00002.parquet", rows[3:])
-    convert(tmp_path / "bench")
-    values = values_of(tmp_path / "bench", "vc-reward-bench")
-
-    judge = LocalJudge.from_pretrained("tiny", variants=True)
-    right: dict[str, list[bool]] = {}
-    for row in rows:
-        before = open_image(row["source_image"]["bytes"])
-        a, b = (
-            p_yes(judge, before, open_image(edit["bytes"]), row["instruction"], "VC") for edit in row["edited_images"]
-        )
-        right.setdefault(row["task"], []).append(a > b if row["winner"] == "Image A" else b > a)
-    every = [answer for answers in right.values() for answer in answers]
-    assert values["Accuracy"]["mean"] == pytest.approx(sum(every) / 4)
-    assert values["Mean over tasks"]["mean"] == pytest.approx(sum(sum(task) / len(task) for task in right.values()) / 2)
-
-
-@pytest.mark.slow
-def test_compass_is_what_naive_loops_give(tmp_path: Path) -> None:
-    rows = compass_rows(tmp_path)
-    values = values_of(tmp_path / "reward_eval.json", "edit-reward-compass")
-
-    judge = LocalJudge.from_pretrained("tiny", variants=True)
-    for dimension, column in (("IA", "Instruction awareness"), ("VC", "Visual consistency")):
-        right = []
-        for row in rows:
-            if row["dimension"] == dimension:
-                before = open_image(tmp_path / row["source_image"])
-                a, b = (
-                    p_yes(judge, before, open_image(tmp_path / row[name]), row["prompt"], dimension)
-                    for name in ("winner", "loser")
-                )
-                right.append(abs(a - b) < 1e-5 if row["label"] == "tie" else a > b)
-        assert values[column]["mean"] == pytest.approx(sum(right) / len(right))
-    assert len(values) == 2, "no question is about visual quality"
+def test_of_a_tie_only_equal_scores_are_right(tmp_path: Path) -> None:
+    rows = [COMPASS | {"dimension": "VC", "label": label} for label in ("tie", "preference")]
+    write_jsonl(tmp_path / "rows.jsonl", rows)
+    data = read_edit_data(tmp_path, "edit-reward-compass")
+    bench = EditRewardBench(data, PacoReward(Even(), name="even"), "edit-reward-compass")
+    scored = [{"key": key, "consistency": 0.5} for key in bench.texts()]
+    assert [figure.mean for figure in bench.figures(scored)][1] == 0.5

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
@@ -16,8 +15,6 @@ from pacorl.generate import image_queue, image_sources
 from pacorl.generate.image_queue import Shard
 from pacorl.types import Prompt, Question, Verdict
 
-OPTIONS: dict[str, dict[str, Any]] = {"t2is": {}, "gedit": {"generate_only": True}}
-
 
 def by_batch(prompts: Sequence[Prompt], seeds: Sequence[int]) -> list[Image.Image]:
     """Images that depend on their position in the batch and on its other seeds, as kernels' last bits may."""
@@ -25,11 +22,11 @@ def by_batch(prompts: Sequence[Prompt], seeds: Sequence[int]) -> list[Image.Imag
     return [Image.new("RGB", (8, 8), (seed % 256, total, position)) for position, seed in enumerate(seeds)]
 
 
-@pytest.fixture(params=OPTIONS)
+@pytest.fixture(params=["t2is", "gedit"])
 def generate(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, bytes]]:
     """Generate the images of a benchmark into a folder, and return its files."""
     spec, data = BENCHMARKS[request.param], request.getfixturevalue(f"{request.param}_folder")
-    options = BenchmarkOptions(model="tiny", image_batch=2, **OPTIONS[request.param])
+    options = BenchmarkOptions(model="tiny", image_batch=2)
     monkeypatch.setattr(image_sources, "_load", lambda *arguments, **options: by_batch)
 
     def generate(out: Path, shard: Shard = Shard()) -> dict[str, bytes]:

@@ -45,8 +45,6 @@ def test_more_than_there_are_is_all(vectors):
 def test_step_writes_reports_and_repeats(dataset):
     folder = dataset(prompts=12, grids=2, paired=False)
     (folder / "diverse.jsonl").unlink()
-    assert diversify(folder, number=5, dry_run=True)["prompts"] == 12
-    assert not (folder / "diverse.jsonl").exists()
     counts = diversify(folder, number=5)
     kept = read_prompts(folder / "diverse.jsonl")
     assert counts["kept"] == len(kept) == 5

@@ -38,10 +38,6 @@ def test_every_pair_gets_reasons_that_reach_the_export(ranked, llm):
     counts = explain(ranked, model)
     pairs = label(ranked).pairs
     assert counts["explained"] == len(pairs) == len(server.requests)
-    assert (counts["usage"]["prompt_tokens"], counts["usage"]["completion_tokens"]) == (
-        100 * len(pairs),
-        10 * len(pairs),
-    )
     content = server.requests[0][0]["content"]
     assert [part["type"] for part in content] == ["image_url", "image_url", "text"]
     assert content[0]["image_url"]["url"].startswith("data:image/png;base64,")
@@ -68,7 +64,6 @@ def test_contradictions_are_retried_then_flagged_and_left_out(ranked, llm):
     pairs = {pair_key(pair): pair for pair in label(ranked).pairs}
     no = sum(not pair.consistent for pair in pairs.values())
     assert (counts["explained"], counts["contradicted"]) == (len(pairs) - no, no)
-    assert model.usage.contradicted == 2 * no
     flagged = [row for row in read_jsonl(ranked / "explanations.jsonl") if row["status"] == "contradicted"]
     assert {pairs[row["key"]].consistent for row in flagged} == {False}
     splits = export(ranked, test_share=0.0)["splits"]
@@ -78,7 +73,7 @@ def test_contradictions_are_retried_then_flagged_and_left_out(ranked, llm):
 def test_failures_are_counted_and_tried_again(ranked, llm):
     _, model = llm(lambda messages, number: (500, b"{}"), retries=0)
     counts = explain(ranked, model)
-    assert counts["failed"] == counts["pairs"] == counts["usage"]["failed"]
+    assert counts["failed"] == counts["pairs"]
     _, model = llm(lambda messages, number: say(told(messages)))
     assert explain(ranked, model)["explained"] == counts["pairs"]
 

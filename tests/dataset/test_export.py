@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from pacorl.bench.consistency_rank import read_rank_data
 from pacorl.cli.dataset import app
-from pacorl.dataset.export import Export, export, label
+from pacorl.dataset.export import export, label
 from pacorl.dataset.folder import read_instances, write_records
-from pacorl.dataset.rules import label_pairs, pair_key
+from pacorl.dataset.rules import pair_key
 from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.io.images import open_image
 from pacorl.records.comparisons import answer_text, comparisons_from, load_comparisons
@@ -53,22 +52,6 @@ def test_nothing_leaks_between_splits(ranked):
         assert not train & test
 
 
-def test_candidates_between_best_and_worst_keep_groups_together(tmp_path):
-    """They are in no pair, but in the benchmark's rankings: here each is the reference of the next group."""
-    answers = []
-    for number in range(6):
-        candidates = (f"best{number}.png", f"reference{number + 1 - number % 2 * 2}.png", f"worst{number}.png")
-        answers.append(
-            Ranking(f"i{number}", "ann", f"g{number}", f"reference{number}.png", candidates, f"theme {number}")
-        )
-    pairs, _ = label_pairs(answers)
-    bundle = Export(tmp_path, tmp_path / "out", pairs=pairs, answers=answers)
-    for seed in range(8):
-        bundle.assign_splits(0.5, seed=seed)
-        for number in (0, 2, 4):
-            assert bundle.split_of[f"g{number}"] == bundle.split_of[f"g{number + 1}"]
-
-
 @pytest.mark.slow
 def test_sharegpt_holds_every_pair_and_its_images(ranked):
     counts = export(ranked, test_share=0.5)
@@ -104,24 +87,6 @@ def test_exports_are_what_a_judge_learns_from(ranked):
             pair = known[tuple(path.relative_to(ranked / "export") for path in one.images)]
             assert (one.question, one.consistent, one.category) == (pair.question, pair.consistent, pair.category)
             assert one.reasons == ("Both red." if pair == pairs[0] else "")
-
-
-def test_the_benchmark_of_an_export_is_one_that_runs(ranked):
-    export(ranked, test_share=0.5)
-    items = read_rank_data(ranked / "export/benchmark").items.values()
-    rows = read_jsonl(ranked / "export/benchmark/consistency_full_rank.jsonl")
-    assert [item.best_first for item in items] == [row["rank_images"] for row in rows]
-    assert all(item.prompt and item.criteria for item in items)
-
-
-def test_the_benchmark_has_images_and_criteria(ranked):
-    export(ranked, test_share=0.5)
-    bench = ranked / "export/benchmark"
-    row = read_jsonl(bench / "consistency_full_rank.jsonl")[0]
-    assert sorted(row["rank_images"]) == row["comp_images"]
-    assert (bench / "images" / row["folder"] / row["ref_image"]).is_file()
-    prompts = read_jsonl(bench / "prompt_data.jsonl")
-    assert "Identity" in prompts[0]["criteria"]
 
 
 def test_another_export_leaves_nothing_of_the_last(ranked):

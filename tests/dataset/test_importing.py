@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pacorl.bench.consistency_rank import read_rank_data
 from pacorl.core import questions
 from pacorl.dataset.export import export
 from pacorl.dataset.folder import read_answers
 from pacorl.dataset.importing import import_rankings
-from pacorl.io.documents import write_jsonl
 from pacorl.records.comparisons import load_comparisons
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rankings" / "rankings.csv"
@@ -86,7 +84,9 @@ def test_no_image_leaks_not_even_one_between_best_and_worst(mine, tmp_path: Path
         learned = {
             path.read_bytes() for one in load_comparisons(out / "comparisons_train.jsonl") for path in one.images
         }
-        measured = {path.read_bytes() for path in (out / "benchmark/images").rglob("*.png")}
+        measured = {
+            path.read_bytes() for one in load_comparisons(out / "comparisons_test.jsonl") for path in one.images
+        }
         assert learned
         assert measured
         assert not learned & measured
@@ -100,7 +100,7 @@ def test_copies_of_an_image_are_that_image(mine, tmp_path: Path) -> None:
     counts = export(tmp_path, test_share=0.5)
     assert sorted(split["groups"] for split in counts["splits"].values()) == [1, 2]
     mine("0/0.png,0/2.png | copy.png,,")
-    with pytest.raises(ValueError, match=r"rankings\.csv:2: 0/2\.png and copy\.png are the same image; take one out"):
+    with pytest.raises(ValueError, match=r"rankings\.csv:2: "):
         import_rankings(tmp_path, source)
 
 
@@ -119,28 +119,6 @@ def test_a_theme_of_all_is_no_leak_between_groups_that_are_given(mine, tmp_path:
     import_rankings(tmp_path, source)
     counts = export(tmp_path)
     assert {name: split["groups"] for name, split in counts["splits"].items()} == {"train": 2, "test": 1}
-
-
-def test_a_benchmark_keeps_criteria_and_images_of_one_name(mine, tmp_path: Path) -> None:
-    source = mine().with_suffix(".jsonl")
-    outfit = {"Identity": {"Outfit": "Same hat."}}
-    row = {"reference": "0/0.png", "candidates": ["1/0.png", "2/0.png"], "annotator": "all"}
-    write_jsonl(source, [row | {"theme": "Outfit", "criteria": outfit}, row | {"theme": "Ink"}])
-    import_rankings(tmp_path, source)
-    export(tmp_path, test_share=1.0)
-    items = read_rank_data(tmp_path / "export/benchmark").items.values()
-    assert [(item.prompt, item.criteria) for item in items] == [
-        ("Outfit", outfit),
-        ("Ink", {}),
-    ]
-    shown = [
-        [
-            (tmp_path / "export/benchmark/images" / item.folder / name).read_bytes()
-            for name in (item.reference, *item.best_first)
-        ]
-        for item in items
-    ]
-    assert shown == [[(source.parent / f"{group}/0.png").read_bytes() for group in range(3)]] * 2
 
 
 def test_two_sources_of_one_name_do_not_replace_each_other(mine, tmp_path: Path) -> None:

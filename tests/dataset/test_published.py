@@ -16,7 +16,7 @@ from threading import Thread
 import pytest
 
 from pacorl.dataset import published
-from pacorl.dataset.published import FOLDERS, PINNED, find_published
+from pacorl.dataset.published import FOLDERS, PINNED
 
 COMMIT = "c" * 40
 CONTENT = b"pairs of images"
@@ -148,8 +148,3 @@ def test_a_second_call_goes_on_where_the_first_was_cut(
     pinned.download(tmp_path / "t2is")
     assert sorted(path.name for path in (tmp_path / "t2is").iterdir()) == sorted(names)
     assert [path.name for path in tmp_path.iterdir()] == ["t2is"]
-
-
-def test_an_unknown_name_lists_the_data_sets() -> None:
-    with pytest.raises(ValueError, match=r"'t2iss'; .*t2is, gedit, consistencyrank, paco"):
-        find_published("t2iss")

@@ -10,7 +10,6 @@ from pacorl.dataset.rules import (
     best_worst,
     in_either_order,
     label_pairs,
-    mean_rankings,
     pair_agreement,
     pair_key,
     split_groups,
@@ -92,18 +91,6 @@ def test_tied_candidates_share_their_fate():
     tied = Ranking("i", "x", "g", "r", tuple("abcd"), ranks=(1, 2, 2, 4))
     assert tied.tiers == (("a",), ("b", "c"), ("d",))
     assert best_worst([("a", "b"), ("c",)]) == [("a", True), ("b", True), ("c", False)]
-
-
-def test_a_tie_counts_half_in_the_mean_ranking():
-    tied = Ranking("i", "x", "g", "r", tuple("abcd"), ranks=(1, 2, 2, 4))
-    merged, dropped = mean_rankings([tied, Ranking("i", "y", "g", "r", tuple("acbd"))])
-    assert [(one.annotator, one.candidates, one.ranks) for one in merged] == [("mean", tuple("acbd"), ())]
-    assert mean_rankings([tied]) == ([], 1)
-    # a and b share rank 1.5, so that c, third and first, comes between them: 3.5, 4 and 4.5 in sum.
-    shared = Ranking("j", "x", "g", "r", tuple("abc"), ranks=(1, 1, 3))
-    merged, _ = mean_rankings([shared, Ranking("j", "y", "g", "r", tuple("cab"))])
-    assert merged[0].candidates == ("a", "c", "b")
-    assert dropped == 0
 
 
 def test_what_is_asked_depends_on_what_was_written_down():

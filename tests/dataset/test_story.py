@@ -48,7 +48,6 @@ def test_from_prompts_to_training_pairs(tmp_path, llm, monkeypatch):
     assert run("generate", folder, "--grids", 3)["missing"] == 0
     total = run("pair", folder)["instances"]
     assert total == 6 * 3 * 4 * 3
-    assert sum(run("annotate", folder, "--annotators", "ann,ben", "--dry-run").values()) >= total
     ranked = serve_and_simulate(folder, ["ann", "ben", "cat"])
     assert sum(ranked.values()) >= 2 * total
 
@@ -72,52 +71,3 @@ def test_from_prompts_to_training_pairs(tmp_path, llm, monkeypatch):
     }
     means = {label: sum(values) / len(values) for label, values in agreement.items()}
     assert means[True] > means[False] + 0.8
-
-
-STEPS = {
-    "prompts": ["--model", "tiny", "--count", 9],
-    "diversify": ["--number", 2],
-    "generate": ["--grids", 4],
-    "pair": [],
-    "annotate": ["--annotators", "ann,ben"],
-    "explain": ["--model", "http://127.0.0.1:9#stub"],
-    "export": [],
-}
-
-
-@pytest.fixture
-def halfway(dataset):
-    """A folder in the middle of everything: people have ranked and go on, and a kill tore two journals' last lines."""
-    from pacorl.annotate.server import Annotation, Sharing
-
-    folder = dataset(prompts=3, grids=2)
-    (folder / "manifests").mkdir(exist_ok=True)
-    for name in ("manifests/prompts.journal.jsonl", "explanations.jsonl"):
-        (folder / name).write_text('{"key": "a", "consis')
-    annotation = Annotation(folder)
-    annotation.start(["ann"], [], Sharing(controls=False))
-    for number in range(6):
-        task = annotation.state("ann")["task"]
-        annotation.rank("ann", task["instance"], range(len(task["candidates"])), request=f"request-{number}")
-    return folder
-
-
-@pytest.mark.parametrize("step", STEPS)
-def test_a_dry_run_writes_nothing_and_says_so(halfway, step):
-    folder = halfway
-    before = {path: path.stat() for path in folder.rglob("*")}
-    content = {path: path.read_bytes() for path in before if path.is_file()}
-    found = CliRunner().invoke(app, [step, str(folder), *map(str, STEPS[step]), "--dry-run"], catch_exceptions=False)
-    assert found.exit_code == 0
-    assert "dry run: nothing was written" in found.stderr
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == {
-        path: stat.st_mtime_ns for path, stat in before.items()
-    }
-    assert {path: path.read_bytes() for path in content} == content
-
-
-def test_a_dry_run_counts_what_the_page_holds(halfway):
-    folder = halfway
-    planned = run("export", folder, "--dry-run")
-    assert planned["balance"]["rankings"] == 6
-    assert run("export", folder) == planned

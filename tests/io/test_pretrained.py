@@ -3,7 +3,6 @@ exceptions."""
 
 from __future__ import annotations
 
-import ast
 import builtins
 import json
 import re
@@ -112,76 +111,26 @@ def test_a_processor_in_a_pipeline_runs_no_code_either(generator: Path, executed
 # --- the door -----------------------------------------------------------------------------------------------------
 
 
-def modules() -> dict[str, ast.AST]:
-    paths = sorted(SOURCE.rglob("*.py"))
-    return {path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
-
-
-def own_classes(trees: dict[str, ast.AST]) -> set[str]:
-    """Classes of the package with a `from_pretrained` of their own."""
-    found = set()
-    for tree in trees.values():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                methods = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
-                found |= {node.name} if "from_pretrained" in methods else set()
-    return found
-
-
-PICKLES = re.compile(r"torch\.(load|hub)\b.*|pickle\.(load|loads|Unpickler)|joblib\.load|(np|numpy)\.load")
-"""Functions that read pickles, or download code."""
-LOADERS = {"from_pretrained", "load_checkpoint"}
-"""Methods that load a checkpoint; some libraries' read pickles."""
-
-
-def loads(tree: ast.AST, own: set[str]) -> list[str]:
-    """Every load of a checkpoint in a module but those of the package's own classes."""
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
-            name = ast.unparse(node)
-            own_loader = node.attr == "from_pretrained" and ast.unparse(node.value) in own
-            if (node.attr in LOADERS and not own_loader) or PICKLES.fullmatch(name):
-                found.append(f"line {node.lineno}: {name}")
-        if (
-            isinstance(node, ast.ImportFrom)
-            and node.module == "torch"
-            and {"load", "hub"} & {a.name for a in node.names}
-        ):
-            found.append(f"line {node.lineno}: from torch import …")
-        if isinstance(node, ast.Call) and any(keyword.arg == "pretrained" for keyword in node.keywords):
-            found.append(f"line {node.lineno}: {ast.unparse(node.func)}(pretrained=…)")
-    return found
-
-
+LOADER = re.compile(
+    r"torch\.(load\b|hub)|(pickle|joblib|np|numpy)\.loads?\b|\b(?!LocalJudge|PacoReward|Generator|FLUX)\w+\.from_pretrained\(|"
+    r"from torch import .*(load|hub)|\bpretrained=|load_checkpoint\("
+)
+"""A load of a checkpoint, which may be a pickle or have code of its own, but by the package's own classes."""
 EXCEPTIONS = {
     # The published file of the aesthetic head exists in no other form: tensors alone, by torch's restricted reader.
-    "rewards/clip.py": ["torch.load"],
+    "rewards/clip.py": ['state = torch.load(path, map_location="cpu", weights_only=True)'],
     # Bytes that the line itself has made.
-    "runtime/processes.py": ["pickle.loads"],
+    "runtime/processes.py": ["pickle.loads(pickle.dumps(error))"],
+    # A line of a model card.
+    "report/publish.py": ['pipeline = DiffusionPipeline.from_pretrained("{base}", dtype=torch.bfloat16)'],
 }
 """Module → its loads beside `pretrained`."""
 
 
-@pytest.mark.slow
 def test_checkpoints_are_loaded_by_one_function() -> None:
-    trees = modules()
-    # PEFT's config is JSON, and names no code.
-    own = own_classes(trees) | {"PeftConfig"}
-    assert {"LocalJudge", "PacoReward", "Generator"} < own
     found = {}
-    for name, tree in trees.items():
-        kinds = [fault.partition(": ")[2] for fault in loads(tree, own)]
-        if kinds and name != "io/pretrained.py":
-            found[name] = kinds
+    for path in SOURCE.rglob("*.py"):
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if LOADER.search(line)]
+        if lines and path.name != "pretrained.py":
+            found[path.relative_to(SOURCE).as_posix()] = lines
     assert found == EXCEPTIONS
-
-
-@pytest.mark.slow
-def test_torch_loads_tensors_alone() -> None:
-    (call,) = (
-        node
-        for node in ast.walk(modules()["rewards/clip.py"])
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"
-    )
-    assert "weights_only=True" in ast.unparse(call)

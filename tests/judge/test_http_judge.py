@@ -49,7 +49,8 @@ def server() -> Iterator[FakeServer]:
 
 
 def judge_of(*servers: FakeServer, **options: Any) -> HttpJudge:
-    return HttpJudge("judge", [server.url for server in servers], **({"timeout": 5.0, "retries": 2} | options))
+    urls = ",".join(server.url for server in servers)
+    return HttpJudge.connect(urls, model="judge", **({"timeout": 5.0, "retries": 2} | options))
 
 
 def truth(question: Question) -> float:
@@ -237,7 +238,6 @@ def faulty(fault: Callable[[Handler], None], *, until: float) -> Callable[[Handl
 def test_a_fault_that_passes_leaves_no_trace_but_a_retry(server: FakeServer, name: str) -> None:
     server.behave = faulty(FAULTS[name], until=1)
     with judge_of(server, timeout=patience(name)) as judge:
-        judge.check()
         verdict = judge.verdicts(QUESTIONS[:1])[0]
         assert verdict.p_yes == pytest.approx(truth(QUESTIONS[0]), abs=1e-12)
         assert len(server.chats) == 2
@@ -321,7 +321,6 @@ def test_with_one_of_two_servers_hanging_the_other_answers_all(server: FakeServe
     server.behave = lambda handler, number: time.sleep(5) is None
     with FakeServer().running() as other, judge_of(server, other, timeout=2.0, concurrency=2) as judge:
         judge.wait_for_outages()
-        judge.check()
         questions = [Question((RED, BLUE), str(number)) for number in range(40)]
         assert all(verdict.valid for verdict in judge.verdicts(questions))
         assert len(server.chats) <= 4
@@ -337,20 +336,18 @@ def test_a_request_that_the_server_calls_wrong_is_not_repeated(server: FakeServe
 
 def test_a_dead_endpoint_is_replaced_by_a_living_one(server: FakeServer) -> None:
     with FakeServer().running() as gone:
-        pass
-    with judge_of(gone, server) as judge:
+        judge = judge_of(gone, server)
+    with judge:
         assert_all_right(judge)
         with pytest.raises(ConnectionError, match=gone.url):
             judge.check()
 
 
-@pytest.mark.parametrize("ask", [lambda judge: judge.verdicts(QUESTIONS), lambda judge: judge.check()])
-def test_a_wrong_model_name_fails_at_once_with_the_served_names(server: FakeServer, ask: Any) -> None:
+def test_a_wrong_model_name_fails_at_once_with_the_served_names(server: FakeServer) -> None:
     server.served = ("PaCo-Reward-7B", "base")
-    with judge_of(server) as judge:
-        with pytest.raises(JudgeRefusedError, match=r"no model 'judge'; it serves PaCo-Reward-7B, base"):
-            ask(judge)
-        assert not server.chats
+    with pytest.raises(JudgeRefusedError, match=r"no model 'judge'; it serves PaCo-Reward-7B, base"):
+        judge_of(server)
+    assert not server.chats
 
 
 def test_the_only_model_needs_no_name(server: FakeServer) -> None:
@@ -420,8 +417,8 @@ def test_this_machine_is_asked_around_the_proxy(server: FakeServer, monkeypatch:
 
 def test_a_word_of_several_tokens_is_refused(server: FakeServer) -> None:
     server.tokens = {"Yes": [7]}
-    with judge_of(server) as judge, pytest.raises(JudgeRefusedError, match="'No' is not a single token"):
-        judge.verdicts(QUESTIONS[:1])
+    with pytest.raises(JudgeRefusedError, match="'No' is not a single token"):
+        judge_of(server)
 
 
 # --- keys ------------------------------------------------------------------------------------------------------
@@ -437,8 +434,8 @@ def test_the_key_comes_from_the_environment(server: FakeServer, monkeypatch: pyt
 def test_a_refused_key_is_raised_and_not_shown(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     server.key = "another"
     monkeypatch.setenv("JUDGE_KEY", "very-secret")
-    with judge_of(server, api_key_env="JUDGE_KEY") as judge, pytest.raises(JudgeRefusedError) as caught:
-        judge.verdicts(QUESTIONS)
+    with pytest.raises(JudgeRefusedError) as caught:
+        judge_of(server, api_key_env="JUDGE_KEY")
     assert "very-secret" not in str(caught.value)
     assert "Bearer ***" in str(caught.value)
 

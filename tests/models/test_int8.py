@@ -18,7 +18,6 @@ from pacorl.plan.ledger import MemoryLedger
 
 LARGEST_ERROR = 0.012
 """Of the weights, relative: half a step over normal weights."""
-"""Of a weight, its share of the scale included."""
 
 
 def layer(*, dtype: torch.dtype = torch.float32) -> tuple[QuantizedLinear, nn.Linear]:

@@ -128,9 +128,6 @@ def test_ranks_and_alphas_of_single_modules_are_kept(tmp_path: Path) -> None:
         torch.testing.assert_close(changes(again), changes(lora), rtol=1e-6, atol=1e-6)
 
 
-"""Its authors' name → diffusers' name, rows and columns at FLUX.2-klein's width."""
-
-
 # --- writing ---------------------------------------------------------------------------------------------------
 
 

@@ -21,7 +21,6 @@ from pacorl.models.int8 import (
     QuantizedLinear,
     StreamedLinear,
     WeightStream,
-    parameter_count,
     quantize_model,
     streamed_bytes,
     weight_bytes,
@@ -119,22 +118,6 @@ def test_copies_follow_the_computing_stream_on_a_stream_of_their_own(monkeypatch
         assert stream._computing == computing
         assert (stream._copier, len(synchronized)) == ((computing.device, switches), switches)
         assert (stream._ahead is None) == (switches > before)
-
-
-def test_nothing_moves_streamed_weights_and_they_are_counted_apart() -> None:
-    model = stack("int8", stream=True)
-    plain = stack("none", stream=False)
-    layers = [layer for layer in model.modules() if isinstance(layer, StreamedLinear)]
-    before = [layer.parked for layer in layers]
-    model.to(torch.float64).to(META)
-    assert len(layers) == 2 * BLOCKS
-    assert [layer.parked for layer in layers] == before
-    assert {tensor.device.type for parked in before for tensor in parked} == {"cpu"}
-    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
-    # Codes and a scale per row; the biases are on the device.
-    assert streamed_bytes(model) == 2 * BLOCKS * WIDTH * (WIDTH + 4)
-    assert weight_bytes(stack("int8", stream=True)) == 2 * BLOCKS * WIDTH * 4
-    assert parameter_count(model) == parameter_count(plain)
 
 
 def test_a_streamed_layer_does_not_keep_the_packed_one_on_the_device() -> None:

@@ -31,7 +31,7 @@ from pacorl.core.grid import subject_text
 from pacorl.dataset.answer_log import LOG, AnswerLog, Event, Role, start_event
 from pacorl.dataset.folder import OWN_QUESTION, Instance, order_of, read_instances, tiers_of
 from pacorl.dataset.manifest import DatasetStep
-from pacorl.dataset.rules import mean_ranks, pair_agreement
+from pacorl.dataset.rules import pair_agreement, places_of
 from pacorl.io.documents import read_text
 from pacorl.io.files import PRIVATE, LockedError, inside, safe_name, sole_holder, text_digest, write_atomic
 from pacorl.io.images import IMAGE_TYPES
@@ -153,7 +153,7 @@ def public_key(instance: str) -> str:
 
 def disagree(answers: Sequence[Ranking]) -> bool:
     """Whether two people order a pair of candidates in opposite ways."""
-    ranks = [mean_ranks(answer.tiers) for answer in answers]
+    ranks = [places_of(answer.tiers) for answer in answers]
     return any(
         (one[first] - one[second]) * (other[first] - other[second]) < 0
         for one, other in combinations(ranks, 2)
@@ -167,14 +167,14 @@ def disagree(answers: Sequence[Ranking]) -> bool:
 class Annotation:
     """The annotation of one folder: who may do what, and every change."""
 
-    def __init__(self, folder: Path, *, writes: bool = True) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.log = AnswerLog(folder, writes=writes)
+        self.log = AnswerLog(folder, writes=True)
         self._lock = threading.RLock()
         key = folder / "annotate.key"
-        if writes and not key.is_file():
+        if not key.is_file():
             write_atomic(key, secrets.token_urlsafe(32), mode=PRIVATE)
-        self._secret = read_text(key).strip().encode() if key.is_file() else b""
+        self._secret = read_text(key).strip().encode()
 
     def divide(self, annotators: Sequence[str], adjudicators: Sequence[str], sharing: Sharing) -> Event:
         """Divide the work among these and earlier people; nothing is written.

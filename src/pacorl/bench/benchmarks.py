@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from pacorl.config.options import LARGEST, GeneratorOptions, JudgeOptions, UsageError, inherited, option
 from pacorl.config.table import Table
@@ -32,12 +32,10 @@ class BenchmarkOptions(GeneratorOptions, JudgeOptions):
     batch: int | None = option(None, "Items per call of the judge; 16, and 1 for t2is.", min=1, max=LARGEST)
     against: Path | None = option(None, "The folder of another run on the same data, for paired differences.")
     as_json: bool = option(False, "Print JSON.", "--json")
-    wording: Literal["reasons", "word", "criteria"] = option("reasons", "consistency-rank: the question to a judge.")
     aesthetics: str = option("", "t2is: a reward of single images, with scores from 0 to 1, or aesthetic (LAION's).")
     model: str = inherited(GeneratorOptions, "model", default="", help="A diffusers folder, a hub name, or tiny.")
     images: Path | None = option(None, "A folder of finished images; nothing is generated then.")
     image_batch: int = option(4, "Images per forward.", min=1, max=LARGEST)
-    generate_only: bool = option(False, "Generate this share and judge nothing.")
 
     @property
     def makes_images(self) -> bool:
@@ -95,7 +93,7 @@ class BenchmarkOptions(GeneratorOptions, JudgeOptions):
 
 GENERATOR = (
     *("model", "kind", "adapter", "size", "steps", "options", "seed"),
-    *("images", "image_batch", "generate_only"),
+    *("images", "image_batch"),
 )
 """Options of the benchmarks of generators, or of finished images."""
 COMMON = ("judge", "memory", "out", "limit", "batch", "against", "as_json")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,15 +19,13 @@ from pacorl.bench.suite import Row, Table, Texts, grouped, paper_table
 from pacorl.core import questions as wordings
 from pacorl.core.ranking import Interval, bootstrap, order_of, rank_agreement
 from pacorl.io.documents import JsonObject
-from pacorl.judge.pairwise import THEME, Criterion, ask_pairs, by_criterion, mean_over_dimensions
+from pacorl.judge.pairwise import THEME, ask_pairs
 from pacorl.records.consistency_rank import IMAGES, RANKS, Ranked, load_ranked
 from pacorl.records.prompts import evenly_spread
 
 if TYPE_CHECKING:
     from pacorl.gate.paco_reward import PacoReward
 
-Wording = Literal["criteria", "word", "reasons"]
-"""The three questions: per written criterion, plain, plain with reasons to follow (its default)."""
 MEASURES = {
     "accuracy": "Accuracy",
     "order_tau": "Kendall τ (order lists)",
@@ -57,7 +55,6 @@ class ConsistencyRank:
 
     data: Dataset[Ranked]
     judge: PacoReward
-    wording: Wording = "reasons"
 
     title = "ConsistencyRank"
     columns = tuple(MEASURES.values())
@@ -65,8 +62,7 @@ class ConsistencyRank:
     notes = (NOTE,)
 
     def settings(self) -> JsonObject:
-        judged = {"judge": self.judge.name, "wording": self.wording}
-        return {"benchmark": "consistency-rank", "data": self.data.fingerprint, **judged}
+        return {"benchmark": "consistency-rank", "data": self.data.fingerprint, "judge": self.judge.name}
 
     def texts(self) -> Texts:
         return {item.key: [item.prompt] for item in self.data.items.values()}
@@ -79,12 +75,12 @@ class ConsistencyRank:
         for item in items:
             images.append([cache.open(f"{item.folder}/{name}") for name in (item.reference, *item.candidates)])
         pairs = [[(0, candidate) for candidate in range(1, len(shown))] for shown in images]
-        texts = [self._texts(item) for item in items]
+        texts = [{THEME: wordings.consistent()}] * len(items)
         answers = ask_pairs(self.judge.judge, images, texts, pairs=pairs)
 
         rows = []
         for item, by_pair in zip(items, answers, strict=True):
-            verdicts = [mean_over_dimensions(by_text) for by_text in by_pair.values()]
+            verdicts = [by_text[THEME] for by_text in by_pair.values()]
             fault = next((verdict.error for verdict in verdicts if verdict.p_yes is None), None)
             if fault is not None:
                 rows.append({"key": item.key, "error": fault})
@@ -95,16 +91,6 @@ class ConsistencyRank:
             row["scores"] = [verdict.p_yes for verdict in verdicts]
             rows.append(row)
         return rows
-
-    def _texts(self, item: Ranked) -> dict[Criterion, str]:
-        if self.wording == "reasons":
-            return {THEME: wordings.consistent()}
-        if self.wording == "word":
-            return {THEME: wordings.consistent_in_a_word()}
-        texts = by_criterion(item.criteria, wordings.meets_criterion_in_a_word)
-        if not texts:
-            raise BadItemError(f"{item.key}: prompt_data.jsonl has no criteria for it; ask another wording")
-        return texts
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
         folders = []
@@ -132,6 +118,5 @@ class ConsistencyRank:
 
 SPEC = BenchmarkSpec(
     read=lambda data, options: read_rank_data(data, limit=options.limit),
-    build=lambda data, options, reward, out: ConsistencyRank(data, reward, options.wording),
-    takes=("wording",),
+    build=lambda data, options, reward, out: ConsistencyRank(data, reward),
 )

@@ -116,7 +116,7 @@ def run_benchmark(
     *,
     progress: OpenProgress = lambda activity: nullcontext(lambda done, total: None),
     notice: Notice = lambda line: None,
-) -> Outcome | None:
+) -> Outcome:
     """Run a benchmark of the table, or resume it.
 
     Args:
@@ -126,7 +126,7 @@ def run_benchmark(
         notice: receives warnings, a line each.
 
     Returns:
-        The results; None with `generate_only`.
+        The results.
 
     Raises:
         ValueError: if name, data or options cannot be used, or the run's folder holds results of other settings.
@@ -138,18 +138,15 @@ def run_benchmark(
     items = spec.read(data, options)
     out = options.out or Path("runs") / "bench" / name
     check_writable(out, folder=True)
-    if not options.generate_only:
-        if not options.judge:
-            raise UsageError(NO_JUDGE)
-        check_judge(options.judge)
+    if not options.judge:
+        raise UsageError(NO_JUDGE)
+    check_judge(options.judge)
     claim_folder(out, "settings.json")
 
     # Generate.
     if spec.generate and not options.images:
         with progress("generating") as advance:
             spec.generate(items, options, out, Shard.of_process(), advance)
-    if options.generate_only:
-        return None
 
     # Measure. The import of the model libraries takes seconds.
     quiet_loading()

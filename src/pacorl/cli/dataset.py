@@ -1,13 +1,13 @@
 """`pacorl dataset …`: from prompts to the training pairs of a judge, one step at a time.
 
-Every step works on one folder, has a --dry-run, and may be run again at any time.
+Every step works on one folder, and may be run again at any time.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -50,23 +50,20 @@ def split_names(text: str) -> list[str]:
 class StepOptions(JsonOption):
     """Options of every step."""
 
-    dry_run: bool = option(False, "Say what it would do, and change nothing.")
-
     def run(
         self, activity: str, step: Callable[..., JsonObject], *inputs: Any, lines: bool = False, **options: Any
     ) -> JsonObject:
         """Run a step under a progress bar (or `lines` of it) and return its counts."""
         with progress(activity, lines=lines) as advance:
-            return step(*inputs, **options, dry_run=self.dry_run, progress=advance)
+            return step(*inputs, **options, progress=advance)
 
     def print(self, counts: JsonObject, following: str = "") -> None:
         """Print counts: JSON for programs, a line for each count for people, and the next command."""
-        echo_errors("dry run: nothing was written" if self.dry_run else "")
         if self.as_json:
             print_json(counts)
             return
         echo("\n".join(_lines(counts)))
-        if following and not self.dry_run:
+        if following:
             echo(f"next: pacorl {following}")
 
 
@@ -124,11 +121,9 @@ def prompts(
     from pacorl.dataset import prompts as written
     from pacorl.io.documents import read_text
 
-    # A dry run calls no writer, and needs neither key nor server.
     writer = "tiny" if chat.model == TINY else "llm"
-    connected = chat.connect() if writer == "llm" else None
-    model = None if step.dry_run else connected
-    options: JsonObject = {"writer": writer, "model": connected.model if connected else ""}
+    model = chat.connect() if writer == "llm" else None
+    options: JsonObject = {"writer": writer, "model": model.model if model else ""}
     # The tiny world has a vocabulary of its own, and thus a taxonomy.
     path = taxonomy or (written.TINY if writer == "tiny" else written.PAPER)
     options["taxonomy"] = read_text(path)
@@ -141,12 +136,8 @@ def prompts(
             options=options,
             seed=seed,
             workers=chat.workers if writer == "llm" else 1,
-            dry_run=step.dry_run,
             progress=advance,
         )
-    # The tokens of this call, which the manifest does not have.
-    if model and model.usage.calls:
-        counts |= {"usage": asdict(model.usage)}
     step.print(counts, following("diversify", folder))
 
     # After the counts, which are of use all the same.
@@ -225,7 +216,6 @@ def annotate(
     people: int = Option(2, min=1, max=LARGEST, help="How many people rank each question."),
     controls: bool = Option(True, help="Ask hidden control questions, made from the data."),
     question: str = Option("", help="The wording on the page; by default about the set of the reference."),
-    step: StepOptions,
 ) -> None:
     """Serve the page on which people rank candidates, and print everybody's link."""
     # The page's libraries are an extra, whose absence is a line with the fix.
@@ -234,10 +224,6 @@ def annotate(
 
     sharing = server.Sharing(people=people, controls=controls, question=question)
     names = split_names(annotators), split_names(adjudicators)
-    if step.dry_run:
-        shares = server.Annotation(folder, writes=False).divide(*names, sharing).assigned
-        step.print({name: len(assigned) for name, assigned in shares.items()})
-        return
     server.serve(folder, *names, sharing=sharing, host=host, port=port, public_url=public_url, announce=echo)
 
 
@@ -266,16 +252,14 @@ def export(
     seed: int = SEED,
     step: StepOptions,
 ) -> None:
-    """Turn rankings into training pairs and a held-out benchmark."""
+    """Turn rankings into training pairs and held-out pairs."""
     from pacorl.dataset.export import export as write
     from pacorl.dataset.importing import import_rankings
     from pacorl.io.documents import read_object
 
     for source in rankings:
-        counts = import_rankings(folder, source, dry_run=step.dry_run)
+        counts = import_rankings(folder, source)
         echo_errors(f"{source}: {counts['rankings']} rankings of {counts['images']} images")
-    if rankings and step.dry_run:
-        return
     counts = step.run("exporting", write, folder, out=out, test_share=test_share, seed=seed)
     files = [shlex.quote(str((out or folder / "export") / f"comparisons_{name}.jsonl")) for name in ("train", "test")]
     manifest = folder / "manifests" / "generate.json"

@@ -151,12 +151,11 @@ def start_event(
     return Event(kind="start", people=dict(people), instances=new, assigned=dict(assigned), question=question)
 
 
-def collect_answers(folder: Path, *, dry_run: bool = False) -> list[Ranking]:
+def collect_answers(folder: Path) -> list[Ranking]:
     """Rankings of a folder without control questions: from its log (stored in rankings.jsonl) or that file."""
     path = folder / "rankings.jsonl"
     if not (folder / LOG).is_file():
         return read_answers(path) if path.is_file() else []
     answers = AnswerLog(folder).rankings()
-    if not dry_run:
-        write_records(path, answers, mode=PRIVATE)
+    write_records(path, answers, mode=PRIVATE)
     return answers

@@ -34,9 +34,7 @@ BLOCK = 1024
 """Rows compared at a time: bounds the memory at BLOCK × N floats."""
 
 
-def diversify(
-    folder: Path, *, number: int, seed: int = 0, dry_run: bool = False, progress: Progress = silent
-) -> JsonObject:
+def diversify(folder: Path, *, number: int, seed: int = 0, progress: Progress = silent) -> JsonObject:
     """Select prompts that differ: prompts.jsonl → diverse.jsonl.
 
     Args:
@@ -53,8 +51,6 @@ def diversify(
     if finished is not None:
         return finished
     records = read_prompts(source)
-    if dry_run:
-        return {"prompts": len(records), "number": number}
 
     vectors_NC = embedded([record.prompt.text for record in records], seed=seed)
     progress(1, 2)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -19,7 +18,7 @@ from pacorl.dataset.export import label, ranking_files
 from pacorl.dataset.llm import fill_journal
 from pacorl.dataset.manifest import DatasetStep
 from pacorl.dataset.rules import pair_key
-from pacorl.io.documents import Journal, JsonObject, read_journal
+from pacorl.io.documents import Journal, JsonObject
 from pacorl.io.files import inside
 from pacorl.io.images import IMAGE_TYPES
 from pacorl.io.terminal import Progress, silent
@@ -51,7 +50,6 @@ def explain(
     attempts: int = 3,
     workers: int = 4,
     limit: int | None = None,
-    dry_run: bool = False,
     progress: Progress = silent,
 ) -> JsonObject:
     """Explain labelled pairs: rankings → explanations.jsonl.
@@ -60,14 +58,13 @@ def explain(
         attempts: number of answers per pair before it is flagged.
 
     Returns:
-        The number of explained, flagged and failed pairs, and of tokens.
+        The number of explained, flagged and failed pairs.
     """
-    pairs = {pair_key(pair): pair for pair in label(folder, dry_run=dry_run).pairs[:limit]}
+    pairs = {pair_key(pair): pair for pair in label(folder).pairs[:limit]}
 
-    # Opening a journal drops a torn line, which a dry run must not.
     path = folder / "explanations.jsonl"
-    journal = None if dry_run else Journal(path)
-    rows = journal.items if journal else read_journal(path)
+    journal = Journal(path)
+    rows = journal.items
 
     # A label may change when more people rank: the pair then needs reasons for the new label.
     missing = []
@@ -75,8 +72,6 @@ def explain(
         row = rows.get(key)
         if row is None or row["status"] == "failed" or row["consistent"] != pair.consistent:
             missing.append(pair)
-    if journal is None:
-        return {"pairs": len(pairs), "to_explain": len(missing)}
 
     # Explain them, and count all pairs. Answers arrive in any order, and the journal keeps each at once.
     answer = partial(explain_pair, folder, model, attempts=attempts)
@@ -85,7 +80,7 @@ def explain(
     counts = {"pairs": len(pairs), **{name: status[name] for name in ("explained", "contradicted", "failed")}}
     options = {"model": model.model, "attempts": attempts}
     step = DatasetStep(folder, "explain", inputs=ranking_files(folder), options=options)
-    return step.finish(outputs=[path], counts={**counts, "usage": asdict(model.usage)})
+    return step.finish(outputs=[path], counts=counts)
 
 
 def explain_pair(folder: Path, model: ChatModel, pair: Comparison, *, attempts: int = 3) -> JsonObject:
@@ -108,9 +103,7 @@ def explain_pair(folder: Path, model: ChatModel, pair: Comparison, *, attempts: 
             # The model may reject the label. A reason for the other label would teach the judge a lie.
             if (explanation.answer == "Yes") == pair.consistent:
                 return row | {"status": "explained", "reasons": explanation.reasons}
-            model.count(contradicted=1)
     except ChatError as error:
-        model.count(failed=1)
         return row | {"status": "failed", "error": str(error)}
     return row | {"status": "contradicted", "error": f"{attempts} answers argued for the other label"}
 

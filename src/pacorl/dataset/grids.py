@@ -49,14 +49,12 @@ def generate(
     *,
     grids: int = 4,
     shard: Shard = Shard(),
-    dry_run: bool = False,
     progress: Progress = silent,
 ) -> dict[str, int]:
     """Generate the missing grids of this shard; list all in grids.jsonl as soon as none is missing.
 
     Returns:
-        The number of grids in all, generated now, and missing (of other shards). For a dry run: the number to
-        generate, and the number of finished grids to sample again to repeat their batches.
+        The number of grids in all, generated now, and missing (of other shards).
 
     Raises:
         ValueError: a prompt has a layout that the tiny generator does not make.
@@ -71,12 +69,6 @@ def generate(
 
     # Generate this shard's grids.
     jobs = grid_jobs(records, grids=grids, seed=source.seed)
-    # A dry run loads no generator.
-    if dry_run:
-        batches = unfinished_batches(jobs, folder, source, shard=shard)
-        missing = sum(len(batch.missing) for batch in batches)
-        repeated = sum(len(batch.jobs) for batch in batches) - missing
-        return {"grids": len(jobs), "to_generate": missing, "to_repeat": repeated}
     generated = generate_missing(jobs, folder, source, shard=shard, progress=progress)
     missing = sum(len(batch.missing) for batch in unfinished_batches(jobs, folder, source))
     # Only the last process to finish lists the grids of all shards.
@@ -144,7 +136,6 @@ def pair(
     folder: Path,
     *,
     limit: int | None = None,
-    dry_run: bool = False,
     progress: Progress = silent,
 ) -> dict[str, int]:
     """Cut the grids of grids.jsonl, and write instances.jsonl.
@@ -178,7 +169,7 @@ def pair(
 
     # The manifest covers the instances but not the panels, which a copied folder may lack: check the files.
     step = DatasetStep(folder, "pair", inputs=[prompts, folder / "grids.jsonl"])
-    if dry_run or (step.counts_if_done() == counts and all((folder / name).is_file() for name in panels)):
+    if step.counts_if_done() == counts and all((folder / name).is_file() for name in panels):
         return counts
 
     # Cut the grids, and wait for the disk once before the manifest names the panels.

@@ -13,15 +13,13 @@ from pathlib import Path
 from pacorl.dataset.export import link_or_copy
 from pacorl.dataset.folder import write_records
 from pacorl.dataset.manifest import DatasetStep
+from pacorl.io.documents import blamed_on
 from pacorl.io.files import digest, flush_all, inside, safe_name, text_digest
 from pacorl.io.images import check_readable, listed
-from pacorl.io.terminal import Progress, silent
 from pacorl.records.rankings import Ranking, load_rankings
 
 
-def import_rankings(
-    folder: Path, source: Path, *, dry_run: bool = False, progress: Progress = silent
-) -> dict[str, int]:
+def import_rankings(folder: Path, source: Path) -> dict[str, int]:
     """Import a CSV or JSONL of rankings (`records.rankings`) as `imported/NAME`, the name of the file, with its images.
 
     Rankings of one reference are a group, unless the file names its groups.
@@ -34,8 +32,7 @@ def import_rankings(
             then no file has been written.
     """
     if not source.is_file():
-        fault = "is a folder" if source.is_dir() else "is missing"
-        raise ValueError(f"{source} {fault}; rankings come from a .csv or .jsonl file above its images: name it")
+        raise ValueError(f"{source} is no file; rankings come from a .csv or .jsonl file above its images: name it")
     name = safe_name(_folder_name(source.stem))
     step = DatasetStep(folder, f"import-{name}", inputs=[source], options={"source": str(source.resolve())})
     # Another source may not have the name; the same file may be imported again, even from elsewhere.
@@ -49,49 +46,44 @@ def import_rankings(
     stored = {image: f"imported/{name}/files/{file}" for image, file in files.items()}
     rankings = _named(source, rankings, stored, name)
     images = sorted(set(files.values()))
+
+    # Bring the images in, then write the records.
+    target = folder / "imported" / name
+    for file in images:
+        link_or_copy(inside(source.parent, file), target / "files" / file)
+    flush_all()  # one wait for all images, before a file names them
+    write_records(target / "rankings.jsonl", rankings)
     counts = {
         "rankings": len(rankings),
         "groups": len({ranking.group for ranking in rankings}),
         "annotators": len({ranking.annotator for ranking in rankings}),
         "images": len(images),
     }
-    if dry_run:
-        return counts
-
-    # Bring the images in, then write the records.
-    target = folder / "imported" / name
-    for done, file in enumerate(images, 1):
-        link_or_copy(inside(source.parent, file), target / "files" / file)
-        progress(done, len(images))
-    flush_all()  # one wait for all images, before a file names them
-    write_records(target / "rankings.jsonl", rankings)
     return step.finish(outputs=[target / "rankings.jsonl"], counts=counts)
 
 
 def _named(source: Path, rankings: Sequence[Ranking], stored: dict[str, str], name: str) -> list[Ranking]:
     """Give rankings their instances, groups and annotators, and images their paths in the dataset folder."""
-    # Number the instances in the order of the file.
+    # Instances are numbered in the order of the file.
     instances: dict[object, str] = {}
-    lines: dict[tuple[str, str], str] = {}
+    ranked: set[tuple[str, str]] = set()
     named = []
     for ranking in rankings:
-        location = f"{source}:{ranking.instance}"
-        names: dict[str, str] = {}
-        for image in (ranking.reference, *ranking.candidates):
-            other = names.setdefault(stored[image], image)
-            if other != image:
-                raise ValueError(f"{location}: {other} and {image} are the same image; take one out")
+        reference, *candidates = (stored[image] for image in (ranking.reference, *ranking.candidates))
         # The same images and question are one instance, in any order of the lines.
-        reference = stored[ranking.reference]
-        candidates = tuple(stored[image] for image in ranking.candidates)
         key = (ranking.group, reference, frozenset(candidates), ranking.theme, repr(ranking.criteria))
         instance = instances.setdefault(key, f"{name}:{len(instances) + 1}")
-        # Two rankings of one instance need two people, or a vote would count twice.
         annotator = ranking.annotator or name
-        line = lines.setdefault((instance, annotator), ranking.instance)
-        if line != ranking.instance:
-            fix = "take one out, or name an 'annotator' in each if two people did"
-            raise ValueError(f"{location}: ranks what {annotator} has ranked in line {line}; {fix}")
+        with blamed_on(f"{source}:{ranking.instance}"):
+            if len({reference, *candidates}) <= len(candidates):
+                raise ValueError("two of its images are the same; take one out")
+            # Two rankings of one instance need two people, or a vote would count twice.
+            if (instance, annotator) in ranked:
+                raise ValueError(
+                    f"ranks what {annotator} has ranked above; take one out, or name an 'annotator' in each if two "
+                    "people did"
+                )
+        ranked.add((instance, annotator))
         # The reference's path without its suffix, unless the file has groups.
         group = _folder_name(ranking.group or Path(ranking.reference).with_suffix("").as_posix())
         named.append(
@@ -101,7 +93,7 @@ def _named(source: Path, rankings: Sequence[Ranking], stored: dict[str, str], na
                 annotator=annotator,
                 group=f"{name}:{group}",
                 reference=reference,
-                candidates=candidates,
+                candidates=tuple(candidates),
             )
         )
     return named
@@ -109,34 +101,20 @@ def _named(source: Path, rankings: Sequence[Ranking], stored: dict[str, str], na
 
 def _images(source: Path, rankings: Sequence[Ranking]) -> dict[str, str]:
     """Map every image of the rankings to its file below the source's folder; copies of an image have one file."""
-    root = source.parent
-    # First line of each image, for the message about a missing one.
-    lines: dict[str, str] = {}
-    for ranking in rankings:
-        for name in (ranking.reference, *ranking.candidates):
-            lines.setdefault(name, ranking.instance)
-    # Collect the missing images, so that one error lists them.
-    missing = []
-    for name, line in lines.items():
-        try:
-            path = inside(root, name)
-        except ValueError as error:
-            raise ValueError(f"{source}:{line}: {error}; move the file to a folder above its images") from None
-        if not path.is_file():
-            hint = " (a tie is written with spaces: a.png = b.png)" if "=" in name else ""
-            missing.append(f"line {line}: {name}{hint}")
-    if missing:
-        fault = f"{len(missing)} image(s) missing; paths are relative to {root}"
-        raise ValueError(f"{source}: {fault}:{listed(missing)}")
-
-    # Compare by content: a copy under another name in another split would leak.
-    check_readable(root / name for name in lines)
-    first: dict[str, str] = {}
     # `inside` follows links, so the root must be without links too.
-    return {
-        name: first.setdefault(digest(root / name), inside(root, name).relative_to(root.resolve()).as_posix())
-        for name in lines
-    }
+    root = source.parent.resolve()
+    paths: dict[str, Path] = {}
+    for ranking in rankings:
+        with blamed_on(f"{source}:{ranking.instance}"):
+            for name in (ranking.reference, *ranking.candidates):
+                paths[name] = inside(root, name)
+    missing = [name for name, path in paths.items() if not path.is_file()]
+    if missing:
+        raise ValueError(f"{source}: {len(missing)} image(s) missing; paths are relative to {root}:{listed(missing)}")
+    check_readable(paths.values())
+    # By content: a copy under another name in another split would leak.
+    first: dict[str, str] = {}
+    return {name: first.setdefault(digest(path), path.relative_to(root).as_posix()) for name, path in paths.items()}
 
 
 def _folder_name(text: str) -> str:

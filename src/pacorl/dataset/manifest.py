@@ -1,7 +1,6 @@
 """The manifest of a step, which proves that its work is done, and on which inputs.
 
 A step is done if its manifest names the same inputs (by content), options and seed, and its outputs are unchanged.
-Versions are recorded and not compared: a new release does not undo finished work.
 """
 
 from __future__ import annotations
@@ -12,10 +11,6 @@ from pathlib import Path
 
 from pacorl.io.documents import JsonObject, as_read_back, read_object, write_json
 from pacorl.io.files import digest, sweep
-from pacorl.io.versions import versions
-
-# The packages that decide a model's output; all of pip's list would differ on every machine.
-RECORDED = ("pacorl", "numpy", "pillow", "torch", "transformers", "diffusers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +66,6 @@ class DatasetStep:
             "plan": self.plan(),
             "outputs": {self._name(path): digest(path) for path in outputs},
             "counts": dict(counts),
-            "versions": versions(RECORDED),
         }
         write_json(self.path, manifest)
         sweep(self.folder)

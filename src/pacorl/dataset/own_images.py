@@ -27,7 +27,6 @@ def pair_images(
     images: Path,
     *,
     limit: int | None = None,
-    dry_run: bool = False,
     progress: Progress = silent,
 ) -> dict[str, int]:
     """Copy the images into a dataset's folder, and write its instances.jsonl.
@@ -57,8 +56,6 @@ def pair_images(
     # Before the first copy: an unusable image leaves the folder as it was.
     check_readable(source for source, _ in pairs)
     counts = {"groups": len(groups), "images": len(pairs), "instances": len(instances)}
-    if dry_run:
-        return counts
 
     # Copy the images; other formats become PNG.
     for done, (source, copy) in enumerate(pairs, 1):

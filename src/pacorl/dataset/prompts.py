@@ -19,7 +19,7 @@ from pydantic import Field
 from pacorl.dataset.llm import fill_journal
 from pacorl.dataset.manifest import DatasetStep
 from pacorl.generate.language_writers import SetReply, answer_form, ask_for_set
-from pacorl.io.documents import Journal, JsonObject, blamed_on, read_journal, read_yaml, typed, write_jsonl
+from pacorl.io.documents import Journal, JsonObject, blamed_on, read_yaml, typed, write_jsonl
 from pacorl.io.terminal import Progress, silent
 from pacorl.judge.chat import ChatError, ChatModel
 from pacorl.records.compose import compose
@@ -168,7 +168,6 @@ def write_all(
     options: JsonObject,
     seed: int = 0,
     workers: int = 1,
-    dry_run: bool = False,
     progress: Progress = silent,
 ) -> JsonObject:
     """Fill prompts.jsonl with a record per order; a later call continues an interrupted one.
@@ -180,21 +179,16 @@ def write_all(
         The number of records, the number per category, and order → fault of the `failed` records, which the next call
         tries again.
     """
-    # Stop if the step is done, or for a dry run.
+    # Stop if the step is done.
     grids = list(dict.fromkeys(str(order.grid) for order in planned))
     plan = {"count": len(planned), "grids": grids, **options}
     step = DatasetStep(folder, "prompts", options=plan, seed=seed)
     finished = step.counts_if_done()
     if finished is not None:
         return finished
-    path = folder / "manifests" / "prompts.journal.jsonl"
-    if dry_run:
-        done = read_journal(path)
-        missing = sum(order.key not in done for order in planned)
-        return {"records": len(planned), "to_write": missing}
 
     # Write the missing records into the journal.
-    journal = Journal(path)
+    journal = Journal(folder / "manifests" / "prompts.journal.jsonl")
     failed = _write_missing(writer, planned, journal, workers=workers, progress=progress)
 
     # List all records in the order of the plan.

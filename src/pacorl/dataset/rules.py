@@ -36,12 +36,9 @@ def best_worst(tiers: Sequence[Sequence[str]]) -> list[tuple[str, bool]]:
     return [(name, True) for name in tiers[0]] + [(name, False) for name in tiers[-1]]
 
 
-def mean_ranks(tiers: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Candidate → rank from 1; tied candidates share the mean of their ranks."""
-    ranks: dict[str, float] = {}
-    for tier in tiers:
-        ranks |= dict.fromkeys(tier, len(ranks) + (len(tier) + 1) / 2)
-    return ranks
+def places_of(tiers: Sequence[Sequence[str]]) -> dict[str, int]:
+    """Map each candidate to its place from 0; tied candidates share one."""
+    return {name: place for place, tier in enumerate(tiers) for name in tier}
 
 
 def shared_rankings(answers: Sequence[Ranking]) -> list[list[Ranking]]:
@@ -62,7 +59,7 @@ def pair_agreement(answers: Sequence[Ranking]) -> Interval | None:
     compared = []
     for rankings in shared_rankings(answers):
         both = same = 0
-        for one, other in combinations([mean_ranks(answer.tiers) for answer in rankings], 2):
+        for one, other in combinations([places_of(answer.tiers) for answer in rankings], 2):
             for first, second in combinations(one, 2):
                 # 0 for a tie in either ranking, which leaves the pair without an order.
                 order = (one[first] - one[second]) * (other[first] - other[second])
@@ -172,30 +169,6 @@ def in_either_order(first: str, second: str) -> tuple[str, str]:
     if int(_digest(low, high), 16) % 2:
         return low, high
     return high, low
-
-
-def mean_rankings(answers: Sequence[Ranking]) -> tuple[list[Ranking], int]:
-    """One ranking per instance, by decision or mean rank, and the number of instances dropped for ties."""
-    # Rankings by instance.
-    by_instance: dict[str, list[Ranking]] = defaultdict(list)
-    for answer in final_answers(answers):
-        by_instance[answer.instance].append(answer)
-
-    merged = []
-    dropped = 0
-    # The sum of ranks orders as their mean does.
-    for _, group in sorted(by_instance.items()):
-        rank_sum = dict.fromkeys(group[0].candidates, 0.0)
-        for answer in group:
-            for name, rank in mean_ranks(answer.tiers).items():
-                rank_sum[name] += rank
-
-        if len(set(rank_sum.values())) < len(rank_sum):
-            dropped += 1
-            continue
-        order = tuple(sorted(rank_sum, key=rank_sum.__getitem__))
-        merged.append(replace(group[0], annotator="mean", candidates=order, ranks=()))
-    return merged, dropped
 
 
 def split_groups(ties: Iterable[tuple[str, str]], *, test_share: float, seed: int = 0) -> dict[str, Split]:

@@ -45,9 +45,6 @@ MAX_ASPECT = 200
 MAX_BYTES = 2**29
 """Limit of a file: MAX_PIXELS of four channels of 16 bits, uncompressed."""
 
-CHANNELS = (1, 3, 4)
-"""Channels of an array: grey, RGB, RGB with transparency."""
-
 SIDEWAYS = (5, 6, 7, 8)
 """EXIF orientations whose rows are columns; larger numbers have no meaning, and no reader turns by them."""
 
@@ -174,8 +171,7 @@ def as_rgb(pixels: Any, name: str) -> Image.Image:
     """Convert pixels to an 8-bit RGB image; an RGB image is returned as it is.
 
     Args:
-        pixels: PIL's image, or an array or tensor: H×W, H×W×C or C×H×W of one, three or four channels; of 8 or 16 bits
-            without a sign, or of floats from 0 to 1.
+        pixels: PIL's image, or an array or tensor: H×W×3 or 3×H×W of uint8, or of floats from 0 to 1.
 
     Raises:
         ImageError: no judge can take it.
@@ -209,8 +205,8 @@ def _as_srgb(image: Image.Image, name: str) -> Image.Image:
     try:
         profile = ImageCms.ImageCmsProfile(io.BytesIO(image.info["icc_profile"]))
         srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB"))
-        # The same space, whose conversion would only round. Its name alone may lie.
-        if "sRGB" in ImageCms.getProfileDescription(profile) and _primaries(profile) == _primaries(srgb):
+        # The same space, whose conversion would only round.
+        if "sRGB" in ImageCms.getProfileDescription(profile):
             return image
         # As browsers do: colours of both spaces stay, and black stays black.
         converted = ImageCms.profileToProfile(
@@ -233,48 +229,29 @@ def _as_srgb(image: Image.Image, name: str) -> Image.Image:
     return converted
 
 
-def _primaries(profile: ImageCms.ImageCmsProfile) -> list[float]:
-    """Return the chromaticities of a profile's three colours; empty for a profile without them."""
-    colours = profile.profile
-    primaries = (colours.red_primary, colours.green_primary, colours.blue_primary)
-    return [round(number, 2) for primary in primaries if primary for number in primary[1]]
-
-
 def _from_array(array: Any, name: str) -> Image.Image:
     import numpy as np
 
-    # A tensor: NumPy has no bfloat16, no graphs and no devices.
+    # NumPy has no bfloat16, no graphs and no devices.
     if hasattr(array, "detach"):
         array = array.detach().cpu()
-        if array.is_floating_point():
-            array = array.float()
-
-    # The shape.
+        array = array.float() if array.is_floating_point() else array
     pixels = np.asarray(array)
-    # Torch's order, unless the last dimension could be channels too.
-    if pixels.ndim == 3 and pixels.shape[-1] not in CHANNELS and pixels.shape[0] in CHANNELS:
+    # Torch's order, unless the last dimension could be colours too.
+    if pixels.ndim == 3 and pixels.shape[-1] != 3:
         pixels = np.moveaxis(pixels, 0, -1)
-    if pixels.dtype.kind not in "uf" or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[-1] in CHANNELS)):
+    is_float = pixels.dtype.kind == "f"
+    if pixels.ndim != 3 or pixels.shape[-1] != 3 or not (is_float or pixels.dtype == np.uint8):
         raise ImageError(
             f"{name}: a {type(array).__name__} of shape {(*pixels.shape,)} and type {pixels.dtype} is no image; give a "
-            "PIL image, or H×W×C or C×H×W of uint8, or of floats from 0 to 1"
+            "PIL image, or H×W×3 or 3×H×W of uint8, or of floats from 0 to 1"
         )
-
-    # The range: everything becomes uint8.
-    if pixels.dtype.kind == "f":
-        low = float(pixels.min(initial=0))
-        high = float(pixels.max(initial=0))
+    if is_float:
+        low, high = float(pixels.min(initial=0)), float(pixels.max(initial=0))
         if not (low >= 0 and high <= 1):  # also for NaN
-            raise ImageError(
-                f"{name}: floats from {low:g} to {high:g}; an image's are from 0 to 1 (of −1..1 take x / 2 + 0.5, of "
-                "0..255 x / 255)"
-            )
+            raise ImageError(f"{name}: floats from {low:g} to {high:g}; an image's are from 0 to 1")
         pixels = (pixels.astype(np.float64) * 255).round().astype(np.uint8)
-    elif pixels.dtype != np.uint8:
-        pixels = (pixels / np.iinfo(pixels.dtype).max * 255).round().astype(np.uint8)
-    if pixels.ndim == 3 and pixels.shape[-1] == 1:
-        pixels = pixels[..., 0]
-    return Image.fromarray(pixels)
+    return Image.fromarray(np.ascontiguousarray(pixels))
 
 
 def check_frames(image: Image.Image, name: str) -> None:

@@ -13,9 +13,8 @@ from pacorl.config.options import JUDGE_KEY, UsageError
 from pacorl.core.devices import NONE, best_dtype
 from pacorl.io.files import text_digest
 from pacorl.io.images import recipe_of
-from pacorl.io.outage import OUTAGE_SECONDS
 from pacorl.judge.calibration import Calibration
-from pacorl.judge.judge import ANSWER_SECONDS, CONCURRENCY, STARTUP_SECONDS, Judge, JudgeSettings, is_address
+from pacorl.judge.judge import STARTUP_SECONDS, Judge, JudgeSettings, is_address
 from pacorl.types import TINY, TINY_EDITS
 
 if TYPE_CHECKING:
@@ -56,9 +55,6 @@ def open_judge(
             settings.checkpoint,
             api_key_env=settings.api_key_env,
             symmetric=settings.symmetric,
-            concurrency=CONCURRENCY,
-            timeout=ANSWER_SECONDS,
-            outage=OUTAGE_SECONDS,
             startup=startup,
             processes=processes,
         )

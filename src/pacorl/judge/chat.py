@@ -7,10 +7,8 @@ answers are sent back with their fault.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel
@@ -32,21 +30,7 @@ class ChatRefusedError(ValueError):
     """No question will be answered: unknown model, refused key, no such server."""
 
 
-@dataclass(slots=True)
-class Usage:
-    """Counts of requests and tokens so far."""
-
-    calls: int = 0
-    malformed: int = 0
-    """Answers that had to be asked for again: no JSON, or not by the schema."""
-    contradicted: int = 0
-    failed: int = 0
-    """Questions that ended without a usable answer."""
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ChatModel:
     """A model behind an endpoint. Safe to use from several threads."""
 
@@ -58,8 +42,6 @@ class ChatModel:
     timeout_seconds: float = 120.0
     retries: int = 5
     """Of transport faults (time-outs, 429, 5xx)."""
-    usage: Usage = field(default_factory=Usage)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def ask(self, messages: Sequence[Message]) -> str:
         """Return the model's answer. Raises ChatError for no usable answer, ChatRefusedError if no retry helps."""
@@ -77,15 +59,11 @@ class ChatModel:
                     model=self.model, messages=cast("Any", list(messages)), extra_headers=own_headers()
                 )
                 text = answer.choices[0].message.content
-                tokens = {}
-                for name in ("prompt_tokens", "completion_tokens"):
-                    tokens[name] = int(getattr(answer.usage, name, 0) or 0)
             except openai.APIStatusError as error:
                 fault = str(status_fault(error.response, key=key))
                 # These answer every question alike; other faults are of one question, or of the moment.
                 if error.status_code in (401, 403, 404) or error.response.has_redirect_location:
-                    refusal = f"{error.request.url} refuses {self.model!r}: {fault}"
-                    raise ChatRefusedError(refusal) from None
+                    raise ChatRefusedError(f"{error.request.url} refuses {self.model!r}: {fault}") from None
                 raise ChatError(f"no answer: {fault}") from None
             except openai.APITimeoutError:
                 raise ChatError(f"no answer within {self.timeout_seconds:g} s") from None
@@ -93,7 +71,6 @@ class ChatModel:
                 raise ChatError(f"no answer: {wire_fault(error)}") from None
             except MALFORMED as error:
                 raise ChatError(f"no answer: an answer of another form ({type(error).__name__})") from None
-        self.count(calls=1, **tokens)
         if not isinstance(text, str) or not text:
             raise ChatError("the answer is empty")
         return text
@@ -101,48 +78,25 @@ class ChatModel:
     def ask_json(
         self, messages: Sequence[Message], schema: type[Reply], *, check: Callable[[Reply], None], attempts: int = 3
     ) -> Reply:
-        """Ask for JSON, as the function `ask_json` does, and count the malformed answers."""
-        on_fault = partial(self.count, malformed=1)
-        return ask_json(self.ask, messages, schema, check=check, attempts=attempts, on_fault=on_fault)
+        """Ask for an answer by `schema` that passes `check`; faults are sent back to the model.
 
-    def count(self, **counts: int) -> None:
-        """Add to the usage, e.g. `count(failed=1)`."""
-        with self._lock:
-            for name, number in counts.items():
-                setattr(self.usage, name, getattr(self.usage, name) + number)
+        Args:
+            check: raises ValueError for an unusable answer.
 
-
-def ask_json(
-    ask: Callable[[Sequence[Message]], str],
-    messages: Sequence[Message],
-    schema: type[Reply],
-    *,
-    check: Callable[[Reply], None],
-    attempts: int = 3,
-    on_fault: Callable[[], None] = lambda: None,
-) -> Reply:
-    """Ask a language model for an answer by `schema` that passes `check`; faults are sent back to it.
-
-    Args:
-        ask: messages → the answer's text.
-        check: raises ValueError for an unusable answer.
-        on_fault: called after each such answer.
-
-    Raises:
-        ChatError: if no attempt gives a usable answer.
-    """
-    # Only the last faulty answer is sent back: a growing conversation costs more each time.
-    conversation = list(messages)
-    fault = ""
-    for _ in range(attempts):
-        text = ask(conversation)
-        try:
-            answer = typed(object_within(text), schema)
-            check(answer)
-            return answer
-        except ValueError as error:
-            fault = str(error)
-        on_fault()
-        plea = f"That answer cannot be used: {fault}. Answer again, with the corrected JSON object only."
-        conversation = [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": plea}]
-    raise ChatError(f"{attempts} answers in a row could not be used; the last: {fault}")
+        Raises:
+            ChatError: if no attempt gives a usable answer.
+        """
+        # Only the last faulty answer is sent back: a growing conversation costs more each time.
+        conversation = list(messages)
+        fault = ""
+        for _ in range(attempts):
+            text = self.ask(conversation)
+            try:
+                answer = typed(object_within(text), schema)
+                check(answer)
+                return answer
+            except ValueError as error:
+                fault = str(error)
+            plea = f"That answer cannot be used: {fault}. Answer again, with the corrected JSON object only."
+            conversation = [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": plea}]
+        raise ChatError(f"{attempts} answers in a row could not be used; the last: {fault}")

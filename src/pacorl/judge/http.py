@@ -20,7 +20,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
@@ -42,7 +42,7 @@ from pacorl.io.net import (
 )
 from pacorl.io.outage import OUTAGE_SECONDS, UnreachableError
 from pacorl.judge.calibration import Calibration
-from pacorl.judge.judge import RETRIES, VARIANTS, WORDS, JudgeRefusedError, split_address
+from pacorl.judge.judge import ANSWER_SECONDS, CONCURRENCY, RETRIES, VARIANTS, WORDS, JudgeRefusedError, split_address
 from pacorl.judge.pairwise import both_orders
 from pacorl.types import Question, Verdict
 
@@ -248,11 +248,8 @@ class Server:
     """Number of waiting and running questions."""
     silent_until: float = 0.0
     """Time until which it is asked last, and only once."""
-    handshaking: asyncio.Lock = field(default_factory=asyncio.Lock)
-    known: bool = False
-    """Whether the handshake is complete."""
     ids: TokenIds | None = None
-    """Token ids of Yes and No; None if unknown."""
+    """Token ids of Yes and No; None if unknown, or before `check`."""
     decides: bool = False
     """Whether it is asked for decisions, because it has no log-probabilities."""
     note: str = ""
@@ -268,9 +265,9 @@ class HttpJudge:
         urls: Sequence[str],
         *,
         api_key_env: str = "",
-        concurrency: int = 32,
+        concurrency: int = CONCURRENCY,
         processes: int = 1,
-        timeout: float = 60.0,
+        timeout: float = ANSWER_SECONDS,
         retries: int = RETRIES,
         symmetric: bool = False,
         variants: bool = False,
@@ -484,7 +481,6 @@ class HttpJudge:
                     if is_silent and not is_last:
                         continue
                     retries = self.retries if is_last and not is_silent else 0
-                    await self._handshake(server, retries)
                     return await ask(server, retries)
             except JudgeRefusedError:
                 raise
@@ -585,9 +581,10 @@ class HttpJudge:
         deadline = time.monotonic() + patience
         announced = not patience
         for server in self.servers:
-            while not server.known:
+            while True:
                 try:
-                    await self._handshake(server, 0)
+                    await self._handshake(server)
+                    break
                 except TransientError as fault:
                     if time.monotonic() >= deadline:
                         raise UnreachableError(f"no judge at {server.url}: {fault}{_remedy(server.url)}") from None
@@ -596,39 +593,33 @@ class HttpJudge:
                         logger.warning("no judge at %s: %s; waiting up to %g s for it", server.url, fault, patience)
                     await asyncio.sleep(1.0)
 
-    async def _handshake(self, server: Server, retries: int) -> None:
-        """Query a server's models and token ids, once."""
-        async with server.handshaking:
-            if server.known:
-                return
-            page = partial(self._page, server, retries=retries)
-            base = server.url.removesuffix("/v1")
+    async def _handshake(self, server: Server) -> None:
+        """Query a server's models and token ids."""
+        # The model, by its name or because it is alone.
+        listed = await self._exchange(server, f"{server.url}/models")
+        notes = {str(model["id"]): str(model.get("note") or "") for model in listed.get("data", [])}
+        names = ", ".join([*notes][:20])[:500]
+        if not self.model and len(notes) != 1:
+            raise JudgeRefusedError(f"{server.url} serves {names or 'no list of models'}; name one as URL#MODEL")
+        self.model = self.model or next(iter(notes))
+        server.note = notes.get(self.model, "")
 
-            # The model, by its name or because it is alone.
-            listed = await self._exchange(server, f"{server.url}/models", retries=retries)
-            notes = {str(model["id"]): str(model.get("note") or "") for model in listed.get("data", [])}
-            names = ", ".join([*notes][:20])[:500]
-            if not self.model and len(notes) != 1:
-                raise JudgeRefusedError(f"{server.url} serves {names or 'no list of models'}; name one as URL#MODEL")
-            self.model = self.model or next(iter(notes))
-            server.note = notes.get(self.model, "")
+        # Its tokens. `transformers serve` has no log-probabilities, but a page for probabilities.
+        base = server.url.removesuffix("/v1")
+        server.ids = await self._token_ids(server, f"{base}/tokenize")
+        if server.ids is None:
+            server.decides = "/v1/systemone" in str((await self._page(server, f"{base}/openapi.json")).get("paths"))
+        if notes and self.model not in notes and not server.decides:
+            raise JudgeRefusedError(f"{server.url} serves no model {self.model!r}; it serves {names}")
 
-            # Its tokens. `transformers serve` has no log-probabilities, but a page for probabilities.
-            server.ids = await self._token_ids(server, partial(page, f"{base}/tokenize"))
-            if server.ids is None:
-                server.decides = "/v1/systemone" in str((await page(f"{base}/openapi.json")).get("paths"))
-            if notes and self.model not in notes and not server.decides:
-                raise JudgeRefusedError(f"{server.url} serves no model {self.model!r}; it serves {names}")
-            server.known = True  # last: it marks the handshake as complete
-
-    async def _token_ids(self, server: Server, tokenize: Callable[[Json], Awaitable[Json]]) -> TokenIds | None:
+    async def _token_ids(self, server: Server, page: str) -> TokenIds | None:
         """Query the ids of single-token words from vLLM's /tokenize; None if there is no such page."""
         ids: list[tuple[int, ...]] = []
         for words in self.words:
             single: list[int] = []
             for word in words:
-                answer = await tokenize({"model": self.model, "prompt": word, "add_special_tokens": False})
-                tokens = answer.get("tokens")
+                question = {"model": self.model, "prompt": word, "add_special_tokens": False}
+                tokens = (await self._page(server, page, question)).get("tokens")
                 if not isinstance(tokens, list):
                     return None
                 # A score is read from one position, so spellings of several tokens cannot count.
@@ -638,10 +629,10 @@ class HttpJudge:
             ids.append(tuple(single))
         return ids[0], ids[1]
 
-    async def _page(self, server: Server, url: str, body: Json | None = None, *, retries: int) -> Json:
+    async def _page(self, server: Server, url: str, body: Json | None = None) -> Json:
         """Read a page that not every server has; empty without it."""
         try:
-            return await self._exchange(server, url, body, retries=retries)
+            return await self._exchange(server, url, body)
         except TransientError as fault:
             if fault.unreachable:
                 raise

@@ -275,15 +275,10 @@ def check_local(checkpoint: str, adapter: str = "") -> tuple[str, str]:
     return base, adapter
 
 
-def placement(checkpoint: str, dtype: str = "auto") -> dict[str, Any]:
-    """Choose `dtype` and `device` for `LocalJudge.from_pretrained`.
-
-    "auto" is bfloat16 on a GPU and float32 elsewhere, and float32 for the tiny judge everywhere.
-    """
+def placement(checkpoint: str) -> dict[str, Any]:
+    """Choose `dtype` and `device` for `LocalJudge.from_pretrained`: bfloat16 on a GPU, float32 elsewhere."""
     device = available_device()
-    if dtype == "auto":
-        dtype = best_dtype(checkpoint, device)
-    return {"dtype": dtype, "device": device}
+    return {"dtype": best_dtype(checkpoint, device), "device": device}
 
 
 def log_softmax(logits: Tensor) -> Tensor:

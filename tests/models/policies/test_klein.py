@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pacorl.models.policies.klein import KLEIN, KleinPolicy
-from pacorl.tiny.world import set_prompts
 from pacorl.types import Prompt, Size
 
-SETS = set_prompts("dev", 2)
 TOKENS = 144
 
 

@@ -90,7 +90,7 @@ class KleinPolicy(PipelinePolicy):
         self.image_paths(prompt)  # raises
         paths = prompt.sources
         if not paths:
-            return super().size_of(prompt, size)
+            return size
         area = size.height * size.width
         rule = self._fit(paths[0], area)
         return best_sides(area, upright_size(paths[0]), step=self.token_pixels, rule=rule)

@@ -50,7 +50,7 @@ class KontextPolicy(FluxPolicy):
         self.image_paths(prompt)  # raises
         paths = prompt.sources
         if not paths:
-            return self.nearest_size(super().size_of(prompt, size))
+            return self.nearest_size(size)
         (path,) = paths
         source, step = upright_size(path), self.token_pixels
         # The pipeline first cuts the source to whole tokens, and so may choose another shape than the exact aspect's.

@@ -195,7 +195,7 @@ class QwenEditPolicy(QwenImagePolicy):
         self.image_paths(prompt)  # raises
         paths = prompt.sources
         if not paths:
-            return self.nearest_size(super().size_of(prompt, size))
+            return self.nearest_size(size)
         area = size.height * size.width
         return best_sides(area, upright_size(paths[-1]), step=SIDE, rule=sides_for(area, paths[-1]))
 
