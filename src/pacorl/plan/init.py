@@ -185,7 +185,9 @@ def _text(job: Job, memory: str) -> str:
     size = ("[512, 512]", "judged at 1024")
     if job.train[0].sources:
         size = ("[384, 384]", "an area, in the source's shape")
-    batch = (8 if is_small else 4) if spec.parameters < LARGE else (4 if is_small else 1)
+    batch = 4 if is_small else 1
+    if spec.parameters < LARGE:
+        batch = 8 if is_small else 4
     rows += [
         ("prompts:", ""),
         (f"  train: {_yaml(str(job.folder / 'train.jsonl'))}", f"{len(job.train)} prompts"),

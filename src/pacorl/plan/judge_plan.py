@@ -57,7 +57,7 @@ def plan_reward(config: JudgeConfig) -> Plan:
         "evaluation_pairs": len(evaluation),
         "optimizer_steps": config.max_steps or steps,
         "trained_parameters": trained,
-        "bytes_without_activations": (total - trained) * dtype.itemsize + trained * STATE_BYTES,
+        "gib_without_activations": ((total - trained) * dtype.itemsize + trained * STATE_BYTES) / 2**30,
     }
     return Plan([*absences, *checkpoint.absences, *start], facts=facts)
 

@@ -211,9 +211,11 @@ def _tokens_of(call: Sequence[Question], processor: Mapping[str, Any]) -> CallTo
     read = shared = 0
     for prefix, number in beginning.items():
         part = tokens[prefix[-1]]
-        is_shared = (number - 1) * part >= WORTH_SHARING
-        read += part if is_shared else part * number
-        shared += part if is_shared else 0
+        if (number - 1) * part >= WORTH_SHARING:
+            read += part
+            shared += part
+        else:
+            read += part * number
     return CallTokens(
         longest=max(sum(tokens[part] for part in parts) for parts in questions),
         read=read,

@@ -158,8 +158,10 @@ def _of(size: int | None) -> str:
     return f" of {size_text(size)}" if size else ""
 
 
-def _number(fact: Any) -> str:
-    return f"{fact:,}" if isinstance(fact, int) else f"{fact:.4g}" if isinstance(fact, float) else str(fact)
+def _number(fact: float | None) -> str:
+    if fact is None:
+        return "unknown"
+    return f"{fact:.4g}" if isinstance(fact, float) else f"{fact:,}"
 
 
 def _timed_cards(plan: Plan) -> list[str]:
