@@ -66,7 +66,7 @@ def test_the_forwards_of_an_epoch(
     fixed = ["judge=none", f"rewards=[{{name: '{JPEG_SIZE}'}}]", "sampling.sde_steps=[1]"]
     config = toy_config(tmp_path / "run", *fixed, *PAPER, *settings)
     expected = dict(zip(("sampling", "training", "other_policies"), forwards, strict=True))
-    assert forwards_of(config, world=1).per_image == pytest.approx(expected)
+    assert forwards_of(config).per_image == pytest.approx(expected)
     training = PolicyTrainer(config)
     counted, learn = Counted(training.lora.transformer), epoch.learn
 

@@ -52,8 +52,6 @@ class Forwards:
 
     sampler: Sampler
     """Sampler of the first epoch."""
-    world: int
-    """Processes."""
     samples: int
     node_batch: int
     """The largest number of nodes in one trained forward; of samples for an objective that trains on these."""
@@ -64,13 +62,13 @@ class Forwards:
     for an objective that compares with it)."""
 
 
-def forwards_of(config: PolicyConfig, *, world: int) -> Forwards:
+def forwards_of(config: PolicyConfig) -> Forwards:
     """Count the forwards of a config's first epoch.
 
     A node whose samples several processes share is counted once, and each of them computes it.
     """
     spec = OBJECTIVES[config.objective.name]
-    division = divide(config, world=world)
+    division = divide(config, world=config.processes)
     samples = division.prompts * config.group_size
     sampler = config.sampling.sampler(0, group_size=config.group_size, seed=config.seed, spec=spec)
     # Without noise each sample passes all steps independently.
@@ -100,7 +98,6 @@ def forwards_of(config: PolicyConfig, *, world: int) -> Forwards:
     latents = 1 + sum(per_node * parents + children for parents, children in pairwise([*nodes, 1]))
     return Forwards(
         sampler,
-        world,
         samples,
         node_batch=max(node_batches) if is_path and node_batches else config.sampling.batch,
         latents=samples * latents,
@@ -156,5 +153,5 @@ def cost_of(
         config.epochs * forwards.samples * image + evaluations * shown,
         saved=4 * figures.adapter * math.ceil(config.epochs / config.save_every),
         form="streamed" if config.model.stream else quantized,
-        processes=forwards.world,
+        processes=config.processes,
     )

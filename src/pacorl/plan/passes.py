@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from pacorl.config.base import ConfigError
 from pacorl.core.sampler import Sampler
 from pacorl.core.sde import log_prob
 from pacorl.grpo.builders import add_adapter
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.rollout import transition_at
+from pacorl.io.documents import blamed_on
 from pacorl.models.adapters import adapter_state
 from pacorl.models.int8 import parameter_count, streamed_bytes, weight_bytes
 from pacorl.models.policies.policy import Parts, PolicyOptions
@@ -134,7 +134,7 @@ def measure_generator(
         training: None for generating.
 
     Raises:
-        ConfigError: The adapter's targets match no module.
+        ValueError: The adapter's targets match no module.
     """
 
     def inputs_of(parts: Parts) -> Inputs:
@@ -158,25 +158,19 @@ def measure_generator(
 
 
 def _transformer_figures(inputs: Inputs, batches: Sequence[Batch], training: Training | None) -> Figures:
+    """Measure a transformer, after the adapter is added if it is trained."""
     model = inputs.policy.transformer
     weights = (parameter_count(model), weight_bytes(model), streamed_bytes(model))
-    trained = _training_figures(inputs, training) if training else (0, 0, 0, 0)
-    passes = [sampling_pass(inputs, size=batch.size, batch=batch.count) for batch in batches]
-    return Figures(*weights, *trained, *(figure for each in passes for figure in (each.peak, each.flops)))
-
-
-def _training_figures(inputs: Inputs, training: Training) -> tuple[float, float, float, float]:
-    """Add the adapter, and measure its bytes, those with gradients, and a step's peak and FLOPs."""
-    transformer = inputs.policy.transformer
-    try:
-        with META:
+    trained: tuple[float, ...] = (0, 0, 0, 0)
+    if training:
+        with META, blamed_on("adapter.targets"):
             add_adapter(training.config, inputs.policy)
-    except ValueError as error:
-        raise ConfigError(f"adapter.targets: {error}") from None
-    adapter = sum(weight.nbytes for weight in adapter_state(transformer).values())
-    trained = sum(weight.nbytes for weight in transformer.parameters() if weight.requires_grad)
-    step = training_pass(inputs, training)
-    return adapter, trained, step.peak, step.flops
+        adapter = sum(weight.nbytes for weight in adapter_state(model).values())
+        with_gradients = sum(weight.nbytes for weight in model.parameters() if weight.requires_grad)
+        step = training_pass(inputs, training)
+        trained = (adapter, with_gradients, step.peak, step.flops)
+    passes = [sampling_pass(inputs, size=batch.size, batch=batch.count) for batch in batches]
+    return Figures(*weights, *trained, *(figure for run in passes for figure in (run.peak, run.flops)))
 
 
 # --- passes ----------------------------------------------------------------------------------------------------

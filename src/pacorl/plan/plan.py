@@ -17,7 +17,7 @@ import torch
 
 from pacorl.core.devices import available_device
 from pacorl.core.objectives import OBJECTIVES
-from pacorl.grpo.builders import with_credit, without_idle_judges
+from pacorl.grpo.builders import without_idle_judges
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.documents import blamed_on
 from pacorl.models.policies.policy import Parts
@@ -194,8 +194,7 @@ def plan_policy(config: PolicyConfig, *, ask: bool = False) -> Plan:
     # The config alone. A plan does not execute users' files.
     card_bytes = device()[1]
     config = decided(config, card_bytes=card_bytes) if card_bytes else with_checkpointing(config, on=True)
-    world = int(os.environ.get("WORLD_SIZE", "0")) or config.processes
-    forwards = forwards_of(config, world=world)
+    forwards = forwards_of(config)
     check_rewards(config.rewards, run=False)
     check_rewards(config.evaluation.rewards, key="evaluation.rewards", run=False)
     config = without_idle_judges(config, run=False)
@@ -205,7 +204,6 @@ def plan_policy(config: PolicyConfig, *, ask: bool = False) -> Plan:
     train = _prompts(data.train, model=model)
     evaluation = _prompts(data.evaluation, model=model, limit=data.evaluation_limit)
     config.check_prompts([*train, *evaluation])
-    config, _ = with_credit(config, {}, train, run=False)
     for key, reward in sources.rewards_of(config):
         reward.check(evaluation if key.startswith("evaluation.") else [*train, *evaluation])
     benchmarks = {name: _prompts(name, model=model) for name in data.benchmarks}
@@ -268,6 +266,7 @@ def _measured(
     samples = forwards.latents * policy.noise([0], sizes[0]).numel() * FP32
     for images, size in zip((forwards.samples, shown), sizes, strict=True):
         samples += images * 3 * size.height * size.width
+    encoded_prompts = len(prompts) or config.prompts_per_epoch + config.prompts.evaluation_limit
     encoded = sum(tensor.nbytes for tensor in generator.inputs.conditioning(sizes[0], batch=1).tensors.values())
 
     is_path = OBJECTIVES[config.objective.name].needs == "path"
@@ -278,14 +277,14 @@ def _measured(
         in_turns=in_turns,
         prompts=policy.encode_batch,
         # Gradients' buckets of DDP, and the adapter that samples for an objective of the endpoint.
-        epoch=(forwards.world > 1) * figures.trained + (not is_path) * figures.adapter,
+        epoch=(config.processes > 1) * figures.trained + (not is_path) * figures.adapter,
         # Judges work while the next batch is sampled.
         sampling=0 if in_turns else max((scorer.buffers for scorer in scorers), default=0),
         # Compiled SDE steps are sampled as they are trained.
         least=figures.train if config.model.compile != "none" and is_path else 0,
-        encoded=forwards.world * encoded * (len(prompts) or config.prompts_per_epoch + config.prompts.evaluation_limit),
+        encoded=config.processes * encoded_prompts * encoded,
         samples=samples,
-        world=forwards.world,
+        world=config.processes,
     )
     evaluated = len(evaluation) or config.prompts.evaluation_limit
     return memory, cost_of(config, forwards=forwards, generator=generator, judging=judging, evaluated=evaluated)
