@@ -39,7 +39,7 @@ def plan_generation(options: PolicyOptions, *, size: Size | None = None, judge: 
         api_key = JUDGE_KEY if os.environ.get(JUDGE_KEY) else ""
         settings = JudgeSettings(checkpoint=judge, api_key_env=api_key).in_memory(options.memory)
         judge_files = sources.judge(settings, key=key)
-        absences += [*judge_files.absences, *sources.silent_judges(key, settings)]
+        absences += [*judge_files.absences, *sources.silent_judge(key, settings)]
         if judge_files.configs:
             scorers.append(candidates_judge(settings, judge_files.configs, size=size))
     return Plan(absences, memory=memory_of(options, generator, scorers, in_turns=options.memory != "normal"))

@@ -216,7 +216,7 @@ def plan_policy(config: PolicyConfig, *, ask: bool = False) -> Plan:
     judges = {"judge.checkpoint": config.judge, "evaluation.judge": config.evaluation.judge_settings}
     checkpoints = {key: sources.judge(settings, key=key) for key, settings in judges.items()}
     for key, settings in judges.items():
-        absences += [*checkpoints[key].absences, *(sources.silent_judges(key, settings) if ask else ())]
+        absences += [*checkpoints[key].absences, *(sources.silent_judge(key, settings) if ask else ())]
     if checkpoints["evaluation.judge"].configs:
         notes.append("the memory and work of evaluation.judge are not in the plan")
 

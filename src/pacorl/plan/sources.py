@@ -199,7 +199,7 @@ def absent_adapters(key: str, source: str) -> Iterator[MissingFile]:
         yield _absence(key, source, "a LoRA")
 
 
-def silent_judges(key: str, settings: JudgeSettings | None) -> Iterator[MissingFile]:
+def silent_judge(key: str, settings: JudgeSettings | None) -> Iterator[MissingFile]:
     """Yield a judge over HTTP that does not answer one request for its models."""
     if settings and settings.remote:
         try:
