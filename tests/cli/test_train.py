@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:Futu
 def test_a_dry_run_prints_the_plan_and_trains_nothing(tmp_path: Path) -> None:
     small = [f"out={tmp_path}", "data.train=[tiny:train:20]", "data.evaluation=[tiny:dev:4]"]
     shown = CliRunner().invoke(cli.app, ["train-reward", str(RECIPE), *small, "--dry-run"])
-    assert "train pairs: 20" in shown.output
+    assert (shown.exit_code, "train pairs: 20" in shown.output) == (0, True)
     printed = CliRunner().invoke(cli.app, ["train-reward", str(RECIPE), *small, "--dry-run", "--json"])
     assert json.loads(printed.output)["facts"]["optimizer_steps"] == 2
     assert not (tmp_path / "metrics.jsonl").exists()

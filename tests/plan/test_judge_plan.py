@@ -37,16 +37,6 @@ def tiny(tmp_path: Path, *overrides: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_dry_run_with_everything_here_counts_pairs_and_steps(tmp_path: Path) -> None:
-    result = dry_run("tiny.yaml", *tiny(tmp_path))
-    assert result.exit_code == 0, result.output
-    assert result.stdout.splitlines()[0] == "verdict: nothing is absent"
-    document = json.loads(dry_run("tiny.yaml", *tiny(tmp_path), "--json").stdout)
-    assert document["facts"]["optimizer_steps"] == 2
-    assert document["facts"]["train_pairs"] == 20
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "base", "trained"),
     [

@@ -148,10 +148,13 @@ def _lines(plan: Plan) -> Iterator[str]:
         counts = fact if isinstance(fact, Mapping) else {"": fact}
         text = ", ".join(f"{key} {_number(value)}".strip() for key, value in counts.items())
         yield f"{name}: {text}".replace("_", " ")
-    cards = {name: plan.hours[name] for name in _timed_cards(plan)} if plan.cost else {}
-    ranges = [f"{low:.2g} to {high:.2g} on {name}" for name, (low, high) in cards.items() if high > LEAST_HOURS]
-    if plan.cost and ranges:
-        yield f"hours of {plan.cost.processes} such cards, all included: {', '.join(ranges)}"
+    hours = []
+    for card in _timed_cards(plan):
+        if plan.cost and plan.hours[card][1] > LEAST_HOURS:
+            low, high = plan.hours[card]
+            hours.append(f"{low:.2g} to {high:.2g} on {plan.cost.processes} × {card}")
+    if hours:
+        yield f"hours, with evaluations, judging and saving: {', '.join(hours)}"
 
 
 def _of(size: int | None) -> str:
