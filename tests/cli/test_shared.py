@@ -23,6 +23,7 @@ class SortOptions(JudgeOptions):
     judge: str = inherited(JudgeOptions, "judge", default="", help="Who sorts.")
     order: Literal["up", "down"] = option("up", "Which way.")
     size: Size | None = option(None, "HEIGHTxWIDTH.", "--shape", parser=Size.parse)
+    title: str = option("things", "Its title.")
     tags: list[str] = option([], "May be repeated.")
     count: int = option(1, "How many.", min=1, max=9)
     check: bool = option(True, "Check first.")
@@ -61,6 +62,7 @@ def test_flags_fill_the_fields() -> None:
         ("--count", "0"),
         ("--count", "10"),
         ("--tags", ""),
+        ("--title", ""),
     ],
 )
 def test_a_value_that_does_not_fit_is_a_fault_of_its_flag(flag: str, value: str) -> None:
