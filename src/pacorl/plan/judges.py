@@ -195,33 +195,35 @@ def _language_pass(model: Any, rows: int, tokens: int) -> MemoryLedger:
 
 
 def _tokens_of(call: Sequence[Question], processor: Mapping[str, Any]) -> CallTokens:
-    """Count the tokens of a call. A question is its images, and then its text."""
+    """Count the tokens of a call. A question is the template's head, its images, and its text."""
     head, tail = TEMPLATE_TOKENS
     tokens: dict[str | bytes, int] = {"": head}
-    questions: list[tuple[str | bytes, ...]] = []
+    # Prefix → number of questions that begin with it.
+    beginnings: Counter[tuple[str | bytes, ...]] = Counter()
+    longest = 0
     for question in call:
-        images = [image.tobytes() for image in question.images]
-        for name, image in zip(images, question.images, strict=True):
-            tokens[name] = image_tokens(Size(image.height, image.width), processor)
+        prefix: tuple[str | bytes, ...] = ("",)
+        beginnings[prefix] += 1
+        for image in question.images:
+            prefix += (image.tobytes(),)
+            tokens[prefix[-1]] = image_tokens(Size(image.height, image.width), processor)
+            beginnings[prefix] += 1
+        prefix += (question.text,)
         tokens[question.text] = len(TOKEN.findall(question.text)) + tail
-        questions.append(("", *images, question.text))
+        beginnings[prefix] += 1
+        longest = max(longest, sum(tokens[part] for part in prefix))
 
-    # Prefix → number of questions that begin with it. Its last part is read once if that is worth a pass.
-    beginning = Counter(parts[:length] for parts in questions for length in range(1, len(parts) + 1))
+    # The last part of a prefix is read once if that is worth a pass.
     read = shared = 0
-    for prefix, number in beginning.items():
-        part = tokens[prefix[-1]]
-        if (number - 1) * part >= WORTH_SHARING:
-            read += part
-            shared += part
+    for prefix, number in beginnings.items():
+        count = tokens[prefix[-1]]
+        if (number - 1) * count >= WORTH_SHARING:
+            read += count
+            shared += count
         else:
-            read += part * number
-    return CallTokens(
-        longest=max(sum(tokens[part] for part in parts) for parts in questions),
-        read=read,
-        shared=shared,
-        visual=sum(number for part, number in tokens.items() if isinstance(part, bytes)),
-    )
+            read += count * number
+    visual = sum(count for part, count in tokens.items() if isinstance(part, bytes))
+    return CallTokens(longest, read, shared, visual)
 
 
 def _kept_bytes(language: Any) -> int:
