@@ -52,15 +52,20 @@ def main(words: Sequence[str] | None = None) -> None:
         write_judge(options.folder, base | {"model": at_depth(base["model"], options.depth)})
     else:
         spec = POLICIES.named(options.kind)
-        parts = dict(spec.parts)
-        if options.width == "tiny":
-            components = TWINS[spec.kind](vocabulary()).components
-            parts = {name: own_config(part) for name, part in components.items() if isinstance(part, nn.Module)}
-        # Text encoders keep their depth: a generator may read hidden layers by their numbers.
-        parts["transformer"] = at_depth(parts["transformer"], options.depth)
+        parts = generator_parts(spec, tiny=options.width == "tiny", depth=options.depth)
         write_generator(options.folder, spec, parts=parts)
     written = sum(path.stat().st_size for path in options.folder.rglob("*.safetensors"))
     print(f"{options.folder}: {written / 2**30:.2f} GiB of random weights")
+
+
+def generator_parts(spec: PolicySpec, *, tiny: bool, depth: int | None) -> Parts:
+    """Return the configs of a generator's parts: published or the tiny twin's, with `depth` blocks or all."""
+    parts = dict(spec.parts)
+    if tiny:
+        components = TWINS[spec.kind](vocabulary()).components
+        parts = {name: own_config(part) for name, part in components.items() if isinstance(part, nn.Module)}
+    # Text encoders keep their depth: a generator may read hidden layers by their numbers.
+    return parts | {"transformer": at_depth(parts["transformer"], depth)}
 
 
 def write_generator(

@@ -60,6 +60,22 @@ def test_a_twin_has_the_published_shapes_and_loads(tmp_path: Path, monkeypatch: 
     assert abs(weights["transformer"] / klein.parameters - 1) < 1e-3
 
 
+@pytest.mark.slow
+def test_a_day_with_a_card_runs_each_part_once(tmp_path: Path) -> None:
+    from research.gpu_day.day import main, outcomes
+
+    out = tmp_path / "day.jsonl"
+    line = ["--tiny", "--parts", "card", "--out", str(out), "--work", str(tmp_path)]
+    assert main([*line, "--slice", "0"]) == 0
+    assert outcomes(out) == {}
+    assert main(line) == 0
+    assert outcomes(out) == {"card": "done"}
+    records = out.read_text()
+    assert main([*line, "--resume"]) == 0
+    assert main(line) == 2
+    assert out.read_text() == records
+
+
 def test_the_toy_generator_s_panels_are_local(tmp_path: Path) -> None:
     from research.locality import changes_of
 

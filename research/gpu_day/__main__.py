@@ -2,7 +2,6 @@
 
 import sys
 
-from .runner import main
+from .day import main
 
-if __name__ == "__main__":
-    sys.exit(main())
+sys.exit(main(sys.argv[1:]))

@@ -14,26 +14,30 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from research.gpu_day.bench import FORMS, Bench, run_of
-from research.gpu_day.judging import questions, random_judge
-from research.gpu_day.runner import arguments
+from research.gpu_day.day import arguments
 from torch import Tensor, nn
 
 from pacorl.core.objectives import RATIO_DEVIATION
+from pacorl.core.questions import same_theme
 from pacorl.grpo.scoring import torch_context
 from pacorl.grpo.start import checkpoints
 from pacorl.judge.local import LocalJudge
 from pacorl.models.int8 import quantize_model
+from pacorl.types import Question
 
 ROOT = Path(__file__).parents[2]
 SIDE = 64
-OPTIONS = arguments(["--tiny", "--steps", "2", "--rank", "8"])
+OPTIONS = arguments(["--tiny"])
+PANELS = [Image.effect_noise((SIDE, SIDE), 50) for _ in range(4)]
+QUESTIONS = [Question(pair, same_theme("a red fox")) for pair in combinations(PANELS, 2)]
 CARD = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here"),
@@ -60,9 +64,8 @@ SMALL = [
 
 def bench(device: str, *, form: str = "bf16", dtype: str = "float32") -> Bench:
     """A tiny generator in one form."""
-    config = run_of(SIDE, OPTIONS)
-    model = config.model.model_copy(update={"dtype": dtype})
-    return Bench(config.model_copy(update={"model": model}), OPTIONS, torch.device(device), form=FORMS[form])
+    config = run_of(OPTIONS, *FORMS[form], f"model.dtype={dtype}", "sampling.steps=2")
+    return Bench(config, device=torch.device(device))
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +76,7 @@ def judges() -> dict[str, LocalJudge]:
 
 def judge_on(device: str, judges: dict[str, LocalJudge]) -> LocalJudge:
     if device not in judges:
-        judges[device] = random_judge(torch.device(device), tiny=True)
+        judges[device] = LocalJudge.from_pretrained("tiny", device=device)
     return judges[device]
 
 
@@ -81,13 +84,12 @@ def judge_on(device: str, judges: dict[str, LocalJudge]) -> LocalJudge:
 def judging(judge: LocalJudge) -> Iterator[None]:
     """Ask a judge again and again on another thread, with the context and stream that a run gives its scorer."""
     context, ended, faults = torch_context(), threading.Event(), list[BaseException]()
-    asked = questions(1, 64)
 
     def ask() -> None:
         try:
             with context():
                 while not ended.is_set():
-                    judge.verdicts(asked)
+                    judge.verdicts(QUESTIONS)
         except BaseException as fault:
             faults.append(fault)
 
@@ -112,18 +114,17 @@ def judging(judge: LocalJudge) -> Iterator[None]:
 )
 def test_samples_are_drawn_scored_and_trained_on(device: str, dtype: str, judges: dict[str, LocalJudge]) -> None:
     here = bench(device, dtype=dtype)
-    samples = here.collect(SIDE, 3)
+    samples = here.collect(3)
     images = samples.rollouts[0].images
     assert {image.size for image in images} == {(SIDE, SIDE)}
-    verdicts = judge_on(device, judges).verdicts(questions(1, 64))
+    verdicts = judge_on(device, judges).verdicts(QUESTIONS)
     assert all(0 <= verdict.p_yes <= 1 for verdict in verdicts)
     before = [parameter.detach().clone() for parameter in here.trained]
     for _ in range(2):
-        metrics = here.train(samples, SIDE)
+        here.train(samples)
     assert all(torch.isfinite(parameter).all() for parameter in here.trained)
     assert not all(torch.equal(old, new) for old, new in zip(before, here.trained, strict=True))
     assert {parameter.device.type for parameter in here.trained} == {device}
-    assert metrics
 
 
 def ratio_cases() -> Iterator[Any]:
@@ -140,7 +141,7 @@ def test_the_ratio_is_one_before_an_update(device: str, form: str, judges: dict[
     here, judge, deviations = bench(device, form=form, dtype="bfloat16"), judge_on(device, judges), {}
     for batch, concurrent in product((1, 3, 8) if device == "cuda" else (3,), (False, True)):
         with judging(judge) if concurrent else nullcontext():
-            deviations[batch, concurrent] = here.ratio_deviation(SIDE, batch)
+            deviations[batch, concurrent] = here.train(here.collect(batch))
     assert set(deviations.values()) == {0.0}, deviations
 
 
