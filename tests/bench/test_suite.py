@@ -17,7 +17,6 @@ from pacorl.bench.running import read_results, run
 from pacorl.bench.suite import PaperTable, Row, Table
 from pacorl.core.ranking import Interval, bootstrap
 from pacorl.io.documents import write_jsonl
-from pacorl.records.prompts import evenly_spread
 
 
 class Numbers:
@@ -172,14 +171,6 @@ def test_results_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
         run(other, tmp_path, HERE)
     with pytest.raises(ValueError, match="quantize was None and is 'int8'"):
         run(Numbers(KEYS), tmp_path, replace(HERE, memory="lowest"))
-
-
-def test_a_limit_may_be_raised_later(tmp_path: Path) -> None:
-    run(Numbers(evenly_spread(KEYS, 2)), tmp_path, HERE)
-    bench = Numbers(KEYS)
-    assert run(bench, tmp_path, HERE).measured == 5
-    assert bench.measured == ["bb", "dddd", "eeeee"]
-    assert run(Numbers(evenly_spread(KEYS, 2)), tmp_path, HERE).measured == 2
 
 
 def test_tables_mark_what_was_not_measured_here(tmp_path: Path) -> None:

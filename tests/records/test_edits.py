@@ -1,4 +1,4 @@
-"""Edits in files, and in the tiny world."""
+"""Edits in files, with their images."""
 
 import io
 import json
@@ -6,21 +6,12 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from research.tiny.edits import grade_edits, world_edits, write_edits
 
 from pacorl.io import files
 from pacorl.io.files import digest
 from pacorl.records import images
 from pacorl.records.prompts import load_prompts, save_prompts
-from pacorl.tiny.oracle import Oracle
-from pacorl.tiny.words import INSTRUCTIONS
-from pacorl.tiny.world import VALUES, draw, split_of_hero
 from pacorl.types import Prompt
-
-
-@pytest.fixture(scope="module")
-def oracle() -> Oracle:
-    return Oracle()
 
 
 def written(folder: Path, *records: object) -> Path:
@@ -41,30 +32,6 @@ def test_an_image_of_many_records_is_opened_once(tmp_path: Path, monkeypatch: py
     (tmp_path / "fox.png").write_bytes(b"cut off")
     with pytest.raises(ValueError, match=r"fox\.png"):
         images.images_beside(["fox.png"], tmp_path)
-
-
-def test_the_world_s_edits_change_one_attribute_of_the_split_s_own_characters() -> None:
-    edits = world_edits("dev", 40)
-    assert {edit.attribute for edit in edits} == set(INSTRUCTIONS)
-    assert edits == world_edits("dev", 40)
-    assert edits != world_edits("dev", 40, seed=1)
-    for edit in edits:
-        assert split_of_hero(edit.before.colour, edit.before.shape, edit.before.hat) == "dev"
-        assert getattr(edit.after, edit.attribute) == edit.value != getattr(edit.before, edit.attribute)
-        assert all(getattr(edit.after, name) == getattr(edit.before, name) for name in {*VALUES} - {edit.attribute})
-
-
-@pytest.mark.slow
-def test_written_edits_come_back_and_are_graded(tmp_path: Path, oracle: Oracle) -> None:
-    edits = world_edits("test", 8)
-    prompts = load_prompts(write_edits(tmp_path, edits, name="test", pixels=64))
-    assert [prompt.text for prompt in prompts] == [edit.instruction for edit in edits]
-    perfect = grade_edits(prompts, [draw(edit.after, 64) for edit in edits], oracle=oracle)
-    assert perfect == {"kept": 1.0, "followed": 1.0, "edited_well": 1.0, "valid": 1.0}
-    copies = grade_edits(prompts, [draw(edit.before, 64) for edit in edits], oracle=oracle)
-    assert copies == {"kept": 1.0, "followed": 0.0, "edited_well": 0.0, "valid": 1.0}
-    blank = grade_edits(prompts, [Image.new("RGB", (64, 64))] * 8, oracle=oracle)
-    assert blank == {"kept": 0.0, "followed": 0.0, "edited_well": 0.0, "valid": 0.0}
 
 
 def test_saved_edits_are_read_back(tmp_path: Path) -> None:
