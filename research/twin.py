@@ -121,7 +121,7 @@ def with_settings(name: str, twin: Any, config: Mapping[str, Any]) -> Any:
     if name == "scheduler":
         return type(twin).from_config(config)
     return image_text_processor(
-        tokenizer=twin.tokenizer, image_options=config, chat_template=twin.tokenizer.chat_template
+        tokenizer=twin.tokenizer, image_options=config, chat_template=twin.chat_template
     )
 
 

@@ -14,12 +14,8 @@ from pacorl.plan.passes import fewest_blocks, published_depth
 
 pytestmark = pytest.mark.slow
 LOWEST = "flux_t2is_24gb memory=lowest model.compile=none evaluation.batch=2"
-RECIPES = (LOWEST, "flux_t2is_1gpu", "kontext_edit", "qwen_edit")
-"""A recipe of each family, the first in the smallest memory."""
-WITHIN = 0.05
-"""How far plan and loop may lie apart."""
-SMALL = 0.3 * 2**30
-"""A difference in bytes that decides nothing."""
+RECIPES = {LOWEST: 0.3, "flux_t2is_1gpu": 0.8, "kontext_edit": 0.8, "qwen_edit": 0.8}
+"""A recipe of each family → GiB by which plan and loop may lie apart: a hundredth of the card that it is for."""
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +25,7 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize(
-    "recipe", [RECIPES[0], *(pytest.param(recipe, marks=pytest.mark.nightly) for recipe in RECIPES[1:])]
+    "recipe", [LOWEST, *(pytest.param(recipe, marks=pytest.mark.nightly) for recipe in RECIPES if recipe != LOWEST)]
 )
 def test_a_recipe_s_loop(recipe: str, tmp_path: Path) -> None:
     """With the fewest blocks."""
@@ -39,9 +35,8 @@ def test_a_recipe_s_loop(recipe: str, tmp_path: Path) -> None:
 
     traced = trace(name, tmp_path, depth=depth, overrides=changes)
 
-    planned = traced.plan.memory.phases
+    planned, apart = traced.plan.memory.phases, RECIPES[recipe] * 2**30
     for phase, peak in traced.peaks.items():
-        assert abs(planned[phase] - peak) < max(SMALL, WITHIN * peak), (phase, planned[phase], peak)
+        assert abs(planned[phase] - peak) < apart, (phase, planned[phase], peak)
     # Nor is there more between the phases.
-    most = max(traced.card.peaks.values())
-    assert most - traced.plan.peak_bytes < max(SMALL, WITHIN * most)
+    assert max(traced.card.peaks.values()) < traced.plan.peak_bytes + apart

@@ -173,6 +173,7 @@ def run_of(recipe: str, folder: Path, *, depth: Depth, overrides: Sequence[str])
         f"sampling.steps={steps}",
         "evaluation.steps=2",
         "trackers=[]",
+        "model.compile=none",
         f"rewards={json.dumps([reward.model_dump(mode='json')])}",
         f"judge.checkpoint={write_judge(folder / 'judge', TEXTS)}",
     ]
