@@ -120,9 +120,7 @@ def with_settings(name: str, twin: Any, config: Mapping[str, Any]) -> Any:
     """Build a scheduler or processor like the tiny twin's with a config's settings."""
     if name == "scheduler":
         return type(twin).from_config(config)
-    return image_text_processor(
-        tokenizer=twin.tokenizer, image_options=config, chat_template=twin.chat_template
-    )
+    return image_text_processor(tokenizer=twin.tokenizer, image_options=config, chat_template=twin.chat_template)
 
 
 def special_ids(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
