@@ -28,7 +28,7 @@ from pacorl.tiny.world import vocabulary
 
 SCENES = ("asleep", "in snow", "in a boat", "reading")
 JOBS = ("consistency", "own", "edit", "references")
-CARDS = ("12", "16", "24", "80")
+CARDS = ("12", "16", "24", "80", "8x80")
 EDITORS = [kind for kind, spec in POLICIES.items() if spec.edits]
 SETS = [kind for kind, spec in POLICIES.items() if spec.sets]
 WITH_REFERENCES = [kind for kind, spec in POLICIES.items() if spec.policy.max_references]
@@ -86,7 +86,9 @@ def test_what_is_written_holds_together(job: str, kind: str, card: str) -> None:
     assert (bool(train), bool(held_out), leaks) == (True, True, "")
     assert divide(config, world=config.processes, train=train).differences(config) == ""
     check_rewards(config.rewards)
-    assert (without_idle_judges(config).judge is None) == (job == "own")
+    judge = without_idle_judges(config).judge
+    assert (judge is None) == (job == "own")
+    assert config.processes + bool(judge and judge.remote) == (8 if card == "8x80" else 1)
     assert all(prompt.references for prompt in train) == (job == "references")
 
 
@@ -96,6 +98,7 @@ def test_what_does_not_fit_together_is_refused_and_nothing_is_written() -> None:
         (("references", "flux"), "flux takes no reference images"),
         (("edit", "flux"), "flux generates sets and edits no images"),
         (("consistency", "flux", "4"), "--card 4"),
+        (("consistency", "flux", "24GB"), "--card 24GB"),
         (("consistency", "flux", "24", "--prompts", "one.txt"), "one.txt:1"),
     ):
         Path("one.txt").write_text("a fox in the snow\na bear\n")

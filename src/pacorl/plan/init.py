@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from shutil import rmtree
@@ -29,10 +30,12 @@ from pacorl.records.prompts import prompts_from, save_prompts
 from pacorl.rewards import asks_judge
 from pacorl.types import TINY, Prompt
 
+CARD = re.compile(r"(?:(\d+)[x×])?(\d+)")
 GROUP = 16
 """Samples of a prompt, the default."""
 MOST_PROMPTS = 12
-"""Prompts of an epoch at most: they divide into two updates of whole batches."""
+"""Prompts of an epoch at most on one card, and half of it for each of several: they divide into two updates of whole
+batches."""
 MOST_HELD_OUT = 16
 """Prompts of an evaluation at most: it is a fixed cost."""
 SEEN = 20
@@ -41,6 +44,7 @@ LEAST_EPOCHS, MOST_EPOCHS = 30, 100
 COLUMN = 42
 """Column of the comments."""
 JUDGE = "X-GenGroup/PaCo-Reward-7B"
+SERVED_JUDGE = "http://127.0.0.1:8000/v1#PaCo-Reward-7B"
 LARGE = 15 * 10**9
 """Parameters of a generator that samples one image a forward."""
 FORMS = {
@@ -62,8 +66,9 @@ class Job(NamedTuple):
     held_out: Sequence[Prompt]
     reward: str
     """Of a user's file; empty for the judge's."""
+    cards: int
     gigabytes: int
-    """Of the card."""
+    """Of a card."""
 
     @property
     def folder(self) -> Path:
@@ -82,9 +87,24 @@ class Job(NamedTuple):
         clip = {"name": "panel_clip_text", "weight": 0.3 if reference else 0.8, "args": {"dtype": "bfloat16"}}
         return [{"name": "consistency", "weight": 0.2}, *reference, clip]
 
+    @property
+    def asks_judge(self) -> bool:
+        """Whether a reward is a judge's."""
+        return any(asks_judge(validated(RewardConfig, reward), run=False) for reward in self.rewards)
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the first card serves the judge, and the others train."""
+        return self.asks_judge and self.cards > 1
+
+    @property
+    def trainers(self) -> int:
+        """Cards that train."""
+        return self.cards - self.is_served
+
 
 def write_config(
-    path: Path, *, prompts: str, model: str = "flux", card: int = 24, reward: str = "", references: str = ""
+    path: Path, *, prompts: str, model: str = "flux", card: str = "24", reward: str = "", references: str = ""
 ) -> tuple[Plan, list[str]]:
     """Write a config, and its prompts into a folder beside it.
 
@@ -108,13 +128,16 @@ def write_config(
     write_atomic(path, text)
     return plan, [
         f"wrote {path} and {job.folder}",
-        f"train: pacorl train-policy {path} --resume auto",
+        *_training(job),
         f"measure: pacorl report runs/{path.stem}    # held-out prompts before and after, with intervals",
     ]
 
 
-def _read_job(path: Path, *, model: str, prompts: str, card: int, reward: str, references: str) -> Job:
+def _read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, references: str) -> Job:
     """Read prompts and references, and hold prompts out for the evaluation."""
+    size = CARD.fullmatch(card)
+    if not size:
+        raise ValueError(f"--card {card} is no size of a card: give its gigabytes, as 24, or 8x80 for eight of 80")
     spec = POLICIES[model if model in POLICIES else kind_of(model)]
     checkpoint = spec.published if model in POLICIES else model
     if checkpoint == TINY:
@@ -137,7 +160,7 @@ def _read_job(path: Path, *, model: str, prompts: str, card: int, reward: str, r
                 "fox: asleep, in snow, in a boat, reading', or name a reward of yours with --reward file.py:NAME"
             )
     train, held_out, _ = split_prompts(records, test=min(MOST_HELD_OUT, math.ceil(len(records) / 8)))
-    return Job(path, spec, checkpoint, train, held_out, reward, card)
+    return Job(path, spec, checkpoint, train, held_out, reward, cards=int(size[1] or 1), gigabytes=int(size[2]))
 
 
 def _fitting(job: Job) -> tuple[str, Plan]:
@@ -160,16 +183,20 @@ def _fitting(job: Job) -> tuple[str, Plan]:
 def _text(job: Job, memory: str) -> str:
     """Write the YAML for a form of the weights: every setting that is no default, with its reason."""
     spec, is_small = job.spec, memory != "normal"
-    prompts = min(len(job.train), MOST_PROMPTS)
+    most = MOST_PROMPTS if job.trainers == 1 else MOST_PROMPTS // 2
+    prompts = job.trainers * min(most, math.ceil(len(job.train) / job.trainers))
     epochs = min(MOST_EPOCHS, max(LEAST_EPOCHS, math.ceil(SEEN * len(job.train) / prompts)))
     rows = [
-        (f"# {job.checkpoint} on a card of {job.gigabytes} GB. Settings left out have the paper's values.", ""),
+        (f"# {job.checkpoint} on {job.cards} × {job.gigabytes} GB. Settings left out have the paper's values.", ""),
         (f"# `pacorl config KEY` explains a key, `pacorl train-policy {job.path} --dry-run` plans the run again.", ""),
         (f"out: {_yaml(f'runs/{job.path.stem}')}", "log, page, checkpoints and the LoRA"),
         (f"epochs: {epochs}", f"each prompt is seen {epochs * prompts / len(job.train):.0f} times"),
         (f"prompts_per_epoch: {prompts}", f"with {GROUP} samples each {GROUP * prompts} images"),
         (f"memory: {memory}", FORMS[memory]),
     ]
+    if job.cards > 1:
+        why = "cards that train" + ", and one more for the judge" * job.is_served
+        rows.append((f"processes: {job.trainers}", why))
 
     # The generator. Compiled steps are sampled as they are trained, for which the smallest cards have no room.
     rows += [("model:", ""), (f"  kind: {spec.kind}", "")]
@@ -202,13 +229,24 @@ def _text(job: Job, memory: str) -> str:
         rows.append(("evaluation: {every: 20}", "epochs, since an evaluation is a fixed cost"))
 
     # Rewards; credit and clip range follow from them when the run starts.
-    asks = any(asks_judge(validated(RewardConfig, reward), run=False) for reward in job.rewards)
-    rows.append((f"judge: {_yaml({'checkpoint': JUDGE}) if asks else 'none'}", ""))
+    judge = {"checkpoint": SERVED_JUDGE if job.is_served else JUDGE}
+    rows.append((f"judge: {_yaml(judge) if job.asks_judge else 'none'}", ""))
     if len(job.rewards) == 1:
         rows.append(("advantages: {aggregate: weighted_sum}", "one reward needs no log-taming"))
     rows.append(("rewards:", "credit and clip range follow from them"))
     rows += [(f"  - {_yaml(reward)}", "") for reward in job.rewards]
     return "".join(f"{f'{text:<{COLUMN}} # {why}' if why else text}\n" for text, why in rows)
+
+
+def _training(job: Job) -> list[str]:
+    """List the commands that serve the judge and train."""
+    train = f"train-policy {job.path} --resume auto"
+    if job.cards == 1:
+        return [f"train: pacorl {train}"]
+    cards = ",".join(map(str, range(job.is_served, job.cards)))
+    torchrun = f"torchrun --standalone --nproc_per_node {job.trainers} -m pacorl.cli {train}"
+    serve = [f"serve: CUDA_VISIBLE_DEVICES=0 pacorl serve {JUDGE} --backend vllm"] if job.is_served else []
+    return [*serve, f"train: CUDA_VISIBLE_DEVICES={cards} {torchrun}"]
 
 
 def _yaml(value: Any) -> str:
