@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pacorl.dataset import diversify as diversifying
 from pacorl.dataset.diversify import diversify, independent_set, unit
 from pacorl.dataset.folder import read_prompts
 
@@ -40,6 +41,15 @@ def test_duplicates_go_first():
 
 def test_more_than_there_are_is_all(vectors):
     assert sorted(independent_set(vectors[:5], 9)) == [0, 1, 2, 3, 4]
+
+
+def test_the_cost_of_many_prompts_is_announced(dataset, monkeypatch, caplog):
+    folder = dataset(prompts=12, grids=2, paired=False)
+    monkeypatch.setattr(diversifying, "MANY", 11)
+    (folder / "diverse.jsonl").unlink()
+    diversify(folder, number=5)
+    assert "12 prompts" in caplog.text
+    assert diversifying.cost(100_000, 708) == "100,000 prompts take about 2 minutes on one core, and 0.5 GB"
 
 
 def test_step_writes_reports_and_repeats(dataset):

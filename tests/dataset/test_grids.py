@@ -7,6 +7,7 @@ import pytest
 from dataset_folder import draw_unreliably
 
 from pacorl.core.grid import parse_layout, split
+from pacorl.dataset import grids as pairing
 from pacorl.dataset.folder import PromptRecord, read_instances, read_prompts
 from pacorl.dataset.grids import generate, instances_of, pair, panel_path
 from pacorl.generate.image_queue import ImageSource, Shard
@@ -166,6 +167,19 @@ def test_a_pilot_spreads_its_questions_over_all_prompts(dataset):
     assert sorted(counts.values()) == [2, 2, 3, 3]
     # Not the same question of each prompt.
     assert len({one.id.partition(":")[2] for one in pilot}) > 4
+
+
+def test_a_limit_is_applied_before_questions_are_made(dataset, monkeypatch):
+    folder = dataset(prompts=4, grids=2, paired=False)
+    made = []
+
+    def noted(record, *, grids):
+        made.append(record.idx)
+        return instances_of(record, grids=grids)
+
+    monkeypatch.setattr(pairing, "instances_of", noted)
+    assert pair(folder, limit=2)["instances"] == 2
+    assert len(made) == 2
 
 
 def test_a_limit_cuts_no_grid_without_a_question(dataset):

@@ -15,7 +15,7 @@ import torch
 from judges import build, processor_of_any_size
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
-from transformers import AutoModelForImageTextToText, TrainerCallback
+from transformers import AutoModelForImageTextToText, TrainerCallback, modeling_utils
 
 from pacorl.config.base import ConfigError, dump, load
 from pacorl.core.objectives.decision_weighted import decision_weighted
@@ -379,6 +379,12 @@ def test_two_processes_train_as_one(run: Any, tmp_path: Path) -> None:
     assert [line["step"] for line in one] == [line["step"] for line in other] == [1, 2, 3]
     for name in ("loss", "grad_norm", "decision_nll", "reasons_nll", "decision_accuracy"):
         assert [line[name] for line in other] == pytest.approx([line[name] for line in one], rel=1e-4), name
+
+
+def test_an_older_transformers_is_refused(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(modeling_utils, "slice_logits_to_keep")
+    with pytest.raises(ValueError, match=r"transformers 5\.23"):
+        JudgeTrainer(run())
 
 
 def test_what_is_trained(model: Any) -> None:

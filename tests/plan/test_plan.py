@@ -210,4 +210,5 @@ def test_a_run_with_functions_has_the_dry_run_of_the_command(tmp_path: Path, mon
     assert plan.memory.phases == pytest.approx(plan_policy(config).memory.phases, rel=1e-3)
     assert [absence.key for absence in plan.absences] == ["model.checkpoint"]
     assert any("'unlike'" in note for note in plan.notes)
+    assert plan.facts["times_seen"] == config.epochs * config.prompts_per_epoch
     assert not Path("run").exists()

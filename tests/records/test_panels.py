@@ -28,11 +28,29 @@ def test_every_example_becomes_a_set_of_its_number(kind):
 def test_the_articles_dentist_is_in_every_panel_and_a_note_names_what_is_missing(caplog):
     draft = write_panels(THE_DENTIST)
     assert draft.theme == "the same dentist in scrubs in various medical scenarios"
-    assert draft.panels[1] == "the same dentist in scrubs, medical scenario 2 of 4"
+    assert draft.panels[1] == "the same dentist in scrubs, in a medical scenario, in the midst of it"
+    assert len(set(draft.panels)) == 4
     assert "language model" in draft.note
     assert "Logic" not in draft.criteria
     assert prompt_from("some/model", theme=THE_DENTIST).grid.count == 4
     assert draft.note in caplog.text
+
+
+def test_the_articles_menus_and_drawing_are_sets_of_four():
+    menus = write_panels(
+        "Create four café menu displays in one chalkboard font, featuring: ‘Fresh Brew’, ‘Daily Specials’, "
+        "‘Homemade’, and ‘Sweet Treats'"
+    )
+    signs = ("Fresh Brew", "Daily Specials", "Homemade", "Sweet Treats")
+    assert menus.panels == tuple(f"café menu display in one chalkboard font, featuring '{sign}'" for sign in signs)
+    drawing = write_panels("Generate four images showing progressive pencil drawing sequence of a woman's portrait")
+    assert [panel.rpartition(", stage ")[2] for panel in drawing.panels] == [
+        "1 of 4, just begun",
+        "2 of 4, further along",
+        "3 of 4, further along",
+        "4 of 4, finished",
+    ]
+    assert "Logic" in drawing.criteria
 
 
 @pytest.mark.parametrize(

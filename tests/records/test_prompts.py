@@ -98,6 +98,12 @@ def test_sentences_and_themes_with_panels_are_sets(tmp_path: Path) -> None:
     assert tiny.text.startswith("2x2 grid layout of a red hero with a crown in town.")
 
 
+@pytest.mark.parametrize("line", ["a fox --w 768 --s 28", "# my prompts", "// foxes", "a fox --n blurry"])
+def test_syntax_of_other_tools_is_refused_by_line(tmp_path: Path, line: str) -> None:
+    with pytest.raises(ValueError, match=r"mine\.txt:2: '(--[wn]|#|//)"):
+        load_prompts(file_of(tmp_path, "a fox -- a small one, 3-4 cm", line, name="mine.txt"))
+
+
 def test_a_fault_is_named_by_its_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"prompts\.jsonl:3: .*'prompt'"):
         load_prompts(file_of(tmp_path, {"prompt": "a fox"}, "", {"prompt": " "}))

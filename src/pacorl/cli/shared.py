@@ -205,7 +205,11 @@ def print_json(document: Mapping[str, Any] | list[dict[str, Any]]) -> None:
 def fault_line(error: Exception) -> str:
     """Format a fault for its user."""
     if isinstance(error, OSError) and error.filename and error.strerror:
-        return f"{error.filename}: {error.strerror}"
+        from pacorl.io.files import twin_hint
+
+        path = Path(str(error.filename))
+        hint = twin_hint(path.parent, path.name) if isinstance(error, FileNotFoundError) else ""
+        return f"{path}: {error.strerror}{hint}"
     return str(error).strip() or type(error).__name__
 
 

@@ -2,14 +2,14 @@
 
 The paper reduces 2,000 prompts to 708 by "graph-based diversification" and does not publish the algorithm. Here: a
 greedy maximal independent set of the graph "closer than d", fewest neighbours first. No two selected prompts are closer
-than d, and none can be added (Halldórsson & Radhakrishnan 1997); d is the largest that leaves enough prompts. Time and
-memory grow with the square of the prompts.
+than d, and none can be added (Halldórsson & Radhakrishnan 1997); d is the largest that leaves enough prompts.
 
 Distance is 1 − cosine of TF-IDF vectors. N prompts, C dimensions, K neighbours, M selected.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from pacorl.dataset.manifest import DatasetStep
 from pacorl.io.documents import JsonObject, write_jsonl
 from pacorl.io.terminal import Progress, silent
 
+logger = logging.getLogger(__name__)
 Vectors = NDArray[np.float32]
 """(N, C), each row of length 1."""
 Indices = NDArray[np.int64]
@@ -30,6 +31,10 @@ DIMENSIONS = 128
 NEIGHBOURS = 32
 HALVINGS = 24
 """Halvings of [0, 2] give the distance to 1e-7, below the resolution of float32 cosines."""
+MANY = 20_000
+"""Prompts above which the cost is announced."""
+FLOPS = 2e10
+"""Operations of a core in a second, of products of float32."""
 BLOCK = 1024
 """Rows compared at a time: bounds the memory at BLOCK × N floats."""
 
@@ -51,6 +56,8 @@ def diversify(folder: Path, *, number: int, seed: int = 0, progress: Progress = 
     if finished is not None:
         return finished
     records = read_prompts(source)
+    if len(records) > MANY:
+        logger.warning("%s", cost(len(records), number))
 
     vectors_NC = embedded([record.prompt.text for record in records], seed=seed)
     progress(1, 2)
@@ -58,6 +65,13 @@ def diversify(folder: Path, *, number: int, seed: int = 0, progress: Progress = 
     write_jsonl(target, [records[index].row for index in selected])
     progress(2, 2)
     return step.finish(outputs=[target], counts={"prompts": len(records), "kept": len(selected)})
+
+
+def cost(prompts: int, number: int) -> str:
+    """Describe the time and memory of a selection. The time grows with the square of the prompts."""
+    flops = 2 * DIMENSIONS * prompts * (prompts + HALVINGS * min(number, prompts) / 2)
+    gigabytes = 4 * prompts * (2 * DIMENSIONS + NEIGHBOURS + BLOCK) / 1e9
+    return f"{prompts:,} prompts take about {flops / FLOPS / 60:,.0f} minutes on one core, and {gigabytes:.1f} GB"
 
 
 def embedded(texts: Sequence[str], *, seed: int = 0) -> Vectors:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from itertools import pairwise, permutations
+from itertools import accumulate, pairwise, permutations
 from pathlib import Path
 from random import Random
 
@@ -32,7 +32,6 @@ from pacorl.io.documents import blamed_on, read_records, typed, write_jsonl
 from pacorl.io.files import digest, flush_all, inside, read_bytes, write_atomic
 from pacorl.io.images import open_image, png_bytes
 from pacorl.io.terminal import Progress, silent
-from pacorl.records.prompts import evenly_spread
 from pacorl.tiny.words import check_tiny_grid
 from pacorl.types import TINY
 
@@ -106,17 +105,9 @@ def panel_path(group: str, grid: int, position: int) -> str:
 
 
 def instances_of(record: PromptRecord, *, grids: int) -> Iterator[Instance]:
-    """Yield every instance of one prompt: `grids` × positions × (positions − 1).
-
-    Raises:
-        ValueError: there is nothing to rank.
-    """
+    """Yield every instance of one prompt: `grids` × positions × (positions − 1)."""
     prompt = record.prompt
     positions = prompt.grid.count
-    if grids < 2 or positions < 2:
-        raise ValueError(
-            f"{record.idx}: {grids} grids of {prompt.grid} give nothing to rank; at least two of each are needed"
-        )
     # Each sub-figure as the reference, against every other position of all grids.
     for grid in range(grids):
         for position, other in permutations(range(positions), 2):
@@ -130,6 +121,15 @@ def instances_of(record: PromptRecord, *, grids: int) -> Iterator[Instance]:
                 task=prompt.task,
                 criteria=prompt.criteria,
             )
+
+
+def count_instances(record: PromptRecord, *, grids: int) -> int:
+    """Count the instances of one prompt. Raises ValueError if there is nothing to rank."""
+    positions = record.prompt.grid.count
+    if grids < 2 or positions < 2:
+        few = f"{record.idx}: {grids} grids of {record.prompt.grid}"
+        raise ValueError(f"{few} give nothing to rank; at least two of each are needed")
+    return grids * positions * (positions - 1)
 
 
 def pair(
@@ -146,26 +146,31 @@ def pair(
     Raises:
         ValueError: a prompt has no grids, or a grid is missing, changed, no image, or too small to cut.
     """
-    # All questions, or some of every prompt.
+    # Count the questions before they are made: 100,000 prompts have five million.
     prompts = prompts_file(folder)
     records = read_prompts(prompts)
     grids = grids_of(folder)
-    instances = []
+    counted = []
     for record in records:
         if record.idx not in grids:
             raise ValueError(f"grids.jsonl lacks prompt {record.idx}; run `pacorl dataset generate` to the end")
-        of_prompt = list(instances_of(record, grids=len(grids[record.idx])))
-        if limit is not None:
-            # Even steps would ask about the same panels of every prompt.
-            Random(record.idx).shuffle(of_prompt)
-        instances += of_prompt
-    instances = evenly_spread(instances, limit)
-    asked = {instance.group for instance in instances}
-    cuts = [(record, number) for record in records if record.idx in asked for number in range(len(grids[record.idx]))]
+        counted.append(count_instances(record, grids=len(grids[record.idx])))
+    shares = even_shares(counted, limit)
+    asked = [(record, share) for record, share in zip(records, shares, strict=True) if share]
+
+    def instances() -> Iterator[Instance]:
+        for record, share in asked:
+            of_prompt = list(instances_of(record, grids=len(grids[record.idx])))
+            if limit is not None:
+                # The first ones would ask about the same panels of every prompt.
+                Random(record.idx).shuffle(of_prompt)
+            yield from of_prompt[:share]
+
+    cuts = [(record, number) for record, _ in asked for number in range(len(grids[record.idx]))]
     panels = []
     for record, number in cuts:
         panels += [panel_path(record.idx, number, position) for position in range(record.prompt.grid.count)]
-    counts = {"prompts": len(asked), "panels": len(panels), "instances": len(instances)}
+    counts = {"prompts": len(asked), "panels": len(panels), "instances": sum(shares)}
 
     # The manifest covers the instances but not the panels, which a copied folder may lack: check the files.
     step = DatasetStep(folder, "pair", inputs=[prompts, folder / "grids.jsonl"])
@@ -178,8 +183,16 @@ def pair(
         progress(done, len(cuts))
     flush_all()
     target = folder / "instances.jsonl"
-    write_records(target, instances)
+    write_records(target, instances())
     return step.finish(outputs=[target], counts=counts)
+
+
+def even_shares(counts: Sequence[int], limit: int | None) -> list[int]:
+    """Divide `limit` questions over prompts that have so many each, evenly; all of them without a limit."""
+    total = sum(counts)
+    most = total if limit is None else min(limit, total)
+    bounds = [end * most // max(total, 1) for end in accumulate(counts, initial=0)]
+    return [after - before for before, after in pairwise(bounds)]
 
 
 class GridRow(BaseModel):

@@ -14,7 +14,7 @@ from pacorl.dataset.export import link_or_copy
 from pacorl.dataset.folder import write_records
 from pacorl.dataset.manifest import DatasetStep
 from pacorl.io.documents import blamed_on
-from pacorl.io.files import digest, flush_all, inside, safe_name, text_digest
+from pacorl.io.files import digest, flush_all, inside, safe_name, text_digest, twin_hint
 from pacorl.io.images import check_readable, listed
 from pacorl.records.rankings import Ranking, load_rankings
 
@@ -108,7 +108,7 @@ def _images(source: Path, rankings: Sequence[Ranking]) -> dict[str, str]:
         with blamed_on(f"{source}:{ranking.instance}"):
             for name in (ranking.reference, *ranking.candidates):
                 paths[name] = inside(root, name)
-    missing = [name for name, path in paths.items() if not path.is_file()]
+    missing = [f"{name}{twin_hint(root, name)}" for name, path in paths.items() if not path.is_file()]
     if missing:
         raise ValueError(f"{source}: {len(missing)} image(s) missing; paths are relative to {root}:{listed(missing)}")
     check_readable(paths.values())

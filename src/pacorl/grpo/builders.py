@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,12 +23,14 @@ from pacorl.models.adapters import add_lora, start_from
 from pacorl.models.policies import build_policy
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.records.leaks import check_leaks
-from pacorl.records.prompts import prompts_from
+from pacorl.records.prompts import load_prompts, prompts_from, save_prompts
 from pacorl.rewards import asks_judge, build_rewards, check_rewards, has_parts
 from pacorl.rewards.reward import Reward, RewardFunction, smoke_test
 from pacorl.rewards.spec import UserReward
 from pacorl.runtime.compiled import compile_blocks
 from pacorl.types import Prompt, Size
+
+logger = logging.getLogger(__name__)
 
 
 def checked_config(config: PolicyConfig, functions: Mapping[str, RewardFunction]) -> PolicyConfig:
@@ -126,6 +130,15 @@ def read_prompts(config: PolicyConfig) -> tuple[list[Prompt], list[Prompt], str]
         deliberate=config.prompts.evaluates_training,
     )
     return train, evaluation, leaks
+
+
+def save_written_prompts(config: PolicyConfig) -> None:
+    """Write the sets of a run's plain text files into its folder, to be edited; once, so that edits stay."""
+    for source in sorted({config.prompts.train, config.prompts.evaluation}):
+        written = config.out / "prompts" / f"{Path(source).stem}.jsonl"
+        if source.lower().endswith(".txt") and not written.exists():
+            save_prompts(load_prompts(source, model=config.model.checkpoint), written)
+            logger.info("%s: %s has its prompts as the run reads them; edit it, and name it instead", source, written)
 
 
 def build_adapted_policy(config: LoraConfig, *, sizes: Sequence[Size], device: torch.device) -> PipelinePolicy:

@@ -259,8 +259,10 @@ class PolicyTrainer:
             for line in self.runtime.on_main(lambda: read_jsonl(log) if log.exists() else []):
                 self.monitor.update(line["kind"], line)
         self.progress = Progress(epochs=config.epochs)
-        if is_main and self._leaks:
-            write_atomic(config.out / LEAKS, f"{self._leaks}\n")
+        if is_main:
+            builders.save_written_prompts(config)
+            if self._leaks:
+                write_atomic(config.out / LEAKS, f"{self._leaks}\n")
 
     # --- training ----------------------------------------------------------------------------------------------
 

@@ -271,6 +271,16 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]], *, mode: int = SH
         handle.writelines(map(_line, rows))
 
 
+def write_json_list(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a JSON list, one row a line, whole or not at all; the rows are not held in memory."""
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as handle:
+        handle.write("[")
+        for number, row in enumerate(rows):
+            separator = ",\n" if number else "\n"
+            handle.write(separator + dump_json(row, indent=None))
+        handle.write("\n]\n")
+
+
 def append_jsonl(path: Path, *rows: Mapping[str, Any]) -> None:
     """Append rows to a private file by `append_flushed`. Raises OSError."""
     append_flushed(path, "".join([_line(row) for row in rows]).encode())

@@ -15,6 +15,7 @@ import re
 import secrets
 import shutil
 import stat
+import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
@@ -442,5 +443,14 @@ def existing(folder: Path, relative: str) -> Path:
     inside(folder, relative)
     path = folder / relative
     if not path.exists():
-        raise ValueError(f"{path} does not exist")
+        raise ValueError(f"{path} does not exist{twin_hint(folder, relative)}")
     return path
+
+
+def twin_hint(folder: Path, relative: str) -> str:
+    """Name the file that a missing `folder/relative` may mean, as the end of a message; empty without one."""
+    forward = relative.replace("\\", "/")
+    for twin in (forward, unicodedata.normalize("NFC", forward), unicodedata.normalize("NFD", forward)):
+        if twin != relative and (folder / twin).is_file():
+            return f"; there is {twin!r}: compare / and how letters are composed"
+    return ""

@@ -226,12 +226,15 @@ def plan_policy(config: PolicyConfig, *, ask: bool = False) -> Plan:
     # Memory and hours.
     judge = checkpoints["judge.checkpoint"].configs
     memory, cost = _measured(config, generator.configs, judge, train=train, evaluation=evaluation, forwards=forwards)
-    facts = {
+    facts: dict[str, Any] = {
         "epochs": config.epochs,
         "images_per_epoch": forwards.samples,
         "forwards_per_image": forwards.per_image,
         "prompts": {"training": len(train), "evaluation": len(evaluation)},
     }
+    if train:
+        drawn = config.epochs * forwards.samples / config.group_size
+        facts["times_seen"] = round(drawn / len(train), 1)
     return Plan(absences, [note for note in notes if note], memory, facts, cost)
 
 

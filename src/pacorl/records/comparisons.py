@@ -29,6 +29,7 @@ from pacorl.io.documents import (
     read_records,
     typed,
     write_json,
+    write_json_list,
     write_jsonl,
 )
 from pacorl.io.files import inside, make_folder
@@ -320,7 +321,7 @@ def save_sharegpt(datasets: Mapping[str, Iterable[Comparison]], folder: Path) ->
     info = {}
     for name, comparisons in datasets.items():
         path = folder / f"{name}.json"
-        write_json(path, list(map(row_of, comparisons)), indent=1)
+        write_json_list(path, map(row_of, comparisons))
         paths.append(path)
         info[name] = {"file_name": path.name, **OPENAI_FORM}
     write_json(folder / INFO, info)

@@ -9,7 +9,7 @@ It reads counts, lists and quotations from the sentence. `generate.language_writ
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pacorl.core.grid import QUOTED, panel_texts
@@ -175,6 +175,9 @@ VAGUE = re.compile(
 PROGRESS = re.compile(r"\b(?:progress\w*|stages?|steps?|phases?|growth|evolution)\b", re.I)
 ACTION = re.compile(r"\s(?=\w+ing\b)")
 VIEWS = ("seen from the front", "seen from the side", "in a close-up", "in a wide view")
+SCENES = ("preparing for it", "in the midst of it", "explaining it to somebody", "when it is done")
+SCENE = re.compile(r"(.*\b(?:scenario|scene|situation|task|moment|event))s", re.I)
+"""What becomes scenes: `medical scenarios`."""
 MOMENTS = ("", ", a moment later", ", in other surroundings", ", at another time of day")
 EDGES = " ,;:.?!(—"
 
@@ -221,10 +224,15 @@ def _stages(unit: str, count: int) -> list[str]:
 
 def _varied(vague: re.Match[str] | None, count: int) -> list[str]:
     """Write panels that differ by the noun that the sentence varies ("various medical scenarios"), else by view."""
-    various = vague and vague["various"]
-    if various:
+    various = (vague and vague["various"]) or ""
+    scene = SCENE.fullmatch(various)
+    if various and not scene:
         return [f"{various.removesuffix('s')} {number} of {count}" for number in range(1, count + 1)]
-    return [VIEWS[number % len(VIEWS)] + MOMENTS[number // len(VIEWS)] for number in range(count)]
+    ways: Sequence[str] = VIEWS
+    if scene:
+        article = "an" if scene[1][0].lower() in "aeiou" else "a"
+        ways = [f"in {article} {scene[1]}, {way}" for way in SCENES]
+    return [ways[number % len(ways)] + MOMENTS[number // len(ways)] for number in range(count)]
 
 
 def _items(content: str, count: int, *, marks: re.Pattern[str] | None = None) -> tuple[str, list[str]]:

@@ -37,6 +37,8 @@ SOURCES = (
 TINY = "tiny:"
 TINY_SOURCE = re.compile(r"tiny:(train|dev|test)(?::([1-9][0-9]*))?")
 TINY_COUNTS: Mapping[Split, int] = {"train": 288, "dev": 48, "test": 48}
+FOREIGN = re.compile(r"^(?:#|//).*|(?:^|(?<=\s))--[A-Za-z][\w-]*")
+"""Syntax of other tools' files of prompts: a comment, or an option such as `--w 768`."""
 MARKED = re.compile(r"^(?:\d{1,3}[.)]|[-*•–])\s+(?=\S)")
 """Mark of a list at the beginning of a line: a number, or a bullet."""
 
@@ -143,8 +145,11 @@ def sentence_prompt(text: str, number: int = 0, *, model: str = "") -> Prompt:
     """Read a line of text: a whole prompt, a sentence that asks for a set, or one image.
 
     Raises:
-        ValueError: its panels do not fit.
+        ValueError: it has a comment or an option of another tool, or its panels do not fit.
     """
+    foreign = FOREIGN.search(text)
+    if foreign:
+        raise ValueError(f"{foreign[0][:40]!r} is a comment or option of another tool, and would be drawn; delete it")
     text = MARKED.sub("", text)
     if text[0] == text[-1] == '"' and text.count('"') == 2:
         text = text[1:-1].strip()
