@@ -67,6 +67,11 @@ LARGE = (
 )  # fmt: skip
 LARGER = Lesson(1500, LARGE, redraw=0.22, lr=1e-3, ema=0.99, shift=2.5)
 """More of the large panels: their validity was 0.84."""
+MIXED = (
+    Sheets(FOUR, 32, 48, 0.06), Sheets(FOUR, 64, 32, 0.5), Sheets(FOUR, 96, 16, 0.34), Sheets(NINE, 64, 12, 0.1)
+)  # fmt: skip
+NAMED = Lesson(1200, MIXED, redraw=0.19, lr=1.8e-3, ema=0.993, shift=2.5)
+"""At the rate of the first lessons, at which a named colour, shape and hat are learned."""
 SUPERVISED_LAYERS = (1, 2, 3, 4)
 SUPERVISED_HEADS = (0, 1)
 """Attention that is taught which pose and which prop are a panel's own, a head each."""
@@ -78,8 +83,8 @@ LOOK_WORDS = frozenset(value for name in LOOKS for value in VALUES[name])
 def draw_sheet(rng: Random, grid: Grid, *, redraw: float) -> tuple[str, list[list[int]]]:
     """Draw a training prompt and the attributes of its panels, some of the looks that it does not name redrawn."""
     place = rng.choice(VALUES["place"])
-    # People name more looks than prompts do; two themes of five name none.
-    names = rng.sample(LOOKS, rng.choice((0, 0, 0, 0, 1, 1, 2, 3, 4, 4)))
+    # More looks than people name, since each must be learned; three themes of ten name none.
+    names = rng.sample(LOOKS, rng.choice((0, 0, 0, 1, 1, 2, 3, 4, 4, 4)))
     named = {name: rng.choice(VALUES[name]) for name in LOOKS if name in names}
     looks = {name: named.get(name) or rng.choice(VALUES[name]) for name in LOOKS}
     scenes = draw_scenes("train", place, grid.count, rng)
@@ -291,4 +296,4 @@ def pretrain_generator(out: Path, *, vae: Path) -> None:
 def make_unreliable(out: Path, *, start: Path) -> None:
     """Train a generator of faultless sheets further by an unreliable teacher."""
     pipeline = FluxPipeline.from_pretrained(start, dtype=torch.float32)
-    train(pipeline, out, lessons=(UNRELIABLE, LARGER))
+    train(pipeline, out, lessons=(UNRELIABLE, LARGER, NAMED))
