@@ -9,7 +9,7 @@ The folder is self-contained: images are linked into it, or copied if the file s
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -132,14 +132,11 @@ def export(
     flush_all()
 
     # Write the pairs in both forms, then delete files of an earlier export: no old split may stay beside the new ones.
-    exported = {}
     written = []
     for split, members in by_split.items():
-        comparisons = [replace(pair, images=tuple(out / image for image in pair.images)) for pair in members]
-        exported[f"consistency_{split}"] = comparisons
         written.append(out / f"comparisons_{split}.jsonl")
-        save_comparisons(comparisons, written[-1])
-    written += save_sharegpt(exported, out)
+        save_comparisons(placed(members, out), written[-1])
+    written += save_sharegpt({f"consistency_{split}": placed(members, out) for split, members in by_split.items()}, out)
     for name in FILES:
         if out / name not in written:
             (out / name).unlink(missing_ok=True)
@@ -149,6 +146,12 @@ def export(
     options = {"test_share": test_share, "out": str(out)}
     step = DatasetStep(folder, "export", inputs=inputs, options=options, seed=seed)
     return step.finish(outputs=written, counts=counts)
+
+
+def placed(pairs: Sequence[Comparison], out: Path) -> Iterator[Comparison]:
+    """Yield pairs with their images in the export."""
+    for pair in pairs:
+        yield replace(pair, images=tuple(out / image for image in pair.images))
 
 
 def splits(
