@@ -99,6 +99,7 @@ def test_what_does_not_fit_together_is_refused_and_nothing_is_written() -> None:
         (("edit", "flux"), "flux generates sets and edits no images"),
         (("consistency", "flux", "4"), "--card 4"),
         (("consistency", "flux", "24GB"), "--card 24GB"),
+        (("consistency", "flux", "0x80"), "--card 0x80"),
         (("consistency", "flux", "24", "--prompts", "one.txt"), "one.txt:1"),
     ):
         Path("one.txt").write_text("a fox in the snow\na bear\n")

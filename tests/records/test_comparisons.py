@@ -54,6 +54,13 @@ def test_sharegpt_is_taken_word_for_word(folder: Path) -> None:
     assert (second.category, answer_text(second)) == ("Story", "No")
 
 
+def test_llama_factorys_default_names(folder: Path) -> None:
+    turns = [{"from": "human", "value": "<image>Red?"}, {"from": "gpt", "value": "No."}]
+    write(folder, {"conversations": turns, "images": ["a.png"]})
+    (read,) = comparisons_from(f"{folder}:cot_train")
+    assert (read.question, read.consistent, len(read.images)) == ("Red?", False, 1)
+
+
 def test_missing_images_are_listed(folder: Path) -> None:
     write(folder, sharegpt(images=["a.png", "gone.png"]), *[sharegpt(images=["a.png", f"{n}.png"]) for n in range(12)])
     with pytest.raises(ValueError, match=r"train\.json: 13 image\(s\) missing") as caught:

@@ -30,7 +30,7 @@ from pacorl.records.prompts import prompts_from, save_prompts
 from pacorl.rewards import asks_judge
 from pacorl.types import TINY, Prompt
 
-CARD = re.compile(r"(?:(\d+)[x×])?(\d+)")
+CARD = re.compile(r"(?:([1-9]\d*)[x×])?([1-9]\d*)")
 GROUP = 16
 """Samples of a prompt, the default."""
 MOST_PROMPTS = 12

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import AliasChoices, BaseModel, Field
 
 from pacorl.io.documents import (
     JsonObject,
@@ -233,24 +233,30 @@ def save_comparisons(comparisons: Iterable[Comparison], path: Path) -> None:
 # --- LLaMA-Factory's sharegpt form -----------------------------------------------------------------------------
 
 
-class UserTurn(BaseModel):
-    """A question."""
+ROLE = Field(validation_alias=AliasChoices("role", "from"))
+CONTENT = Field(validation_alias=AliasChoices("content", "value"))
 
-    role: Literal["user"]
-    content: Spoken
+
+class UserTurn(BaseModel):
+    """A question, in OpenAI's names or in LLaMA-Factory's own."""
+
+    role: Annotated[Literal["user", "human"], ROLE]
+    content: Annotated[Spoken, CONTENT]
 
 
 class AssistantTurn(BaseModel):
     """Its answer."""
 
-    role: Literal["assistant"]
-    content: Spoken
+    role: Annotated[Literal["assistant", "gpt"], ROLE]
+    content: Annotated[Spoken, CONTENT]
 
 
 class Conversation(BaseModel):
     """A record of the sharegpt form: a question about images, and its answer."""
 
-    messages: tuple[UserTurn, AssistantTurn]
+    messages: Annotated[
+        tuple[UserTurn, AssistantTurn], Field(validation_alias=AliasChoices("messages", "conversations"))
+    ]
     images: Images
     category: Text = ""
     group: Text = ""
