@@ -19,6 +19,7 @@ from pacorl.gate.paco_reward import PacoReward
 from pacorl.io.documents import read_jsonl
 from pacorl.io.images import open_image
 from pacorl.judge.local import LocalJudge
+from pacorl.records.consistency_rank import load_ranked, save_ranked
 from pacorl.types import Question
 
 PLAIN = (
@@ -79,6 +80,12 @@ def test_by_category_each_item_counts_once(rank_folder: Path, tmp_path: Path, ti
     whole = outcome.tables[0].lines[0].cells[0]
     assert all(isinstance(category, Interval) for category in (*categories, whole))
     assert sum(category.mean for category in categories) / 2 == pytest.approx(whole.mean)  # type: ignore[union-attr]
+
+
+def test_what_is_written_is_read_back_equal(rank_folder: Path) -> None:
+    items = load_ranked(rank_folder)
+    save_ranked(items, rank_folder)
+    assert load_ranked(rank_folder) == items
 
 
 # --- bad input -----------------------------------------------------------------------------------------------------

@@ -7,13 +7,16 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
+from pacorl.bench.benchmarks import BenchmarkOptions
+from pacorl.bench.running import run_benchmark
 from pacorl.cli.dataset import app
-from pacorl.dataset.export import export, label
+from pacorl.dataset.export import export, label, splits
 from pacorl.dataset.folder import read_instances, write_records
-from pacorl.dataset.rules import pair_key
+from pacorl.dataset.rules import label_pairs, pair_key
 from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.io.images import open_image
 from pacorl.records.comparisons import answer_text, comparisons_from, load_comparisons
+from pacorl.records.consistency_rank import load_ranked
 from pacorl.records.rankings import Ranking
 
 
@@ -87,6 +90,40 @@ def test_exports_are_what_a_judge_learns_from(ranked):
             pair = known[tuple(path.relative_to(ranked / "export") for path in one.images)]
             assert (one.question, one.consistent, one.category) == (pair.question, pair.consistent, pair.category)
             assert one.reasons == ("Both red." if pair == pairs[0] else "")
+
+
+def test_candidates_between_best_and_worst_keep_groups_together():
+    """They are in no pair, but in the benchmark: here each is the reference of the next group."""
+    answers = []
+    for number in range(6):
+        candidates = (f"best{number}.png", f"reference{number ^ 1}.png", f"worst{number}.png")
+        theme = f"theme {number}"
+        answers.append(Ranking(f"i{number}", "ann", f"g{number}", f"reference{number}.png", candidates, theme))
+    pairs, _ = label_pairs(answers)
+    for seed in range(8):
+        split_of = splits(pairs, answers, test_share=0.5, seed=seed)
+        for number in (0, 2, 4):
+            assert split_of[f"g{number}"] == split_of[f"g{number + 1}"]
+
+
+def test_the_benchmark_has_the_held_out_rankings_and_runs(ranked, tmp_path):
+    answers = [answer for answer in label(ranked).answers if answer.annotator == "ann"]
+    write_records(ranked / "rankings.jsonl", answers)
+    counts = export(ranked, test_share=0.5)
+    benchmark = ranked / "export/benchmark"
+    read = {(item.reference, *item.best_first): item for item in load_ranked(benchmark)}
+    tested = {row["group"] for row in read_jsonl(ranked / "export/comparisons_test.jsonl")}
+    held_out = {(one.reference, *one.candidates): one for one in answers if one.group in tested}
+    assert read.keys() == held_out.keys()
+    assert len(read) == counts["benchmark_rankings"] > 0
+    for key, item in read.items():
+        one = held_out[key]
+        assert (item.prompt, item.category, item.criteria) == (one.theme, one.category, one.criteria)
+        assert item.candidates == sorted(one.candidates)
+    options = BenchmarkOptions(judge="tiny", out=tmp_path / "run", limit=4)
+    outcome = run_benchmark("consistency-rank", benchmark, options)
+    assert outcome.complete
+    assert outcome.measured == 4
 
 
 def test_another_export_leaves_nothing_of_the_last(ranked):

@@ -10,6 +10,7 @@ from pacorl.dataset.rules import (
     best_worst,
     in_either_order,
     label_pairs,
+    mean_rankings,
     pair_agreement,
     pair_key,
     split_groups,
@@ -91,6 +92,19 @@ def test_tied_candidates_share_their_fate():
     tied = Ranking("i", "x", "g", "r", tuple("abcd"), ranks=(1, 2, 2, 4))
     assert tied.tiers == (("a",), ("b", "c"), ("d",))
     assert best_worst([("a", "b"), ("c",)]) == [("a", True), ("b", True), ("c", False)]
+
+
+def test_a_tie_counts_half_in_the_mean_ranking():
+    def merged(*answers: Ranking) -> list[tuple[str, ...]]:
+        return [ranking.candidates for ranking in mean_rankings(answers)]
+
+    tied = replace(answer("x", "abcd"), ranks=(1, 2, 2, 4))
+    assert merged(tied) == []
+    assert merged(tied, answer("y", "acbd")) == [tuple("acbd")]
+    # a and b share rank 1.5, so that c, third and first, comes between them: 3.5, 4 and 4.5 in sum.
+    shared = replace(answer("x", "abc"), ranks=(1, 1, 3))
+    assert merged(shared, answer("y", "cab")) == [tuple("acb")]
+    assert merged(shared, replace(answer("judge", "bac"), adjudicated=True)) == [tuple("bac")]
 
 
 def test_what_is_asked_depends_on_what_was_written_down():

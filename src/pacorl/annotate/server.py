@@ -31,7 +31,7 @@ from pacorl.core.grid import subject_text
 from pacorl.dataset.answer_log import LOG, AnswerLog, Event, Role, start_event
 from pacorl.dataset.folder import OWN_QUESTION, Instance, order_of, read_instances, tiers_of
 from pacorl.dataset.manifest import DatasetStep
-from pacorl.dataset.rules import pair_agreement, places_of
+from pacorl.dataset.rules import mean_ranks, pair_agreement
 from pacorl.io.documents import read_text
 from pacorl.io.files import PRIVATE, LockedError, inside, safe_name, sole_holder, text_digest, write_atomic
 from pacorl.io.images import IMAGE_TYPES
@@ -153,7 +153,7 @@ def public_key(instance: str) -> str:
 
 def disagree(answers: Sequence[Ranking]) -> bool:
     """Whether two people order a pair of candidates in opposite ways."""
-    ranks = [places_of(answer.tiers) for answer in answers]
+    ranks = [mean_ranks(answer.tiers) for answer in answers]
     return any(
         (one[first] - one[second]) * (other[first] - other[second]) < 0
         for one, other in combinations(ranks, 2)

@@ -252,7 +252,7 @@ def export(
     seed: int = SEED,
     step: StepOptions,
 ) -> None:
-    """Turn rankings into training pairs and held-out pairs."""
+    """Turn rankings into training pairs, held-out pairs and a benchmark."""
     from pacorl.dataset.export import export as write
     from pacorl.dataset.importing import import_rankings
     from pacorl.io.documents import read_object

@@ -2,6 +2,7 @@
 
     dataset_info.json, consistency_SPLIT.json   LLaMA-Factory's sharegpt form
     comparisons_SPLIT.jsonl                     the project's own
+    benchmark/                                  ConsistencyRank's layout, of the test split
 
 The folder is self-contained: images are linked into it, or copied if the file system has no links.
 """
@@ -17,24 +18,28 @@ from typing import NamedTuple
 from pacorl.dataset.answer_log import collect_answers
 from pacorl.dataset.folder import read_answers
 from pacorl.dataset.manifest import DatasetStep
-from pacorl.dataset.rules import Split, label_pairs, pair_agreement, pair_key, split_groups
+from pacorl.dataset.rules import Split, label_pairs, mean_rankings, pair_agreement, pair_key, split_groups
 from pacorl.io.documents import JsonObject, read_journal
-from pacorl.io.files import claim_folder, flush_all, inside, make_folder, write_atomic
+from pacorl.io.files import claim_folder, flush_all, inside, make_folder, text_digest, write_atomic
 from pacorl.io.terminal import Progress, silent
 from pacorl.records.comparisons import INFO, save_comparisons, save_sharegpt
+from pacorl.records.consistency_rank import IMAGES, PROMPTS, RANKS, Ranked, save_ranked
 from pacorl.records.rankings import Ranking
 from pacorl.types import Comparison
 
 TEST_SHARE = 0.1
+BENCHMARK = "benchmark"
 FILES = (
     *("comparisons_train.jsonl", "comparisons_test.jsonl", "consistency_train.json", "consistency_test.json"),
-    INFO,
+    *(INFO, f"{BENCHMARK}/{PROMPTS}", f"{BENCHMARK}/{RANKS}"),
 )
 """All files that an export may have, images aside."""
 
 
 def link_or_copy(source: Path, target: Path) -> None:
     """Make `target` in a claimed folder the same file as `source`, or a copy; `flush_all` waits for the disk."""
+    if not source.is_file():
+        raise ValueError(f"{source} is missing, and the export needs it; put it back or drop its rankings")
     if target.is_file() and target.samefile(source):
         return
     make_folder(target.parent, flush=False)
@@ -91,7 +96,7 @@ def export(
     seed: int = 0,
     progress: Progress = silent,
 ) -> JsonObject:
-    """Write labelled pairs, some of them held out.
+    """Write labelled pairs, some of them held out, and a benchmark of the held-out rankings.
 
     Args:
         test_share: share of the groups that is held out.
@@ -106,9 +111,10 @@ def export(
     by_split: dict[Split, list[Comparison]] = {}
     for split in sorted(set(split_of.values())):
         by_split[split] = [pair for pair in pairs if split_of[pair.group] == split]
+    ranked = benchmark([answer for answer in labelled.answers if split_of.get(answer.group) == "test"])
 
     # Count.
-    counts: JsonObject = {"balance": labelled.balance, "splits": {}}
+    counts: JsonObject = {"balance": labelled.balance, "splits": {}, "benchmark_rankings": len(ranked)}
     for split, members in by_split.items():
         counts["splits"][split] = {
             "groups": len({pair.group for pair in members}),
@@ -122,21 +128,23 @@ def export(
     # Link the images, and wait for the disk once before a file names them.
     out = out or folder / "export"
     claim_folder(out)
-    images = list(dict.fromkeys(image for pair in pairs for image in pair.images))
-    for done, image in enumerate(images, 1):
-        source = inside(folder, image.as_posix())
-        if not source.is_file():
-            raise ValueError(f"{folder / image} is missing, and the export needs it; put it back or drop its rankings")
-        link_or_copy(source, out / image)
+    images = {out / image: image.as_posix() for pair in pairs for image in pair.images}
+    for item in ranked:
+        shown = out / BENCHMARK / IMAGES / item.folder
+        images |= {shown / image: image for image in (item.reference, *item.candidates)}
+    for done, (target, image) in enumerate(images.items(), 1):
+        link_or_copy(inside(folder, image), target)
         progress(done, len(images))
     flush_all()
 
-    # Write the pairs in both forms, then delete files of an earlier export: no old split may stay beside the new ones.
+    # Write the pairs in both forms and the benchmark, then delete files of an earlier export: no old split may stay.
     written = []
     for split, members in by_split.items():
         written.append(out / f"comparisons_{split}.jsonl")
         save_comparisons(placed(members, out), written[-1])
     written += save_sharegpt({f"consistency_{split}": placed(members, out) for split, members in by_split.items()}, out)
+    if ranked:
+        written += save_ranked(ranked, out / BENCHMARK)
     for name in FILES:
         if out / name not in written:
             (out / name).unlink(missing_ok=True)
@@ -154,6 +162,24 @@ def placed(pairs: Sequence[Comparison], out: Path) -> Iterator[Comparison]:
         yield replace(pair, images=tuple(out / image for image in pair.images))
 
 
+def benchmark(answers: Sequence[Ranking]) -> list[Ranked]:
+    """Turn rankings into ConsistencyRank's items, one of each instance."""
+    return [
+        Ranked(
+            # A folder has one prompt and one set of criteria.
+            folder=text_digest(f"{ranking.group} {ranking.theme} {ranking.criteria}")[:16],
+            reference=ranking.reference,
+            # By name: the order of the list must not reveal the answer.
+            candidates=sorted(ranking.candidates),
+            best_first=list(ranking.candidates),
+            category=ranking.category,
+            prompt=ranking.theme,
+            criteria=ranking.criteria,
+        )
+        for ranking in mean_rankings(answers)
+    ]
+
+
 def splits(
     pairs: Sequence[Comparison], answers: Sequence[Ranking], *, test_share: float, seed: int
 ) -> dict[str, Split]:
@@ -161,11 +187,15 @@ def splits(
 
     So do groups that share a theme, unless their file of rankings names its groups.
     """
-    # A group whose votes are all tied has no pairs, and would fill a split with nothing.
-    ties = [(pair.group, image.as_posix()) for pair in pairs for image in pair.images]
+    ties = []
     labelled = {pair.group for pair in pairs}
     for answer in answers:
-        if answer.group in labelled and answer.theme and not answer.own_group:
+        # A group whose votes are all tied has no pairs, and would fill a split with nothing.
+        if answer.group not in labelled:
+            continue
+        # Candidates between the best and the worst are in no pair, but in the benchmark.
+        ties += [(answer.group, image) for image in (answer.reference, *answer.candidates)]
+        if answer.theme and not answer.own_group:
             ties.append((answer.group, f"theme {answer.theme}"))
     split_of = split_groups(ties, test_share=test_share, seed=seed)
     if 0 < test_share < 1 and len(set(split_of.values())) < 2:

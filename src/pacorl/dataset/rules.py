@@ -36,9 +36,12 @@ def best_worst(tiers: Sequence[Sequence[str]]) -> list[tuple[str, bool]]:
     return [(name, True) for name in tiers[0]] + [(name, False) for name in tiers[-1]]
 
 
-def places_of(tiers: Sequence[Sequence[str]]) -> dict[str, int]:
-    """Map each candidate to its place from 0; tied candidates share one."""
-    return {name: place for place, tier in enumerate(tiers) for name in tier}
+def mean_ranks(tiers: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Map each candidate to its rank from 1; tied candidates share the mean of their ranks."""
+    ranks: dict[str, float] = {}
+    for tier in tiers:
+        ranks |= dict.fromkeys(tier, len(ranks) + (len(tier) + 1) / 2)
+    return ranks
 
 
 def shared_rankings(answers: Sequence[Ranking]) -> list[list[Ranking]]:
@@ -59,7 +62,7 @@ def pair_agreement(answers: Sequence[Ranking]) -> Interval | None:
     compared = []
     for rankings in shared_rankings(answers):
         both = same = 0
-        for one, other in combinations([places_of(answer.tiers) for answer in rankings], 2):
+        for one, other in combinations([mean_ranks(answer.tiers) for answer in rankings], 2):
             for first, second in combinations(one, 2):
                 # 0 for a tie in either ranking, which leaves the pair without an order.
                 order = (one[first] - one[second]) * (other[first] - other[second])
@@ -169,6 +172,24 @@ def in_either_order(first: str, second: str) -> tuple[str, str]:
     if int(_digest(low, high), 16) % 2:
         return low, high
     return high, low
+
+
+def mean_rankings(answers: Sequence[Ranking]) -> list[Ranking]:
+    """Merge the rankings of each instance into one, by decision or mean rank; one with tied candidates is left out."""
+    by_instance = defaultdict(list)
+    for answer in final_answers(answers):
+        by_instance[answer.instance].append(answer)
+    merged = []
+    for _, rankings in sorted(by_instance.items()):
+        # The sum of ranks orders as their mean does.
+        rank_sum: dict[str, float] = defaultdict(float)
+        for ranking in rankings:
+            for name, rank in mean_ranks(ranking.tiers).items():
+                rank_sum[name] += rank
+        if len(set(rank_sum.values())) == len(rank_sum):
+            best_first = tuple(sorted(rank_sum, key=rank_sum.__getitem__))
+            merged.append(replace(rankings[0], candidates=best_first, ranks=()))
+    return merged
 
 
 def split_groups(ties: Iterable[tuple[str, str]], *, test_share: float, seed: int = 0) -> dict[str, Split]:

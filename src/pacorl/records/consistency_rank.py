@@ -1,4 +1,4 @@
-"""ConsistencyRank's folder, as published: rankings of sub-figures by people.
+"""ConsistencyRank's folder, the only reader and writer: rankings of sub-figures by people.
 
 images/FOLDER/GRID_PANEL.png
 prompt_data.jsonl               {idx, prompt, criteria}, a folder's prompt
@@ -7,14 +7,14 @@ consistency_full_rank.jsonl     {folder, ref_image, comp_images, rank_images}, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
-from pacorl.io.documents import JsonObject, read_records, typed
+from pacorl.io.documents import JsonObject, read_records, typed, write_jsonl
 from pacorl.io.files import existing
 from pacorl.records.fields import Criteria, Text, Word
 
@@ -36,7 +36,7 @@ class FolderPrompt(BaseModel):
 class Ranked(BaseModel):
     """A line of RANKS: a reference and its candidates, and their order by people; images are named within `folder`."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, populate_by_name=True)
 
     folder: str
     # Releases differ in the names of two columns.
@@ -79,3 +79,16 @@ def _ranked(row: JsonObject, prompts: Mapping[str, FolderPrompt], images: Path) 
     prompt = prompts[item.folder]
     category = item.category or prompt.category
     return item.model_copy(update={"category": category, "prompt": prompt.prompt, "criteria": prompt.criteria})
+
+
+def save_ranked(items: Iterable[Ranked], folder: Path) -> list[Path]:
+    """Write the lists of a folder, whose images are there already. Returns the written files."""
+    prompts: dict[str, JsonObject] = {}
+    rows = []
+    for item in items:
+        prompts[item.folder] = {"idx": item.folder, "prompt": item.prompt, "criteria": item.criteria}
+        row: JsonObject = {"folder": item.folder, "ref_image": item.reference, "comp_images": item.candidates}
+        rows.append(row | {"rank_images": item.best_first, "category": item.category})
+    write_jsonl(folder / PROMPTS, prompts.values())
+    write_jsonl(folder / RANKS, rows)
+    return [folder / PROMPTS, folder / RANKS]
