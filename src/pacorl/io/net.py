@@ -11,6 +11,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+from urllib.request import getproxies_environment, proxy_bypass_environment
 
 from pacorl import __version__
 
@@ -79,8 +80,8 @@ def status_fault(response: httpx2.Response, *, key: str = "") -> TransientError:
     return TransientError(fault, unreachable=response.status_code in UNAVAILABLE)
 
 
-def wire_fault(error: BaseException) -> TransientError:
-    """Describe a fault of the wire by its innermost reason."""
+def wire_fault(error: BaseException, *, url: str) -> TransientError:
+    """Describe a fault on the way to a service by its innermost reason, and name the proxy that is asked for it."""
     inner: BaseException | None = error
     while inner:
         error = inner
@@ -88,7 +89,9 @@ def wire_fault(error: BaseException) -> TransientError:
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     if isinstance(error, ConnectionError) and error.errno:
         reason = os.strerror(error.errno)  # asyncio's text names the address without the reason
-    return TransientError(f"no connection: {_on_one_line(reason)}", unreachable=True)
+    proxy = proxy_of(url)
+    way = f" through the proxy {shown_url(proxy)} (NO_PROXY={urlsplit(url).hostname} goes round it)" if proxy else ""
+    return TransientError(f"no connection{way}: {_on_one_line(reason)}", unreachable=True)
 
 
 def _on_one_line(text: object) -> str:
@@ -109,6 +112,15 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:  # a host name
         return False
+
+
+def proxy_of(url: str) -> str:
+    """Return the proxy of the environment that is asked for a service; empty if there is none."""
+    split = urlsplit(url)
+    if is_loopback(split.hostname or "") or proxy_bypass_environment(split.hostname or ""):
+        return ""
+    proxies = getproxies_environment()
+    return proxies.get(split.scheme) or proxies.get("all") or ""
 
 
 def service_url(url: str, *, name: str) -> str:

@@ -68,7 +68,7 @@ class ChatModel:
             except openai.APITimeoutError:
                 raise ChatError(f"no answer within {self.timeout_seconds:g} s") from None
             except openai.APIConnectionError as error:
-                raise ChatError(f"no answer: {wire_fault(error)}") from None
+                raise ChatError(f"no answer: {wire_fault(error, url=url)}") from None
             except MALFORMED as error:
                 raise ChatError(f"no answer: an answer of another form ({type(error).__name__})") from None
         if not isinstance(text, str) or not text:

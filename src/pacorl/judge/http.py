@@ -546,7 +546,7 @@ class HttpJudge:
         except (TimeoutError, openai.APITimeoutError):
             fault = TransientError(f"no answer within {self.timeout:g} s", unreachable=True)
         except openai.APIConnectionError as error:
-            fault = wire_fault(error)
+            fault = wire_fault(error, url=server.url)
         except openai.APIStatusError as error:
             fault = self._refusal(error.response)
 
