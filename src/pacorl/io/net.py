@@ -11,7 +11,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
-from urllib.request import getproxies_environment, proxy_bypass_environment
+from urllib.request import getproxies, proxy_bypass
 
 from pacorl import __version__
 
@@ -117,9 +117,9 @@ def is_loopback(host: str) -> bool:
 def proxy_of(url: str) -> str:
     """Return the proxy of the environment that is asked for a service; empty if there is none."""
     split = urlsplit(url)
-    if is_loopback(split.hostname or "") or proxy_bypass_environment(split.hostname or ""):
+    if is_loopback(split.hostname or "") or proxy_bypass(split.hostname or ""):
         return ""
-    proxies = getproxies_environment()
+    proxies = getproxies()
     return proxies.get(split.scheme) or proxies.get("all") or ""
 
 
