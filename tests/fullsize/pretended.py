@@ -95,9 +95,6 @@ class _Books(TorchDispatchMode):
                 outputs = func.decompose(*args, **kwargs)
             if outputs is not NotImplemented:
                 return outputs
-        return self._dispatch(func, args, kwargs)
-
-    def _dispatch(self, func: Any, args: Sequence[Any], kwargs: Any) -> Any:
         inputs = list(tensors_in([*args, *kwargs.values()]))
         if not (any(tensor.is_meta for tensor in inputs) or _asks_for_card(kwargs)):
             return self._taken(func(*args, **kwargs))
@@ -113,10 +110,7 @@ class _Books(TorchDispatchMode):
         if known is not None:
             for shadow, tensor in zip(tree_iter(known), tree_iter(outputs), strict=True):
                 tensor.shadow = shadow
-        self._taken(outputs)
-        if func is aten._to_copy.default and _is_weight(args[0]):
-            _as_weight(outputs)
-        return outputs
+        return self._taken(outputs)
 
     def _taken(self, outputs: Any) -> Any:
         for tensor in tensors_in(outputs):
@@ -130,7 +124,7 @@ class _Books(TorchDispatchMode):
             copied: Tensor = args[0].copy_(values)
             return copied
         here: Tensor = self._taken(values.to(kwargs.get("dtype") or source.dtype))
-        return _as_weight(here) if _is_weight(source) else here
+        return here
 
 
 @cache
@@ -160,8 +154,8 @@ def _read(tensor: Tensor) -> Tensor:
     shadow: Tensor | None = getattr(tensor, "shadow", None)
     if shadow is not None:
         return shadow.clone()
-    if tensor.is_floating_point() and tensor.numel() <= DRAWN and not _is_weight(tensor):
-        # Images that differ, and scores: of equal ones a judge would look at one alone. A weight's nobody looks at.
+    if tensor.is_floating_point() and tensor.numel() <= DRAWN:
+        # Images that differ, and scores: of equal ones a judge would look at one alone.
         return torch.rand(tensor.shape, generator=DRAWS, dtype=torch.float32).to(tensor.dtype)
     return torch.full((), tensor.dtype == torch.bool, dtype=tensor.dtype).expand(tensor.shape)
 
@@ -214,16 +208,6 @@ def _masks_as_rows(func: Any, args: Sequence[Any]) -> Sequence[Any]:
     return (args[0], rows, *args[2:])
 
 
-def _as_weight(tensor: Tensor) -> Tensor:
-    """The tensor, its storage marked as a checkpoint's weight: one of its files, or what came of that."""
-    tensor.untyped_storage().is_weight = True  # type: ignore[attr-defined]
-    return tensor
-
-
-def _is_weight(tensor: Tensor) -> bool:
-    return hasattr(tensor.untyped_storage(), "is_weight")
-
-
 # --- weights in files ------------------------------------------------------------------------------------------
 
 
@@ -238,7 +222,7 @@ def mapped(model: nn.Module) -> nn.Module:
                 parent._modules[name] = layers.setdefault(layer.weight, layer)
 
     def in_file(like: Tensor) -> Tensor:
-        return _as_weight(torch.zeros((), dtype=like.dtype)).expand(like.shape)
+        return torch.zeros((), dtype=like.dtype).expand(like.shape)
 
     for module in model.modules():
         for name, parameter in module._parameters.items():

@@ -59,11 +59,12 @@ def card_of_processes() -> Iterator[None]:
 
 
 def move(module: torch.nn.Module, device: torch.device) -> None:
-    """Move frozen weights by new parameters: one of the meta device, unlike a card's, takes no data of the host's."""
+    """Move frozen weights: new ones, whose values nobody looks at; those of the host take no memory."""
     for part in module.modules():
         for name, parameter in part._parameters.items():
             if parameter is not None and not parameter.requires_grad:
-                part._parameters[name] = torch.nn.Parameter(parameter.data.to(device), False)
+                empty = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
+                part._parameters[name] = torch.nn.Parameter(empty.to(device), False)
         for name, buffer in part._buffers.items():
             part._buffers[name] = None if buffer is None else buffer.to(device)
 
@@ -74,12 +75,12 @@ def lent_to(self: Turns, models: Sequence[torch.nn.Module]) -> Iterator[None]:
     host = torch.device("cpu")
     move(self.generator, host)
     for model in models:
-        model.to(self.device)
+        move(model, self.device)
     try:
         yield
     finally:
         for model in models:
-            model.to(host)
+            move(model, host)
         move(self.generator, self.device)
 
 
