@@ -1,27 +1,29 @@
-"""A run of the project's own loop on the pretended card: what each of its phases asks of it."""
+"""A run of the project's own loop on the pretended card, with published widths: what each phase asks of it.
+
+Checkpoints are folders with every file that is not a weight. Tokenizers are a twin's, trained on the run's own texts;
+all sizes are the published ones but for the number of repeated blocks.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import pytest
 import torch
+import transformers
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from PIL import Image
-from tests.fullsize.pretended import PretendedCard, pretended
-from tests.fullsize.published import (
-    weightless,
-    write_generator,
-    write_judge,
-)
+from research import twin
+from tests.fullsize.pretended import PretendedCard, mapped, pretended
 from torch.utils import _foreach_utils
+from torch.utils._python_dispatch import _disable_current_modes
 
 from pacorl.config.base import load
 from pacorl.grpo import builders, epoch, evaluate, rollout, scoring, trainer, update
@@ -29,9 +31,12 @@ from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.models.policies.pipeline import PipelinePolicy
+from pacorl.models.policies.policy import WITHOUT_WEIGHTS
+from pacorl.plan.generators import model_on_meta
 from pacorl.plan.ledger import META
-from pacorl.plan.passes import Depth
+from pacorl.plan.passes import Depth, with_depth
 from pacorl.plan.plan import Plan, plan_policy
+from pacorl.plan.sources import JUDGE_PARTS
 from pacorl.rewards import reward as reward_calls
 from pacorl.runtime.processes import Runtime
 from pacorl.runtime.turns import Turns
@@ -44,18 +49,82 @@ INSTRUCTION = "Turn the sky to sunset."
 TEXTS = [*(prompt.text for prompt in SETS), INSTRUCTION]
 
 
-@contextmanager
-def card_of_processes() -> Iterator[None]:
-    """Within the block accelerate gives every process the meta device, and torch treats it as the card that it is."""
-    with pytest.MonkeyPatch.context() as patch:
-        for state in (PartialState, AcceleratorState, GradientState):
-            patch.setattr(state, "_shared_state", {})
-        PartialState(cpu=True)
-        PartialState._shared_state["device"] = META
-        kinds = _foreach_utils._get_foreach_kernels_supported_devices()
-        for user in (_foreach_utils, import_module("torch.optim.optimizer")):
-            patch.setattr(user, "_get_foreach_kernels_supported_devices", lambda: [*kinds, META.type])
-        yield
+# --- checkpoints without weights ---------------------------------------------------------------------------------
+
+
+def write_judge(folder: Path, texts: Sequence[str]) -> Path:
+    """The published 7B judge's folder with a quarter of its blocks, the last of the vision tower among them."""
+    text, vision = (dict(JUDGE_PARTS["model"][name]) for name in ("text_config", "vision_config"))
+    text["num_hidden_layers"] //= 4
+    vision["depth"] //= 4
+    vision["fullatt_block_indexes"] = vision["fullatt_block_indexes"][:1]
+    model = {**JUDGE_PARTS["model"], "text_config": text, "vision_config": vision}
+    twin.write_judge(folder, {**JUDGE_PARTS, "model": model}, texts=texts, weights=False)
+    return folder
+
+
+def load_model(source: str | Path, *, dtype: torch.dtype, **_: Any) -> Any:
+    """A checkpoint's model as it would be loaded: of full size, and with nothing in memory."""
+    with _disable_current_modes():  # building it is nothing that a card sees
+        return mapped(model_on_meta(json.loads((Path(source) / "config.json").read_text()), dtype=dtype))
+
+
+def pipeline_loader(load_pipeline: Callable[..., Any]) -> Any:
+    """`DiffusionPipeline.from_pretrained` with `load_model` for its parts."""
+
+    def from_pretrained(cls: Any, source: str, *, dtype: torch.dtype, **components: Any) -> Any:
+        for config in Path(source).glob("*/config.json"):
+            if config.parent.name not in {*components, *WITHOUT_WEIGHTS}:
+                components[config.parent.name] = load_model(config.parent, dtype=dtype)
+        return load_pipeline(cls, source, dtype=dtype, **components)
+
+    return classmethod(from_pretrained)
+
+
+def write_prompts(folder: Path, *, edits: bool) -> Path:
+    """Prompts of a run: sets of four panels, or edits of square sources."""
+    path = folder / "prompts.jsonl"
+    if not edits:
+        path.write_text("".join(json.dumps({"prompt": prompt.text}) + "\n" for prompt in SETS))
+        return path
+    records = []
+    for number in range(8):
+        Image.new("RGB", (512, 512), (number, 0, 0)).save(folder / f"{number}.png")
+        records.append({"image": f"{number}.png", "instruction": INSTRUCTION})
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def run_of(recipe: str, folder: Path, *, depth: Depth, overrides: Sequence[str]) -> PolicyConfig:
+    """A recipe on checkpoints of this machine: its own settings but for prompts, steps, blocks and rewards of CLIP."""
+    path = CONFIGS / f"{recipe}.yaml"
+    config = load(PolicyConfig, path, overrides)
+    (reward,) = [reward for reward in config.rewards if reward.name != "panel_clip_text"]
+    prompts = write_prompts(folder, edits=reward.name == "edit_consistency")
+    # All steps without noise cost the same, so that two are enough, or as many as the suffix has.
+    steps = config.sampling.sde_steps[-1] + 1 + (config.sampling.suffix.steps or 2)
+    parts = with_depth(config.generator.parts, depth)
+    twin.write_generator(folder / "generator", config.generator, parts=parts, texts=TEXTS, weights=False)
+    small = [
+        f"model.checkpoint={folder / 'generator'}",
+        f"prompts.train={prompts}",
+        f"prompts.evaluation={prompts}",
+        "prompts.evaluation_limit=4",  # of whose panels a judge takes as many questions at a time as of more
+        f"out={folder / 'run'}",
+        "epochs=1",
+        f"prompts_per_epoch={config.optimizer.updates_per_epoch}",
+        f"group_size={max(config.sampling.batch, 2 if config.sampling.tree.seeds is None else 4)}",
+        f"sampling.steps={steps}",
+        "evaluation.steps=2",
+        "trackers=[]",
+        "model.compile=none",
+        f"rewards={json.dumps([reward.model_dump(mode='json')])}",
+        f"judge.checkpoint={write_judge(folder / 'judge', TEXTS)}",
+    ]
+    return load(PolicyConfig, path, [*small, *overrides])
+
+
+# --- the loop on a card ------------------------------------------------------------------------------------------
 
 
 def move(module: torch.nn.Module, device: torch.device) -> None:
@@ -76,12 +145,10 @@ def lent_to(self: Turns, models: Sequence[torch.nn.Module]) -> Iterator[None]:
     move(self.generator, host)
     for model in models:
         move(model, self.device)
-    try:
-        yield
-    finally:
-        for model in models:
-            move(model, host)
-        move(self.generator, self.device)
+    yield
+    for model in models:
+        move(model, host)
+    move(self.generator, self.device)
 
 
 def submit(self: Workers, act: Callable[[], Any], what: str, *, seconds: float = 0.0) -> Call[Any]:
@@ -118,100 +185,68 @@ PHASES: tuple[tuple[str, Any, str], ...] = (
 """Phase → a function of the run whose bytes are counted to it; the inner of two has them."""
 
 
+def counted(card: PretendedCard, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, whose bytes are counted to a phase."""
+
+    @wraps(function)
+    def within(*args: Any, **kwargs: Any) -> Any:
+        with card.during(phase):
+            return function(*args, **kwargs)
+
+    return within
+
+
 @contextmanager
-def phases(card: PretendedCard) -> Iterator[None]:
-    """Within the block the run's own functions tell the card which phase they are."""
+def pretended_run() -> Iterator[PretendedCard]:
+    """Within the block a run is on the pretended card, which it tells its phases, with checkpoints without weights."""
+    with pretended() as card, pytest.MonkeyPatch.context() as patch:
+        # Accelerate gives every process the meta device, and torch treats it as the card that it is.
+        for state in (PartialState, AcceleratorState, GradientState):
+            patch.setattr(state, "_shared_state", {})
+        PartialState(cpu=True)
+        PartialState._shared_state["device"] = META
+        kinds = _foreach_utils._get_foreach_kernels_supported_devices()
+        for user in (_foreach_utils, import_module("torch.optim.optimizer")):
+            patch.setattr(user, "_get_foreach_kernels_supported_devices", lambda: [*kinds, META.type])
 
-    def counted(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(function)
-        def within(*args: Any, **kwargs: Any) -> Any:
-            with card.during(phase):
-                return function(*args, **kwargs)
+        load_pipeline = diffusers.DiffusionPipeline.from_pretrained.__func__
+        patch.setattr(diffusers.DiffusionPipeline, "from_pretrained", pipeline_loader(load_pipeline))
+        patch.setattr(transformers.AutoModelForImageTextToText, "from_pretrained", load_model)
 
-        return within
-
-    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Workers, "submit", submit)
         for module in (trainer, reward_calls):
             patch.setattr(module, "call_in_time", call_in_time)
         patch.setattr(Turns, "lent_to", lent_to)
         for phase, owner, name in PHASES:
-            patch.setattr(owner, name, counted(phase, getattr(owner, name)))
-        yield
+            patch.setattr(owner, name, counted(card, phase, getattr(owner, name)))
+        yield card
 
 
-def write_prompts(folder: Path, *, edits: bool) -> Path:
-    """Prompts of a run: sets of four panels, or edits of square sources."""
-    path = folder / "prompts.jsonl"
-    if not edits:
-        path.write_text("".join(json.dumps({"prompt": prompt.text}) + "\n" for prompt in SETS))
-        return path
-    records = []
-    for number in range(8):
-        Image.new("RGB", (512, 512), (number, 0, 0)).save(folder / f"{number}.png")
-        records.append({"image": f"{number}.png", "instruction": INSTRUCTION})
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
+def trace(
+    recipe: str, folder: Path, *, depth: Depth, overrides: Sequence[str] = ()
+) -> tuple[dict[str, int], int, Plan]:
+    """Run a recipe's loop with so many blocks: loading, an epoch, an evaluation and a checkpoint.
 
-
-def run_of(recipe: str, folder: Path, *, depth: Depth, overrides: Sequence[str]) -> PolicyConfig:
-    """A recipe on checkpoints of this machine: its own settings but for prompts, steps, blocks and rewards of CLIP."""
-    path = CONFIGS / f"{recipe}.yaml"
-    config = load(PolicyConfig, path, overrides)
-    (reward,) = [reward for reward in config.rewards if reward.name != "panel_clip_text"]
-    prompts = write_prompts(folder, edits=reward.name == "edit_consistency")
-    # All steps without noise cost the same, so that two are enough, or as many as the suffix has.
-    steps = config.sampling.sde_steps[-1] + 1 + (config.sampling.suffix.steps or 2)
-    small = [
-        f"model.checkpoint={write_generator(folder / 'generator', config.generator, TEXTS, depth=depth)}",
-        f"prompts.train={prompts}",
-        f"prompts.evaluation={prompts}",
-        "prompts.evaluation_limit=4",  # of whose panels a judge takes as many questions at a time as of more
-        f"out={folder / 'run'}",
-        "epochs=1",
-        f"prompts_per_epoch={config.optimizer.updates_per_epoch}",
-        f"group_size={max(config.sampling.batch, 2 if config.sampling.tree.seeds is None else 4)}",
-        f"sampling.steps={steps}",
-        "evaluation.steps=2",
-        "trackers=[]",
-        "model.compile=none",
-        f"rewards={json.dumps([reward.model_dump(mode='json')])}",
-        f"judge.checkpoint={write_judge(folder / 'judge', TEXTS)}",
-    ]
-    return load(PolicyConfig, path, [*small, *overrides])
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """What a run asked of the card at some depth, and what its plan said before."""
-
-    card: PretendedCard
-    plan: Plan
-    config: PolicyConfig
-
-    @property
-    def peaks(self) -> dict[str, int]:
-        """Bytes on the device by the plan's phases. A judge that works beside the sampling adds its own."""
-        peaks = self.card.peaks
-        beside = 0 if self.config.memory != "normal" else self.card.rises["judge"]
-        found = {
-            "encode": max(peaks["load"], peaks["encode"]),
-            "sample": max(peaks["sample"], peaks["evaluation/sample"]) + beside,
-            "decode": peaks["decode"] + beside,
-            "score": max(peaks["score"], peaks["judge"]),
-            "train": peaks["train"],
-        }
-        return {phase: found[phase] for phase in self.plan.memory.phases}
-
-
-def trace(recipe: str, folder: Path, *, depth: Depth, overrides: Sequence[str] = ()) -> Trace:
-    """A recipe's loop with so many blocks: loading, an epoch, an evaluation and a checkpoint."""
+    Returns:
+        Bytes on the device by the plan's phases, the most of all, and the plan of the same run.
+    """
     config = run_of(recipe, folder, depth=depth, overrides=overrides)
     plan = plan_policy(config)
-    with weightless(), card_of_processes(), pretended() as card, phases(card):
+    with pretended_run() as card:
         run = PolicyTrainer(config)
         run.run_epoch()
         run.evaluate()  # with AdamW's moments beside it, as all but the first
         run.save()
         run.close()
-    return Trace(card, plan, config)
+
+    peaks = card.peaks
+    # A judge that works beside the sampling adds its own.
+    beside = card.rises["judge"] if config.memory == "normal" else 0
+    found = {
+        "encode": max(peaks["load"], peaks["encode"]),
+        "sample": max(peaks["sample"], peaks["evaluation/sample"]) + beside,
+        "decode": peaks["decode"] + beside,
+        "score": max(peaks["score"], peaks["judge"]),
+        "train": peaks["train"],
+    }
+    return {phase: found[phase] for phase in plan.memory.phases}, max(peaks.values()), plan
