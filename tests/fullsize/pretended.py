@@ -100,10 +100,10 @@ class _Books(TorchDispatchMode):
             return self._taken(func(*args, **kwargs))
         if func in (aten._local_scalar_dense.default, aten.is_nonzero.default):
             return func(_read(args[0]))
-        if func in COPIES and _leaves_card(func, args, kwargs):
-            return self._to_host(func, args, kwargs)
+        if func is aten._to_copy.default and not _asks_for_card({"device": kwargs.get("device") or META}):
+            return self._taken(_read(args[0]).to(kwargs.get("dtype") or args[0].dtype))
         known = _known(func, args, kwargs, inputs)
-        if known is not None and any(_data_dependent(func, inputs)):
+        if known is not None and func._overloadpacket in VALUES_SHAPE_IT:
             outputs = tree_map_only(Tensor, lambda t: torch.empty_like(t, device=META), known)
         else:
             outputs = func(*_masks_as_rows(func, args), **kwargs)
@@ -117,15 +117,6 @@ class _Books(TorchDispatchMode):
             self.card.take(tensor)
         return outputs
 
-    def _to_host(self, func: Any, args: Sequence[Any], kwargs: Any) -> Tensor:
-        source = args[1] if func is aten.copy_.default else args[0]
-        values = _read(source)
-        if func is aten.copy_.default:
-            copied: Tensor = args[0].copy_(values)
-            return copied
-        here: Tensor = self._taken(values.to(kwargs.get("dtype") or source.dtype))
-        return here
-
 
 @cache
 def _composite(func: Any) -> bool:
@@ -134,19 +125,9 @@ def _composite(func: Any) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), name))
 
 
-COPIES = (aten._to_copy.default, aten.copy_.default)
-
-
 def _asks_for_card(kwargs: Any) -> bool:
     device = kwargs.get("device")
     return device is not None and torch.device(device).type == META.type
-
-
-def _leaves_card(func: Any, args: Sequence[Any], kwargs: Any) -> bool:
-    if func is aten.copy_.default:
-        return bool(args[1].is_meta and not args[0].is_meta)
-    device = kwargs.get("device")
-    return bool(args[0].is_meta and device is not None and device.type != META.type)
 
 
 def _read(tensor: Tensor) -> Tensor:
@@ -165,7 +146,9 @@ def _known(func: Any, args: Any, kwargs: Any, inputs: Sequence[Tensor]) -> Any:
     for tensor in inputs:
         if _is_float(tensor.dtype) or (tensor.is_meta and not hasattr(tensor, "shadow")) or tensor.numel() > SMALL:
             return None
-    if not inputs and (_of_floats(kwargs) or _elements(args) > SMALL):
+    # A factory's.
+    shape = args[0] if args and isinstance(args[0], list | tuple) else ()
+    if not inputs and (_is_float(kwargs.get("dtype") or torch.float32) or math.prod(shape) > SMALL):
         return None
     here = {**kwargs, **({"device": torch.device("cpu")} if kwargs.get("device") is not None else {})}
     shadows, here = tree_map_only(Tensor, lambda t: getattr(t, "shadow", t), (args, here))
@@ -178,21 +161,11 @@ def _is_float(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
-def _of_floats(kwargs: Any) -> bool:
-    return _is_float(kwargs.get("dtype") or torch.float32)
-
-
-def _elements(args: Sequence[Any]) -> int:
-    """Of what a factory makes, if its first argument is a shape."""
-    shape = args[0] if args and isinstance(args[0], list | tuple) else ()
-    return math.prod(shape)
-
-
-def _data_dependent(func: Any, inputs: Sequence[Tensor]) -> Iterator[bool]:
-    """Whether the shape of a result depends on values."""
-    yield func._overloadpacket in (aten.nonzero, aten.unique_consecutive, aten._unique2, aten.masked_select)
-    yield func._overloadpacket is aten.repeat_interleave
-    yield func is aten.index.Tensor and any(tensor.dtype == torch.bool for tensor in inputs[1:])
+VALUES_SHAPE_IT = (
+    *(aten.nonzero, aten.unique_consecutive, aten._unique2, aten.masked_select),
+    *(aten.repeat_interleave, aten.index),
+)
+"""Operations whose results may have shapes that depend on values."""
 
 
 def _masks_as_rows(func: Any, args: Sequence[Any]) -> Sequence[Any]:
