@@ -1,11 +1,8 @@
 """A pretended card: torch's meta device, whose bytes are counted.
 
-Tensors on "meta" are on the card; they have shapes and no values. `PretendedCard` counts their bytes, and answers where
-a program reads a value: with the value itself if it follows from the host's own integers (ids, masks, lengths), of
-which it keeps a copy, else with draws or zeros, and with True for booleans. So the project's own loop runs as it is,
-at published widths.
-
-Weights of checkpoints are `mapped`: tensors on the host of full size that take no memory.
+Tensors on "meta" have shapes and no values. `PretendedCard` counts their bytes, and answers where a program reads a
+value: with the value itself if it follows from the host's own integers (ids, masks, lengths), else with draws, and with
+True for booleans. So the project's own loop runs as it is. Weights of checkpoints are `mapped`, and take no memory.
 """
 
 from __future__ import annotations
@@ -28,8 +25,6 @@ from torch.utils._pytree import tree_iter, tree_map_only
 from pacorl.plan.ledger import META, fused_attention, tensors_in
 
 aten = torch.ops.aten
-DRAWN = 2**24
-"""Elements up to which floats that the host reads are drawn; a larger tensor is a weight, and zero."""
 DRAWS = torch.Generator().manual_seed(0)
 SMALL = 2**20
 """Elements up to which integers on the card have a copy here."""
@@ -135,7 +130,7 @@ def _read(tensor: Tensor) -> Tensor:
     shadow: Tensor | None = getattr(tensor, "shadow", None)
     if shadow is not None:
         return shadow.clone()
-    if tensor.is_floating_point() and tensor.numel() <= DRAWN:
+    if tensor.is_floating_point():
         # Images that differ, and scores: of equal ones a judge would look at one alone.
         return torch.rand(tensor.shape, generator=DRAWS, dtype=torch.float32).to(tensor.dtype)
     return torch.full((), tensor.dtype == torch.bool, dtype=tensor.dtype).expand(tensor.shape)
@@ -161,10 +156,7 @@ def _is_float(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
-VALUES_SHAPE_IT = (
-    *(aten.nonzero, aten.unique_consecutive, aten._unique2, aten.masked_select),
-    *(aten.repeat_interleave, aten.index),
-)
+VALUES_SHAPE_IT = (aten.nonzero, aten.unique_consecutive, aten.masked_select, aten.repeat_interleave, aten.index)
 """Operations whose results may have shapes that depend on values."""
 
 
@@ -203,8 +195,7 @@ def mapped(model: nn.Module) -> nn.Module:
                 module._parameters[name] = nn.Parameter(in_file(parameter), requires_grad=False)
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
-                computed = name in module._non_persistent_buffers_set
-                module._buffers[name] = torch.zeros(buffer.shape, dtype=buffer.dtype) if computed else in_file(buffer)
+                module._buffers[name] = in_file(buffer)
     return model
 
 

@@ -18,17 +18,12 @@ RECIPES = {LOWEST: 0.3, "flux_t2is_1gpu": 0.8, "kontext_edit": 0.8, "qwen_edit":
 """A recipe of each family → GiB by which plan and loop may lie apart: a hundredth of the card that it is for."""
 
 
-@pytest.fixture(autouse=True)
-def _quiet(caplog: pytest.LogCaptureFixture) -> None:
-    # The ratio of values that nobody computed deviates from 1, of which a run warns.
-    caplog.set_level(logging.ERROR)
-
-
 @pytest.mark.parametrize(
     "recipe", [LOWEST, *(pytest.param(recipe, marks=pytest.mark.nightly) for recipe in RECIPES if recipe != LOWEST)]
 )
-def test_a_recipe_s_loop(recipe: str, tmp_path: Path) -> None:
+def test_a_recipe_s_loop(recipe: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With the fewest blocks."""
+    caplog.set_level(logging.ERROR)  # a ratio of values that nobody computed is not 1, of which a run warns
     name, *changes = recipe.split()
     spec = load(PolicyConfig, CONFIGS / f"{name}.yaml", changes).generator
     depth = fewest_blocks(published_depth(spec.parts["transformer"]))

@@ -30,6 +30,7 @@ from pacorl.grpo import builders, epoch, evaluate, rollout, scoring, trainer, up
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
+from pacorl.io.documents import read_object, write_jsonl
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import WITHOUT_WEIGHTS
 from pacorl.plan.generators import model_on_meta
@@ -49,9 +50,6 @@ INSTRUCTION = "Turn the sky to sunset."
 TEXTS = [*(prompt.text for prompt in SETS), INSTRUCTION]
 
 
-# --- checkpoints without weights ---------------------------------------------------------------------------------
-
-
 def write_judge(folder: Path, texts: Sequence[str]) -> Path:
     """The published 7B judge's folder with a quarter of its blocks, the last of the vision tower among them."""
     text, vision = (dict(JUDGE_PARTS["model"][name]) for name in ("text_config", "vision_config"))
@@ -66,7 +64,7 @@ def write_judge(folder: Path, texts: Sequence[str]) -> Path:
 def load_model(source: str | Path, *, dtype: torch.dtype, **_: Any) -> Any:
     """A checkpoint's model as it would be loaded: of full size, and with nothing in memory."""
     with _disable_current_modes():  # building it is nothing that a card sees
-        return mapped(model_on_meta(json.loads((Path(source) / "config.json").read_text()), dtype=dtype))
+        return mapped(model_on_meta(read_object(Path(source) / "config.json"), dtype=dtype))
 
 
 def pipeline_loader(load_pipeline: Callable[..., Any]) -> Any:
@@ -83,16 +81,13 @@ def pipeline_loader(load_pipeline: Callable[..., Any]) -> Any:
 
 def write_prompts(folder: Path, *, edits: bool) -> Path:
     """Prompts of a run: sets of four panels, or edits of square sources."""
-    path = folder / "prompts.jsonl"
-    if not edits:
-        path.write_text("".join(json.dumps({"prompt": prompt.text}) + "\n" for prompt in SETS))
-        return path
-    records = []
-    for number in range(8):
-        Image.new("RGB", (512, 512), (number, 0, 0)).save(folder / f"{number}.png")
-        records.append({"image": f"{number}.png", "instruction": INSTRUCTION})
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
+    records = [{"prompt": prompt.text} for prompt in SETS]
+    if edits:
+        records = [{"image": f"{number}.png", "instruction": INSTRUCTION} for number in range(len(SETS))]
+        for number, record in enumerate(records):
+            Image.new("RGB", (512, 512), (number, 0, 0)).save(folder / record["image"])
+    write_jsonl(folder / "prompts.jsonl", records)
+    return folder / "prompts.jsonl"
 
 
 def run_of(recipe: str, folder: Path, *, depth: Depth, overrides: Sequence[str]) -> PolicyConfig:
@@ -122,9 +117,6 @@ def run_of(recipe: str, folder: Path, *, depth: Depth, overrides: Sequence[str])
         f"judge.checkpoint={write_judge(folder / 'judge', TEXTS)}",
     ]
     return load(PolicyConfig, path, [*small, *overrides])
-
-
-# --- the loop on a card ------------------------------------------------------------------------------------------
 
 
 def move(module: torch.nn.Module, device: torch.device) -> None:
