@@ -1,4 +1,4 @@
-"""Panels of a command: files, folders and URLs, or one page that is cut."""
+"""Panels of a command: files and folders, or one page that is cut."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def open_panels(sources: Sequence[Path | str], *, grid: str = "") -> tuple[tuple[str, ...], tuple[Image, ...]]:
-    """Open images from files, folders or http(s) URLs, or cut the one image into panels.
+    """Open images from files and folders, or cut the one image into panels.
 
     Args:
         grid: ROWSxCOLS of the one image's panels; by default the layout in its recipe.
