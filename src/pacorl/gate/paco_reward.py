@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from pacorl.core.batches import in_batches
 from pacorl.core.devices import NONE
 from pacorl.gate.scores import TOGETHER, Scores, questions_about, score_set
-from pacorl.io.images import as_rgb, open_image
+from pacorl.io.images import as_rgb
+from pacorl.io.remote import open_source
 from pacorl.io.terminal import Progress, silent
 from pacorl.judge import judge_from
 from pacorl.judge.calibration import read_calibration
@@ -38,7 +39,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
 
         red, blue = (Image.new("RGB", (32, 32), colour) for colour in ("red", "blue"))
         with PacoReward.from_pretrained("tiny") as reward:  # or a hub name, a folder, a server's URL
-            p_yes = reward.score(red, blue, theme="a dentist in blue scrubs")  # paths are images too
+            p_yes = reward.score(red, blue, theme="a dentist in blue scrubs")  # paths and URLs are images too
     """
 
     def __init__(self, judge: Judge, *, name: str = "") -> None:
@@ -153,7 +154,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         """Score every pair of two or more images.
 
         Args:
-            images: Two or more images: files, PIL images, arrays or tensors.
+            images: Two or more images: files, http(s) URLs, PIL images, arrays or tensors.
             theme: The common theme; without theme and criteria the plain question is asked.
             criteria: Label → text of further questions; a pair's score is the mean over all questions.
             ranking: Compare only the first image with each candidate.
@@ -178,4 +179,4 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
 
 
 def _opened(image: ImageLike) -> Any:
-    return open_image(image) if isinstance(image, str | Path) else image
+    return open_source(image) if isinstance(image, str | Path) else image

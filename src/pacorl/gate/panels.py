@@ -1,4 +1,4 @@
-"""Panels of a command: files and folders, or one page that is cut."""
+"""Panels of a command: files, folders and URLs, or one page that is cut."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 from pacorl.config.options import UsageError
 from pacorl.core.grid import parse_layout, split
-from pacorl.io.images import ImageError, check_shape, images_in, open_image, png_texts
+from pacorl.io.images import ImageError, check_shape, images_in, png_texts
+from pacorl.io.remote import open_source
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
 def open_panels(sources: Sequence[Path | str], *, grid: str = "") -> tuple[tuple[str, ...], tuple[Image, ...]]:
-    """Open images from files and folders, or cut the one image into panels.
+    """Open images from files, folders or http(s) URLs, or cut the one image into panels.
 
     Args:
         grid: ROWSxCOLS of the one image's panels; by default the layout in its recipe.
@@ -51,7 +52,7 @@ def open_images(sources: Sequence[Path | str]) -> tuple[tuple[str, ...], tuple[I
             faults.append(f"{source} is a folder without images")
             continue
         try:
-            opened.append(open_image(source))
+            opened.append(open_source(source))
             names.append(source)
         except (ImageError, OSError) as error:
             strerror = error.strerror if isinstance(error, OSError) else None

@@ -1,0 +1,55 @@
+"""Images by URL, for a user's own `pacorl score`, `pacorl check` and `PacoReward`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pacorl.io.images import ImageError, open_image
+from pacorl.io.net import client_options, is_url, shown_url, wire_fault
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MAX_BYTES = 20_000_000
+MAX_REDIRECTS = 3
+DEADLINE_SECONDS = 30.0
+"""For all redirects and the whole body together."""
+
+
+def open_source(source: Path | str) -> Image:
+    """Read a file, or fetch an http(s) URL, as an upright RGB image.
+
+    Raises:
+        ImageError: it is no image, or the URL gives none within the limits.
+        OSError: the file cannot be read.
+    """
+    if isinstance(source, str) and is_url(source):
+        return open_image(fetch(source), name=shown_url(source))
+    return open_image(source)
+
+
+def fetch(url: str, *, seconds: float = DEADLINE_SECONDS, most: int = MAX_BYTES) -> bytes:
+    """Fetch an image's file of at most so many bytes. Raises ImageError."""
+    import httpx2
+
+    ends = time.monotonic() + seconds
+    options = client_options(url, seconds=seconds) | {"follow_redirects": True, "max_redirects": MAX_REDIRECTS}
+    content = bytearray()
+    try:
+        with httpx2.Client(**options) as client, client.stream("GET", url) as response:
+            fault = "" if response.status_code == 200 else f"the server answers {response.status_code}"
+            for chunk in () if fault else response.iter_bytes():
+                content += chunk
+                if len(content) > most:
+                    fault = f"more than {most} bytes"
+                elif time.monotonic() > ends:
+                    fault = f"not here after {seconds:g} s"
+                if fault:
+                    break
+    except httpx2.HTTPError as error:
+        fault = str(wire_fault(error, url=url))
+    if fault:
+        raise ImageError(f"{shown_url(url)}: {fault}; check the URL, or download the image and give its file")
+    return bytes(content)
