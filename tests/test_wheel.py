@@ -68,9 +68,7 @@ def test_the_wheel_runs_alone(installed: Path, tmp_path: Path) -> None:
     run(installed, "quickstart", *SMALL_QUICKSTART, cwd=tmp_path)
     assert (tmp_path / "runs/quickstart/before-after.png").is_file()
     images = sorted((tmp_path / "runs/quickstart/samples").rglob("*.png"))
-    scores = json.loads(
-        run(installed, "score", images[0], "--grid", "2x2", "--json", "--keep-going", "--judge", "tiny", cwd=tmp_path)
-    )
+    scores = json.loads(run(installed, "score", images[0], "--grid", "2x2", "--json", "--judge", "tiny", cwd=tmp_path))
     assert scores["judge"] == "tiny"
 
 
