@@ -52,9 +52,6 @@ def test_shows_text() -> None:
 
 
 def test_the_benchmarks_questions() -> None:
-    assert questions.consistent_in_a_word() == (
-        'Do the two images maintain consistency in terms of style, logic and identity? Answer "Yes" and "No" only.'
-    )
     assert questions.meets_criterion_in_a_word("One palette.") == (
         "Do images meet the following criteria? One palette. Please answer Yes or No."
     )

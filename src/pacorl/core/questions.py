@@ -80,11 +80,6 @@ def edit_followed(instruction: str) -> str:
 # --- benchmarks: worded as their evaluations ask, Yes or No and no reasons -----------------------------------------
 
 
-def consistent_in_a_word() -> str:
-    """ConsistencyRank's second wording."""
-    return 'Do the two images maintain consistency in terms of style, logic and identity? Answer "Yes" and "No" only.'
-
-
 def meets_criterion_in_a_word(criterion: str) -> str:
     """T2IS-Bench's question to every pair of a set, and ConsistencyRank's first wording."""
     return f"Do images meet the following criteria? {criterion} Please answer Yes or No."

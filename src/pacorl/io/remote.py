@@ -34,22 +34,22 @@ def fetch(url: str, *, seconds: float = DEADLINE_SECONDS, most: int = MAX_BYTES)
     """Fetch an image's file of at most so many bytes. Raises ImageError."""
     import httpx2
 
+    def refusal(fault: object) -> ImageError:
+        return ImageError(f"{shown_url(url)}: {fault}; check the URL, or download the image and give its file")
+
     ends = time.monotonic() + seconds
     options = client_options(url, seconds=seconds) | {"follow_redirects": True, "max_redirects": MAX_REDIRECTS}
     content = bytearray()
     try:
         with httpx2.Client(**options) as client, client.stream("GET", url) as response:
-            fault = "" if response.status_code == 200 else f"the server answers {response.status_code}"
-            for chunk in () if fault else response.iter_bytes():
+            if response.status_code != 200:
+                raise refusal(f"the server answers {response.status_code}")
+            for chunk in response.iter_bytes():
                 content += chunk
                 if len(content) > most:
-                    fault = f"more than {most} bytes"
-                elif time.monotonic() > ends:
-                    fault = f"not here after {seconds:g} s"
-                if fault:
-                    break
+                    raise refusal(f"more than {most} bytes")
+                if time.monotonic() > ends:
+                    raise refusal(f"not here after {seconds:g} s")
     except httpx2.HTTPError as error:
-        fault = str(wire_fault(error, url=url))
-    if fault:
-        raise ImageError(f"{shown_url(url)}: {fault}; check the URL, or download the image and give its file")
+        raise refusal(wire_fault(error, url=url)) from None
     return bytes(content)
