@@ -35,9 +35,11 @@ def train(settings: Sequence[str], errors: Path, lost: tuple[int, signal.Signals
     """A run as a script makes it, each rank with its own file for what it says."""
     from pacorl.cli import exit_code
     from pacorl.config import base as configs
+    from pacorl.grpo import trainer as trainer_module
     from pacorl.grpo.policy_config import PolicyConfig
 
-    processes.LONGEST_WAIT = LIMIT
+    processes.longest_wait = lambda phase: LIMIT
+    trainer_module.OUTAGE_SECONDS = 0.0
     toy_world.install()
     toy_world.ToyTransformer._no_split_modules = ("Linear",)  # type: ignore[attr-defined]  # FSDP2's blocks
     said = os.open(f"{errors}-{os.environ.get('RANK', '0')}", os.O_CREAT | os.O_WRONLY)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from pacorl.core.devices import check_card_used
-from pacorl.core.metric_names import ALARM
+from pacorl.core.metric_names import ALARM, SECONDS
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.sampler import Sampler
 from pacorl.grpo import builders, checkpoint, scoring
@@ -34,7 +34,7 @@ from pacorl.grpo.scoring import Scorer, overlaps
 from pacorl.grpo.start import Resume
 from pacorl.io.documents import JsonObject, read_jsonl
 from pacorl.io.files import disk_errors, own_folder, write_atomic
-from pacorl.io.outage import UnreachableError, WaitsForOutages
+from pacorl.io.outage import OUTAGE_SECONDS, UnreachableError, WaitsForOutages
 from pacorl.io.quiet import quiet, quiet_loading
 from pacorl.judge.judge import close_judge
 from pacorl.records.leaks import LEAKS
@@ -134,7 +134,7 @@ class PolicyTrainer:
         self.train_prompts, self.evaluation_prompts, self._leaks = builders.read_prompts(self.config)
         self.config, self._credit_note = builders.with_credit(self.config, self.functions, self.train_prompts)
         config = self.config
-        self.runtime = Runtime(patience=config.reward_timeout)
+        self.runtime = Runtime(patience=max(config.reward_timeout, OUTAGE_SECONDS))
         """Processes of the run."""
         self.objective = OBJECTIVES[config.objective.name]
         """Training objective."""
@@ -407,6 +407,7 @@ class PolicyTrainer:
         self, kind: Kind, metrics: Mapping[str, float], statistics: Sequence[PanelStatistics]
     ) -> dict[str, float]:
         """Write a line of the log with the monitor's signs, hand it to the listeners, and return its metrics."""
+        self.runtime.limit_waits(max(metrics[name] for name in metrics if name.startswith(SECONDS)))
         metrics = {**metrics, **signs_of(statistics)}
         alarms = self.monitor.update(kind, metrics)
         if self.config.monitor != "off":

@@ -19,13 +19,12 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType, InitProcessGroupKwargs, gather_object
 from torch import nn
 from torch.distributed import DistError
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
 from pacorl.models.adapters import full_tensor, materialize
 from pacorl.runtime.stopping import Interrupted, StopSignals
 
-LONGEST_WAIT = 7200.0
-"""Seconds that a rank waits for another one, beside its patience: a judge that answers no more is given up before."""
 MAX_BAD_STEPS = 10
 """Optimizer steps in a row with gradients that are not finite after which a run stops."""
 
@@ -53,9 +52,11 @@ class Runtime:
         Args:
             patience: Seconds that a rank may wait for its scores, for which the other ranks wait.
         """
+        self.patience = patience
+        self._longest_phase = 0.0
         # 1. Process group. Without an accelerator, accelerate needs `cpu` to connect a launcher's processes.
         on_cpus = "RANK" in os.environ and not torch.accelerator.is_available()
-        group = InitProcessGroupKwargs(timeout=timedelta(seconds=LONGEST_WAIT + patience))
+        group = InitProcessGroupKwargs(timeout=timedelta(seconds=longest_wait(0.0) + patience))
         # No autocast: the weights have model.dtype, and sampling and training must round alike.
         self.accelerator = Accelerator(cpu=on_cpus, kwargs_handlers=[group], mixed_precision="no")
         self.device = torch.device(self.accelerator.device)
@@ -102,6 +103,13 @@ class Runtime:
     def gather(self, value: Any) -> list[Any]:
         """Gather each rank's value on every rank."""
         return list(gather_object([value]))
+
+    def limit_waits(self, phase: float) -> None:
+        """Limit the waits for other ranks by the longest phase so far; `phase` is the seconds of one that ended."""
+        if self.world > 1 and phase > self._longest_phase:
+            self._longest_phase = phase
+            # torch has no public name for it.
+            _set_pg_timeout(timedelta(seconds=longest_wait(phase) + self.patience))
 
     def on_main(self, act: Callable[[], Outcome]) -> Outcome:
         """Call `act` on the main process, and return or raise its outcome on every rank."""
@@ -203,6 +211,14 @@ def allow_tf32(*, allowed: bool) -> None:
 
 
 # --- other ranks -----------------------------------------------------------------------------------------------
+
+
+def longest_wait(phase: float) -> float:
+    """Seconds that a rank waits for another one, if the longest phase so far took `phase` seconds; 0 before the first.
+
+    Loading and compiling differ between ranks, so that the first phase has two hours.
+    """
+    return max(300.0, 3 * phase + 60) if phase else 7200.0
 
 
 @contextmanager
