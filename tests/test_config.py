@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
-import yaml
 from pydantic import ValidationError
 
-from pacorl.config.base import ConfigError, dump, frozen_changes, load
+from pacorl.config.base import ConfigError, check_changes, dump, load
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.types import Prompt
 
@@ -28,37 +28,19 @@ def test_the_defaults_are_the_papers_recipe() -> None:
     assert (run.advantages.aggregate, run.advantages.threshold, run.advantages.std) == ("log_tamed", 0.2, "group")
 
 
-def test_a_file_says_only_what_differs(tmp_path: Path) -> None:
-    run = load(PolicyConfig, written(tmp_path, "epochs: 3\nsampling: {steps: 6, size: [64, 64]}\n"))
+def test_a_file_says_only_what_differs_and_overrides_win(tmp_path: Path) -> None:
+    path = written(tmp_path, "epochs: 3\nsampling: {steps: 6, size: [64, 64]}\nmonitor: off\n")
+    run = load(PolicyConfig, path)
     assert (run.epochs, run.sampling.steps, run.sampling.size) == (3, 6, (64, 64))
+    assert run.monitor == "off"  # a word, which YAML 1.1 read as false
     assert run.sampling.noise_level == PolicyConfig().sampling.noise_level
-    assert load(PolicyConfig, written(tmp_path, "# nothing\n")) == PolicyConfig()
-
-
-def test_off_is_a_word(tmp_path: Path) -> None:
-    """YAML reads a bare `off` as false."""
-    assert load(PolicyConfig, written(tmp_path, "monitor: off\n")).monitor == "off"
-
-
-def test_overrides_win_over_the_file(tmp_path: Path) -> None:
-    path = written(tmp_path, "epochs: 3\noptimizer: {lr: 1.0e-3}\n")
-    overrides = ["epochs=5", "optimizer.ema_decay=0.5", "sampling.sde_steps=[0, 2]", "out=runs/other"]
+    overrides = ["epochs=5", "optimizer.lr=1e-4", "sampling.sde_steps=[0, 2]", "out=runs/é"]
     run = load(PolicyConfig, path, overrides)
-    assert (run.epochs, run.optimizer.lr, run.optimizer.ema_decay) == (5, 1e-3, 0.5)
-    assert (run.sampling.sde_steps, run.out) == ((0, 2), Path("runs/other"))
-
-
-def test_python_reads_what_a_command_reads() -> None:
-    path = Path(__file__).parents[1] / "configs" / "tiny.yaml"
-    assert PolicyConfig.from_yaml(path, "epochs=3") == load(PolicyConfig, path, ["epochs=3"])
-    with pytest.raises(ConfigError, match="epoch: unknown key, did you mean"):
-        PolicyConfig.from_yaml(str(path), "epoch=3")
-
-
-def test_a_dumped_config_loads_as_itself(tmp_path: Path) -> None:
-    run = load(PolicyConfig, None, ["epochs=7", "advantages.threshold=mean", "out=runs/é"])
+    assert (run.epochs, run.optimizer.lr, run.sampling.steps) == (5, 1e-4, 6)
+    assert (run.sampling.sde_steps, run.out) == ((0, 2), Path("runs/é"))
+    assert PolicyConfig.from_yaml(path, *overrides) == run
     assert load(PolicyConfig, written(tmp_path, dump(run))) == run
-    assert yaml.safe_load(dump(run))["advantages"]["threshold"] == "mean"
+    assert load(PolicyConfig, written(tmp_path, "# nothing\n")) == PolicyConfig()
 
 
 def test_a_config_cannot_change() -> None:
@@ -143,12 +125,10 @@ def test_a_fault_in_one_line(named: str, overrides: list[str]) -> None:
 
 def test_several_faults_are_one_line_with_the_file(tmp_path: Path) -> None:
     path = written(tmp_path, "epochs: -1\nsampling: {sde_type: euler}\n")
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(
+        ConfigError, match=rf"^{re.escape(str(path))}: epochs: .*-1\); sampling\.sde_type: .*'euler'\)$"
+    ):
         load(PolicyConfig, path)
-    assert str(caught.value) == (
-        f"{path}: epochs: Input should be greater than 0 (got -1); "
-        "sampling.sde_type: Input should be 'flow_sde' or 'cps' (got 'euler')"
-    )
 
 
 @pytest.mark.parametrize(
@@ -161,9 +141,8 @@ def test_several_faults_are_one_line_with_the_file(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_override(tmp_path: Path, override: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         load(PolicyConfig, written(tmp_path, "epochs: 3\n"), [override])
-    assert str(caught.value).startswith(message)
 
 
 def test_another_name_leaves_the_keys_of_the_former(tmp_path: Path) -> None:
@@ -175,41 +154,29 @@ def test_another_name_leaves_the_keys_of_the_former(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("epochs: [3", "not valid YAML: expected ',' or ']'"),
-        ("- epochs\n", "a config is a mapping of keys, this is a list"),
-        ("epochs", "a config is a mapping of keys, this is a str"),
-    ],
+    ("text", "message"), [("epochs: [3", "not valid YAML"), ("- epochs\n", "list"), ("epochs", "str")]
 )
 def test_a_file_that_is_no_config(tmp_path: Path, text: str, message: str) -> None:
     path = written(tmp_path, text)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))}: .*{message}"):
         load(PolicyConfig, path)
-    assert str(caught.value).startswith(f"{path}: {message}")
-    assert "\n" not in str(caught.value)
 
 
-def test_the_learning_rate_as_people_write_it() -> None:
-    assert load(PolicyConfig, None, ["optimizer.lr=1e-4"]).optimizer.lr == 1e-4
-
-
-def test_what_edits_rule_out_is_refused_with_the_prompts_of_a_kind_that_does_both(tmp_path: Path) -> None:
-    """An editor's config is refused as such; of FLUX.2-klein the prompts say whether a run is one of edits."""
-    edits = [Prompt(0, "Add a hat.", sources=(tmp_path / "a.png",))]
+def test_edits_are_checked_by_the_prompts(tmp_path: Path) -> None:
+    """A generator of sets would read the instruction, and never see the source; FLUX.2-klein makes both."""
+    edit = Prompt(3, "Add a hat.", sources=(tmp_path / "a.png",))
+    with pytest.raises(ValueError, match=r"^model\.kind flux .*prompt 3 \('Add a hat\.'\)"):
+        PolicyConfig().check_prompts([Prompt(0, "A cat."), edit])
     run = load(PolicyConfig, None, ["model.kind=klein", "judge.symmetric=true"])
     run.check_prompts([Prompt(0, "A cat.")])
     with pytest.raises(ValueError, match=r"judge\.symmetric with edits by kind klein"):
-        run.check_prompts(edits)
-
-
-def test_edits_are_no_prompts_of_a_generator_of_sets(tmp_path: Path) -> None:
-    """It would read the instruction, and never see the source."""
-    edit = Prompt(3, "Add a hat.", sources=(tmp_path / "a.png",))
-    with pytest.raises(ValueError, match=r"^model\.kind flux .* edits no images, and prompt 3 \('Add a hat\.'\)"):
-        PolicyConfig().check_prompts([Prompt(0, "A cat."), edit])
+        run.check_prompts([edit])
 
 
 def test_a_free_key_frees_itself_and_its_section_alone() -> None:
-    changes = {key: [1, 2] for key in ("out", "output", "judge", "judge.dtype", "judged.model", "optimizer.lr")}
-    assert list(frozen_changes(changes, free=("out", "judge"))) == ["output", "judged.model", "optimizer.lr"]
+    changes = {key: [1, 2] for key in ("out", "judge", "judge.dtype")}
+    check_changes(changes, free=("out", "judge"), allowed=False)
+    for key in ("output", "judged.model", "optimizer.lr"):
+        with pytest.raises(ConfigError, match=f"{key} was 1 and is now 2"):
+            check_changes(changes | {key: [1, 2]}, free=("out", "judge"), allowed=False)
+        check_changes({key: [1, 2]}, free=(), allowed=True)

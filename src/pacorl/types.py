@@ -132,7 +132,6 @@ class Prompt:
         references: Images for generators that take reference images, in the generator's order.
         size: Size in the record, if any.
         category: Category in the record, for results by category.
-        task: Task in the record, like `category`.
         origin: File and line that it was read from, for messages; empty for others.
     """
 
@@ -147,7 +146,6 @@ class Prompt:
     references: tuple[Path, ...] = ()
     size: Size | None = None
     category: str = ""
-    task: str = ""
     origin: str = field(default="", compare=False, repr=False)
 
     @property

@@ -10,12 +10,7 @@ import pytest
 from scipy.stats import kendalltau, spearmanr
 from typer.testing import CliRunner, Result
 
-from pacorl.bench.benchmarks import BenchmarkOptions
-from pacorl.bench.consistency_rank import ConsistencyRank, read_rank_data
-from pacorl.bench.running import run
 from pacorl.cli import app
-from pacorl.core.ranking import Interval
-from pacorl.gate.paco_reward import PacoReward
 from pacorl.io.documents import read_jsonl
 from pacorl.io.images import open_image
 from pacorl.judge.local import LocalJudge
@@ -59,7 +54,7 @@ def test_a_judge_ranks_as_it_would_if_asked_pair_by_pair(rank_folder: Path, tmp_
     ]
     p_yes = [verdict.p_yes for verdict in tiny.verdicts(questions)]
     scores = [[p_yes[4 * row + index] or 0.0 for index in range(4)] for row in range(len(rows))]
-    table = json.loads(done.stdout)["tables"][0]
+    table = json.loads(done.stdout)["table"]
     measured, *published = table["rows"]
     for name, value in as_released(rows, scores).items():
         assert measured["values"][name]["mean"] == pytest.approx(value, abs=1e-9), name
@@ -71,24 +66,10 @@ def test_a_judge_ranks_as_it_would_if_asked_pair_by_pair(rank_folder: Path, tmp_
     assert stored == [pytest.approx(expected, abs=1e-6) for expected in scores]
 
 
-def test_by_category_each_item_counts_once(rank_folder: Path, tmp_path: Path, tiny: LocalJudge) -> None:
-    bench = ConsistencyRank(read_rank_data(rank_folder), PacoReward(tiny, name="tiny"))
-    outcome = run(bench, tmp_path / "run", BenchmarkOptions(judge="tiny"))
-    lines = outcome.tables[1].lines
-    assert [line.name for line in lines] == ["Character (3)", "Story (3)"]
-    categories = [line.cells[0] for line in lines]
-    whole = outcome.tables[0].lines[0].cells[0]
-    assert all(isinstance(category, Interval) for category in (*categories, whole))
-    assert sum(category.mean for category in categories) / 2 == pytest.approx(whole.mean)  # type: ignore[union-attr]
-
-
 def test_what_is_written_is_read_back_equal(rank_folder: Path) -> None:
     items = load_ranked(rank_folder)
     save_ranked(items, rank_folder)
     assert load_ranked(rank_folder) == items
-
-
-# --- bad input -----------------------------------------------------------------------------------------------------
 
 
 def test_a_broken_image_stops_the_run(rank_folder: Path, tmp_path: Path) -> None:

@@ -37,11 +37,7 @@ def scored_by_hand(rows: list[dict[str, Any]], judge: LocalJudge) -> dict[str, d
                 "Answer 'Yes' or 'No' only.",
             ]
             followed, consistent = (judge.verdicts([Question((before, after), text)])[0].p_yes or 0.0 for text in texts)
-            scores[key] = {
-                "prompt_following": followed,
-                "consistency": consistent,
-                "overall": sqrt(followed * consistent),
-            }
+            scores[key] = dict(zip(DIMENSIONS, (followed, consistent, sqrt(followed * consistent)), strict=True))
     return scores
 
 
@@ -60,23 +56,12 @@ def macro(rows: list[dict[str, Any]], scores: dict[str, dict[str, float]], dimen
 @pytest.mark.slow
 def test_the_table_is_what_naive_loops_give(edit_reward_folder: Path, tmp_path: Path) -> None:
     judge = LocalJudge.from_pretrained("tiny", variants=True)
-    done = CliRunner().invoke(
-        app,
-        [
-            "benchmark",
-            "edit-reward-bench",
-            str(edit_reward_folder),
-            "--out",
-            str(tmp_path / "run"),
-            "--json",
-            "--judge",
-            "tiny",
-        ],
-    )
+    words = ["benchmark", "edit-reward-bench", str(edit_reward_folder), "--json", "--judge", "tiny"]
+    done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "run")])
     assert done.exit_code == 0, (done.output, done.exception)
     rows = edit_reward_rows()
     scores = scored_by_hand(rows, judge)
-    values = json.loads(done.stdout)["tables"][0]["rows"][0]["values"]
+    values = json.loads(done.stdout)["table"]["rows"][0]["values"]
     for dimension, title in zip(DIMENSIONS, ("Prompt following", "Consistency", "Overall"), strict=True):
         assert values[title]["mean"] == pytest.approx(macro(rows, scores, dimension, ties=False))
         assert values[f"{title} (≥)"]["mean"] == pytest.approx(macro(rows, scores, dimension, ties=True))
@@ -98,7 +83,7 @@ class Even:
 
 def test_ties_are_wrong_strictly_and_right_otherwise(edit_reward_folder: Path, tmp_path: Path) -> None:
     bench = EditRewardBench(read_edit_data(edit_reward_folder), PacoReward(Even(), name="even"))
-    cells = run(bench, tmp_path / "run", BenchmarkOptions(judge="even")).tables[0].lines[0].cells
+    cells = run(bench, tmp_path / "run", BenchmarkOptions(judge="even")).table.lines[0].cells
     assert [cell.mean for cell in cells] == [0.0] * 3 + [1.0] * 3  # type: ignore[union-attr]
 
 

@@ -21,6 +21,7 @@ from pacorl.bench.t2is import TAB_3, T2isBench, average, load_aesthetics, read_c
 from pacorl.cli import app
 from pacorl.core.ranking import Interval
 from pacorl.gate.paco_reward import PacoReward
+from pacorl.io.documents import write_jsonl
 from pacorl.io.images import open_image
 from pacorl.judge.local import LocalJudge
 from pacorl.records.leaks import trained_on
@@ -79,7 +80,7 @@ def test_generated_judged_and_averaged(t2is_folder: Path, tmp_path: Path, tiny: 
     assert done.exit_code == 0, (done.output, done.exception)
     images = tmp_path / "run" / "images"
     assert sorted(path.name for path in images.iterdir())[:2] == ["0001_0001_0001.png", "0001_0001_0002.png"]
-    values = json.loads(done.stdout)["tables"][0]["rows"][0]["values"]
+    values = json.loads(done.stdout)["table"]["rows"][0]["values"]
     expected = by_hand(t2is_folder, images, tiny)
     for dimension in ("Identity", "Style", "Logic"):
         mean = np.mean(list(expected["consistency"][dimension].values()))
@@ -119,33 +120,32 @@ def bench_over(folder: Path, images: Path, **options: Any) -> T2isBench:
     return T2isBench(read_cases(folder), images, judge=judge, made_by={"images": str(images)}, **options)
 
 
-def test_zero_valued_cases_are_left_out_as_released_and_kept_beside(t2is_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("first", "others", "figures"),
+    [
+        # Of palettes the judge says 0, of all else .5.
+        ({"Palette": "One palette."}, {"Line": "One kind of line."}, (0.5, 1 / 3)),
+        ({}, {"Light": "One light."}, (0.5, 0.5)),
+    ],
+    ids=["a case of 0 is left out as released, and counted beside", "a case without criteria is no 0"],
+)
+def test_cases_without_a_figure(
+    first: dict[str, str],
+    others: dict[str, str],
+    figures: tuple[float, float],
+    t2is_folder: Path,
+    tmp_path: Path,
+) -> None:
     path = t2is_folder / "prompt_consistency.json"
     document = json.loads(path.read_text())
-    first = next(iter(document))
-    document[first]["Style"] = [{"Palette": "One palette."}]  # judged 0
-    for other in list(document)[1:]:
-        document[other]["Style"] = [{"Line": "One kind of line."}]  # judged .5
+    for number, case in enumerate(document):
+        document[case]["Style"] = [others if number else first]
     path.write_text(json.dumps(document))
     bench = bench_over(t2is_folder, finished(t2is_folder, tmp_path / "images"))
-    (line, *_) = run(bench, tmp_path / "run", BenchmarkOptions(judge="here")).tables[0].lines
+    (line, *_) = run(bench, tmp_path / "run", BenchmarkOptions(judge="here")).table.lines
     cells = dict(zip(bench.columns, line.cells, strict=True))
-    assert _mean(cells["Style"]) == 0.5
-    assert _mean(cells["Style, all cases"]) == pytest.approx(1 / 3)
-    assert _mean(cells["Average"]) != _mean(cells["Average"])  # no aesthetics, so no average
-
-
-def test_a_case_without_criteria_in_a_dimension_is_no_zero_there(t2is_folder: Path, tmp_path: Path) -> None:
-    path = t2is_folder / "prompt_consistency.json"
-    document = json.loads(path.read_text())
-    for name in document:
-        document[name]["Logic"] = [{"Light": "One light."}]
-    document[next(iter(document))]["Logic"] = [{}]
-    path.write_text(json.dumps(document))
-    bench = bench_over(t2is_folder, finished(t2is_folder, tmp_path / "images"))
-    (line, *_) = run(bench, tmp_path / "run", BenchmarkOptions(judge="here")).tables[0].lines
-    cells = dict(zip(bench.columns, line.cells, strict=True))
-    assert (_mean(cells["Logic"]), _mean(cells["Logic, all cases"])) == (0.5, 0.5)
+    assert (_mean(cells["Style"]), _mean(cells["Style, all cases"])) == pytest.approx(figures)
+    assert np.isnan(_mean(cells["Average"]))  # without aesthetics
 
 
 def _mean(value: Interval | float | None) -> float:
@@ -158,7 +158,7 @@ def test_images_of_others_and_their_aesthetics(t2is_folder: Path, tmp_path: Path
     values = {}
     for name in ("jpeg_size", "aesthetic"):
         bench = bench_over(t2is_folder, images, aesthetics=load_aesthetics(JPEG_SIZE), aesthetics_name=name)
-        (line, *_) = run(bench, tmp_path / name, BenchmarkOptions(judge="here")).tables[0].lines
+        (line, *_) = run(bench, tmp_path / name, BenchmarkOptions(judge="here")).table.lines
         cells = dict(zip(bench.columns, line.cells, strict=True))
         assert _mean(cells["Identity"]) == 0.5
         values[name] = _mean(cells["Aesthetics"])
@@ -177,26 +177,21 @@ def test_a_missing_image_is_named(t2is_folder: Path, tmp_path: Path) -> None:
 
 
 def test_what_a_run_was_trained_on_is_found_by_text_and_by_id(t2is_folder: Path, tmp_path: Path) -> None:
-    bench = bench_over(t2is_folder, tmp_path)
-    records = tmp_path / "train.jsonl"
+    texts = bench_over(t2is_folder, tmp_path).texts()
+    records, config = tmp_path / "train.jsonl", tmp_path / "config.yaml"
     theme = set_prompts("dev", 3)[1].theme
-    lines = [
-        {"prompt": "something else", "original_idx": "0001_0001"},
-        {"prompt": "something new", "theme": f"  {theme.upper()} "},
-    ]
-    records.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (tmp_path / "config.yaml").write_text(f"prompts:\n  train: {records}\n")
-    leaked = trained_on(bench.texts(), tmp_path)
+    lines = [{"prompt": "other", "original_idx": "0001_0001"}, {"prompt": "new", "theme": f"  {theme.upper()} "}]
+    write_jsonl(records, lines)
+    config.write_text(f"prompts:\n  train: {records}\n")
+    leaked = trained_on(texts, tmp_path)
     assert set(leaked) == {"0001_0001", "0002_0001"}
     assert leaked["0001_0001"] == "id 0001_0001"
     records.unlink()
-    with pytest.raises(ValueError, match="cannot be compared with the items"):
-        trained_on(bench.texts(), tmp_path)
-    (tmp_path / "config.yaml").write_text("epochs: 3\n")
-    with pytest.raises(ValueError, match=r"names neither prompts nor data"):
-        trained_on(bench.texts(), tmp_path)
-    with pytest.raises(ValueError, match=r"config\.yaml"):
-        trained_on(bench.texts(), tmp_path / "nowhere")
+    for content, named in ((None, "cannot be compared"), ("epochs: 3\n", "neither prompts nor data")):
+        if content:
+            config.write_text(content)
+        with pytest.raises(ValueError, match=named):
+            trained_on(texts, tmp_path)
 
 
 def test_a_judges_training_is_compared_by_the_themes_that_it_was_asked(tmp_path: Path) -> None:
@@ -207,7 +202,7 @@ def test_a_judges_training_is_compared_by_the_themes_that_it_was_asked(tmp_path:
         {"images": ["a.png", "a.png"], "question": question, "consistent": True}
         for question in (questions.same_theme("a red fox."), questions.edit_kept("Add a hat."))
     ]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_jsonl(tmp_path / "pairs.jsonl", lines)
     (tmp_path / "config.yaml").write_text(f"data:\n  train: [{tmp_path / 'pairs.jsonl'}]\n")
     texts = {"1": ["A red fox"], "2": ["a green fox"], "3": ["add a hat"]}
     assert set(trained_on(texts, tmp_path)) == {"1", "3"}

@@ -101,15 +101,10 @@ def test_a_generator_of_a_file_is_configured_and_loaded(tmp_path: Path) -> None:
     kind = f"{tmp_path / 'mine.py'}:MINE"
     config = load(PolicyConfig, None, [f"model={{kind: {kind}, checkpoint: {TINY}, sharpness: 2, dtype: float32}}"])
     assert config.generator.kind == config.model.kind == kind
-    assert load(PolicyConfig, _written(tmp_path, dump(config))) == config
+    (tmp_path / "run.yaml").write_text(dump(config))
+    assert load(PolicyConfig, tmp_path / "run.yaml") == config
     policy = config.generator.from_pretrained(TINY, sharpness=3.0)
     assert (policy.options.kind, policy.options.sharpness) == (kind, 3.0)
-
-
-def _written(folder: Path, text: str) -> Path:
-    path = folder / "run.yaml"
-    path.write_text(text)
-    return path
 
 
 # --- what is refused -------------------------------------------------------------------------------------------
@@ -146,8 +141,9 @@ def test_a_mended_file_is_executed_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("choice", ["objective.name", "model.kind"])
 def test_a_dry_run_executes_no_file(choice: str, mine: Path, tmp_path: Path) -> None:
-    config = _written(tmp_path, "out: run\n")
-    result = CliRunner().invoke(app, ["train-policy", str(config), f"{choice}={mine}:REINFORCE", "--dry-run"])
+    (tmp_path / "run.yaml").write_text("out: run\n")
+    words = ["train-policy", str(tmp_path / "run.yaml"), f"{choice}={mine}:REINFORCE", "--dry-run"]
+    result = CliRunner().invoke(app, words)
     assert result.exit_code
     assert "is code" in str(result.exception) + result.output
     assert not (tmp_path / "executed").exists()
@@ -157,10 +153,8 @@ def test_a_process_without_user_files_executes_none_in_any_thread(
     mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(NO_USER_FILES, "1")
-    with ThreadPoolExecutor(1) as pool:
-        looked_up = pool.submit(OBJECTIVES.named, f"{mine}:REINFORCE")
-    with pytest.raises(ValueError, match="is code"):
-        looked_up.result()
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ValueError, match="is code"):
+        pool.submit(OBJECTIVES.named, f"{mine}:REINFORCE").result()
     with pytest.raises(RewardError, match="is code"):
         reward_spec(f"{mine}:reinforce")
     assert not (tmp_path / "executed").exists()

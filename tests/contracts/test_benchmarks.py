@@ -51,7 +51,6 @@ def _figures(
     assert not [row["error"] for row in rows if "error" in row]
     figures = benchmark.figures(rows)
     assert len(figures) == len(benchmark.columns), f"{len(figures)} figures for {len(benchmark.columns)} columns"
-    benchmark.breakdowns(rows)
     return {column: figure.mean for column, figure in zip(benchmark.columns, figures, strict=True)}
 
 

@@ -74,24 +74,6 @@ def test_votes_of_several_people_are_pooled_and_ties_vote_together(mine, tmp_pat
     }  # fmt: skip
 
 
-@pytest.mark.slow
-def test_no_image_leaks_not_even_one_between_best_and_worst(mine, tmp_path: Path) -> None:
-    source = mine(line(0), "1/0.png,0/2.png | 1/1.png,,", line(2))
-    import_rankings(tmp_path, source)
-    for seed in range(8):  # some of which part groups that nothing ties
-        out = tmp_path / f"export-{seed}"
-        export(tmp_path, out=out, test_share=0.5, seed=seed)
-        learned = {
-            path.read_bytes() for one in load_comparisons(out / "comparisons_train.jsonl") for path in one.images
-        }
-        measured = {
-            path.read_bytes() for one in load_comparisons(out / "comparisons_test.jsonl") for path in one.images
-        }
-        assert learned
-        assert measured
-        assert not learned & measured
-
-
 def test_copies_of_an_image_are_that_image(mine, tmp_path: Path) -> None:
     source = mine(line(0), line(1), line(2))
     (source.parent / "copy.png").write_bytes((source.parent / "0/2.png").read_bytes())

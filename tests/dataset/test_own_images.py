@@ -40,11 +40,7 @@ def test_each_folder_is_a_theme_and_each_image_a_reference(tmp_path: Path) -> No
     before = (tmp_path / "set" / "instances.jsonl").read_bytes()
     pair_images(tmp_path / "set", tmp_path / "mine")
     assert (tmp_path / "set" / "instances.jsonl").read_bytes() == before
-
-
-def test_a_folder_without_folders_is_one_theme(tmp_path: Path) -> None:
-    write_images(tmp_path / "my foxes", "a.png", "b.png", "c.png")
-    assert pair_images(tmp_path / "set", tmp_path / "my foxes")["instances"] == 3
+    assert pair_images(tmp_path / "other", tmp_path / "mine" / "owls")["groups"] == 1
 
 
 def test_what_cannot_be_ranked_is_refused_before_anything_is_written(tmp_path: Path) -> None:

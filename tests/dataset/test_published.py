@@ -114,37 +114,21 @@ def test_records_of_github_are_pinned_and_compared(
 ) -> None:
     monkeypatch.setattr(published, "GITHUB", server)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    pinned = replace(PINNED, sha256={"train.jsonl": SHA256}, on_github={"train.jsonl": "folder/train.jsonl"})
-    address = f"/{PINNED.source}/{PINNED.revision}/folder/train.jsonl"
+    names = ("train.jsonl", "test.jsonl")
+    pinned = replace(PINNED, sha256=dict.fromkeys(names, SHA256), on_github={name: f"folder/{name}" for name in names})
+    train, test = (f"/{PINNED.source}/{PINNED.revision}/folder/{name}" for name in names)
 
+    monkeypatch.setattr(Files, "contents", {train: CONTENT})
     with pytest.raises(OSError, match=r"X-GenGroup/PaCo-RL cannot be downloaded: .*404"):
-        pinned.download(tmp_path / "absent")
-    monkeypatch.setattr(Files, "contents", {address: CONTENT})
+        pinned.download(tmp_path / "t2is")
+    assert not (tmp_path / "t2is").exists()
+    monkeypatch.setattr(Files, "contents", {test: CONTENT})  # the first file is not asked for again
     pinned.download(tmp_path / "t2is")
-    assert (tmp_path / "t2is" / "train.jsonl").read_bytes() == CONTENT
+    assert {path.name: path.read_bytes() for path in (tmp_path / "t2is").iterdir()} == dict.fromkeys(names, CONTENT)
     with pytest.raises(ValueError, match="is there already"):
         pinned.download(tmp_path / "t2is")
-    monkeypatch.setattr(Files, "contents", {address: b"other"})
+    monkeypatch.setattr(Files, "contents", {train: b"other", test: CONTENT})
     with pytest.raises(ValueError, match="differs from its SHA-256"):
         pinned.download(tmp_path / "damaged")
     assert not (tmp_path / "damaged").exists()
-    assert not list(tmp_path.glob(".damaged-*.part/*"))
-
-
-def test_a_second_call_goes_on_where_the_first_was_cut(
-    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(published, "GITHUB", server)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    names = ("train.jsonl", "test.jsonl")
-    pinned = replace(PINNED, sha256=dict.fromkeys(names, SHA256), on_github={name: name for name in names})
-    addresses = [f"/{PINNED.source}/{PINNED.revision}/{name}" for name in names]
-
-    monkeypatch.setattr(Files, "contents", {addresses[0]: CONTENT})
-    with pytest.raises(OSError, match="404"):
-        pinned.download(tmp_path / "t2is")
-    assert not (tmp_path / "t2is").exists()
-    monkeypatch.setattr(Files, "contents", {addresses[1]: CONTENT})  # the first file is not asked for again
-    pinned.download(tmp_path / "t2is")
-    assert sorted(path.name for path in (tmp_path / "t2is").iterdir()) == sorted(names)
-    assert [path.name for path in tmp_path.iterdir()] == ["t2is"]
+    assert [path.name for path in tmp_path.glob(".damaged-*.part/*")] == ["test.jsonl"]

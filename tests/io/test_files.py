@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -123,47 +122,31 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, victim: Path) -> None
         append_jsonl(log, {"epoch": 1})
 
 
-@contextmanager
-def umask(mask: int) -> Iterator[None]:
-    """Files are made with a mask of modes."""
-    before = os.umask(mask)
-    try:
-        yield
-    finally:
-        os.umask(before)
+@pytest.fixture
+def no_mask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
 
 
-def mode_of(path: Path) -> int:
-    """The permissions of a file."""
-    return path.stat().st_mode & 0o777
-
-
+@pytest.mark.usefixtures("no_mask")
 def test_files_are_for_their_owner_to_write_and_logs_to_read(tmp_path: Path) -> None:
-    with umask(0):
-        write_atomic(tmp_path / "deep" / "page.html", "x")
-        write_atomic(tmp_path / "config.yaml", "x", mode=PRIVATE)
-        append_jsonl(tmp_path / "metrics.jsonl", {})
-        Journal(tmp_path / "journal.jsonl")
-        with sole_holder(tmp_path / ".lock"):
-            pass
-    names = ("deep", "deep/page.html", "config.yaml", "metrics.jsonl", "journal.jsonl", ".lock")
-    assert [mode_of(tmp_path / name) for name in names] == [0o777, 0o644, 0o600, 0o600, 0o600, 0o600]
-
-
-def folder_of(root: Path, *names: str) -> Path:
-    """A folder of files that contain their own names."""
-    for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(name)
-    return root
+    write_atomic(tmp_path / "deep" / "page.html", "x")
+    write_atomic(tmp_path / "config.yaml", "x", mode=PRIVATE)
+    append_jsonl(tmp_path / "metrics.jsonl", {})
+    Journal(tmp_path / "journal.jsonl")
+    with sole_holder(tmp_path / ".lock"):
+        pass
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+    private = dict.fromkeys(("config.yaml", "metrics.jsonl", "journal.jsonl", ".lock"), 0o600)
+    assert modes == {"deep": 0o777, "page.html": 0o644} | private
 
 
 def test_a_changed_or_missing_file_of_a_folder_is_named(tmp_path: Path) -> None:
-    for name in ("a.bin", "deep/b.bin"):
-        write_atomic(tmp_path / name, name)
+    write_atomic(tmp_path / "deep/b.bin", "b")
     seen = digests(tmp_path)
     check_digests(tmp_path, seen)
-    (tmp_path / "deep/b.bin").write_text("deep/B.bin")
+    (tmp_path / "deep/b.bin").write_text("B")
     with pytest.raises(ValueError, match=r"deep/b\.bin is damaged"):
         check_digests(tmp_path, seen)
     (tmp_path / "deep/b.bin").unlink()
@@ -177,18 +160,12 @@ def test_hostile_names_are_refused(name: str) -> None:
         safe_name(name)
 
 
-@pytest.mark.parametrize("path", ["../up.png", "/etc/passwd", "a/../../up.png", "a\0b", "x" * 300, "a/" * 1500])
-def test_paths_cannot_leave_the_folder(tmp_path: Path, path: str) -> None:
-    with pytest.raises(ValueError, match=r"leads out of|is not a path"):
-        inside(tmp_path, path)
-
-
-def test_links_cannot_leave_the_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", ["../up", "/etc/passwd", "a/../../up", "link", "a\0b", "x" * 300, "a/" * 1500])
+def test_paths_and_links_cannot_leave_the_folder(tmp_path: Path, path: str) -> None:
     (tmp_path / "set").mkdir()
-    (tmp_path / "secret.png").write_bytes(b"x")
-    (tmp_path / "set" / "link.png").symlink_to(tmp_path / "secret.png")
-    with pytest.raises(ValueError, match="leads out of"):
-        inside(tmp_path / "set", "link.png")
+    (tmp_path / "set" / "link").symlink_to(tmp_path / "secret")
+    with pytest.raises(ValueError, match=r"leads out of|is not a path"):
+        inside(tmp_path / "set", path)
 
 
 def test_weights_on_a_full_disk_name_their_file(tmp_path: Path) -> None:
@@ -219,24 +196,21 @@ def test_a_missing_file_s_twin_is_named(tmp_path: Path, missing: str) -> None:
 def test_a_new_run_replaces_no_file(tmp_path: Path, name: str) -> None:
     check_no_run(tmp_path)
     (tmp_path / name).write_text("mine")
-    with pytest.raises(ValueError, match=rf"{name} is there already, and is not replaced; go on with --resume auto"):
+    with pytest.raises(ValueError, match=f"{name}.*--resume auto"):
         check_no_run(tmp_path)
 
 
-def test_a_folder_is_claimed_once_and_never_from_others(tmp_path: Path) -> None:
-    folder_of(tmp_path / "theirs", "a.txt")
-    with pytest.raises(ValueError, match="theirs holds files that this command did not make"):
-        claim_folder(tmp_path / "theirs")
+def test_only_own_folders_and_files_with_the_mark_are_written(tmp_path: Path) -> None:
+    theirs, page = tmp_path / "theirs", tmp_path / "theirs" / "a.html"
     claim_folder(tmp_path / "new")
-    folder_of(tmp_path / "new", "a.txt")
+    write_atomic(tmp_path / "new" / "a.txt", "")
     claim_folder(tmp_path / "new")
-    claim_folder(folder_of(tmp_path / "earlier", "settings.json", "a.txt"), "settings.json")
-
-
-def test_only_files_with_the_mark_are_replaced(tmp_path: Path) -> None:
-    check_made(tmp_path / "a.html")
-    (tmp_path / "a.html").write_text('<a class="brand" href="#top">pacorl</a>')
-    check_made(tmp_path / "a.html")
-    (tmp_path / "a.html").write_text("a page about pacorl")
-    with pytest.raises(ValueError, match=r"a\.html was not made by pacorl, and is not replaced"):
-        check_made(tmp_path / "a.html")
+    check_made(page)
+    write_atomic(page, '<a class="brand" href="#top">pacorl</a>')
+    check_made(page)
+    page.write_text("a page about pacorl")
+    with pytest.raises(ValueError, match=r"a\.html was not made by pacorl"):
+        check_made(page)
+    with pytest.raises(ValueError, match="theirs holds files"):
+        claim_folder(theirs)
+    claim_folder(theirs, "a.html")

@@ -45,21 +45,16 @@ def test_what_lies_in_the_cache_is_used_without_asking_for_each_file(tmp_path: P
     assert constants.HF_HUB_OFFLINE is True
 
 
-def test_a_folder_is_not_the_hub_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_checkpoint_is_said_to_be_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "some" / "folder").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        ValueError, match=r"^some/folder is no checkpoint: it holds no config\.json and no other\.json$"
-    ):
+    with pytest.raises(ValueError, match=r"^some/folder .*config\.json and no other\.json$"):
         check_checkpoint("some/folder", "config.json", "other.json")
     (tmp_path / "some" / "folder" / "other.json").write_text("{}")
     check_checkpoint("some/folder", "config.json", "other.json")
-
-
-@pytest.mark.parametrize("source", ["absent", "some/where/deep", "/absent/folder", "http://server/v1"])
-def test_what_is_no_folder_and_no_name_of_the_hub_is_said_to_be_neither(source: str) -> None:
-    with pytest.raises(ValueError, match=f"^there is no {source}: name a folder, or a checkpoint of the hub"):
-        check_checkpoint(source, "config.json")
+    for source in ("absent", "some/where/deep", "http://server/v1"):
+        with pytest.raises(ValueError, match=f"^there is no {source}: "):
+            check_checkpoint(source, "config.json")
 
 
 def test_every_loader_asks_first() -> None:

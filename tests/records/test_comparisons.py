@@ -7,24 +7,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from pacorl.records.comparisons import (
-    answer_text,
-    comparisons_from,
-    load_comparisons,
-    save_comparisons,
-    save_sharegpt,
-)
+from pacorl.records.comparisons import answer_text, comparisons_from, load_comparisons, save_comparisons, save_sharegpt
 from pacorl.tiny.comparisons import draw_comparisons
 from pacorl.tiny.oracle import Oracle
 
-INFO = {
-    "cot_train": {
-        "file_name": "train.json",
-        "formatting": "sharegpt",
-        "columns": {"messages": "messages", "images": "images"},
-        "tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"},
-    }
-}
+INFO = {"cot_train": {"file_name": "train.json", "formatting": "sharegpt", "columns": {"messages": "messages"}}}
 
 
 @pytest.fixture
@@ -70,22 +57,16 @@ def test_missing_images_are_listed(folder: Path) -> None:
     assert listed[-1].strip() == "and 3 more"
 
 
-def test_what_is_saved_is_read_back(folder: Path) -> None:
-    write(folder, sharegpt(group="g"), sharegpt(answer="No.", category="Story"))
-    comparisons = comparisons_from(f"{folder}:cot_train")
-    save_comparisons(comparisons, folder / "lines.jsonl")
-    assert load_comparisons(folder / "lines.jsonl") == comparisons
-
-
-def test_tags_within_a_question_are_written_once(folder: Path) -> None:
+def test_what_is_saved_is_read_back_with_each_tag_once(folder: Path) -> None:
     """LLaMA-Factory refuses a record with more tags than images."""
-    write(folder, sharegpt(), sharegpt("First <image>, then <image>: same?", "No. The hat differs."))
+    write(folder, sharegpt(group="g"), sharegpt("First <image>, then <image>: same?", "No. The hat.", category="Story"))
     read = comparisons_from(f"{folder}:cot_train")
+    save_comparisons(read, folder / "lines.jsonl")
+    assert load_comparisons(folder / "lines.jsonl") == read
     save_sharegpt({"again": read}, folder)
     again = comparisons_from(f"{folder}:again")
-    assert [(pair.question, pair.answer, pair.images) for pair in again] == [
-        (pair.question, pair.answer, pair.images) for pair in read
-    ]
+    shown = [[(pair.question, pair.answer, pair.images) for pair in pairs] for pairs in (again, read)]
+    assert shown[0] == shown[1]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from pacorl.records.leaks import check_leaks, find_leaks, leak_report, split_prompts, trained_on
+from pacorl.records.leaks import check_leaks, find_leaks, split_prompts, trained_on
 from pacorl.records.prompts import prompts_from
 from pacorl.types import Prompt
 
@@ -21,6 +21,7 @@ def prompts(*texts: str) -> list[Prompt]:
 
 def edits(folder: Path, *pairs: tuple[str, str]) -> list[Prompt]:
     """(colour of the image, instruction) each; equal colours are equal files under two names."""
+    folder.mkdir(exist_ok=True)
     made = []
     for number, (colour, text) in enumerate(pairs):
         path = folder / f"{number}.png"
@@ -37,10 +38,8 @@ def test_case_spaces_and_punctuation_do_not_hide_a_prompt() -> None:
 
 def test_edits_leak_by_their_picture(tmp_path: Path) -> None:
     train = edits(tmp_path, ("red", "Make it blue."), ("green", "Make it blue."))
-    (tmp_path / "bench").mkdir()
     bench = edits(tmp_path / "bench", ("red", "把它变成蓝色"))
-    leaks = find_leaks(train, {"GEdit": bench})
-    assert [leak.prompt.id for leak in leaks] == [0]
+    assert [leak.prompt.id for leak in find_leaks(train, {"GEdit": bench})] == [0]
 
 
 def test_sets_of_one_text_differ_by_their_references(tmp_path: Path) -> None:
@@ -55,13 +54,6 @@ def test_sets_of_one_text_differ_by_their_references(tmp_path: Path) -> None:
     assert len(find_leaks([ann], {"test": [bob]})) == 1
 
 
-def test_the_report_counts_and_shows_the_first() -> None:
-    train = prompts("a", "b", "c", "d", "e")
-    report = leak_report(find_leaks(train, {"X": prompts("a", "b"), "Y": prompts("c", "d")}), total=5)
-    assert report.startswith("4 of 5 training prompts are measured on: 2 in X; 2 in Y. Training prompt 0 is X's 0")
-    assert leak_report([], total=5) == ""
-
-
 def test_the_tiny_world_s_splits_do_not_leak() -> None:
     train = prompts_from("tiny:train")
     assert find_leaks(train, {"dev": prompts_from("tiny:dev"), "test": prompts_from("tiny:test")}) == []
@@ -71,7 +63,6 @@ def test_the_tiny_world_s_splits_do_not_leak() -> None:
 def test_a_split_keeps_families_and_benchmarks_apart(tmp_path: Path) -> None:
     colours = ["red", "red", "green", "blue", "white", "black", "blue", "pink"]
     made = edits(tmp_path, *((colour, f"{number}") for number, colour in enumerate(colours)))
-    (tmp_path / "bench").mkdir()
     train, test, out = split_prompts(made, test=3, keep_out={"bench": edits(tmp_path / "bench", ("pink", "x"))})
     assert [leak.prompt.id for leak in out] == [7]
     assert sorted(p.id for p in [*train, *test]) == list(range(7))

@@ -1,4 +1,4 @@
-"""Prompts come from files as they are written there, and every fault is named by file and line."""
+"""Prompts come from files as they are written there, with their images, and are written as they are read."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from pacorl.core.grid import panel_texts
-from pacorl.records.prompts import load_prompts, prompts_from, save_prompts
+from pacorl.core.grid import panel_texts, shared_text
+from pacorl.io import files
+from pacorl.records import images
+from pacorl.records.compose import compose
+from pacorl.records.prompts import find_record, load_prompts, prompts_from, save_prompts
 from pacorl.types import Character, Grid, Prompt, Size
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "prompts.jsonl"
@@ -25,39 +28,32 @@ def file_of(folder: Path, *records: dict[str, Any] | str, name: str = "prompts.j
     return path
 
 
+def image_at(path: Path, colour: str = "red") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 8), colour).save(path, "PNG")
+    return path
+
+
 def test_a_whole_record(tmp_path: Path) -> None:
-    record = {
-        "idx": "0007",
-        "prompt": SET,
-        "height": 512,
-        "width": 1024,
-        "layout": "1x2",
-        "theme": "Generate two images of a fox.",
-        "category": "Character Generation",
-        "task_name": "Multi-pose",
-        "criteria": {"Identity": {"Fur": "One fur."}, "Style": {"Ink": "One ink."}},
-        "from": "T2IS",
-        "editing_prompts": ["A fox naps.", "Make it run."],
-    }
-    assert load_prompts(file_of(tmp_path, record)) == [
-        Prompt(
-            id=0,
-            text=SET,
-            theme="Generate two images of a fox.",
-            grid=Grid(1, 2),
-            panels=("The fox naps.", "The fox runs."),
-            criteria={"Identity": {"Fur": "One fur."}, "Style": {"Ink": "One ink."}},
-            size=Size(512, 1024),
-            category="Character Generation",
-            task="Multi-pose",
-        )
-    ]
+    criteria = {"Identity": {"Fur": "One fur."}, "Style": {"Ink": "One ink."}}
+    record = {"idx": "0007", "prompt": SET, "height": 512, "width": 1024, "layout": "1x2", "theme": "Two images."}
+    record |= {"category": "Character Generation", "task_name": "Multi-pose", "criteria": criteria, "from": "T2IS"}
+    (prompt,) = load_prompts(file_of(tmp_path, record))
+    assert prompt == Prompt(
+        0,
+        SET,
+        "Two images.",
+        Grid(1, 2),
+        ("The fox naps.", "The fox runs."),
+        criteria,
+        size=Size(512, 1024),
+        category="Character Generation",
+    )
 
 
 @pytest.mark.parametrize(
     ("record", "grid", "panels"),
     [
-        ({"prompt": SET}, Grid(1, 2), 2),
         ({"prompt": SET.replace("1x2", "2x1"), "layout": "1x2"}, Grid(1, 2), 2),
         ({"prompt": "Four cats.", "layout": "2x2"}, Grid(2, 2), 0),
         ({"prompt": "A 2×3 sheet of cats."}, Grid(2, 3), 0),
@@ -66,21 +62,18 @@ def test_a_whole_record(tmp_path: Path) -> None:
     ],
 )
 def test_where_the_layout_comes_from(tmp_path: Path, record: dict[str, Any], grid: Grid, panels: int) -> None:
-    prompt = load_prompts(file_of(tmp_path, record))[0]
+    (prompt,) = load_prompts(file_of(tmp_path, record))
     assert (prompt.grid, len(prompt.panels)) == (grid, panels)
 
 
-def test_plain_text_is_one_prompt_a_line(tmp_path: Path) -> None:
-    prompts = load_prompts(file_of(tmp_path, "A cat, 3 x 4 cm.", "", SET, name="prompts.txt"))
-    assert [(prompt.text, prompt.grid) for prompt in prompts] == [("A cat, 3 x 4 cm.", Grid(1, 1)), (SET, Grid(1, 2))]
-    assert prompts[1].panels == ("The fox naps.", "The fox runs.")
-
-
-def test_marks_of_a_list_and_quotation_marks_around_a_line_are_no_words_of_it(tmp_path: Path) -> None:
-    lines = ["1. Two images of one fox: it runs, it sleeps", "- a fox", '"a red owl"', '"Yes" and "No", carved in wood']
-    fox, *others = load_prompts(file_of(tmp_path, *lines, name="mine.txt"))
-    assert fox.panels == ("one fox, it runs", "one fox, it sleeps")
-    assert [prompt.text for prompt in others] == ["a fox", "a red owl", '"Yes" and "No", carved in wood']
+def test_plain_text_is_one_prompt_a_line_without_marks_of_a_list(tmp_path: Path) -> None:
+    lines = ["A cat, 3 x 4 cm.", "", SET, "1. Two images of one fox: it runs, it sleeps", "- a fox", '"a red owl"']
+    prompts = load_prompts(file_of(tmp_path, *lines, '"Yes" and "No", carved in wood', name="mine.txt"))
+    assert [prompt.text for prompt in prompts[:2]] == ["A cat, 3 x 4 cm.", SET]
+    assert [prompt.grid for prompt in prompts[:2]] == [Grid(1, 1), Grid(1, 2)]
+    assert prompts[2].panels == ("one fox, it runs", "one fox, it sleeps")
+    assert [prompt.text for prompt in prompts[3:]] == ["a fox", "a red owl", '"Yes" and "No", carved in wood']
+    assert prompts[2].origin == f"{tmp_path / 'mine.txt'}:4"
 
 
 def test_sentences_and_themes_with_panels_are_sets(tmp_path: Path) -> None:
@@ -91,11 +84,18 @@ def test_sentences_and_themes_with_panels_are_sets(tmp_path: Path) -> None:
     for prompt in (written, given):
         assert (prompt.theme, prompt.grid) == ("one fox", Grid(2, 2))
         assert panel_texts(prompt.text) == tuple(f"one fox, {text}." for text in scenes)
-    assert written.origin == f"{tmp_path / 'mine.txt'}:1"
 
     row = {"theme": "a red hero with a crown in town", "panels": ["waving, flag", "jumping, boat"] * 2, "layout": "2x2"}
     (tiny,) = load_prompts(file_of(tmp_path, row), model="tiny")
     assert tiny.text.startswith("2x2 grid layout of a red hero with a crown in town.")
+
+
+@pytest.mark.parametrize("grid", [Grid(2, 2), Grid(1, 3), Grid(1, 12)])
+def test_a_composed_prompt_reads_back(grid: Grid) -> None:
+    panels = [f"Dr. Ada, 3.5 m tall, shows slide {number}!" for number in range(grid.count)]
+    prompt = compose("a lecture. All in ink", panels, grid)
+    assert panel_texts(prompt.text) == tuple(f"{text}." for text in panels)
+    assert f"{grid} grid layout" in shared_text(prompt.text)
 
 
 @pytest.mark.parametrize("line", ["a fox --w 768 --s 28", "# my prompts", "// foxes", "a fox --n blurry"])
@@ -104,93 +104,117 @@ def test_syntax_of_other_tools_is_refused_by_line(tmp_path: Path, line: str) -> 
         load_prompts(file_of(tmp_path, "a fox -- a small one, 3-4 cm", line, name="mine.txt"))
 
 
-def test_a_fault_is_named_by_its_line(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"prompts\.jsonl:3: .*'prompt'"):
-        load_prompts(file_of(tmp_path, {"prompt": "a fox"}, "", {"prompt": " "}))
+def test_a_record_is_found_by_its_idx_or_without_one_by_its_number(tmp_path: Path) -> None:
+    path = file_of(tmp_path, {"idx": "0007", "prompt": "a fox"}, "", {"prompt": "an owl"})
+    assert [find_record(f"{path}:{name}").text for name in ("0007", "2")] == ["a fox", "an owl"]
+    for address, named in ((f"{path}:3", "'3'"), ("prompts", "'prompts'")):
+        with pytest.raises(ValueError, match=named):
+            find_record(address)
 
 
-def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
-    prompts = load_prompts(EXAMPLES)
-    save_prompts(prompts, tmp_path / "new" / "copy.jsonl")
-    assert load_prompts(tmp_path / "new" / "copy.jsonl") == prompts
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["copy.jsonl"]
+# --- images of a record ------------------------------------------------------------------------------------------
 
 
-def saved_references(folder: Path) -> list[Prompt]:
-    """Two records whose references have one name, in folders of their own; their images belong to one character."""
-    prompts = []
-    for number, colour in enumerate(("red", "blue")):
-        image = folder / colour / "front.png"
-        image.parent.mkdir(parents=True)
-        Image.new("RGB", (8, 8), colour).save(image)
-        characters = (Character("hero", f"a {colour} hero", (image,)), Character(colour, ""))
-        prompts.append(Prompt(number, f"a {colour} hero", characters=characters, references=(image,)))
-    return prompts
+def test_an_image_of_many_records_is_opened_once_and_never_copied_through_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, hashed = [], []
+    open_image, digest = images.open_image, files.digest
+    monkeypatch.setattr(images, "open_image", lambda path: opened.append(path) or open_image(path))
+    monkeypatch.setattr(files, "digest", lambda path: hashed.append(path) or digest(path))
+    fox, secret = image_at(tmp_path / "fox.png"), tmp_path / "key"
+    secret.write_text("secret")
+    link = tmp_path / "sets_images" / f"{digest(fox)[:32]}.png"
+    link.parent.mkdir()
+    link.symlink_to(secret)
+    for _ in range(3):
+        images.copied_images(images.images_beside(["fox.png"], tmp_path), tmp_path / "sets.jsonl")
+    assert (len(opened), len(hashed)) == (1, 1)
+    assert (secret.read_text(), link.read_bytes()) == ("secret", fox.read_bytes())
+    fox.write_bytes(b"cut off")
+    with pytest.raises(ValueError, match=r"fox\.png"):
+        images.images_beside(["fox.png"], tmp_path)
 
 
-def test_characters_and_references_are_saved_and_read_back(tmp_path: Path) -> None:
-    prompts = saved_references(tmp_path / "characters")
-    path = tmp_path / "elsewhere" / "prompts.jsonl"
-    save_prompts(prompts, path)
-    loaded = load_prompts(path)
-    for prompt, original in zip(loaded, prompts, strict=True):
-        (reference,) = prompt.references
-        hero, other = original.characters
-        assert prompt.characters == (replace(hero, images=(reference,)), other)
-        assert reference.parent == path.parent / "prompts_images"
-        assert reference.read_bytes() == original.references[0].read_bytes()
-    save_prompts(loaded, path)
-    assert load_prompts(path) == loaded
+def test_a_snapshot_of_the_hub_links_into_its_own_blobs_alone(tmp_path: Path) -> None:
+    link = tmp_path / "snapshots" / "c0ffee" / "a.png"
+    link.parent.mkdir(parents=True)
+    for blob in ("blobs/0a", "0a"):
+        image_at(tmp_path / blob)
+    link.symlink_to("../../blobs/0a")
+    path = file_of(link.parent, {"image": "a.png", "instruction": "Paint it."})
+    assert load_prompts(path)[0].sources == (link,)
+    link.unlink()
+    link.symlink_to("../../0a")
+    with pytest.raises(ValueError, match=r"'a\.png'"):
+        load_prompts(path)
 
 
 def test_references_belong_to_their_characters(tmp_path: Path) -> None:
     """The generator is given one of each in turn, or others, or none."""
     for name in ("ann1", "ann2", "bob"):
-        Image.new("RGB", (8, 8)).save(tmp_path / f"{name}.png")
+        image_at(tmp_path / f"{name}.png")
     cast = {"ann": {"description": "a cook", "images": ["ann1.png", "ann2.png"]}, "bob": {"images": ["bob.png"]}}
-    fields: list[dict[str, object]] = [
-        {"characters": cast},
-        {"characters": cast, "references": []},
-        {"references": ["ann1.png"]},
-    ]
-    records = [json.dumps({"prompt": "a hero"} | field) for field in fields]
-    (tmp_path / "prompts.jsonl").write_text("\n".join(records))
-
-    prompts = load_prompts(tmp_path / "prompts.jsonl")
+    fields = [{"characters": cast}, {"characters": cast, "references": []}, {"references": ["ann1.png"]}]
+    prompts = load_prompts(file_of(tmp_path, *({"prompt": "a hero"} | each for each in fields)))
     references = [[path.stem for path in prompt.references] for prompt in prompts]
     assert references == [["ann1", "bob", "ann2"], [], ["ann1"]]
     owned = [{character.name: len(character.images) for character in prompt.characters} for prompt in prompts]
     assert owned == [{"ann": 2, "bob": 1}, {"ann": 2, "bob": 1}, {}]
     assert prompts[0].characters[0].description == "a cook"
 
-    save_prompts(prompts, tmp_path / "copy" / "prompts.jsonl")
-    saved = load_prompts(tmp_path / "copy" / "prompts.jsonl")
-    assert [len(prompt.references) for prompt in saved] == [3, 0, 1]
-    assert owned == [{character.name: len(character.images) for character in prompt.characters} for prompt in saved]
+
+# --- writing -----------------------------------------------------------------------------------------------------
 
 
-def test_panels_that_the_text_does_not_spell_out_are_saved_too(tmp_path: Path) -> None:
-    prompts = prompts_from("tiny:dev:3")
-    prompts = [replace(prompts[0], panels=prompts[0].panels[::-1]), *prompts[1:]]
-    save_prompts(prompts, tmp_path / "tiny.jsonl")
-    assert load_prompts(tmp_path / "tiny.jsonl") == prompts
+def saved_again(prompts: list[Prompt], path: Path) -> list[Prompt]:
+    save_prompts(prompts, path)
+    return load_prompts(path)
 
 
-def test_tiny_sources() -> None:
-    assert load_prompts("tiny:dev:3") == prompts_from("tiny:dev:3")
+def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
+    prompts = load_prompts(EXAMPLES)
+    assert saved_again(prompts, tmp_path / "new" / "copy.jsonl") == prompts
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["copy.jsonl"]
+    # Panels that the text does not spell out, too.
+    first, *others = prompts_from("tiny:dev:3")
+    prompts = [replace(first, panels=first.panels[::-1]), *others]
+    assert saved_again(prompts, tmp_path / "tiny.jsonl") == prompts
+
+
+def test_images_are_saved_once_by_their_content(tmp_path: Path) -> None:
+    """Edits of equal images, and references of one name that belong to a character."""
+    red, copy = image_at(tmp_path / "a.png"), image_at(tmp_path / "b.png")
+    edits = [Prompt(0, "Make it blue.", sources=(red,)), Prompt(1, "Add.", sources=(copy,))]
+    again = saved_again(edits, tmp_path / "out" / "train.jsonl")
+    assert [prompt.text for prompt in again] == ["Make it blue.", "Add."]
+    assert again[0].sources == again[1].sources != edits[0].sources
+
+    sets = []
+    for number, colour in enumerate(("red", "blue")):
+        image = image_at(tmp_path / colour / "front.png", colour)
+        cast = (Character("hero", f"a {colour} hero", (image,)), Character(colour, ""))
+        sets.append(Prompt(number, f"a {colour} hero", characters=cast, references=(image,)))
+    path = tmp_path / "elsewhere" / "prompts.jsonl"
+    for prompt, original in zip(saved_again(sets, path), sets, strict=True):
+        (reference,) = prompt.references
+        hero, other = original.characters
+        assert prompt.characters == (replace(hero, images=(reference,)), other)
+        assert reference.parent == path.parent / "prompts_images"
+        assert reference.read_bytes() == original.references[0].read_bytes()
+    assert saved_again(load_prompts(path), path)[1].references[0].is_file()
+
+
+# --- sources -----------------------------------------------------------------------------------------------------
+
+
+def test_tiny_sources_and_a_limit_that_spreads_evenly() -> None:
     assert [len(prompts_from(f"tiny:{split}")) for split in ("train", "dev", "test")] == [288, 48, 48]
-    assert len(prompts_from("tiny:test:5")) == 5
-    assert prompts_from("tiny:dev:12") == prompts_from("tiny:dev")[:12]
-
-
-@pytest.mark.parametrize("source", ["tiny:", "tiny:eval", "tiny:dev:3:4", "tiny:dev:0", "tiny:dev:-1", "tiny:dev:x"])
-def test_no_part_of_the_tiny_world(source: str) -> None:
-    with pytest.raises(ValueError, match=f"'{source}'"):
-        prompts_from(source)
-
-
-def test_a_limit_spreads_evenly() -> None:
+    assert prompts_from("tiny:dev:12") == load_prompts("tiny:dev")[:12]
     assert [prompt.id for prompt in prompts_from("tiny:dev:10", limit=4)] == [0, 2, 5, 7]
     assert [prompt.id for prompt in prompts_from("tiny:dev:3", limit=8)] == [0, 1, 2]
-    with pytest.raises(ValueError, match="a limit of 0 leaves nothing of tiny:dev"):
+    with pytest.raises(ValueError, match=r"limit of 0 .*tiny:dev"):
         prompts_from("tiny:dev", limit=0)
+    for source in ("tiny:", "tiny:eval", "tiny:dev:3:4", "tiny:dev:0", "tiny:dev:x"):
+        with pytest.raises(ValueError, match=f"'{source}'"):
+            prompts_from(source)

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pacorl.bench.benchmarks import BenchmarkSpec
-from pacorl.bench.items import BadItemError, Dataset, ImageCache, by_key
-from pacorl.bench.suite import Row, Table, Texts, grouped, paper_table
+from pacorl.bench.items import BadItemError, Dataset, ImageCache
+from pacorl.bench.suite import Row, Texts, paper_table
 from pacorl.core import questions as wordings
 from pacorl.core.ranking import Interval, bootstrap, order_of, rank_agreement
 from pacorl.io.documents import JsonObject
 from pacorl.judge.pairwise import THEME, ask_pairs
 from pacorl.records.consistency_rank import IMAGES, RANKS, Ranked, load_ranked
-from pacorl.records.prompts import evenly_spread
+from pacorl.records.fields import by_key
 
 if TYPE_CHECKING:
     from pacorl.gate.paco_reward import PacoReward
@@ -44,9 +44,8 @@ NOTE = (
 def read_rank_data(folder: Path, *, limit: int | None = None) -> Dataset[Ranked]:
     """Read and check the folder. Raises ValueError naming the file and line of a fault."""
     items = by_key(load_ranked(folder), lambda item: item.key, source=folder / RANKS)
-    # The limit comes last: the content covers the whole file, so that a limit may be raised.
     orders = [[key, item.best_first] for key, item in items.items()]
-    return Dataset(dict(evenly_spread(list(items.items()), limit)), orders, folder)
+    return Dataset.selected(items, content=orders, source=folder / RANKS, limit=limit)
 
 
 @dataclass(eq=False)
@@ -106,14 +105,6 @@ class ConsistencyRank:
 
         measure_NM = np.array(measures)
         return bootstrap(folders, lambda drawn: measure_NM[drawn].mean(0))
-
-    def breakdowns(self, rows: Sequence[Row]) -> list[Table]:
-        def category(row: Row) -> str:
-            return self.data.items[row["key"]].category
-
-        if not any(map(category, rows)):
-            return []
-        return grouped("By category", self.columns, rows, category, self.figures)
 
 
 SPEC = BenchmarkSpec(

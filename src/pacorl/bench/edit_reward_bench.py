@@ -19,14 +19,13 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from pacorl.bench.benchmarks import BenchmarkSpec
-from pacorl.bench.items import Dataset, ImageCache, by_key
-from pacorl.bench.suite import PaperTable, Row, Table, Texts, grouped, paper_table
+from pacorl.bench.items import Dataset, ImageCache
+from pacorl.bench.suite import PaperTable, Row, Texts, macro_means, paper_table
 from pacorl.core import questions as wordings
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
-from pacorl.io.documents import JsonObject, blamed_on, read_json, read_jsonl, typed
+from pacorl.io.documents import JsonObject, blamed_on, read_records, typed
 from pacorl.judge.pairwise import ask
-from pacorl.records.fields import Name, Word
-from pacorl.records.prompts import evenly_spread
+from pacorl.records.fields import Name, Word, by_key
 from pacorl.types import Question
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ Kind = Literal["edit-reward-bench", "vc-reward-bench", "edit-reward-compass"]
 DIMENSIONS = ("prompt_following", "consistency", "overall")
 TITLES = ("Prompt following", "Consistency", "Overall")
 MACRO, WITH_TIES, ALL_ROWS = 0, 3, 6
-"""Index in `_accuracies` of the first dimension's figure."""
+"""Index in `EditRewardBench.figures` of the first dimension's figure."""
 TASK_TYPES = 13
 ROWS = "rows.jsonl"
 QUESTIONS = {"prompt_following": wordings.edit_followed_in_a_word, "consistency": wordings.edit_consistent_in_a_word}
@@ -72,18 +71,10 @@ class Choice:
     """Index of the preferred output; None for a tie."""
 
 
-class PairRow(BaseModel):
-    """A row of a table."""
-
-    def choice(self, number: int) -> Choice:
-        """Read the row of a number; the dimension is empty if there is no question about it."""
-        raise NotImplementedError
-
-
 Pair = Annotated[list[Word], Field(min_length=2, max_length=2)]
 
 
-class EditRewardRow(PairRow):
+class EditRewardRow(BaseModel):
     """A row of EditReward-Bench."""
 
     key: Pair
@@ -94,6 +85,7 @@ class EditRewardRow(PairRow):
     dimension: Literal["prompt_following", "consistency", "overall"]
 
     def choice(self, number: int) -> Choice:
+        """Read the row of a number."""
         first, second = self.key
         if first == second:
             raise ValueError(f"'key' must name two outputs, got {self.key}")
@@ -101,7 +93,7 @@ class EditRewardRow(PairRow):
         return Choice(number, (first, second), images, self.instruction, self.task_type, self.dimension)
 
 
-class VcRewardRow(PairRow):
+class VcRewardRow(BaseModel):
     """A row of VCReward-Bench."""
 
     source_image: Name
@@ -111,13 +103,14 @@ class VcRewardRow(PairRow):
     task: Word
 
     def choice(self, number: int) -> Choice:
+        """Read the row of a number."""
         outputs = (f"{number + 1}: A", f"{number + 1}: B")
         images = (self.source_image, *self.edited_images)
         preferred = int(self.winner == "Image B")
         return Choice(number, outputs, images, self.instruction, self.task, "consistency", preferred)
 
 
-class CompassRow(PairRow):
+class CompassRow(BaseModel):
     """A row of EditReward-Compass."""
 
     source_image: Word
@@ -128,6 +121,7 @@ class CompassRow(PairRow):
     label: Literal["preference", "tie"]
 
     def choice(self, number: int) -> Choice:
+        """Read the row of a number; the dimension is empty if there is no question about it."""
         outputs = (f"{number + 1}: winner", f"{number + 1}: loser")
         images = (self.source_image, self.winner, self.loser)
         preferred = 0 if self.label == "preference" else None
@@ -143,9 +137,9 @@ class PairTable:
     """Published table of pairs of edits, and the figures that are given for it."""
 
     title: str
-    row: type[PairRow]
+    row: type[EditRewardRow | VcRewardRow | CompassRow]
     columns: Mapping[str, int]
-    """Column → index of its figure in `_accuracies`."""
+    """Column → index of its figure among all."""
     paper: PaperTable | None = None
     note: str
 
@@ -183,9 +177,7 @@ def read_edit_data(source: Path, kind: Kind = "edit-reward-bench", *, limit: int
     path = source / ROWS if source.is_dir() else source
     if not path.is_file():
         raise ValueError(f"{path} is missing; `pacorl data {source}` makes it of the published parquet files")
-    document = read_json(path) if path.suffix == ".json" else read_jsonl(path)
-    with blamed_on(path):
-        rows = typed(document, list[JsonObject])
+    rows = read_records(path, dict)
     choices = []
     for number, row in enumerate(rows):
         with blamed_on(f"{path}, row {number + 1}"):
@@ -193,7 +185,7 @@ def read_edit_data(source: Path, kind: Kind = "edit-reward-bench", *, limit: int
         if choice.dimension:
             choices.append(choice)
     items = by_key(choices, lambda choice: str(choice.number), source=path)
-    return Dataset(dict(evenly_spread(list(items.items()), limit)), rows, path.parent)
+    return Dataset.selected(items, content=rows, source=path, limit=limit)
 
 
 @dataclass(eq=False)
@@ -250,12 +242,6 @@ class EditRewardBench:
             row_of[key] |= {"error": verdict.error} if verdict.p_yes is None else {dimension: verdict.p_yes}
         return rows
 
-    def figures(self, rows: Sequence[Row]) -> list[Interval]:
-        return self._figures(self._judged(rows))
-
-    def _figures(self, judged: Sequence[Judged]) -> list[Interval]:
-        return _accuracies(judged, [*self.table.columns.values()])
-
     def _judged(self, rows: Sequence[Row]) -> list[Judged]:
         """Score the rows whose two outputs are both measured."""
         row_of = {row["key"]: row for row in rows}
@@ -268,50 +254,33 @@ class EditRewardBench:
                 judged.append((choice, _score(row_of[better], dimension), _score(row_of[worse], dimension)))
         return judged
 
-    def breakdowns(self, rows: Sequence[Row]) -> list[Table]:
-        judged = [row for row in self._judged(rows) if row[0].task]
-        return grouped("By task type", self.columns, judged, lambda row: row[0].task, self._figures)
+    def figures(self, rows: Sequence[Row]) -> list[Interval]:
+        """Accuracies per dimension: macro means over task types, strict and with ties, then over all rows."""
+        judged = self._judged(rows)
+        tasks = sorted({choice.task for choice, _, _ in judged})
+        task_N = np.array([tasks.index(choice.task) for choice, _, _ in judged], dtype=np.int64)
+        dimension_N = np.array([DIMENSIONS.index(choice.dimension) for choice, _, _ in judged], dtype=np.int64)
+        right = []
+        for choice, better, worse in judged:
+            if choice.preferred is None:
+                right.append([abs(better - worse) < TIE] * 2)
+            else:
+                right.append([better > worse, better >= worse])
+        right_N2 = np.array(right, dtype=float).reshape(-1, 2)
+
+        def statistic(drawn: Indices) -> Floats:
+            macro = macro_means(right_N2, task_N, dimension_N, drawn, shape=(len(tasks), len(DIMENSIONS)))
+            overall = macro_means(right_N2, task_N * 0, dimension_N, drawn, shape=(1, len(DIMENSIONS)))
+            return np.concatenate([*macro, overall[0]])[[*self.table.columns.values()]]
+
+        # Rows of one instruction share their images, so the bootstrap draws them together.
+        return bootstrap([choice.instruction for choice, _, _ in judged], statistic)
 
 
 def _score(row: Row, dimension: str) -> float:
     if dimension == "overall":
         return sqrt(row["prompt_following"] * row["consistency"])
     return float(row[dimension])
-
-
-def _accuracies(judged: Sequence[Judged], columns: Sequence[int]) -> list[Interval]:
-    """Compute accuracies per dimension: macro means over task types, strict and with ties, then over all rows.
-
-    `columns` are indices of these nine figures.
-    """
-    # One number per (task type, dimension): an interval counts them 2,000 times.
-    # The cell of each row in a table of task types and dimensions.
-    tasks = sorted({choice.task for choice, _, _ in judged})
-    shape = (len(tasks), len(DIMENSIONS))
-    cells = []
-    right = []
-    for choice, better, worse in judged:
-        cells.append(tasks.index(choice.task) * shape[1] + DIMENSIONS.index(choice.dimension))
-        if choice.preferred is None:
-            right.append([abs(better - worse) < TIE] * 2)
-        else:
-            right.append([better > worse, better >= worse])
-    cell_N = np.array(cells, dtype=np.int64)
-    right_N2 = np.array(right, dtype=float).reshape(-1, 2)
-
-    def statistic(drawn: Indices) -> Floats:
-        size = shape[0] * shape[1]
-        counts = np.bincount(cell_N[drawn], minlength=size).astype(float)
-        sums = np.stack([np.bincount(cell_N[drawn], right_N2[drawn, rule], size).astype(float) for rule in (0, 1)])
-        share = np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0).reshape(2, *shape)
-        # A draw may lack a task type: the mean is over the others, and NaN (0 / 0) without any.
-        with np.errstate(invalid="ignore"):
-            macro = share.sum(1) / (counts > 0).reshape(shape).sum(0)
-            overall = sums[0].reshape(shape).sum(0) / counts.reshape(shape).sum(0)
-        return np.concatenate([macro.reshape(-1), overall])[columns]
-
-    # Rows of one instruction share their images, so the bootstrap draws them together.
-    return bootstrap([choice.instruction for choice, _, _ in judged], statistic)
 
 
 def _spec(kind: Kind) -> BenchmarkSpec[Dataset[Choice]]:

@@ -20,17 +20,16 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, Field
 
 from pacorl.bench.benchmarks import GENERATOR, BenchmarkOptions, BenchmarkSpec
-from pacorl.bench.items import Dataset, ImageCache, by_key
+from pacorl.bench.items import Dataset, ImageCache
 from pacorl.bench.rating import Rubric, UnratedError, figures_of, rate, read_rubric
-from pacorl.bench.suite import Row, Table, Texts, grouped, paper_table
+from pacorl.bench.suite import Row, Texts, macro_means, paper_table
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.generate.image_queue import ImageJob, Shard, generate_missing
 from pacorl.io.documents import JsonObject, read_records, typed
 from pacorl.io.files import safe_name
 from pacorl.io.terminal import Progress
 from pacorl.judge.judge import is_address
-from pacorl.records.fields import Name
-from pacorl.records.prompts import evenly_spread
+from pacorl.records.fields import Name, by_key
 from pacorl.types import Prompt
 
 if TYPE_CHECKING:
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from pacorl.gate.paco_reward import PacoReward
 
 EDITS = "edits.jsonl"
+LANGUAGES = ("en", "cn")
 SUBSETS = ("EN-I", "EN", "CN-I", "CN")
 FIGURES = ("SC", "PQ", "O")
 TASK_TYPES = 11
@@ -73,9 +73,9 @@ def read_edits(source: Path, *, limit: int | None = None) -> Dataset[Edit]:
     """Read the edits of a folder, or of one of its files. Raises ValueError naming a line of another form."""
     path = source / EDITS if source.is_dir() else source
     fix = f"`pacorl data {source}` makes it of GEdit-Bench's parquet files"
-    items = by_key(read_records(path, partial(typed, kind=Edit), fix=fix), lambda e: e.key, source=path)
-    content = [edit.model_dump() for edit in items.values()]
-    return Dataset(dict(evenly_spread(list(items.items()), limit)), content, path.parent)
+    edits = read_records(path, partial(typed, kind=Edit), fix=fix)
+    items = by_key(edits, lambda edit: edit.key, source=path)
+    return Dataset.selected(items, content=[edit.model_dump() for edit in edits], source=path, limit=limit)
 
 
 @dataclass(eq=False)
@@ -140,31 +140,18 @@ class GeditBench:
         figure_N3 = np.array([figures_of(row) for row in rows])
 
         # Numbers instead of names: an interval computes the figures 2,000 times.
-        task_N = np.unique([edit.task for edit in edits], return_inverse=True)[1]
-        member_NS = np.zeros((len(edits), len(SUBSETS)), bool)
-        for index, edit in enumerate(edits):
-            subset = edit.language.upper()
-            member_NS[index, SUBSETS.index(subset)] = True
-            member_NS[index, SUBSETS.index(f"{subset}-I")] = edit.intersection
+        tasks, task_N = np.unique([edit.task for edit in edits], return_inverse=True)
+        language_N = np.array([LANGUAGES.index(edit.language) for edit in edits])
+        within_N = np.array([edit.intersection for edit in edits])
 
-        # Per subset: a mean per task type, then over the task types that a draw has.
+        # In the order of SUBSETS: of each language the intersection subset, then all.
         def statistic(drawn: Indices) -> Floats:
-            means = np.full((len(SUBSETS), len(FIGURES)), np.nan)
-            for subset in range(len(SUBSETS)):
-                rows_of = drawn[member_NS[drawn, subset]]
-                tasks = task_N[rows_of]
-                by_task = []
-                for task in np.unique(tasks):
-                    by_task.append(figure_N3[rows_of][tasks == task].mean(0))
-                # A draw may lack a whole subset, whose figures stay NaN.
-                if by_task:
-                    means[subset] = np.stack(by_task).mean(0)
-            return means.reshape(-1)
+            parts = []
+            for part in (drawn[within_N[drawn]], drawn):
+                parts.append(macro_means(figure_N3, task_N, language_N, part, shape=(len(tasks), len(LANGUAGES))))
+            return np.stack(parts).transpose(2, 0, 1).reshape(-1)
 
         return bootstrap(keys, statistic)
-
-    def breakdowns(self, rows: Sequence[Row]) -> list[Table]:
-        return grouped("By task type", self.columns, rows, lambda row: self.data.items[row["key"]].task, self.figures)
 
 
 def _build(data: Dataset[Edit], options: BenchmarkOptions, reward: PacoReward, out: Path) -> GeditBench:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pacorl.io.files import inside, text_digest
 from pacorl.io.images import IMAGE_TYPES, ImageError, open_image
+from pacorl.records.prompts import evenly_spread
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -32,6 +33,15 @@ class Dataset(Generic[Item]):
     folder: Path
     """Folder of the items' images."""
 
+    @classmethod
+    def selected(
+        cls, items: Mapping[str, Item], *, content: Sequence[Any], source: Path, limit: int | None
+    ) -> Dataset[Item]:
+        """Select at most `limit` items, evenly spread. Raises ValueError if `source` has none."""
+        if not items:
+            raise ValueError(f"{source} holds no records")
+        return cls(dict(evenly_spread(list(items.items()), limit)), content, source.parent)
+
     @property
     def fingerprint(self) -> str:
         """Digest of the texts, which identifies the data."""
@@ -39,18 +49,6 @@ class Dataset(Generic[Item]):
         # `str` for types that JSON lacks, and 64 bits, enough to distinguish versions.
         content = json.dumps(list(self.content), sort_keys=True, default=str)
         return text_digest(content)[:16]
-
-
-def by_key(items: Iterable[Item], key: Callable[[Item], str], *, source: object) -> dict[str, Item]:
-    """Map the key of each item to it. Raises ValueError for two of one key, or none at all; it names the source."""
-    found: dict[str, Item] = {}
-    for item in items:
-        if key(item) in found:
-            raise ValueError(f"{source}: two records have the key {key(item)!r}; take one out")
-        found[key(item)] = item
-    if not found:
-        raise ValueError(f"{source} holds no records")
-    return found
 
 
 class ImageCache:

@@ -1,7 +1,7 @@
 """Running a benchmark: read the data, generate missing images, ask the judge, write the tables.
 
     outcome = run_benchmark("consistency-rank", Path("ConsistencyRank-Bench"), BenchmarkOptions(judge="tiny"))
-    print(outcome.tables[0].markdown)
+    print(outcome.table.markdown)
 
 A run's folder contains `settings.json` (everything that affects the results), `results.jsonl` (one line per item; one
 file per process under torchrun), `table.md`, `table.html` and `summary.json`. The figures are computed from the stored
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pacorl.bench.benchmarks import BENCHMARKS, BenchmarkOptions
-from pacorl.bench.suite import Benchmark, Line, Row, Table
+from pacorl.bench.suite import Benchmark, Line, PaperTable, Row, Table
 from pacorl.config.options import UsageError, packed_form
 from pacorl.core.batches import in_batches
 from pacorl.core.ranking import FEWEST, FEWEST_FOR_INTERVAL, Interval, difference
@@ -53,7 +53,7 @@ class Outcome:
     """Item without a judgement → error; another run tries it again."""
     trained_on: Mapping[str, str]
     """Item in the training data of the measured model → the shared text."""
-    tables: tuple[Table, ...]
+    table: Table
     comparison: str = ""
     """What the differences from another run show; empty without one."""
     note: str = ""
@@ -73,7 +73,7 @@ class Outcome:
             "complete": self.complete,
             "missing": dict(self.missing),
             "trained_on": dict(self.trained_on),
-            "tables": [table.to_dict() for table in self.tables],
+            "table": self.table.to_dict(),
         }
 
     @property
@@ -83,14 +83,16 @@ class Outcome:
         lines = []
         if not self.complete:
             lines.append(f"Incomplete: {self.measured} of {self.total} items are measured.")
-        if self.missing:
-            lines.append(f"{len(self.missing)} items without a judgement, such as {_first(self.missing)}.")
-        if self.trained_on:
-            leaked = f"Leak: {len(self.trained_on)} of {self.measured} items are among the training data"
-            lines.append(f"{leaked}, such as {_first(self.trained_on)}.")
+        leaked = f"Leak: {len(self.trained_on)} of {self.measured} items are among the training data"
+        for items, text in (
+            (self.missing, f"{len(self.missing)} items without a judgement"),
+            (self.trained_on, leaked),
+        ):
+            for key, why in list(items.items())[:1]:
+                lines.append(f"{text}, such as {key} ({why.removesuffix('.')}).")
         # A figure without its number of items would be read beside the published ones as their equal.
         counted = "1 item is measured" if self.measured == 1 else f"{self.measured} items are measured"
-        cells = self.tables[0].lines[0].cells if self.measured else ()
+        cells = self.table.lines[0].cells if self.measured else ()
         figures = [cell for cell in cells if isinstance(cell, Interval) and not isnan(cell.mean)]
         if figures and figures[0].groups not in (None, self.measured):
             counted += f", of {figures[0].groups} independent groups (such as folders or prompts)"
@@ -102,11 +104,6 @@ class Outcome:
         if self.measured < FEWEST:
             lines.append(f"Fewer than {FEWEST} items are too few for a conclusion.")
         return lines
-
-
-def _first(items: Mapping[str, str]) -> str:
-    key, why = next(iter(items.items()))
-    return f"{key} ({why.removesuffix('.')})"
 
 
 def run_benchmark(
@@ -195,7 +192,11 @@ def run(
         # Now, since the comparison itself comes after hours of judging.
         fix = "name a run on the same data with --against"
         _check_settings(options.against / "settings.json", benchmark.settings(), only=("benchmark", "data"), fix=fix)
-    _claim(out, {**benchmark.settings(), **packed_form(options.memory)})
+    settings = {**benchmark.settings(), **packed_form(options.memory)}
+    if (out / "settings.json").is_file():
+        _check_settings(out / "settings.json", settings, fix="name another folder with --out")
+    else:
+        write_json(out / "settings.json", settings)
 
     # Judge. Two writers of one journal would interleave their lines.
     try:
@@ -203,8 +204,6 @@ def run(
             # Files that a killed process left unfinished.
             sweep(out)
             journal = Journal(out / shard.file)
-            if journal.torn:
-                notice(f"{journal.path}: its last line was half-written and is dropped: {journal.torn[:60]!r}")
             _measure_missing(benchmark, journal, options, shard=shard, advance=advance)
     except LockedError:
         raise ValueError(f"another process writes results in {out}; start several by torchrun") from None
@@ -212,29 +211,20 @@ def run(
     # Tabulate the results of all processes.
     outcome = _gather(benchmark, out, name=options.subject, trained_on=trained_on, against=options.against)
     remarks = [*outcome.remarks, UNCALIBRATED]
-    texts = "\n\n".join([*(table.markdown for table in outcome.tables), *remarks])
-    # The same tables as Markdown, as a page and as JSON.
+    texts = "\n\n".join([outcome.table.markdown, *remarks])
+    # The same table as Markdown, as a page and as JSON.
     write_atomic(out / "table.md", f"# {benchmark.title}\n\n{texts}\n")
     page = render(
         "benchmark.html",
         title=benchmark.title,
         name=options.subject,
         remarks=remarks,
-        tables=outcome.tables,
+        tables=[outcome.table],
         facts=[(f"{outcome.measured}", "measured"), (f"{outcome.total}", "wanted")],
     )
     write_atomic(out / "table.html", page)
     write_json(out / "summary.json", outcome.summary)
     return outcome
-
-
-def _claim(out: Path, settings: Mapping[str, Any]) -> None:
-    """Store the settings in `out`. Raises ValueError if it holds results of other settings; it names them."""
-    path = out / "settings.json"
-    if path.is_file():
-        _check_settings(path, settings, fix="name another folder with --out")
-    else:
-        write_json(path, as_read_back(settings))
 
 
 def _check_settings(path: Path, settings: Mapping[str, Any], *, only: Sequence[str] = (), fix: str) -> None:
@@ -312,15 +302,14 @@ def _compared(benchmark: Benchmark, rows: Sequence[Row], against: Path | None, *
 
     shown: dict[str, list[str]] = {"higher": [], "lower": [], "no difference shown": []}
     for column, change in zip(benchmark.columns, changes, strict=True):
-        if isnan(change.mean):
-            continue
-        # Too few groups have no interval, and show no difference.
+        sign = "no difference shown"
+        # Too few groups have no interval.
         if change.low is not None and change.low > 0:
-            shown["higher"].append(column)
+            sign = "higher"
         elif change.high is not None and change.high < 0:
-            shown["lower"].append(column)
-        else:
-            shown["no difference shown"].append(column)
+            sign = "lower"
+        if not isnan(change.mean):
+            shown[sign].append(column)
     parts = [f"{sign} in {', '.join(columns)}" for sign, columns in shown.items() if columns]
     return lines, f"Compared with {against.name} on the same {len(shared)} items: {'; '.join(parts)}."
 
@@ -337,9 +326,7 @@ def _gather(
     leaked = {}
     missing = {}
     for key in keys:
-        row = row_of.get(key)
-        if row is None:
-            continue
+        row = row_of.get(key, {"error": ""})
         if "error" not in row:
             good.append(row)
             # The shared texts count only where the item was measured.
@@ -347,27 +334,22 @@ def _gather(
                 leaked[key] = trained_on[key]
             else:
                 clean.append(row)
-        else:
+        elif key in row_of:
             missing[key] = str(row["error"])
 
     # The tables. The paper has no figures in columns that are ours alone.
     lines = []
-    tables: list[Table] = []
     if good:
         lines.append(Line(name, tuple(benchmark.figures(good))))
-        tables += benchmark.breakdowns(good)
     if leaked and clean:
         lines.append(Line(f"{name}, without its training data", tuple(benchmark.figures(clean))))
     compared, comparison = _compared(benchmark, good, against, name=name)
     lines += compared
     # The paper's rows, padded to our columns.
-    source = ""
-    if benchmark.paper:
-        source = benchmark.paper.source
-        for paper_name, figures in benchmark.paper.rows.items():
-            empty = (None,) * (len(benchmark.columns) - len(figures))
-            lines.append(Line(paper_name, (*figures, *empty), published=True))
-    main = Table(benchmark.title, benchmark.columns, tuple(lines), source=source, notes=benchmark.notes)
+    paper = benchmark.paper or PaperTable("", {})
+    for paper_name, figures in paper.rows.items():
+        empty = (None,) * (len(benchmark.columns) - len(figures))
+        lines.append(Line(paper_name, (*figures, *empty), published=True))
 
     return Outcome(
         folder=out,
@@ -375,6 +357,6 @@ def _gather(
         measured=len(good),
         missing=missing,
         trained_on=leaked,
-        tables=(main, *tables),
+        table=Table(benchmark.title, benchmark.columns, tuple(lines), source=paper.source, notes=benchmark.notes),
         comparison=comparison,
     )

@@ -5,14 +5,16 @@ A measured row of a table has intervals; a row copied from the paper is marked, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from pacorl.bench.items import Dataset
-from pacorl.core.ranking import Interval
+from pacorl.core.ranking import Floats, Indices, Interval
 from pacorl.io.documents import JsonObject, read_object
 
 Row = dict[str, Any]
@@ -22,8 +24,6 @@ Texts = Mapping[str, Sequence[str]]
 PUBLISHED = Path(__file__).with_name("published.json")
 MARK = "†"
 MINUS = "\N{MINUS SIGN}"
-
-Member = TypeVar("Member")
 
 
 class PaperTable(NamedTuple):
@@ -76,9 +76,6 @@ class Benchmark(Protocol):
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
         """Compute the columns from the rows of measured items."""
-
-    def breakdowns(self, rows: Sequence[Row]) -> list[Table]:
-        """Tables by category, task or language."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,20 +175,27 @@ def cell_text(cell: Interval | float | None) -> str:
     return text.replace("-", MINUS)
 
 
-def grouped(
-    title: str,
-    columns: Sequence[str],
-    members: Iterable[Member],
-    group_of: Callable[[Member], str],
-    figures: Callable[[Sequence[Member]], Sequence[Interval]],
-) -> list[Table]:
-    """Table with a line per group, in the order of their names; none without groups."""
-    # Members by group; the figures of a group need all of them.
-    groups: dict[str, list[Member]] = {}
-    for member in members:
-        groups.setdefault(group_of(member), []).append(member)
-    lines = []
-    for name, group in sorted(groups.items()):
-        lines.append(Line(f"{name or 'no category'} ({len(group)})", tuple(figures(group))))
+def macro_means(
+    values_NK: Floats, group_N: Indices, column_N: Indices, drawn: Indices, *, shape: tuple[int, int]
+) -> Floats:
+    """Average values per group and column, then over the groups that have any.
 
-    return [Table(title, columns, tuple(lines))] if lines else []
+    Args:
+        values_NK: K values of each item.
+        group_N: Group of each item, such as its task type.
+        column_N: Column of each item, such as its dimension.
+        drawn: Indices of items, with repetition.
+        shape: Number of groups and of columns.
+
+    Returns:
+        (K, columns) means; NaN for a column without items.
+    """
+    cell_D = (group_N * shape[1] + column_N)[drawn]
+    size = shape[0] * shape[1]
+    count = np.bincount(cell_D, minlength=size).reshape(shape)
+    sums = []
+    for value_D in values_NK[drawn].T:
+        sums.append(np.bincount(cell_D, value_D, size).reshape(shape))
+    # A draw may lack a group, and even a column.
+    with np.errstate(invalid="ignore"):
+        return np.asarray((np.array(sums) / np.maximum(count, 1)).sum(1) / (count > 0).sum(0))

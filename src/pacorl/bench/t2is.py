@@ -25,8 +25,8 @@ import numpy as np
 from pydantic import BaseModel, Field, field_validator
 
 from pacorl.bench.benchmarks import GENERATOR, BenchmarkOptions, BenchmarkSpec
-from pacorl.bench.items import Dataset, ImageCache, by_key
-from pacorl.bench.suite import PaperTable, Row, Table, Texts, grouped, paper_table
+from pacorl.bench.items import Dataset, ImageCache
+from pacorl.bench.suite import PaperTable, Row, Texts, paper_table
 from pacorl.core import questions as wordings
 from pacorl.core.devices import available_device
 from pacorl.core.grid import split
@@ -38,9 +38,8 @@ from pacorl.io.images import png_bytes
 from pacorl.io.terminal import Progress
 from pacorl.judge.pairwise import ask, by_criterion
 from pacorl.records.compose import prompt_from
-from pacorl.records.fields import Criteria, Text
+from pacorl.records.fields import Criteria, by_key
 from pacorl.records.leaks import id_text
-from pacorl.records.prompts import evenly_spread
 from pacorl.types import Prompt, Question, Size
 
 if TYPE_CHECKING:
@@ -95,7 +94,6 @@ class Case:
     """Dimension → name → text."""
     alignment: tuple[Mapping[str, tuple[str, ...]], ...]
     """Per image: dimension → texts that the image must show."""
-    category: str = ""
 
 
 def average(aesthetics: float, alignment: Sequence[float], consistency: Sequence[float]) -> float:
@@ -121,9 +119,7 @@ def read_cases(folder: Path, *, limit: int | None = None) -> Dataset[Case]:
                 raise ValueError(f"{CRITERIA} or {ALIGNMENT} lacks it")
             read.append(_case(name, record, criteria[name], alignment[name]))
     items = by_key(read, lambda case: case.id, source=folder / CASES)
-    # The content covers all cases, so that a limit may be raised and the results kept.
-    content = [cases, criteria, alignment]
-    return Dataset(dict(evenly_spread(list(items.items()), limit)), content, folder)
+    return Dataset.selected(items, content=[cases, criteria, alignment], source=folder / CASES, limit=limit)
 
 
 class CaseRecord(BaseModel):
@@ -132,7 +128,6 @@ class CaseRecord(BaseModel):
     instruction: str
     sub_caption: Annotated[list[str], Field(min_length=1)]
     output_image_count: int | None = None
-    category: Text = ""
 
 
 class CaseCriteria(BaseModel):
@@ -171,25 +166,21 @@ def _case(name: str, record: Any, criteria: Any, alignment: Any) -> Case:
         captions=tuple(captions),
         criteria={name: by_dimension[name] for name in CONSISTENT if name in by_dimension},
         alignment=tuple({name: tuple(texts.get(name) or ()) for name in ALIGNED} for texts in aligned.values()),
-        category=case.category,
     )
 
 
 # --- generating --------------------------------------------------------------------------------------------------
 
 
-def _job(case: Case, model: str) -> ImageJob:
-    """Make the job of a case's grid image from its instruction and captions."""
-    prompt = prompt_from(model, theme=case.instruction, panels=case.captions)
-    size = Size(prompt.grid.rows * PANEL, prompt.grid.cols * PANEL)
-    return ImageJob(case.id, replace(prompt, size=size), f"grids/{case.id}.png")
-
-
 def _generate(data: Dataset[Case], options: BenchmarkOptions, out: Path, shard: Shard, advance: Progress) -> None:
     """Generate the missing grid images into `grids/` and cut them into `images/`."""
     # One grid image per case, cut into the panels that are measured.
     source = options.image_source(edits=False)
-    jobs = [_job(case, options.model) for case in data.items.values()]
+    jobs = []
+    for case in data.items.values():
+        prompt = prompt_from(options.model, theme=case.instruction, panels=case.captions)
+        size = Size(prompt.grid.rows * PANEL, prompt.grid.cols * PANEL)
+        jobs.append(ImageJob(case.id, replace(prompt, size=size), f"grids/{case.id}.png"))
 
     def cut(job: ImageJob, image: Image) -> None:
         for number, panel in enumerate(split(image, job.prompt.grid), start=1):
@@ -230,21 +221,20 @@ class T2isBench:
         return {case.id: [case.instruction, *case.captions, id_text(case.id)] for case in self.data.items.values()}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
-        return [self._measure(self.data.items[key]) for key in keys]
-
-    def _measure(self, case: Case) -> Row:
-        # A user's finished images may have any format.
-        cache = ImageCache(self.images)
-        images = []
-        for number in range(1, len(case.captions) + 1):
-            images.append(cache.open_any(f"{case.id}_{number:04d}"))
-        try:
-            alignment = self._aligned(case, images)
-            consistency = self._consistent(case, images)
-            aesthetics = self._aesthetics(case, images)
-        except _UnscoredError as fault:
-            return {"key": case.id, "error": str(fault)}
-        return {"key": case.id, "alignment": alignment, "consistency": consistency, "aesthetics": aesthetics}
+        rows: list[Row] = []
+        for key in keys:
+            case = self.data.items[key]
+            # A user's finished images may have any format.
+            cache = ImageCache(self.images)
+            images = []
+            for number in range(1, len(case.captions) + 1):
+                images.append(cache.open_any(f"{key}_{number:04d}"))
+            try:
+                scores: Row = {"alignment": self._aligned(case, images), "consistency": self._consistent(case, images)}
+                rows.append({"key": key, **scores, "aesthetics": self._aesthetics(case, images)})
+            except _UnscoredError as fault:
+                rows.append({"key": key, "error": str(fault)})
+        return rows
 
     def _aligned(self, case: Case, images: Sequence[Image]) -> list[dict[str, float]]:
         """Return for each image: dimension → mean over its texts."""
@@ -325,11 +315,6 @@ class T2isBench:
             return np.array([aesthetic, *alignment, *released, average(aesthetic, alignment, released), *every])
 
         return bootstrap([row["key"] for row in rows], statistic)
-
-    def breakdowns(self, rows: Sequence[Row]) -> list[Table]:
-        return grouped(
-            "By category", self.columns, rows, lambda row: self.data.items[row["key"]].category, self.figures
-        )
 
 
 def load_aesthetics(name: str) -> Reward:

@@ -25,8 +25,8 @@ def benchmark(
     if options.as_json:
         print_json(outcome.summary | {"note": outcome.note})
     else:
-        echo("\n\n".join([*(table.markdown for table in outcome.tables), *outcome.remarks]))
-    echo_errors(outcome.note, f"tables: {outcome.folder / 'table.html'}")
+        echo("\n\n".join([outcome.table.markdown, *outcome.remarks]))
+    echo_errors(outcome.note, f"table: {outcome.folder / 'table.html'}")
     # A script must not mistake a table with gaps for a finished table.
     if outcome.missing:
         raise Exit(INCOMPLETE)

@@ -28,7 +28,7 @@ from pydantic import (
 from pacorl.config.options import LARGEST, MEMORY
 from pacorl.config.recipes import config_file
 from pacorl.config.reference import unknown_key
-from pacorl.io.documents import as_read_back, dump_yaml, parse_yaml, read_yaml
+from pacorl.io.documents import dump_yaml, parse_yaml, read_yaml
 
 Positive = Annotated[int, Field(gt=0, le=LARGEST)]
 Rank = Annotated[int, Field(gt=0, le=4096)]
@@ -146,11 +146,12 @@ def load(kind: type[Run], path: Path | None, overrides: Sequence[str] = ()) -> R
 
     Raises:
         ConfigError: The config cannot be run; one line with the first faults.
+        ValueError: The file or an override is no YAML.
     """
     document = read_config(path) if path else {}
-    overridden: set[str] = set()
-    for override in overrides:
-        _apply(document, override, overridden)
+    # Names first: the other keys of a section are those of its entry.
+    for override in sorted(overrides, key=lambda override: f".{NAME}=" not in override):
+        _apply(document, override)
     return validated(kind, document, prefix=f"{path}: " if path else "")
 
 
@@ -163,13 +164,10 @@ def read_config(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         above: the files that extend this one.
 
     Raises:
-        ConfigError: it cannot be read, or is no mapping.
+        ValueError: it cannot be read, or is no mapping.
     """
-    try:
-        file = config_file(path)
-        document = read_yaml(file)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    file = config_file(path)
+    document = read_yaml(file)
     if not isinstance(document, dict | None):
         raise ConfigError(f"{path}: a config is a mapping of keys, this is a {type(document).__name__}")
     document = document or {}
@@ -196,14 +194,11 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return document
 
 
-def _apply(document: dict[str, Any], override: str, overridden: set[str]) -> None:
+def _apply(document: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise ConfigError(f"override {override!r} is not of the form section.key=value")
-    try:
-        value = parse_yaml(text, name=f"override {override!r}")
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    value = parse_yaml(text, name=f"override {override!r}")
     # Sections that the file leaves out are created.
     *sections, last = key.split(".")
     for section in sections:
@@ -211,12 +206,9 @@ def _apply(document: dict[str, Any], override: str, overridden: set[str]) -> Non
         if not isinstance(document, dict):
             raise ConfigError(f"override {override!r}: {section} is not a section")
     # The file's other keys are those of the former entry, which the new one does not have, or means otherwise.
-    if last == NAME and sections and document.get(NAME) != value:
-        for other in list(document):
-            if f"{'.'.join(sections)}.{other}" not in overridden:
-                del document[other]
+    if sections and last == NAME and document.get(NAME) != value:
+        document.clear()
     document[last] = value
-    overridden.add(key)
 
 
 # --- faults ----------------------------------------------------------------------------------------------------
@@ -286,7 +278,7 @@ def changes_to(config: Section, before: Mapping[str, Any]) -> dict[str, list[Any
         config: the config now.
         before: the config that the run had, as JSON has it. Keys that only one of the two has are no change.
     """
-    return _changed_keys(before, as_read_back(config.model_dump(mode="json")))
+    return _changed_keys(before, config.model_dump(mode="json"))
 
 
 def _changed_keys(before: Mapping[str, Any], now: Mapping[str, Any], *, path: str = "") -> dict[str, list[Any]]:
@@ -300,14 +292,13 @@ def _changed_keys(before: Mapping[str, Any], now: Mapping[str, Any], *, path: st
     return changes
 
 
-def frozen_changes(changes: Mapping[str, list[Any]], *, free: Sequence[str]) -> dict[str, list[Any]]:
-    """Select the changes of keys outside the `free` keys and sections."""
+def check_changes(changes: Mapping[str, Sequence[Any]], *, free: Sequence[str], allowed: bool) -> None:
+    """Raise ConfigError if keys outside the `free` keys and sections change, and this is not `allowed`.
+
+    The message has the keys, both values and the fix.
+    """
     prefixes = tuple(f"{key}." for key in free)
-    return {key: values for key, values in changes.items() if not f"{key}.".startswith(prefixes)}
-
-
-def check_changes(frozen: Mapping[str, Sequence[Any]], *, allowed: bool) -> None:
-    """Raise ConfigError, with the keys, both values and the fix, if changes that are not free are not `allowed`."""
+    frozen = {key: values for key, values in changes.items() if not f"{key}.".startswith(prefixes)}
     if frozen and not allowed:
         raise ConfigError(
             f"a run that goes on keeps its settings, and {'; '.join(described(frozen))}: take the old values, or add "

@@ -23,8 +23,6 @@ RUNS: Table[type[BaseModel]] = Table(
     },
 )
 """Command → the config that it reads."""
-ITEMS = "[]"
-"""Ending of a key whose value is a list of sections."""
 
 Schema = Mapping[str, Any]
 
@@ -67,48 +65,51 @@ def matching(name: str) -> list[Key]:
 
 def unknown_key(model: type[BaseModel], path: Sequence[str | int]) -> str:
     """Describe an unknown key of a config, and guess: a key of that name elsewhere, or one of a near name beside it."""
-    above, last = "".join(f"{step}." for step in path[:-1] if isinstance(step, str)), str(path[-1])
-    known = list(dict.fromkeys(key.name.replace(ITEMS, "") for key in keys_of(model)))
-    beside = [key.removeprefix(above) for key in known if key.startswith(above)]
-    near = [f"{above}{key}" for key in difflib.get_close_matches(last, beside, n=1)]
-    guesses = [key for key in known if key.rpartition(".")[2] == last] or near
+    *sections, last = [str(step) for step in path if isinstance(step, str)]
+    above = "".join(f"{section}." for section in sections)
+    known = [key.name for key in keys_of(model)]
+    guesses = [key for key in known if key.rpartition(".")[2] == last]
+    if not guesses:
+        beside = [key.removeprefix(above) for key in known if key.startswith(above)]
+        guesses = [f"{above}{key}" for key in difflib.get_close_matches(last, beside, n=1)]
     name = ".".join(map(str, path))
     if not guesses:
         return f"{name}: unknown key; `pacorl config SECTION` lists the keys"
-    return f"{name}: unknown key, did you mean {' or '.join(map(repr, guesses))}?"
+    return f"{name}: unknown key, did you mean {' or '.join(map(repr, dict.fromkeys(guesses)))}?"
 
 
 def keys_of(model: type[BaseModel]) -> Iterator[Key]:
-    """List the keys of a config, in the order of their declaration."""
+    """List the keys of a config, in the order of their declaration; of a list of sections, the keys of one."""
     schema = model.model_json_schema()
     yield from _keys(schema, schema.get("$defs", {}), prefix="")
 
 
 def _keys(section: Schema, definitions: Schema, *, prefix: str) -> Iterator[Key]:
     for name, part in section["properties"].items():
-        is_list = "items" in part
-        inner = _sections(part["items"] if is_list else part, definitions)
+        inner = _sections(part.get("items", part), definitions)
         text = part.get("description") or next((each.get("description", "") for each in inner), "")
-        default = json.dumps(part["default"], ensure_ascii=False) if "default" in part else "required"
-        shown = default if is_list or not inner else ""
-        yield Key(f"{prefix}{name}", _type_of(part), shown, " ".join(text.split()))
-        below = f"{prefix}{name}{ITEMS if is_list else ''}."
+        default = "required"
+        if "default" in part:
+            default = json.dumps(part["default"], ensure_ascii=False)
+        if inner and "items" not in part:
+            default = ""
+        yield Key(f"{prefix}{name}", _type_of(part), default, " ".join(text.split()))
         if len(inner) > 1:
-            yield from _keys_by_choice(inner, definitions, prefix=below)
+            yield from _keys_by_choice(inner, definitions, prefix=f"{prefix}{name}.")
         elif inner:
-            yield from _keys(inner[0], definitions, prefix=below)
+            yield from _keys(inner[0], definitions, prefix=f"{prefix}{name}.")
 
 
 def _keys_by_choice(entries: Sequence[Schema], definitions: Schema, *, prefix: str) -> Iterator[Key]:
     """List the keys of all entries of a table, each form once, with the names of the entries that have it."""
     choice = next(name for name, part in entries[0]["properties"].items() if "const" in part)
-    names = {entry["properties"][choice]["const"]: entry for entry in entries}
-    text = f"Which of these; it brings the other keys of {prefix.removesuffix('.')}."
-    yield Key(f"{prefix}{choice}", " | ".join(names), json.dumps(next(iter(names))), text)
     having: dict[Key, list[str]] = {}
-    for name, entry in names.items():
+    for entry in entries:
         for key in _keys(entry, definitions, prefix=prefix):
-            having.setdefault(key, []).append(name)
+            having.setdefault(key, []).append(entry["properties"][choice]["const"])
+    names = [entry["properties"][choice]["const"] for entry in entries]
+    text = f"Which of these; it brings the other keys of {prefix.removesuffix('.')}."
+    yield Key(f"{prefix}{choice}", " | ".join(names), json.dumps(names[0]), text)
     for key, entries_of_key in having.items():
         if key.name != f"{prefix}{choice}":
             yield replace(key, only=f"{choice}: {', '.join(entries_of_key)}")

@@ -70,27 +70,24 @@ class Table(Mapping[str, Spec], Generic[Spec]):
         """
         # Once: a second execution would make classes that differ.
         if self.is_open and is_in_file(name) and name not in self._users:
-            self._users[name] = self._checked(name, users_value(name))
+            entry = users_value(name)
+            # The last entry: the file of the first one may import torch.
+            kind = type(self[next(reversed(self._homes))])
+            if not isinstance(entry, kind):
+                raise ValueError(
+                    f"{self.noun} {name!r} is of type {type(entry).__name__}; give an object of type {kind.__name__}"
+                )
+            # A subclass of its options whose `key` is `name`, as a config and its dump have it.
+            from pydantic import create_model
+
+            options = cast(Any, entry).options
+            field: Any = {self.key: (Literal[name], name)}
+            own = create_model(
+                options.__name__, __base__=options, __module__=options.__module__, __doc__=options.__doc__, **field
+            )
+            self._users[name] = cast(Spec, replace(cast(Any, entry), options=own))
         if name not in self:
             guess = f"{did_you_mean(name, self)} there are {', '.join(self)}".strip()
             of_user = f", or your own as {FORM}" if self.is_open else ""
             raise ValueError(f"unknown {self.noun} {name!r}; {guess}{of_user}")
         return self[name]
-
-    def _checked(self, name: str, entry: Any) -> Spec:
-        """Return a user's entry under the name that selects it."""
-        # The last entry: the file of the first one may import torch.
-        kind = type(self[next(reversed(self._homes))])
-        if not isinstance(entry, kind):
-            raise ValueError(
-                f"{self.noun} {name!r} is of type {type(entry).__name__}; give an object of type {kind.__name__}"
-            )
-        # A subclass of an options model whose `key` is `name`, as a config and its dump have it.
-        from pydantic import create_model
-
-        options = cast(Any, entry).options
-        field: Any = {self.key: (Literal[name], name)}
-        model = create_model(
-            options.__name__, __base__=options, __module__=options.__module__, __doc__=options.__doc__, **field
-        )
-        return cast(Spec, replace(cast(Any, entry), options=model))

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from pacorl.io.files import text_digest
@@ -72,7 +71,20 @@ def users_value(name: str) -> Any:
             f"{name!r} is code, which neither a dry run nor the studio executes; in Python "
             "pacorl.plan_training(CONFIG) executes it and returns the plan, and `pacorl` trains with it if you trust it"
         )
-    module = _executed(path)
+    # pydantic and dataclasses look a class's module up in sys.modules. This name is the file's own, so that it hides
+    # no other module; a changed file is executed again.
+    own_name = f"pacorl_user_{path.stem}_{text_digest(str(path.resolve()))[:8]}"
+    spec = importlib.util.spec_from_file_location(own_name, path)
+    assert spec is not None
+    assert spec.loader is not None  # always, of a .py file
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[own_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except FAULTS as error:
+        del sys.modules[own_name]
+        fault = f"{type(error).__name__} when the file was run"
+        raise ValueError(f"{path}{line_in(path, error)}: {fault}: {error}") from error
     if not hasattr(module, attribute):
         raise ValueError(f"{path} has no {attribute!r}")
     return getattr(module, attribute)
@@ -120,21 +132,3 @@ def line_in(path: Path, error: BaseException) -> str:
     if isinstance(error, SyntaxError):  # its traceback does not contain the file
         lines.append(error.lineno)
     return f", line {lines[-1]}" if lines and lines[-1] else ""
-
-
-def _executed(path: Path) -> ModuleType:
-    # pydantic and dataclasses look a class's module up in sys.modules. This name is the file's own, so that it hides
-    # no other module; a changed file is executed again.
-    name = f"pacorl_user_{path.stem}_{text_digest(str(path.resolve()))[:8]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None  # always, of a .py file
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except FAULTS as error:
-        del sys.modules[name]
-        fault = f"{type(error).__name__} when the file was run"
-        raise ValueError(f"{path}{line_in(path, error)}: {fault}: {error}") from error
-    return module

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pacorl.io.documents import JsonObject, blamed_on, read_json, typed, write_jsonl
+from pacorl.io.documents import JsonObject, blamed_on, read_records, typed, write_jsonl
 from pacorl.io.files import existing, flush_all, write_atomic
 from pacorl.io.images import open_image
 from pacorl.io.versions import install_command
@@ -41,26 +41,27 @@ def convert(source: Path) -> list[Path]:
         ValueError: it is of another form, or a row cannot be used; the message names it.
     """
     if source.suffix == ".json":
-        return [_sharegpt_4o(source)]
-    folder = source if source.is_dir() else source.parent
-    rows = []
-    for number, row in enumerate(parquet_rows(source), 1):
-        with blamed_on(f"{source}, row {number}"):
-            cells = _gedit(row) if "instruction_language" in row else row
-            rows.append({name: _written(cell, folder) for name, cell in cells.items()})
+        rows = read_records(source, partial(_sharegpt_4o, folder=source.parent))
+        files = {source.with_suffix(".jsonl"): rows}
+    else:
+        folder = source if source.is_dir() else source.parent
+        rows = []
+        for number, row in enumerate(parquet_rows(source), 1):
+            with blamed_on(f"{source}, row {number}"):
+                cells = _gedit(row) if "instruction_language" in row else row
+                rows.append({name: _written(cell, folder) for name, cell in cells.items()})
+        flush_all()
+        files = {folder / "rows.jsonl": rows}
+        # Of GEdit-Bench, all edits, and those of each language.
+        if rows and "intersection" in rows[0]:
+            files = {folder / "edits.jsonl": rows}
+            for language in LANGUAGES:
+                files[folder / f"{language}.jsonl"] = [row for row in rows if row["task_name"] == language]
     if not rows:
         raise ValueError(f"{source} holds no rows")
-    flush_all()
-
-    # Of GEdit-Bench, all edits, and those of each language.
-    if "intersection" not in rows[0]:
-        write_jsonl(folder / "rows.jsonl", rows)
-        return [folder / "rows.jsonl"]
-    written = []
-    for name in ("edits", *LANGUAGES):
-        written.append(folder / f"{name}.jsonl")
-        write_jsonl(written[-1], [row for row in rows if name in ("edits", row["task_name"])])
-    return written
+    for path, content in files.items():
+        write_jsonl(path, content)
+    return list(files)
 
 
 def parquet_rows(source: Path) -> Iterator[JsonObject]:
@@ -119,19 +120,10 @@ def _written(cell: Any, folder: Path) -> Any:
     return f"images/{path.name}"
 
 
-def _sharegpt_4o(source: Path) -> Path:
-    records = read_json(source)
-    if not isinstance(records, list) or not records:
-        raise ValueError(f"{source}: ShareGPT-4o-Image is a JSON list of records, this is none, or empty")
-    rows: list[JsonObject] = []
-    for number, record in enumerate(records, 1):
-        with blamed_on(f"{source}, record {number}"):
-            edit = typed(record, ShareGpt4oRecord)
-            # Not opened: there are 46,000.
-            for name in edit.input_image:
-                existing(source.parent, name)
-        text = edit.input_prompt.strip()
-        rows.append({"image": edit.input_image, "instruction": text} if edit.input_image else {"prompt": text})
-    path = source.with_suffix(".jsonl")
-    write_jsonl(path, rows)
-    return path
+def _sharegpt_4o(record: JsonObject, folder: Path) -> JsonObject:
+    edit = typed(record, ShareGpt4oRecord)
+    # Not opened: there are 46,000.
+    for name in edit.input_image:
+        existing(folder, name)
+    text = edit.input_prompt.strip()
+    return {"image": edit.input_image, "instruction": text} if edit.input_image else {"prompt": text}

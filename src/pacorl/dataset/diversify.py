@@ -25,7 +25,6 @@ from pacorl.io.terminal import Progress, silent
 logger = logging.getLogger(__name__)
 Vectors = NDArray[np.float32]
 """(N, C), each row of length 1."""
-Indices = NDArray[np.int64]
 
 DIMENSIONS = 128
 NEIGHBOURS = 32
@@ -35,6 +34,8 @@ MANY = 20_000
 """Prompts above which the cost is announced."""
 FLOPS = 2e10
 """Operations of a core in a second, of products of float32."""
+VECTOR_FLOPS = 3e9
+"""The same, of a matrix and a vector, which is read once for each."""
 BLOCK = 1024
 """Rows compared at a time: bounds the memory at BLOCK × N floats."""
 
@@ -69,9 +70,11 @@ def diversify(folder: Path, *, number: int, seed: int = 0, progress: Progress = 
 
 def cost(prompts: int, number: int) -> str:
     """Describe the time and memory of a selection. The time grows with the square of the prompts."""
-    flops = 2 * DIMENSIONS * prompts * (prompts + HALVINGS * min(number, prompts) / 2)
-    gigabytes = 4 * prompts * (2 * DIMENSIONS + NEIGHBOURS + BLOCK) / 1e9
-    return f"{prompts:,} prompts take about {flops / FLOPS / 60:,.0f} minutes on one core, and {gigabytes:.1f} GB"
+    neighbours = 2 * DIMENSIONS * prompts**2 / FLOPS
+    selections = HALVINGS * min(number, prompts) * DIMENSIONS * prompts / VECTOR_FLOPS
+    minutes = (neighbours + selections) / 60
+    gigabytes = 4 * prompts * (DIMENSIONS + NEIGHBOURS + BLOCK) / 1e9
+    return f"{prompts:,} prompts take about {minutes:,.0f} minutes on one core, and {gigabytes:.1f} GB"
 
 
 def embedded(texts: Sequence[str], *, seed: int = 0) -> Vectors:
@@ -108,9 +111,13 @@ def independent_set(vectors_NC: Vectors, number: int) -> list[int]:
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         # Fewest neighbours first, then by their own order.
-        order = np.argsort((similarity_NK > 1 - middle).sum(1), kind="stable")
-        selected = _independent(vectors_NC, order, middle, stop_at=number)
-        if len(selected) >= number:
+        selected: list[int] = []
+        free_N = np.ones(len(vectors_NC), bool)
+        for row in np.argsort((similarity_NK > 1 - middle).sum(1), kind="stable"):
+            if free_N[row] and len(selected) < number:
+                selected.append(int(row))
+                free_N &= vectors_NC @ vectors_NC[row] <= 1 - middle
+        if len(selected) == number:
             low = middle
             best = selected
         else:
@@ -129,22 +136,3 @@ def _nearest_similarities(vectors_NC: Vectors) -> Vectors:
         similarity[rows, rows + start] = -np.inf
         nearest_NK[start : start + BLOCK] = np.partition(similarity, size - count, axis=1)[:, size - count :]
     return nearest_NK
-
-
-def _independent(vectors_NC: Vectors, order: Indices, distance: float, *, stop_at: int) -> list[int]:
-    """Visit in `order` and select each prompt at least `distance` from the selection."""
-    selected_MC = np.empty((len(order), vectors_NC.shape[1]), np.float32)
-    selected: list[int] = []
-    for start in range(0, len(order), BLOCK):
-        rows = order[start : start + BLOCK]
-        block = vectors_NC[rows]
-        free = np.asarray((block @ selected_MC[: len(selected)].T <= 1 - distance).all(1))  # all of none is True
-        near = np.asarray(block @ block.T > 1 - distance)
-        for row in np.flatnonzero(free):
-            if free[row]:
-                selected_MC[len(selected)] = block[row]
-                selected.append(int(rows[row]))
-                free[row:] &= ~near[row, row:]
-                if len(selected) == stop_at:
-                    return selected
-    return selected

@@ -29,6 +29,7 @@ from pacorl.types import Comparison
 
 TEST_SHARE = 0.1
 BENCHMARK = "benchmark"
+IMPORTED = "imported/*/rankings.jsonl"
 FILES = (
     *("comparisons_train.jsonl", "comparisons_test.jsonl", "consistency_train.json", "consistency_test.json"),
     *(INFO, f"{BENCHMARK}/{PROMPTS}", f"{BENCHMARK}/{RANKS}"),
@@ -67,7 +68,7 @@ def label(folder: Path) -> Labelled:
         ValueError: there are none.
     """
     answers = collect_answers(folder)
-    for path in _imported(folder):
+    for path in sorted(folder.glob(IMPORTED)):
         answers += read_answers(path)
     if not answers:
         raise ValueError(
@@ -80,12 +81,7 @@ def label(folder: Path) -> Labelled:
 
 def ranking_files(folder: Path) -> list[Path]:
     """List the files that labels follow from."""
-    own = folder / "rankings.jsonl"
-    return [*([own] if own.is_file() else []), *_imported(folder)]
-
-
-def _imported(folder: Path) -> list[Path]:
-    return sorted(folder.glob("imported/*/rankings.jsonl"))
+    return [*folder.glob("rankings.jsonl"), *sorted(folder.glob(IMPORTED))]
 
 
 def export(
@@ -149,8 +145,7 @@ def export(
         if out / name not in written:
             (out / name).unlink(missing_ok=True)
     # The manifest lists the inputs, so that a later export can be compared.
-    explanations = folder / "explanations.jsonl"
-    inputs = [*ranking_files(folder), *([explanations] if explanations.is_file() else [])]
+    inputs = [*ranking_files(folder), *folder.glob("explanations.jsonl")]
     options = {"test_share": test_share, "out": str(out)}
     step = DatasetStep(folder, "export", inputs=inputs, options=options, seed=seed)
     return step.finish(outputs=written, counts=counts)

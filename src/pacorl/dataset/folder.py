@@ -5,23 +5,22 @@ Rankings come from the log of the annotation page (`answer_log`), which may be r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
-from pydantic import StrictInt, ValidationError
+from pydantic import StrictInt
 from pydantic.dataclasses import dataclass
 
-from pacorl.io.documents import JsonObject, blamed_on, faults_of, read_jsonl, write_jsonl
+from pacorl.io.documents import JsonObject, blamed_on, read_jsonl, read_records, typed, write_jsonl
 from pacorl.io.files import SHARED, safe_name
-from pacorl.records.fields import Criteria
+from pacorl.records.fields import Criteria, by_key
 from pacorl.records.prompts import load_prompts
 from pacorl.records.rankings import RECORD, Ranking, ranks_of
 from pacorl.types import Prompt
-
-Record = TypeVar("Record")
 
 
 class PromptRecord(NamedTuple):
@@ -54,7 +53,6 @@ class Instance:
     candidates: tuple[str, ...]
     theme: str = ""
     category: str = ""
-    task: str = ""
     criteria: Criteria | None = None
     must: tuple[tuple[StrictInt, StrictInt], ...] = ()
     """(better, worse) indices of candidates with a known order; only for control questions."""
@@ -92,46 +90,29 @@ def ranking_of(
 
 def read_prompts(path: Path) -> list[PromptRecord]:
     """Read prompts. Raises ValueError as `load_prompts`, and if an idx is missing, repeated or no file name."""
-    prompts = iter(load_prompts(path))
-
-    def parse(**row: Any) -> PromptRecord:
-        if row.get("idx") is None:
-            raise ValueError("'idx' is missing; it names the prompt's folder of images")
-        with blamed_on("idx"):
-            return PromptRecord(safe_name(str(row["idx"])), next(prompts), row)
-
-    repeated = "idx {0.idx!r} is already taken by an earlier record; ids must be unique"
-    return _read(path, parse, "a prompt", repeated)
+    records = []
+    for prompt, row in zip(load_prompts(path), read_jsonl(path), strict=True):
+        with blamed_on(prompt.origin):
+            if row.get("idx") is None:
+                raise ValueError("'idx' is missing; it names the prompt's folder of images")
+            records.append(PromptRecord(safe_name(str(row["idx"])), prompt, row))
+    return list(by_key(records, lambda record: record.idx, source=path).values())
 
 
 def read_instances(path: Path) -> list[Instance]:
-    """Read instances. Raises ValueError with file and record if one is malformed or repeats an id."""
-    return _read(path, Instance, "a ranking instance", "id {0.id!r} is already taken by an earlier record")
+    """Read instances. Raises ValueError with file and line if one is malformed or repeats an id."""
+    instances = read_records(path, partial(typed, kind=Instance))
+    return list(by_key(instances, lambda instance: instance.id, source=path).values())
 
 
 def read_answers(path: Path) -> list[Ranking]:
-    """Read rankings. Raises ValueError with file and record if one is malformed or a person's second of an instance."""
-    return _read(path, Ranking, "a ranking", "{0.annotator} has already ranked {0.instance}")
+    """Read rankings. Raises ValueError with file and line if one is malformed or a person's second of an instance."""
+    answers = read_records(path, partial(typed, kind=Ranking))
+    return list(by_key(answers, lambda answer: (answer.annotator, answer.instance), source=path).values())
 
 
 def write_records(path: Path, records: Iterable[Instance | Ranking], *, mode: int = SHARED) -> None:
     write_jsonl(path, map(asdict, records), mode=mode)
-
-
-def _read(path: Path, kind: Callable[..., Record], name: str, repeated: str) -> list[Record]:
-    """Read the records of a JSONL file; `repeated` is the message of the fault that two records share an id."""
-    records: dict[str, Record] = {}
-    for number, row in enumerate(read_jsonl(path), 1):
-        with blamed_on(f"{path}, record {number}"):
-            try:
-                record = kind(**row)
-            except ValidationError as error:
-                raise ValueError(f"not {name} ({faults_of(error)})") from None
-            # The fault names the identifying fields, so it serves as their key.
-            fault = repeated.format(record)
-            if records.setdefault(fault, record) is not record:
-                raise ValueError(fault)
-    return list(records.values())
 
 
 # --- the rankings of people --------------------------------------------------------------------------------------

@@ -118,18 +118,8 @@ def instances_of(record: PromptRecord, *, grids: int) -> Iterator[Instance]:
                 candidates=tuple(panel_path(record.idx, candidate, other) for candidate in range(grids)),
                 theme=shared_text(prompt.text),
                 category=prompt.category,
-                task=prompt.task,
                 criteria=prompt.criteria,
             )
-
-
-def count_instances(record: PromptRecord, *, grids: int) -> int:
-    """Count the instances of one prompt. Raises ValueError if there is nothing to rank."""
-    positions = record.prompt.grid.count
-    if grids < 2 or positions < 2:
-        few = f"{record.idx}: {grids} grids of {record.prompt.grid}"
-        raise ValueError(f"{few} give nothing to rank; at least two of each are needed")
-    return grids * positions * (positions - 1)
 
 
 def pair(
@@ -154,7 +144,11 @@ def pair(
     for record in records:
         if record.idx not in grids:
             raise ValueError(f"grids.jsonl lacks prompt {record.idx}; run `pacorl dataset generate` to the end")
-        counted.append(count_instances(record, grids=len(grids[record.idx])))
+        count, positions = len(grids[record.idx]), record.prompt.grid.count
+        if count < 2 or positions < 2:
+            few = f"{record.idx}: {count} grids of {record.prompt.grid}"
+            raise ValueError(f"{few} give nothing to rank; at least two of each are needed")
+        counted.append(count * positions * (positions - 1))
     shares = even_shares(counted, limit)
     asked = [(record, share) for record, share in zip(records, shares, strict=True) if share]
 

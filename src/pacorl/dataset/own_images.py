@@ -42,35 +42,40 @@ def pair_images(
     """
     # Plan the copies and the instances.
     groups = groups_of(images)
-    pairs: list[tuple[Path, Path]] = []
+    source_of: dict[str, Path] = {}
     instances: list[Instance] = []
     for group, paths in groups.items():
-        copies = []
+        names = []
         for path in paths:
             # A converted image keeps its whole name, so that a.gif and a.png remain two files.
             name = path.name if path.suffix.lower() in IMAGE_TYPES else f"{path.name}.png"
-            copies.append(folder / "images" / group / name)
-        pairs += zip(paths, copies, strict=True)
-        instances += _instances(folder, group, copies)
+            names.append(f"images/{group}/{name}")
+        source_of |= zip(names, paths, strict=True)
+        instances += instances_of(group, names)
     instances = evenly_spread(instances, limit)
     # Before the first copy: an unusable image leaves the folder as it was.
-    check_readable(source for source, _ in pairs)
-    counts = {"groups": len(groups), "images": len(pairs), "instances": len(instances)}
+    check_readable(source_of.values())
+    counts = {"groups": len(groups), "images": len(source_of), "instances": len(instances)}
 
     # Copy the images; other formats become PNG.
-    for done, (source, copy) in enumerate(pairs, 1):
-        write_atomic(copy, read_bytes(source) if copy.suffix == source.suffix else png_bytes(open_image(source)))
-        progress(done, len(pairs))
+    for done, (name, source) in enumerate(source_of.items(), 1):
+        is_kept = name.endswith(f"/{source.name}")
+        write_atomic(folder / name, read_bytes(source) if is_kept else png_bytes(open_image(source)))
+        progress(done, len(source_of))
     flush_all()
     target = folder / "instances.jsonl"
     write_records(target, instances)
-    return DatasetStep(folder, "pair", inputs=[copy for _, copy in pairs]).finish(outputs=[target], counts=counts)
+    step = DatasetStep(folder, "pair", inputs=[folder / name for name in source_of])
+    return step.finish(outputs=[target], counts=counts)
 
 
 def groups_of(images: Path) -> dict[str, list[Path]]:
     """Map each group to its images, three or more."""
+    if not images.is_dir():
+        raise ValueError(f"--from-folder {images}: there is no such folder")
+    folders = [path for path in images.iterdir() if path.is_dir() and not path.name.startswith(".")]
     groups = {}
-    for group in _folders(images) or [images.resolve()]:
+    for group in sorted(folders, key=natural) or [images.resolve()]:
         usable = list(images_in(group))
         if len(usable) < 3:
             raise ValueError(
@@ -81,20 +86,9 @@ def groups_of(images: Path) -> dict[str, list[Path]]:
     return groups
 
 
-def _folders(images: Path) -> list[Path]:
-    if not images.is_dir():
-        raise ValueError(f"--from-folder {images}: there is no such folder")
-    folders = [path for path in images.iterdir() if path.is_dir() and not path.name.startswith(".")]
-    return sorted(folders, key=natural)
-
-
-def _theme(group: str) -> str:
-    return re.sub(r"[-_\s]+", " ", group).strip()
-
-
-def _instances(folder: Path, group: str, images: Sequence[Path]) -> Iterator[Instance]:
+def instances_of(group: str, names: Sequence[str]) -> Iterator[Instance]:
+    """Yield the instances of a group, one for each of its images as the reference."""
     # Even distances: each image is a candidate as often as every other.
-    names = [image.relative_to(folder).as_posix() for image in images]
     count = min(MAX_CANDIDATES, len(names) - 1)
     steps = []
     for number in range(count):
@@ -106,5 +100,5 @@ def _instances(folder: Path, group: str, images: Sequence[Path]) -> Iterator[Ins
             group=group,
             reference=name,
             candidates=tuple(names[(index + step) % len(names)] for step in steps),
-            theme=_theme(group),
+            theme=re.sub(r"[-_\s]+", " ", group).strip(),
         )

@@ -7,7 +7,7 @@ with the reference, the worst is not.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain, combinations
 from pathlib import Path
@@ -117,7 +117,11 @@ def label_pairs(answers: Sequence[Ranking]) -> tuple[list[Comparison], dict[str,
     votes: dict[str, list[int]] = defaultdict(lambda: [0, 0])  # No, Yes
     adjudicated: set[str] = set()
     for answer in sorted(final_answers(answers), key=lambda answer: not answer.adjudicated):
-        for pair in _voted_pairs(answer):
+        question = question_of(answer)
+        for candidate, consistent in best_worst(answer.tiers):
+            first, second = in_either_order(answer.reference, candidate)
+            images = (Path(first), Path(second))
+            pair = Comparison(images, question, consistent, category=answer.category, group=answer.group)
             key = pair_key(pair)
             if answer.adjudicated:
                 adjudicated.add(key)
@@ -145,15 +149,6 @@ def label_pairs(answers: Sequence[Ranking]) -> tuple[list[Comparison], dict[str,
         "no": len(pairs) - yes_count,
         "tied": len(voted) - len(pairs),
     }
-
-
-def _voted_pairs(answer: Ranking) -> Iterator[Comparison]:
-    """Yield a ranking's votes, each for a candidate with the reference."""
-    question = question_of(answer)
-    for candidate, consistent in best_worst(answer.tiers):
-        first, second = in_either_order(answer.reference, candidate)
-        images = (Path(first), Path(second))
-        yield Comparison(images, question, consistent, category=answer.category, group=answer.group)
 
 
 def pair_key(pair: Comparison) -> str:

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pacorl.config.base import changes_to, check_changes, frozen_changes
+from pacorl.config.base import changes_to, check_changes
 from pacorl.config.user_files import code_digest, file_digests
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.lora_training import LoraTraining, part_of
@@ -189,7 +189,7 @@ def changes_since(
             # A judge at another place is the same judge: its weights and prompt decide.
             free += PLACES.get(name, ())
     # Every draw follows from the seed, and the samples of another one would not be new.
-    check_changes(frozen_changes(changes, free=free), allowed=allowed and "seed" not in changes)
+    check_changes(changes, free=free, allowed=allowed and "seed" not in changes)
     return changes
 
 

@@ -81,20 +81,24 @@ def read_jsonl(path: Path) -> list[JsonObject]:
 
 
 def read_records(path: Path, parse: Callable[[JsonObject], Item], *, fix: str = "") -> list[Item]:
-    """Read a JSONL file, one parsed object a line; a ValueError of `parse` gets file and line in front."""
+    """Read the objects of a JSONL file, or of a JSON list, each by `parse`; its ValueError gets file and line in front.
+
+    A record of a list has its number in place of the line.
+    """
+    is_list = path.suffix.lower() == ".json"
+    located: list[tuple[str, Any]]
+    if is_list:
+        records = parse_json(read_text(path, fix=fix), name=str(path))
+        if not isinstance(records, list):
+            raise ValueError(f"{path}: must hold a list of records, this is a {type(records).__name__}")
+        located = [(f"{path}, record {number}", record) for number, record in enumerate(records, start=1)]
+    else:
+        located = [(f"{path}:{number}", line) for number, line in text_lines(path, fix=fix)]
     items = []
-    for number, record in numbered_records(path, fix=fix):
-        with blamed_on(f"{path}:{number}"):
-            items.append(parse(record))
+    for location, record in located:
+        with blamed_on(location):
+            items.append(parse(_checked_object(record) if is_list else parse_object(record)))
     return items
-
-
-def numbered_records(path: Path, *, fix: str = "") -> Iterator[tuple[int, JsonObject]]:
-    """Yield (line from 1, object) of a JSONL file."""
-    for number, line in text_lines(path, fix=fix):
-        with blamed_on(f"{path}:{number}"):
-            record = parse_object(line)
-        yield number, record
 
 
 def text_lines(path: Path, *, fix: str = "") -> Iterator[tuple[int, str]]:
@@ -118,27 +122,22 @@ def typed(document: Any, kind: type[Item]) -> Item:
     """Convert a document to a type of pydantic's: a model, a dataclass, `dict[str, float]`.
 
     Raises:
-        ValueError: it is none, and neither `true` nor "0.5" is a number; the message names the keys.
+        ValueError: it is none, and neither `true` nor "0.5" is a number; the message has the first faults and keys.
     """
     try:
         # As JSON, since strict validation makes tuples and paths of that alone.
         return cast(Item, _adapter(kind).validate_json(json.dumps(document), strict=True))  # type: ignore[arg-type]
     except ValidationError as error:
-        raise ValueError(faults_of(error)) from None
+        faults = []
+        for fault in error.errors()[:3]:
+            field = ".".join([str(name) for name in fault["loc"]])
+            faults.append(f"{field}: {fault['msg']}".removeprefix(": "))
+        raise ValueError("; ".join(faults).replace("Value error, ", "")) from None
 
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)  # costs a hundred times as much as reading one record
-
-
-def faults_of(error: ValidationError) -> str:
-    """List the first three faults of a document on one line, each after its field."""
-    faults = []
-    for fault in error.errors()[:3]:
-        field = ".".join([str(name) for name in fault["loc"]])
-        faults.append(f"{field}: {fault['msg']}".removeprefix(": "))
-    return "; ".join(faults).replace("Value error, ", "")
 
 
 def parse_json(text: str | bytes, *, name: str = "") -> Any:
@@ -308,8 +307,6 @@ class Journal:
         whole, torn = _whole_lines(path)
         if torn or not path.is_file():
             write_atomic(path, whole, mode=PRIVATE)  # else the next item would be appended to half a line
-        self.torn = torn.decode(errors="replace")
-        """Text dropped on opening; empty if the file was whole."""
         self.items = read_journal(path)
 
     def __contains__(self, key: object) -> bool:

@@ -268,19 +268,14 @@ def sweep(folder: Path) -> None:
     written_here = re.compile(rf"\..+\.{re.escape(platform.node())}-(\d+)-[0-9a-f]{{8}}{re.escape(PART)}")
     for path in folder.rglob(f".*{PART}"):
         match = written_here.fullmatch(path.name)
-        if match and not _is_running(int(match[1])) and stat.S_ISREG(path.lstat().st_mode):
+        if match is None or not stat.S_ISREG(path.lstat().st_mode):
+            continue
+        try:
+            os.kill(int(match[1]), 0)
+        except ProcessLookupError:
             path.unlink(missing_ok=True)
-
-
-def _is_running(process: int) -> bool:
-    """Whether a process of this machine runs."""
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # another user's
-        pass
-    return True
+        except PermissionError:  # another user's process, which runs
+            pass
 
 
 def flush_tree(folder: Path) -> None:
@@ -426,16 +421,14 @@ def inside(folder: Path, relative: str) -> Path:
     if not Path(relative).is_absolute():
         if path.is_relative_to(root):
             return path
+        # REPOSITORY/snapshots/COMMIT, whose contents are in REPOSITORY/blobs.
         named = Path(os.path.normpath(root / relative))
-        if named.is_relative_to(root) and any(path.is_relative_to(blobs) for blobs in _blobs_of(root)):
-            return named
+        for folder_above in (root, *root.parents):
+            blobs = folder_above.parent.parent / "blobs"
+            is_snapshot = folder_above.parent.name == "snapshots"
+            if is_snapshot and named.is_relative_to(root) and path.is_relative_to(blobs):
+                return named
     raise ValueError(f"{relative!r} leads out of {folder}; paths must stay inside the folder")
-
-
-def _blobs_of(folder: Path) -> list[Path]:
-    """Return the folder of the contents of a snapshot in the hub's cache, REPOSITORY/snapshots/COMMIT."""
-    folders = [folder, *folder.parents]
-    return [path.parent.parent / "blobs" for path in folders if path.parent.name == "snapshots"]
 
 
 def existing(folder: Path, relative: str) -> Path:

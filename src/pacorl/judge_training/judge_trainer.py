@@ -24,7 +24,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers import __version__ as transformers_version
 from transformers.trainer_callback import PrinterCallback
 
-from pacorl.config.base import changes_to, check_changes, frozen_changes
+from pacorl.config.base import changes_to, check_changes
 from pacorl.core.devices import available_device, check_card_used
 from pacorl.core.metric_names import SECONDS
 from pacorl.grpo.checkpoint import newest_whole
@@ -104,7 +104,7 @@ class JudgeTrainer:
         """Changed keys of a resumed run → both values."""
         if self.checkpoint:
             self.changes = changes_to(config, read_yaml(config.out / "config.yaml"))
-            check_changes(frozen_changes(self.changes, free=FREE_KEYS), allowed=allow_changes)
+            check_changes(self.changes, free=FREE_KEYS, allowed=allow_changes)
 
     def train(self) -> Path:
         """Train to the end of the config.

@@ -24,7 +24,6 @@ from pydantic import AliasChoices, BaseModel, Field
 from pacorl.io.documents import (
     JsonObject,
     blamed_on,
-    read_json,
     read_object,
     read_records,
     typed,
@@ -72,7 +71,13 @@ def comparisons_from(source: str, *, limit: int | None = None, scratch: Path | N
     """
     if source.startswith(TINY):
         assert scratch is not None, "pairs of the tiny world are drawn into files, which need a folder"
-        comparisons = load_comparisons(_drawn(source, scratch))
+        split, count = tiny_source(source, counts=dict.fromkeys(TINY_COUNTS, TINY_COUNT))
+        path = scratch / f"tiny-{split}-{count}" / "comparisons.jsonl"
+        if not path.is_file():
+            make_folder(path.parent)
+            drawn = draw_comparisons(path.parent, split=split, count=count)
+            save_comparisons(drawn, path)  # last: an existing file is whole
+        comparisons = load_comparisons(path)
     else:
         path, folder, name = _located(source)
         if not path.is_file():
@@ -91,17 +96,6 @@ def missing_file(source: str) -> Path | None:
     """
     path = None if source.startswith(TINY) else _located(source)[0]
     return None if path is None or path.is_file() else path
-
-
-def _drawn(source: str, scratch: Path) -> Path:
-    """Draw pairs of the tiny world, once, and return their file."""
-    split, count = tiny_source(source, counts=dict.fromkeys(TINY_COUNTS, TINY_COUNT))
-    path = scratch / f"tiny-{split}-{count}" / "comparisons.jsonl"
-    if not path.is_file():
-        make_folder(path.parent)
-        drawn = draw_comparisons(path.parent, split=split, count=count)
-        save_comparisons(drawn, path)  # last: an existing file is whole
-    return path
 
 
 class DatasetEntry(BaseModel):
@@ -274,13 +268,7 @@ def load_sharegpt(path: Path, category: str, *, folder: Path) -> list[Comparison
         ValueError: naming file and record.
         MissingImagesError: with a list of the missing images.
     """
-    records = read_json(path)
-    if not isinstance(records, list):
-        raise ValueError(f"{path}: a dataset is a list of records, this is a {type(records).__name__}")
-    comparisons = []
-    for number, record in enumerate(records, start=1):
-        with blamed_on(f"{path}, record {number}"):
-            comparisons.append(_conversation(record, category, folder))
+    comparisons = read_records(path, partial(_conversation, category=category, folder=folder))
     _check_images(comparisons, source=path)
     return comparisons
 

@@ -29,7 +29,6 @@ class FolderPrompt(BaseModel):
 
     idx: Word
     prompt: Text = ""
-    category: Text = ""
     criteria: Criteria = {}
 
 
@@ -77,8 +76,7 @@ def _ranked(row: JsonObject, prompts: Mapping[str, FolderPrompt], images: Path) 
     for name in (item.reference, *item.candidates):
         existing(images, f"{item.folder}/{name}")
     prompt = prompts[item.folder]
-    category = item.category or prompt.category
-    return item.model_copy(update={"category": category, "prompt": prompt.prompt, "criteria": prompt.criteria})
+    return item.model_copy(update={"prompt": prompt.prompt, "criteria": prompt.criteria})
 
 
 def save_ranked(items: Iterable[Ranked], folder: Path) -> list[Path]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
@@ -12,6 +12,8 @@ from pacorl.io.documents import typed
 from pacorl.io.terminal import did_you_mean
 
 Fields = TypeVar("Fields", bound=BaseModel)
+Item = TypeVar("Item")
+Key = TypeVar("Key")
 
 
 def validated(record: Mapping[str, Any], kind: type[Fields]) -> Fields:
@@ -22,6 +24,15 @@ def validated(record: Mapping[str, Any], kind: type[Fields]) -> Fields:
         if guess:
             raise ValueError(f"unknown name {key!r}; {guess}")
     return typed(dict(record), kind)
+
+
+def by_key(items: Iterable[Item], key: Callable[[Item], Key], *, source: object) -> dict[Key, Item]:
+    """Map the key of each item to it. Raises ValueError for two of one key; it names the source."""
+    found: dict[Key, Item] = {}
+    for item in items:
+        if found.setdefault(key(item), item) is not item:
+            raise ValueError(f"{source}: two records have the key {key(item)!r}; take one out")
+    return found
 
 
 def _with_text(criteria: Any) -> Any:

@@ -177,7 +177,11 @@ def _trained_texts(run: Path) -> Iterator[str]:
     """Yield every text and id of the training data of a policy's or a judge's run."""
     config = read_yaml(run / "config.yaml") or {}
     if "prompts" in config:
-        yield from _prompt_texts(config["prompts"]["train"])
+        source = config["prompts"]["train"]
+        for prompt in prompts_from(source):
+            yield from (prompt.text, prompt.theme, shared_text(prompt.text), *prompt.panels)
+        for row in read_jsonl(Path(source)) if source.endswith(".jsonl") else ():
+            yield from [id_text(str(row[name])) for name in IDS if row.get(name)]
     elif "data" in config:
         with TemporaryDirectory() as scratch:
             for source in config["data"]["train"]:
@@ -186,14 +190,6 @@ def _trained_texts(run: Path) -> Iterator[str]:
                         yield from quotations
     else:
         raise ValueError("its config.yaml names neither prompts nor data; name a training run")
-
-
-def _prompt_texts(source: str) -> Iterator[str]:
-    for prompt in prompts_from(source):
-        yield from (prompt.text, prompt.theme, shared_text(prompt.text), *prompt.panels)
-    if source.endswith(".jsonl"):
-        for row in read_jsonl(Path(source)):
-            yield from [id_text(str(row[name])) for name in IDS if row.get(name)]
 
 
 # --- sameness --------------------------------------------------------------------------------------------------

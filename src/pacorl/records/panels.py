@@ -199,7 +199,12 @@ def write_by_template(request: SetRequest, count: int) -> PanelDraft:
     progress = PROGRESS.search(request.text) is not None
     note = ""
     if not items:
-        items = _stages(request.unit, count) if progress else _varied(VAGUE.search(theme), count)
+        if progress:
+            noun = request.unit if request.unit in {"step", "phase"} else "stage"
+            states = ["just begun", *["further along"] * (count - 2), "finished"]
+            items = [f"{noun} {number} of {count}, {state}" for number, state in enumerate(states, 1)]
+        else:
+            items = _varied(VAGUE.search(theme), count)
         note = (
             "The text does not list what each panel shows, so panels differ by stage or view "
             "alone; list it (four images of a fox: it runs, it sleeps, …), edit the panels, or name a language model"
@@ -214,12 +219,6 @@ def write_by_template(request: SetRequest, count: int) -> PanelDraft:
     if progress:
         criteria["Logic"] = {"Progress": "The later image continues the earlier one."}
     return PanelDraft(theme or ", ".join(items), panels, criteria, note)
-
-
-def _stages(unit: str, count: int) -> list[str]:
-    noun = unit if unit in {"step", "phase"} else "stage"
-    states = ["just begun", *["further along"] * (count - 2), "finished"]
-    return [f"{noun} {number} of {count}, {state}" for number, state in enumerate(states, 1)]
 
 
 def _varied(vague: re.Match[str] | None, count: int) -> list[str]:

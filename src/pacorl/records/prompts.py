@@ -65,7 +65,6 @@ class PromptLine(BaseModel):
     height: Annotated[PositiveInt | None, Field(strict=True)] = None
     width: Annotated[PositiveInt | None, Field(strict=True)] = None
     category: Text = ""
-    task_name: Text = ""
     image: Listed = []
     """Images to edit, a path or a list of them."""
     instruction: Text = ""
@@ -166,25 +165,22 @@ def record_prompt(record: Mapping[str, Any], number: int = 0, *, folder: Path = 
         ValueError: a field is missing or of another type, or an image cannot be used; the message names it.
     """
     line = validated(record, PromptLine)
-    is_edit = "instruction" in record or ("image" in record and "prompt" not in record)
-    prompt = _edit_of(line, folder) if is_edit else _set_of(line, model)
-    characters, references = _shown(line, folder)
-    return replace(
-        prompt,
-        id=number,
-        category=line.category,
-        task=line.task_name,
-        characters=characters,
-        references=references,
-    )
+    if "instruction" in record or ("image" in record and "prompt" not in record):
+        if not line.instruction.strip() or not line.image:
+            raise ValueError("'image' or 'instruction' is missing or empty; an edit has both")
+        panels = tuple(line.panels or ())
+        check_panel_count(Grid(1, 1), panels)
+        prompt = Prompt(0, line.instruction.strip(), panels=panels, sources=images_beside(line.image, folder))
+    else:
+        prompt = _set_of(line, model)
 
-
-def _edit_of(line: PromptLine, folder: Path) -> Prompt:
-    if not line.instruction.strip() or not line.image:
-        raise ValueError("'image' or 'instruction' is missing or empty; an edit has both")
-    panels = tuple(line.panels or ())
-    check_panel_count(Grid(1, 1), panels)
-    return Prompt(0, line.instruction.strip(), panels=panels, sources=images_beside(line.image, folder))
+    characters = []
+    for name, shown in (line.characters or {}).items():
+        characters.append(Character(name, shown.description.strip(), images_beside(shown.images, folder)))
+    references = in_turn([character.images for character in characters])
+    if line.references is not None:
+        references = images_beside(line.references, folder)
+    return replace(prompt, id=number, category=line.category, characters=tuple(characters), references=references)
 
 
 def _set_of(line: PromptLine, model: str) -> Prompt:
@@ -207,16 +203,6 @@ def _set_of(line: PromptLine, model: str) -> Prompt:
     return prompt
 
 
-def _shown(line: PromptLine, folder: Path) -> tuple[tuple[Character, ...], tuple[Path, ...]]:
-    """Read the characters of a record, and its references."""
-    characters = []
-    for name, shown in (line.characters or {}).items():
-        characters.append(Character(name, shown.description.strip(), images_beside(shown.images, folder)))
-    if line.references is None:
-        return tuple(characters), in_turn([character.images for character in characters])
-    return tuple(characters), images_beside(line.references, folder)
-
-
 # --- writing -----------------------------------------------------------------------------------------------------
 
 
@@ -226,37 +212,38 @@ def save_prompts(prompts: Sequence[Prompt], path: str | Path) -> None:
     Images are copied into a folder beside the file. The file appears whole or not at all. Raises OSError.
     """
     path = Path(path)
-    write_jsonl(path, [record_of(prompt) | _images_of(prompt, path) for prompt in prompts])
+    rows = []
+    for prompt in prompts:
+        row = record_of(prompt)
+        if prompt.sources:
+            row["image"] = copied_images(prompt.sources, path)
+        characters = {}
+        for character in prompt.characters:
+            images = copied_images(character.images, path)
+            characters[character.name] = {"description": character.text, "images": images}
+        if characters:
+            row["characters"] = characters
+        if prompt.references != in_turn([character.images for character in prompt.characters]):
+            row["references"] = copied_images(prompt.references, path)
+        rows.append(row)
+    write_jsonl(path, rows)
 
 
 def record_of(prompt: Prompt) -> JsonObject:
     """Convert a prompt to a record, without its images and characters."""
     row: JsonObject = {"idx": f"{prompt.id:04d}"}
     if prompt.sources:
-        row |= {"instruction": prompt.text, "category": prompt.category, "task_name": prompt.task}
+        row |= {"instruction": prompt.text, "category": prompt.category}
         return row | {"panels": list(prompt.panels)}
     row["prompt"] = prompt.text
     if prompt.size:
         row |= {"height": prompt.size.height, "width": prompt.size.width}
-    row |= {"layout": str(prompt.grid), "theme": prompt.theme, "category": prompt.category, "task_name": prompt.task}
-    row["criteria"] = {dimension: dict(texts) for dimension, texts in prompt.criteria.items()}
+    row |= {"layout": str(prompt.grid), "theme": prompt.theme, "category": prompt.category}
+    row["criteria"] = prompt.criteria
     # Panels in the text are parsed from it again; a second copy could differ.
     if prompt.panels != panel_texts(prompt.text):
         row["panels"] = list(prompt.panels)
     return row
-
-
-def _images_of(prompt: Prompt, path: Path) -> JsonObject:
-    """Copy the images of a prompt beside the file `path`, and return the fields that name them."""
-    fields: JsonObject = {}
-    if prompt.sources:
-        fields["image"] = copied_images(prompt.sources, path)
-    for character in prompt.characters:
-        entry = {"description": character.text, "images": copied_images(character.images, path)}
-        fields.setdefault("characters", {})[character.name] = entry
-    if prompt.references != in_turn([character.images for character in prompt.characters]):
-        fields["references"] = copied_images(prompt.references, path)
-    return fields
 
 
 # --- shared with sources of comparisons --------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from pacorl.io.documents import JsonObject, blamed_on, numbered_records, read_text
+from pacorl.io.documents import JsonObject, blamed_on, parse_object, read_text, text_lines
 from pacorl.records.fields import Criteria, Name, Text, validated
 
 EXAMPLE = "reference,candidates,theme"
@@ -109,11 +109,11 @@ def load_rankings(path: str | Path) -> list[Ranking]:
     suffix = path.suffix.lower()
     if suffix not in (".csv", ".jsonl"):
         raise ValueError(f"{path}: rankings are read from .csv and .jsonl files; save a spreadsheet as CSV (UTF-8)")
-    records = _csv_records(path) if suffix == ".csv" else numbered_records(path)
+    records = _csv_records(path) if suffix == ".csv" else text_lines(path)
     rankings = []
     for line, record in records:
         with blamed_on(f"{path}:{line}"):
-            rankings.append(_ranking(record, line))
+            rankings.append(_ranking(parse_object(record) if isinstance(record, str) else record, line))
     if not rankings:
         raise ValueError(f"{path}: holds no rankings; give one a line, below a header such as {EXAMPLE} in a CSV")
     return rankings
