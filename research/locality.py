@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -62,7 +63,7 @@ def changes_of(config: PolicyConfig, *, groups: int, children: int) -> list[Chan
     changes = []
     for row in rows:
         # Another epoch for every group: its noise is its own.
-        draw = replace(trainer.draw(trainer.sampler), epoch=row.number)
+        draw = replace(trainer.draw, epoch=row.number)
         changes += panel_changes(config, draw, trainer.rewards, row.prompt, children=children)
     trainer.close()
     return changes
@@ -98,7 +99,7 @@ def panel_changes(
         rollouts = []
         for rows in in_batches(trunk.rows, draw.batch):
             rollouts.append(trunk.finish(rows, x_BNC[[row.number for row in rows]]))
-        with Scorer(rewards, overlap=False, by_panel=True) as scorer:
+        with closing(Scorer(rewards, overlap=False)) as scorer:
             for rollout in rollouts:
                 scorer.submit(rollout)
             table = reward_table(scorer.results(), trunk.rows, names=tuple(rewards), by_panel=True)

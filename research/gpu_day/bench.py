@@ -112,7 +112,7 @@ class Bench:
         """Run all sampling steps, with the moving average in place of the trained adapter."""
         sampler = self.sampler(batch)
         texts = self.cache.batch([PROMPT] * batch, sampler.size)
-        sigmas = rollout.sigmas_of(self.policy, sampler, PROMPT)
+        sigmas = self.policy.sigmas(sampler.steps, sampler.size)
         with self.average.swapped_in():
             rollout.denoise(self.policy, range(batch), size=sampler.size, conditioning=texts, sigmas=sigmas)
 

@@ -26,7 +26,7 @@ from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pacorl.config.base import load
-from pacorl.grpo import builders, epoch, evaluate, rollout, scoring, trainer, update
+from pacorl.grpo import builders, epoch, evaluate, rollout
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
@@ -38,10 +38,9 @@ from pacorl.plan.ledger import META
 from pacorl.plan.passes import Depth, with_depth
 from pacorl.plan.plan import Plan, plan_policy
 from pacorl.plan.sources import JUDGE_PARTS
-from pacorl.rewards import reward as reward_calls
 from pacorl.runtime.processes import Runtime
 from pacorl.runtime.turns import Turns
-from pacorl.runtime.workers import Call, Workers
+from pacorl.runtime.workers import Call
 from pacorl.tiny.world import set_prompts
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -143,31 +142,24 @@ def lent_to(self: Turns, models: Sequence[torch.nn.Module]) -> Iterator[None]:
     move(self.generator, self.device)
 
 
-def submit(self: Workers, act: Callable[[], Any], what: str, *, seconds: float = 0.0) -> Call[Any]:
-    """`Workers.submit`, at once: time limits cost no memory, and torch hands its modes to no thread."""
-    call: Call[Any] = Call(act, what, seconds)
-    with self.context():
-        call.future.set_result(act())
-    return call
-
-
-def call_in_time(act: Callable[[], Any], what: str, **_: Any) -> Any:
-    """A reward's call, at once."""
-    with scoring.torch_context()():
-        return act()
+def queue(self: Call[Any]) -> None:
+    """`Call.queue`, at once: time limits cost no memory, and torch hands its modes to no thread."""
+    if not self.queued:
+        self.queued = True
+        with self.workers.context():
+            self.future.set_result(self.act())
 
 
 PHASES: tuple[tuple[str, Any, str], ...] = (
     ("load", builders, "build_adapted_policy"),
     ("encode", ConditioningCache, "prepare"),
     ("place", builders, "place_transformer"),
-    ("sample", PolicyTrainer, "draw"),
     ("sample", rollout.Trunk, "grow"),
     ("sample", rollout.Trunk, "finish"),
-    ("judge", Workers, "submit"),
+    ("judge", Call, "queue"),
     ("score", epoch, "collect_scores"),
     ("score", epoch, "measure_agreement"),
-    ("train", update, "update_policy"),
+    ("train", epoch, "update_policy"),
     ("train", Runtime, "step"),
     ("evaluation/sample", evaluate, "sample_images"),
     ("score", evaluate, "score_images"),
@@ -205,9 +197,7 @@ def pretended_run() -> Iterator[PretendedCard]:
         patch.setattr(diffusers.DiffusionPipeline, "from_pretrained", pipeline_loader(load_pipeline))
         patch.setattr(transformers.AutoModelForImageTextToText, "from_pretrained", load_model)
 
-        patch.setattr(Workers, "submit", submit)
-        for module in (trainer, reward_calls):
-            patch.setattr(module, "call_in_time", call_in_time)
+        patch.setattr(Call, "queue", queue)
         patch.setattr(Turns, "lent_to", lent_to)
         for phase, owner, name in PHASES:
             patch.setattr(owner, name, counted(card, phase, getattr(owner, name)))

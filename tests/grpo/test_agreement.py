@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from toy_world import ToyJudge, toy_config, toy_world
 
-from pacorl.core.contrast import kappa
+from pacorl.core.set_scores import kappa
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.types import Question, Verdict
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ from tiny_runs import metrics, tiny_run, train_policy
 
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.grpo import checkpoint, scoring
+from pacorl.grpo.builders import first_draw
 from pacorl.grpo.monitor import COUPLES, PAIRS
 from pacorl.grpo.rollout import draw_samples
-from pacorl.grpo.rows import epoch_rows
+from pacorl.grpo.rows import divide, epoch_rows
 from pacorl.grpo.scoring import Scorer
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.grpo.update import ratio_warning
@@ -64,6 +66,8 @@ def configure(training: PolicyTrainer, *overrides: str) -> None:
     """Give a built trainer other settings."""
     training.config = tiny_run([*SETTINGS, f"out={training.config.out}", *overrides])
     training.objective = OBJECTIVES[training.config.objective.name]
+    training.division = divide(training.config)
+    training.first_draw = first_draw(training.config, training.policy, training.cache, training.division)
 
 
 class Work:
@@ -139,8 +143,8 @@ def test_scores_beside_sampling_are_the_same_bit_for_bit(training: PolicyTrainer
     rows = epoch_rows(training.train_prompts, epoch=training.epoch, count=2, group_size=4, seed=3)
     found = []
     for overlap in (False, True):
-        with Scorer(training.rewards, overlap=overlap) as scorer:
-            for rollout in draw_samples(training.draw(training.sampler), rows, Samples()):
+        with closing(Scorer(training.rewards, overlap=overlap)) as scorer:
+            for rollout in draw_samples(training.draw, rows, Samples()):
                 scorer.submit(rollout)
             found.append(scorer.results())
     assert found[0] == found[1]

@@ -10,6 +10,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 from tiny_sets import draw_grid, panels_of_prompt
 
@@ -20,7 +21,6 @@ from pacorl.grpo.monitor import (
     HackingMonitor,
     Kind,
     PanelStatistics,
-    _pixels,
     is_blank,
     panel_statistics,
     signs_of,
@@ -32,6 +32,10 @@ from pacorl.types import Grid, Prompt
 RNG = random.Random(0)
 PANELS = RNG.sample(all_panels(), 24)
 GRID = Grid(2, 2)
+
+
+def pixels_of(images: Sequence[Image.Image]) -> NDArray[np.float64]:
+    return np.stack([np.asarray(image) for image in images]) / 255
 
 
 def sheet(panels: Sequence[Image.Image]) -> Image.Image:
@@ -59,7 +63,7 @@ def test_copies_are_duplicates_and_the_smallest_redrawing_is_none() -> None:
     for panel in PANELS:
         for name, values in VALUES.items():
             for value in set(values) - {getattr(panel, name)}:
-                pair = _pixels([draw(one, SIDE) for one in (panel, replace(panel, **{name: value}))])
+                pair = pixels_of([draw(one, SIDE) for one in (panel, replace(panel, **{name: value}))])
                 assert np.sqrt(((pair[0] - pair[1]) ** 2).mean()) > SAME_DISTANCE
 
 
@@ -81,7 +85,7 @@ def test_a_faint_drawing_is_blank_only_in_the_dark() -> None:
 
 
 def test_drawings_are_not_blank() -> None:
-    assert not is_blank(_pixels([draw(panel, SIDE) for panel in all_panels()[::37]])).any()
+    assert not is_blank(pixels_of([draw(panel, SIDE) for panel in all_panels()[::37]])).any()
 
 
 # --- many sheets -----------------------------------------------------------------------------------------------

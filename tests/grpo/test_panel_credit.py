@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,7 +90,7 @@ def test_the_table_of_parts() -> None:
 def test_a_scorer_collects_the_parts_of_rewards_that_have_them(overlap: bool) -> None:
     _, draw, rows = drawn([Grid(2, 2), Grid(1, 2)], tree=Tree(1, (2, 1)))
     rewards = {"reds": Reds(), "whole": Whole()}
-    with Scorer(rewards, overlap=overlap, by_panel=True) as scorer:
+    with closing(Scorer(rewards, overlap=overlap)) as scorer:
         for rollout in collect(draw, rows).rollouts:
             scorer.submit(rollout)
         whole = PanelScores(1.0, None)

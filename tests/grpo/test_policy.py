@@ -11,7 +11,7 @@ from tiny_runs import metrics, tiny_run, train_policy
 from toy_world import toy_config, toy_world
 
 from pacorl.core.advantages import advantages
-from pacorl.grpo import checkpoint, epoch, update
+from pacorl.grpo import checkpoint, epoch
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.runtime.stopping import Interrupted
 
@@ -39,13 +39,13 @@ def test_a_run_that_is_told_to_stop_twice_still_saves(tmp_path: Path, monkeypatc
 
 def test_every_sample_is_trained_on_with_its_own_advantage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each batch's advantages are those of its own images' rewards, in whatever order batches are dealt to updates."""
-    updates, plain = [], update.update_policy
+    updates, plain = [], epoch.update_policy
 
     def kept(policy_loss, samples, values, **rest):  # type: ignore[no-untyped-def]
         updates.append((samples, values))
         return plain(policy_loss, samples, values, **rest)
 
-    monkeypatch.setattr(update, "update_policy", kept)
+    monkeypatch.setattr(epoch, "update_policy", kept)
     config = toy_config(tmp_path / "run", "advantages.aggregate=weighted_sum")
     with toy_world():
         training = PolicyTrainer(config)
@@ -103,14 +103,14 @@ def test_gradients_that_are_not_finite_are_skipped_then_stop_the_run(
 ) -> None:
     monkeypatch.setattr("pacorl.grpo.lora_training.MAX_BAD_STEPS", 3)
     config = tiny_run([*small, "epochs=3"])
-    plain = update.update_policy
+    plain = epoch.update_policy
 
     def broken(learner, *args, **kwargs):  # type: ignore[no-untyped-def]
         found = plain(learner, *args, **kwargs)
         next(p for p in learner.policy.transformer.parameters() if p.grad is not None).grad.fill_(float("nan"))
         return found
 
-    monkeypatch.setattr(update, "update_policy", broken)
+    monkeypatch.setattr(epoch, "update_policy", broken)
     with pytest.raises(ValueError, match="3 optimizer steps in a row"):
         train_policy(config)
     assert metrics(config.out)[1]["skipped"] == 1.0

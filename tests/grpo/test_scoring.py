@@ -4,6 +4,8 @@ import math
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,9 +14,11 @@ from PIL import Image
 from toy_world import ToyJudge
 
 from pacorl.grpo.rows import Row
-from pacorl.grpo.scoring import Scorer, overlaps, reward_table, time_limit
+from pacorl.grpo.scoring import Scorer, collect_scores, overlaps, reward_table
 from pacorl.judge.judge import Judge, JudgeSettings
 from pacorl.rewards.reward import PanelScores, RewardError
+from pacorl.runtime.processes import Runtime
+from pacorl.runtime.workers import CallTimeout
 from pacorl.types import Prompt, Rollout, Size
 
 
@@ -59,7 +63,7 @@ class Redness:
 @pytest.mark.parametrize("side", [True, False])
 def test_each_batch_is_one_call_and_rows_keep_their_scores(side: bool) -> None:
     red, double = Redness(), Redness(lambda values: [2.0 * value for value in values])
-    with Scorer({"red": red, "double": double}, overlap=side) as scorer:
+    with closing(Scorer({"red": red, "double": double}, overlap=side)) as scorer:
         scorer.submit(rollout([4, 5]))
         scorer.submit(rollout([0, 1, 2]))
         assert results(scorer) == {row: [float(row), 2.0 * row] for row in (4, 5, 0, 1, 2)}
@@ -69,7 +73,7 @@ def test_each_batch_is_one_call_and_rows_keep_their_scores(side: bool) -> None:
 
 def test_a_call_holds_whole_groups_where_samples_are_compared() -> None:
     red = Redness()
-    with Scorer({"red": red}, overlap=True, group_size=4) as scorer:
+    with closing(Scorer({"red": red}, overlap=True, group_size=4)) as scorer:
         for rows in ([0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]):
             scorer.submit(rollout(rows))
         assert results(scorer) == {row: [float(row)] for row in range(12)}
@@ -78,12 +82,12 @@ def test_a_call_holds_whole_groups_where_samples_are_compared() -> None:
 
 def test_scoring_begins_before_results_are_asked_for() -> None:
     red = Redness()
-    with Scorer({"red": red}, overlap=True) as scorer:
+    with closing(Scorer({"red": red}, overlap=True)) as scorer:
         scorer.submit(rollout([1]))
         assert red.begun.wait(60)
         assert red.modes[0][1].startswith("pacorl-reward")
     late = Redness()
-    with Scorer({"red": late}, overlap=False) as scorer:
+    with closing(Scorer({"red": late}, overlap=False)) as scorer:
         scorer.submit(rollout([1]))
         assert not late.calls
         scorer.results()
@@ -93,14 +97,14 @@ def test_scoring_begins_before_results_are_asked_for() -> None:
 @pytest.mark.parametrize("side", [True, False])
 def test_rewards_are_called_without_gradients(side: bool) -> None:
     red = Redness()
-    with Scorer({"red": red}, overlap=side) as scorer:
+    with closing(Scorer({"red": red}, overlap=side)) as scorer:
         scorer.submit(rollout([1]))
         scorer.results()
     assert red.modes[0][0]
 
 
 def test_missing_and_not_finite_are_told_apart() -> None:
-    with Scorer({"red": Redness(lambda values: [None, float("inf"), 1])}, overlap=True) as scorer:
+    with closing(Scorer({"red": Redness(lambda values: [None, float("inf"), 1])}, overlap=True)) as scorer:
         scorer.submit(rollout([0, 1, 2]))
         found = results(scorer)
     assert found[0] == [None]
@@ -110,7 +114,7 @@ def test_missing_and_not_finite_are_told_apart() -> None:
 
 @pytest.mark.parametrize("side", [True, False])
 def test_a_fault_of_a_reward_comes_through(side: bool) -> None:
-    with Scorer({"red": Redness(lambda values: [1.0])}, overlap=side) as scorer:
+    with closing(Scorer({"red": Redness(lambda values: [1.0])}, overlap=side)) as scorer:
         scorer.submit(rollout([0, 1]))
         with pytest.raises(RewardError, match="'red' returned 1 scores for 2 images"):
             scorer.results()
@@ -126,7 +130,7 @@ def test_rewards_of_this_process_are_asked_one_at_a_time() -> None:
         together.remove(values)
         return values
 
-    with Scorer({"one": Redness(slow), "other": Redness(slow)}, overlap=True) as scorer:
+    with closing(Scorer({"one": Redness(slow), "other": Redness(slow)}, overlap=True)) as scorer:
         for row in range(4):
             scorer.submit(rollout([row]))
         scorer.results()
@@ -146,8 +150,8 @@ def test_a_missing_score_is_invalid_and_a_row_is_of_its_prompts_group() -> None:
 def test_reasons_are_gathered() -> None:
     red = Redness()
     red.last_error = "the server said 503"
-    with Scorer({"red": red, "other": Redness()}, overlap=False) as scorer:
-        assert scorer.last_error() == "red: the server said 503"
+    with closing(Scorer({"red": red, "other": Redness()}, overlap=False)) as scorer:
+        assert collect_scores(scorer, Runtime()) == ({}, ["red: the server said 503"])
 
 
 def test_overlap_leaves_cores_to_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,12 +170,13 @@ def test_services_keep_their_own_time_limits() -> None:
     class Asking(Redness):
         judge: Judge
 
-    assert time_limit(Redness(), 3.0) == 3.0
     asking = Asking()
     asking.judge = ToyJudge()
-    assert time_limit(asking, 3.0) == 3.0, "a judge of this process may hang as well"
-    asking.judge = ToyService()
-    assert time_limit(asking, 3.0) == math.inf
+    with closing(Scorer({}, overlap=False, timeout=0.2)) as scorer:
+        with pytest.raises(CallTimeout):  # a judge of this process may hang as well
+            scorer.ask(asking, partial(time.sleep, 0.6), "the judge")
+        asking.judge = ToyService()
+        scorer.ask(asking, partial(time.sleep, 0.6), "the judge")
 
 
 class ToyService(ToyJudge):

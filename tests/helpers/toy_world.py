@@ -32,7 +32,7 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.judge.local import LocalJudge
 from pacorl.models.policies import DEFAULT_KIND, POLICIES
 from pacorl.models.policies.flux import FLUX
-from pacorl.models.policies.pipeline import at_least_fp32, check_multiple
+from pacorl.models.policies.pipeline import check_multiple
 from pacorl.models.policies.policy import PolicyOptions
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import Conditioning, Prompt, Question, Size, Verdict
@@ -180,7 +180,7 @@ class ToyPolicy:
         weight = next(self.transformer.parameters())
         inputs = (x_BNC, sigma_B, conditioning.tensors["text"], place_N2)
         predicted: Tensor = self.transformer(*(tensor.to(weight.device, weight.dtype) for tensor in inputs))
-        return at_least_fp32(predicted)
+        return predicted.to(torch.promote_types(predicted.dtype, torch.float32))
 
     def decode(self, x_BNC: Tensor, size: Size) -> list[Image.Image]:
         rows, _ = _token_grid(size)

@@ -20,10 +20,10 @@ from PIL import Image
 from torch import Tensor
 from toy_world import TOKEN_PIXELS, ToyJudge, ToyPolicy, toy_config, toy_world
 
-from pacorl.core.contrast import draw_pairs_across
 from pacorl.core.grid import split
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.schedule import seed_of
+from pacorl.core.set_scores import draw_pairs_across
 from pacorl.grpo import epoch as epoch_module
 from pacorl.grpo import scoring
 from pacorl.grpo.policy_config import PolicyConfig

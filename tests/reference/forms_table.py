@@ -3,7 +3,7 @@
 To compare a new form, add its config to `CASES`, and extend `paco.py` if the method is new. Six parts are taken from
 the engine by both sides, so that a fault of them changes both alike, and have tests of their own:
 `core.schedule.seed_of` with `Policy.noise`, `Policy.sigmas` with `training_sigmas`, `NoiseWindow.at`,
-`TreeOptions.resolve`, `grpo.rows.epoch_rows`, and `core.contrast.draw_pairs_across`. Images, text encoders and judges
+`TreeOptions.resolve`, `grpo.rows.epoch_rows`, and `core.set_scores.draw_pairs_across`. Images, text encoders and judges
 are no part of it: contracts compare a generator with its diffusers pipeline.
 """
 

@@ -22,7 +22,8 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from pacorl.config.base import ConfigError
-from pacorl.core.advantages import AggregateOptions, GroupedOptions
+from pacorl.core import advantages
+from pacorl.core.advantages import AggregateOptions
 from pacorl.grpo.rows import divide
 
 Run = tuple[Sequence[str], int]
@@ -69,7 +70,9 @@ def test_panel_credit_on_two_shards_equals_plain_loops(tmp_path: Path) -> None:
 
 
 def test_a_wrong_scope_of_the_standard_deviation_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GroupedOptions, "std_over", "group")
+    divisor = advantages.group_divisor
+    wrong = lambda *args, std, floor: divisor(*args, std="group", floor=floor)  # noqa: E731
+    monkeypatch.setattr(advantages, "group_divisor", wrong)
     assert differences(CASES["log-tamed by the mean"], tmp_path)
 
 

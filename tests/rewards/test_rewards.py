@@ -113,8 +113,7 @@ def test_parts_that_are_none_are_named(given: object, message: str) -> None:
     with pytest.raises(RewardError, match=f"reward 'mine' {message}"):
         panel_scores_of("mine", Parts(given), [PAIR], [image])
     with pytest.raises(RewardError, match=f"reward 'mine' {message}"):
-        smoke_test({"mine": Parts(given)}, [PAIR], size=Size(4, 4), by_panel=True)
-    smoke_test({"mine": Parts(given)}, [PAIR], size=Size(4, 4))
+        smoke_test({"mine": Parts(given)}, [PAIR], size=Size(4, 4))
 
 
 def test_a_score_is_missing_if_one_of_its_parts_is() -> None:

@@ -114,8 +114,7 @@ def test_a_run_in_little_memory_scores_in_turns_and_has_a_ratio_of_exactly_1(tmp
     trainer = PolicyTrainer(config)
     assert trainer.turns is not None
     assert trainer.turns.scorers == [trainer.judge.model]
-    with trainer.scorer() as scorer:
-        assert not scorer.overlap
+    assert not trainer.scorer.overlap
     assert trainer.policy.pipeline.text_encoder_2 is None
     (line,) = metrics(trainer.train().folder, "epoch")
     deviations = {value for key, value in line.items() if key.startswith(RATIO_DEVIATION)}

@@ -14,8 +14,8 @@ from PIL import Image
 from research.tiny.edits import EDIT_GRADES, edit_of, grade_edits, world_edits, write_edits
 from tiny_sets import draw_grid
 
-from pacorl.core.contrast import kappa
 from pacorl.core.grid import panel_texts, split
+from pacorl.core.set_scores import kappa
 from pacorl.records.prompts import prompts_from
 from pacorl.tiny.oracle import Oracle, agreement, evenness, grade, majority
 from pacorl.tiny.words import asked_in, check_tiny, check_tiny_edit, tiny_prompt, tiny_scene

@@ -26,18 +26,17 @@ def panel_of_token(grid: Grid, size: Size, token_grid: tuple[int, int]) -> Tenso
     Returns:
         (N,) int64 panel indices, row-major, of the panels of `core.grid.split`.
     """
-    row_H = _cell_of_token(size.height, cells=grid.rows, tokens=token_grid[0])
-    col_W = _cell_of_token(size.width, cells=grid.cols, tokens=token_grid[1])
-    return (row_H[:, None] * grid.cols + col_W).flatten()
-
-
-def _cell_of_token(pixels: int, *, cells: int, tokens: int) -> Tensor:
-    """Find the row or column of panels at each token's centre; the last includes the side's remainder."""
     import torch
 
-    # Doubled, so that centres stay integers.
-    doubled_centre = (2 * torch.arange(tokens) + 1) * pixels // tokens
-    return (doubled_centre // (2 * (pixels // cells))).clamp(max=cells - 1)
+    # The row, and the column, of panels at each token's centre; the last includes the side's remainder.
+    sides = ((size.height, grid.rows, token_grid[0]), (size.width, grid.cols, token_grid[1]))
+    cells_of_side = []
+    for pixels, cells, tokens in sides:
+        # Doubled, so that centres stay integers.
+        doubled_centre = (2 * torch.arange(tokens) + 1) * pixels // tokens
+        cells_of_side.append((doubled_centre // (2 * (pixels // cells))).clamp(max=cells - 1))
+    row_H, col_W = cells_of_side
+    return (row_H[:, None] * grid.cols + col_W).flatten()
 
 
 @dataclass(frozen=True, slots=True)

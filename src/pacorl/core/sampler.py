@@ -104,7 +104,8 @@ class Suffix(Section):
             ValueError: if there are not as many steps, or too few for the solver.
         """
         left = last - first
-        if self.is_full:
+        # All steps of the sampler.
+        if self.solver == "euler" and self.steps is None:
             return list(range(first, last + 1))
         if not left:
             raise ValueError(
@@ -123,11 +124,6 @@ class Suffix(Section):
                 "solver euler"
             )
         return [first + round(index * left / count) for index in range(count + 1)]
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the suffix has all steps of the sampler."""
-        return self.solver == "euler" and self.steps is None
 
 
 class SamplingSteps(Section):

@@ -1,18 +1,26 @@
-"""Score of a set from the scores of its pairs, and ties between scores.
+"""Score of a set from the scores of its pairs, ties between scores, and the agreement of a set with others.
 
 The mean over all pairs (arXiv 2512.04784, §3.3) says less the larger the set is: one wrong panel of n spoils 2/n of the
 pairs, so a set of eight with a wrong panel still reaches 0.75. The lowest panel's median is near 0 at any size, and one
 wrong panel does not lower the median of the other panels if a set has four panels or more.
+
+A generator that draws one hero for every set has equal panels within its sets, and earns any mean over pairs. Its sets
+agree with each other alike, which no mean over the pairs of a set shows: what tells learning from collapse is the
+agreement within sets beside that across the sets of one prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from math import ceil, comb
+from random import Random
 from statistics import fmean, median
 from typing import TypeVar
 
 Part = TypeVar("Part", bound=tuple[int, ...])
+Pair = tuple[int, int]
 
 TIE = 0.01
 """Scores that differ by less are a tie. A judge in bf16 resolves no less: between 8 and 16 its logits are 1/16 apart,
@@ -32,7 +40,7 @@ class LowestPanel:
     median: float
 
 
-def panel_medians(score_of_pair: Mapping[tuple[int, int], float | None]) -> dict[int, float]:
+def panel_medians(score_of_pair: Mapping[Pair, float | None]) -> dict[int, float]:
     """Compute the median score of each panel's pairs; panels without a scored pair are left out."""
     scores_of: dict[int, list[float]] = {}
     for pair, score in score_of_pair.items():
@@ -42,9 +50,7 @@ def panel_medians(score_of_pair: Mapping[tuple[int, int], float | None]) -> dict
     return {panel: median(scores) for panel, scores in sorted(scores_of.items())}
 
 
-def median_with(
-    score_of_pair: Mapping[tuple[int, int], float | None], panel: int, group: Collection[int]
-) -> float | None:
+def median_with(score_of_pair: Mapping[Pair, float | None], panel: int, group: Collection[int]) -> float | None:
     """Compute a panel's median score with other images; None if one of these pairs has no score, or there is none."""
     scores: list[float] = []
     for other in group:
@@ -56,7 +62,7 @@ def median_with(
 
 
 def lowest_panel(
-    score_of_pair: Mapping[tuple[int, int], float | None], *, among: Collection[int] | None = None
+    score_of_pair: Mapping[Pair, float | None], *, among: Collection[int] | None = None
 ) -> LowestPanel | None:
     """Find the panel with the lowest median; None if no pair has a score.
 
@@ -120,3 +126,99 @@ def tied_groups(scores: Sequence[float | None]) -> list[list[int]]:
             lead = score
             groups.append([index])
     return [*map(sorted, groups), *missing]
+
+
+# --- sets of one prompt ----------------------------------------------------------------------------------------
+
+
+def kappa(within: float, across: float) -> float:
+    """Correct agreement for chance: (within − across)/(1 − across), 1 if panels agree within sets alone.
+
+    It is 0 if panels of different sets agree as often.
+    """
+    return (within - across) / (1 - across) if across < 1 else 0.0
+
+
+def equal_shares(sets: Sequence[Sequence[Hashable]]) -> tuple[float, float]:
+    """Compute the share of equal pairs within sets, and that of equal pairs of different sets; 0 without a pair."""
+    everything = [value for values in sets for value in values]
+    equal = _equal_pairs(everything)
+    equal_within = sum(map(_equal_pairs, sets))
+    pairs_within = sum(comb(len(values), 2) for values in sets)
+    pairs_across = comb(len(everything), 2) - pairs_within
+    return equal_within / max(1, pairs_within), (equal - equal_within) / max(1, pairs_across)
+
+
+def _equal_pairs(values: Sequence[Hashable]) -> int:
+    return sum(comb(values.count(value), 2) for value in set(values))
+
+
+def pairs_within(sets: int, panels: int) -> list[Pair]:
+    """List the pairs of panels of each set; a panel's number is set · panels + position."""
+    pairs: list[Pair] = []
+    for first in range(0, sets * panels, panels):
+        pairs += combinations(range(first, first + panels), 2)
+    return pairs
+
+
+def draw_pairs_across(seeds: Sequence[int], panels: int, *, partners: int) -> list[Pair]:
+    """Draw pairs of panels of different sets of a group, numbered as in `pairs_within`.
+
+    The sets stand in a circle, and each has its pairs in turn with the next `partners` sets. There are half as many
+    pairs across as within, so that a judge's work grows by half; sets of two and three panels have more, so that each
+    panel is in a pair. The panels of a set are in equally many pairs, up to one.
+
+    Args:
+        seeds: One per set, which decides its place in the circle and the order of its panels.
+        panels: Panels of a set.
+        partners: Largest number of sets that a set's pairs are spread over.
+    """
+    draws = []
+    for number, seed in enumerate(seeds):
+        rng = Random(seed)
+        draws.append((rng.random(), number, rng.sample(range(panels), panels)))
+    circle = sorted(draws)
+
+    # A set has as many pairs again from the sets before it. There its other panels come first.
+    pairs_of_set = max(ceil(panels / 2), comb(panels, 2) // 2)
+    partners = min(partners, len(seeds) - 1)
+    pairs = []
+    for position, (_, number, order) in enumerate(circle):
+        for turn in range(pairs_of_set):
+            _, other, order_of_other = circle[(position + 1 + turn % partners) % len(circle)]
+            # One further in each round of the panels, so that no pair comes twice.
+            rounds_left = pairs_of_set // panels - turn // panels
+            panel_of_other = order_of_other[(pairs_of_set + turn - rounds_left) % panels]
+            pairs.append((number * panels + order[turn % panels], other * panels + panel_of_other))
+    return pairs
+
+
+def contrast_scores(
+    score_of_pair: Mapping[Pair, float | None], *, sets: int, panels: int, weight: float
+) -> list[list[float | None]]:
+    """Score each panel of a group's sets by ½(1 + within − weight · across), means over the pairs that contain it.
+
+    The scale keeps the score of a P(Yes) with a weight up to 1 between 0 and 1, and its mean above 0: log-taming
+    divides by the mean, which is near 0 for the plain difference.
+
+    Args:
+        score_of_pair: Of two panels, numbered as in `pairs_within`, the score; None if it is missing.
+        weight: Of the agreement across sets; 1 takes out what panels gain by being common.
+
+    Returns:
+        Per set and panel the score; None if one of the panel's pairs has none.
+    """
+    within: list[list[float | None]] = [[] for _ in range(sets * panels)]
+    across: list[list[float | None]] = [[] for _ in range(sets * panels)]
+    for (first, second), score in score_of_pair.items():
+        scores_of_panel = within if first // panels == second // panels else across
+        scores_of_panel[first].append(score)
+        scores_of_panel[second].append(score)
+
+    scores: list[float | None] = []
+    for within_mean, across_mean in zip(map(whole_mean, within), map(whole_mean, across), strict=True):
+        if within_mean is None or across_mean is None:
+            scores.append(None)
+        else:
+            scores.append((1 + within_mean - weight * across_mean) / 2)
+    return [scores[first : first + panels] for first in range(0, len(scores), panels)]

@@ -12,10 +12,13 @@ import torch
 
 from pacorl.config.base import ConfigError
 from pacorl.config.reward_section import RewardConfig
+from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.objectives.grpo_clip import PANEL_RANGE, SET_RANGE, ClippedOptions
+from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.scoring import time_limit
+from pacorl.grpo.rollout import Draw
+from pacorl.grpo.rows import Division
 from pacorl.io.outage import OUTAGE_SECONDS, UnreachableError
 from pacorl.judge import open_judge
 from pacorl.judge.judge import STARTUP_SECONDS, Judge
@@ -215,6 +218,22 @@ def freeze_idle_layers(policy: PipelinePolicy, *, targets: tuple[str, ...]) -> N
         policy.transformer.get_submodule(name).requires_grad_(False)
 
 
+def first_draw(config: PolicyConfig, policy: PipelinePolicy, cache: ConditioningCache, division: Division) -> Draw:
+    """Make the parameters of the first epoch's rollouts."""
+    spec = OBJECTIVES[config.objective.name]
+    return Draw(
+        policy,
+        config.sampling.sampler(0, group_size=config.group_size, seed=config.seed, spec=spec),
+        cache,
+        seed=config.seed,
+        epoch=0,
+        batch=division.batch,
+        nodes=config.nodes_of_step,
+        as_trained=config.model.compile != "none" and spec.needs == "path",
+        by_panel=config.advantages.panel_share > 0,
+    )
+
+
 def open_judges(
     config: PolicyConfig, *, remote: bool, device: torch.device, processes: int, resumed: bool = False
 ) -> dict[str, Judge]:
@@ -264,16 +283,14 @@ def build_run_rewards(
     asked = judges.get("held_out") or judges.get("rewards")
     held_out = dict(build_rewards(config.evaluation.rewards, judge=asked, device=device))
 
-    # Every prompt to be scored and a trial image. Held-out scores are only logged, so they need no parts.
-    by_panel = config.advantages.panel_share > 0
-    for group, checked, tried, size, parts in (
-        (rewards, [*train, *evaluation], train, config.sampling.size, by_panel),
-        (held_out, evaluation, evaluation, config.evaluation.size, False),
+    # Every prompt to be scored and a trial image.
+    for group, checked, tried, size in (
+        (rewards, [*train, *evaluation], train, config.sampling.size),
+        (held_out, evaluation, evaluation, config.evaluation.size),
     ):
         for key, scorer in group.items():
             scorer.check(checked)
             # Judges are left out: connecting or loading has tested them.
             if not hasattr(scorer, "judge"):
-                seconds = time_limit(scorer, config.reward_timeout)
-                smoke_test({key: scorer}, tried, size=Size(*size), by_panel=parts, timeout=seconds)
+                smoke_test({key: scorer}, tried, size=Size(*size), timeout=config.reward_timeout)
     return rewards, held_out

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pacorl.types import Conditioning, Prompt, Size
 
 if TYPE_CHECKING:
     from pacorl.models.policies.pipeline import PipelinePolicy
-
-Key = tuple[str | tuple[Path, ...] | Size | None, ...]
-"""Text, sources, references and size of a prompt's image."""
-
-
-def key_of(prompt: Prompt, size: Size) -> Key:
-    """Return what a prompt's encoding depends on: sources and references are encoded at the size of its image."""
-    has_images = prompt.sources or prompt.references
-    return (prompt.text, prompt.sources, prompt.references, size if has_images else None)
 
 
 class ConditioningCache:
@@ -29,12 +19,11 @@ class ConditioningCache:
 
     def __init__(self, policy: PipelinePolicy) -> None:
         self._policy = policy
-        self._encoded: dict[Key, Conditioning] = {}
+        self._encoded: dict[tuple[object, ...], Conditioning] = {}
 
     def batch(self, prompts: Sequence[Prompt], size: Size) -> Conditioning:
         """Collate one batch on the device, for prompts of one `size`."""
-        self._encode(prompts, size)
-        return self._policy.collate([self._encoded[key_of(prompt, size)] for prompt in prompts])
+        return self._policy.collate(self._encoded_prompts(prompts, size))
 
     def prepare(self, prompts: Sequence[Prompt], size: Size) -> None:
         """Encode prompts that are not cached yet, for a config's `size`."""
@@ -43,10 +32,15 @@ class ConditioningCache:
         for prompt in prompts:
             by_size.setdefault(self._policy.size_of(prompt, size), []).append(prompt)
         for sampled_size, group in by_size.items():
-            self._encode(group, sampled_size)
+            self._encoded_prompts(group, sampled_size)
 
-    def _encode(self, prompts: Sequence[Prompt], size: Size) -> None:
-        by_key = {key_of(prompt, size): prompt for prompt in prompts}
-        new = {key: prompt for key, prompt in by_key.items() if key not in self._encoded}
+    def _encoded_prompts(self, prompts: Sequence[Prompt], size: Size) -> list[Conditioning]:
+        # Sources and references are encoded at the size of the prompt's image.
+        keys = []
+        for prompt in prompts:
+            has_images = prompt.sources or prompt.references
+            keys.append((prompt.text, prompt.sources, prompt.references, size if has_images else None))
+        new = {key: prompt for key, prompt in zip(keys, prompts, strict=True) if key not in self._encoded}
         if new:
             self._encoded |= dict(zip(new, self._policy.encode(list(new.values()), size), strict=True))
+        return [self._encoded[key] for key in keys]

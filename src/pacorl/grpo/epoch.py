@@ -1,4 +1,4 @@
-"""One epoch of PaCo-GRPO, from top to bottom: draw, sample, score, compare, update (arXiv 2512.04784, §3.3).
+"""One epoch of PaCo-GRPO, from top to bottom: draw, sample and score, compare, update, record (arXiv 2512.04784, §3.3).
 
 The samples of one prompt are a *group*; advantages compare samples within it. A sample is a *row*, numbered over all
 ranks. Its randomness follows from (seed, epoch, row or node, step), independent of the number of processes. Samples of
@@ -8,17 +8,21 @@ transformer once, in sampling as in training.
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
+from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from pacorl.core.advantages import advantages
 from pacorl.core.metric_names import ALARM, PROMPT_SHARE
+from pacorl.core.sampler import Sampler
 from pacorl.grpo.monitor import measure_agreement, panel_statistics
 from pacorl.grpo.rollout import draw_samples
 from pacorl.grpo.rows import assign_rows, epoch_rows, forward_kind
 from pacorl.grpo.scoring import check_scores, collect_scores, columns_of, reward_table
-from pacorl.grpo.update import learn
-from pacorl.types import Prompt, Samples
+from pacorl.grpo.update import PolicyLoss, gather_metrics, ratio_warning, update_policy
+from pacorl.types import Advantages, Prompt, Samples
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -36,7 +40,7 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
         Interrupted: after a signal.
         SharedFault: on all ranks, for an error of a reward on any rank, or too many missing scores.
     """
-    config, runtime, sampler = trainer.config, trainer.runtime, trainer.sampler
+    config, runtime, division, draw = trainer.config, trainer.runtime, trainer.division, trainer.draw
     names = tuple(trainer.rewards)
 
     # 1. Draw: prompts × group size. Whole subtrees go to updates and ranks, so that the samples of an update do not
@@ -44,46 +48,43 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
     rows = epoch_rows(
         trainer.train_prompts,
         epoch=trainer.epoch,
-        count=trainer.division.prompts,
+        count=division.prompts,
         group_size=config.group_size,
         seed=config.seed,
     )
     units_of_updates = assign_rows(
         rows,
-        tree=sampler.tree,
-        batch=trainer.division.batch,
+        tree=draw.sampler.tree,
+        batch=division.batch,
         updates=config.optimizer.updates_per_epoch,
         world=runtime.world,
         rank=runtime.rank,
         sharded=runtime.sharded,
-        whole_groups=config.whole_groups,
-        kind=lambda prompt: forward_kind(trainer.policy, prompt, sampler.size),
+        whole_groups=division.whole_groups,
+        kind=lambda prompt: forward_kind(trainer.policy, prompt, draw.sampler.size),
     )
 
     # 2. Sample and score: each batch goes to the rewards as soon as it is decoded. They run concurrently with the
     # generator, or alternate with it on a small GPU.
-    draw = trainer.draw(sampler)
     samples = [Samples() for _ in units_of_updates]
-    with trainer.scorer() as scorer:
-        sampling = trainer.progress.phase("sampling", total=len(rows) // runtime.world)
-        with sampling as advance, trainer.sampling_policy():
-            for units, update in zip(units_of_updates, samples, strict=True):
-                for rollout in chain.from_iterable(draw_samples(draw, unit, update) for unit in units):
-                    scorer.submit(rollout)
-                    advance(len(rollout))
-                    # A collective: ranks may have different units, but equally many batches.
-                    runtime.check_stop()
-        images: dict[int, tuple[Prompt, Image]] = {}
-        for rollout in chain.from_iterable(update.rollouts for update in samples):
-            images |= dict(zip(rollout.row_B, zip(rollout.prompts, rollout.images, strict=True), strict=True))
-        with trainer.progress.phase("scoring", total=1), trainer.scoring():
-            # The images' own signs first, while a judge elsewhere goes on.
-            statistics = [panel_statistics(*image) for image in images.values()]
-            scores, reasons = collect_scores(scorer, runtime)
-            agreement = measure_agreement(trainer, rows, images)
+    images: dict[int, tuple[Prompt, Image]] = {}
+    sampling = trainer.progress.phase("sampling", total=len(rows) // runtime.world)
+    with sampling as advance, trainer.sampling_policy():
+        for units, update in zip(units_of_updates, samples, strict=True):
+            for rollout in chain.from_iterable(draw_samples(draw, unit, update) for unit in units):
+                trainer.scorer.submit(rollout, draw=(config.seed, trainer.epoch))
+                images |= dict(zip(rollout.row_B, zip(rollout.prompts, rollout.images, strict=True), strict=True))
+                advance(len(rollout.row_B))
+                # A collective: ranks may have different units, but equally many batches.
+                runtime.check_stop()
+    with trainer.progress.phase("scoring", total=1), trainer.scoring():
+        # The images' own signs first, while a judge elsewhere goes on.
+        statistics = [panel_statistics(*image) for image in images.values()]
+        scores, reasons = collect_scores(trainer.scorer, runtime)
+        agreement = measure_agreement(trainer, rows, images)
 
     # 3. Compare: scale, weigh and normalise within groups. A missing score is not trained on.
-    table = reward_table(scores, rows, names=names, by_panel=trainer.by_panel)
+    table = reward_table(scores, rows, names=names, by_panel=draw.by_panel)
     weights = [reward.weight for reward in config.rewards]
     epoch_advantages = advantages(table, config.advantages, weights=weights)
     checks, warning = check_scores(
@@ -98,7 +99,7 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
     metrics = {**epoch_advantages.stats, **checks, **agreement, PROMPT_SHARE: shown}
 
     # 4. Update: one optimizer step per share of the groups. The first replays sampling with ratio exactly 1.
-    metrics |= learn(trainer, sampler, samples, epoch_advantages)
+    metrics |= learn(trainer, draw.sampler, samples, epoch_advantages)
 
     # 5. Record: signs of reward hacking, seconds, the log and at times an image.
     metrics |= trainer.progress.lap()
@@ -106,3 +107,36 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
     if trainer.epoch % config.save_every == 0 or trainer.epoch == 1:
         trainer.logbook.image(f"epoch-{trainer.epoch:06d}", samples[0].rollouts[0].images[0])
     return trainer.record("epoch", metrics, [*chain.from_iterable(runtime.gather(statistics))])
+
+
+def learn(
+    trainer: PolicyTrainer, sampler: Sampler, samples: Sequence[Samples], epoch_advantages: Advantages
+) -> dict[str, float]:
+    """Take the epoch's optimizer steps, one per update; a step whose gradient is not finite is skipped on all ranks.
+
+    Returns:
+        Mean metrics over updates and ranks, and the largest ratio deviation.
+    """
+    config, lora, lag = trainer.config, trainer.lora, trainer.objective.lag
+    sampled_at = lora.step
+    history: dict[str, list[float]] = defaultdict(list)
+    with trainer.progress.phase("updating", total=len(samples)) as advance:
+        for update in samples:
+            # Before the first step the trained policy is the sampling policy: one forward serves as both.
+            old = lora.old if lora.step > sampled_at or lag else None
+            clip = config.advantages.clip
+            loss = PolicyLoss(trainer.policy, sampler, trainer.cache, config.objective, advantage_clip=clip, old=old)
+            seeds = (config.seed, trainer.epoch, 0)
+            metrics = update_policy(loss, update, epoch_advantages, runtime=trainer.runtime, draw=seeds)
+            norm = lora.take_step()
+            for name, value in (metrics | {"grad_norm": norm, "skipped": float(not math.isfinite(norm))}).items():
+                history[name].append(value)
+            advance(1)
+
+    # The sampling policy follows, if it lags: old ← lag·old + (1 − lag)·trained.
+    if lora.old and lag:
+        lora.old.approach(1 - lag(lora.step))
+    means = gather_metrics(history, trainer.runtime)
+    if trainer.objective.needs == "path":
+        trainer.warn_once("ratio", ratio_warning(means, config.objective.ratio_tolerance, epoch=trainer.epoch + 1))
+    return means

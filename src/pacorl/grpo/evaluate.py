@@ -166,7 +166,7 @@ def score_images(trainer: PolicyTrainer, jobs: Sequence[Job], images: Sequence[I
     # One call for all images, so that a judge shares prefixes; its limit grows with the batches.
     def ask(name: str, reward: object, act: Callable[[], Any]) -> Any:
         what = f"reward {name} (evaluation of {len(images)} images)"
-        return trainer.ask(reward, act, what, batches=math.ceil(len(images) / trainer.division.evaluation_batch))
+        return trainer.scorer.ask(reward, act, what, batches=math.ceil(len(images) / trainer.division.evaluation_batch))
 
     # 1. P(Yes) of pairs, asked once for the reward and the matrix.
     answers = ask("consistency", asking, partial(asking.pairs, prompts, images)) if asking else [{} for _ in images]

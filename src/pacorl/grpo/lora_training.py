@@ -51,6 +51,8 @@ class LoraTraining:
         policy.transformer.train()
         optimizer = build_optimizer(policy, options, device=runtime.device)
         policy.transformer, self.optimizer = runtime.prepare(policy.transformer, optimizer)
+        self.parameters = trained_parameters(policy)
+        """Weights of the adapter."""
         # Copies of the adapter, whose weights may be sharded now.
         self.average = MovingAverage(self.transformer, decay=options.ema_decay)
         """The evaluated and exported moving average."""
@@ -72,8 +74,7 @@ class LoraTraining:
             BadGradientsError: on all ranks, after `MAX_BAD_STEPS` skipped steps in a row.
         """
         # A norm that is not finite is so on every rank, since gradients are shared.
-        parameters = trained_parameters(self.policy)
-        norm = self.runtime.step(self.optimizer, parameters, max_norm=self.options.max_grad_norm)
+        norm = self.runtime.step(self.optimizer, self.parameters, max_norm=self.options.max_grad_norm)
         if math.isfinite(norm):
             self.bad_steps = 0
             self.step += 1

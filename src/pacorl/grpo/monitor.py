@@ -27,10 +27,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from pacorl.core.contrast import kappa, pairs_within
 from pacorl.core.grid import split
 from pacorl.core.metric_names import HELD_OUT, MONITOR, sign_meaning
 from pacorl.core.schedule import seed_of
+from pacorl.core.set_scores import kappa, pairs_within
 from pacorl.grpo.rows import Row
 from pacorl.types import Prompt
 
@@ -91,8 +91,12 @@ class PanelStatistics:
 def panel_statistics(prompt: Prompt, image: Image.Image) -> PanelStatistics:
     """Measure one grid image without a model."""
     panels = split(image.convert("RGB"), prompt.grid)
-    small_PHWC = _pixels([panel.resize((SIDE, SIDE), Image.Resampling.BOX) for panel in panels])
-    tiny_PHWC = _pixels([panel.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX) for panel in panels])
+    # Panels at two sizes, in 0..1.
+    pixels = []
+    for side in (SIDE, THUMBNAIL):
+        shrunk = [np.asarray(panel.resize((side, side), Image.Resampling.BOX)) for panel in panels]
+        pixels.append(np.stack(shrunk) / 255)
+    small_PHWC, tiny_PHWC = pixels
     first, second = np.triu_indices(len(panels), 1)
     distance = np.sqrt(((small_PHWC[first] - small_PHWC[second]) ** 2).mean((1, 2, 3)))
     return PanelStatistics(
@@ -108,11 +112,6 @@ def is_blank(panels_PHWC: Pixels) -> NDArray[np.bool_]:
     contrast_P = panels_PHWC.std((1, 2)).mean(1)
     mean_P = panels_PHWC.mean((1, 2, 3))
     return np.asarray((contrast_P < FLAT_STD) | ((mean_P < DARK_MEAN) & (contrast_P < 2 * FLAT_STD)))
-
-
-def _pixels(images: Sequence[Image.Image]) -> Pixels:
-    """Stack images to (P, H, W, 3) in 0..1."""
-    return np.stack([np.asarray(image) for image in images]) / 255
 
 
 def signs_of(statistics: Sequence[PanelStatistics]) -> dict[str, float]:
@@ -173,31 +172,24 @@ def measure_agreement(
     for couple in couples:
         count = couple[0].prompt.grid.count
         panels.append([panel for row in couple for panel in split(shared[row.number], row.prompt.grid)])
-        within = pairs_within(2, count)
-        across = [*product(range(count), range(count, 2 * count))]
-        pairs.append([*rng.sample(within, min(PAIRS, len(within))), *rng.sample(across, PAIRS)])
+        same_set = pairs_within(2, count)
+        other_set = [*product(range(count), range(count, 2 * count))]
+        pairs.append([*rng.sample(same_set, min(PAIRS, len(same_set))), *rng.sample(other_set, PAIRS)])
 
     # 3. The answers, and their means without missing ones.
-    def means() -> dict[str, float]:
-        ask = partial(reward.mean_verdicts, prompts, panels, pairs=pairs)
-        answers = trainer.ask(reward, ask, f"the judge (agreement of {COUPLES} pairs of sets)")
-        p_yes: dict[bool, list[float]] = {True: [], False: []}
-        for prompt, verdicts in zip(prompts, answers, strict=True):
-            for (first, second), verdict in verdicts.items():
-                if verdict.p_yes is not None:
-                    is_within = first // prompt.grid.count == second // prompt.grid.count
-                    p_yes[is_within].append(verdict.p_yes)
-        if not all(p_yes.values()):
-            return {}
-        within, across = fmean(p_yes[True]), fmean(p_yes[False])
-        return {
-            f"{MONITOR}within": within,
-            f"{MONITOR}across": across,
-            f"{MONITOR}kappa": kappa(within, across),
-        }
-
-    measured: dict[str, float] = runtime.gather_rows(lambda: {0: means()} if runtime.is_main else {})[0]
-    return measured
+    ask = partial(reward.mean_verdicts, prompts, panels, pairs=pairs)
+    what = f"the judge (agreement of {COUPLES} pairs of sets)"
+    answers = runtime.gather_rows(lambda: {0: trainer.scorer.ask(reward, ask, what)} if runtime.is_main else {})[0]
+    p_yes: dict[bool, list[float]] = {True: [], False: []}
+    for prompt, verdicts in zip(prompts, answers, strict=True):
+        for (first, second), verdict in verdicts.items():
+            if verdict.p_yes is not None:
+                is_within = first // prompt.grid.count == second // prompt.grid.count
+                p_yes[is_within].append(verdict.p_yes)
+    if not all(p_yes.values()):
+        return {}
+    within, across = fmean(p_yes[True]), fmean(p_yes[False])
+    return {f"{MONITOR}within": within, f"{MONITOR}across": across, f"{MONITOR}kappa": kappa(within, across)}
 
 
 # --- over time -------------------------------------------------------------------------------------------------

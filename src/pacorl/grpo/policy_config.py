@@ -14,7 +14,7 @@ from pacorl.config.options import LARGEST
 from pacorl.config.reward_section import MeasureConfig, RewardConfig
 from pacorl.core.advantages import AGGREGATES, AggregateOptions
 from pacorl.core.objectives import OBJECTIVES, ObjectiveOptions, ObjectiveSpec
-from pacorl.core.sampler import Sampler, SamplingSteps, Steps, TreeOptions
+from pacorl.core.sampler import Sampler, SamplingSteps, Steps, Tree, TreeOptions
 from pacorl.core.schedule import NoiseWindow
 from pacorl.core.sde import check_sde_steps
 from pacorl.grpo.lora_config import AdamWConfig, AdapterConfig, LoraConfig
@@ -89,6 +89,7 @@ class SamplingConfig(SamplingSteps):
         """Create the sampler of an epoch."""
         # The config is validated already. An objective of the endpoint needs no noise, except to branch a tree.
         tree = self.tree.resolve(group_size, steps=self.stochastic_steps)
+        stochastic = spec.needs == "path" or tree.is_shared
         return Sampler.model_construct(
             size=Size(*self.size),
             steps=self.steps,
@@ -96,8 +97,8 @@ class SamplingConfig(SamplingSteps):
             noise_level=self.noise_level,
             sde_steps=self.window.at(epoch, self.sde_steps, seed=seed),
             suffix=self.suffix,
-            tree=tree,
-            stochastic=spec.needs == "path" or tree.is_shared,
+            tree=tree if stochastic else Tree(group_size),
+            stochastic=stochastic,
             keeps_means=spec.keeps_means,
         )
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from pacorl.core.batches import in_batches
 from pacorl.core.devices import to_device
 from pacorl.core.panels import Panels
-from pacorl.core.sampler import Sampler, Tree
+from pacorl.core.sampler import Sampler
 from pacorl.core.schedule import seed_of
 from pacorl.core.sde import SDE_TYPES, SOLVERS, Past, Transition, log_prob
 from pacorl.grpo.conditioning import ConditioningCache
@@ -27,11 +27,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from pacorl.models.policies.pipeline import PipelinePolicy
-
-
-def sigmas_of(policy: PipelinePolicy, sampler: Sampler, prompt: Prompt) -> Tensor:
-    """Compute the (T+1,) sigmas, shifted for the prompt's size."""
-    return policy.sigmas(sampler.steps, policy.size_of(prompt, sampler.size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +108,8 @@ class Trunk:
         sizes = {draw.policy.size_of(row.prompt, sampler.size) for row in rows}
         assert len(sizes) == 1, "rows that share nodes have one size"
         self.size = sizes.pop()
-        self.sigmas = sigmas_of(draw.policy, sampler, rows[0].prompt)
-        self.tree = sampler.tree if sampler.stochastic else Tree(sampler.tree.group_size)
+        self.sigmas = draw.policy.sigmas(sampler.steps, self.size)
+        self.tree = sampler.tree
 
         # By the samples below a node, since the sample that numbers it may belong to another process.
         self.prompts: dict[int, Prompt] = {}
@@ -279,7 +274,7 @@ def sample_images(
             [seeds[position] for position in positions],
             size=size,
             conditioning=cache.batch(batch_prompts, size),
-            sigmas=sigmas_of(policy, sampler, batch_prompts[0]),
+            sigmas=policy.sigmas(sampler.steps, size),
         )
         images |= dict(zip(positions, policy.decode(final, size), strict=True))
         progress(len(positions))

@@ -69,7 +69,7 @@ def assign_rows(
     # 1. Pieces of whole subtrees if they divide, else batches.
     assert len(rows) % (batch * updates * world) == 0, "`divide` finds a batch that divides"
     # A unit of whole subtrees, or groups, and whole batches.
-    leaves = tree.group_size if whole_groups else tree.leaves(0)
+    leaves = tree.leaves(0) * (tree.seeds if whole_groups else 1)
     subtree = math.lcm(batch, leaves)
     pieces = in_batches(rows, batch if len(rows) % (subtree * updates) else subtree)
 
@@ -81,7 +81,7 @@ def assign_rows(
             share = list(chain(*(in_batches(piece, batch) for piece in share)))
         assert not (sharded and len(share[0]) % subtree and leaves % batch), "ranks cut through a subtree"
         own = share[rank::world]
-        shares.append(own if sharded else _shared(_joined(own, tree), tree, batch=batch, kind=kind))
+        shares.append(own if sharded else _units(own, tree, batch=batch, kind=kind))
     return shares
 
 
@@ -91,6 +91,8 @@ class Division:
 
     prompts: int
     """Groups of an epoch, at least `prompts_per_epoch`."""
+    whole_groups: bool
+    """Whether each group is sampled by one process, and scored in one call."""
     batch: int
     """Samples per forward, at most `sampling.batch`."""
     evaluation_batch: int
@@ -138,7 +140,8 @@ def divide(
         if divides and not (sharded and samples % math.lcm(batch, leaves) and leaves % batch):
             break
     own_evaluations = sharded and _take_own_forwards(config, evaluation)
-    return Division(prompts, batch, evaluation_batch=1 if own_evaluations else config.evaluation.batch)
+    evaluation_batch = 1 if own_evaluations else config.evaluation.batch
+    return Division(prompts, config.whole_groups, batch, evaluation_batch)
 
 
 def _take_own_forwards(config: PolicyConfig, prompts: Sequence[Prompt]) -> bool:
@@ -149,34 +152,22 @@ def _take_own_forwards(config: PolicyConfig, prompts: Sequence[Prompt]) -> bool:
     return (per == "prompt" and len(prompts) > 1) or (per == "layout" and len(counts) > 1)
 
 
-def _joined(pieces: Sequence[Sequence[Row]], tree: Tree) -> list[Sequence[Row]]:
-    """Join adjacent pieces below one node into units."""
+def _units(
+    pieces: Sequence[Sequence[Row]], tree: Tree, *, batch: int, kind: Callable[[Prompt], Hashable]
+) -> list[Sequence[Row]]:
+    """Join adjacent pieces that share a node, and pieces of one kind until their first nodes fill a batch."""
     units: list[Sequence[Row]] = []
     for piece in pieces:
-        if units and tree.node_of(units[-1][-1].number, 0) == tree.node_of(piece[0].number, 0):
-            units[-1] = [*units[-1], *piece]
+        joined = [*units[-1], *piece] if units else [*piece]
+        nodes = {tree.node_of(row.number, 0) for row in joined}
+        kinds = {kind(row.prompt) for row in joined}
+        shares_node = units and tree.node_of(units[-1][-1].number, 0) == tree.node_of(piece[0].number, 0)
+        shares_forward = len(nodes) <= batch and len(kinds) == 1 and None not in kinds
+        if units and (shares_node or shares_forward):
+            units[-1] = joined
         else:
             units.append(piece)
     return units
-
-
-def _shared(
-    units: Sequence[Sequence[Row]], tree: Tree, *, batch: int, kind: Callable[[Prompt], Hashable]
-) -> list[Sequence[Row]]:
-    """Join adjacent units of one kind until the nodes that they begin with fill a batch."""
-    joined: list[Sequence[Row]] = []
-    filled: tuple[Hashable, int] = (None, 0)
-    for unit in units:
-        kinds = {kind(row.prompt) for row in unit}
-        own = kinds.pop() if len(kinds) == 1 else None
-        nodes = len({tree.node_of(row.number, 0) for row in unit})
-        if own is not None and own == filled[0] and filled[1] + nodes <= batch:
-            joined[-1] = [*joined[-1], *unit]
-            filled = (own, filled[1] + nodes)
-        else:
-            joined.append(unit)
-            filled = (own, nodes)
-    return joined
 
 
 def forward_kind(policy: PipelinePolicy, prompt: Prompt, size: Size) -> Size | None:

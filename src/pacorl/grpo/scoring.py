@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from functools import cache, partial
-from typing import TYPE_CHECKING
+from functools import partial
+from itertools import chain
+from typing import TypeVar
 
 import torch
 
@@ -20,17 +20,15 @@ from pacorl.core.schedule import seed_of
 from pacorl.grpo.rows import Row
 from pacorl.judge.judge import JudgeSettings, RemoteJudge
 from pacorl.rewards.consistency import Consistency, Contrast
-from pacorl.rewards.reward import Explains, PanelScores, Reward, RewardFunction, named, panel_scores_of, scores_of
+from pacorl.rewards.reward import PanelScores, Reward, RewardFunction, named, panel_scores_of
 from pacorl.runtime.cores import available_cores
 from pacorl.runtime.processes import Runtime, SharedFault
 from pacorl.runtime.workers import Call, Workers
 from pacorl.types import Prompt, RewardTable, Rollout
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
+Outcome = TypeVar("Outcome")
 Scores = Mapping[int, Sequence[PanelScores]]
-"""Global row → one score per reward, with its parts under panel credit."""
+"""Global row → one score per reward, with its parts."""
 
 MAX_MISSING = 0.2
 """Failure budget: the run saves and stops if a larger share of an epoch's scores is missing."""
@@ -38,62 +36,72 @@ SENDERS = 16
 """Concurrent rollout batches of a remote judge, whose `concurrency` limits the requests."""
 
 
-@dataclass(slots=True)
-class Batch:
-    """Rollouts whose images a reward scores in one call."""
-
-    number: int
-    rollouts: Sequence[Rollout]
-    rows: Sequence[int]
-    """Global rows of the samples."""
-    calls: Sequence[Call[list[PanelScores]]] = ()
-    """One per reward, once they are started."""
-
-
-@dataclass(eq=False)
 class Scorer:
-    """Scores rollouts in the order in which they are submitted. Use as a context manager."""
+    """Scores rollouts in the order in which they are submitted, on threads of its own."""
 
-    rewards: Mapping[str, Reward]
-    overlap: bool
-    """Whether scoring begins at submission, or in `results`."""
-    by_panel: bool = False
-    """Whether to collect the parts of the scores."""
-    timeout: float = math.inf
-    """Seconds per batch of a reward in this process."""
-    check_stop: Callable[[], None] = lambda: None
-    """Polled during waiting; may raise to stop."""
-    group_size: int = 1
-    """Samples of which a call has a multiple: the group's if a reward compares them."""
-    draw: tuple[int, int] = (0, 0)
-    """Seed and epoch of the draws of such a reward."""
-    _pending: list[Rollout] = field(default_factory=list)
-    _batches: list[Batch] = field(default_factory=list)
-
-    def __enter__(self) -> Scorer:
+    def __init__(
+        self,
+        rewards: Mapping[str, Reward],
+        *,
+        overlap: bool,
+        timeout: float = math.inf,
+        check_stop: Callable[[], None] = lambda: None,
+        group_size: int = 1,
+    ) -> None:
+        """
+        Args:
+            rewards: by name.
+            overlap: whether scoring begins at submission, or in `results`.
+            timeout: seconds per batch of a reward in this process. A server's requests have limits of their own.
+            check_stop: polled during waiting; may raise to stop.
+            group_size: samples of which a call has a multiple: the group's if a reward compares them.
+        """
+        self.rewards = rewards
+        self.overlap = overlap
+        self.timeout = timeout
+        self.check_stop = check_stop
+        self.group_size = group_size
         # In-process models need not be thread-safe; remote judges take concurrent requests.
         context = torch_context()
         self._local = Workers(1, name="pacorl-reward", context=context)
         self._remote = Workers(SENDERS, name="pacorl-reward-http", context=context)
-        return self
+        self._group: list[Rollout] = []
+        """Rollouts whose group is not complete."""
+        self._batches: list[tuple[list[int], list[Call[list[PanelScores]]]]] = []
+        """Global rows of samples, and one call per reward."""
 
-    def __exit__(self, *fault: object) -> None:
+    def close(self) -> None:
         """Abandon queued and running calls."""
         self._local.close()
         self._remote.close()
 
-    def submit(self, rollout: Rollout) -> None:
-        """Take a rollout's images, which must not change before `results`. Groups arrive one after the other."""
-        self._pending.append(rollout)
-        if sum(map(len, self._pending)) % self.group_size == 0:
-            rows = [row for rollout in self._pending for row in rollout.row_B]
-            batch = Batch(len(self._batches) + 1, self._pending, rows)
-            self._pending = []
-            self._batches.append(batch)
-            if self.overlap:
-                self._start(batch)
+    def submit(self, rollout: Rollout, *, draw: tuple[int, int] = (0, 0)) -> None:
+        """Take a rollout's images, which must not change before `results`. Groups arrive one after the other.
 
-    def results(self) -> dict[int, Sequence[PanelScores]]:
+        Args:
+            draw: seed and epoch of the draws of a reward that compares samples.
+        """
+        self._group.append(rollout)
+        if sum(len(rollout.row_B) for rollout in self._group) % self.group_size:
+            return
+        rollouts, self._group = self._group, []
+        prompts = [*chain.from_iterable(rollout.prompts for rollout in rollouts)]
+        images = [*chain.from_iterable(rollout.images for rollout in rollouts)]
+        rows = [*chain.from_iterable(rollout.row_B for rollout in rollouts)]
+
+        calls = []
+        for name, reward in self.rewards.items():
+            function: RewardFunction = reward
+            if isinstance(reward, Consistency) and reward.contrast:
+                function = Contrast(reward, [seed_of(*draw, "contrast", row) for row in rows])
+            act = partial(panel_scores_of, name, function, prompts, images, masked=True)
+            what = partial(_batch_name, name, len(self._batches) + 1, prompts)
+            calls.append(self._call(reward, act, what, batches=len(rollouts)))
+            if self.overlap:
+                calls[-1].queue()
+        self._batches.append((rows, calls))
+
+    def results(self) -> dict[int, list[PanelScores]]:
         """Wait for the scores of all submitted rollouts.
 
         Returns:
@@ -103,57 +111,34 @@ class Scorer:
             CallTimeout: if a reward of this process does not return.
             Exception: raised by a reward or `check_stop`.
         """
-        assert not self._pending, "`assign_rows` keeps groups whole"
-        scores_of_row: dict[int, Sequence[PanelScores]] = {}
-        for batch in self._batches:
-            self._start(batch)
-            columns = [call.result(self.check_stop) for call in batch.calls]
-            scores_of_row |= {row: scores for row, *scores in zip(batch.rows, *columns, strict=True)}
+        assert not self._group, "`assign_rows` keeps groups whole"
+        for call in chain.from_iterable(calls for _, calls in self._batches):
+            call.queue()
+        scores_of_row: dict[int, list[PanelScores]] = {}
+        for rows, calls in self._batches:
+            columns = [call.result(self.check_stop) for call in calls]
+            scores_of_row |= {row: scores for row, *scores in zip(rows, *columns, strict=True)}
         self._batches.clear()
         return scores_of_row
 
-    def last_error(self) -> str:
-        """Return the rewards' reasons for missing scores."""
-        reasons = []
-        for name, reward in self.rewards.items():
-            if isinstance(reward, Explains) and reward.last_error:
-                reasons.append(f"{name}: {reward.last_error}")
-        return "; ".join(reasons)
+    def ask(self, reward: object, act: Callable[[], Outcome], what: str, *, batches: int = 1) -> Outcome:
+        """Call a reward on its thread; `what` is the subject of the message if it does not return.
 
-    def _start(self, batch: Batch) -> None:
-        """Queue a call of each reward, unless they are queued."""
-        if batch.calls:
-            return
-        prompts = [prompt for rollout in batch.rollouts for prompt in rollout.prompts]
-        images = [image for rollout in batch.rollouts for image in rollout.images]
-        calls = []
-        for name, reward in self.rewards.items():
-            workers = self._remote if asks_elsewhere(reward) else self._local
-            score = partial(self._score, name, prompts, images, batch.rows)
-            what = f"reward {name} (batch {batch.number}: {named(prompts)})"
-            calls.append(workers.submit(score, what, seconds=time_limit(reward, self.timeout * len(batch.rollouts))))
-        batch.calls = calls
+        Args:
+            batches: number of batches, whose time limits add up.
+        """
+        return self._call(reward, act, lambda: what, batches=batches).result(self.check_stop)
 
-    def _score(
-        self, name: str, prompts: Sequence[Prompt], images: Sequence[Image], rows: Sequence[int]
-    ) -> list[PanelScores]:
-        """Score samples by one reward."""
-        reward: RewardFunction = self.rewards[name]
-        if isinstance(reward, Consistency) and reward.contrast:
-            reward = Contrast(reward, [seed_of(*self.draw, "contrast", row) for row in rows])
-        if self.by_panel:
-            return panel_scores_of(name, reward, prompts, images, masked=True)
-        return [PanelScores(score, None) for score in scores_of(name, reward, prompts, images, masked=True)]
+    def _call(
+        self, reward: object, act: Callable[[], Outcome], what: Callable[[], str], *, batches: int
+    ) -> Call[Outcome]:
+        if isinstance(getattr(reward, "judge", None), RemoteJudge):
+            return Call(self._remote, act, what)
+        return Call(self._local, act, what, batches * self.timeout)
 
 
-def asks_elsewhere(reward: object) -> bool:
-    """Check whether a reward uses a judge in another process."""
-    return isinstance(getattr(reward, "judge", None), RemoteJudge)
-
-
-def time_limit(reward: object, seconds: float) -> float:
-    """Return the time limit of a reward's call: none if it asks a server, whose requests have limits."""
-    return math.inf if asks_elsewhere(reward) else seconds
+def _batch_name(reward: str, number: int, prompts: Sequence[Prompt]) -> str:
+    return f"reward {reward} (batch {number}: {named(prompts)})"
 
 
 def overlaps(judge: JudgeSettings | None, *, device: torch.device) -> bool:
@@ -169,8 +154,10 @@ def torch_context() -> Callable[[], ExitStack]:
     card: int | None = None
     if torch.cuda.is_available():
         card = torch.cuda.current_device()
-        # On the default stream the judge's kernels and sampling's would wait for each other.
-        stream = _reward_stream()
+        # On the default stream the judge's kernels and sampling's would wait for each other. The default stream has
+        # copied the rewards' weights.
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.default_stream())
 
     def enter() -> ExitStack:
         stack = ExitStack()
@@ -183,14 +170,6 @@ def torch_context() -> Callable[[], ExitStack]:
     return enter
 
 
-@cache
-def _reward_stream() -> torch.cuda.Stream:
-    """Create the stream of all rewards, after the default stream has copied their weights."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.default_stream())
-    return stream
-
-
 # --- the scores of all ranks -----------------------------------------------------------------------------------
 
 
@@ -201,7 +180,12 @@ def collect_scores(scorer: Scorer, runtime: Runtime) -> tuple[Scores, list[str]]
         SharedFault: wraps a reward's exception on any rank.
     """
     scores = runtime.gather_rows(scorer.results)
-    return scores, sorted(set(runtime.gather(scorer.last_error())) - {""})
+    reasons = []
+    for name, reward in scorer.rewards.items():
+        error = getattr(reward, "last_error", "")
+        if error:
+            reasons.append(f"{name}: {error}")
+    return scores, sorted(set(chain.from_iterable(runtime.gather(reasons))))
 
 
 def columns_of(scores: Scores, rows: Sequence[Row], names: Sequence[str]) -> dict[str, list[float | None]]:

@@ -11,17 +11,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pacorl.core.devices import check_card_used
 from pacorl.core.metric_names import ALARM, SECONDS
 from pacorl.core.objectives import OBJECTIVES
-from pacorl.core.sampler import Sampler
-from pacorl.grpo import builders, checkpoint, scoring
+from pacorl.grpo import builders, checkpoint
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.epoch import run_epoch
 from pacorl.grpo.evaluate import evaluate
@@ -44,15 +44,13 @@ from pacorl.runtime.logbook import Logbook, Progress, TrainResult
 from pacorl.runtime.processes import Runtime, SharedFault, allow_tf32, lost_ranks
 from pacorl.runtime.stopping import Interrupted
 from pacorl.runtime.turns import Turns
-from pacorl.runtime.workers import CallTimeout, call_in_time
+from pacorl.runtime.workers import CallTimeout
 from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 logger = logging.getLogger(__name__)
-
-Answer = TypeVar("Answer")
 
 ExtraMetrics = Callable[[Sequence[Prompt], Sequence["Image"]], Mapping[str, float]]
 """Additional evaluation metrics from prompts and images, such as an oracle's. They are logged and never rewarded."""
@@ -138,8 +136,6 @@ class PolicyTrainer:
         """Processes of the run."""
         self.objective = OBJECTIVES[config.objective.name]
         """Training objective."""
-        self.by_panel = config.advantages.panel_share > 0
-        """Whether each panel has an advantage of its own."""
         if self.runtime.sharded and config.memory == "lowest":
             raise ValueError(
                 "memory lowest and FSDP2: what is streamed is not there to be sharded; take memory: low, or launch "
@@ -202,12 +198,16 @@ class PolicyTrainer:
         self.policy.free_encoders()  # now: encoders, transformer and judge together may exceed the device's memory
         torch.cuda.empty_cache()
         builders.place_transformer(config, self.policy, device=device, sharded=self.runtime.sharded)
+        self.first_draw = builders.first_draw(config, self.policy, self.cache, self.division)
+        """Parameters of the first epoch's rollouts."""
 
         # 3. Scorers, after the text encoders are freed: both together may not fit on the device.
         self.turns = (
             Turns(self.policy.transformer, device=device) if config.in_turns and not self.runtime.sharded else None
         )
         """Generator and scorers that alternate on the device, with little memory."""
+        self.scoring: Callable[[], AbstractContextManager[None]] = self.turns.scoring if self.turns else nullcontext
+        """Makes the context in which the scorers are on the device."""
         with self.scoring():
             judges |= opened(remote=False)
             self.rewards, self.held_out = builders.build_run_rewards(
@@ -222,7 +222,7 @@ class PolicyTrainer:
             if self.turns:
                 self.turns.add(scorers)
         if self.turns and not self.turns.scorers:  # all scores come from other processes
-            self.turns = None
+            self.turns, self.scoring = None, nullcontext
         self.judge = judges.get("rewards")
         """Judge of the rewards; None if no reward uses a judge."""
         asking = [reward for reward in self.rewards.values() if isinstance(reward, Consistency)]
@@ -230,9 +230,16 @@ class PolicyTrainer:
             asking = [Consistency(self.judge)]
         self.consistency = asking[0] if asking else None
         """The reward of consistency, or one of the run's judge, which asks for the theme; None without a judge."""
-        # In turns the scorers are off the device during sampling.
-        self.overlap = not self.turns and overlaps(config.judge, device=device)
-        """Whether samples are scored while the next are drawn."""
+        self.scorer = Scorer(
+            self.rewards,
+            # In turns the scorers are off the device during sampling.
+            overlap=not self.turns and overlaps(config.judge, device=device),
+            timeout=config.reward_timeout,
+            # Not `check_stop`, a collective: each rank waits for its own scores.
+            check_stop=self.runtime.check_signal,
+            group_size=config.group_size if self.division.whole_groups else 1,
+        )
+        self._open.callback(self.scorer.close)
 
         # 4. Optimizer and copies of the adapter.
         lags = self.objective.needs == "endpoint"
@@ -300,13 +307,8 @@ class PolicyTrainer:
             self._save_if_due()
             self._raise_alarms()
 
-    def run_epoch(self) -> dict[str, float]:
-        """Run the next epoch and return its metrics; see `grpo.epoch`."""
-        return run_epoch(self)
-
-    def evaluate(self) -> dict[str, float]:
-        """Evaluate the averaged adapter and return the metrics; see `grpo.evaluate`."""
-        return evaluate(self)
+    run_epoch = run_epoch
+    evaluate = evaluate
 
     def _evaluate_if_due(self) -> bool:
         """Evaluate before the first epoch, after the last, and every so many between; once each, also after a stop.
@@ -346,10 +348,12 @@ class PolicyTrainer:
     # --- policies and scorers of the epoch ---------------------------------------------------------------------
 
     @property
-    def sampler(self) -> Sampler:
-        """Sampler of the next epoch."""
+    def draw(self) -> Draw:
+        """Parameters of the next epoch's rollouts, whose noise window may move."""
         config = self.config
-        return config.sampling.sampler(self.epoch, group_size=config.group_size, seed=config.seed, spec=self.objective)
+        steps = config.sampling.window.at(self.epoch, config.sampling.sde_steps, seed=config.seed)
+        sampler = self.first_draw.sampler.model_copy(update={"sde_steps": steps})
+        return replace(self.first_draw, sampler=sampler, epoch=self.epoch)
 
     def sampling_policy(self) -> AbstractContextManager[None]:
         """Swap in the sampling policy, if it differs from the trained policy."""
@@ -361,45 +365,6 @@ class PolicyTrainer:
         if self.objective.lag is None:
             old.approach(1.0)
         return old.swapped_in()
-
-    def scoring(self) -> AbstractContextManager[None]:
-        """Move the scorers to the device during the block, with `memory: low`."""
-        return self.turns.scoring() if self.turns else nullcontext()
-
-    def draw(self, sampler: Sampler) -> Draw:
-        """Create the parameters of the next epoch's rollouts."""
-        config = self.config
-        return Draw(
-            self.policy,
-            sampler,
-            self.cache,
-            seed=config.seed,
-            epoch=self.epoch,
-            batch=self.division.batch,
-            nodes=config.nodes_of_step,
-            as_trained=config.model.compile != "none" and self.objective.needs == "path",
-            by_panel=self.by_panel,
-        )
-
-    def scorer(self) -> Scorer:
-        """Create the scorer of an epoch's samples; it overlaps with sampling if possible."""
-        config = self.config
-        return Scorer(
-            self.rewards,
-            overlap=self.overlap,
-            by_panel=self.by_panel,
-            timeout=config.reward_timeout,
-            # Not `check_stop`, a collective: each rank waits for its own scores.
-            check_stop=self.runtime.signals.check,
-            group_size=config.group_size if config.whole_groups else 1,
-            draw=(config.seed, self.epoch),
-        )
-
-    def ask(self, reward: object, act: Callable[[], Answer], what: str, *, batches: int = 1) -> Answer:
-        """Call a reward on a thread, at most `reward_timeout` for each batch; `what` is the subject of the message."""
-        seconds = scoring.time_limit(reward, batches * self.config.reward_timeout)
-        check_stop = self.runtime.signals.check
-        return call_in_time(act, what, seconds=seconds, context=scoring.torch_context(), check_stop=check_stop)
 
     # --- records -----------------------------------------------------------------------------------------------
 

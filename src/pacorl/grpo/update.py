@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from pacorl.types import Advantages, NodeBatch, Rollout, Samples
 
 if TYPE_CHECKING:
     from pacorl.core.objectives import Loss, Metric
-    from pacorl.grpo.trainer import PolicyTrainer
     from pacorl.models.policies.pipeline import PipelinePolicy
 
 
@@ -44,41 +42,6 @@ class PolicyLoss:
     """The sampling policy; None if it equals the trained policy bit for bit."""
 
 
-def learn(
-    trainer: PolicyTrainer, sampler: Sampler, samples: Sequence[Samples], epoch_advantages: Advantages
-) -> dict[str, float]:
-    """Take the epoch's optimizer steps, one per update; a step whose gradient is not finite is skipped on all ranks.
-
-    Returns:
-        Mean metrics over updates and ranks, and the largest ratio deviation.
-    """
-    config, lora, runtime, lag = trainer.config, trainer.lora, trainer.runtime, trainer.objective.lag
-    sampled_at = lora.step
-    history: dict[str, list[float]] = defaultdict(list)
-    with trainer.progress.phase("updating", total=len(samples)) as advance:
-        for update in samples:
-            # Before the first step the trained policy is the sampling policy: one forward serves as both.
-            old = lora.old if lora.step > sampled_at or lag else None
-            policy_loss = PolicyLoss(
-                trainer.policy, sampler, trainer.cache, config.objective, advantage_clip=config.advantages.clip, old=old
-            )
-            seed = (config.seed, trainer.epoch, 0)
-            metrics = update_policy(policy_loss, update, epoch_advantages, runtime=runtime, draw=seed)
-            norm = lora.take_step()
-            metrics |= {"grad_norm": norm, "skipped": float(not math.isfinite(norm))}
-            for name, value in metrics.items():
-                history[name].append(value)
-            advance(1)
-
-    # The sampling policy follows, if it lags: old ← lag·old + (1 − lag)·trained.
-    if lora.old and lag:
-        lora.old.approach(1 - lag(lora.step))
-    means = gather_metrics(history, runtime)
-    if trainer.objective.needs == "path":
-        trainer.warn_once("ratio", ratio_warning(means, config.objective.ratio_tolerance, epoch=trainer.epoch + 1))
-    return means
-
-
 def update_policy(
     policy_loss: PolicyLoss, samples: Samples, values: Advantages, *, runtime: Runtime, draw: tuple[int, ...]
 ) -> dict[str, float]:
@@ -95,27 +58,30 @@ def update_policy(
         draw: seed of the endpoints' noise.
 
     Returns:
-        The mean of each metric over samples and steps, and the largest ratio deviation.
+        The mean of each metric over samples and steps, and the largest ratio deviation of each step.
     """
-    # 1. The terms of the loss, one forward each: the samples in its mean, and a function that computes it.
-    terms: list[tuple[int, Callable[[], Loss]]] = []
+    # 1. The terms of the loss, one forward each: the samples in its mean, the step, and a function that computes it.
+    terms: list[tuple[int, int, Callable[[], Loss]]] = []
     if OBJECTIVES[policy_loss.options.name].needs == "path":
         for nodes in samples.nodes:
-            terms.append((len(nodes.row_B), partial(_path_loss, policy_loss, nodes, values)))
+            terms.append((len(nodes.row_B), nodes.step, partial(_path_loss, policy_loss, nodes, values)))
     else:
         for rollout in samples.rollouts:
             for step in policy_loss.sampler.sde_steps:
                 loss_at_sigma = partial(_endpoint_loss, policy_loss, rollout, values, step, draw=draw)
-                terms.append((len(rollout), loss_at_sigma))
-    total = sum(count for count, _ in terms)
+                terms.append((len(rollout.row_B), step, loss_at_sigma))
+    total = sum(count for count, _, _ in terms)
 
     # 2. Forward and backward of each.
     results = []
-    for number, (count, compute) in enumerate(terms):
+    for number, (count, step, compute) in enumerate(terms):
         last = number == len(terms) - 1
         with runtime.accumulating(policy_loss.policy.transformer, last=last):
             loss, metrics = compute()
             (loss / (total / count)).backward()
+        if RATIO_DEVIATION in metrics:
+            # By its step, since a late step may deviate where an early step does not.
+            metrics[f"{RATIO_DEVIATION}/{step}"] = metrics.pop(RATIO_DEVIATION)
         results.append((count, metrics | {"loss": loss.detach()}))
 
     # 3. Metrics of this rank's equal share.
@@ -212,7 +178,6 @@ def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) ->
         ),
         options,
     )
-    metrics = _of_step(metrics, step)
 
     # 3. KL to the base.
     if options.kl_weight > 0:
@@ -247,7 +212,7 @@ def _endpoint_loss(
     panels = None
     if values.value_BP is not None:
         panels = panels_of(policy, rollout.prompts, rollout.size, device=device)
-        advantage_B = panels.at_tokens(to_device(values.credited[rollout.row_B].to(clean.dtype), device))
+        advantage_B = panels.at_tokens(to_device(values.value_BP[rollout.row_B].to(clean.dtype), device))
         used_B = used_B[:, None].expand_as(advantage_B)
 
     # 3. Velocities. Old and base come first: they change weights in place, which would break the trained policy's
@@ -277,13 +242,7 @@ def _endpoint_loss(
         ),
         options,
     )
-    metrics = _of_step(metrics, step)
     if base is not None:
         divergence = ((velocity - base) ** 2).mean()
         return loss + options.kl_weight * divergence, metrics | {"kl": divergence}
     return loss, metrics
-
-
-def _of_step(metrics: Mapping[str, Metric], step: int) -> dict[str, Metric]:
-    """Name a ratio deviation by its step, since a late step may deviate where an early step does not."""
-    return {f"{name}/{step}" if name == RATIO_DEVIATION else name: value for name, value in metrics.items()}

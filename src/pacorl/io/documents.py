@@ -267,7 +267,7 @@ def write_json(path: Path, document: Any, *, indent: int | None = 2, mode: int =
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]], *, mode: int = SHARED) -> None:
     """Write all rows, or none; they are not held in memory."""
     with replacing(path, mode=mode) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as handle:
-        handle.writelines(map(_line, rows))
+        handle.writelines(dump_json(row, indent=None) + "\n" for row in rows)
 
 
 def write_json_list(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -282,11 +282,7 @@ def write_json_list(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def append_jsonl(path: Path, *rows: Mapping[str, Any]) -> None:
     """Append rows to a private file by `append_flushed`. Raises OSError."""
-    append_flushed(path, "".join([_line(row) for row in rows]).encode())
-
-
-def _line(row: Mapping[str, Any]) -> str:
-    return dump_json(row, indent=None) + "\n"
+    append_flushed(path, "".join([dump_json(row, indent=None) + "\n" for row in rows]).encode())
 
 
 class Journal:

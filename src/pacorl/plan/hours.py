@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from pacorl.core.devices import NONE
 from pacorl.core.objectives import OBJECTIVES
-from pacorl.core.sampler import Sampler, Tree
+from pacorl.core.sampler import Sampler
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import divide
 from pacorl.plan.passes import Generator
@@ -71,8 +71,7 @@ def forwards_of(config: PolicyConfig) -> Forwards:
     division = divide(config, world=config.processes)
     samples = division.prompts * config.group_size
     sampler = config.sampling.sampler(0, group_size=config.group_size, seed=config.seed, spec=spec)
-    # Without noise each sample passes all steps independently.
-    tree = sampler.tree if sampler.stochastic else Tree(config.group_size)
+    tree = sampler.tree
     levels = range(len(tree.branches))
     nodes = [1 / tree.leaves(level) for level in levels]
     """Of an image at each stochastic step."""

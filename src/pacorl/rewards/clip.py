@@ -23,7 +23,7 @@ from pacorl.core.batches import in_batches
 from pacorl.core.grid import split
 from pacorl.core.set_scores import panel_shares
 from pacorl.io.pretrained import pretrained
-from pacorl.rewards.reward import PanelScores, RewardError, check_pairs, check_panels
+from pacorl.rewards.reward import PanelReward, PanelScores, RewardError, check_pairs, check_panels
 from pacorl.types import Prompt
 
 CLIP_H = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
@@ -115,15 +115,12 @@ class ClipReward:
         return [self.clip.load()[0]]
 
 
-class PartsReward(ClipReward):
+class PartsReward(ClipReward, PanelReward):
     """Base class of CLIP rewards that are a mean over parts of a set."""
 
     def parts(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[dict[tuple[int, ...], float]]:
         """Compute per image the cosine of each part, by the panels that it contains."""
         raise NotImplementedError
-
-    def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        return [result.score for result in self.panel_scores(prompts, images)]
 
     def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
         """Score each image, with the cosines as parts."""

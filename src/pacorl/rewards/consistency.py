@@ -15,14 +15,13 @@ from typing import ClassVar
 from PIL.Image import Image
 
 from pacorl.core import questions as wordings
-from pacorl.core.contrast import contrast_scores, draw_pairs_across, pairs_within
 from pacorl.core.grid import SetImages, split
-from pacorl.core.set_scores import panel_shares, whole_mean
+from pacorl.core.set_scores import contrast_scores, draw_pairs_across, pairs_within, panel_shares, whole_mean
 from pacorl.io.images import open_image
 from pacorl.judge import pairwise
 from pacorl.judge.judge import Judge
 from pacorl.judge.pairwise import Ask, Key, Pair
-from pacorl.rewards.reward import PanelScores, RewardError, check_pairs, check_panels, named, tempered
+from pacorl.rewards.reward import PanelReward, PanelScores, RewardError, check_pairs, check_panels, named, tempered
 from pacorl.types import Prompt, Question, Verdict
 
 
@@ -51,10 +50,10 @@ class JudgedReward:
 
     def note_error(self, verdicts: Sequence[Verdict]) -> None:
         """Remember the reason of a missing verdict."""
-        self.last_error = next((verdict.error for verdict in verdicts if not verdict.valid), self.last_error)
+        self.last_error = next((verdict.error for verdict in verdicts if verdict.p_yes is None), self.last_error)
 
 
-class Consistency(JudgedReward):
+class Consistency(JudgedReward, PanelReward):
     """Mean P(Yes) over all pairs of panels (arXiv 2512.04784, §3.3): 6 questions per 2×2 grid.
 
     `ask="theme"` asks once per pair whether the two suit the set's theme (the paper's reward). `ask="criteria"` asks
@@ -95,9 +94,6 @@ class Consistency(JudgedReward):
                     "give the record 'criteria', or take ask: theme"
                 )
 
-    def __call__(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[float | None]:
-        return [self.score(verdicts) for verdicts in self.pairs(prompts, images)]
-
     def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[PanelScores]:
         """Score each image, with its pairs as parts."""
         scored = []
@@ -133,11 +129,11 @@ class Consistency(JudgedReward):
 
 
 @dataclass(frozen=True)
-class Contrast:
+class Contrast(PanelReward):
     """Consistency less the agreement across sets: the reward of a training call, which holds whole groups.
 
     A panel's score is ½(1 + within − `contrast` · across): within is its mean P(Yes) with the other panels of its set,
-    across with panels of `partners` other sets of its group, asked alike (`core.contrast`, which explains the scale
+    across with panels of `partners` other sets of its group, asked alike (`core.set_scores`, which explains the scale
     and draws the pairs). A set's score is the mean over its panels. This departs from PaCo-RL, which has no negatives.
 
     Example:
@@ -147,9 +143,6 @@ class Contrast:
     reward: Consistency
     seeds: Sequence[int]
     """One per image, of the draw of its pairs."""
-
-    def __call__(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[float | None]:
-        return [result.score for result in self.panel_scores(prompts, images)]
 
     def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[PanelScores]:
         """Score each image, with its panels as parts; a pair within a set counts for both of its panels.
@@ -190,7 +183,7 @@ class Contrast:
         return scored
 
 
-class PanelMatch(JudgedReward):
+class PanelMatch(JudgedReward, PanelReward):
     """Mean P(Yes) that a panel shows its own text: prompt fidelity, asked of the same judge.
 
     The released code rewards CLIP's text–image cosine here (`panel_clip_text`). A judge is more precise than a small
@@ -201,9 +194,6 @@ class PanelMatch(JudgedReward):
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         check_panels(self.name, prompts)
-
-    def __call__(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[float | None]:
-        return [result.score for result in self.panel_scores(prompts, images)]
 
     def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[PanelScores]:
         """Score each image, with its panels' texts as parts."""

@@ -20,7 +20,7 @@ from pacorl.judge import pairwise
 from pacorl.judge.judge import Judge
 from pacorl.records.characters import characters_of
 from pacorl.rewards.consistency import JudgedReward
-from pacorl.rewards.reward import PanelScores, RewardError, named
+from pacorl.rewards.reward import PanelReward, PanelScores, RewardError, named
 from pacorl.types import Character, Prompt, Question, Verdict
 
 About = Literal["present", "same", "copied", "followed"]
@@ -42,7 +42,7 @@ class PanelQuestion:
     """The reference or source shown first; None for a panel alone."""
 
 
-class Reference(JudgedReward):
+class Reference(JudgedReward, PanelReward):
     """Mean over panels of P(present) · P(same character) · (1 − `copy_penalty` · P(same pose and framing)).
 
     A panel's score is the mean over the characters that its text names (`characters_of`); panels without a character
@@ -76,9 +76,6 @@ class Reference(JudgedReward):
                     f"{named([prompt])} has no panel of a character with images, and {self.name} compares them; give "
                     "the record 'characters': {NAME: {description: …, images: […]}}"
                 )
-
-    def __call__(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[float | None]:
-        return [result.score for result in self.panel_scores(prompts, images)]
 
     def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[PanelScores]:
         """Score each image, with its panels as parts."""

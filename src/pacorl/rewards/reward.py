@@ -67,12 +67,15 @@ class ScoresPanels(Protocol):
         """Score each image as the reward does, with the parts."""
 
 
-@runtime_checkable
-class Explains(Protocol):
-    """Reward with a reason for missing scores."""
+class PanelReward:
+    """Base class of rewards with parts: a subclass implements `panel_scores`."""
 
-    last_error: str
-    """The newest reason."""
+    def __call__(self, prompts: Sequence[Prompt], images: Sequence[Any]) -> list[float | None]:
+        return [result.score for result in self.panel_scores(prompts, images)]
+
+    def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Any]) -> list[PanelScores]:
+        """Score each image, with its parts."""
+        raise NotImplementedError
 
 
 def listed(
@@ -96,30 +99,29 @@ def listed(
 def scores_of(
     name: str, reward: RewardFunction, prompts: Sequence[Prompt], images: Sequence[Image], *, masked: bool = False
 ) -> list[float | None]:
-    """Compute one reward's scores, each a finite number or None. Raises RewardError naming the reward and the record.
-
-    With `masked`, numbers that are not finite become NaN, for callers that exclude them.
-    """
-    scores = listed(name, reward(prompts, images), len(prompts), prompts)
-    return [_finite(name, value, prompt, masked=masked) for value, prompt in zip(scores, prompts, strict=True)]
+    """Compute one reward's scores, each a finite number or None; see `panel_scores_of`."""
+    return [result.score for result in panel_scores_of(name, reward, prompts, images, masked=masked)]
 
 
 def panel_scores_of(
     name: str, reward: RewardFunction, prompts: Sequence[Prompt], images: Sequence[Image], *, masked: bool = False
 ) -> list[PanelScores]:
-    """Compute one reward's scores as `scores_of` does, with the parts of those that have parts.
+    """Compute one reward's scores, with their parts if it has parts (`ScoresPanels`).
 
-    A score is missing if one of its parts is, and NaN if one of its parts is.
+    A score is missing if one of its parts is, and NaN if one of its parts is. With `masked`, numbers that are not
+    finite become NaN, for callers that exclude them.
 
     Raises:
         RewardError: naming the reward and the record, if a score or its parts are invalid.
     """
     scorer: object = reward
-    if not isinstance(scorer, ScoresPanels):
-        return [PanelScores(score, None) for score in scores_of(name, reward, prompts, images, masked=masked)]
+    has_parts = isinstance(scorer, ScoresPanels)
+    results: Any = scorer.panel_scores(prompts, images) if isinstance(scorer, ScoresPanels) else reward(prompts, images)
     checked = []
-    results: list[Any] = listed(name, scorer.panel_scores(prompts, images), len(prompts), prompts)
-    for prompt, result in zip(prompts, results, strict=True):
+    for prompt, result in zip(prompts, listed(name, results, len(prompts), prompts), strict=True):
+        if not has_parts:
+            checked.append(PanelScores(_finite(name, result, prompt, masked=masked), None))
+            continue
         # A user's class may return plain numbers here.
         if not isinstance(result, PanelScores):
             raise RewardError(
@@ -159,12 +161,7 @@ def _finite(name: str, value: object, prompt: Prompt, *, masked: bool) -> float 
 
 
 def smoke_test(
-    rewards: Mapping[str, Reward],
-    prompts: Sequence[Prompt],
-    *,
-    size: Size,
-    by_panel: bool = False,
-    timeout: float = math.inf,
+    rewards: Mapping[str, Reward], prompts: Sequence[Prompt], *, size: Size, timeout: float = math.inf
 ) -> None:
     """Make every reward ready and have it score one grid image of noise, before anything is generated.
 
@@ -172,7 +169,6 @@ def smoke_test(
         rewards: by name.
         prompts: to choose the image's from.
         size: of the image.
-        by_panel: whether to check the parts of the scores too.
         timeout: seconds that a reward may score for, its loading aside.
 
     Raises:
@@ -186,21 +182,16 @@ def smoke_test(
     for name, reward in rewards.items():
         if isinstance(reward, Loads):
             reward.load()
-        trial = partial(_trial_score, name, reward, prompt, noise, by_panel=by_panel)
+        trial = partial(scores_of, name, reward, [prompt], [noise])
         try:
-            score = call_in_time(trial, f"reward {name} (trial image)", seconds=timeout)
+            (score,) = call_in_time(trial, f"reward {name} (trial image)", seconds=timeout)
         except CallTimeout as fault:
             # A new run has nothing to save, and would hang again.
             raise RewardError(str(fault)) from None
         if score is None:
-            why = f": {reward.last_error}" if isinstance(reward, Explains) and reward.last_error else ""
+            reason = getattr(reward, "last_error", "")
+            why = f": {reason}" if reason else ""
             raise RewardError(f"reward {name!r} has no score for a trial image of {named([prompt])}{why}")
-
-
-def _trial_score(name: str, reward: Reward, prompt: Prompt, image: Image, *, by_panel: bool) -> float | None:
-    if by_panel:
-        return panel_scores_of(name, reward, [prompt], [image])[0].score
-    return scores_of(name, reward, [prompt], [image])[0]
 
 
 # --- helpers of rewards ----------------------------------------------------------------------------------------

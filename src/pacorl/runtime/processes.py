@@ -171,6 +171,11 @@ class Runtime:
 
     # --- stopping ----------------------------------------------------------------------------------------------
 
+    def check_signal(self) -> None:
+        """Raise Interrupted if this process was told to stop."""
+        if self.signals.told:
+            raise Interrupted("told to stop")
+
     def check_stop(self) -> None:
         """Raise Interrupted, on all ranks alike, if any of them was told to stop. Call it after each batch."""
         # A launcher's signal reaches ranks at different batches; a rank leaving alone would hang the next collective.

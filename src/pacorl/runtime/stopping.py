@@ -40,11 +40,6 @@ class StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def check(self) -> None:
-        """Raise Interrupted if a signal has come to this process."""
-        if self.told:
-            raise Interrupted("told to stop")
-
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.told and time.monotonic() - self._told_at > REPEATED_SIGNAL:
             raise KeyboardInterrupt

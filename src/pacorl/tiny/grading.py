@@ -8,9 +8,9 @@ from statistics import fmean
 import numpy as np
 from PIL import Image
 
-from pacorl.core.contrast import kappa
 from pacorl.core.grid import split
 from pacorl.core.ranking import Interval, t_interval
+from pacorl.core.set_scores import kappa
 from pacorl.tiny.oracle import Oracle, agreement, evenness, grade, majority
 from pacorl.tiny.words import asked_in
 from pacorl.tiny.world import LOOKS, Panel

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from pacorl.core.contrast import equal_shares
+from pacorl.core.set_scores import equal_shares
 from pacorl.tiny.words import asked_in
 from pacorl.tiny.world import LOOKS, VALUES, Panel, layer, over
 from pacorl.types import Prompt

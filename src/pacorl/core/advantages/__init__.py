@@ -41,6 +41,9 @@ Floor = Literal["none", "max", "add"]
 class AggregateOptions(Section):
     """The settings that every aggregate has; an aggregate adds its own."""
 
+    if TYPE_CHECKING:  # an option of some aggregates, and fixed for others
+        std: Literal["group", "global"]
+
     aggregate: str
     credit: Literal["set", "panel"] | Share | None = None
     """What the tokens of a panel learn from. set: the scores of the whole set. panel: the parts of them that contain
@@ -52,11 +55,6 @@ class AggregateOptions(Section):
     have little effect."""
     clip: float = Field(5.0, gt=0)
     """Advantages are clipped to ±clip."""
-
-    @property
-    def std_over(self) -> Literal["group", "global"]:
-        """Scope of the standard deviation in Eq. 2: the group, or the whole epoch."""
-        return "group"
 
     @property
     def panel_share(self) -> float:
@@ -71,10 +69,6 @@ class GroupedOptions(AggregateOptions):
 
     std: Literal["group", "global"] = "group"
     """Scope of the standard deviation in Eq. 2."""
-
-    @property
-    def std_over(self) -> Literal["group", "global"]:
-        return self.std
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +123,18 @@ def advantages(table: RewardTable, options: AggregateOptions, *, weights: Sequen
     # fp64 throughout: differences within a group may be below fp32's resolution.
     scores = Scores(score_RB, valid_B, table.group_B, weight_R=score_RB.new_tensor(weights))
     combined_B = spec.combine(scores, options)
-    value_B = normalize_groups(combined_B, valid_B, table.group_B, std=options.std_over, floor=options.floor)
+    divisor_B = group_divisor(combined_B, valid_B, table.group_B, std=options.std, floor=options.floor)
+    value_B = group_centred(combined_B, valid_B, table.group_B) / divisor_B
     value_BP = None
     if options.panel_share and table.part_RBP is not None:
-        value_BP = panel_advantages(table, scores, combined_B, options)
+        value_BP = panel_advantages(table, scores, combined_B, options, set_divisor_B=divisor_B)
     stats = _stats(table, valid_B, combined_B) | (spec.stats(scores, table.names, options) if valid_B.any() else {})
     return Advantages(value_B.clamp(-options.clip, options.clip), valid_B, stats, value_BP)
 
 
-def panel_advantages(table: RewardTable, scores: Scores, combined_B: Tensor, options: AggregateOptions) -> Tensor:
+def panel_advantages(
+    table: RewardTable, scores: Scores, combined_B: Tensor, options: AggregateOptions, *, set_divisor_B: Tensor
+) -> Tensor:
     """Compute the advantage of each panel from the parts of the scores that contain it.
 
     A set's score R^k is a sum of parts, such as a sixth of each pair's P(Yes). Its part R_p^k is the sum over those
@@ -158,14 +155,13 @@ def panel_advantages(table: RewardTable, scores: Scores, combined_B: Tensor, opt
     valid_BP = scores.valid_B[:, None] & table.part_RBP.isfinite().all(0)
 
     # 2. Comparison in the group.
-    divisor = partial(group_divisor, group_B=table.group_B, std=options.std_over, floor=options.floor)
     set_mean_B = group_mean(combined_B, scores.valid_B, table.group_B)
-    set_divisor_B = divisor(combined_B, scores.valid_B)
     value_BP = score_BP.new_empty(score_BP.shape)
     for panel, (score_B, valid_B) in enumerate(zip(score_BP.T, valid_BP.T, strict=True)):
         centred_B = group_centred(score_B, valid_B, table.group_B)
         # Around the sets' means: a standard deviation of the epoch contains the groups' differences.
-        own_divisor_B = divisor(set_mean_B + centred_B, valid_B)
+        around_B = set_mean_B + centred_B
+        own_divisor_B = group_divisor(around_B, valid_B, table.group_B, std=options.std, floor=options.floor)
         value_BP[:, panel] = centred_B / own_divisor_B.maximum(set_divisor_B)
     return value_BP.clamp(-options.clip, options.clip)
 
@@ -182,16 +178,17 @@ def _stats(table: RewardTable, valid_B: Tensor, combined_B: Tensor) -> dict[str,
 
     # Of each reward, and of their combination.
     scores = table.score_RB[:, valid_B]
-    group_B = table.group_B[valid_B]
+    deviation = partial(group_std, valid_B=valid_B[valid_B], group_B=table.group_B[valid_B])
     for name, score_B, spread in zip(table.names, scores, coefficient_of_variation(scores), strict=True):
         stats |= {
             f"reward/{name}/mean": float(score_B.mean()),
             f"reward/{name}/std": float(score_B.std(correction=0)),
             f"reward/{name}/cv": float(spread),
-            f"reward/{name}/zero_std_groups": zero_std_share(score_B, group_B),
+            f"reward/{name}/zero_std_groups": float((deviation(score_B) < ZERO_STD).double().mean()),
         }
-    stats["advantage/zero_std_groups"] = zero_std_share(combined_B[valid_B], group_B)
-    stats["advantage/group_std"] = float(group_std(combined_B[valid_B], group_B).mean())
+    std_B = deviation(combined_B[valid_B])
+    stats["advantage/zero_std_groups"] = float((std_B < ZERO_STD).double().mean())
+    stats["advantage/group_std"] = float(std_B.mean())
 
     # The first reward by each of the others.
     first, *further = zip(table.names, scores.mean(1).tolist(), strict=True)
@@ -226,11 +223,9 @@ def group_divisor(
 ) -> Tensor:
     """Compute the standard deviation of valid samples, with its floor."""
     weight_B = valid_B.double()
-    count_B = group_sum(weight_B, group_B).clamp(min=1)
     if std == "group":
-        centred_B = group_centred(score_B, valid_B, group_B)
-        std_B = (group_sum(centred_B**2, group_B) / count_B).sqrt()
-        size_B = (group_sum(score_B**2 * weight_B, group_B) / count_B).sqrt()
+        std_B = group_std(score_B, valid_B, group_B)
+        size_B = group_mean(score_B**2, valid_B, group_B).sqrt()
     else:
         std_B = score_B.new_zeros(1) if not valid_B.any() else score_B[valid_B].std(correction=0)
         size_B = ((score_B**2 * weight_B).sum() / weight_B.sum().clamp(min=1)).sqrt()
@@ -264,14 +259,6 @@ def group_mean(score_B: Tensor, valid_B: Tensor, group_B: Tensor) -> Tensor:
     return group_sum(score_B * weight_B, group_B) / group_sum(weight_B, group_B).clamp(min=1)
 
 
-def group_std(score_B: Tensor, group_B: Tensor) -> Tensor:
-    """Compute the standard deviation over each sample's group."""
-    # Every sample counts: callers have left the invalid samples out.
-    count_B = group_sum(score_B.new_ones(len(score_B)), group_B)
-    centred_B = score_B - group_sum(score_B, group_B) / count_B
-    return (group_sum(centred_B**2, group_B) / count_B).sqrt()
-
-
-def zero_std_share(score_B: Tensor, group_B: Tensor) -> float:
-    """Compute the share of samples in groups of nearly equal scores."""
-    return float((group_std(score_B, group_B) < ZERO_STD).double().mean())
+def group_std(score_B: Tensor, valid_B: Tensor, group_B: Tensor) -> Tensor:
+    """Compute the standard deviation over the valid samples of each sample's group."""
+    return group_mean(group_centred(score_B, valid_B, group_B) ** 2, valid_B, group_B).sqrt()

@@ -64,11 +64,6 @@ def use_channels_last(model: nn.Module) -> None:
             parameter.data = parameter.data.to(memory_format=torch.channels_last)
 
 
-def at_least_fp32(velocity: Tensor) -> Tensor:
-    """Convert the velocity to fp32, unless it is fp64: steps and log-probabilities follow its type."""
-    return velocity.to(torch.promote_types(velocity.dtype, torch.float32))
-
-
 def timestep_for(sigma_B: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert noise levels to the timesteps of a transformer that multiplies them by 1000.
 
@@ -372,18 +367,19 @@ class PipelinePolicy:
         """Move a batch to the device."""
         return Conditioning({name: to_device(tensor, self.device) for name, tensor in tensors.items()})
 
-    def sigmas(self, num_steps: int, size: Size) -> Tensor:
-        """Return (T+1,) sigmas in fp32 on the CPU, with the spacing and shift of the pipeline and its scheduler."""
-        return self._sigmas(num_steps, mu=self.shift(math.prod(self.token_grid(size)), num_steps))
-
     def training_sigmas(self, num_steps: int, size: Size) -> Tensor:
         """Return (T+1,) sigmas in fp32 on the CPU, under the kind's `training_shift`."""
-        if self.training_shift == "inference":
-            return self.sigmas(num_steps, size)
-        return self._sigmas(num_steps, mu=self.linear_shift(math.prod(self.token_grid(size))))
+        is_linear = self.training_shift == "linear"
+        return self.sigmas(
+            num_steps, size, mu=self.linear_shift(math.prod(self.token_grid(size))) if is_linear else None
+        )
 
-    def _sigmas(self, num_steps: int, *, mu: float) -> Tensor:
-        """Compute the sigmas under a dynamic shift by `mu`, or the config's own shift if it is independent of size."""
+    def sigmas(self, num_steps: int, size: Size, *, mu: float | None = None) -> Tensor:
+        """Return (T+1,) sigmas in fp32 on the CPU, with the spacing and shift of the pipeline and its scheduler.
+
+        Args:
+            mu: a dynamic shift in place of the pipeline's. A shift that is independent of size stays.
+        """
         config = self.pipeline.scheduler.config
         # The first step starts at 1 and the last ends at `shift_terminal`, so one step is too few.
         if num_steps < 2 and config.get("shift_terminal"):
@@ -392,7 +388,7 @@ class PipelinePolicy:
         if self.scheduler_spaced:
             options = {"num_inference_steps": num_steps}
         if config.get("use_dynamic_shifting"):
-            options["mu"] = mu
+            options["mu"] = self.shift(math.prod(self.token_grid(size)), num_steps) if mu is None else mu
 
         # A new scheduler, because set_timesteps would change the pipeline's.
         scheduler = type(self.pipeline.scheduler).from_config(config)
@@ -436,7 +432,9 @@ class PipelinePolicy:
 
     def predict(self, **inputs: Any) -> Tensor:
         """Run one forward of the transformer; the result is in fp32 or better."""
-        return at_least_fp32(self.transformer(**inputs, return_dict=False)[0])
+        velocity: Tensor = self.transformer(**inputs, return_dict=False)[0]
+        # Steps and log-probabilities follow its type.
+        return velocity.to(torch.promote_types(velocity.dtype, torch.float32))
 
     @torch.no_grad()
     def decode(self, x_BNC: Tensor, size: Size) -> list[Image]:
