@@ -55,8 +55,8 @@ def test_a_run_leaves_its_log_its_gallery_and_its_lora(run: Path) -> None:
     step = step_of(best)
     summary = json.loads((run / "summary.json").read_text())
     assert summary["best_step"] == step == 2 * losses.index(min(losses[1:]))
-    assert summary["before"] == {"held_out_loss": losses[0]}
-    assert summary["after"] == {"held_out_loss": losses[-1]}
+    assert summary["before"]["held_out_loss"] == losses[0]
+    assert summary["after"]["held_out_loss"] == losses[-1]
 
     saved = best / "lora" / "adapter_model.safetensors"
     assert (run / "adapter" / "adapter_model.safetensors").read_bytes() == saved.read_bytes()

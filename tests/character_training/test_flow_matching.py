@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
 from tiny_hero import hero_config, make_hero
 
 from pacorl.character_training.character_trainer import CharacterTrainer
@@ -31,37 +29,6 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CharacterTrain
         if ".lora_B." in name:
             torch.nn.init.normal_(weight, std=0.02, generator=torch.Generator().manual_seed(len(name)))
     return trainer
-
-
-def test_the_loss_is_that_of_a_plain_computation(trainer: CharacterTrainer) -> None:
-    (loss,) = trainer.losses_of([7])
-
-    # Example, time and noise follow from the seed and the row: the third of the second turn of five.
-    example = trainer.train_examples[random.Random(seed_of(42, "image", "order", 1)).sample(range(5), 5)[2]]
-    time = random.Random(seed_of(42, "image", "time", 7)).random()
-    config = trainer.policy.pipeline.scheduler.config
-    scheduler = FlowMatchEulerDiscreteScheduler.from_config(config)
-    slope = (config.max_shift - config.base_shift) / (config.max_image_seq_len - config.base_image_seq_len)
-    rows, cols = trainer.policy.token_grid(trainer.size)
-    mu = config.base_shift + slope * (rows * cols - config.base_image_seq_len)
-    scheduler.set_timesteps(sigmas=torch.linspace(1, 1 / 1000, 1000).tolist(), mu=mu)
-    sigma = scheduler.sigmas[int(time * 1000)]
-    noise = trainer.policy.noise([seed_of(42, "image", "noise", 7)], trainer.size)
-    latents = example.latents
-    caption = trainer.cache.batch([example.prompt], trainer.size).tensors
-    ids = torch.tensor([[0, row, col] for row in range(rows) for col in range(cols)]).float()
-    velocity = trainer.lora.transformer(
-        hidden_states=(1 - sigma) * latents + sigma * noise,
-        timestep=sigma[None],
-        guidance=torch.tensor([3.5]),
-        pooled_projections=caption["pooled"],
-        encoder_hidden_states=caption["tokens"],
-        txt_ids=torch.zeros(caption["tokens"].shape[1], 3),
-        img_ids=ids,
-        return_dict=False,
-    )[0]
-    expected = torch.nn.functional.mse_loss(velocity, noise - latents)
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_the_held_out_loss_is_the_average_s_in_a_plain_loop(trainer: CharacterTrainer) -> None:

@@ -92,7 +92,7 @@ def test_every_option_has_a_type_that_a_config_is_held_to(name: str) -> None:
 
 @pytest.mark.parametrize("name", REWARDS)
 def test_an_unknown_option_is_named(name: str) -> None:
-    with pytest.raises(RewardError, match="unknown argument 'colour'"):
+    with pytest.raises(RewardError, match=rf"rewards\.{name}\.args\.colour: "):
         check_rewards([config_of(name, colour=1)])
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from PIL import Image
 from torch import Tensor
 
 from pacorl.core.grid import split
-from pacorl.core.objectives import OBJECTIVES, Endpoint, Step
 from pacorl.core.panels import Panels, panel_of_token, sample_mean
 from pacorl.core.sde import Transition, kl, log_prob
 from pacorl.types import Grid, Size
@@ -89,65 +86,3 @@ def test_tokens_have_the_value_of_their_panel() -> None:
     value_BP = torch.tensor([[1.0, 2.0, 3.0, 4.0, 0.0], [5.0, 6.0, 0.0, 0.0, 0.0]])
     found = Panels.of([Grid(2, 2), Grid(1, 2)], Size(16, 16), (2, 2), device=CPU).at_tokens(value_BP)
     assert found.tolist() == [[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 5.0, 6.0]]
-
-
-# --- objectives ------------------------------------------------------------------------------------------------
-
-
-def batch(name: str, prediction: Tensor, panels: Panels | None, advantage: Tensor) -> Step | Endpoint:
-    """Three samples; `advantage` is (B,), or (B, N) with panels."""
-    old = noise(3)
-    if OBJECTIVES[name].needs == "endpoint":
-        used = torch.ones_like(advantage, dtype=torch.bool)
-        return Endpoint(noise(1), noise(2), 0.5, prediction, old, advantage, 5.0, used, panels)
-    sampled = old + 0.3 * noise(4)
-    now, before = Transition(prediction, 0.3), Transition(old, 0.3)
-    log_probs = (log_prob(sampled, now, panels), log_prob(sampled, before, panels))
-    return Step(now, *log_probs, old, dt=-0.1, advantage_B=advantage, panels=panels)
-
-
-def gradient(name: str, prediction: Tensor, panels: Panels | None, advantage: Tensor) -> Tensor:
-    prediction = prediction.clone().requires_grad_()
-    spec = OBJECTIVES[name]
-    loss, _ = spec.loss(batch(name, prediction, panels, advantage), spec.options())
-    (found,) = torch.autograd.grad(loss, prediction)
-    return found
-
-
-@pytest.mark.parametrize("grid", [Grid(2, 2), Grid(3, 3), Grid(1, 4)], ids=str)
-@pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "diffusion_nft"])
-def test_the_advantage_of_a_panel_moves_its_tokens_alone(name: str, grid: Grid) -> None:
-    panel_N = panel_of_token(grid, SIZE, TOKENS)
-    panels = panels_of(*[grid] * 3)
-    for panel in range(grid.count):
-        advantage_BP = torch.zeros(3, grid.count, dtype=torch.float64)
-        advantage_BP[1, panel] = 1.5
-        moved = gradient(name, noise(3), panels, panels.at_tokens(advantage_BP)).abs().sum(2) > 0
-        assert torch.equal(moved[1], panel_N == panel)
-        assert not moved[[0, 2]].any()
-
-
-@pytest.mark.parametrize("grid", [Grid(2, 2), Grid(3, 3)], ids=str)
-@pytest.mark.parametrize("name", ["grpo_clip", "awm"])
-def test_equal_advantages_of_all_panels_have_the_gradient_of_the_set(name: str, grid: Grid) -> None:
-    """While both policies are equal; later each ratio is a panel's own."""
-    panels = panels_of(*[grid] * 3)
-    advantage_B = torch.tensor([1.0, -0.5, 2.0], dtype=torch.float64)
-    whole = gradient(name, noise(3), None, advantage_B)
-    by_panel = gradient(name, noise(3), panels, advantage_B[:, None].expand(3, 64))
-    torch.testing.assert_close(by_panel, whole, rtol=1e-10, atol=1e-14)
-
-
-def test_diffusion_nft_by_panel_is_that_of_each_panel_as_an_image() -> None:
-    spec = OBJECTIVES["diffusion_nft"]
-    panels, panel_N = panels_of(*[Grid(2, 2)] * 3), panel_of_token(Grid(2, 2), SIZE, TOKENS)
-    advantage_BP = torch.tensor([[1.0, -1.0, 0.5, 0.0]] * 3, dtype=torch.float64)
-    end = batch("diffusion_nft", noise(5), panels, panels.at_tokens(advantage_BP))
-    assert isinstance(end, Endpoint)
-    alone = []
-    for panel in range(4):
-        fields = ("clean_BNC", "noisy_BNC", "velocity_BNC", "old_velocity_BNC")
-        cut = {field: getattr(end, field)[:, panel_N == panel] for field in fields}
-        rest = {"advantage_B": advantage_BP[:, panel], "used_B": torch.ones(3, dtype=torch.bool), "panels": None}
-        alone.append(spec.loss(dataclasses.replace(end, **cut, **rest), spec.options())[0])
-    torch.testing.assert_close(spec.loss(end, spec.options())[0], torch.stack(alone).mean())

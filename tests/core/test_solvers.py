@@ -29,12 +29,6 @@ def test_half_the_step_is_an_error_of_its_order(solver: str, order: int) -> None
     assert errors[0] / errors[1] == pytest.approx(2**order, rel=0.1)
 
 
-def test_equal_steps_have_the_textbook_weights() -> None:
-    x, now, before = torch.randn(3, 1, 2, 3, dtype=torch.float64)
-    expected = x - 0.1 * (1.5 * now - 0.5 * before)
-    torch.testing.assert_close(ab2(x, now, -0.1, Past(before, -0.1)), expected)
-
-
 def test_unequal_steps_are_exact_if_the_velocity_is_linear_in_sigma() -> None:
     """v = σ at .9 and .7, and a step from .7 to .6: ∫σdσ."""
     x, now, before = (torch.full((1, 1, 1), value, dtype=torch.float64) for value in (0.0, 0.7, 0.9))
@@ -46,9 +40,3 @@ def test_a_suffix_visits_evenly_chosen_steps() -> None:
     assert Suffix(steps=4).grid(2, 10) == [2, 4, 6, 8, 10]
     assert Suffix(steps=3, solver="ab2").grid(2, 10) == [2, 5, 7, 10]
     assert Suffix().grid(10, 10) == [10]
-
-
-def test_a_suffix_is_full_unless_it_departs_from_the_samplers_steps() -> None:
-    assert Suffix().is_full
-    assert not Suffix(steps=4).is_full
-    assert not Suffix(solver="ab2").is_full

@@ -21,7 +21,6 @@ from pacorl.grpo.monitor import (
     HackingMonitor,
     Kind,
     PanelStatistics,
-    is_blank,
     panel_statistics,
     signs_of,
 )
@@ -76,16 +75,10 @@ def test_flat_and_dark_panels_are_blank(colour: str | tuple[int, int, int]) -> N
 
 def test_a_faint_drawing_is_blank_only_in_the_dark() -> None:
     """Contrast between the two limits; and what is dark with more contrast is a night."""
-    stripes = np.tile([[-1.0, 1.0]], (SIDE, SIDE // 2))[None, :, :, None] * np.ones(3)
-    assert [bool(is_blank(mean + std * stripes)[0]) for mean, std in ((0.1, 0.06), (0.5, 0.06), (0.1, 0.09))] == [
-        True,
-        False,
-        False,
-    ]
-
-
-def test_drawings_are_not_blank() -> None:
-    assert not is_blank(pixels_of([draw(panel, SIDE) for panel in all_panels()[::37]])).any()
+    stripes = np.tile([[-1.0, 1.0]], (SIDE, SIDE // 2))[:, :, None] * np.ones(3)
+    for mean, std, blank in ((0.1, 0.06, 1.0), (0.5, 0.06, 0.0), (0.1, 0.09, 0.0)):
+        panel = Image.fromarray(((mean + std * stripes) * 255).round().astype(np.uint8))
+        assert panel_statistics(prompt(), sheet([panel] * 4)).blank == blank
 
 
 # --- many sheets -----------------------------------------------------------------------------------------------
@@ -128,18 +121,6 @@ def test_diversity_is_the_root_mean_squared_distance_of_pairs() -> None:
     images = [panel_statistics(*one) for one in sets(5)]
     pairs = combinations([np.array(image.thumbnail) for image in images], 2)
     assert diversity(images) == pytest.approx(np.sqrt(np.mean([((a - b) ** 2).mean() for a, b in pairs])))
-
-
-def test_diversity_is_between_prompts_not_within() -> None:
-    image = sets(1)[0][1]
-    noise = [panel_statistics(prompt(number % 4), noisy(image, 0.3, number)) for number in range(16)]
-    assert diversity(noise) == pytest.approx(0, abs=0.05)
-
-
-def test_a_healthy_world_has_low_signs_of() -> None:
-    found = signs_of([panel_statistics(*one) for one in sets(24)])
-    assert found["monitor/duplicates"] < 0.02
-    assert found["monitor/blank"] == 0.0
 
 
 # --- over time -------------------------------------------------------------------------------------------------

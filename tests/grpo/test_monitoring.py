@@ -72,14 +72,6 @@ def test_a_held_out_score_that_is_no_number_is_missing_and_ends_no_run(small: li
 
 
 @pytest.mark.slow
-def test_a_healthy_epoch_is_watched_without_alarm(small: list[str]) -> None:
-    for line in metrics(train_policy(tiny_run(small))):
-        absent = {"diversity", "across"} if line["kind"] == "evaluation" else {"diversity"}
-        assert {f"monitor/{sign}" for sign in SIGN_MEANINGS if sign not in absent} <= set(line)
-        assert not any(name.startswith("alarm") for name in line)
-
-
-@pytest.mark.slow
 @pytest.mark.usefixtures("toy", "dark_from_epoch_two")
 def test_a_hacked_run_warns(small: list[str], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):

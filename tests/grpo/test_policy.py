@@ -5,12 +5,9 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
-from scored import score
 from tiny_runs import metrics, tiny_run, train_policy
 from toy_world import toy_config, toy_world
 
-from pacorl.core.advantages import advantages
 from pacorl.grpo import checkpoint, epoch
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.runtime.stopping import Interrupted
@@ -35,34 +32,6 @@ def test_a_run_that_is_told_to_stop_twice_still_saves(tmp_path: Path, monkeypatc
     with toy_world(), pytest.raises(Interrupted, match="stopped after epoch 0, and saved"):
         train_policy(config)
     assert held == [True]
-
-
-def test_every_sample_is_trained_on_with_its_own_advantage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each batch's advantages are those of its own images' rewards, in whatever order batches are dealt to updates."""
-    updates, plain = [], epoch.update_policy
-
-    def kept(policy_loss, samples, values, **rest):  # type: ignore[no-untyped-def]
-        updates.append((samples, values))
-        return plain(policy_loss, samples, values, **rest)
-
-    monkeypatch.setattr(epoch, "update_policy", kept)
-    config = toy_config(tmp_path / "run", "advantages.aggregate=weighted_sum")
-    with toy_world():
-        training = PolicyTrainer(config)
-    training.run_epoch()
-    training.close()
-    weights = [reward.weight for reward in config.rewards]
-    rollouts = [rollout for samples, _ in updates for rollout in samples.rollouts]
-    rows = [row for rollout in rollouts for row in rollout.row_B]
-    assert sorted(rows) == list(range(8))
-    assert sorted(row for samples, _ in updates for nodes in samples.nodes for row in nodes.row_B) == sorted(rows)
-    prompts = [prompt for rollout in rollouts for prompt in rollout.prompts]
-    images = [image for rollout in rollouts for image in rollout.images]
-    own = advantages(score(training.rewards, prompts, images), config.advantages, weights=weights)
-    assert len(own.value_B.unique()) == 8
-    for _, values in updates:
-        torch.testing.assert_close(values.value_B[rows], own.value_B)
-        assert values.used_B.all()
 
 
 @pytest.mark.parametrize(("objective", "draws"), [("grpo_clip", 1 + 1), ("diffusion_nft", 1 + 1)])

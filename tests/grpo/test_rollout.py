@@ -12,9 +12,7 @@ from toy_world import ToyPolicy
 
 from pacorl.core.objectives.grpo_clip import GrpoClip
 from pacorl.core.objectives.grpo_guard import GrpoGuard
-from pacorl.core.sampler import Sampler, Suffix, Tree
-from pacorl.core.schedule import seed_of
-from pacorl.core.sde import Past, Transition, ab2, flow_sde, log_prob
+from pacorl.core.sampler import Sampler, Tree
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import Draw, sample_images
 from pacorl.grpo.rows import Row
@@ -23,7 +21,7 @@ from pacorl.models.adapters import adapter_state, add_lora
 from pacorl.models.policies.flux import FLUX, LORA_TARGETS, FluxPolicy
 from pacorl.runtime.processes import Runtime
 from pacorl.tiny.world import set_prompts, vocabulary
-from pacorl.types import Advantages, Conditioning, Prompt, Samples, Size
+from pacorl.types import Advantages, Prompt, Samples, Size
 
 PROMPTS = set_prompts("train", 4)
 OWN = Tree(seeds=2, branches=(1, 1))
@@ -86,43 +84,6 @@ def test_every_draw_has_its_own_noise(shared: bool) -> None:
     assert torch.equal(torch.corrcoef(draws) > 0.5, expected)
 
 
-def test_samples_are_what_a_loop_over_them_draws() -> None:
-    """Two groups, a step between the stochastic ones, and a suffix of two steps out of three."""
-    policy, size, tree = ToyPolicy(), Size(16, 16), Tree(1, (2, 2))
-    suffix = Suffix(solver="ab2", steps=2)
-    sampler = Sampler(size=size, steps=6, sde_steps=(0, 2), tree=tree, suffix=suffix)
-    samples = drawn(policy, rows(8, 4), sampler=sampler, seed=5, epoch=3)
-    sigmas = policy.sigmas(6, size).tolist()
-    for row, final in zip(rows(8, 4), finals(samples), strict=True):
-        conditioning = policy.collate(policy.encode([row.prompt], size))
-
-        def velocity(x: torch.Tensor, step: int, text: Conditioning = conditioning) -> torch.Tensor:
-            return policy.velocity(x, torch.tensor(sigmas[step : step + 1]), text, size)
-
-        x = policy.noise([seed_of(5, 3, "start", tree.node_of(row.number, 0))], size)
-        for level, step in enumerate(sampler.sde_steps):
-            transition = flow_sde(
-                x,
-                velocity(x, step),
-                sigma=sigmas[step],
-                sigma_next=sigmas[step + 1],
-                noise_level=sampler.noise_level,
-                sigma_max=sigmas[1],
-            )
-            child = tree.node_of(row.number, level + 1)
-            x = transition.mean_BNC + transition.std * policy.noise([seed_of(5, 3, "step", step, child)], size)
-            nodes = next(nodes for nodes in samples.nodes if nodes.level == level and row.number in nodes.row_B)
-            expected = log_prob(x, Transition(transition.mean_BNC, transition.std))[0]
-            torch.testing.assert_close(nodes.log_prob_B[nodes.row_B.index(row.number)], expected, rtol=1e-4, atol=1e-4)
-            if level == 0:
-                x = x + velocity(x, 1) * (sigmas[2] - sigmas[1])
-        past = None
-        for here, following in ((3, 5), (5, 6)):
-            now, length = velocity(x, here), sigmas[following] - sigmas[here]
-            x, past = ab2(x, now, length, past), Past(now, length)
-        torch.testing.assert_close(final, x[0], rtol=1e-4, atol=1e-4)
-
-
 class OwnSizes(ToyPolicy):
     """Samples each prompt at the size of its record."""
 
@@ -182,46 +143,6 @@ def test_each_distinct_latent_passes_once(
     assert sum(counting.rows) == sum(tree.seeds * math.prod(tree.branches[:level]) for level in range(len(sde_steps)))
     assert len(counting.rows) == len(samples.nodes)
     assert all(metrics[f"ratio_deviation/{step}"] == 0.0 for step in sde_steps)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("tree", "steps", "suffix", "latents"),
-    [
-        pytest.param(Tree(16, (1,)), 10, Suffix(), 10 * 16, marks=pytest.mark.slow),
-        pytest.param(Tree(1, (16,)), 10, Suffix(), 8 * 16 + 2, marks=pytest.mark.slow),
-        (Tree(1, (16,)), 10, Suffix(steps=4), 4 * 16 + 2),
-        pytest.param(Tree(1, (16,)), 10, Suffix(steps=4, solver="ab2"), 4 * 16 + 2, marks=pytest.mark.slow),
-        (Tree(4, (4,)), 10, Suffix(steps=4), 4 * 16 + 4 * 2),
-        (Tree(1, (12,)), 6, Suffix(steps=2, solver="ab2"), 2 * 12 + 2),
-    ],
-    ids=str,
-)
-def test_a_suffix_costs_what_it_computes(
-    policy: FluxPolicy, tree: Tree, steps: int, suffix: Suffix, latents: int
-) -> None:
-    """Latents that pass the transformer's blocks for a group, with step 1 stochastic."""
-    computed: list[int] = []
-    attention = policy.transformer.single_transformer_blocks[-1].attn.to_v
-    handle = attention.register_forward_hook(lambda module, args, output: computed.append(len(output)))
-    sampler = Sampler(size=Size(32, 32), steps=steps, sde_steps=(1,), tree=tree, suffix=suffix)
-    drawn(policy, [Row(PROMPTS[0], number) for number in range(tree.group_size)], sampler=sampler, batch=4)
-    handle.remove()
-    assert sum(computed) == latents
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("suffix", [Suffix(steps=1), Suffix(steps=2, solver="ab2")])
-def test_a_suffix_changes_nothing_that_is_trained(policy: FluxPolicy, suffix: Suffix) -> None:
-    full, cache = SAMPLER.model_copy(update={"sde_steps": (0, 1), "tree": SHARED}), ConditioningCache(policy)
-    cheap = full.model_copy(update={"suffix": suffix})
-    exact, samples = drawn(policy, rows(), sampler=full), drawn(policy, rows(), sampler=cheap, cache=cache)
-    for one, other in zip(exact.nodes, samples.nodes, strict=True):
-        assert torch.equal(one.next_latents_ENC, other.next_latents_ENC)
-        assert torch.equal(one.log_prob_B, other.log_prob_B)
-    loss = PolicyLoss(policy, cheap, cache, GrpoClip())
-    metrics = update_policy(loss, samples, values([1.0, -1.0, 0.5, 2.0]), runtime=Runtime(), draw=(1, 0, 0))
-    assert metrics["ratio_deviation/0"] == metrics["ratio_deviation/1"] == 0.0
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,16 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
+from tiny_runs import metrics, tiny_run, train_policy
 from toy_world import ToyJudge
 
+from pacorl.grpo import checkpoint, scoring
 from pacorl.grpo.rows import Row
 from pacorl.grpo.scoring import Scorer, collect_scores, overlaps, reward_table
 from pacorl.judge.judge import Judge, JudgeSettings
@@ -183,3 +186,41 @@ class ToyService(ToyJudge):
     """A judge elsewhere."""
 
     def close(self) -> None: ...
+
+
+REWARD = """
+calls = []
+
+def spotty(prompts, images):
+    calls.append(len(images))
+    if len(calls) < 2:
+        return [1.0] * len(images)  # the trial before the run
+    return {values}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("values", "cause"),
+    [
+        ("[None if i % 2 else float(i) for i in range(len(images))]", "gave no reason"),
+        ("[float('nan') if i % 2 else float(i) for i in range(len(images))]", "returned NaN or an infinity"),
+    ],
+)
+@pytest.mark.usefixtures("toy")
+def test_a_spent_failure_budget_saves_and_stops(
+    small: list[str], tmp_path: Path, values: str, cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(REWARD.replace("{values}", values))
+    rewards = f"rewards=[{{name: '{file}:spotty'}}]"
+    config = tiny_run([*small, rewards])
+    monkeypatch.setattr(scoring, "MAX_MISSING", 0.4)
+    with pytest.raises(ValueError, match=rf"50% of the scores of epoch 1 are missing.*the state is saved.*{cause}"):
+        train_policy(config)
+    assert checkpoint.checkpoints(config.out / "checkpoints")
+    monkeypatch.setattr(scoring, "MAX_MISSING", 0.5)
+    out = train_policy(config, resume=True)
+    (epoch,) = metrics(out, "epoch")
+    assert epoch["samples/missing"] == epoch["samples/used"] == 0.5
+    assert epoch["samples/not_finite"] == (0.5 if "nan" in values else 0.0)

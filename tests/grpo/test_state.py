@@ -8,40 +8,21 @@ from pathlib import Path
 from threading import Lock
 
 import pytest
-import torch
 from tiny_runs import metrics, tiny_run, train_policy
 
-from pacorl.grpo.checkpoint import best_checkpoint
-from pacorl.grpo.start import CHECKPOINT, checkpoints, step_of
+from pacorl.grpo.start import CHECKPOINT, checkpoints
 from pacorl.io.files import own_folder
-from pacorl.models.lora import read_lora
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("toy")
-def test_what_a_run_keeps_and_how_it_goes_on(small: list[str], tmp_path: Path) -> None:
+def test_a_run_goes_on_from_the_checkpoint_that_is_named(small: list[str], tmp_path: Path) -> None:
     settings = [*small, "epochs=3", "save_every=1", "evaluation.every=1", "keep_checkpoints=9"]
     config = tiny_run(settings)
     train_policy(config)
     lines = metrics(config.out)
 
-    epochs = [line for line in lines if line["kind"] == "epoch"]
-    assert [line["step"] for line in epochs] == [2, 4, 6]
     folder = config.out / "checkpoints"
-    assert [path.name for path in checkpoints(folder)] == ["step-000002", "step-000004", "step-000006"]
-
-    # The best is the one whose evaluation says so, by the weighted sum of the rewards.
-    evaluations = [line for line in lines if line["kind"] == "evaluation" and line["step"]]
-    scores = {line["step"]: sum(r.weight * line[r.key] for r in config.rewards) for line in evaluations}
-    best = best_checkpoint(folder)
-    assert best
-    assert scores[step_of(best)] == max(scores.values())
-
-    # The averaged adapter goes with each checkpoint, and the newest lies in adapter/.
-    newest = read_lora(folder / "step-000006" / "lora").state
-    published = read_lora(config.out / "adapter").state
-    assert all(torch.equal(published[name], value) for name, value in newest.items())
-
     # From an earlier checkpoint the same run comes again; later ones are given up.
     train_policy(config, resume=folder / "step-000002")
     assert metrics(config.out) == lines

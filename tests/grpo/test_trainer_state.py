@@ -13,7 +13,6 @@ from tiny_runs import metrics
 from toy_world import toy_config, toy_world
 
 from pacorl import PolicyTrainer
-from pacorl.core.objectives.diffusion_nft import lag
 from pacorl.grpo import builders
 from pacorl.grpo.checkpoint import best_checkpoint
 from pacorl.models.adapters import adapter_state
@@ -55,22 +54,6 @@ def assert_equal(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], *,
         torch.testing.assert_close(state[name], value, rtol=0, atol=within)
 
 
-def test_the_average_follows_the_first_step_with_a_tenth_of_its_start(tmp_path: Path) -> None:
-    made = trainer(tmp_path / "run", "optimizer.updates_per_epoch=1")
-    start = copied(made.lora.average.state)
-    made.run_epoch()
-    assert_equal(made.lora.average.state, between(start, adapter_state(made.lora.transformer), 0.9), within=1e-6)
-
-
-def test_nfts_sampling_policy_lags_by_the_steps_taken(tmp_path: Path) -> None:
-    made = trainer(tmp_path / "run", "objective.name=diffusion_nft")
-    assert made.lora.old is not None
-    start = copied(made.lora.old.state)
-    made.run_epoch()
-    assert made.lora.step == 2
-    assert_equal(made.lora.old.state, between(start, adapter_state(made.lora.transformer), 1 - lag(2)), within=1e-7)
-
-
 def test_without_a_lag_each_epoch_is_sampled_by_the_policy_that_was_trained(tmp_path: Path) -> None:
     """And the second update of an epoch knows that the policy has moved since."""
     made = trainer(tmp_path / "run", "objective.name=awm")
@@ -79,13 +62,6 @@ def test_without_a_lag_each_epoch_is_sampled_by_the_policy_that_was_trained(tmp_
     made.run_epoch()
     assert made.lora.old is not None
     assert_equal(made.lora.old.state, trained)
-
-
-def test_bad_steps_are_counted_in_a_row(tmp_path: Path) -> None:
-    made = trainer(tmp_path / "run")
-    made.lora.bad_steps = 3
-    made.run_epoch()
-    assert made.lora.bad_steps == 0
 
 
 def test_evaluations_come_before_the_first_epoch_after_the_last_and_every_so_many(tmp_path: Path) -> None:

@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 from tiny_runs import JPEG_SIZE, metrics, tiny_run, train_policy
-from typer.testing import CliRunner
 
-from pacorl.cli import app
 from pacorl.config import base as configs
-from pacorl.config.recipes import recipe
 from pacorl.grpo import builders, checkpoint
 from pacorl.grpo.builders import without_idle_judges
 from pacorl.grpo.policy_config import PolicyConfig
@@ -162,11 +159,3 @@ def test_an_evaluation_s_own_judge_is_not_in_the_plan_and_listed_if_it_is_absent
     assert any("evaluation.judge" in note for note in plan_policy(tiny_run([f"out={tmp_path}", measures])).notes)
     lacking = plan_policy(tiny_run([f"out={tmp_path}", measures.replace("judge: tiny", "judge: lab/judge")]))
     assert [one.key for one in lacking.absences] == ["evaluation.judge"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("named", [UNREACHABLE, "judge=none", "judge={checkpoint: lab/judge}"])
-def test_a_dry_run_finds_a_run_without_a_judge_fine(named: str, tmp_path: Path) -> None:
-    arguments = [str(recipe()), f"out={tmp_path / 'run'}", named, f"rewards=[{JPEG}]"]
-    result = CliRunner().invoke(app, ["train-policy", *arguments, "--dry-run"])
-    assert result.exit_code == 0, result.output

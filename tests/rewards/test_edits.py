@@ -41,11 +41,6 @@ def test_the_score_is_the_geometric_mean(prompt: Prompt) -> None:
     assert judged(prompt, 0.9, 0.1, temperature=2) == [pytest.approx((0.75 * 0.25) ** 0.5)]
 
 
-@pytest.mark.parametrize(("kept", "followed"), [(None, 0.9), (0.9, None), (None, None)])
-def test_a_missing_half_is_a_missing_score(prompt: Prompt, kept: float | None, followed: float | None) -> None:
-    assert judged(prompt, kept, followed) == [None]
-
-
 def test_the_judge_sees_the_source_first_at_the_edit_s_size(prompt: Prompt) -> None:
     judge = Scripted(dict.fromkeys((questions.edit_kept(prompt.text), questions.edit_followed(prompt.text)), 0.5))
     reward = EditConsistency(judge)  # type: ignore[arg-type]

@@ -56,13 +56,6 @@ def test_criteria_are_averaged_over_pairs_then_criteria_then_dimensions() -> Non
     assert len(judge.asked) == 9
 
 
-def test_a_pair_s_verdict_is_the_mean_of_its_criteria() -> None:
-    judge = answering([0.1, 0.2, 0.3], [0.5, 0.7, 0.9], [1.0, 0.0, 1.0])
-    pairs = Consistency(judge, ask="criteria").pairs([PROMPT], [SHEET])[0]
-    p_yes = {pair: verdict.p_yes for pair, verdict in pairs.items()}
-    assert p_yes == pytest.approx({(0, 1): 0.65, (0, 2): 0.225, (1, 2): 0.8})
-
-
 def test_null_criteria_are_not_asked(tmp_path) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "a.jsonl").write_text(
         '{"prompt": "A 1x3 grid.", "criteria": {"Style": {"Ink": "one ink", "Paper": null}, "Logic": null}}\n'

@@ -10,11 +10,9 @@ from PIL import Image
 from scored import score
 from tiny_sets import draw_grid, panels_of_prompt
 
-from pacorl.config.reward_section import RewardConfig
 from pacorl.core import questions
 from pacorl.core.grid import shared_text
-from pacorl.rewards import build_rewards
-from pacorl.rewards.consistency import Consistency, PanelMatch
+from pacorl.rewards.consistency import Consistency
 from pacorl.rewards.reward import (
     PanelScores,
     RewardError,
@@ -54,24 +52,11 @@ def test_consistency_asks_six_questions_of_a_sheet_of_four() -> None:
     assert [image.tobytes() for image in first] == [image.tobytes() for image in drawn]
 
 
-def test_panel_match_asks_each_panel_for_its_own_text() -> None:
-    judge = Notebook([1.0, 0.0, 0.5, 0.5])
-    assert PanelMatch(judge)([PROMPT], [SHEET]) == [0.5]
-    assert [question.text for question in judge.asked] == [questions.shows_text(text) for text in PROMPT.panels]
-
-
 def test_a_missing_verdict_makes_a_missing_score() -> None:
     judge = Notebook([0.9, None, 0.9, 0.9, 0.9, 0.9])
     assert Consistency(judge)([PROMPT], [SHEET]) == [None]
     table = score({"consistency": Consistency(judge)}, [PROMPT], [SHEET])
     assert not table.valid_RB.any()
-
-
-def test_scores_stand_beside_their_samples() -> None:
-    judge = Notebook([0.0] * 6 + [1.0] * 6)
-    table = score({"consistency": Consistency(judge)}, [PROMPT, PROMPT], [SHEET, SHEET])
-    assert torch.equal(table.score_RB, torch.tensor([[0.0, 1.0]], dtype=torch.float64))
-    assert table.group_B.tolist() == [PROMPT.id] * 2
 
 
 @pytest.mark.parametrize("p", [0.0, 1e-9, 0.2, 0.5, 0.999, 1.0])
@@ -131,14 +116,6 @@ def test_a_score_is_missing_if_one_of_its_parts_is() -> None:
     assert all(type(part) is float for part in part_P)
     assert found(0.5, None) == PanelScores(None, [0.5, None])
     assert math.isnan(found(0.5, math.nan).score or 0.0)
-
-
-def test_rewards_are_built_in_order() -> None:
-    configs = [RewardConfig(name="panel_match"), RewardConfig(name="consistency", args={"temperature": 2})]
-    built = build_rewards(configs, judge=Notebook([]))
-    assert list(built) == ["panel_match", "consistency"]
-    assert isinstance(built["consistency"], Consistency)
-    assert built["consistency"].temperature == 2
 
 
 def test_scores_near_one_are_told_apart() -> None:

@@ -112,7 +112,7 @@ def test_a_file_s_reward_keeps_its_parts(tmp_path: Path) -> None:
     rewards = [reward_spec(f"{tmp_path}/mine.py:{name}").build({}, judge=None, device="cpu") for name in PARTED]
     image = Image.new("RGB", (4, 4))
     found = [reward.panel_scores([Prompt(0, "x")], [image]) for reward in rewards if isinstance(reward, ScoresPanels)]
-    assert found == [[PanelScores(1.0, [0.25, 0.75])], [PanelScores(2.0, None)]]
+    assert found == [[PanelScores(1.0, [0.25, 0.75])]]
     assert isinstance(rewards[0], ScoresPanels)
     with pytest.raises(RewardError, match=r"mine.py:Halves', line 10: KeyError on prompts 0, 7: 'seven'"):
         rewards[0].panel_scores([Prompt(0, "x"), Prompt(7, "y")], [image, image])

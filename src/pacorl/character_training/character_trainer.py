@@ -50,7 +50,7 @@ HELD_OUT_LOSS = "held_out_loss"
 
 
 class Example(NamedTuple):
-    """One image to train on or to measure: its caption, and (1, N, C) latents in fp32, on the CPU."""
+    """One image: its caption, and (1, N, C) latents in fp32, on the CPU."""
 
     prompt: Prompt
     latents: Tensor
@@ -82,14 +82,11 @@ class CharacterTrainer:
         self.resume = resume
         self.allow_changes = allow_changes
         self.size = Size(*config.size)
-        """Size of the training pictures."""
         self.pictures = read_pictures(config)
-        """Images and captions."""
         named_start(config.out, resume)
         config.generator.check_trainable(config.model.checkpoint)
         config.generator.check_source(config.model.checkpoint, adapters=[config.adapter.start], size=self.size)
         self.runtime = Runtime()
-        """This process, which trains alone."""
         if self.runtime.world > 1:
             raise ValueError(
                 f"train-character runs in one process, and the launcher started {self.runtime.world}; start it alone"
@@ -130,11 +127,10 @@ class CharacterTrainer:
                     self.runtime.check_stop()
                 self._finish()
             # The state of a whole step, so that the resumed run repeats none.
-            except BadGradientsError:
+            except (BadGradientsError, Interrupted) as fault:
                 self.save()
-                raise
-            except Interrupted:
-                self.save()
+                if isinstance(fault, BadGradientsError):
+                    raise
                 raise Interrupted(f"stopped after step {self.lora.step}, and saved; go on with --resume auto") from None
             finally:
                 self.logbook.close()
@@ -245,7 +241,7 @@ class CharacterTrainer:
         velocity_BNC = self.policy.velocity(noisy_BNC, sigma_B, conditioning, self.size)
         return ((velocity_BNC - (noise_BNC - clean_BNC)) ** 2).mean((1, 2))
 
-    # --- evaluation --------------------------------------------------------------------------------------------
+    # --- evaluation and files ----------------------------------------------------------------------------------
 
     def _evaluate_if_due(self) -> None:
         """Log, evaluate and save at every interval's end, and once before the first step."""
@@ -259,14 +255,14 @@ class CharacterTrainer:
             self.losses = []
             self.progress.epoch(epoch, note=f"step {step}, loss {mean:.4f}")
         metrics = {HELD_OUT_LOSS: self.measure_held_out()} if self.held_out else {}
-        if step and self.held_out:
-            self.held_out_losses[step] = metrics[HELD_OUT_LOSS]
         if not step or self.config.gallery.each:
             with self.lora.average.swapped_in() if step else adapter_off(self.lora.transformer):
                 self._draw_gallery()
         self.logbook.write("evaluation", epoch=epoch, step=step, values=metrics)
         self.evaluated = step
         if step:
+            if metrics:
+                self.held_out_losses[step] = metrics[HELD_OUT_LOSS]
             self.save()
         write_page(self.config.out)
 
@@ -306,8 +302,6 @@ class CharacterTrainer:
         samples = [EvaluatedSample(*job, image) for job, image in zip(jobs, images, strict=True)]
         keep_samples(self.logbook, samples, epoch=self.epoch)
 
-    # --- files -------------------------------------------------------------------------------------------------
-
     def save(self) -> Path:
         """Write a checkpoint, and the best of the checkpoints as `adapter`."""
         loss = self.held_out_losses.get(self.lora.step)
@@ -333,9 +327,7 @@ class CharacterTrainer:
 
         # From the log: a resumed run has not seen the first evaluation.
         result = TrainResult.of(out)
-        summary: dict[str, Any] = {"seed": self.config.seed, "steps": self.lora.step}
-        for side, line in (("before", result.before), ("after", result.metrics)):
-            summary[side] = {HELD_OUT_LOSS: line[HELD_OUT_LOSS]} if self.held_out else {}
+        summary = {"seed": self.config.seed, "steps": self.lora.step, "before": result.before, "after": result.metrics}
         if self.best_step is not None:
             loss = self.held_out_losses[self.best_step]
             verdict = f"The held-out loss is lowest after step {self.best_step} of {self.lora.step}, at {loss:.4f}"

@@ -13,10 +13,10 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from pacorl.character_training.character_config import CharacterConfig
-from pacorl.io.documents import dump_json, read_jsonl, read_text
+from pacorl.io.documents import dump_json
 from pacorl.io.files import digest, text_digest
 from pacorl.io.images import open_image
-from pacorl.records.characters import find_character
+from pacorl.records.characters import find_character, read_caption
 from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
@@ -26,17 +26,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LEAST = 3
-"""Fewest images to train on."""
-MOST = 200
-"""Most images to train on: all are in memory as latents."""
+LEAST, MOST = 3, 200
+"""Fewest and most images to train on; all are in memory as latents."""
 HELD_OUT_FROM = 5
 """Fewest images of which one is held out."""
 COPY = 0.75
 """Largest mean difference, of 255, between the thumbnails of a picture and a copy. JPEG at quality 75 makes 0.4,
 another pose of a drawn character 1.8."""
-METADATA = "metadata.jsonl"
-"""Table of captions by `file_name`, as Hugging Face's image folders have it."""
 PLACEHOLDER = re.compile(r"\[(trigger|name)\]|\{trigger\}|<trigger>", re.IGNORECASE)
 """The trigger word in captions of other tools."""
 SUBJECT = "{character}"
@@ -72,10 +68,9 @@ class PictureSet:
     @property
     def identity(self) -> str:
         """Digest of each image's file name, content, caption and use: a resumed run needs the same."""
-        rows = [
-            [picture.path.name, digest(picture.path), picture.caption, picture in self.held_out]
-            for picture in (*self.train, *self.held_out)
-        ]
+        rows = []
+        for picture in (*self.train, *self.held_out):
+            rows.append([picture.path.name, digest(picture.path), picture.caption, picture in self.held_out])
         return text_digest(dump_json(rows))
 
 
@@ -90,10 +85,21 @@ def read_pictures(config: CharacterConfig) -> PictureSet:
     character = find_character(config.character, least=LEAST, most=MOST)
     trigger = config.trigger or character.name
     subject = f"{trigger}, {character.text}"
-    pictures = [Picture(path, caption_of(path, subject, trigger=trigger)) for path in character.images]
-    named = ", ".join(path.name for path in character.images if _caption(path)[0] is None)
-    if named:
-        logger.warning("without a caption, so trained on as %r: %s", subject, named)
+    pictures, plain = [], []
+    for path in character.images:
+        file, text = read_caption(path)
+        if file is None:
+            plain.append(path.name)
+            pictures.append(Picture(path, subject))
+            continue
+        caption = PLACEHOLDER.sub(lambda match: trigger, text)
+        if not caption:
+            raise ValueError(f"{file} is empty; write the caption of {path.name} into it, or delete it")
+        # The subject goes before a caption without the trigger word, which would teach the character no name.
+        is_named = re.search(rf"(?<!\w){re.escape(trigger)}(?!\w)", caption, re.IGNORECASE)
+        pictures.append(Picture(path, caption if is_named else f"{subject}, {caption}"))
+    if plain:
+        logger.warning("without a caption, so trained on as %r: %s", subject, ", ".join(plain))
 
     # The last scenes in equal distances, so that a series of one scene is not held out whole.
     held_out: list[Picture] = []
@@ -102,7 +108,6 @@ def read_pictures(config: CharacterConfig) -> PictureSet:
         count = min(max(1, round(config.held_out * len(scenes))), len(scenes) - LEAST)
         stride = len(scenes) // count
         held_out = list(chain.from_iterable(scenes[stride - 1 :: stride][:count]))
-
     train = [picture for picture in pictures if picture not in held_out]
     return PictureSet(subject, tuple(train), tuple(held_out))
 
@@ -114,44 +119,12 @@ def together(pictures: Sequence[Picture]) -> list[list[Picture]]:
         # In grey, since JPEG keeps half of the colours' resolution.
         small = open_image(picture.path).convert("L").resize((16, 16), Image.Resampling.BOX)
         thumbnail = np.asarray(small, dtype=np.int16)
-        for known, group in groups:
-            if np.abs(thumbnail - known).mean() <= COPY:
-                group.append(picture)
-                break
+        copies = [group for known, group in groups if np.abs(thumbnail - known).mean() <= COPY]
+        if copies:
+            copies[0].append(picture)
         else:
             groups.append((thumbnail, [picture]))
     return [group for _, group in groups]
-
-
-def caption_of(path: Path, subject: str, *, trigger: str) -> str:
-    """Read a picture's caption; without one it is the subject.
-
-    A placeholder of other tools (`[trigger]`) is replaced by the trigger word. The subject goes before a caption
-    without that word, which would teach the character no name.
-
-    Raises:
-        ValueError: if its file is empty.
-    """
-    file, text = _caption(path)
-    if file is None:
-        return subject
-    caption = PLACEHOLDER.sub(lambda match: trigger, " ".join(text.split()))
-    if not caption:
-        raise ValueError(f"{file} is empty; write the caption of {path.name} into it, or delete it")
-    is_named = re.search(rf"(?<!\w){re.escape(trigger)}(?!\w)", caption, re.IGNORECASE)
-    return caption if is_named else f"{subject}, {caption}"
-
-
-def _caption(path: Path) -> tuple[Path | None, str]:
-    """Read a picture's caption where trainers write it: the file and the text; no file without one."""
-    for file in (path.with_suffix(".txt"), path.with_suffix(".caption"), path.with_name(f"{path.name}.txt")):
-        if file.is_file():
-            return file, read_text(file)
-    table = path.with_name(METADATA)
-    for row in read_jsonl(table) if table.is_file() else ():
-        if row.get("file_name") == path.name:
-            return table, next((str(row[key]) for key in ("text", "caption", "prompt") if row.get(key)), "")
-    return None, ""
 
 
 def gallery_prompts(config: CharacterConfig, subject: str) -> list[Prompt]:

@@ -12,13 +12,9 @@ import torch
 
 from pacorl.config.base import ConfigError
 from pacorl.config.reward_section import RewardConfig
-from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.objectives.grpo_clip import PANEL_RANGE, SET_RANGE, ClippedOptions
-from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.rollout import Draw
-from pacorl.grpo.rows import Division
 from pacorl.io.outage import OUTAGE_SECONDS, UnreachableError
 from pacorl.judge import open_judge
 from pacorl.judge.judge import STARTUP_SECONDS, Judge
@@ -29,7 +25,7 @@ from pacorl.records.leaks import check_leaks
 from pacorl.records.prompts import load_prompts, prompts_from, save_prompts
 from pacorl.rewards import asks_judge, build_rewards, check_rewards, has_parts
 from pacorl.rewards.reward import Reward, RewardFunction, smoke_test
-from pacorl.rewards.spec import UserReward
+from pacorl.rewards.spec import user_reward
 from pacorl.runtime.compiled import compile_blocks
 from pacorl.types import Prompt, Size
 
@@ -218,22 +214,6 @@ def freeze_idle_layers(policy: PipelinePolicy, *, targets: tuple[str, ...]) -> N
         policy.transformer.get_submodule(name).requires_grad_(False)
 
 
-def first_draw(config: PolicyConfig, policy: PipelinePolicy, cache: ConditioningCache, division: Division) -> Draw:
-    """Make the parameters of the first epoch's rollouts."""
-    spec = OBJECTIVES[config.objective.name]
-    return Draw(
-        policy,
-        config.sampling.sampler(0, group_size=config.group_size, seed=config.seed, spec=spec),
-        cache,
-        seed=config.seed,
-        epoch=0,
-        batch=division.batch,
-        nodes=config.nodes_of_step,
-        as_trained=config.model.compile != "none" and spec.needs == "path",
-        by_panel=config.advantages.panel_share > 0,
-    )
-
-
 def open_judges(
     config: PolicyConfig, *, remote: bool, device: torch.device, processes: int, resumed: bool = False
 ) -> dict[str, Judge]:
@@ -279,7 +259,7 @@ def build_run_rewards(
     rewards: dict[str, Reward] = {}
     for reward in config.rewards:
         function = functions.get(reward.name)
-        rewards[reward.key] = UserReward(function, reward.name) if function else built[reward.key]
+        rewards[reward.key] = user_reward(function, reward.name) if function else built[reward.key]
     asked = judges.get("held_out") or judges.get("rewards")
     held_out = dict(build_rewards(config.evaluation.rewards, judge=asked, device=device))
 

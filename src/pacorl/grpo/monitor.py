@@ -24,7 +24,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from pacorl.core.grid import split
@@ -37,7 +36,6 @@ from pacorl.types import Prompt
 if TYPE_CHECKING:
     from pacorl.grpo.trainer import PolicyTrainer
 
-Pixels = NDArray[np.float64]
 Kind = Literal["epoch", "evaluation"]
 
 SIDE = 32
@@ -99,19 +97,15 @@ def panel_statistics(prompt: Prompt, image: Image.Image) -> PanelStatistics:
     small_PHWC, tiny_PHWC = pixels
     first, second = np.triu_indices(len(panels), 1)
     distance = np.sqrt(((small_PHWC[first] - small_PHWC[second]) ** 2).mean((1, 2, 3)))
+    contrast_P = small_PHWC.std((1, 2)).mean(1)
+    mean_P = small_PHWC.mean((1, 2, 3))
+    is_blank_P = (contrast_P < FLAT_STD) | ((mean_P < DARK_MEAN) & (contrast_P < 2 * FLAT_STD))
     return PanelStatistics(
         group=prompt.id,
         duplicates=float((distance < SAME_DISTANCE).mean()) if len(first) else 0.0,
-        blank=float(is_blank(small_PHWC).mean()),
+        blank=float(is_blank_P.mean()),
         thumbnail=tuple(tiny_PHWC.mean(0).reshape(-1).tolist()),
     )
-
-
-def is_blank(panels_PHWC: Pixels) -> NDArray[np.bool_]:
-    """Check which (SIDE, SIDE, 3) panels are blank: (P,)."""
-    contrast_P = panels_PHWC.std((1, 2)).mean(1)
-    mean_P = panels_PHWC.mean((1, 2, 3))
-    return np.asarray((contrast_P < FLAT_STD) | ((mean_P < DARK_MEAN) & (contrast_P < 2 * FLAT_STD)))
 
 
 def signs_of(statistics: Sequence[PanelStatistics]) -> dict[str, float]:

@@ -198,7 +198,17 @@ class PolicyTrainer:
         self.policy.free_encoders()  # now: encoders, transformer and judge together may exceed the device's memory
         torch.cuda.empty_cache()
         builders.place_transformer(config, self.policy, device=device, sharded=self.runtime.sharded)
-        self.first_draw = builders.first_draw(config, self.policy, self.cache, self.division)
+        self.first_draw = Draw(
+            self.policy,
+            config.sampling.sampler(0, group_size=config.group_size, seed=config.seed, spec=self.objective),
+            self.cache,
+            seed=config.seed,
+            epoch=0,
+            batch=self.division.batch,
+            nodes=config.nodes_of_step,
+            as_trained=config.model.compile != "none" and self.objective.needs == "path",
+            by_panel=config.advantages.panel_share > 0,
+        )
         """Parameters of the first epoch's rollouts."""
 
         # 3. Scorers, after the text encoders are freed: both together may not fit on the device.
@@ -308,7 +318,9 @@ class PolicyTrainer:
             self._raise_alarms()
 
     run_epoch = run_epoch
+    """Run the next epoch, and return its metrics (`grpo.epoch`)."""
     evaluate = evaluate
+    """Evaluate the averaged adapter, and return the metrics (`grpo.evaluate`)."""
 
     def _evaluate_if_due(self) -> bool:
         """Evaluate before the first epoch, after the last, and every so many between; once each, also after a stop.

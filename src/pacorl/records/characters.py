@@ -15,13 +15,15 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pacorl.io.documents import blamed_on, read_yaml, typed
+from pacorl.io.documents import blamed_on, read_jsonl, read_text, read_yaml, typed
 from pacorl.io.images import images_in, open_image
 from pacorl.types import Character, Prompt
 
 FOLDER = "characters"
 CARD = "card.yaml"
 MAX_IMAGES = 14
+METADATA = "metadata.jsonl"
+"""Table of captions by `file_name`, as Hugging Face's image folders have it."""
 
 Text = Annotated[str, Field(min_length=1, max_length=2000)]
 
@@ -74,6 +76,18 @@ def read_character(folder: Path, *, least: int = 1, most: int = MAX_IMAGES) -> C
     for trait, looks in card.keep.items():
         keep[str(trait)] = looks
     return Character(name, card.description.strip(), images, keep, tuple(card.may_change))
+
+
+def read_caption(image: Path) -> tuple[Path | None, str]:
+    """Read an image's caption where trainers write it: the file and the text; no file without one."""
+    for file in (image.with_suffix(".txt"), image.with_suffix(".caption"), image.with_name(f"{image.name}.txt")):
+        if file.is_file():
+            return file, " ".join(read_text(file).split())
+    table = image.with_name(METADATA)
+    for row in read_jsonl(table) if table.is_file() else ():
+        if row.get("file_name") == image.name:
+            return table, next((str(row[key]) for key in ("text", "caption", "prompt") if row.get(key)), "")
+    return None, ""
 
 
 def in_turn(images: Sequence[Sequence[Path]]) -> tuple[Path, ...]:

@@ -14,20 +14,22 @@ not run it, and checks only that it has the name.
 
 from __future__ import annotations
 
-import ast
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from symtable import symtable
+from typing import TYPE_CHECKING, Any, NotRequired, get_type_hints
 
-from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from pacorl.config.user_files import FAULTS, file_and_name, line_in, users_value
 from pacorl.io.documents import read_text
-from pacorl.rewards.reward import PanelScores, Reward, RewardError, ScoresPanels, listed, named
+from pacorl.rewards.reward import PanelScores, Reward, RewardError, named
 from pacorl.types import Prompt
 
 if TYPE_CHECKING:
@@ -84,30 +86,29 @@ class RewardSpec:
         Raises:
             RewardError: naming the unknown, missing or mistyped argument.
         """
-        # Unknown names first, then missing ones, then types.
         options = self.options
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in self.parameters.values())
-        for name in args:
-            if name not in options and not (takes_any and name not in INJECTED):
-                raise RewardError(f"{at}: unknown argument {name!r}; it takes {', '.join(options) or 'none'}")
-        for name in options:
-            if self.parameters[name].default is inspect.Parameter.empty and name not in args:
-                raise RewardError(f"{at}: {name!r} is missing; this reward cannot do without it")
-        return {name: _typed(value, options.get(name, Any), f"{at}.{name}") for name, value in args.items()}
+        types: dict[str, Any] = {}
+        for name, hint in options.items():
+            is_needed = self.parameters[name].default is inspect.Parameter.empty
+            types[name] = hint if is_needed else NotRequired[hint]
+        arguments: Any = TypedDict("arguments", types)  # type: ignore[operator]
+        arguments.__pydantic_config__ = ConfigDict(
+            extra="allow" if takes_any else "forbid", arbitrary_types_allowed=True
+        )
+        try:
+            checked: dict[str, Any] = TypeAdapter(arguments).validate_python({**args})
+        except ValidationError as error:
+            fault = error.errors()[0]
+            name = fault["loc"][0]
+            given = f" (got {args[name]!r})" if name in args else ""
+            raise RewardError(f"{at}.{name}: {fault['msg']}{given}; it takes {', '.join(options) or 'none'}") from None
+        return checked
 
     def build(self, args: Mapping[str, Any], *, judge: Judge | None, device: str | torch.device) -> Reward:
         """Build the reward, with the judge and device if it has such arguments."""
         injected = {"judge": judge, "device": device}
         return self.make(**{name: injected[name] for name in INJECTED if name in self.parameters}, **args)
-
-
-def _typed(value: Any, hint: Any, at: str) -> Any:
-    try:
-        return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
-    except PydanticUserError:  # the type has its own config
-        return TypeAdapter(hint).validate_python(value)
-    except ValidationError as error:
-        raise RewardError(f"{at}: {error.errors()[0]['msg']} (got {value!r})") from None
 
 
 # --- one's own -------------------------------------------------------------------------------------------------
@@ -130,7 +131,7 @@ def user_spec(name: str) -> RewardSpec:
     parameters = list(inspect.signature(target).parameters.items())
     if not inspect.isclass(target):
         del parameters[:2]  # a function's prompts and images
-    return RewardSpec(partial(UserReward, target, name, path), target, dict(parameters), is_users=True)
+    return RewardSpec(partial(user_reward, target, name, path), target, dict(parameters), is_users=True)
 
 
 def parsed_spec(name: str) -> RewardSpec:
@@ -141,20 +142,19 @@ def parsed_spec(name: str) -> RewardSpec:
     """
     try:
         path, attribute = file_and_name(name)
-        tree = ast.parse(read_text(path))
+        module = symtable(read_text(path), str(path), "exec")
     except SyntaxError as error:
         raise RewardError(f"reward {name!r}, line {error.lineno}: SyntaxError: {error.msg}") from None
     except ValueError as error:
         raise RewardError(f"rewards: {error}") from None
-    defined = [node for node in tree.body if getattr(node, "name", "") == attribute]
-    names = {getattr(node, field, None) for node in ast.walk(tree) for field in ("name", "asname", "id")}
-    if attribute not in names:
+    if attribute not in module.get_identifiers():
         raise RewardError(f"rewards: {path} has no function or class {attribute!r}")
-    known = {node.arg for part in defined for node in ast.walk(part) if isinstance(node, ast.arg)}
     accepted = {"args": inspect.Parameter("args", inspect.Parameter.VAR_KEYWORD)}
-    for injected in INJECTED:
-        if injected in known:
-            accepted[injected] = inspect.Parameter(injected, inspect.Parameter.KEYWORD_ONLY)
+    scopes = [scope for scope in module.get_children() if scope.get_name() == attribute]
+    for scope in [*scopes, *chain.from_iterable(scope.get_children() for scope in scopes)]:
+        for injected in INJECTED:
+            if injected in scope.get_identifiers() and scope.lookup(injected).is_parameter():
+                accepted[injected] = inspect.Parameter(injected, inspect.Parameter.KEYWORD_ONLY)
     return RewardSpec(_unbuilt, _unbuilt, accepted, is_users=True)
 
 
@@ -196,14 +196,6 @@ class UserReward:
             result = self.reward(prompts, images)
             return list(result) if isinstance(result, Iterator) else result
 
-    def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
-        """Score each image, with its parts if the reward has parts."""
-        if not isinstance(self.reward, ScoresPanels):
-            scores = listed(self.spec, self(prompts, images), len(prompts), prompts)
-            return [PanelScores(score, None) for score in scores]
-        with self._blamed(f"on {named(prompts)}"):
-            return self.reward.panel_scores(prompts, images)
-
     @contextmanager
     def _blamed(self, when: str) -> Iterator[None]:
         """Convert exceptions of the block to RewardError with the file and line."""
@@ -212,3 +204,19 @@ class UserReward:
         except FAULTS as error:
             line = line_in(self.path, error) if self.path else ""
             raise RewardError(f"reward {self.spec!r}{line}: {type(error).__name__} {when}: {error}") from error
+
+
+class PartedUserReward(UserReward):
+    """A user's reward with parts (`ScoresPanels`)."""
+
+    def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
+        """Score each image, with its parts."""
+        with self._blamed(f"on {named(prompts)}"):
+            scores: list[PanelScores] = self.reward.panel_scores(prompts, images)
+            return scores
+
+
+def user_reward(target: Callable[..., Any], spec: str, path: Path | None = None, /, **args: Any) -> UserReward:
+    """Make a user's function or class a reward; with parts if it has `panel_scores`."""
+    kind = PartedUserReward if hasattr(target, "panel_scores") else UserReward
+    return kind(target, spec, path, **args)

@@ -28,7 +28,7 @@ from pacorl.core.grid import parse_layout
 from pacorl.io.documents import dump_yaml, read_json, read_text, read_yaml, typed, write_json
 from pacorl.io.files import LockedError, make_folder, safe_name, sole_holder, sweep, write_atomic
 from pacorl.io.images import images_in, natural, png_bytes, png_texts
-from pacorl.records.characters import CARD, Card, read_character
+from pacorl.records.characters import CARD, Card, read_caption, read_character
 from pacorl.types import Character, Grid
 
 MOST_PICTURES = 60
@@ -216,11 +216,7 @@ class Folder:
 
     def pictures(self, name: str) -> list[tuple[Path, str]]:
         """List the pictures of a character, each with its caption."""
-        pictures = []
-        for path in images_in(self.character_folder(name)):
-            caption = path.with_suffix(".txt")
-            pictures.append((path, read_text(caption) if caption.is_file() else ""))
-        return pictures
+        return [(path, read_caption(path)[1]) for path in images_in(self.character_folder(name))]
 
     def add_picture(self, name: str, image: Image, caption: str = "") -> None:
         """Add a picture behind a character's last one."""

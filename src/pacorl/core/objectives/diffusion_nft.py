@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from pacorl.core.objectives import Endpoint, ObjectiveOptions, ObjectiveSpec
-from pacorl.core.panels import Panels, sample_mean
+from pacorl.core.panels import sample_mean
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from pacorl.core.objectives import Loss
 
 WEIGHT_FLOOR = 1e-5
@@ -39,16 +37,16 @@ def diffusion_nft(end: Endpoint, options: DiffusionNft) -> Loss:
     good_B = 0.5 + 0.5 * end.advantage_B.clamp(-limit, limit) / limit
     towards = beta * end.velocity_BNC + (1 - beta) * end.old_velocity_BNC
     away = (1 + beta) * end.old_velocity_BNC - beta * end.velocity_BNC
-    towards_B, away_B = (_distance(end.noisy_BNC - end.sigma * v, end.clean_BNC, end.panels) for v in (towards, away))
+    distances = []
+    for velocity_BNC in (towards, away):
+        gap_BNC = end.noisy_BNC - end.sigma * velocity_BNC - end.clean_BNC
+        # The detached distance gives near and far samples equal weight.
+        weight_B = sample_mean(gap_BNC.detach().abs(), end.panels).clamp(min=WEIGHT_FLOOR)
+        distances.append(sample_mean(gap_BNC**2, end.panels) / weight_B)
+    towards_B, away_B = distances
     loss_B = limit * (good_B * towards_B + (1 - good_B) * away_B) / beta * end.used_B
     moved = (end.velocity_BNC - end.old_velocity_BNC).detach()
     return loss_B.mean(), {"velocity_change": (moved**2).mean()}
-
-
-def _distance(guess_BNC: Tensor, clean_BNC: Tensor, panels: Panels | None) -> Tensor:
-    """Divide the (B,) squared distance by the detached distance, so that near and far samples have equal weight."""
-    gap_BNC = guess_BNC - clean_BNC
-    return sample_mean(gap_BNC**2, panels) / sample_mean(gap_BNC.detach().abs(), panels).clamp(min=WEIGHT_FLOOR)
 
 
 def lag(optimizer_step: int) -> float:
