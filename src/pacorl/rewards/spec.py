@@ -92,7 +92,8 @@ class RewardSpec:
         for name, hint in options.items():
             is_needed = self.parameters[name].default is inspect.Parameter.empty
             types[name] = hint if is_needed else NotRequired[hint]
-        arguments: Any = TypedDict("arguments", types)  # type: ignore[operator]
+        declare: Any = TypedDict
+        arguments = declare("arguments", types)
         arguments.__pydantic_config__ = ConfigDict(
             extra="allow" if takes_any else "forbid", arbitrary_types_allowed=True
         )
@@ -100,9 +101,9 @@ class RewardSpec:
             checked: dict[str, Any] = TypeAdapter(arguments).validate_python({**args})
         except ValidationError as error:
             fault = error.errors()[0]
-            name = fault["loc"][0]
-            given = f" (got {args[name]!r})" if name in args else ""
-            raise RewardError(f"{at}.{name}: {fault['msg']}{given}; it takes {', '.join(options) or 'none'}") from None
+            key = str(fault["loc"][0])
+            given = f" (got {args[key]!r})" if key in args else ""
+            raise RewardError(f"{at}.{key}: {fault['msg']}{given}; it takes {', '.join(options) or 'none'}") from None
         return checked
 
     def build(self, args: Mapping[str, Any], *, judge: Judge | None, device: str | torch.device) -> Reward:
