@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from sklearn.preprocessing import normalize
 
 from pacorl.dataset import diversify as diversifying
-from pacorl.dataset.diversify import diversify, independent_set, unit
+from pacorl.dataset.diversify import diversify, independent_set
 from pacorl.dataset.folder import read_prompts
 
 
 @pytest.fixture
 def vectors():
-    return unit(np.random.default_rng(0).normal(size=(300, 8)))
+    return normalize(np.random.default_rng(0).normal(size=(300, 8)))
 
 
 def distances(vectors):
@@ -34,7 +35,7 @@ def test_the_set_is_independent_and_maximal(vectors):
 
 
 def test_duplicates_go_first():
-    base = unit(np.random.default_rng(3).normal(size=(30, 16)))
+    base = normalize(np.random.default_rng(3).normal(size=(30, 16)))
     kept = independent_set(np.concatenate([base, base]), 30)
     assert {index % 30 for index in kept} == set(range(30))
     assert sorted(independent_set(base, 31)) == [*range(30)]

@@ -6,12 +6,11 @@ SC (semantic consistency) and PQ (perceptual quality) are each the lower of two 
 
 from __future__ import annotations
 
-import json
 from math import sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from pacorl.io.documents import JsonObject, object_within, read_yaml, typed
 from pacorl.io.files import text_digest
@@ -89,16 +88,18 @@ def ask_scores(judge: Judge, question: Question) -> tuple[list[float], str]:
     raise UnratedError(f"{ATTEMPTS} answers in a row could not be used; the last: {fault}")
 
 
+class Scores(BaseModel):
+    """The JSON object in an answer."""
+
+    score: Annotated[list[Annotated[float, Field(ge=0, le=BEST)]], Field(min_length=2, max_length=2)]
+    reasoning: Any = ""
+
+
 def read_scores(answer: str) -> tuple[list[float], str]:
     """Read two scores and the reasoning from the JSON object in an answer.
 
     Raises:
         ValueError: there is no such object, or a score is off the scale: a wrong score must not become a figure.
     """
-    document = object_within(answer)
-    scores: Any = document.get("score")
-    is_pair = isinstance(scores, list) and len(scores) == 2
-    # Compare types: a bool is an int to Python, but no score.
-    if not is_pair or any(type(score) not in (int, float) or not 0 <= score <= BEST for score in scores):
-        raise ValueError(f"'score' must be two numbers from 0 to {BEST}, it is {json.dumps(scores)[:60]}")
-    return [float(score) for score in scores], str(document.get("reasoning", ""))[:500]
+    scores = typed(object_within(answer), Scores)
+    return scores.score, str(scores.reasoning)[:500]

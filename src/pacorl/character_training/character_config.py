@@ -19,13 +19,16 @@ class CharacterAdapterConfig(AdapterConfig):
     """The LoRA of the character."""
 
     rank: Rank = 16
+    """r of the added product BA."""
     alpha: Positive = 16
+    """α of its scale α/r."""
 
 
 class CharacterOptimizerConfig(AdamWConfig):
     """AdamW, the adapter's moving average, and the images of a step."""
 
     lr: float = Field(1e-4, gt=0, le=1)
+    """AdamW's learning rate, the same at every step."""
     batch: Positive = 1
     """Images per optimizer step."""
     micro_batch: Positive = 1

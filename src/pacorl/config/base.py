@@ -18,7 +18,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    GetJsonSchemaHandler,
     PrivateAttr,
     ValidationError,
     ValidatorFunctionWrapHandler,
@@ -93,17 +92,6 @@ class Section(BaseModel):
         if isinstance(value, bool) and type(result) in (int, float):  # pydantic takes `epochs: true` for 1
             raise ValueError("a switch is no number; give one")
         return result
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Give an overridden key the text of the key that it overrides."""
-        document = handler(schema)
-        for name, part in handler.resolve_ref_schema(document)["properties"].items():
-            fields = [base.model_fields.get(name) for base in cls.__mro__ if issubclass(base, Section)]
-            text = next((field.description for field in fields if field and field.description), None)
-            if text and "description" not in part:
-                part["description"] = text
-        return document
 
 
 class ModelSection(Section):

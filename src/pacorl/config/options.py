@@ -10,6 +10,7 @@ no heavy module, because `pacorl --help` reads it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -166,13 +167,7 @@ class GeneratorOptions(ModelOptions):
             name, equals, value = text.partition("=")
             if not equals or not name.isidentifier():
                 raise ValueError(f"--option {text!r} is not NAME=VALUE, such as guidance_scale=4")
-            values[name] = _number(value)
+            values[name] = value
+            with suppress(ValueError):  # a text that is no number, or the like
+                values[name] = json.loads(value)
         return values
-
-
-def _number(text: str) -> int | float | str:
-    """Parse a number; any other text is kept."""
-    for kind in (int, float):
-        with suppress(ValueError):
-            return kind(text)
-    return text

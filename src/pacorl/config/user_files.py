@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -92,18 +92,13 @@ def users_value(name: str) -> Any:
 
 def file_digests(document: Any) -> dict[str, str]:
     """Hash the file of every `path/to/file.py:NAME` in a dumped config: name → digest."""
-    if isinstance(document, str):
-        match = NAME.fullmatch(document)
-        if not match or not Path(match["path"]).is_file():
-            return {}
-        from pacorl.io.documents import read_text  # the commands import this file before they need pydantic
+    from pacorl.io.documents import dump_json, read_text  # the commands import this file before they need pydantic
 
-        return {document: text_digest(read_text(Path(match["path"])))}
-    if isinstance(document, Mapping):
-        document = list(document.values())
-    digests: dict[str, str] = {}
-    for value in document if isinstance(document, list | tuple) else ():
-        digests |= file_digests(value)
+    digests = {}
+    for name in re.findall(r'"([^"\\]+\.py:[A-Za-z_]\w*)"', dump_json(document)):
+        path = Path(name.rpartition(":")[0])
+        if path.is_file():
+            digests[name] = text_digest(read_text(path))
     return digests
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,6 +80,7 @@ def embedded(texts: Sequence[str], *, seed: int = 0) -> Vectors:
     """TF-IDF of words and pairs of words, then a truncated SVD (latent semantic analysis)."""
     from sklearn.decomposition import TruncatedSVD  # type: ignore[import-untyped]
     from sklearn.feature_extraction.text import TfidfVectorizer  # type: ignore[import-untyped]
+    from sklearn.preprocessing import normalize  # type: ignore[import-untyped]
 
     weigh = TfidfVectorizer(sublinear_tf=True, max_features=200_000, ngram_range=(1, 2), stop_words="english")
     counts = weigh.fit_transform(texts)
@@ -88,14 +88,9 @@ def embedded(texts: Sequence[str], *, seed: int = 0) -> Vectors:
     dimensions = min(DIMENSIONS, counts.shape[0] - 1, counts.shape[1] - 1)
     if dimensions < 1:
         raise ValueError(f"{len(texts)} texts of {counts.shape[1]} words are too few to embed; two of each are needed")
-    return unit(TruncatedSVD(dimensions, random_state=seed).fit_transform(counts))
-
-
-def unit(rows: NDArray[Any]) -> Vectors:
-    """Divide each row by its length; a row of zeros (a text without a known word) remains zero."""
-    # Bounded from below: a row of zeros would become NaN.
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    return np.asarray(rows / np.maximum(lengths, 1e-12), dtype=np.float32)
+    # A row of zeros, of a text without a known word, remains zero.
+    rows = normalize(TruncatedSVD(dimensions, random_state=seed).fit_transform(counts))
+    return np.asarray(rows, dtype=np.float32)
 
 
 # --- selecting ---------------------------------------------------------------------------------------------------

@@ -36,9 +36,9 @@ def import_rankings(folder: Path, source: Path) -> dict[str, int]:
     name = safe_name(_folder_name(source.stem))
     step = DatasetStep(folder, f"import-{name}", inputs=[source], options={"source": str(source.resolve())})
     # Another source may not have the name; the same file may be imported again, even from elsewhere.
-    last = step.last().get("plan")
-    if last and last["options"] != step.options and [*last["inputs"].values()] != [digest(source)]:
-        raise ValueError(f"{name!r} is already the import of {last['options']['source']}; rename this one")
+    last = step.last()
+    if last and last.plan["options"] != step.options and [*last.plan["inputs"].values()] != [digest(source)]:
+        raise ValueError(f"{name!r} is already the import of {last.plan['options']['source']}; rename this one")
 
     # The whole source is read before anything is written, so that a fault leaves no half of an import.
     rankings = load_rankings(source)

@@ -9,8 +9,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pacorl.io.documents import JsonObject, as_read_back, read_object, write_json
+from pydantic import BaseModel
+
+from pacorl.io.documents import JsonObject, as_read_back, read_object, typed, write_json
 from pacorl.io.files import digest, sweep
+
+
+class Manifest(BaseModel):
+    """A step's finished work."""
+
+    plan: JsonObject
+    outputs: dict[str, str]
+    """File → SHA-256."""
+    counts: JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,40 +47,32 @@ class DatasetStep:
     def counts_if_done(self) -> JsonObject | None:
         """Counts of the finished step, or None if there is work to do."""
         last = self.last()
-        if not last or last["plan"] != self.plan():
+        if last is None or last.plan != self.plan():
             return None
         # Compare by content: a copied folder has new time stamps.
-        for name, sha256 in last["outputs"].items():
+        for name, sha256 in last.outputs.items():
             path = self.folder / name
             if not path.is_file() or digest(path) != sha256:
                 return None
-        return dict(last["counts"])
+        return last.counts
 
-    def last(self) -> JsonObject:
-        """Manifest of the last finished work, with its `plan`, `outputs` and `counts`; empty if there was none."""
+    def last(self) -> Manifest | None:
+        """Manifest of the last finished work; None if there was none."""
         # A damaged manifest must not pass for unfinished work, which would be done over.
         if not self.path.is_file():
-            return {}
+            return None
         try:
-            manifest = read_object(self.path)
-            if not {"plan", "outputs", "counts"} <= manifest.keys():
-                raise ValueError("it lacks its plan, outputs or counts")
+            return typed(read_object(self.path), Manifest)
         except ValueError as error:
             raise ValueError(f"{self.path} is no manifest ({error}); delete it to do the step again") from None
-        return manifest
 
     def finish(self, *, outputs: Sequence[Path], counts: JsonObject) -> JsonObject:
         """Write the manifest and return the counts."""
         # The last act of a step: a killed step has no new manifest, and runs again.
-        manifest = {
-            "step": self.name,
-            "plan": self.plan(),
-            "outputs": {self._name(path): digest(path) for path in outputs},
-            "counts": dict(counts),
-        }
-        write_json(self.path, manifest)
+        digests = {self._name(path): digest(path) for path in outputs}
+        write_json(self.path, {"step": self.name, "plan": self.plan(), "outputs": digests, "counts": counts})
         sweep(self.folder)
-        return dict(counts)
+        return counts
 
     def plan(self) -> JsonObject:
         """Planned work of this step, in the form of the manifest."""

@@ -203,24 +203,18 @@ def split_groups(ties: Iterable[tuple[str, str]], *, test_share: float, seed: in
 
     # The split that is farther behind its share receives the next cluster.
     total = sum(map(len, clusters))
-    train: list[list[str]] = []
-    test: list[list[str]] = []
-    trained = tested = 0
+    behind = {"train": (1 - test_share) * total, "test": test_share * total}
+    members: dict[Split, list[list[str]]] = {"train": [], "test": []}
     for cluster in clusters:
-        if test_share * total - tested > (1 - test_share) * total - trained:
-            test.append(cluster)
-            tested += len(cluster)
-        else:
-            train.append(cluster)
-            trained += len(cluster)
+        split: Split = "test" if behind["test"] > behind["train"] else "train"
+        members[split].append(cluster)
+        behind[split] -= len(cluster)
 
     # If there are too few clusters for a small share, it receives the smallest one of the other split.
-    for empty, full in ((train, test), (test, train)):
+    for empty, full in ((members["train"], members["test"]), (members["test"], members["train"])):
         if 0 < test_share < 1 and not empty and len(full) > 1:
             empty.append(full.pop(full.index(min(full, key=len))))
     split_of: dict[str, Split] = {}
-    for group in chain(*train):
-        split_of[group] = "train"
-    for group in chain(*test):
-        split_of[group] = "test"
+    for split, parts in members.items():
+        split_of |= dict.fromkeys(chain(*parts), split)
     return split_of

@@ -55,6 +55,7 @@ class SamplingConfig(SamplingSteps):
     size: tuple[Positive, Positive] = (512, 512)
     """Height and width."""
     steps: Steps = 10
+    """Denoising steps from noise to image."""
     sde_steps: tuple[Annotated[int, Field(ge=0)], ...] = (1,)
     """Indices of the sampling steps that are stochastic, and trained. An objective of the endpoint noises endpoints to
     their sigmas, under the shift of the checkpoint's own training, and samples without noise, except to branch a tree

@@ -37,6 +37,7 @@ class FluxOptions(DistilledOptions):
 
     kind: Literal["flux"] = "flux"
     checkpoint: str = "black-forest-labs/FLUX.1-dev"
+    """A diffusers folder, or a name on the hub."""
 
 
 class FluxPolicy(PipelinePolicy):

@@ -55,6 +55,7 @@ class KleinOptions(PolicyOptions):
 
     kind: Literal["klein"] = "klein"
     checkpoint: str = "black-forest-labs/FLUX.2-klein-base-4B"
+    """A diffusers folder, or a name on the hub."""
     guidance_scale: float = Field(4.0, ge=1)
     """Scale of classifier-free guidance against `negative_prompt`, at twice the forwards; 1 is without."""
     negative_prompt: str = ""

@@ -34,6 +34,7 @@ class KontextOptions(DistilledOptions):
 
     kind: Literal["kontext"] = "kontext"
     checkpoint: str = "black-forest-labs/FLUX.1-Kontext-dev"
+    """A diffusers folder, or a name on the hub."""
 
 
 class KontextPolicy(FluxPolicy):

@@ -71,6 +71,7 @@ class QwenImageOptions(QwenOptions):
 
     kind: Literal["qwen_image"] = "qwen_image"
     checkpoint: str = "Qwen/Qwen-Image"
+    """A diffusers folder, or a name on the hub."""
     max_sequence_length: int = Field(512, ge=1, le=1024)
     """Text tokens per prompt, the end of the chat template included."""
 
@@ -80,6 +81,7 @@ class QwenEditOptions(QwenOptions):
 
     kind: Literal["qwen_edit"] = "qwen_edit"
     checkpoint: str = "Qwen/Qwen-Image-Edit"
+    """A diffusers folder, or a name on the hub."""
 
 
 class QwenEditPlusOptions(QwenEditOptions):
@@ -87,6 +89,7 @@ class QwenEditPlusOptions(QwenEditOptions):
 
     kind: Literal["qwen_edit_plus"] = "qwen_edit_plus"  # type: ignore[assignment]
     checkpoint: str = "Qwen/Qwen-Image-Edit-2509"
+    """A diffusers folder, or a name on the hub."""
 
 
 class QwenImagePolicy(PipelinePolicy):

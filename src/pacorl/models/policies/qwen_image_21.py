@@ -50,6 +50,7 @@ class QwenImage21Options(TrueGuidance):
 
     kind: Literal["qwen_image_21"] = "qwen_image_21"
     checkpoint: str = "Qwen/Qwen-Image-2.1"
+    """A diffusers folder, or a name on the hub."""
 
     @property
     def warning(self) -> str:
