@@ -37,21 +37,11 @@ def rank_folder(tmp_path: Path) -> Path:
         for grid in range(GRIDS):
             for number, panel in enumerate(redrawn(panels, chance=0.4, rng=rng)):
                 draw(panel, 32).save(images / f"{grid}_{number}.png")
-    write_jsonl(
-        folder / "prompt_data.jsonl",
-        [
-            {
-                "idx": f"{prompt.id:04d}",
-                "prompt": prompt.text,
-                "criteria": {
-                    **{name: dict(texts) for name, texts in prompt.criteria.items()},
-                    "Logic": {"Order": None},
-                },
-                "category": ["Character", "Story"][prompt.id],
-            }
-            for prompt in prompts
-        ],
-    )
+    rows = []
+    for prompt in prompts:
+        criteria = prompt.criteria | {"Logic": {"Order": None}}
+        rows.append({"idx": f"{prompt.id:04d}", "prompt": prompt.text, "criteria": criteria, "category": "Story"})
+    write_jsonl(folder / "prompt_data.jsonl", rows)
     write_jsonl(folder / "consistency_full_rank.jsonl", rank_rows(prompts))
     return folder
 
@@ -87,13 +77,8 @@ def t2is_folder(tmp_path: Path) -> Path:
     for prompt in set_prompts("dev", 3):
         name = f"{prompt.id + 1:04d}_0001"
         cases[name] = {
-            "task_name": "Multi-Scenario",
-            "num_of_cases": 1,
-            "uid": name,
             "output_image_count": len(prompt.panels),
-            "case_id": name,
-            "task_name_case_id": f"Multi-Scenario_{name}",
-            "category": "Character Generation" if prompt.id else "Story Generation",
+            "category": "Character Generation",
             "instruction": prompt.theme,
             "sub_caption": list(prompt.panels),
         }
@@ -105,10 +90,6 @@ def t2is_folder(tmp_path: Path) -> Path:
             f"sub_{index}": {"Entity": [text, prompt.theme], "Attribute": [text], "Relation": [] if index else [text]}
             for index, text in enumerate(prompt.panels)
         }
-    for file, content in [
-        ("T2IS-Bench.json", cases),
-        ("prompt_consistency.json", criteria),
-        ("prompt_alignment.json", alignment),
-    ]:
-        (folder / file).write_text(json.dumps(content))
+    for file, content in (("T2IS-Bench", cases), ("prompt_consistency", criteria), ("prompt_alignment", alignment)):
+        (folder / f"{file}.json").write_text(json.dumps(content))
     return folder

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan
+from math import isnan, nan
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -158,20 +158,13 @@ class Table:
 
 def cell_text(cell: Interval | float | None) -> str:
     """`0.449 [0.431, 0.467]`; – if there is no figure."""
-    if cell is None:
-        return "–"
-    interval = cell if isinstance(cell, Interval) else Interval(cell)
+    interval = cell if isinstance(cell, Interval) else Interval(nan if cell is None else cell)
     # NaN is the mean of no values.
     if isnan(interval.mean):
         return "–"
     text = f"{interval.mean:z.3f}"
-    bounds = []
-    for end in (interval.low, interval.high):
-        if end is not None:
-            bounds.append(f"{end:z.3f}")
-
-    if bounds:
-        text += f" [{', '.join(bounds)}]"
+    if interval.low is not None:
+        text += f" [{interval.low:z.3f}, {interval.high:z.3f}]"
     return text.replace("-", MINUS)
 
 

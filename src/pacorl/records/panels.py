@@ -117,36 +117,35 @@ def read_request(text: str) -> SetRequest | None:
         return None
     for pattern in REQUESTS:
         if match := pattern.match(text):
-            return _request_of(text, match, content=_described(match, text[match.end() :]))
+            return _request_of(text, match)
     if match := HYPHENED.search(text):
-        return _request_of(text, match, content=text[match.end() :])
+        return _request_of(text, match)
     if match := WITHIN.search(text):
         before = re.sub(rf"\s*{VERB}", "", text[: match.start()], count=1, flags=re.I)
-        return _request_of(text, match, content=before.rstrip() + text[match.end() :])
+        return _request_of(text, match, before=before.rstrip())
 
     # Any plural, if the text lists as many: "three chalkboards … featuring: 'Fresh Brew', …".
     match = COUNTED.match(text)
-    request = match and _request_of(text, match, content=_described(match, text[match.end() :]))
+    request = match and _request_of(text, match)
     if request and len(_items(request.content, request.count or 0, marks=FIRM_MARK)[1]) == request.count:
         return request
     return None
 
 
-def _request_of(text: str, match: re.Match[str], *, content: str) -> SetRequest | None:
-    count = (match.groupdict().get("count") or "").lower()
+def _request_of(text: str, match: re.Match[str], *, before: str = "") -> SetRequest | None:
+    groups = match.groupdict(default="")
+    count = groups.get("count", "").lower()
     if count in ("one", "1"):
         return None
     number = int(count) if count.isdigit() else NUMBERS.index(count) if count else None
-    return SetRequest(text, number, match["unit"].lower(), content)
 
-
-def _described(match: re.Match[str], content: str) -> str:
-    """Put words before the content that describe the panels: the adjectives, and a noun such as "menu"."""
+    # Words before the content that describe the panels: the adjectives, and a noun such as "menu".
     unit = match["unit"].lower()
-    adjectives = OF_THE_SET.sub("", match.groupdict().get("adjectives") or "").strip()
+    content = before + text[match.end() :]
+    adjectives = OF_THE_SET.sub("", groups.get("adjectives", "")).strip()
     if adjectives or not re.fullmatch(VIEW, unit):
-        return " ".join(filter(None, [adjectives, unit, content.strip()]))
-    return content
+        content = " ".join([adjectives, unit, content.strip()]).strip()
+    return SetRequest(text, number, unit, content)
 
 
 # --- the template ----------------------------------------------------------------------------------------------
