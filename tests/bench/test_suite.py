@@ -58,12 +58,6 @@ KEYS = ["a", "bb", "ccc", "dddd", "eeeee"]
 HERE = BenchmarkOptions(judge="here")
 
 
-def shard(monkeypatch: pytest.MonkeyPatch, index: int, count: int) -> None:
-    """As torchrun numbers the processes."""
-    monkeypatch.setenv("RANK", str(index))
-    monkeypatch.setenv("WORLD_SIZE", str(count))
-
-
 def test_every_item_is_measured_once_however_often_it_is_run(tmp_path: Path) -> None:
     bench = Numbers(KEYS)
     first = run(bench, tmp_path, BenchmarkOptions(judge="here", batch=2))
@@ -95,15 +89,20 @@ class ByBatch(Numbers):
         return [row | {"value": total + position / 8} for position, row in enumerate(super().measure(keys))]
 
 
-def test_batches_do_not_depend_on_the_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tables = []
+def test_batches_and_results_do_not_depend_on_the_number_of_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes = []
     for count in (1, 2, 3):
         for index in range(count):
-            shard(monkeypatch, index, count)
-            outcome = run(ByBatch(KEYS), tmp_path / str(count), BenchmarkOptions(judge="here", batch=2))
-        assert outcome.complete
-        tables.append(outcome.table)
-    assert tables[0] == tables[1] == tables[2]
+            monkeypatch.setenv("RANK", str(index))  # as torchrun numbers the processes
+            monkeypatch.setenv("WORLD_SIZE", str(count))
+            outcomes.append(run(ByBatch(KEYS), tmp_path / str(count), BenchmarkOptions(judge="here", batch=2)))
+    alone, half, both, *_, three = outcomes
+    assert not half.complete
+    assert "Incomplete: 3 of 5" in half.remarks[0]
+    assert alone.complete
+    assert alone.table == both.table == three.table
 
 
 def test_failures_are_told_and_tried_again(tmp_path: Path) -> None:
@@ -113,22 +112,6 @@ def test_failures_are_told_and_tried_again(tmp_path: Path) -> None:
     bench = Numbers(KEYS)
     assert run(bench, tmp_path, HERE).complete
     assert bench.measured == ["bb"]
-
-
-def test_shards_share_the_work_and_their_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = Numbers(KEYS), Numbers(KEYS)
-    options = BenchmarkOptions(judge="here", batch=2)
-    shard(monkeypatch, 0, 2)
-    half = run(first, tmp_path, options)
-    assert not half.complete
-    assert "Incomplete: 3 of 5" in half.remarks[0]
-    shard(monkeypatch, 1, 2)
-    whole = run(second, tmp_path, options)
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    monkeypatch.setenv("RANK", "0")
-    assert (first.measured, second.measured) == (["a", "bb", "eeeee"], ["ccc", "dddd"])
-    assert whole.complete
-    assert run(Numbers(KEYS), tmp_path / "alone", HERE).table == whole.table
 
 
 def test_items_that_were_trained_on_are_named_and_the_others_counted_apart(tmp_path: Path) -> None:

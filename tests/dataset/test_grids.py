@@ -75,39 +75,15 @@ def test_a_recipe_has_every_option_that_changes_the_images(folder):
     assert packed == [None, "int8", "int8"], "streaming changes no bit"
 
 
-class BatchSource(DrawnSource):
-    """Its images depend on their position in the batch and on its other seeds, as kernels' last bits may."""
-
-    def __call__(self, prompts, seeds):
-        drawn = super().__call__(prompts, seeds)
-        for position, image in enumerate(drawn):
-            image.putpixel((0, 0), (sum(seeds) % 256, position, len(seeds)))
-        return drawn
-
-
-@pytest.mark.parametrize("lost", [1, 3, 4, 6, 11])
-def test_a_run_that_goes_on_repeats_its_batches(folder, lost):
-    generate(folder, source(BatchSource()), grids=4)
-    whole, listed = images(folder), (folder / "grids.jsonl").read_bytes()
-    for path in [folder / row["file"] for row in read_jsonl(folder / "grids.jsonl")][lost:]:
-        path.unlink()
-    (folder / "grids.jsonl").unlink()
-    again = BatchSource()
-    assert generate(folder, source(again), grids=4)["generated"] == 12 - lost
-    assert again.generated == 12 - lost + lost % 4
-    assert images(folder) == whole
-    assert (folder / "grids.jsonl").read_bytes() == listed
-
-
 def test_shards_share_the_work_and_generate_the_same(folder):
-    generate(folder, source(BatchSource()), grids=4)
+    generate(folder, source(DrawnSource()), grids=4)
     alone, listed = images(folder), (folder / "grids.jsonl").read_bytes()
     for path in [*(folder / "grids").rglob("*.png"), folder / "grids.jsonl"]:
         path.unlink()
-    first = generate(folder, source(BatchSource()), grids=4, shard=Shard(0, 2))
+    first = generate(folder, source(DrawnSource()), grids=4, shard=Shard(0, 2))
     assert first == {"grids": 12, "generated": 8, "missing": 4}
     assert not (folder / "grids.jsonl").exists()
-    assert generate(folder, source(BatchSource()), grids=4, shard=Shard(1, 2))["missing"] == 0
+    assert generate(folder, source(DrawnSource()), grids=4, shard=Shard(1, 2))["missing"] == 0
     assert images(folder) == alone
     assert (folder / "grids.jsonl").read_bytes() == listed
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -82,7 +81,7 @@ def comparisons_from(source: str, *, limit: int | None = None, scratch: Path | N
         path, folder, name = _located(source)
         if not path.is_file():
             raise ValueError(f"{source}: {path} does not exist; give {SOURCES}")
-        comparisons = load_sharegpt(path, name, folder=folder) if name else load_comparisons(path)
+        comparisons = load_comparisons(path, entry=name, folder=folder)
     if not comparisons:
         raise ValueError(f"{source}: holds no comparisons; give {SOURCES}")
     return evenly_spread(comparisons, limit, source=source)
@@ -124,24 +123,6 @@ def _located(source: str) -> tuple[Path, Path, str]:
         with blamed_on(name):
             entry = typed(entries[name], DatasetEntry)
         return inside(info.parent, entry.file_name), info.parent, name
-
-
-def _check_images(comparisons: Sequence[Comparison], *, source: object) -> None:
-    """Raise MissingImagesError with a list of the missing images, if there are any."""
-    # A dict keeps the order, in which the message lists them.
-    paths = dict.fromkeys(path for comparison in comparisons for path in comparison.images)
-    missing = [path for path in paths if not path.is_file()]
-    if missing:
-        raise MissingImagesError(
-            f"{source}: {len(missing)} image(s) missing; unpack them into its folder:{listed(missing)}"
-        )
-
-
-def _image_paths(names: Sequence[str], folder: Path) -> tuple[Path, ...]:
-    """Return the paths of a record's images. Raises ValueError for one that leads out of the folder."""
-    for name in names:
-        inside(folder, name)
-    return tuple(folder / name for name in names)
 
 
 def answer_text(comparison: Comparison) -> str:
@@ -189,26 +170,40 @@ class ComparisonRecord(BaseModel):
     answer: Spoken = ""
 
 
-def load_comparisons(path: str | Path) -> list[Comparison]:
-    """Read a JSONL file of `ComparisonRecord`.
+def load_comparisons(path: str | Path, *, entry: str = "", folder: Path | None = None) -> list[Comparison]:
+    """Read a file of `ComparisonRecord`, or of an entry's conversations.
+
+    Args:
+        path: the file.
+        entry: name of the entry of dataset_info.json, and category of conversations without one.
+        folder: of the images; by default the file's.
 
     Raises:
-        ValueError: naming file, line, fault and fix.
+        ValueError: naming file, line or record, fault and fix.
         MissingImagesError: with a list of the missing images.
     """
     path = Path(path)
-    comparisons = read_records(path, partial(_comparison, folder=path.parent), fix=f"give {SOURCES}")
-    _check_images(comparisons, source=path)
+    images = folder or path.parent
+
+    def parse(record: JsonObject) -> Comparison:
+        row = _conversation(record, entry) if entry else validated(record, ComparisonRecord)
+        if row.answer and _decision(row.answer)[0] != row.consistent:
+            raise ValueError(f"'consistent' is {row.consistent} and the answer begins with {row.answer[:40]!r}")
+        if IMAGE_TAG in row.question:
+            _check_tags(row.question, row.images)
+        for name in row.images:
+            inside(images, name)
+        return Comparison(**row.model_dump() | {"images": tuple(images / name for name in row.images)})
+
+    comparisons = read_records(path, parse, fix=f"give {SOURCES}")
+    # A dict keeps the order, in which the message lists them.
+    paths = dict.fromkeys(path for comparison in comparisons for path in comparison.images)
+    missing = [path for path in paths if not path.is_file()]
+    if missing:
+        raise MissingImagesError(
+            f"{path}: {len(missing)} image(s) missing; unpack them into its folder:{listed(missing)}"
+        )
     return comparisons
-
-
-def _comparison(record: JsonObject, folder: Path) -> Comparison:
-    row = validated(record, ComparisonRecord)
-    if row.answer and _decision(row.answer)[0] != row.consistent:
-        raise ValueError(f"'consistent' is {row.consistent} and the answer begins with {row.answer[:40]!r}")
-    if IMAGE_TAG in row.question:
-        _check_tags(row.question, row.images)
-    return Comparison(**row.model_dump() | {"images": _image_paths(row.images, folder)})
 
 
 def save_comparisons(comparisons: Iterable[Comparison], path: Path) -> None:
@@ -256,42 +251,20 @@ class Conversation(BaseModel):
     group: Text = ""
 
 
-def load_sharegpt(path: Path, category: str, *, folder: Path) -> list[Comparison]:
-    """Read a list of conversations: a user's turn and the assistant's answer, with one `<image>` per image.
-
-    Args:
-        path: the file.
-        category: of records without one.
-        folder: of the images.
-
-    Raises:
-        ValueError: naming file and record.
-        MissingImagesError: with a list of the missing images.
-    """
-    comparisons = read_records(path, partial(_conversation, category=category, folder=folder))
-    _check_images(comparisons, source=path)
-    return comparisons
-
-
-def _conversation(record: JsonObject, category: str, folder: Path) -> Comparison:
+def _conversation(record: JsonObject, category: str) -> ComparisonRecord:
+    """Read a conversation as a record of the project's own."""
     row = typed(record, Conversation)
     question, answer = (turn.content for turn in row.messages)
     _check_tags(question, row.images)
     consistent, reasons = _decision(answer)
-    return Comparison(
-        images=_image_paths(row.images, folder),
-        # A judge's template puts images in front of the question; tags within it stay.
-        question=question.removeprefix(IMAGE_TAG * len(row.images)),
-        consistent=consistent,
-        reasons=reasons,
-        category=row.category or category,
-        group=row.group,
-        answer=answer,
-    )
+    # A judge's template puts images in front of the question; tags within it stay.
+    question = question.removeprefix(IMAGE_TAG * len(row.images))
+    fields = {"images": row.images, "question": question, "group": row.group, "category": row.category or category}
+    return typed(fields | {"consistent": consistent, "reasons": reasons, "answer": answer}, ComparisonRecord)
 
 
 def save_sharegpt(datasets: Mapping[str, Iterable[Comparison]], folder: Path) -> list[Path]:
-    """Write NAME.json for each name and one dataset_info.json, for `load_sharegpt` and LLaMA-Factory.
+    """Write NAME.json for each name and one dataset_info.json, for `load_comparisons` and LLaMA-Factory.
 
     Images must be below `folder`. LLaMA-Factory ignores the keys `group` and `category`.
 
