@@ -6,17 +6,13 @@ The judge rewards. The oracle reads the true attributes of every drawing; its gr
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from random import Random
 from statistics import fmean
-from typing import NamedTuple
 
 from PIL import Image, ImageOps
 
 from pacorl.config import base as configs
-from pacorl.core import questions
 from pacorl.core.grid import join, parse_layout, split
 from pacorl.core.ranking import Interval
 from pacorl.generate.generator import Generator
@@ -29,17 +25,17 @@ from pacorl.io.files import write_atomic
 from pacorl.io.images import open_image, png_bytes
 from pacorl.io.quiet import quiet_loading
 from pacorl.judge import open_judge
-from pacorl.judge.judge import Judge, close_judge
+from pacorl.judge.judge import close_judge
 from pacorl.report.figures import interval_text
 from pacorl.report.page import keep_page, write_report
-from pacorl.report.results import paired
+from pacorl.report.results import Change, paired
 from pacorl.runtime.stopping import Interrupted
 from pacorl.tiny.generators import COLLAPSED
-from pacorl.tiny.grading import jackknife, kappas, looks, names_no_look
+from pacorl.tiny.grading import jackknife, kappas, looks, names_no_look, pair_accuracy
 from pacorl.tiny.oracle import Oracle, evenness, grade, majority
 from pacorl.tiny.words import asked_in
-from pacorl.tiny.world import LOOKS, SCENES, Panel, draw, panels_of, theme_text, with_another
-from pacorl.types import Grid, Prompt, Question
+from pacorl.tiny.world import Panel
+from pacorl.types import Grid, Prompt
 
 
 def run_quickstart(config: PolicyConfig, *, say: Callable[[str], None] = lambda line: None) -> tuple[Path, list[str]]:
@@ -65,7 +61,7 @@ def run_quickstart(config: PolicyConfig, *, say: Callable[[str], None] = lambda 
     say("1 of 3: the judge answers held-out questions")
     judge = open_judge(config.judge, device="cpu")
     try:
-        accuracy = pair_accuracy(judge)
+        accuracy = pair_accuracy(judge.verdicts)
     finally:
         close_judge(judge)
     say(f"it is right about {accuracy:.0%} of pairs")
@@ -84,39 +80,68 @@ def run_quickstart(config: PolicyConfig, *, say: Callable[[str], None] = lambda 
     return write_report(out), summary["verdict"]
 
 
+# --- grades ----------------------------------------------------------------------------------------------------------
+
+VERDICT = {
+    "attribute_agreement": "attributes that panels share",
+    "all_equal_pairs": "pairs of panels that agree in all of them",
+    "prompt_match": "attributes as the prompt asked",
+    "kappa": "agreement beyond that of other sets, κ",
+    "across": "looks that panels of different sets share",
+}
+"""Metric → its words in the verdict."""
+
+
 def summarize(out: Path, *, accuracy: float) -> JsonObject:
     """Grade the first and the last evaluation, with paired intervals over prompts; `accuracy` is the judge's."""
-    first, last = (grades(path) for path in _first_and_last(out))
-    tables: dict[str, JsonObject] = {"before": {}, "after": {}, "difference": {}}
-    verdict = []
-    for name, values in first.values.items():
-        sides: tuple[Interval, ...] = paired(range(len(values)), values, last.values[name])
-        for side, interval in zip(tables, sides, strict=True):
-            tables[side][name] = interval.document()
-        if name in VERDICT:
-            verdict.append(_line(name, sides[0].mean, sides[1].mean, sides[2]))
+    values: list[dict[str, list[float]]] = []
+    free: list[list[list[Panel | None]]] = []
+    for evaluation in _first_and_last(out):
+        of_sets, shown = grades(evaluation)
+        values.append(of_sets)
+        free.append(shown)
 
-    # Figures of all prompts together. Diversity drops, and agreement across sets rises, if all sets become alike.
-    spread = [evenness(list(map(majority, seen.free))) for seen in (first, last)]
-    together = {"diversity": (spread[0], spread[1])}
-    last_kappas = kappas(last.free)
-    for name, value in kappas(first.free).items():
-        together[name] = (value, last_kappas[name])
-    for name, (before, after) in together.items():
-        tables["before"][name] = before
-        tables["after"][name] = after
-        tables["difference"][name] = after - before
-    for name in ("kappa", "across"):
-        change = jackknife(first.free, last.free, name)
-        tables["difference"][name] = change.document()
-        before, after = together[name]
-        verdict.append(_line(name, before, after, change))
-    facts = {"judge": {"pair_accuracy": accuracy}, "prompts": len(first.values["consistency"]), "verdict": verdict}
+    # Before, after and difference: of each set, then of all together.
+    figures: dict[str, Change] = {}
+    for name, before in values[0].items():
+        figures[name] = paired(range(len(before)), before, values[1][name])
+    together = [{"diversity": evenness(list(map(majority, shown))), **kappas(shown)} for shown in free]
+    for name, first in together[0].items():
+        last = together[1][name]
+        change = jackknife(free[0], free[1], name) if name in VERDICT else Interval(last - first)
+        figures[name] = (Interval(first), Interval(last), change)
+
+    tables = {}
+    for column, side in enumerate(("before", "after", "difference")):
+        tables[side] = {name: intervals[column].document() for name, intervals in figures.items()}
+    verdict = []
+    for name, words in VERDICT.items():
+        start, end, change = figures[name]
+        verdict.append(f"{words}: {start.mean:.2f} → {end.mean:.2f}; {interval_text(change, signed=True)}")
+    verdict.append("an oracle of the tiny world read these looks and attributes; it is never rewarded")
+    facts = {"judge": {"pair_accuracy": accuracy}, "prompts": len(values[0]["consistency"]), "verdict": verdict}
     return {"title": "pacorl quickstart", **tables, **facts}
 
 
-def _line(name: str, before: float, after: float, change: Interval) -> str:
-    return f"{VERDICT[name]}: {before:.2f} → {after:.2f}; {interval_text(change, signed=True)}"
+def grades(evaluation: Path) -> tuple[dict[str, list[float]], list[list[Panel | None]]]:
+    """Grade each image of an evaluation by the judge's P(Yes) and the oracle.
+
+    Returns:
+        Measure → its value of each set, and the panels of the sets whose theme names no look: a named one agrees across
+        sets by chance of the theme.
+    """
+    oracle = Oracle()
+    values: dict[str, list[float]] = {}
+    free = []
+    for line in read_jsonl(evaluation):
+        prompt = _prompt_of(line)
+        shown = oracle.read(split(open_image(evaluation.parent / line["image"]), prompt.grid))
+        p_yes = [value for value in chain(*line["p_yes"]) if value is not None]
+        for name, value in {"consistency": fmean(p_yes), **grade(asked_in(prompt), shown)}.items():
+            values.setdefault(name, []).append(value)
+        if names_no_look(prompt):
+            free.append(shown)
+    return values, free
 
 
 def before_and_after(config: PolicyConfig) -> Image.Image:
@@ -129,8 +154,7 @@ def before_and_after(config: PolicyConfig) -> Image.Image:
     for path in _first_and_last(config.out):
         lines = [line for line in read_jsonl(path) if names_no_look(_prompt_of(line))][:6]
         rows.append([open_image(path.parent / line["image"]) for line in lines])
-    # The prompts are the same in both.
-    prompts = [_prompt_of(line) for line in lines]
+    prompts = [_prompt_of(line) for line in lines]  # the same in both
     plain = Generator.from_pretrained("tiny", adapter=COLLAPSED)
     seeds = [noise_seed(config.seed, (prompt, 0)) for prompt in prompts]
     rows.insert(1, plain.sample(prompts, seeds, size=config.evaluation.size, steps=config.evaluation.steps))
@@ -152,61 +176,3 @@ def _first_and_last(out: Path) -> tuple[Path, Path]:
 def _prompt_of(line: JsonObject) -> Prompt:
     """Read the prompt of an evaluation's line."""
     return Prompt(line["prompt_id"], line["text"], grid=parse_layout(line["grid"]), panels=tuple(line["panels"]))
-
-
-# --- the tiny world --------------------------------------------------------------------------------------------------
-
-VERDICT = {
-    "attribute_agreement": "attributes that panels share",
-    "all_equal_pairs": "pairs of panels that agree in all of them",
-    "prompt_match": "attributes as the prompt asked",
-    "kappa": "agreement beyond that of other sets, κ",
-    "across": "looks that panels of different sets share",
-}
-"""Metric → its words in the verdict."""
-
-
-class Grades(NamedTuple):
-    """An evaluation by the judge's P(Yes) and the oracle."""
-
-    values: dict[str, list[float]]
-    """Measure → its value of each set."""
-    free: list[list[Panel | None]]
-    """Panels of the sets whose theme names no look: a named one agrees across sets by chance of the theme."""
-
-
-def grades(evaluation: Path) -> Grades:
-    """Grade each image of an evaluation."""
-    oracle = Oracle()
-    values: dict[str, list[float]] = {}
-    free = []
-    for line in read_jsonl(evaluation):
-        prompt = _prompt_of(line)
-        shown = oracle.read(split(open_image(evaluation.parent / line["image"]), prompt.grid))
-        p_yes = [value for row in line["p_yes"] for value in row if value is not None]
-        for name, value in {"consistency": fmean(p_yes), **grade(asked_in(prompt), shown)}.items():
-            values.setdefault(name, []).append(value)
-        if names_no_look(prompt):
-            free.append(shown)
-    return Grades(values, free)
-
-
-def pair_accuracy(judge: Judge, *, pairs: int = 200) -> float:
-    """Measure the judge's accuracy on pairs of held-out heroes; a missing answer counts as No.
-
-    Half of the pairs are equal, half have one look redrawn.
-    """
-    rng = Random(0)  # every run measures on the same questions
-    pool = panels_of("test")
-    posed = []
-    for number in range(pairs):
-        first = rng.choice(pool)
-        size = rng.choice((32, 64))
-        pose, prop = rng.choice(SCENES)
-        second = replace(first, pose=pose, prop=prop)
-        if number % 2:
-            second = with_another(second, rng.choice(LOOKS), rng)
-        text = questions.same_theme(f"2x2 grid layout of {theme_text(first.place)}.")
-        posed.append(Question((draw(first, size), draw(second, size)), text))
-    verdicts = enumerate(judge.verdicts(posed))
-    return fmean([((verdict.p_yes or 0.0) > 0.5) == (number % 2 == 0) for number, verdict in verdicts])

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from annotators import Client
 from browsers import PATIENCE, playwright
 from dataset_folder import AnnotationServer
 from ports import free_port
 
+from pacorl.annotate.server import public_key, shown_order
 from pacorl.dataset.answer_log import AnswerLog
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
@@ -86,20 +88,15 @@ def test_on_a_phone_nothing_lies_over_a_candidate(dataset, browser, width):
 
 
 def test_one_more_person_settles_and_the_administrator_sees_it(dataset, browser):
-    from annotators import Client
-
     folder = dataset(2, 3)
     options = ("--annotators", "ann,ben", "--adjudicators", "cy", "--no-controls")
     with AnnotationServer(folder, *options, port=free_port()) as links:
+        instances = {public_key(name): instance for name, instance in AnswerLog(folder).instances.items()}
         for name, step in (("ann", 1), ("ben", -1)):
             url, _, token = links[name].partition("/join#")
-            names = AnswerLog(folder).instances
 
-            def by_name(client: Any, task: Any, step: int = step, name: str = name, names: Any = names) -> list[int]:
-                from pacorl.annotate.server import public_key, shown_order
-
-                (instance,) = [one for one in names.values() if public_key(one.id) == task["instance"]]
-                shown = shown_order(name, instance)
+            def by_name(_: Any, task: Any, step: int = step, name: str = name) -> list[int]:
+                shown = shown_order(name, instances[task["instance"]])
                 return sorted(range(len(shown)), key=lambda slot: step * shown[slot])
 
             Client(url, token).work(by_name)

@@ -22,7 +22,7 @@ from ports import free_port
 from run_folder import finished_run
 from tiny_sets import draw_grid
 
-from pacorl.studio.folder import json_texts
+from pacorl.studio.folder import Recipe
 from pacorl.studio.work import Studio
 from pacorl.tiny.world import Panel, draw
 from pacorl.types import Grid
@@ -90,6 +90,14 @@ def character_in_studio(page: Any) -> None:
     playwright.expect(page.locator(".picture img").first).to_be_visible(timeout=PATIENCE)
 
 
+def models_in_studio(page: Any) -> None:
+    page_in_studio(page)
+    page.get_by_text("Why?").click()
+    page.get_by_role("button", name="Drawn by").click()
+    page.get_by_text("Download black-forest-labs/FLUX.1-dev").click()
+    playwright.expect(page.get_by_label("Access token").first).to_be_visible(timeout=PATIENCE)
+
+
 def served(case: Case) -> Any:
     """A page that a process of its own serves, which takes seconds to start."""
     return pytest.param(case, marks=pytest.mark.slow)
@@ -108,6 +116,7 @@ CASES = [
     served(Case("join", "annotation", "join", follow_link)),
     served(Case("studio", "studio", "open", first_screen)),
     served(Case("studio-page", "studio", "open", page_in_studio)),
+    served(Case("studio-models", "studio", "open", models_in_studio)),
     served(Case("studio-character", "studio", "open", character_in_studio)),
     served(Case("docs", "docs_site", "index.html", reload=True)),
     served(Case("docs-install", "docs_site", "install.html", reload=True)),
@@ -192,11 +201,14 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
     hero = Panel("red", "round", "crown", "night", "town", "waving", "flag")
     name = studio.folder.new_character("hero", "a red hero with a crown")
     studio.folder.add_picture(name, draw(hero, 64), "waving, flag")
-    texts = {"sentence": "Two pictures of a hero: waves; jumps", "theme": "a hero", "prompt": "a hero", "layout": "1x2"}
-    texts |= json_texts(panels=["waves", "jumps"], score=0.5, tied=2, checked=["Odd one out: panel 2, 0.1000."], odd=1)
+    sentence = "Two pictures of a hero: waves; jumps"
+    recipe = Recipe(sentence=sentence, theme="a hero", prompt="a hero", layout="1x2").updated(panels=["waves", "jumps"])
+    recipe = recipe.updated(score=0.5, tied=2, checked=["Odd one out: panel 2, 0.1000."], odd=1)
+    recipe = recipe.updated(matrix=((None, 0.1), (0.1, None)), parts={"kept": 0.5})
     picture = draw_grid([hero, hero], Grid(1, 2), 64)
-    page = studio.folder.add_page([(picture, texts), (picture, texts), (picture, {"note": "Panel 2: 0.5, accepted"})])
-    studio.keep(page=page, sentence=texts["sentence"], theme="a hero", panels=["waves", "jumps"], character=name)
+    drawings = [(picture, recipe), (picture, recipe), (picture, Recipe(note="Panel 2: 0.5, accepted"))]
+    page = studio.folder.add_page(drawings)
+    studio.keep(page=page, sentence=sentence, theme="a hero", panels=["waves", "jumps"], character=name)
     studio.close()
     command = [sys.executable, "-m", "pacorl", "studio", "--port", "0", "--folder", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

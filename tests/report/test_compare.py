@@ -10,7 +10,7 @@ from run_folder import finished_run, json_lines, write_evaluation, write_metrics
 from scipy import stats
 
 from pacorl.core.ranking import T_975
-from pacorl.report.compare import asked_of_both, differing_keys, results_of, write_comparison
+from pacorl.report.compare import differing_keys, results_of, write_comparison
 from pacorl.report.folder import RunFolder, read_run
 
 RISES = {1: 0.125, 2: 0.25, 3: 0.1875}
@@ -77,7 +77,7 @@ def test_the_same_number_is_another_prompt_if_its_text_is(runs: tuple[Path, Path
     with (second / "metrics.jsonl").open("a") as log:
         log.write(json_lines({"kind": "evaluation", "epoch": 3}))
     write_evaluation(second, 3, {1: 0.9, 2: 0.9}, text="something else")
-    assert asked_of_both(read_run(first), read_run(second)) == ({}, 5)
+    assert results_of(read_run(first), read_run(second)) == []
 
 
 def test_alarms_and_leaks_of_either_run_are_shown(runs: tuple[Path, Path]) -> None:
@@ -129,15 +129,6 @@ def test_configs_differ_by_dotted_keys() -> None:
     ]
 
 
-def test_a_comparison_shows_no_key(runs: tuple[Path, Path]) -> None:
-    for run, key in zip(runs, ("mine", "yours"), strict=True):
-        (run / "config.yaml").write_text(f"lr: {len(key)}\nrewards: [{{name: http, args: {{api_key: {key}}}}}]\n")
-    page = write_comparison(runs)[0].read_text()
-    assert 'data-label="one">4</td>' in page
-    assert "mine" not in page
-    assert "yours" not in page
-
-
 # --- seeds -----------------------------------------------------------------------------------------------------
 
 
@@ -167,17 +158,13 @@ def test_two_seeds_have_counts_and_no_verdict_and_a_run_without_its_like_is_name
     assert 'class="sure"' not in text_of(page)
 
 
-def test_a_third_setting_is_refused(seeds: list[Path], tmp_path: Path) -> None:
-    other = trained(tmp_path / "odd", seed=4, lr=0.2, value=0.5, rank=8)
-    with pytest.raises(ValueError, match=r"3 settings .*odd"):
-        write_comparison([*seeds, other])
-
-
 def test_settings_that_cannot_be_paired_are_refused(seeds: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"3 settings .*odd"):
+        write_comparison([*seeds, trained(tmp_path / "odd", seed=4, lr=0.2, value=0.5, rank=8)])
     with pytest.raises(ValueError, match="1 settings"):
         write_comparison(seeds[:3])
     twin = trained(tmp_path / "twin", seed=1, lr=0.1, value=0.5)
-    with pytest.raises(ValueError, match=r"low-1 and .*twin have one setting and one seed, 1"):
+    with pytest.raises(ValueError, match=r"low-1 and .*twin have one setting"):
         write_comparison([*seeds, twin])
     with pytest.raises(ValueError, match="share no seed, they have 1, 2 and 9"):
         write_comparison([*seeds[:2], trained(tmp_path / "nine", seed=9, lr=0.2, value=0.5)])

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from pacorl.io.images import ImageError, png_bytes
 from pacorl.judge import default_judge
-from pacorl.studio.folder import Draft, Folder, Recipe, json_texts
+from pacorl.studio.folder import Draft, Folder, Recipe, described
 from pacorl.studio.page import opened
 
 
@@ -34,26 +34,24 @@ def files_of(folder: Folder) -> dict[str, bytes]:
 )
 def test_a_recipe_is_read_by_the_model_that_wrote_it(tmp_path, theme, line, seed, score):
     path = tmp_path / "studio"
-    texts = {"Software": "pacorl 1", "model": "tiny", "theme": theme, "layout": "1x2"}
-    texts |= json_texts(panels=[line, line], seed=seed, score=score, checked=[line], odd=1)
+    written = Recipe.model_validate({"Software": "pacorl 1", "model": "tiny", "theme": theme, "layout": "1x2"})
+    written = written.updated(panels=[line, line], seed=seed, score=score, checked=[line], odd=1, parts={line: None})
     folder = Folder(path)
-    name = folder.add_page([(picture(), texts), (picture(1), {"note": "a try"})])
+    name = folder.add_page([(picture(), written), (picture(1), Recipe(note="a try"))])
     folder.keep_draft(Draft(sentence=theme, seed=seed))
     folder.close()
 
     again = Folder(path)
     (page,) = again.pages
-    recipe = page.drawings[0].recipe
     assert page.folder.name == name
-    assert (recipe.theme, recipe.panels, recipe.seed, recipe.score) == (theme, [line, line], seed, score)
-    assert (recipe.checked, recipe.odd, page.drawings[1].recipe.note) == ([line], 1, "a try")
+    assert [drawing.recipe for drawing in page.drawings] == [written, Recipe(note="a try")]
     assert default_judge([page.drawings[0].path]) == "tiny", "the commands read these files too"
     assert again.read_draft() == Draft(sentence=theme, seed=seed)
     again.close()
 
 
 def test_a_page_that_cannot_be_written_is_none(folder, monkeypatch):
-    folder.add_page([(picture(), {"note": "1"})])
+    folder.add_page([(picture(), Recipe(note="1"))])
     before = files_of(folder)
 
     def full(*_: object, **__: object) -> None:
@@ -61,7 +59,7 @@ def test_a_page_that_cannot_be_written_is_none(folder, monkeypatch):
 
     monkeypatch.setattr("pacorl.studio.folder.png_bytes", full)
     with pytest.raises(OSError, match="no space"):
-        folder.add_page([(picture(), {"note": "2"}), (picture(), {"note": "3"})])
+        folder.add_page([(picture(), Recipe(note="2")), (picture(), Recipe(note="3"))])
     assert files_of(folder) == before
     assert len(folder.pages) == 1
 
@@ -70,7 +68,7 @@ def test_what_is_removed_comes_back_as_it_was(folder):
     name = folder.new_character("king", "yellow")
     for number in range(3):
         folder.add_picture(name, picture(number), f"picture {number}")
-    page = folder.path / "pages" / folder.add_page([(picture(), {"note": "a page"})])
+    page = folder.path / "pages" / folder.add_page([(picture(), Recipe(note="a page"))])
     before = files_of(folder)
     path = folder.pictures(name)[1][0]
     for paths in ([path, path.with_suffix(".txt")], [page], [folder.character_folder(name)]):
@@ -122,8 +120,25 @@ def test_damaged_recipes_and_pictures_are_refused(folder):
     for texts in damaged:
         with pytest.raises(ValidationError, match=next(iter(texts))):
             Recipe.model_validate(texts)
-        folder.add_page([(picture(), {"note": "good"}), (picture(), texts)])
+        name = folder.add_page([(picture(), Recipe(note="good"))])
+        (folder.path / "pages" / name / "2.png").write_bytes(png_bytes(picture(), texts))
         assert len(folder.pages[0].drawings) == 1
     for content in (b"", b"no image", png_bytes(picture())[:40]):
         with pytest.raises(ImageError, match=r"a\.png"):
             opened(content, "a.png")
+
+
+@pytest.mark.parametrize(
+    ("instruction", "shown"),
+    [
+        ("Change the scene to sunset.", "at sunset"),
+        ("Show the scene at night.", "at night"),
+        ("Put the hero at the beach.", "at the beach"),
+        ("Put a boat beside the hero.", "boat beside the hero"),
+        ("Let the hero be jumping.", "jumping"),
+        ("waving with boat", "waving with boat"),
+    ],
+)
+def test_the_caption_of_a_changed_picture_is_what_it_shows(instruction, shown):
+    recipe = Recipe(prompt=instruction).updated(sources=["sources/1.png"])
+    assert recipe.captions == [shown] == [described(instruction)]

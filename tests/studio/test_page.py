@@ -15,7 +15,7 @@ from PIL import Image
 from starlette.websockets import WebSocketDisconnect
 
 from pacorl.io.images import png_bytes
-from pacorl.studio.folder import json_texts
+from pacorl.studio.folder import Recipe
 from pacorl.studio.page import StudioPage
 from pacorl.studio.work import Studio
 from pacorl.types import TINY
@@ -53,11 +53,11 @@ TEXTS = {
     "prompt": "a fox",
     "model": TINY,
 }
-TEXTS |= json_texts(panels=["runs", "sleeps"], seed=7, tied=2)
+RECIPE = Recipe.model_validate(TEXTS).updated(panels=["runs", "sleeps"], seed=7, tied=2)
 
 
 def add_page(studio: Studio) -> None:
-    drawn = [(Image.new("RGB", (16, 8), (tens, 0, 0)), {**TEXTS, "score": f"0.{tens}"}) for tens in (90, 80)]
+    drawn = [(Image.new("RGB", (16, 8), (tens, 0, 0)), RECIPE.updated(score=tens / 100)) for tens in (90, 80)]
     studio.keep(page=studio.folder.add_page(drawn), drawing=0)
 
 
@@ -111,7 +111,7 @@ def test_a_recipe_fills_the_form_in_and_says_which_models_differ(studio):
 
 @pytest.mark.parametrize(
     ("texts", "theme"),
-    [(TEXTS, "a fox"), ({"prompt": "{}", "workflow": "{}"}, ""), ({**TEXTS, "place": "1"}, "")],
+    [(RECIPE.texts, "a fox"), ({"prompt": "{}", "workflow": "{}"}, ""), ({**RECIPE.texts, "place": "1"}, "")],
     ids=["a page", "of ComfyUI", "a panel of a page"],
 )
 def test_a_dropped_page_has_its_recipe_and_another_picture_none(studio, texts, theme):

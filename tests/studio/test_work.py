@@ -14,9 +14,11 @@ from pacorl.config.options import StudioModels
 from pacorl.config.user_files import NO_USER_FILES
 from pacorl.core.grid import split
 from pacorl.core.set_scores import tied_groups
+from pacorl.io.children import start_python
 from pacorl.io.images import open_image
 from pacorl.judge import default_judge
 from pacorl.studio.folder import Drawing
+from pacorl.studio.models import JUDGE, offers
 from pacorl.studio.teaching import newest_training, training_recipe
 from pacorl.studio.work import DRAWINGS, Studio, page_of
 from pacorl.tiny.world import Panel, draw
@@ -95,6 +97,70 @@ def test_a_page_is_ranked_and_drawn_again_to_the_bit_after_a_restart(studio):
 
 
 @pytest.mark.slow
+def test_a_panel_is_changed_by_lines_of_words_and_restored_to_the_bit(studio):
+    panel = split(open_image(opened(studio)[0].path), opened(studio)[0].recipe.grid)[0]
+    lines = ["Put a boat beside the hero.", "Show the scene at night."]
+    studio.keep(sources=[studio.folder.add_source(panel)], sentence="\n".join(lines), theme="", panels=[])
+    assert finished(studio, studio.draw) == ""
+    drawings = opened(studio)
+    assert [drawing.recipe.note for drawing in drawings] == [line for line in lines for _ in range(DRAWINGS)]
+    assert are_ranked(drawings[:DRAWINGS])
+    assert are_ranked(drawings[DRAWINGS:])
+    last = drawings[-1]
+    assert {*last.recipe.parts} == {"kept", "followed"}
+    assert last.recipe.captions == ["at night"]
+
+    assert studio.restore(last.recipe) == []
+    assert finished(studio, studio.draw) == ""
+    (again,) = [each for each in opened(studio) if each.recipe.seed == last.recipe.seed]
+    assert (pixels(again.path) == pixels(last.path)).all()
+    (studio.folder.path / last.recipe.sources[0]).unlink()
+    with pytest.raises(ValueError, match="not here"):
+        studio.restore(last.recipe)
+
+
+def test_a_model_is_chosen_with_the_form_that_fits_and_its_judge_and_stays_after_a_restart(tmp_path, monkeypatch):
+    model = tmp_path / "FLUX.1-dev"
+    model.mkdir()
+    (model / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
+    fits = {str(model): ("low", "runs here"), TINY: ("normal", "runs here")}
+    monkeypatch.setattr("pacorl.studio.work.fit_of", lambda name: fits.get(name, ("", "does not fit")))
+    studio = Studio(tmp_path / "studio")
+    assert "not on this machine" in finished(studio, lambda job: studio.use(job, "somebody/else"))
+    assert finished(studio, lambda job: studio.use(job, str(model))) == ""
+    studio.keep(sources=["a.png"], sentence="smile")
+    with pytest.raises(ValueError, match="changes no picture"):
+        studio.prompts()
+    studio.close()
+
+    again = Studio(tmp_path / "studio")
+    assert (again.names.model, again.names.memory, again.names.judge) == (str(model), "low", JUDGE)
+    assert finished(again, lambda job: again.use(job, TINY, adapter="none")) == ""
+    assert (again.names.judge, again.adapters("")) == (TINY, {"none": 1.0})
+    fits[TINY] = ("", "does not fit this machine")
+    assert "does not fit" in finished(again, lambda job: again.use(job, TINY))
+    again.close()
+
+
+def test_a_token_is_no_argument_of_a_download(tmp_path, monkeypatch):
+    started = []
+
+    def start(*command, env, **pipes):
+        started.append((command, env["HF_TOKEN"]))
+        return start_python("-c", "import sys; sys.exit('no such model')", env=env, **pipes)
+
+    monkeypatch.setattr("pacorl.studio.work.start_python", start)
+    studio = Studio(tmp_path / "studio")
+    offer = next(offer for offer in offers() if offer.gated)
+    assert finished(studio, lambda job: studio.download(job, offer, "hf_secret")) == "no such model"
+    ((command, token),) = started
+    assert token == "hf_secret"
+    assert offer.name in command
+    assert "hf_secret" not in str(command)
+    studio.close()
+
+
+@pytest.mark.slow
 def test_a_redrawn_panel_is_the_only_change_and_the_page_before_is_ranked_too(studio):
     before = opened(studio)[0]
     assert finished(studio, lambda job: studio.redraw(job, before, 1)) == ""
@@ -114,7 +180,7 @@ def test_a_page_is_checked_repaired_and_every_try_kept(studio):
     image = open_image(first.path)
     good = image.crop((0, 0, image.width // 2, image.height // 2))
     odd = draw(Panel("red", "square", "crown", "sunset", "beach", "jumping", "ball"), good.width)
-    studio.add_pictures([(page_of([good, good, good, odd], first.recipe.grid), "odd")], first.texts)
+    studio.add_pictures([(page_of([good, good, good, odd], first.recipe.grid), "odd")], first.recipe.texts)
     (page,) = opened(studio)
     assert finished(studio, lambda job: studio.check(job, page)) == ""
     repaired, before, *tries = opened(studio)
@@ -136,7 +202,7 @@ def test_pictures_of_other_programs_are_pages_that_the_practice_judge_declines(s
     (page,) = opened(studio)
     assert (page.recipe.layout, page.recipe.prompt) == ("1x2", "")
     assert "practice judge" in finished(studio, lambda job: studio.check(job, page))
-    studio.rewrite(page, layout="2x2")
+    page.rewrite(layout="2x2")
     assert opened(studio)[0].recipe.grid.count == 4
 
 
@@ -183,12 +249,11 @@ def test_a_character_is_taught_in_a_process_without_user_files_and_its_lora_draw
     # A short training.
     arguments = [*training_recipe(studio.names), "steps=8", "evaluate_every=4"]
     monkeypatch.setattr("pacorl.studio.work.training_recipe", lambda names: arguments)
-    start = __import__("pacorl.studio.work").studio.work.start_python
     environments = []
 
     def started(*command, env, **pipes):
         environments.append(env)
-        return start(*command, env=env, **pipes)
+        return start_python(*command, env=env, **pipes)
 
     monkeypatch.setattr("pacorl.studio.work.start_python", started)
     job = studio.submit(lambda job: studio.teach(job, name))
@@ -227,10 +292,10 @@ def test_the_name_of_a_character_is_its_description_and_words_are_checked_before
     studio.keep(character=character, sentence=SENTENCE.replace("a purple hero", "Milo the hat"))
     studio.unfold()
     assert studio.draft.theme == "a purple hero with a cap in town at night"
-    assert studio.prompt().characters[0].name == character
+    assert studio.prompts()[0].characters[0].name == character
     studio.keep(panels=["runs", *PANELS[1:]])
     with pytest.raises(ValueError, match="runs"):
-        studio.prompt()
+        studio.prompts()
     studio.close()
 
 

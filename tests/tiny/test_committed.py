@@ -20,10 +20,10 @@ from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import sample_images
 from pacorl.judge.local import LocalJudge
 from pacorl.models.policies.flux import FLUX, FluxPolicy
-from pacorl.quickstart import pair_accuracy
 from pacorl.records.prompts import prompts_from
 from pacorl.rewards.clip import clip_encoder
 from pacorl.tiny import CHECKPOINTS
+from pacorl.tiny.grading import pair_accuracy
 from pacorl.tiny.oracle import GRADES, Oracle
 from pacorl.tiny.world import VALUES, draw, panels_of, set_prompts, with_another
 from pacorl.types import Grid, Question, Size
@@ -59,7 +59,7 @@ def test_no_config_tells_where_it_was_made() -> None:
 
 
 def test_the_judge_is_right_about_held_out_pairs(judge: LocalJudge) -> None:
-    assert pair_accuracy(judge, pairs=600) >= 0.95
+    assert pair_accuracy(judge.verdicts, pairs=600) >= 0.95
 
 
 def refused(judge: LocalJudge, images: list[Image.Image]) -> float:

@@ -176,32 +176,27 @@ class Annotation:
             write_atomic(key, secrets.token_urlsafe(32), mode=PRIVATE)
         self._secret = read_text(key).strip().encode()
 
-    def divide(self, annotators: Sequence[str], adjudicators: Sequence[str], sharing: Sharing) -> Event:
-        """Divide the work among these and earlier people; nothing is written.
+    def start(self, annotators: Sequence[str], adjudicators: Sequence[str], sharing: Sharing) -> None:
+        """Divide the work among these and earlier people, and write the division if it is another than the last one.
 
         Raises:
             ValueError: the folder has no instances or lacks images, or names do not fit.
         """
-        people = dict(self.log.people)
-        roles: dict[str, Role] = dict.fromkeys(annotators, "annotator")
-        settling: dict[str, Role] = dict.fromkeys(adjudicators, "adjudicator")
-        for name, role in [*roles.items(), *settling.items()]:
-            safe_name(name)
-            if name == ADMIN or people.setdefault(name, role) != role:
-                raise ValueError(f"{name!r} has another part already; give the {role} another name")
+        log = self.log
+        people = dict(log.people)
+        roles: tuple[Role, Role] = ("annotator", "adjudicator")
+        for role, names in zip(roles, (annotators, adjudicators), strict=True):
+            for name in names:
+                safe_name(name)
+                if name == ADMIN or people.setdefault(name, role) != role:
+                    raise ValueError(f"{name!r} has another part already; give the {role} another name")
         ranking = sorted(name for name, role in people.items() if role == "annotator")
         if not ranking:
             raise ValueError("there are no annotators; name people, e.g. --annotators ann,ben")
         questions = questions_of(self.folder, controls=sharing.controls)
-        assigned = share_out(questions, ranking, sharing.people, answered=self.log.answers)
-        return start_event(self.log, questions, assigned, people, question=sharing.question)
-
-    def start(self, annotators: Sequence[str], adjudicators: Sequence[str], sharing: Sharing) -> None:
-        """Divide the work, and write the division if it is another than the last one."""
-        log = self.log
-        event = self.divide(annotators, adjudicators, sharing)
-        now = (event.people, event.assigned, event.question)
-        if event.instances or now != (log.people, log.assigned, log.question):
+        assigned = share_out(questions, ranking, sharing.people, answered=log.answers)
+        event = start_event(log, questions, assigned, people, question=sharing.question)
+        if event.instances or (people, assigned, event.question) != (log.people, log.assigned, log.question):
             log.append(event)
 
     # --- links -------------------------------------------------------------------------------------------------------
@@ -248,11 +243,12 @@ class Annotation:
     def image_of(self, person: str, key: str, slot: str) -> Path:
         """Find an image of a question, `reference` or a candidate's slot. Raises RefusedError if there is none."""
         instance = self.instance_of(person, key)
-        names = {str(number): instance.candidates[index] for number, index in enumerate(shown_order(person, instance))}
-        name = (names | {"reference": instance.reference}).get(slot)
-        if name is None:
+        images = {"reference": instance.reference}
+        for number, index in enumerate(shown_order(person, instance)):
+            images[str(number)] = instance.candidates[index]
+        if slot not in images:
             raise RefusedError(f"there is no candidate {slot[:20]!r}", status=404)
-        return image_path(self.folder, name)
+        return image_path(self.folder, images[slot])
 
     def state(self, person: str) -> dict[str, Any]:
         """Describe a person's progress and next task, and list the images of the task after it."""
@@ -304,12 +300,11 @@ class Annotation:
             for name, role in log.people.items():
                 done = log.of(name)
                 ranked = [event for event in done if event.kind == "rank"]
-                controls = [event for event in ranked if log.instances[event.instance].is_control]
-                seconds = [event.seconds for event in done if event.seconds is not None]
+                controls = [log.passed(event) for event in ranked if log.instances[event.instance].is_control]
                 line = {"name": name, "role": role, "done": len(done), "total": len(done) + len(self.open_of(name))}
-                line |= {"skipped": len(done) - len(ranked), "controls": len(controls)}
-                line |= {"passed": sum(map(log.passed, controls)), "seconds": median(seconds) if seconds else None}
-                people.append(line)
+                line |= {"skipped": len(done) - len(ranked), "controls": len(controls), "passed": sum(controls)}
+                seconds = [event.seconds for event in done if event.seconds is not None]
+                people.append({**line, "seconds": median(seconds) if seconds else None})
             skips = [event for event, _ in log.answers.values() if event.kind == "skip"]
             return {
                 "question": log.question or OWN_QUESTION,

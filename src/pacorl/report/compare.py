@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
@@ -22,7 +22,7 @@ from pacorl.report.figures import change, interval_text, label
 from pacorl.report.folder import RunFolder, Sample, read_run
 from pacorl.report.html import render
 from pacorl.report.page import gallery, match, story
-from pacorl.report.results import Result, alarms, compared, interval_note, paired, summarised
+from pacorl.report.results import Result, alarms, compared, interval_note, pair_up, paired, summarised
 
 NOT_COMPARED = {"out", "seed"}
 OWN_FILE = re.compile(r"-[0-9a-f]{8}\.jsonl$")
@@ -32,20 +32,6 @@ MOST_NAME = 80
 
 Runs = tuple[RunFolder, RunFolder]
 """Runs of one seed, a run of each setting."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A measure of two settings."""
-
-    result: Result
-    by_seed: Mapping[str, float]
-    """Seed → difference; empty for two runs."""
-
-    @property
-    def higher(self) -> str:
-        """Count the seeds with a higher value: too few of them have no interval, and no verdict."""
-        return f"higher in {sum(value > 0 for value in self.by_seed.values())} of {len(self.by_seed)} seeds"
 
 
 def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
@@ -73,8 +59,7 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
 
     # The gallery: the images of the first seed, by their change.
     seed, shown = next(iter(pairs.items()))
-    samples, alone = asked_of_both(*shown)
-    matched, _ = match(samples)
+    matched, alone = match(*map(newest, shown))
     contents: dict[str, Any] = {
         "title": f"{names[0]} and {names[1]}",
         "name": "comparison",
@@ -82,8 +67,7 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
         "stories": [story(side[0]) for side in settings],
         "lines": [line for line in (*lines[:1], alone_runs) if line],
         "note": interval_note("training seeds" if len(pairs) > 1 else "prompts and seeds of noise"),
-        "rows": rows,
-        "results": [row.result for row in rows],
+        "results": rows,
         "seeds": list(pairs) if len(pairs) > 1 else [],
         "epochs": tuple(run.last for run in shown),
         "unlike": unlike,
@@ -123,9 +107,10 @@ def settings_of(runs: Sequence[RunFolder]) -> tuple[list[RunFolder], list[RunFol
     """
     sets: list[list[RunFolder]] = []
     for run in runs:
-        same = [each for each in sets if not differing_keys(each[0], run)]
-        if same:
-            same[0].append(run)
+        for each in sets:
+            if not differing_keys(each[0], run):
+                each.append(run)
+                break
         else:
             sets.append([run])
     if len(sets) != 2:
@@ -146,10 +131,9 @@ def by_seed(first: Sequence[RunFolder], second: Sequence[RunFolder]) -> dict[str
     for runs in (first, second):
         side: dict[str, RunFolder] = {}
         for run in runs:
-            seed = run.settings.get("seed", "")
-            if seed in side:
-                raise ValueError(f"{side[seed].path} and {run.path} have one setting and one seed, {seed}; name one")
-            side[seed] = run
+            other = side.setdefault(run.settings.get("seed", ""), run)
+            if other is not run:
+                raise ValueError(f"{other.path} and {run.path} have one setting and one seed; name one")
         sides.append(side)
     pairs = {seed: (run, sides[1][seed]) for seed, run in sides[0].items() if seed in sides[1]}
     if not pairs:
@@ -178,66 +162,56 @@ def differing_keys(first: RunFolder, second: RunFolder) -> list[tuple[str, str, 
     """
     differing = []
     for key in dict.fromkeys([*first.settings, *second.settings]):
-        values = [_without_folder(run.settings.get(key, "–"), run.settings.get("out")) for run in (first, second)]
-        if key not in NOT_COMPARED and values[0] != values[1] and not _are_equal_files(*values):
+        values = [run.settings.get(key, "–") for run in (first, second)]
+        if key not in NOT_COMPARED and not _are_same(*values):
             differing.append((key, values[0], values[1]))
     return differing
 
 
-def _without_folder(value: str, out: str | None) -> str:
-    """Leave a run's folder out of the name of a file in it, if the name has a digest of the content."""
-    return value.removeprefix(f"{out}/") if OWN_FILE.search(value) else value
-
-
-def _are_equal_files(*names: str) -> bool:
-    paths = [Path(name) for name in names if "/" in name]
-    return len(paths) == 2 and all(map(Path.is_file, paths)) and len({kept_digest(path) for path in paths}) == 1
+def _are_same(first: str, second: str) -> bool:
+    """Whether two values are equal, or name files of equal content."""
+    if first == second:
+        return True
+    paths = [Path(first), Path(second)]
+    if OWN_FILE.search(first):
+        return paths[0].name == paths[1].name
+    return all(map(Path.is_file, paths)) and kept_digest(paths[0]) == kept_digest(paths[1])
 
 
 # --- measures --------------------------------------------------------------------------------------------------------
 
 
-def asked_of_both(first: RunFolder, second: RunFolder) -> tuple[dict[int, list[Sample]], int]:
-    """Return the shared images of the newest evaluations, as 0 and 1, and the count of unshared images.
-
-    Two files of prompts may give one number to two texts, so the texts must be equal too.
-    """
-    newest = [run.samples[run.last] if run.last is not None else [] for run in (first, second)]
-    side, counterparts = ({(*sample.key, sample.text): sample for sample in samples} for samples in newest)
-    shared = [key for key in side if key in counterparts]
-    alone = len(side) + len(counterparts) - 2 * len(shared)
-    if not shared:
-        return {}, alone
-    return {0: [side[key] for key in shared], 1: [counterparts[key] for key in shared]}, alone
-
-
-def rows_of_pairs(pairs: Mapping[str, Runs]) -> list[Row]:
+def rows_of_pairs(pairs: Mapping[str, Runs]) -> list[Result]:
     """Compare every measure: of two runs over prompts, of several seeds over the seeds that have it."""
     by_name: dict[str, dict[str, Result]] = {}
     for seed, runs in pairs.items():
         for result in results_of(*runs):
             by_name.setdefault(result.name, {})[seed] = result
     if len(pairs) == 1:
-        return [Row(result, {}) for of_seeds in by_name.values() for result in of_seeds.values()]
+        return list(chain.from_iterable(of_seeds.values() for of_seeds in by_name.values()))
 
     rows = []
     for name, of_seeds in by_name.items():
-        both = {seed: (one.before, one.after) for seed, one in of_seeds.items() if one.before and one.after}
-        means = {seed: (first.mean, second.mean) for seed, (first, second) in both.items() if first and second}
-        firsts, lasts = ([pair[side] for pair in means.values()] for side in (0, 1))
-        before, after, difference = paired(list(means), firsts, lasts)
+        means = {seed: (one.before.mean, one.after.mean) for seed, one in of_seeds.items() if one.before and one.after}
+        firsts, lasts = zip(*means.values(), strict=True)
         starts = [_mean([one.starts[side] for one in of_seeds.values()]) for side in (0, 1)]
-        result = Result(name, before, after, difference, starts=(starts[0], starts[1]))
-        rows.append(Row(result, {seed: last - first for seed, (first, last) in means.items()}))
+        by_seed = {seed: last - first for seed, (first, last) in means.items()}
+        change_of = paired(list(means), firsts, lasts)
+        rows.append(Result(name, *change_of, starts=(starts[0], starts[1]), by_seed=by_seed))
     return rows
+
+
+def newest(run: RunFolder) -> list[Sample]:
+    """Return the images of a run's newest evaluation; empty without one."""
+    return run.samples[run.last] if run.last is not None else []
 
 
 def results_of(first: RunFolder, second: RunFolder) -> list[Result]:
     """Compare the measures of the images that both runs have, then those that only the summaries have."""
-    samples, _ = asked_of_both(first, second)
-    starts = [_means_before(run, samples.get(side, [])) for side, run in enumerate((first, second))]
+    pairs = pair_up(newest(first), newest(second))
+    starts = [_means_before(run, [pair[side] for pair in pairs]) for side, run in enumerate((first, second))]
     rows = []
-    for row in compared(samples.get(0, []), samples.get(1, [])):
+    for row in compared(pairs):
         rows.append(replace(row, starts=(starts[0].get(row.name), starts[1].get(row.name))))
     measured = {row.name for row in rows}
     others = {row.name: row for row in summarised(second.summary)}
@@ -254,7 +228,7 @@ def _means_before(run: RunFolder, samples: Sequence[Sample]) -> dict[str, float]
     """Average every measure of the run's first evaluation over those of its images that `samples` show again."""
     if len(run.samples) < 2:
         return {}
-    rows = compared(run.samples[min(run.samples)], samples)
+    rows = compared(pair_up(run.samples[min(run.samples)], samples))
     return {row.name: row.before.mean for row in rows if row.before}
 
 
@@ -277,12 +251,11 @@ def unequal(first: RunFolder, second: RunFolder) -> list[str]:
     return lines
 
 
-def _line(row: Row) -> str:
-    result = row.result
-    assert result.difference
-    text = f"{label(result.name)}: {interval_text(result.difference, signed=True)}"
-    if result.difference.groups:
-        text += f", n = {result.difference.groups}"
+def _line(row: Result) -> str:
+    assert row.difference
+    text = f"{label(row.name)}: {interval_text(row.difference, signed=True)}"
+    if row.difference.groups:
+        text += f", n = {row.difference.groups}"
     if row.by_seed:
         text += f", {row.higher} ({', '.join(f'{seed}: {change(value)}' for seed, value in row.by_seed.items())})"
     return text

@@ -57,9 +57,9 @@ class Sample:
     """The weighted sum of the rewards; None if one is missing, or if the run did not write it."""
 
     @property
-    def key(self) -> tuple[int, int]:
-        """Identity of an image across evaluations."""
-        return self.prompt_id, self.seed
+    def key(self) -> tuple[int, int, str]:
+        """Identity of an image across evaluations and runs, whose files of prompts may number other texts."""
+        return self.prompt_id, self.seed, self.text
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import logging
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from pacorl.report.curves import charts, line_chart_svg
 from pacorl.report.figures import ShownImage, pair_matrix_svg, show
 from pacorl.report.folder import RunFolder, Sample, read_run
 from pacorl.report.html import render
-from pacorl.report.results import alarms, interval_note, is_monitored, provenance, rows_of
+from pacorl.report.results import alarms, interval_note, is_monitored, pair_up, provenance, rows_of
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,8 @@ def write_report(run: Path) -> Path:
     """
     path = run / "report.html"
     read = read_run(run)
-    pairs, unmatched = match(read.samples)
+    evaluations = list(read.samples.values()) or [[]]
+    pairs, unmatched = match(evaluations[0], evaluations[-1] if len(evaluations) > 1 else None)
     contents: dict[str, Any] = {
         "name": run.resolve().name,
         "title": str(read.summary.get("title") or run.resolve().name),
@@ -180,7 +182,7 @@ class Set:
     @property
     def id(self) -> str:
         """Id of its element on the page."""
-        return "set-{}-{}".format(*self.pair.before.key)
+        return f"set-{self.pair.before.prompt_id}-{self.pair.before.seed}"
 
     @property
     def panels(self) -> tuple[str, ...]:
@@ -217,24 +219,24 @@ def gallery(pairs: Sequence[Pair], *, names: Sequence[str] = ("Before", "After")
     }
 
 
-def match(samples: Mapping[int, Sequence[Sample]]) -> tuple[list[Pair], int]:
-    """Pair the images of the first and the last evaluation, largest change first, and count the unpaired images.
+def match(first: Sequence[Sample], last: Sequence[Sample] | None) -> tuple[list[Pair], int]:
+    """Pair the images of two evaluations, largest change first, and count the unpaired images.
 
     The change is the judge's consistency's, or the reward's in a run without a judge. Pairs that were not judged come
     last, in the order of their prompts. Missing image files do not count.
-    """
-    if not samples:
-        return [], 0
-    judged = any(CONSISTENCY in sample.measures for each in samples.values() for sample in each)
-    measure = CONSISTENCY if judged else REWARD
-    first = {sample.key: sample for sample in samples[min(samples)] if sample.image.is_file()}
-    if len(samples) == 1:
-        return [Pair(first[key], None, measure) for key in sorted(first)], 0
 
-    last = {sample.key: sample for sample in samples[max(samples)] if sample.image.is_file()}
-    pairs = [Pair(first[key], last[key], measure) for key in sorted(first.keys() & last.keys())]
+    Args:
+        last: None while there has been one evaluation only.
+    """
+    first = [sample for sample in first if sample.image.is_file()]
+    measure = CONSISTENCY if any(CONSISTENCY in sample.measures for sample in first) else REWARD
+    if last is None:
+        return [Pair(sample, None, measure) for sample in sorted(first, key=attrgetter("key"))], 0
+
+    last = [sample for sample in last if sample.image.is_file()]
+    pairs = [Pair(before, after, measure) for before, after in pair_up(first, last)]
     pairs.sort(key=lambda pair: float("inf") if pair.change is None else -pair.change)  # stable: then by prompt
-    return pairs, len(first.keys() ^ last.keys())
+    return pairs, len(first) + len(last) - 2 * len(pairs)
 
 
 def choose(pairs: Sequence[Pair], *, count: int = SHOWN, names: Sequence[str] = ("Before", "After")) -> list[Set]:

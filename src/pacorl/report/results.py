@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from statistics import fmean
 from typing import Any
@@ -14,6 +14,9 @@ from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, SECONDS, sign_mea
 from pacorl.core.ranking import Interval, bootstrap, t_interval
 from pacorl.report.figures import MEANINGS, label
 from pacorl.report.folder import Record, RunFolder, Sample, number
+
+Change = tuple[Interval, Interval, Interval]
+"""Before, after, and after − before."""
 
 BOOTSTRAP_FROM = 20
 """Groups from which intervals are bootstrapped; of fewer, bootstrapped ones are too narrow, and Student's t is used."""
@@ -32,6 +35,13 @@ class Result:
     """Means before training, of two runs' sides."""
     unscored: int = 0
     """Images of both sides that lack this score on one of them."""
+    by_seed: Mapping[str, float] = field(default_factory=dict)
+    """Training seed → difference; empty for two runs."""
+
+    @property
+    def higher(self) -> str:
+        """Count the seeds with a higher value: too few of them have no interval, and no verdict."""
+        return f"higher in {sum(value > 0 for value in self.by_seed.values())} of {len(self.by_seed)} seeds"
 
     @property
     def sure(self) -> bool:
@@ -41,7 +51,7 @@ class Result:
         return self.difference.low > 0 or self.difference.high < 0
 
 
-def paired(groups: Sequence[Hashable], before: Sequence[float], after: Sequence[float]) -> tuple[Interval, ...]:
+def paired(groups: Sequence[Hashable], before: Sequence[float], after: Sequence[float]) -> Change:
     """Average both sides and their difference, with 95 % intervals over groups.
 
     Values of one group, such as the seeds of a prompt, are not independent, so each group counts as its mean. Below
@@ -53,8 +63,6 @@ def paired(groups: Sequence[Hashable], before: Sequence[float], after: Sequence[
         before: values of the first side.
         after: values of the second side, in the same order.
 
-    Returns:
-        Before, after, and after − before.
     """
     members: dict[Hashable, list[int]] = {}
     for index, group in enumerate(groups):
@@ -71,7 +79,7 @@ def paired(groups: Sequence[Hashable], before: Sequence[float], after: Sequence[
     for side, interval in zip(sides, intervals, strict=True):
         is_constant = float(np.ptp(side)) < 1e-12
         plain.append(Interval(interval.mean, groups=len(members)) if is_constant else interval)
-    return tuple(plain)
+    return plain[0], plain[1], plain[2]
 
 
 def interval_note(unit: str) -> str:
@@ -87,9 +95,8 @@ def rows_of(run: RunFolder) -> list[Result]:
     """Read the table of a run's page: the summary's results, else its first and newest evaluation compared."""
     if rows := summarised(run.summary):
         return rows
-    if len(run.samples) < 2:
-        return []
-    return compared(run.samples[min(run.samples)], run.samples[max(run.samples)])
+    evaluations = list(run.samples.values())
+    return compared(pair_up(evaluations[0], evaluations[-1])) if len(evaluations) > 1 else []
 
 
 def summarised(summary: Record) -> list[Result]:
@@ -117,21 +124,23 @@ def _intervals(summary: Record, key: str) -> dict[str, Interval]:
     return intervals
 
 
-def compared(first: Sequence[Sample], last: Sequence[Sample]) -> list[Result]:
-    """Compare every measure of two evaluations, over the images that both have."""
-    before_of = {sample.key: sample.measures for sample in first}
-    after_of = {sample.key: sample.measures for sample in last}
-    shared = sorted(before_of.keys() & after_of.keys())
-    names = dict.fromkeys(name for key in shared for name in before_of[key])
+def pair_up(first: Sequence[Sample], last: Sequence[Sample]) -> list[tuple[Sample, Sample]]:
+    """Pair the images of one prompt, text and seed, in the order of these."""
+    others = {sample.key: sample for sample in last}
+    shared = [sample for sample in first if sample.key in others]
+    return [(sample, others[sample.key]) for sample in sorted(shared, key=attrgetter("key"))]
 
+
+def compared(pairs: Sequence[tuple[Sample, Sample]]) -> list[Result]:
+    """Compare every measure of paired images."""
+    names = dict.fromkeys(name for first, _ in pairs for name in first.measures)
     rows = []
     for name in names:
-        keys = [key for key in shared if name in before_of[key] and name in after_of[key]]
-        if keys:
-            before = [before_of[key][name] for key in keys]
-            after = [after_of[key][name] for key in keys]
-            first_mean, last_mean, change = paired([prompt for prompt, _ in keys], before, after)
-            rows.append(Result(name, first_mean, last_mean, change, unscored=len(shared) - len(keys)))
+        scored = [pair for pair in pairs if all(name in sample.measures for sample in pair)]
+        if scored:
+            before, after = ([pair[side].measures[name] for pair in scored] for side in (0, 1))
+            change = paired([first.prompt_id for first, _ in scored], before, after)
+            rows.append(Result(name, *change, unscored=len(pairs) - len(scored)))
     return rows
 
 

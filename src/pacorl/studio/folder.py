@@ -2,6 +2,7 @@
 
 pages/TIME/1.png, 2.png …            drawings, best first, and behind them the tries of a repair; with recipes
 characters/NAME/card.yaml, TIME.png, TIME.txt …      as `records.characters` has them
+sources/TIME.png                     panels to change by words
 loras/MODEL/NAME/TIME                trainings, as `studio.teaching` has them
 trash/TIME/…                         removed files, under their former paths
 draft.json, key                      the form of the page, and the secret of its link
@@ -9,11 +10,10 @@ draft.json, key                      the form of the page, and the secret of its
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import Self
 
 from PIL.Image import Image
-from pydantic import BaseModel, Json, model_validator
+from pydantic import BaseModel, ConfigDict, Json, model_validator
 
 from pacorl.core.grid import parse_layout
 from pacorl.io.documents import dump_yaml, read_json, read_text, read_yaml, typed, write_json
 from pacorl.io.files import LockedError, make_folder, safe_name, sole_holder, sweep, write_atomic
-from pacorl.io.images import images_in, natural, png_bytes, png_texts
+from pacorl.io.images import images_in, natural, open_image, png_bytes, png_texts
+from pacorl.judge.pairwise import Matrix
 from pacorl.records.characters import CARD, Card, read_caption, read_character
 from pacorl.types import Character, Grid
 
@@ -35,13 +36,18 @@ MOST_PICTURES = 60
 """Most pictures of a character that is taught."""
 SIDE = 1536
 """Longer side of a character's picture: training and generators read 1,024 pixels."""
-
-Texts = Mapping[str, str]
-"""Text chunks of a PNG."""
+COMMAND = re.compile(
+    r"^((change|make|turn) .*? (in)?to|let .*? be|show the scene|(give|paint) (it|her|him|them|the \w+)( an?)?"
+    r"|put (it|her|him|them|the \w+)(?= (at|in|on))|(put|add|draw)( an?)?) ",
+    re.IGNORECASE,
+)
+"""Beginning of an instruction; the rest is what the picture shows."""
 
 
 class Recipe(BaseModel):
     """Text chunks of a drawing, read: those of `pacorl generate`, and the studio's own."""
+
+    model_config = ConfigDict(extra="allow")  # settings of the generator
 
     prompt: str = ""
     """Empty for a picture of another program."""
@@ -54,6 +60,8 @@ class Recipe(BaseModel):
     seed: Json[int] = 0
     score: Json[float | None] = None
     judge: str = ""
+    sources: Json[list[str]] = []
+    """Pictures that it changes, by their paths in the folder."""
 
     # Of the studio
     sentence: str = ""
@@ -61,8 +69,14 @@ class Recipe(BaseModel):
     """How it came about, such as `panel 2 drawn again`."""
     tied: Json[int] = 1
     """Number of drawings that the judge does not tell apart, itself included."""
+    matrix: Json[Matrix] = ()
+    """Score of each pair of panels; empty for an edit."""
+    parts: Json[dict[str, float | None]] = {}
+    """Score of each question about an edit."""
     checked: Json[list[str]] = []
     """Sentences of the last check; empty before one."""
+    tries: Json[list[str]] = []
+    """Verdicts of the panels that a repair drew."""
     odd: Json[int | None] = None
     """Index of the panel that fits least, if the check failed."""
 
@@ -72,6 +86,15 @@ class Recipe(BaseModel):
             raise ValueError(f"the layout {self.layout} does not have {len(self.panels)} panels")
         return self
 
+    def updated(self, **changes: object) -> Self:
+        """Copy it with other values, which are not checked."""
+        return self.model_copy(update=changes)
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Text chunks of its PNG."""
+        return self.model_dump(round_trip=True, exclude_unset=True)
+
     @property
     def grid(self) -> Grid:
         return parse_layout(self.layout)
@@ -80,6 +103,12 @@ class Recipe(BaseModel):
     def character(self) -> str:
         """Name of its character; empty without one."""
         return next(iter(self.characters), "")
+
+    @property
+    def captions(self) -> list[str]:
+        """Describe what each panel shows, as far as words drew it."""
+        texts = [self.prompt] if self.sources else self.panels
+        return [described(text) for text in texts] or [""] * self.grid.count
 
     @property
     def name(self) -> str:
@@ -97,12 +126,20 @@ class Draft(BaseModel):
     layout: str = ""
     """Rows x columns; empty for what suits the number of panels."""
     character: str = ""
+    sources: list[str] = []
+    """Pictures that a line of the sentence changes, by their paths in the folder."""
     seed: int | None = None
     """Of the next drawing; None for a new one."""
+    adapter: str | None = None
+    """LoRAs of the next drawing; None for the ones of its character."""
     tab: str = "Pages"
     page: str = ""
     """Name of the open page."""
     drawing: int = 0
+    model: str = ""
+    """The model that was chosen here; empty for the command's."""
+    memory: str = ""
+    """The form in which it fits this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +147,11 @@ class Drawing:
     """A PNG with its recipe."""
 
     path: Path
-    texts: Texts
     recipe: Recipe
+
+    def rewrite(self, **changes: object) -> None:
+        """Write it again, with another recipe."""
+        write_atomic(self.path, png_bytes(open_image(self.path), self.recipe.updated(**changes).texts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,16 +214,22 @@ class Folder:
         drawings = [drawing for path in paths if (drawing := _drawing(path, path.stat().st_mtime_ns))]
         return Page(folder, tuple(drawings)) if drawings else None
 
-    def add_page(self, drawings: Sequence[tuple[Image, Texts]]) -> str:
+    def add_page(self, drawings: Sequence[tuple[Image, Recipe]]) -> str:
         """Write a page, all of its files or none, and return its name."""
         staged = self.path / "unfinished"
         shutil.rmtree(staged, ignore_errors=True)  # of a killed studio, or a full disk
-        for number, (image, texts) in enumerate(drawings, 1):
-            write_atomic(staged / f"{number}.png", png_bytes(image, texts))
+        for number, (image, recipe) in enumerate(drawings, 1):
+            write_atomic(staged / f"{number}.png", png_bytes(image, recipe.texts))
         target = self.path / "pages" / timestamp()
         make_folder(target.parent)
         staged.rename(target)
         return target.name
+
+    def add_source(self, image: Image) -> str:
+        """Store a panel to change, and return its path in the folder."""
+        name = f"sources/{timestamp()}.png"
+        write_atomic(self.path / name, png_bytes(image))
+        return name
 
     # --- characters --------------------------------------------------------------------------------------------------
 
@@ -260,9 +306,10 @@ def timestamp() -> str:
     return f"{datetime.now():%Y%m%d-%H%M%S-%f}"
 
 
-def json_texts(**values: object) -> dict[str, str]:
-    """Write values as text chunks of a PNG, as `Recipe` reads them."""
-    return {name: json.dumps(value) for name, value in values.items()}
+def described(text: str) -> str:
+    """Turn an instruction into what the picture shows: "Change the scene to sunset." → "at sunset"."""
+    text = re.sub(r"^(change|turn) the (scene|time|light|sky) (in)?to ", "at ", text.strip().rstrip("."), flags=re.I)
+    return COMMAND.sub("", text)
 
 
 @lru_cache(maxsize=4096)
@@ -270,6 +317,6 @@ def _drawing(path: Path, changed: int) -> Drawing | None:
     """Read a drawing once per state of its file; None if it is damaged."""
     texts = png_texts(path)
     try:
-        return Drawing(path, texts, Recipe.model_validate(texts)) if texts else None
+        return Drawing(path, Recipe.model_validate(texts)) if texts else None
     except ValueError:
         return None

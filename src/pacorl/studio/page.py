@@ -14,9 +14,11 @@ from PIL.Image import Image
 
 from pacorl.core.grid import split
 from pacorl.io.images import open_image, recipe_of
+from pacorl.report.figures import pair_matrix_svg
 from pacorl.studio.folder import Drawing, Page, Recipe
+from pacorl.studio.models import Offer, offers, shown_name
 from pacorl.studio.teaching import newest_training
-from pacorl.studio.work import Job, Studio, shown_name
+from pacorl.studio.work import Job, Studio
 from pacorl.types import TINY
 
 STYLE = Path(__file__).with_name("style.css")
@@ -30,6 +32,13 @@ EXAMPLE = (
 TINY_EXAMPLE = (
     "Four pictures of a purple hero in town at night: standing with house; waving with tree; waving with boat; "
     "waving with ball"
+)
+SHEET = (
+    "The same character from the side\nThe same character from behind\nThe same character running\n"
+    "The same character at night, by a lamp"
+)
+TINY_SHEET = (
+    "Let the hero be jumping.\nPut the hero at the beach.\nPut a boat beside the hero.\nShow the scene at night."
 )
 
 
@@ -48,7 +57,7 @@ class StudioPage:
                 ui.tab("Pages")
                 ui.tab("Characters")
             ui.space()
-            ui.label(f"Drawn by {shown_name(studio.names.model)}").classes("soft")
+            self.models_button()
         with tag("div", "desk-top"):
             self.status()
             with ui.tab_panels(tabs, animated=False).classes("tabs").bind_value(self.draft, "tab"):
@@ -60,6 +69,7 @@ class StudioPage:
                 with ui.tab_panel("Characters"):
                     self.characters()
         self.toast()
+        self.dialogs = tag("div")
         ui.timer(0.4, self.look)
 
     def look(self) -> None:
@@ -67,7 +77,7 @@ class StudioPage:
         self.studio.save()
         if self.studio.version != self.seen:
             self.seen = self.studio.version
-            for part in (self.strip, self.person, self.hero, self.characters, self.toast):
+            for part in (self.models_button, self.strip, self.subject, self.hero, self.characters, self.toast):
                 part.refresh()
 
     def change(self, act: Callable[[], object]) -> None:
@@ -76,8 +86,18 @@ class StudioPage:
         self.studio.version += 1
         self.look()
 
-    def start(self, work: Callable[[Job], object]) -> None:
+    @contextmanager
+    def dialog(self, name: str) -> Iterator[ui.dialog]:
+        """Open a dialog; it stays when the button that opened it is drawn anew."""
+        with self.dialogs, ui.dialog(value=True) as dialog, ui.card(), tag("div", "dialog"):
+            dialog.on("hide", dialog.delete).props["aria-label"] = name
+            heading(name)
+            yield dialog
+
+    def start(self, work: Callable[[Job], object], dialog: ui.dialog | None = None) -> None:
         self.change(partial(self.studio.submit, work))
+        if dialog:
+            dialog.close()
 
     def remove(self, what: str, *paths: Path) -> None:
         self.change(partial(self.studio.folder.remove, what, *paths))
@@ -131,6 +151,8 @@ class StudioPage:
         draft = self.draft
         with card("What to draw"):
             box = text_field("What should the pictures show?", multiline=True).bind_value(draft, "sentence")
+            asks = {True: "What should change? A line for each new picture", False: "What should the pictures show?"}
+            box.bind_label_from(draft, "sources", backward=lambda sources: asks[bool(sources)])
             box.on("keydown.ctrl.enter", self.draw)
             with tag("div", "panels").bind_visibility_from(draft, "panels", backward=bool):
                 text_field("In all of them").bind_value(draft, "theme")
@@ -138,11 +160,21 @@ class StudioPage:
                 lines.bind_value(draft, "panels", forward=lambda text: (text or "").split("\n"), backward="\n".join)
             with ui.row():
                 button("Draw", self.draw, look="")
-                button("Show the panels", partial(self.change, self.studio.unfold))
-                button("An example", self.show_example, look="flat")
-            self.person("Who is in it", "nobody in particular")
+                with ui.row().bind_visibility_from(draft, "sources", backward=lambda sources: not sources):
+                    button("Show the panels", partial(self.change, self.studio.unfold))
+                    button("An example", self.show_example, look="flat")
+            self.subject()
 
     @ui.refreshable_method
+    def subject(self) -> None:
+        """The pictures that are changed by the words, and who is in it."""
+        with ui.row():
+            for name in self.draft.sources:
+                with tag("div", "thumb small"):
+                    picture(self.studio.folder.path / name, "A picture to change")
+                    cross("Change no picture", partial(self.change, partial(self.studio.keep, sources=[])))
+        self.person("Who is in it", "nobody in particular")
+
     def person(self, label: str, nobody: str) -> None:
         """Choose a character."""
         people = {name: plain(name) for name in self.studio.folder.characters()}
@@ -157,14 +189,23 @@ class StudioPage:
 
     def draw(self) -> None:
         with saying_faults():
-            self.studio.unfold()
-            self.studio.prompt()  # its faults are said at once
+            if not self.draft.sources:
+                self.studio.unfold()
+            self.studio.prompts()  # their faults are said at once
             self.start(self.studio.draw)
 
     def restore(self, recipe: Recipe) -> None:
-        """Fill in a page's recipe, and say which models differ."""
-        if differing := self.studio.restore(recipe):
-            notify(f"This page was drawn with {', '.join(differing)}: now it would be another.")
+        """Fill in a page's recipe, and ask about models that differ."""
+        differing: list[str] = []
+        with saying_faults():
+            differing = self.studio.restore(recipe)
+        if not differing:
+            return
+        with self.dialog("Drawn in another way") as dialog:
+            ui.label(f"This page was drawn with {', '.join(differing)}; now it would be another.")
+            use = partial(self.studio.use, name=recipe.model, adapter=recipe.adapter)
+            button("Take the models of then", partial(self.start, use, dialog), look="")
+            button("Keep the models of now", dialog.close)
 
     @ui.refreshable_method
     def hero(self) -> None:
@@ -191,12 +232,15 @@ class StudioPage:
                 else:
                     shape = ui.select(sorted({*LAYOUTS, recipe.layout}), value=recipe.layout, label="Rows x columns")
                     shape.props("outlined dense").classes("pick")
-                    shape.on_value_change(lambda e: self.change(partial(self.studio.rewrite, drawing, layout=e.value)))
+                    shape.on_value_change(lambda e: self.change(partial(drawing.rewrite, layout=e.value)))
             with tag("div", "verdict" if recipe.odd is None else "verdict bad"):
                 for line in recipe.checked:
                     ui.label(line)
             if not recipe.panels and recipe.grid.count > 1:
                 ui.label("To have panels drawn again, show as many panels at the left, and say what they show.")
+            if recipe.matrix or recipe.parts:
+                with ui.expansion("Why?"):
+                    why(recipe)
             with tag("div", "candidates", role="group", aria_label="All of them, best first"):
                 for index, other in enumerate(page.drawings if len(page.drawings) > 1 else ()):
                     shown = picture_button(other.path, standing(other.recipe), partial(self.open, page, index))
@@ -205,26 +249,37 @@ class StudioPage:
     def picture(self, drawing: Drawing) -> None:
         """The picture, with the verbs of each panel on it."""
         recipe, character = drawing.recipe, self.draft.character
+        of_panels = recipe.grid.count > 1
         with tag("div", "hero"):
             picture(drawing.path, recipe.name)
             grid = f"grid-template: repeat({recipe.grid.rows}, 1fr) / repeat({recipe.grid.cols}, 1fr)"
             with tag("div", "verbs").style(grid):
                 for panel in range(recipe.grid.count):
+                    name = f"panel {panel + 1}" if of_panels else "this picture"
+                    verbs: dict[str, tuple[str, Callable[[], object]]] = {}
+                    if character:
+                        keep = partial(self.keep, drawing, panel)
+                        verbs["Keep"] = (f"Keep {name} as a picture of {plain(character)}", keep)
+                    if recipe.panels and of_panels:
+                        redraw = partial(self.start, partial(self.studio.redraw, drawing=drawing, panel=panel))
+                        verbs["Redraw"] = (f"Draw {name} again", redraw)
+                    verbs["Change"] = (f"Change {name} by words", partial(self.change_panel, drawing, panel))
                     with tag("div", "odd" if panel == recipe.odd else ""):
-                        if character:
-                            name = f"Keep panel {panel + 1} as a picture of {plain(character)}"
-                            button("Keep", partial(self.keep, drawing, panel), label=name, look="flat dense")
-                        if recipe.panels and recipe.grid.count > 1:
-                            redraw = partial(self.start, partial(self.studio.redraw, drawing=drawing, panel=panel))
-                            button("Redraw", redraw, label=f"Draw panel {panel + 1} again", look="flat dense")
+                        for verb, (label, act) in verbs.items():
+                            button(verb, act, label=label, look="flat dense")
+
+    def change_panel(self, drawing: Drawing, panel: int) -> None:
+        """Hand one panel, never the whole page, to the editor."""
+        image = split(open_image(drawing.path), drawing.recipe.grid)[panel]
+        source = self.studio.folder.add_source(image)
+        self.change(partial(self.studio.keep, sources=[source], sentence="", theme="", panels=[]))
 
     def keep(self, drawing: Drawing, panel: int) -> None:
         """Make a panel one of the character's pictures, with what it shows as its caption."""
         recipe, character = drawing.recipe, self.draft.character
         image = split(open_image(drawing.path), recipe.grid)[panel]
-        caption = recipe.panels[panel] if recipe.panels else ""
         with saying_faults():
-            self.studio.folder.add_picture(character, image, caption)
+            self.studio.folder.add_picture(character, image, recipe.captions[panel])
             notify(f"Kept as a picture of {plain(character)}.")
         self.studio.version += 1
 
@@ -251,9 +306,21 @@ class StudioPage:
                         files = (path, path.with_suffix(".txt"))
                         cross(f"Remove picture {index}", partial(self.remove, "a picture", *files))
                 drop_zone(partial(self.add_pictures, name))
+        with card("More pictures of it"):
+            heading("More pictures of it")
+            ui.label("Drawn from its pictures by words, a line for each; the best come first, and you keep some.")
+            button("Draw a sheet", partial(self.change, partial(self.start_sheet, name)))
         self.teaching(name)
         remove = partial(self.remove, plain(name), folder.character_folder(name))
         button(f"Remove {plain(name)}", remove, look="flat")
+
+    def start_sheet(self, name: str) -> None:
+        """Fill in the form that draws more pictures of a character, of its own ones."""
+        paths = self.studio.folder.character(name).images
+        sources = [str(path.resolve().relative_to(self.studio.folder.path.resolve())) for path in paths]
+        most = max(1, self.studio.spec(edits=True).policy.max_sources)
+        sentence = TINY_SHEET if self.studio.names.model == TINY else SHEET
+        self.studio.keep(tab="Pages", sources=sources[:most], sentence=sentence, theme="", panels=[])
 
     def new_character(self) -> None:
         with card("A new character"):
@@ -293,6 +360,50 @@ class StudioPage:
             if last and last.is_finished:
                 ui.label(f"Pages of {plain(name)} are drawn with it now.")
                 button("Save for ComfyUI", partial(ui.download, last.lora, f"{name}.safetensors"))
+
+    # --- models ------------------------------------------------------------------------------------------------------
+
+    @ui.refreshable_method
+    def models_button(self) -> None:
+        button(f"Drawn by {shown_name(self.studio.names.model)}", self.ask_for_models, look="flat")
+
+    def ask_for_models(self) -> None:
+        """Choose a model, by what it does and whether it fits this machine."""
+        with self.dialog("Models") as dialog:
+            ui.label(f"Judged by {shown_name(self.studio.names.judge, 'judge')}.")
+            button("What fits this machine?", partial(self.start, self.studio.measure))
+            for offer in offers():
+                self.offer(offer, dialog)
+            file = text_field("A file of ComfyUI, or a folder: its path")
+            button("Use this", lambda: self.start(partial(self.studio.use, name=file.value.strip()), dialog))
+            button("Close", dialog.close, look="flat")
+
+    def offer(self, offer: Offer, dialog: ui.dialog) -> None:
+        """A published model, to use, or to download after its licence was accepted."""
+        name = shown_name(offer.name)
+        with tag("div", "offer"):
+            ui.label(name)
+            ui.label().bind_text_from(self.studio.fits, offer.name)
+            ui.label(f"{offer.does}; licence {offer.licence}").classes("soft")
+            if not offer.is_here:
+                with ui.expansion(f"Download {name}"):
+                    self.download(offer, dialog)
+            elif offer.does != "judges":
+                use = partial(self.start, partial(self.studio.use, name=offer.name), dialog)
+                button("Use", use, label=f"Use {name}")
+
+    def download(self, offer: Offer, dialog: ui.dialog) -> None:
+        ui.link(f"huggingface.co/{offer.name}", f"https://huggingface.co/{offer.name}", new_tab=True)
+        agreed = ui.checkbox(f"I have read its licence ({offer.licence}) and accept it")
+        token = ui.input("Access token", password=True)
+        if offer.gated:
+            ui.label("It is for people who accepted its licence there. Paste a token, which is kept nowhere.")
+        token.set_visibility(offer.gated)
+
+        def fetch() -> None:
+            self.start(partial(self.studio.download, offer=offer, token=token.value or ""), dialog)
+
+        button("Download", fetch, look="").bind_enabled_from(agreed, "value")
 
 
 # --- parts of the page -----------------------------------------------------------------------------------------------
@@ -376,6 +487,14 @@ def drop_zone(take: Callable[[events.MultiUploadEventArguments], Any]) -> None:
     zone.on("dragover", js_handler="(e) => e.preventDefault()")
     added = f"runMethod({upload.id}, 'addFiles', [[...e.dataTransfer.files]])"
     zone.on("drop", js_handler=f"(e) => {{ e.preventDefault(); {added}; }}")
+
+
+def why(recipe: Recipe) -> None:
+    """The judge's scores of a drawing, by pairs of panels or by question."""
+    ui.label(f"Judged by {shown_name(recipe.judge, 'judge')}; 1 is the best.")
+    for question, score in recipe.parts.items():
+        ui.label(f"{question}: {'–' if score is None else f'{score:.2f}'}")
+    ui.html(pair_matrix_svg(recipe.matrix), sanitize=False)
 
 
 # --- words -----------------------------------------------------------------------------------------------------------

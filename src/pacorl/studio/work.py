@@ -12,7 +12,7 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,14 +24,15 @@ from pacorl.config.options import StudioModels
 from pacorl.config.user_files import NO_USER_FILES
 from pacorl.core.grid import join, parse_layout, shared_text, split
 from pacorl.io.children import start_python
-from pacorl.io.files import write_atomic
-from pacorl.io.images import open_image, png_bytes
+from pacorl.io.images import open_image
+from pacorl.judge import judge_for
 from pacorl.judge.calibration import read_calibration, threshold
-from pacorl.models.adapters import adapter_names
-from pacorl.models.policies import POLICIES, kind_of
-from pacorl.records.compose import layout_for, prompt_from
+from pacorl.models.adapters import adapter_names, read_adapters
+from pacorl.models.policies import POLICIES, kind_of, tiny_spec
+from pacorl.records.compose import check_for, layout_for, prompt_from
 from pacorl.records.panels import write_panels
-from pacorl.studio.folder import Drawing, Folder, Recipe, Texts, json_texts, timestamp
+from pacorl.studio.folder import Drawing, Folder, Recipe, timestamp
+from pacorl.studio.models import Offer, fit_of, judge_of, offers, shown_name
 from pacorl.studio.teaching import Training, newest_training, training_recipe
 from pacorl.types import TINY, Grid, Prompt, Size
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from pacorl.gate.paco_reward import PacoReward
     from pacorl.generate.generator import Generator
     from pacorl.generate.repair import Redraw
+    from pacorl.models.policies.spec import PolicySpec
 
 LEAST = 0.5
 """Threshold of a check without a calibration."""
@@ -82,14 +84,18 @@ class Studio:
         self.draft = self.folder.read_draft()
         self._kept = self.draft.model_dump()
         self.names = names or StudioModels()
-        self.spec = POLICIES.named(self.names.kind or kind_of(self.names.model))
+        # The model that was chosen on the page, unless the command names one.
+        if self.names == StudioModels() and self.draft.model:
+            self._choose(self.draft.model, self.draft.memory)
         self.calibration = read_calibration(self.names.calibration or "")
         self.job = Job("", ended=True)
         self.version = 0
         """Counts changes, so that every open window shows them."""
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="studio")
-        self._loaded: tuple[dict[str, float], Generator, PacoReward] | None = None
-        """The adapters of the loaded generator, the generator, and the judge."""
+        self.fits = {offer.name: "" for offer in offers()}
+        """Model → whether it fits this machine, in words; empty before `measure`."""
+        self._loaded: tuple[tuple[str, Mapping[str, float]], Generator, PacoReward] | None = None
+        """Kind and LoRAs of the loaded generator, the generator, and the judge."""
 
     def close(self) -> None:
         self.job.stopped = True
@@ -141,9 +147,17 @@ class Studio:
             self._loaded[2].close()
         self._loaded = None
 
-    def adapters(self, character: str) -> dict[str, float]:
-        """List the LoRAs that draw a character with their strengths: the command's, and what was learned of it."""
-        adapters = {self.names.adapter: 1.0} if self.names.adapter else {}
+    def spec(self, *, edits: bool = False) -> PolicySpec:
+        """Return the kind of the chosen model; the practice model is two, of which one changes pictures."""
+        return POLICIES.named(self.names.kind or kind_of(self.names.model, edits=edits))
+
+    def adapters(self, character: str, *, edits: bool = False) -> dict[str, float]:
+        """List the LoRAs of the next drawing: a recipe's, or the command's and what was learned of the character."""
+        if self.draft.adapter is not None:
+            return read_adapters(self.draft.adapter)
+        if edits and self.names.model == TINY:
+            return dict.fromkeys(tiny_spec(edits=True).committed.adapters, 1.0)
+        adapters = read_adapters(self.names.adapter)
         training = newest_training(self.loras(character)) if character else None
         if training and training.is_finished:
             adapters[str(training.lora)] = PRACTICE_STRENGTH if self.names.model == TINY else 1.0
@@ -153,25 +167,59 @@ class Studio:
         """Return the character of a recipe; empty if it is not here."""
         return recipe.character if recipe.character in self.folder.characters() else ""
 
-    def _models(self, job: Job, character: str) -> tuple[Generator, PacoReward]:
+    def measure(self, job: Job) -> None:
+        """Find out which models fit this machine."""
+        for offer in offers():
+            if offer.does != "judges":
+                job.enter(f"Measuring {shown_name(offer.name)}")
+                self.fits[offer.name] = fit_of(offer.name)[1]
+
+    def use(self, job: Job, name: str, adapter: str | None = None) -> None:
+        """Draw with another model from now on.
+
+        Raises:
+            ValueError: it is no model of this machine, or does not fit it.
+        """
+        job.enter(f"Looking at {shown_name(name)}")
+        # The recipe of a file from elsewhere may name anything, and is to download nothing.
+        if not Offer(name, "", "").is_here:
+            raise ValueError(f"{name} is not on this machine; download it above, or give the path of its file")
+        POLICIES.named(kind_of(name)).check_source(name, adapters=read_adapters(adapter or ""))
+        memory, words = fit_of(name)
+        if not memory:
+            raise ValueError(f"{name} {words}")
+        self.unload()
+        self._choose(name, memory)
+        self.keep(model=name, memory=memory, adapter=adapter)
+
+    def _choose(self, name: str, memory: Any) -> None:
+        # A LoRA and a kind belong to the command's model.
+        self.names = replace(self.names, model=name, kind="", adapter="", memory=memory, judge=judge_of(name))
+
+    def download(self, job: Job, offer: Offer, token: str) -> None:
+        """Fetch a model. The token is written nowhere, and is no argument, which other users could read."""
+        secret = {"HF_TOKEN": token} if token else {}
+        run_child(job, offer.download, secret, phase=lambda: f"Downloading {offer.name}")
+
+    def _models(self, job: Job, character: str, *, edits: bool = False) -> tuple[Generator, PacoReward]:
         """Load the generator with a character's LoRA, and the judge; the last ones stay loaded."""
         from pacorl.gate.paco_reward import PacoReward
         from pacorl.generate.generator import Generator
         from pacorl.io.quiet import quiet_loading
         from pacorl.runtime.cores import use_cores
 
-        names, adapters = self.names, self.adapters(character)
-        if self._loaded and self._loaded[0] == adapters:
+        names, kind, adapters = self.names, self.spec(edits=edits).kind, self.adapters(character, edits=edits)
+        if self._loaded and self._loaded[0] == (kind, adapters):
             return self._loaded[1:]
         job.enter("Loading the models")
         self.unload()
         use_cores()
         quiet_loading()
-        generator = Generator.from_pretrained(names.model, kind=names.kind, adapter=adapters, memory=names.memory)
+        generator = Generator.from_pretrained(names.model, kind=kind, adapter=adapters, memory=names.memory)
         with generator.judging():
-            reward = PacoReward.from_pretrained(names.judge, **names.judge_access)
+            reward = PacoReward.from_pretrained(judge_for(names.judge, edits=edits), **names.judge_access)
         generator.judged_by(reward.judge)
-        self._loaded = (adapters, generator, reward)
+        self._loaded = ((kind, adapters), generator, reward)
         return generator, reward
 
     # --- drawing -----------------------------------------------------------------------------------------------------
@@ -193,9 +241,26 @@ class Studio:
         panels = [text.removeprefix(f"{written.theme}, ") for text in written.panels]
         self.keep(theme=written.theme, panels=panels, unfolded=draft.sentence, layout="")
 
-    def prompt(self) -> Prompt:
-        """Build the prompt of the draft. Raises ValueError naming what the model does not know."""
+    def prompts(self) -> list[Prompt]:
+        """Build the prompt of the draft, or one for each line that changes its pictures.
+
+        Raises:
+            ValueError: the model does not know a word, or draws or changes no pictures.
+        """
         draft = self.draft
+        spec = self.spec(edits=bool(draft.sources))
+        if draft.sources:
+            sources = tuple(self.folder.path / name for name in draft.sources[: max(1, spec.policy.max_sources)])
+            lines = [line.strip() for line in draft.sentence.splitlines() if line.strip()]
+            if not (spec.edits and lines):
+                fix = "say what shall change" if spec.edits else "choose a model above that changes pictures"
+                raise ValueError(f"{shown_name(self.names.model)} changes no picture by {lines}; {fix}")
+            prompts = [Prompt(number, line, sources=sources) for number, line in enumerate(lines)]
+            for prompt in prompts:
+                check_for(self.names.model, prompt)
+            return prompts
+        if not spec.sets:
+            raise ValueError(f"{self.names.model} changes pictures and draws none; choose another model above")
         panels = [text for text in draft.panels if text.strip()]
         grid = parse_layout(draft.layout) if draft.layout else None
         if grid and grid.count != len(panels):  # a line was added
@@ -203,84 +268,88 @@ class Studio:
         prompt = prompt_from(self.names.model, theme=draft.theme, panels=panels, grid=grid)
         if draft.character:
             character = self.folder.character(draft.character)
-            references = character.images[: self.spec.policy.max_references]
+            references = character.images[: spec.policy.max_references]
             prompt = replace(prompt, characters=(character,), references=references)
-        return prompt
+        return [prompt]
 
     def draw(self, job: Job) -> None:
         """Draw and rank candidates of the draft, and open them as a new page."""
         from pacorl.generate.generated_images import recipe_texts
         from pacorl.generate.sets import generate_sets
 
-        prompt, draft = self.prompt(), self.draft.model_copy()
-        generator, reward = self._models(job, draft.character)
-        job.enter(f"Drawing {prompt.theme}")
+        prompts, draft = self.prompts(), self.draft.model_copy()
+        generator, reward = self._models(job, draft.character, edits=bool(draft.sources))
         seed = new_seed() if draft.seed is None else draft.seed
-        made = generate_sets(generator, prompt, seed=seed, count=DRAWINGS, on_step=job.go_on)
-        drawn = [(each.image, recipe_texts(each) | {"sentence": draft.sentence}) for each in made]
-        self._open_ranked(job, prompt, drawn, generator, reward)
-        self.draft.seed = None
+        # A single picture belongs with nothing, and has no rank.
+        is_ranked = bool(draft.sources) or prompts[0].grid.count > 1
+        options: dict[str, Any] = {"count": DRAWINGS}
+        if is_ranked:
+            options = {"best_of": DRAWINGS, "judge": reward, "keep_all": True}
+        job.enter(f"Drawing {prompts[0].theme or draft.sentence}")
+        made = generate_sets(generator, prompts, seed=seed, **options, on_step=job.go_on)
+        drawings = []
+        for each in made:
+            recipe = Recipe.model_validate(recipe_texts(each, judge=self.names.judge))
+            recipe = recipe.updated(sentence=draft.sentence, tied=each.tied)
+            if draft.sources:
+                recipe = recipe.updated(note=each.prompt.text, sources=draft.sources)
+            if each.judged:
+                recipe = recipe.updated(matrix=each.judged.matrix, parts=dict(each.judged.parts))
+            drawings.append((each.image, recipe))
+        self._open(drawings)
+        self.draft.seed = self.draft.adapter = None
 
-    def _open_ranked(
-        self, job: Job, prompt: Prompt, drawn: Sequence[tuple[Image, Texts]], generator: Generator, reward: PacoReward
-    ) -> None:
-        """Open a new page of drawings, the best first; a single picture belongs with nothing, and has no rank."""
-        from pacorl.generate.sets import best_first, judge_sets
-
-        ranked = list(drawn)
-        if prompt.grid.count > 1:
-            job.enter("Comparing")
-            with generator.judging():
-                judged = judge_sets(reward.judge, [prompt] * len(drawn), [image for image, _ in drawn])
-            ranked = []
-            for group in best_first(judged):
-                for index in group:
-                    image, texts = drawn[index]
-                    ranked.append((image, {**texts, **json_texts(score=judged[index].score, tied=len(group))}))
-        self._open(ranked)
-
-    def _open(self, drawings: Sequence[tuple[Image, Texts]]) -> None:
+    def _open(self, drawings: Sequence[tuple[Image, Recipe]]) -> None:
         self.keep(page=self.folder.add_page(drawings), drawing=0)
 
     def restore(self, recipe: Recipe) -> list[str]:
         """Fill the draft in from a recipe; returns what was different then, so that another picture would be drawn."""
-        character = self.known(recipe)
-        sentence = recipe.sentence or recipe.prompt
-        words = {name: getattr(recipe, name) for name in ("theme", "panels", "layout", "seed")}
-        self.keep(**words, sentence=sentence, unfolded=sentence, character=character)
+        if not all((self.folder.path / name).is_file() for name in recipe.sources):
+            raise ValueError("the picture that it changes is not here; choose Change on another one")
+        edits = bool(recipe.sources)
+        character = self.draft.character if edits else self.known(recipe)
+        sentence = recipe.prompt if edits else recipe.sentence or recipe.prompt
+        words = {name: getattr(recipe, name) for name in ("theme", "panels", "layout", "seed", "sources")}
+        self.keep(**words, sentence=sentence, unfolded=sentence, character=character, adapter=None)
         then = {"model": recipe.model, "LoRA": recipe.adapter, "character": recipe.character}
-        chosen = self.spec.adapters_of(self.names.model, self.adapters(character))
-        now = {"model": self.names.model, "LoRA": adapter_names(chosen), "character": character}
+        chosen = self.spec(edits=edits).adapters_of(self.names.model, self.adapters(character, edits=edits))
+        now = {"model": self.names.model, "LoRA": adapter_names(chosen), "character": "" if edits else character}
         return [f"{name} {value or 'none'}" for name, value in then.items() if value != now[name]]
 
     # --- a page that is there ----------------------------------------------------------------------------------------
 
-    def add_pictures(self, pictures: Sequence[tuple[Image, str]], texts: Texts) -> None:
+    def add_pictures(self, pictures: Sequence[tuple[Image, str]], texts: Mapping[str, str]) -> None:
         """Make a page of pictures of any program, a panel each, or of one with the texts of its recipe."""
         grid = layout_for(len(pictures))
         image = page_of([image for image, _ in pictures], grid)
-        self._open([(image, {"layout": str(grid), "note": ", ".join(name for _, name in pictures), **texts})])
-
-    def rewrite(self, drawing: Drawing, **changes: str) -> None:
-        """Write a drawing again, with other texts."""
-        write_atomic(drawing.path, png_bytes(open_image(drawing.path), {**drawing.texts, **changes}))
-        self.version += 1
+        note = ", ".join([name for _, name in pictures])
+        self._open([(image, Recipe.model_validate({"layout": str(grid), "note": note, **texts}))])
 
     def redraw(self, job: Job, drawing: Drawing, panel: int) -> None:
         """Draw one panel again some times, and rank these pages with the page before."""
+        from pacorl.generate.sets import best_first, judge_sets
+
         recipe, before = drawing.recipe, open_image(drawing.path)
         panels = split(before, recipe.grid)
         generator, reward = self._models(job, self.known(recipe))
         draw = self._redrawing(job, recipe, panels, seed=new_seed())
-        drawn = [(before, {**drawing.texts, "note": "as before"})]
-        texts = {**drawing.texts, **json_texts(checked=[], odd=None), "note": f"panel {panel + 1} drawn again"}
+        drawn = [(before, recipe.updated(note="as before"))]
+        changed = recipe.updated(checked=[], odd=None, note=f"panel {panel + 1} drawn again")
         for number in range(DRAWINGS):
             job.enter(f"Drawing panel {panel + 1} again, {number + 1} of {DRAWINGS}")
-            redrawn = draw(panel, number)
-            assert redrawn  # a generator always draws
-            drawn.append((page_of([*panels[:panel], redrawn[0], *panels[panel + 1 :]], recipe.grid), texts))
+            image, _ = draw(panel, number)
+            drawn.append((page_of([*panels[:panel], image, *panels[panel + 1 :]], recipe.grid), changed))
+        job.enter("Comparing")
         prompt = Prompt(0, recipe.prompt, theme=recipe.theme, grid=recipe.grid, panels=tuple(recipe.panels))
-        self._open_ranked(job, prompt, drawn, generator, reward)
+        with generator.judging():
+            judged = judge_sets(reward.judge, [prompt] * len(drawn), [image for image, _ in drawn])
+        ranked = []
+        for group in best_first(judged):
+            for index in group:
+                image, recipe = drawn[index]
+                scores = {"score": judged[index].score, "matrix": judged[index].matrix, "tied": len(group)}
+                ranked.append((image, recipe.updated(**scores)))
+        self._open(ranked)
 
     def check(self, job: Job, drawing: Drawing) -> None:
         """Check whether the panels of a page belong together, and redraw the ones that do not.
@@ -294,9 +363,11 @@ class Studio:
 
         recipe, before = drawing.recipe, open_image(drawing.path)
         if self.names.judge == TINY and recipe.model != TINY:
-            raise ValueError("the practice judge knows pictures of the practice model alone; start with --judge")
+            raise ValueError(
+                "the practice judge reads pictures of the practice model alone; choose another model above"
+            )
         if not recipe.panels and len(self.draft.panels) == recipe.grid.count:
-            recipe = recipe.model_copy(update={"theme": self.draft.theme, "panels": self.draft.panels})
+            recipe = recipe.updated(theme=self.draft.theme, panels=self.draft.panels)
         panels = split(before, recipe.grid)
         generator, reward = self._models(job, self.known(recipe))
         # A calibration's thresholds are for the plain question.
@@ -313,21 +384,24 @@ class Studio:
                 return check_set(reward.judge, images, **options)
 
         redraw = self._redrawing(job, recipe, panels, seed=recipe.seed + 1)
-        tries = TRIES if recipe.panels else 0
-        repair = repair_set(panels, gate=gate, redraw=redraw, tries=tries)
-        self.rewrite(drawing, **self._verdict(repair.before))
+        most = TRIES if recipe.panels and self.spec().sets else 0
+        repair = repair_set(panels, gate=gate, redraw=redraw, tries=most)
+        verdict = self._verdict(repair.before)
+        drawing.rewrite(**verdict)
         if repair.tries:
-            texts = {**drawing.texts, "note": "repaired", **self._verdict(repair.after)}
-            drawings: list[tuple[Image, Texts]] = [(page_of(repair.images, recipe.grid), texts)]
-            drawings.append((before, {**drawing.texts, "note": "as before", **self._verdict(repair.before)}))
-            drawings += [(each.image, {"note": f"Panel {each.panel + 1}: {each.verdict}"}) for each in repair.tries]
-            self._open(drawings)
+            tries = [Recipe(note=f"Panel {each.panel + 1}: {each.verdict}") for each in repair.tries]
+            repaired = drawing.recipe.updated(note="repaired", **self._verdict(repair.after))
+            drawings = [(page_of(repair.images, recipe.grid), repaired.updated(tries=[each.note for each in tries]))]
+            drawings.append((before, drawing.recipe.updated(note="as before", **verdict)))
+            self._open([*drawings, *zip((each.image for each in repair.tries), tries, strict=True)])
 
-    def _verdict(self, check: Check) -> dict[str, str]:
+    def _verdict(self, check: Check) -> dict[str, Any]:
+        """Return what a check adds to a recipe."""
         from pacorl.gate.check import verdict_lines
 
         lines = verdict_lines(check, judge=shown_name(self.names.judge, "judge"))
-        return json_texts(checked=lines, odd=check.odd_one_out, score=check.scores.mean, tied=1)
+        scores = {"score": check.scores.mean, "matrix": check.scores.matrix, "tied": 1}
+        return {"checked": lines, "odd": check.odd_one_out, **scores}
 
     def _redrawing(self, job: Job, recipe: Recipe, panels: Sequence[Image], *, seed: int) -> Redraw:
         """Return what draws a panel of a page again, from its text."""
@@ -361,25 +435,38 @@ class Studio:
             training = Training(self.loras(character) / timestamp())
         command = ["-m", "pacorl", "train-character", str(folder), f"out={training.run}"]
         command += [*training_recipe(self.names), "--resume", "auto", "--stop-with-stdin"]
-        environment = os.environ | {NO_USER_FILES: "1"}
-        with tempfile.TemporaryFile() as log:
-            # Its standard input ends with the inner block, or with this process: it saves, and stops.
-            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": log, "stderr": subprocess.STDOUT}
-            samples = training.samples
-            with start_python(*command, **pipes, env=environment) as process:
-                while process.poll() is None:
-                    time.sleep(0.5)
-                    job.enter(f"Learning {character.replace('_', ' ')}, step {training.step}")
-                    if training.samples != samples:
-                        samples = training.samples
-                        self.version += 1
-            if process.returncode:
-                log.seek(0)
-                lines = log.read().decode(errors="replace").strip().splitlines()
-                raise RuntimeError(lines[-1][:400] if lines else f"it ended with status {process.returncode}")
+        samples = training.samples
+
+        def phase() -> str:
+            nonlocal samples
+            if training.samples != samples:
+                samples = training.samples
+                self.version += 1
+            return f"Learning {character.replace('_', ' ')}, step {training.step}"
+
+        run_child(job, command, {NO_USER_FILES: "1"}, phase=phase)
 
 
 # --- small things ----------------------------------------------------------------------------------------------------
+
+
+def run_child(job: Job, command: Sequence[str], environment: Mapping[str, str], *, phase: Callable[[], str]) -> None:
+    """Run Python until it ends, or the job is stopped. Raises RuntimeError with its last line if it fails."""
+    with tempfile.TemporaryFile() as log:
+        # Its standard input ends with this process, however that ends: a trainer saves, and stops.
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": log, "stderr": subprocess.STDOUT}
+        with start_python(*command, **pipes, env=os.environ | environment) as process:
+            try:
+                while process.poll() is None:
+                    time.sleep(0.5)
+                    job.enter(phase())
+            except StoppedError:
+                process.terminate()  # a trainer saves
+                raise
+        if process.returncode:
+            log.seek(0)
+            lines = log.read().decode(errors="replace").strip().splitlines()
+            raise RuntimeError(lines[-1][:400] if lines else f"it ended with status {process.returncode}")
 
 
 def new_seed() -> int:
@@ -390,8 +477,3 @@ def page_of(panels: Sequence[Image], grid: Grid) -> Image:
     """Join panels in one image, all at the size of the first."""
     size = panels[0].size
     return join([panel if panel.size == size else panel.resize(size, Resampling.LANCZOS) for panel in panels], grid)
-
-
-def shown_name(model: str, kind: str = "model") -> str:
-    """Name a model for a person."""
-    return f"the practice {kind}" if model == TINY else model
