@@ -45,15 +45,8 @@ def visit(studio: Studio, story: Callable[[Any], Awaitable[None]]) -> None:
 
 
 SENTENCE = "Two pictures of a fox: runs; sleeps"
-TEXTS = {
-    "Software": "pacorl 1",
-    "sentence": SENTENCE,
-    "theme": "a fox",
-    "layout": "1x2",
-    "prompt": "a fox",
-    "model": TINY,
-}
-RECIPE = Recipe.model_validate(TEXTS).updated(panels=["runs", "sleeps"], seed=7, tied=2)
+RECIPE = Recipe(sentence=SENTENCE, theme="a fox", layout="1x2", prompt="a fox", model=TINY, Software="pacorl 1")
+RECIPE = RECIPE.updated(panels=["runs", "sleeps"], seed=7, tied=2)
 
 
 def add_page(studio: Studio) -> None:
@@ -109,22 +102,18 @@ def test_a_recipe_fills_the_form_in_and_says_which_models_differ(studio):
     visit(studio, story)
 
 
-@pytest.mark.parametrize(
-    ("texts", "theme"),
-    [(RECIPE.texts, "a fox"), ({"prompt": "{}", "workflow": "{}"}, ""), ({**RECIPE.texts, "place": "1"}, "")],
-    ids=["a page", "of ComfyUI", "a panel of a page"],
-)
-def test_a_dropped_page_has_its_recipe_and_another_picture_none(studio, texts, theme):
+def test_dropped_pictures_become_a_page_with_its_recipe_and_what_is_none_is_named(studio):
+    dropped = {
+        "a page": RECIPE.texts,
+        "of ComfyUI": {"prompt": "{}"},
+        "a panel of a page": {**RECIPE.texts, "place": "1"},
+    }
+
     async def story(user):
-        await drop(user, {"fox.png": png_bytes(Image.new("RGB", (16, 8)), texts)})
-
-    visit(studio, story)
-    (page,) = studio.folder.pages
-    assert page.drawings[0].recipe.theme == theme
-
-
-def test_dropped_pictures_become_a_page_and_what_is_none_is_named(studio):
-    async def story(user):
+        for texts in dropped:
+            await drop(user, {"fox.png": png_bytes(Image.new("RGB", (16, 8)), texts)})
+        assert [page.drawings[0].recipe.theme for page in reversed(studio.folder.pages)] == ["a fox", "", ""]
+        studio.folder.remove("all", studio.folder.path / "pages")
         await drop(user, {"a.png": png_bytes(Image.new("RGB", (8, 8))), "b.png": b"no image"})
         await user.should_see("b.png", retries=20)
         assert studio.folder.pages == []

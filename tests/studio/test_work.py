@@ -103,7 +103,7 @@ def test_a_panel_is_changed_by_lines_of_words_and_restored_to_the_bit(studio):
     studio.keep(sources=[studio.folder.add_source(panel)], sentence="\n".join(lines), theme="", panels=[])
     assert finished(studio, studio.draw) == ""
     drawings = opened(studio)
-    assert [drawing.recipe.note for drawing in drawings] == [line for line in lines for _ in range(DRAWINGS)]
+    assert [drawing.recipe.prompt for drawing in drawings] == [line for line in lines for _ in range(DRAWINGS)]
     assert are_ranked(drawings[:DRAWINGS])
     assert are_ranked(drawings[DRAWINGS:])
     last = drawings[-1]
@@ -197,21 +197,17 @@ def test_a_page_is_checked_repaired_and_every_try_kept(studio):
 
 
 @pytest.mark.slow
-def test_pictures_of_other_programs_are_pages_that_the_practice_judge_declines(studio):
-    studio.add_pictures([(Image.new("RGB", (64, 64)), "a.png"), (Image.new("RGB", (32, 32)), "b.png")], {})
-    (page,) = opened(studio)
-    assert (page.recipe.layout, page.recipe.prompt) == ("1x2", "")
-    assert "practice judge" in finished(studio, lambda job: studio.check(job, page))
-    page.rewrite(layout="2x2")
-    assert opened(studio)[0].recipe.grid.count == 4
-
-
-@pytest.mark.slow
-def test_panels_without_words_are_redrawn_by_the_words_of_the_form(studio):
-    panels = split(open_image(opened(studio)[0].path), opened(studio)[0].recipe.grid)
-    # The practice judge reads pictures of the practice model alone.
+def test_pictures_of_other_programs_are_declined_by_the_practice_judge_and_redrawn_by_the_words_of_the_form(studio):
+    first = opened(studio)[0]
+    panels = split(open_image(first.path), first.recipe.grid)
     pictures = [(Image.new("RGB", (64, 64)), "odd"), *((panel, "x") for panel in panels[1:])]
-    studio.add_pictures(pictures, {"model": TINY})
+    studio.add_pictures(pictures, {})
+    (page,) = opened(studio)
+    assert (page.recipe.layout, page.recipe.prompt) == ("2x2", "")
+    assert "practice judge" in finished(studio, lambda job: studio.check(job, page))
+    page.rewrite(layout="1x2", model=TINY)
+    assert opened(studio)[0].recipe.grid.count == 2
+    page.rewrite(model=TINY)
     (page,) = opened(studio)
     assert finished(studio, lambda job: studio.check(job, page)) == ""
     assert opened(studio)[0].recipe.note == "repaired"

@@ -157,7 +157,7 @@ class StudioPage:
             with tag("div", "panels").bind_visibility_from(draft, "panels", backward=bool):
                 text_field("In all of them").bind_value(draft, "theme")
                 lines = text_field("A line for each panel", multiline=True)
-                lines.bind_value(draft, "panels", forward=lambda text: (text or "").split("\n"), backward="\n".join)
+                lines.bind_value(draft, "panels", forward=lines_of, backward="\n".join)
             with ui.row():
                 button("Draw", self.draw, look="")
                 with ui.row().bind_visibility_from(draft, "sources", backward=lambda sources: not sources):
@@ -503,6 +503,10 @@ def why(recipe: Recipe) -> None:
 def opened(content: bytes, name: str) -> Image:
     """Open a dropped picture. Raises ImageError if it is none, or has too many pixels."""
     return open_image(content, name=name, max_pixels=MOST_PIXELS)
+
+
+def lines_of(text: str | None) -> list[str]:
+    return text.split("\n") if text else []
 
 
 def plain(name: str) -> str:

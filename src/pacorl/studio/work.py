@@ -184,7 +184,8 @@ class Studio:
         # The recipe of a file from elsewhere may name anything, and is to download nothing.
         if not Offer(name, "", "").is_here:
             raise ValueError(f"{name} is not on this machine; download it above, or give the path of its file")
-        POLICIES.named(kind_of(name)).check_source(name, adapters=read_adapters(adapter or ""))
+        spec = POLICIES.named(kind_of(name, edits=bool(self.draft.sources)))
+        spec.check_source(name, adapters=spec.adapters_of(name, read_adapters(adapter or "")))
         memory, words = fit_of(name)
         if not memory:
             raise ValueError(f"{name} {words}")
@@ -292,7 +293,7 @@ class Studio:
             recipe = Recipe.model_validate(recipe_texts(each, judge=self.names.judge))
             recipe = recipe.updated(sentence=draft.sentence, tied=each.tied)
             if draft.sources:
-                recipe = recipe.updated(note=each.prompt.text, sources=draft.sources)
+                recipe = recipe.updated(note=each.prompt.text.rstrip("."), sources=draft.sources)
             if each.judged:
                 recipe = recipe.updated(matrix=each.judged.matrix, parts=dict(each.judged.parts))
             drawings.append((each.image, recipe))
