@@ -27,14 +27,14 @@ from scipy import stats
 
 from pacorl.core.calibration import fit_curve, logits
 from pacorl.core.questions import consistent
-from pacorl.gate.check import panel_scores
+from pacorl.gate.check import panel_score
 from pacorl.gate.scores import PairScore, Scores, questions_about
 from pacorl.io.files import check_new
 from pacorl.io.quiet import quiet_loading
 from pacorl.judge.calibration import Calibration, Mode
 from pacorl.judge.local import LocalJudge
 from pacorl.tiny.world import LOOKS, SCENES, VALUES, Panel, Split, draw, heroes_of, with_another
-from pacorl.types import Question
+from pacorl.types import Question, Verdict
 from research.tiny.damage import DEFECTS, mixed, worn
 
 SIZES: dict[Mode, tuple[int, ...]] = {"references": (4, 8, 16, 32, 64), "panels": (4, 8, 16)}
@@ -92,10 +92,16 @@ class CachedJudge:
         """Score the lowest panel of a set, by the rule of `pacorl check`."""
         images, pairs = one.images(mode), one.pairs(mode)
         answers = self.ask([(images[first], images[second]) for first, second in pairs])
-        scored = tuple(PairScore(*pair, (p_yes,)) for pair, p_yes in zip(pairs, answers, strict=True))
-        scores = Scores(tuple(map(str, range(len(images)))), tuple(images), questions_about(), scored)
-        judged = panel_scores(scores, [range(1)] if mode == "references" else [])
-        return min(panel.score for panel in judged if panel.score is not None)
+        scored = []
+        for pair, p_yes in zip(pairs, answers, strict=True):
+            scored.append(PairScore(*pair, {"consistent": Verdict(p_yes)}))
+        scores = Scores(tuple(map(str, range(len(images)))), tuple(images), questions_about(), tuple(scored))
+        every = range(len(images))
+        lowest = []
+        for panel in every[mode == "references" :]:
+            others = [0] if mode == "references" else [other for other in every if other != panel]
+            lowest.append(panel_score(scores, panel, [("hero", others)]).score or 0.0)
+        return min(lowest)
 
 
 def pool_of(hero: Sequence[str], rng: Random) -> Pool:

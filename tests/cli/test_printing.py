@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import logging
 import sys
@@ -13,16 +12,12 @@ from pathlib import Path
 import pytest
 from fake_server import FakeServer
 
-import pacorl
 from pacorl import cli
 from pacorl.io.terminal import CONTROLS
 from pacorl.tiny.world import all_panels, draw
 
-SOURCE = Path(pacorl.__file__).parent
 HOSTILE = "\x1b]52;c;ZXZpbA==\x07\x9b2J\x7f\u202e\u2066\u200f[red]x[/red][link=http://e.example]y[/link]"
 """Writes the clipboard, clears the screen, reorders the rest; then markup of rich."""
-PRINTERS = {"print", "typer.echo", "typer.secho", "Console", "sys.stdout.write", "sys.stderr.write"}
-ENTRY_POINTS = {"cli/shared.py", "io/terminal.py"}
 """The functions that make texts printable, and a script of the repository that writes its own page."""
 
 Said = Callable[..., str]
@@ -55,24 +50,6 @@ def images(tmp_path: Path) -> list[Path]:
     for path, panel in zip(paths, all_panels()[::8000], strict=False):
         draw(panel, 32).save(path, "PNG")
     return paths
-
-
-def printed_directly(source: str) -> list[str]:
-    """The calls of a module that print without a check of the text."""
-    if not any(name.rpartition(".")[2] in source for name in PRINTERS):
-        return []
-    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-    return [f"line {call.lineno}: {name}" for call in calls if (name := ast.unparse(call.func)) in PRINTERS]
-
-
-@pytest.mark.slow
-def test_nothing_is_printed_past_the_check() -> None:
-    found = []
-    for path in sorted(SOURCE.rglob("*.py")):
-        name = path.relative_to(SOURCE).as_posix()
-        if name not in ENTRY_POINTS:
-            found += [f"{name}: {fault}" for fault in printed_directly(path.read_text(encoding="utf-8"))]
-    assert found == []
 
 
 def test_file_names_in_scores(said: Said, images: list[Path]) -> None:

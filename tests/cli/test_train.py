@@ -1,6 +1,5 @@
 """`pacorl train-reward`: the plan, and one line for what is wrong."""
 
-import json
 import subprocess
 import sys
 import time
@@ -15,15 +14,6 @@ from pacorl.grpo.policy_config import PolicyConfig
 
 RECIPE = Path(__file__).parents[2] / "configs" / "reward" / "tiny.yaml"
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
-
-
-def test_a_dry_run_prints_the_plan_and_trains_nothing(tmp_path: Path) -> None:
-    small = [f"out={tmp_path}", "data.train=[tiny:train:20]", "data.evaluation=[tiny:dev:4]"]
-    shown = CliRunner().invoke(cli.app, ["train-reward", str(RECIPE), *small, "--dry-run"])
-    assert (shown.exit_code, "train pairs: 20" in shown.output) == (0, True)
-    printed = CliRunner().invoke(cli.app, ["train-reward", str(RECIPE), *small, "--dry-run", "--json"])
-    assert json.loads(printed.output)["facts"]["optimizer_steps"] == 2
-    assert not (tmp_path / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize(("card_bytes", "on"), [(2**20, True), (2**40, False), (None, False)])
@@ -86,14 +76,6 @@ def test_a_signal_while_a_run_loads_ends_it_to_be_started_again(tmp_path: Path) 
         75,
         "pacorl: told to stop before training began; start the same command again\n",
     )
-
-
-@pytest.mark.slow
-def test_a_character_s_dry_run_is_one_json_document(tmp_path: Path) -> None:
-    hero = make_hero(tmp_path / "zorp", pictures=3)
-    words = ["train-character", str(hero), f"out={tmp_path / 'run'}", "--dry-run"]
-    printed = CliRunner().invoke(cli.app, [*words, "--json"])
-    assert json.loads(printed.output)["facts"]["images"] == {"trained": 3, "held_out": 0}
 
 
 def test_a_judges_training_ends_with_its_verdict_and_page(tmp_path: Path) -> None:

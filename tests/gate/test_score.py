@@ -10,7 +10,7 @@ from PIL import Image
 
 from pacorl.core.set_scores import LowestPanel
 from pacorl.gate.paco_reward import PacoReward
-from pacorl.gate.panels import open_images, open_panels
+from pacorl.gate.panels import open_panels
 from pacorl.gate.scores import UNCALIBRATED, Scores, questions_about, score_set, summary, table
 from pacorl.io.images import ImageError
 from pacorl.types import Question, Verdict
@@ -76,8 +76,9 @@ def test_symmetric_takes_the_mean_of_both_orders() -> None:
 def test_several_questions_are_averaged_and_kept_apart() -> None:
     questions = questions_about("grey things", {"Strict": "strict", "Loose": "loose"})
     (pair,) = score_set(GreyJudge(), IMAGES[:2], questions=questions).pairs
-    assert pair.by_question == pytest.approx((p(0, 1), p(0, 1) / 2, p(0, 1)))
-    assert pair.p_yes == pytest.approx(sum(pair.by_question) / 3)
+    by_question = {"theme": p(0, 1), "Strict": p(0, 1) / 2, "Loose": p(0, 1)}
+    assert pair.by_question == pytest.approx(by_question)
+    assert pair.p_yes == pytest.approx(sum(by_question.values()) / 3)
 
 
 def test_a_pair_of_which_a_question_is_unanswered_has_no_score() -> None:
@@ -115,7 +116,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_every_unusable_image_is_named_at_once(folder: Path) -> None:
     with pytest.raises(ImageError, match=r"(?s)bad\.png: not an image.*none\.png: No such file"):
-        open_images([folder / "a.png", folder / "bad.png", folder / "none.png"])
+        open_panels([folder / "a.png", folder / "bad.png", folder / "none.png"])
 
 
 def test_a_page_is_cut_into_panels(folder: Path) -> None:

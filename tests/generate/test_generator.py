@@ -75,12 +75,6 @@ def test_the_base_is_without_the_adapter(generator: Generator) -> None:
     assert np.abs(adapted - base).max() > 10
 
 
-def test_a_size_may_be_a_pair(generator: Generator) -> None:
-    by_pair, by_size = (generator.sample(PROMPTS[:1], [5], steps=2, size=size) for size in ((32, 16), Size(32, 16)))
-    assert by_pair[0].size == (16, 32)
-    assert by_pair[0].tobytes() == by_size[0].tobytes()
-
-
 def test_prompts_may_be_one_or_texts_and_seeds_count_on(generator: Generator) -> None:
     def bytes_of(prompts: Any, seeds: Any = 0) -> list[bytes]:
         return [image.tobytes() for image in generator.sample(prompts, seeds, steps=1, size=(16, 16))]

@@ -12,7 +12,6 @@ from PIL import Image
 from pacorl.core.schedule import seed_of
 from pacorl.generate.image_queue import (
     RECIPE,
-    GenerateImages,
     ImageJob,
     ImageSource,
     Shard,
@@ -52,22 +51,6 @@ def stop_after(images: int) -> Callable[[ImageJob, Image.Image], None]:
             raise KeyboardInterrupt
 
     return save_panels
-
-
-def test_processes_generate_what_one_would(tmp_path: Path) -> None:
-    loads: list[int] = []
-
-    def load() -> GenerateImages:
-        loads.append(1)
-        return grey
-
-    assert generate_missing(JOBS, tmp_path / "one", source(load=load)) == 5
-    counts = [generate_missing(JOBS, tmp_path / "two", source(load=load), shard=Shard(index, 2)) for index in (0, 1)]
-    assert counts == [3, 2]
-    for job in JOBS:
-        assert (tmp_path / "one" / job.file).read_bytes() == (tmp_path / "two" / job.file).read_bytes()
-    assert generate_missing(JOBS, tmp_path / "one", source(load=load)) == 0
-    assert len(loads) == 3  # nothing is missing, nothing is loaded
 
 
 def missing_jobs(out: Path, current: ImageSource) -> list[ImageJob]:

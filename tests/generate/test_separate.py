@@ -12,12 +12,10 @@ from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.core.grid import split
-from pacorl.generate.generated_images import save, to_dict
 from pacorl.generate.generator import Generator
 from pacorl.generate.separate import panel_prompts, panel_seeds
 from pacorl.generate.sets import generate_sets
-from pacorl.generate.storyboard import Storyboard, generate_storyboard
-from pacorl.io.images import open_image, png_texts
+from pacorl.io.images import open_image
 from pacorl.models.policies.klein import KLEIN
 from pacorl.tiny.oracle import Oracle
 from pacorl.tiny.world import Panel, draw, vocabulary
@@ -63,25 +61,6 @@ def test_each_panel_is_the_image_that_its_prompt_makes_alone(generator: Generato
         (alone,) = generator.sample(own, seeds=7 * 3 + position, size=SIZE, steps=1)
         assert panel.tobytes() == alone.tobytes()
     assert (made.prompt, made.recipe.size, made.recipe.separate) == (prompt, SIZE, True)
-
-
-@pytest.mark.slow
-def test_files_pages_and_json_are_those_of_a_set(generator: Generator, prompt: Prompt, tmp_path: Path) -> None:
-    made = generate_sets(generator, prompt, separate=True, size=SIZE, steps=1)
-    (saved,) = save(made, tmp_path / "out")
-    assert [open_image(path).size for path in saved.panels] == [(48, 32)] * 3
-    panels = split(open_image(saved.path), prompt.grid)
-    assert [open_image(path).tobytes() for path in saved.panels] == [panel.tobytes() for panel in panels]
-    texts = png_texts(saved.path)
-    assert (texts["separate"], texts["size"]) == ("True", "32x48")
-    assert to_dict(saved)["separate"] is True
-
-
-@pytest.mark.slow
-def test_a_storyboard_s_panels_have_the_size_of_an_image(generator: Generator) -> None:
-    board = Storyboard(title="A walk", scenes=("a", "b", "c", "d", "e", "f"))
-    first, second = generate_storyboard(generator, board, size=SIZE, steps=1, separate=True)
-    assert (first.image.size, second.image.size) == ((96, 64), (96, 32))
 
 
 @pytest.mark.slow

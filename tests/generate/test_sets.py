@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageChops
-from tests.twins import tiny_flux, tiny_klein, tiny_kontext
+from tests.twins import tiny_flux, tiny_kontext
 
 from pacorl.core.grid import split
 from pacorl.core.set_scores import TIE
@@ -19,10 +19,9 @@ from pacorl.generate.generator import Generator
 from pacorl.generate.sets import best_first, generate_sets, judge_edits
 from pacorl.generate.storyboard import Storyboard, generate_storyboard
 from pacorl.io.images import png_texts
-from pacorl.models.adapters import adapter_state, add_lora, load_lora
+from pacorl.models.adapters import adapter_state, add_lora
 from pacorl.models.lora import save_lora
 from pacorl.models.policies.flux import FLUX, LORA_TARGETS
-from pacorl.models.policies.klein import KLEIN
 from pacorl.models.policies.kontext import KONTEXT
 from pacorl.tiny.world import set_prompts, vocabulary
 from pacorl.types import Prompt, Question, Size, Verdict
@@ -137,22 +136,6 @@ def test_criteria_are_asked_for_where_wanted(painter, prompts):
     assert made.judged.score == pytest.approx(score_of(made.image, prompts[0]))
 
 
-@pytest.mark.slow
-def test_one_generator_makes_sets_and_edits(prompts, tmp_path):
-    """FLUX.2-klein: a prompt with a source is an edit, judged as one; the next may be a set."""
-    source = tmp_path / "a.png"
-    Image.new("RGB", (96, 64), "red").save(source)
-    torch.manual_seed(0)
-    policy = KLEIN.over(tiny_klein(vocabulary()), max_sequence_length=144)
-    both, judge = Generator(policy, model="klein", kind="klein"), Brightness()
-    asked = [prompts[0], Prompt(id=1, text="Give it a hat.", sources=(source,))]
-    made = generate_sets(both, asked, best_of=2, judge=judge, size=SIZE, steps=2)
-    assert [(one.image.height, one.image.width) for one in made] == [(64, 64), (48, 72)]
-    assert judge.asked == 2 * (6 + 2)
-    assert [bool(one.judged.matrix) for one in made] == [True, False]
-    assert [[name for name, _ in one.judged.parts] for one in made] == [[], ["kept", "followed"]]
-
-
 def test_every_step_is_told_and_may_stop_the_painting(painter, prompts):
     told: list[int] = []
     generate_sets(painter, prompts[:1], count=2, size=SIZE, steps=STEPS, on_step=told.append)
@@ -231,16 +214,6 @@ def test_an_adapter_is_worn_in_every_form(painter, prompts, adapter, form):
     ours = dict(worn.policy.transformer.named_modules())["transformer_blocks.0.attn.to_q"]
     other = theirs.base_model.model.transformer_blocks[0].attn.to_q
     torch.testing.assert_close(ours.get_delta_weight("default"), other.get_delta_weight("default"))
-
-
-def test_a_checkpoint_is_worn_by_its_lora_folder(adapter, tmp_path):
-    """As the released training saves: checkpoint-40/lora/."""
-    (tmp_path / "checkpoint-40" / "lora").mkdir(parents=True)
-    for name in ("adapter_config.json", "adapter_model.safetensors"):
-        (tmp_path / "checkpoint-40" / "lora" / name).write_bytes((adapter / name).read_bytes())
-    transformer = FLUX.from_pretrained("tiny").transformer
-    load_lora(transformer, tmp_path / "checkpoint-40")
-    assert adapter_state(transformer)["transformer_blocks.0.attn.to_q.lora_A.weight"].shape[0] == 2
 
 
 def test_a_picture_says_what_made_it(painter, prompts, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from pacorl.core.grid import panel_texts
-from pacorl.generate.storyboard import pages, read_storyboard, spoken
+from pacorl.generate.storyboard import pages, read_storyboard
 
 CASES = sorted((Path(__file__).parents[2] / "configs" / "cases").glob("*.yaml"))
 
@@ -55,12 +55,6 @@ def test_the_last_page_is_laid_out_in_what_is_left(tmp_path, scenes, layouts):
     assert [str(page.grid) for page in pages(read_storyboard(write(tmp_path, text)), "some/model")] == layouts
 
 
-def test_a_name_with_underscores_is_spoken():
-    assert spoken("{old_cook} stirs, {old_cook} tastes", {"old_cook": "a cook of seventy"}) == (
-        "A cook of seventy stirs, the old cook tastes"
-    )
-
-
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_the_case_studies_can_be_asked_for(path):
     board = read_storyboard(path)
@@ -99,13 +93,6 @@ def test_a_page_has_the_references_of_its_characters(cast):
     assert references(3) == [["ann/0.png", "bob/0.png", "ann/1.png"], ["cleo/0.png"], []]
     with pytest.raises(ValueError, match="a page shows 2 characters with images, and the generator takes 1 reference"):
         references(1)
-
-
-def test_the_characters_of_a_page_keep_their_images_without_a_generator_for_them(cast):
-    """A judge compares panels with them, whatever the generator takes."""
-    (first, *_) = pages(read_storyboard(write(cast, BOARD)), "some/model")
-    assert {character.name: len(character.images) for character in first.characters} == {"ann": 3, "bob": 1, "cleo": 1}
-    assert [character.text for character in first.characters] == [f"{name} the cook" for name in ("ann", "bob", "cleo")]
 
 
 def test_characters_of_folders_have_their_traits_as_criteria(tmp_path):

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 from pathlib import Path
 
 import pytest
+from ports import free_port
+from transformers.cli.serve import Serve
+from transformers.cli.serving.model_manager import ModelManager
 from transformers.decision import DecisionConfig
 from transformers.pipelines import DecisionPipeline
 
 from pacorl.core.questions import consistent, meets_criterion, same_theme
 from pacorl.judge.decision import decision_template, save_decision
+from pacorl.judge.http import HttpJudge
 from pacorl.judge.local import LocalJudge
 from pacorl.tiny.world import all_panels, draw
 from pacorl.types import Question
@@ -19,30 +24,55 @@ from pacorl.types import Question
 SHIPPED = Path(__file__).parents[2] / "configs" / "reward" / "paco_reward_7b.decision.json"
 
 
+IMAGES = [draw(panel, 32) for panel in all_panels()[::2700][:10]]
+TEXTS = (consistent(), same_theme("a red hero"), meets_criterion("The same hat."))
+QUESTIONS = [Question(pair, text) for pair in list(itertools.combinations(IMAGES, 2))[:34] for text in TEXTS]
+
+
+@pytest.fixture(scope="module")
+def judge() -> LocalJudge:
+    return LocalJudge.from_pretrained("tiny", share=False)  # one question a forward, as there
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("as_file", [True, False])
-def test_transformers_gives_the_judges_p_yes(tmp_path: Path, as_file: bool) -> None:
-    """By the file, as `transformers serve --decision-config` is given it, and by the folder that it serves."""
-    judge = LocalJudge.from_pretrained("tiny", share=False)  # one question a forward, as there
+def test_transformers_gives_the_judges_p_yes(tmp_path: Path, judge: LocalJudge) -> None:
     save_decision(tmp_path, judge.processor)
-    read = DecisionConfig.from_file if as_file else DecisionConfig.from_pretrained
     decide = DecisionPipeline(
         model=judge.model,
         tokenizer=judge.processor.tokenizer,
         processor=judge.processor,
-        decision_config=read(str(tmp_path / "decision.json" if as_file else tmp_path)),
+        decision_config=DecisionConfig.from_pretrained(str(tmp_path)),
     )
-    images = [draw(panel, 32) for panel in all_panels()[::2700][:10]]
-    texts = (consistent(), same_theme("a red hero"), meets_criterion("The same hat."))
-    pairs = itertools.islice(itertools.combinations(images, 2), 34)
-    questions = [Question(pair, text) for pair in pairs for text in texts]
-    assert len(questions) >= 100
-    for question in questions:
+    for question in QUESTIONS:
         (verdict,) = judge.verdicts([question])
         assets = {"image-1": question.images[0], "image-2": question.images[1]}
         asked = {"same": {"type": "noul", "instructions": question.text}}
         answer = decide({"state": "image-1image-2", "questions": asked, "assets": assets})
         assert answer["same"]["noul"] == pytest.approx(verdict.p_yes, abs=1e-7)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # its server leaves its loop open
+def test_its_server_gives_pacorls_client_the_judges_p_yes(
+    tmp_path: Path, judge: LocalJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By `transformers serve FOLDER --decision-config FILE`; its own processor needs torchvision."""
+    monkeypatch.setattr(ModelManager, "_load_processor", lambda *_, **__: judge.processor)
+    judge.model.save_pretrained(tmp_path)
+    save_decision(tmp_path, judge.processor)
+    port = free_port()
+    config = str(tmp_path / "decision.json")
+    server = Serve(str(tmp_path), decision_config=config, device="cpu", port=port, non_blocking=True)
+    try:
+        with HttpJudge.connect(f"http://127.0.0.1:{port}", model=str(tmp_path)) as client:
+            served = [verdict.p_yes for verdict in client.verdicts(QUESTIONS)]
+    finally:
+        server.kill_server()
+        del server
+        gc.collect()
+    here = [verdict.p_yes for question in QUESTIONS for verdict in judge.verdicts([question])]
+    assert len(served) >= 100
+    assert served == pytest.approx(here, abs=1e-6)
 
 
 def test_the_released_judge_has_the_chat_turn_of_its_family() -> None:

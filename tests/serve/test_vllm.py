@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 import pacorl
-from pacorl.io.net import is_loopback
 from pacorl.serve.vllm import Served, environment_of, run_vllm, vllm_command
 
 
@@ -57,42 +56,38 @@ def test_an_adapter_is_served_beside_its_base(tmp_path: Path) -> None:
     assert value_of(command, "--lora-modules") == f"paco={folder}"
 
 
-@pytest.mark.parametrize(("before", "after"), [({}, "0"), ({"VLLM_MEDIA_URL_ALLOW_REDIRECTS": "1"}, "1")])
-def test_vllm_follows_no_redirect_unless_its_user_says_so(
-    monkeypatch: pytest.MonkeyPatch, before: dict[str, str], after: str
-) -> None:
-    for name, value in before.items():
-        monkeypatch.setenv(name, value)
-    assert environment_of("")["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == after
+REDIRECTS, (ALLOCATOR, _) = "VLLM_MEDIA_URL_ALLOW_REDIRECTS", pacorl.ALLOCATOR
 
 
 @pytest.mark.parametrize(
-    ("setting", "passed_on"),
-    [(pacorl.EXPANDABLE, None), ("expandable_segments:False", "expandable_segments:False"), (None, None)],
+    ("name", "before", "after"),
+    [
+        (REDIRECTS, None, "0"),
+        (REDIRECTS, "1", "1"),
+        (ALLOCATOR, None, None),
+        # This package's own setting, with which vLLM ends at its start with several GPUs.
+        (ALLOCATOR, pacorl.EXPANDABLE, None),
+        (ALLOCATOR, "expandable_segments:False", "expandable_segments:False"),
+    ],
 )
-def test_vllm_s_allocator_is_its_own(
-    monkeypatch: pytest.MonkeyPatch, setting: str | None, passed_on: str | None
+def test_vllm_has_the_environment_of_its_user(
+    monkeypatch: pytest.MonkeyPatch, name: str, before: str | None, after: str | None
 ) -> None:
-    """With expandable segments, this package's own setting, vLLM ends at its start with several GPUs."""
-    name = pacorl.ALLOCATOR[0]
     monkeypatch.delenv(name, raising=False)
-    if setting:
-        monkeypatch.setenv(name, setting)
-    assert environment_of("").get(name) == passed_on
+    if before:
+        monkeypatch.setenv(name, before)
+    assert environment_of("").get(name) == after
 
 
 def test_this_process_becomes_vllm_and_its_key_is_in_no_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-
-    def execvpe(file: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        seen.append((file, command, environment))
-
-    monkeypatch.setattr(os, "execvpe", execvpe)
+    seen: list[Any] = []
+    monkeypatch.setattr(os, "execvpe", lambda *arguments: seen.extend(arguments))
     run_vllm(Served("base", "judge"), api_key="secret", program=("true",))
-    ((file, command, environment),) = seen
-    assert file == "true"
-    assert environment["VLLM_API_KEY"] == "secret"
+    file, command, environment = seen
+    assert (file, environment["VLLM_API_KEY"]) == ("true", "secret")
     assert "secret" not in command
+    with pytest.raises(ValueError, match="--backend builtin"):
+        run_vllm(Served("base", "judge"), program=("no-such-vllm",))
 
 
 def test_an_adapter_that_vllm_would_not_apply_is_refused(tmp_path: Path) -> None:
@@ -109,16 +104,3 @@ def test_an_adapter_that_vllm_would_not_apply_is_refused(tmp_path: Path) -> None
             (folder / "adapter_model.safetensors").write_bytes(weights)
         with pytest.raises(ValueError, match=named):
             vllm_command(Served(str(folder), "paco"))
-
-
-def test_a_missing_vllm_is_named() -> None:
-    with pytest.raises(ValueError, match="--backend builtin"):
-        run_vllm(Served("base", "judge"), program=("no-such-vllm",))
-
-
-@pytest.mark.parametrize(
-    ("host", "alone"),
-    [("127.0.0.1", True), ("localhost", True), ("::1", True), ("0.0.0.0", False), ("example.org", False)],
-)
-def test_loopback(host: str, alone: bool) -> None:
-    assert is_loopback(host) == alone

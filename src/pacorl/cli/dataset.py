@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typer import Argument, Option
 
-from pacorl.cli.shared import Commands, JsonOption, echo, echo_errors, needing, print_json, progress
+from pacorl.cli.shared import Commands, JsonOption, echo, echo_errors, needing, pasteable, print_json, progress
 from pacorl.config.options import (
     LARGEST,
     SEEDS,
@@ -64,7 +64,7 @@ class StepOptions(JsonOption):
             return
         echo("\n".join(_lines(counts)))
         if following:
-            echo(f"next: pacorl {following}")
+            echo(pasteable(f"next: pacorl {following}"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +224,11 @@ def annotate(
 
     sharing = server.Sharing(people=people, controls=controls, question=question)
     names = split_names(annotators), split_names(adjudicators)
-    server.serve(folder, *names, sharing=sharing, host=host, port=port, public_url=public_url, announce=echo)
+
+    def announce(text: str) -> None:
+        echo(pasteable(text))
+
+    server.serve(folder, *names, sharing=sharing, host=host, port=port, public_url=public_url, announce=announce)
 
 
 @app.command()

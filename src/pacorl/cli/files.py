@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from typer import Argument, Option
 
-from pacorl.cli.shared import JsonOption, echo, print_json
+from pacorl.cli.shared import JsonOption, echo, pasteable, print_json
 from pacorl.config.options import LARGEST, SEEDS, UsageError
 
 if TYPE_CHECKING:
@@ -27,14 +27,15 @@ def recipes(*, output: JsonOption) -> None:
         print_json({"recipes": rows})
         return
     width = max(len(row["name"]) for row in rows)
-    for card in dict.fromkeys(row["card"] for row in rows):
+    # The smallest first.
+    cards = sorted({row["card"] for row in rows}, key=lambda card: (card.startswith("Eight"), card.casefold()))
+    for card in cards:
         echo(card)
         for row in rows:
             if row["card"] == card:
                 echo(f"  {row['name']:{width}}  {row['purpose']}")
-    echo(
-        "`pacorl train-policy NAME --dry-run` plans a run; `pacorl init my.yaml --prompts FILE` writes one of your own"
-    )
+    plan, own = "pacorl train-policy NAME --dry-run", "pacorl init my.yaml --prompts FILE"
+    echo(pasteable(f"`{plan}` plans a run; `{own}` writes one of your own"))
 
 
 def init(
@@ -56,7 +57,7 @@ def init(
 
     plan, steps = write_config(path, model=model, prompts=prompts, card=card, reward=reward, references=references)
     echo(plan)
-    echo("\n".join(steps))
+    echo(pasteable("\n".join(steps)))
 
 
 def data(

@@ -21,6 +21,7 @@ from pacorl.cli.shared import (
     echo,
     echo_errors,
     fault_line,
+    pasteable,
     print_json,
     progress,
 )
@@ -82,7 +83,7 @@ def score(
     # Questions and images, before a judge is loaded, which takes minutes.
     use_cores()
     names, opened = open_panels(images, grid=ask.grid)
-    check_count(len(opened), ranking=ask.rank)
+    check_count(len(opened))
     source = _judge_of(judge, files_of(images))
 
     with load_judge(source, judge) as reward:
@@ -324,7 +325,7 @@ def load_judge(source: str, judge: CalibratedJudge) -> PacoReward:
 def code_of(check: Check) -> int:
     """Return the exit code of a verdict."""
     # A low score outranks a missing score: it is certain.
-    if any(panel.score is not None for panel in check.failed):
+    if any(check.panels[number].score is not None for number in check.failed):
         return BELOW
     return INCOMPLETE if check.failed else 0
 
@@ -372,4 +373,4 @@ def calibrate(
     # Saved before the output, which may fail on a closed pipe.
     Calibration(name, curve).save(out)
     following = f"pacorl check FOLDER --judge {shlex.quote(judge)} --calibration {shlex.quote(str(out))} --min 0.5"
-    echo("\n".join([*lines, f"calibration: {out}", f"next: {following}"]))
+    echo("\n".join([*lines, f"calibration: {out}", pasteable(f"next: {following}")]))

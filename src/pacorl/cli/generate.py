@@ -12,7 +12,7 @@ from typer import Argument, Exit
 
 from pacorl.cli.gate import CheckOptions, Gate, code_of
 from pacorl.cli.generator import AdaptedGenerator, ChoiceOptions, OutputOptions, dry_run
-from pacorl.cli.redraw import IMAGE_MARK, Redrawing, panels_again, read_page, redraw_page
+from pacorl.cli.redraw import IMAGE_MARK, FinishedPage, Redrawing, panels_again, read_page
 from pacorl.cli.shared import echo, echo_errors, print_json, progress
 from pacorl.config.options import TEMPLATE, UsageError, WriterOptions, option
 from pacorl.types import TINY, Size
@@ -70,12 +70,14 @@ class RequestOptions(WriterOptions):
 class GenerationRequest:
     """Prompts, or the storyboard whose pages they are."""
 
-    prompts: list[Prompt]
+    prompts: Sequence[Prompt]
     board: Storyboard | None = None
     panels: Sequence[str] = ()
     """Text of each panel for people; empty for one image, an edit or a record."""
     stem: str = "set"
-    """Beginning of the images' names."""
+    """Beginning of the images' names; the name of a page that is drawn again."""
+    page: FinishedPage | None = None
+    """The page whose panels the prompts are."""
 
 
 def generate(
@@ -98,18 +100,18 @@ def generate(
     gate = None
     if choice.least is not None or request.page:
         gate = Gate(CheckOptions(character=request.characters, least=choice.least), choice.calibration)
-    if gate and request.page:
-        of_page: Any = {"layout": request.layout, "texts": request.panels}
-        of_page |= {"generator": generator, "choice": choice, "output": output}
-        raise Exit(redraw_page(request.page, gate=gate, **of_page))
+    if request.page:
+        from pacorl.io.images import recipe_of
+
+        generator = generator.by_recipe(recipe_of(request.page))
 
     # Check all arguments before torch and weights are loaded.
-    requested = GenerationRequest([]) if model_alone else read_request(request, generator)
-    judge = _judge_source(choice, generator.model, requested.prompts)
+    requested = GenerationRequest([]) if model_alone else read_request(request, generator, gate)
+    _check_request(requested, generator, gate, separate=request.separate)
+    judge = _judge_source(choice, generator.model, requested, gate)
     if output.dry_run:
         of_request: Any = {"prompts": requested.prompts, "panels": requested.panels}
         dry_run(generator, choice, judge, as_json=output.as_json, **of_request)
-    _check_request(requested, generator, choice, gate, separate=request.separate)
     _check_output(output, requested)
     spec = generator.check(requested.prompts)
     if judge:
@@ -128,13 +130,15 @@ def generate(
         _ = spec.pipeline_type
     quiet_loading()
     use_cores()
-    model = generator.load(memory=choice.memory, edits=bool(request.images))
+    model = generator.load(memory=choice.memory, edits=any(prompt.sources for prompt in requested.prompts))
     if not requested.board:
         model.check(requested.prompts, generator.size)
 
     with choice.load(judge, model) if judge else nullcontext() as reward:
-        images = _generate(model, requested, generator, choice, reward, separate=request.separate)
         redrawing = Redrawing(generator, choice, gate, model, reward) if gate and reward else None
+        if redrawing and requested.page:
+            raise Exit(_redraw_page(redrawing, requested.page, output.out / requested.stem, as_json=output.as_json))
+        images = _generate(model, requested, generator, choice, reward, separate=request.separate)
         code = _deliver(images, requested, output, model=model, reward=reward, redrawing=redrawing)
     raise Exit(code)
 
@@ -184,7 +188,7 @@ def _generate(
 # --- the request -----------------------------------------------------------------------------------------------
 
 
-def read_request(options: RequestOptions, generator: AdaptedGenerator) -> GenerationRequest:
+def read_request(options: RequestOptions, generator: AdaptedGenerator, gate: Gate | None) -> GenerationRequest:
     """Read the request without heavy imports. Raises ValueError if the model does not support it."""
     from pacorl.core.grid import panel_texts, parse_layout
     from pacorl.generate.storyboard import board_prompt, pages, read_storyboard
@@ -194,6 +198,9 @@ def read_request(options: RequestOptions, generator: AdaptedGenerator) -> Genera
     from pacorl.types import Prompt
 
     model = generator.model
+    if options.page and gate:
+        page = read_page(options.page, generator, gate.whole, layout=options.layout, texts=options.panels)
+        return GenerationRequest(page.prompts, panels=page.texts, stem=f"{options.page.stem}-repaired.png", page=page)
     if options.storyboard:
         board = read_storyboard(options.storyboard)
         prompts = pages(board, model, max_references=_max_references(board, generator), separate=options.separate)
@@ -267,30 +274,30 @@ def written_storyboard(options: RequestOptions) -> Storyboard | None:
     return storyboard_of(draft, characters, layout=layout)
 
 
-def _judge_source(choice: ChoiceOptions, model: str, prompts: Sequence[Prompt]) -> str:
-    """Return the judge's name, a tiny judge for the tiny generator's candidates; empty for no judge."""
-    from pacorl.judge import NO_JUDGE, judge_for
+def _judge_source(choice: ChoiceOptions, model: str, request: GenerationRequest, gate: Gate | None) -> str:
+    """Return the judge's name, a tiny judge for the tiny generator's images; empty for no judge."""
+    from pacorl.judge import NO_JUDGE, default_judge, judge_for
 
     source = choice.judge
+    if request.page and gate:
+        return source or default_judge([request.page.path, *map(Path, gate.references)])
     if not source and (choice.best_of > 1 or choice.least is not None):
         if model != TINY:
             flag = f"--best-of {choice.best_of}" if choice.best_of > 1 else f"--min {choice.least:g}"
             raise UsageError(f"{flag}: {NO_JUDGE}")
         source = TINY
-    return judge_for(source, edits=any(prompt.sources for prompt in prompts))
+    return judge_for(source, edits=any(prompt.sources for prompt in request.prompts))
 
 
 def _check_request(
-    request: GenerationRequest,
-    generator: AdaptedGenerator,
-    choice: ChoiceOptions,
-    gate: Gate | None,
-    *,
-    separate: bool,
+    request: GenerationRequest, generator: AdaptedGenerator, gate: Gate | None, *, separate: bool
 ) -> None:
-    """Raise ValueError for panels that cannot be drawn one by one."""
+    """Raise ValueError for a set without a threshold, or for panels that cannot be drawn one by one."""
     from pacorl.generate.separate import panel_prompts
 
+    if request.page and gate:
+        gate.least(len(request.page.images))
+        return
     limit = generator.spec_of(request.prompts).policy.max_references
     for prompt in request.prompts:
         if gate:
@@ -305,11 +312,26 @@ def _check_output(output: OutputOptions, request: GenerationRequest) -> None:
     from pacorl.io.files import check_made, check_writable
 
     check_writable(output.out, folder=True)
-    for image in sorted(output.out.glob(f"{request.stem}-[0-9]*.png")):
+    written = [output.out / request.stem] if request.page else sorted(output.out.glob(f"{request.stem}-[0-9]*.png"))
+    for image in written:
         check_made(image, mark=IMAGE_MARK, limit=4096)
 
 
 # --- the result ------------------------------------------------------------------------------------------------
+
+
+def _redraw_page(redrawing: Redrawing, page: FinishedPage, target: Path, *, as_json: bool) -> int:
+    """Draw the failing panels of a finished page again, and print the verdict; returns its exit code."""
+    from pacorl.gate.check import check_lines
+
+    judge, note = redrawing.reward.name, redrawing.reward.note
+    echo_errors(redrawing.model.note, note)
+    after, document = redrawing.repaired(page, target, seed=redrawing.options.seed)
+    if as_json:
+        print_json({"judge": judge, "note": note, **document, "file": str(target)})
+    else:
+        echo("\n".join([*check_lines(after, judge=judge), str(target)]))
+    return code_of(after)
 
 
 def _deliver(

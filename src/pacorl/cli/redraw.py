@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pacorl.cli.gate import Gate, code_of
-from pacorl.cli.generator import AdaptedGenerator, ChoiceOptions, OutputOptions, dry_run
-from pacorl.cli.shared import echo, echo_errors, print_json
+from pacorl.cli.gate import Gate
+from pacorl.cli.generator import AdaptedGenerator, ChoiceOptions
+from pacorl.cli.shared import echo_errors
 from pacorl.config.options import UsageError
 from pacorl.types import TINY, Size
 
@@ -99,7 +99,7 @@ def panels_again(prompt: Prompt, options: AdaptedGenerator) -> list[Prompt]:
 
 @dataclass(frozen=True, slots=True)
 class Redrawing:
-    """Generator and judge that draw panels again."""
+    """Generator, judge and gate that draw panels again."""
 
     options: AdaptedGenerator
     choice: ChoiceOptions
@@ -140,53 +140,3 @@ class Redrawing:
             tries=self.choice.tries,
             say=echo_errors,
         )
-
-
-def redraw_page(
-    source: Path,
-    *,
-    layout: str,
-    texts: Sequence[str],
-    gate: Gate,
-    generator: AdaptedGenerator,
-    choice: ChoiceOptions,
-    output: OutputOptions,
-) -> int:
-    """Draw the failing panels of a finished page again (`read_page`); returns the exit code of the verdict."""
-    from pacorl.gate.check import check_lines
-    from pacorl.io.files import check_made, check_writable
-    from pacorl.io.images import recipe_of
-    from pacorl.io.quiet import quiet_loading
-    from pacorl.judge import check_judge, default_judge
-    from pacorl.runtime.cores import use_cores
-
-    # Panels, texts and gate, before weights are loaded.
-    generator = generator.by_recipe(recipe_of(source))
-    page = read_page(source, generator, gate.whole, layout=layout, texts=texts)
-    gate.least(len(page.images))
-    judge = choice.judge or default_judge([source, *map(Path, gate.references)])
-    if output.dry_run:
-        dry_run(generator, choice, judge, prompts=page.prompts, panels=page.texts, as_json=output.as_json)
-
-    # Files and models.
-    path = output.out / f"{source.stem}-repaired.png"
-    check_writable(output.out, folder=True)
-    check_made(path, mark=IMAGE_MARK, limit=4096)
-    generator.check(page.prompts)
-    check_judge(judge)
-    quiet_loading()
-    use_cores()
-    model = generator.load(memory=choice.memory, edits=any(prompt.sources for prompt in page.prompts))
-    model.check(page.prompts, generator.size)
-
-    with choice.load(judge, model) as reward:
-        judge_names = {"judge": reward.name, "note": reward.note}
-        echo_errors(model.note, reward.note)
-        redrawing = Redrawing(generator, choice, gate, model, reward)
-        after, document = redrawing.repaired(page, path, seed=generator.seed)
-
-    if output.as_json:
-        print_json(judge_names | document | {"file": str(path)})
-    else:
-        echo("\n".join([*check_lines(after, judge=judge_names["judge"]), str(path)]))
-    return code_of(after)

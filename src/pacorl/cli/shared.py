@@ -10,6 +10,7 @@ A parameter whose type is a group becomes the flags of its fields; the command g
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import time
@@ -53,11 +54,13 @@ class Commands(typer.Typer):
         return lambda command: register(with_options(command))
 
 
-def program() -> str:
-    """Return the command by which this shell finds pacorl."""
-    if shutil.which("pacorl"):
-        return "pacorl"
-    return f"{sys.executable} -m pacorl" if sys.argv[0].endswith("__main__.py") else sys.argv[0]
+def pasteable(text: str) -> str:
+    """Replace `pacorl` in commands by what it was started as, unless the shell finds it, e.g. `python -m pacorl`."""
+    programs = {"__main__.py": f"{sys.executable} -m pacorl", "pacorl": sys.argv[0]}
+    program = programs.get(Path(sys.argv[0]).name)
+    if program is None or shutil.which("pacorl"):
+        return text
+    return re.sub(r"(?<![\w/.-])pacorl (?=[a-z])", f"{program} ", text)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 
 from typer import Argument, Exit, Option
 
-from pacorl.cli.shared import echo, echo_errors, echo_json, program
+from pacorl.cli.shared import echo, echo_errors, echo_json, pasteable
 from pacorl.config.options import inherited, option
 from pacorl.types import TINY
 
@@ -138,7 +138,7 @@ def echo_page(run: Path) -> None:
     from pacorl.report.folder import read_run
     from pacorl.report.page import next_command, write_report
 
-    echo(f"done: {write_report(run)}\nnext: {next_command(read_run(run))}")
+    echo(f"done: {write_report(run)}\n{pasteable(f'next: {next_command(read_run(run))}')}")
 
 
 def _echo_start(source: str) -> None:
@@ -348,7 +348,7 @@ def quickstart(
     use_cores()
     # Train judge and generator, and print the verdict.
     page, verdict = run_quickstart(config, say=echo)
-    following = f"{program()} studio --adapter {config.out / 'adapter'} --open"
+    following = pasteable(f"pacorl studio --adapter {config.out / 'adapter'} --open")
     echo("\n".join([*verdict, f"page: {page}", f"next, in a browser: {following}"]))
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain, combinations, product
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Resampling
 
 from pacorl.core.set_scores import median_with
-from pacorl.gate.scores import QuestionSpec, Scores, p_yes_text, questions_about, score_set
+from pacorl.gate.scores import Questions, Scores, p_yes_text, questions_about, score_set
 from pacorl.io.images import as_rgb, open_image
 from pacorl.io.terminal import Progress, silent
 from pacorl.report.figures import pair_matrix_svg, show
@@ -33,6 +33,9 @@ CONTROLS = ("the same image", "a crop of the image", "a drawn figure of another 
 CROP = 64
 """The cropped control loses 1/CROP of its width and height on each side."""
 
+Group = tuple[str | None, Sequence[int]]
+"""A character and the indices of its reference images; None and those of the other panels."""
+
 
 @dataclass(frozen=True, slots=True)
 class Control:
@@ -49,6 +52,10 @@ class Control:
     name: str
     same: bool
     p_yes: float
+
+    def passes(self, least: float) -> bool:
+        """Whether P(Yes) is on the right side of the threshold."""
+        return (self.p_yes >= least) == self.same
 
 
 class ControlError(RuntimeError):
@@ -78,16 +85,18 @@ class PanelScore:
     """The gate's score of one panel.
 
     Attributes:
-        panel: Index among the images of the scores.
-        score: Lowest median P(Yes), from 0 to 1; None if a question failed or no pair was asked.
+        name: Name of the panel.
+        score: Lowest median P(Yes), from 0 to 1; None if a question failed.
         question: Label of the lowest question.
-        group: Index of the group of images with the lowest median.
+        character: Character with the lowest median; None without characters.
+        cast: Characters that the panel was compared with.
     """
 
-    panel: int
+    name: str
     score: float | None
     question: str = ""
-    group: int = 0
+    character: str | None = None
+    cast: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,26 +105,31 @@ class Check:
 
     Attributes:
         scores: Scores of the reference images, then of the panels.
-        references: Name of each character and the indices of its reference images.
         least: Threshold of a panel's score, from 0 to 1.
         controls: The pairs with known answers: of the first image, then of further ones until one passes.
         panels: Deciding scores.
         asked: Number of questions, the controls' included.
-        casts: Names of the characters that each panel was compared with.
     """
 
     scores: Scores
-    references: tuple[tuple[str, tuple[int, ...]], ...]
     least: float
     controls: tuple[Control, ...]
     panels: tuple[PanelScore, ...]
     asked: int
-    casts: tuple[tuple[str, ...], ...] = ()
 
     @property
-    def failed(self) -> tuple[PanelScore, ...]:
-        """The panels below the threshold or without a score, lowest first."""
-        return failing(self.panels, self.least)
+    def with_characters(self) -> bool:
+        """Whether the panels were compared with characters, and not with each other."""
+        return any(panel.character is not None for panel in self.panels)
+
+    @property
+    def failed(self) -> tuple[int, ...]:
+        """Numbers, from 0, of the panels below the threshold or without a score, lowest first."""
+        scores = {}
+        for number, panel in enumerate(self.panels):
+            if panel.score is None or panel.score < self.least:
+                scores[number] = -1.0 if panel.score is None else panel.score
+        return tuple(sorted(scores, key=scores.__getitem__))
 
     @property
     def passed(self) -> bool:
@@ -124,82 +138,59 @@ class Check:
 
     @property
     def odd_one_out(self) -> int | None:
-        """Index of the lowest failing panel among the panels; None if all pass."""
-        return self.panels.index(self.failed[0]) if self.failed else None
+        """Number, from 0, of the lowest failing panel; None if all pass."""
+        return self.failed[0] if self.failed else None
 
-    def name_of(self, panel: PanelScore) -> str:
-        """Return the name of a panel's image."""
-        return self.scores.names[panel.panel]
-
-    def reason(self, panel: PanelScore) -> str:
+    def reason(self, number: int) -> str:
         """Name a failing panel's lowest question, of several, and its character, in brackets; empty if it passes."""
-        if panel not in self.failed:
+        if number not in self.failed:
             return ""
-        reasons = []
+        panel, reasons = self.panels[number], []
         if len(self.scores.questions) > 1:
             reasons.append(f"lowest for {panel.question}")
-        if self.references:
-            reasons.append(self.references[panel.group][0])
+        if panel.character is not None:
+            reasons.append(panel.character)
         return f" ({', '.join(reasons)})" if reasons else ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of `--json`, with names in place of images; the verdict comes first."""
-        failed = self.failed
         panels = []
-        for panel, cast in zip(self.panels, self.casts, strict=True):
-            entry = {
-                "image": self.name_of(panel),
-                "passed": panel not in failed,
-                "score": panel.score,
-                "lowest_question": panel.question,
-                "lowest_character": None,
-            }
-            if self.references:
-                entry |= {"lowest_character": self.references[panel.group][0], "characters": list(cast)}
+        for number, panel in enumerate(self.panels):
+            entry: dict[str, Any] = {"image": panel.name, "passed": number not in self.failed, "score": panel.score}
+            entry |= {"lowest_question": panel.question, "lowest_character": panel.character}
+            if self.with_characters:
+                entry["characters"] = list(panel.cast)
             panels.append(entry)
         return {
             "passed": self.passed,
             "least": self.least,
             "calibrated": self.scores.calibrated,
-            "odd_one_out": self.name_of(failed[0]) if failed else None,
+            "odd_one_out": self.panels[self.failed[0]].name if self.failed else None,
             "panels": panels,
             "controls": list(map(asdict, self.controls)),
-            "questions": {question.label: question.text for question in self.scores.questions},
+            "questions": dict(self.scores.questions),
             "asked": self.asked,
         }
 
 
-def panel_score(scores: Scores, panel: int, groups: Sequence[Sequence[int]]) -> PanelScore:
-    """Score one panel: the lowest median P(Yes) over the questions and the groups of images.
+def panel_score(scores: Scores, panel: int, groups: Sequence[Group]) -> PanelScore:
+    """Score one panel: the lowest median P(Yes) over the questions and the groups of images that it is compared with.
 
     Args:
-        groups: Indices of the images that the panel is compared with, e.g. the references of each character; an empty
-            group is left out.
+        panel: Index of its image.
+        groups: Reference images of each character, or the other panels.
     """
-    lowest = PanelScore(panel, None)
-    for (number, group), (column, question) in product(enumerate(groups), enumerate(scores.questions)):
-        if not group:
-            continue
-        of_question = {(pair.first, pair.second): pair.by_question[column] for pair in scores.pairs}
-        middle = median_with(of_question, panel, group)
-        if middle is None:
-            return PanelScore(panel, None, question.label, number)
-        if lowest.score is None or middle < lowest.score:
-            lowest = PanelScore(panel, middle, question.label, number)
+    cast = tuple(character for character, _ in groups if character is not None)
+    lowest = PanelScore(scores.names[panel], None)
+    for character, group in groups:
+        for question in scores.questions:
+            of_question = {(pair.first, pair.second): pair.by_question[question] for pair in scores.pairs}
+            middle = median_with(of_question, panel, group)
+            if middle is None or lowest.score is None or middle < lowest.score:
+                lowest = PanelScore(scores.names[panel], middle, question, character, cast)
+            if middle is None:
+                return lowest
     return lowest
-
-
-def panel_scores(scores: Scores, references: Sequence[Sequence[int]] = ()) -> list[PanelScore]:
-    """Score each panel against the groups of references, which are no panels; without any, against all other panels."""
-    every = set(range(len(scores.names)))
-    panels = sorted(every.difference(*references))
-    return [panel_score(scores, panel, references or [sorted(every - {panel})]) for panel in panels]
-
-
-def failing(panels: Sequence[PanelScore], least: float) -> tuple[PanelScore, ...]:
-    """Select the panels below the threshold or without a score, lowest first."""
-    failed = [panel for panel in panels if panel.score is None or panel.score < least]
-    return tuple(sorted(failed, key=lambda panel: -1.0 if panel.score is None else panel.score))
 
 
 def check_set(
@@ -210,7 +201,7 @@ def check_set(
     names: Sequence[str] = (),
     characters: Sequence[tuple[str, Sequence[Image]]] = (),
     casts: Sequence[Sequence[str]] = (),
-    questions: Sequence[QuestionSpec] = (),
+    questions: Questions | None = None,
     symmetric: bool = False,
     progress: Progress = silent,
 ) -> Check:
@@ -221,7 +212,7 @@ def check_set(
         names: Display names; numbered if empty.
         characters: Name and reference images of each character.
         casts: Names of the characters that each image shows, one or more; all of them in every image if empty.
-        questions: Questions about each pair (`questions_about`); empty for plain consistency.
+        questions: Questions about each pair (`questions_about`); by default plain consistency.
         symmetric: Ask in both orders and take the mean.
         progress: Callback with (done, total) questions about the panels.
 
@@ -229,13 +220,13 @@ def check_set(
         ControlError: if a control of every image is answered wrongly.
         ValueError: for an invalid image, or for a single image without a reference.
     """
-    specs = tuple(questions) or questions_about()
+    questions = questions or questions_about()
     # References first, then panels.
     every: list[Image] = []
     every_name: list[str] = []
-    references: list[tuple[str, tuple[int, ...]]] = []
+    references: list[Group] = []
     for name, of_character in characters:
-        references.append((name, tuple(range(len(every), len(every) + len(of_character)))))
+        references.append((name, range(len(every), len(every) + len(of_character))))
         every += of_character
         every_name += [f"{name}, reference {number}" for number in range(1, len(of_character) + 1)]
     panels = range(len(every), len(every) + len(images))
@@ -243,24 +234,23 @@ def check_set(
     every_name += names or [f"image {number}" for number in range(1, len(images) + 1)]
 
     # Each panel with the references of its characters, or with all other panels.
-    casts = casts or [[name for name, _ in references]] * len(images)
-    groups: list[list[Sequence[int]]] = []
-    for panel, cast in zip(panels, casts, strict=True):
-        of_panel: list[Sequence[int]] = [indices if name in cast else () for name, indices in references]
-        groups.append(of_panel or [[other for other in panels if other != panel]])
-    pairs = list(combinations(panels, 2))
-    if references:
-        pairs = [(shown, panel) for panel, group in zip(panels, groups, strict=True) for shown in chain(*group)]
+    groups: list[list[Group]] = []
+    pairs = [] if references else list(combinations(panels, 2))
+    for number, panel in enumerate(panels):
+        if not references:
+            groups.append([(None, [other for other in panels if other != panel])])
+            continue
+        of_panel = [group for group in references if not casts or group[0] in casts[number]]
+        groups.append(of_panel)
+        pairs += [(reference, panel) for _, indices in of_panel for reference in indices]
 
     # Controls first: a judge that fails them is not asked about the set.
-    of_set: Any = {"questions": specs, "symmetric": symmetric}
+    of_set: Any = {"questions": questions, "symmetric": symmetric}
     controls = _controlled(judge, every, least, names=every_name, **of_set)
     scores = score_set(judge, every, names=every_name, pairs=pairs, progress=progress, **of_set)
-    judged = [panel_score(scores, panel, group) for panel, group in zip(panels, groups, strict=True)]
-    questions_asked = (len(pairs) + len(controls)) * len(specs) * (2 if symmetric else 1)
-    return Check(
-        scores, tuple(references), least, tuple(controls), tuple(judged), questions_asked, tuple(map(tuple, casts))
-    )
+    judged = [panel_score(scores, panel, of_panel) for panel, of_panel in zip(panels, groups, strict=True)]
+    asked = (len(pairs) + len(controls)) * len(questions) * (2 if symmetric else 1)
+    return Check(scores, least, tuple(controls), tuple(judged), asked)
 
 
 # --- controls ----------------------------------------------------------------------------------------------------
@@ -276,18 +266,15 @@ def _controlled(
     """
     controls: list[Control] = []
     for image, name in zip(images, names, strict=True):
-        of_image = ask_controls(judge, image, name=name, **of_set)
+        of_image = _controls_of(judge, as_rgb(image, name), name, **of_set)
         controls += of_image
-        if not wrong(of_image, least):
+        if all(control.passes(least) for control in of_image):
             return controls
-    raise ControlError(wrong(controls, least)[0], least)
+    raise ControlError(next(control for control in controls if not control.passes(least)), least)
 
 
-def ask_controls(
-    judge: Judge, image: Image, *, name: str, questions: Sequence[QuestionSpec], symmetric: bool = False
-) -> list[Control]:
+def _controls_of(judge: Judge, image: Image, name: str, **of_set: Any) -> list[Control]:
     """Ask about an image beside itself, beside a crop of itself, and beside the drawn figure of another character."""
-    image = as_rgb(image, name)
     width, height = image.size
     # At least one pixel: an uncropped copy of a small image would repeat the first control.
     margin_x = max(1, width // CROP)
@@ -296,19 +283,14 @@ def ask_controls(
     figure = open_image(CONTROL_FIGURE)
 
     # As a ranking: each control is compared with the image, and not with the other controls.
-    scores = score_set(judge, [image, image, crop, figure], questions=questions, ranking=True, symmetric=symmetric)
+    scores = score_set(judge, [image, image, crop, figure], ranking=True, **of_set)
     controls = []
     for pair, second in zip(scores.pairs, CONTROLS, strict=True):
-        p_yes = panel_score(scores, pair.second, [[0]]).score
-        if p_yes is None:
+        answers = [p_yes for p_yes in pair.by_question.values() if p_yes is not None]
+        if len(answers) < len(pair.verdicts):
             raise RuntimeError(f"the judge gave no answer about a control: {pair.error}")
-        controls.append(Control(name, second, second != CONTROLS[-1], p_yes))
+        controls.append(Control(name, second, second != CONTROLS[-1], min(answers)))
     return controls
-
-
-def wrong(controls: Sequence[Control], least: float) -> list[Control]:
-    """Select the controls on the wrong side of the threshold."""
-    return [control for control in controls if (control.p_yes >= least) != control.same]
 
 
 # --- for people --------------------------------------------------------------------------------------------------
@@ -317,16 +299,16 @@ def wrong(controls: Sequence[Control], least: float) -> list[Control]:
 def check_lines(check: Check, *, judge: str) -> list[str]:
     """Format the result for a terminal: a line per panel, then the verdict; `judge` is the name of the judge."""
     lines = []
-    for panel in check.panels:
-        verdict = "fails" if panel in check.failed else "ok"
-        lines.append(f"{p_yes_text(panel.score):>7}  {verdict:<5}  {check.name_of(panel)}{check.reason(panel)}")
+    for number, panel in enumerate(check.panels):
+        verdict = "fails" if number in check.failed else "ok"
+        lines.append(f"{p_yes_text(panel.score):>7}  {verdict:<5}  {panel.name}{check.reason(number)}")
     return [*lines, *verdict_lines(check, judge=judge)]
 
 
 def verdict_lines(check: Check, *, judge: str) -> list[str]:
     """Summarize the result in sentences."""
     # The threshold means something only beside its comparison.
-    side = "the references" if check.references else "the other panels"
+    side = "the references" if check.with_characters else "the other panels"
     count = len(check.panels)
     limit = f"{check.least:g} with {side} ({check.scores.calibration})"
     lines = [f"Passed: all {count} panels have P(same) of at least {limit}."]
@@ -334,10 +316,10 @@ def verdict_lines(check: Check, *, judge: str) -> list[str]:
         odd = check.failed[0]
         lines = [
             f"Failed: {len(check.failed)} of {count} panels are below {limit}.",
-            f"Odd one out: {check.name_of(odd)}, {p_yes_text(odd.score)}{check.reason(odd)}.",
+            f"Odd one out: {check.panels[odd].name}, {p_yes_text(check.panels[odd].score)}{check.reason(odd)}.",
         ]
     # The last image asked about is the one whose controls passed.
-    failed = dict.fromkeys(control.image for control in wrong(check.controls, check.least))
+    failed = dict.fromkeys(control.image for control in check.controls if not control.passes(check.least))
     controls = "all 3 controls passed"
     if failed:
         controls = f"controls passed for {check.controls[-1].image} and failed for {', '.join(failed)}"

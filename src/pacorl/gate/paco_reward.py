@@ -134,9 +134,9 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         for chunk in in_batches(list(zip(pairs, of_pair, strict=True)), TOGETHER):
             questions = []
             for pair, theme in chunk:
-                (question,) = questions_about(theme)
+                (text,) = questions_about(theme).values()
                 images = tuple(as_rgb(_opened(image), "an image of a pair") for image in pair)
-                questions.append(Question(images, question.text))
+                questions.append(Question(images, text))
             verdicts += self.judge.verdicts(questions)
             progress(len(verdicts), len(pairs))
         return verdicts

@@ -29,7 +29,24 @@ def open_panels(sources: Sequence[Path | str], *, grid: str = "") -> tuple[tuple
         UsageError: One of several images is a whole page of panels.
         ValueError: The grid has several images to cut.
     """
-    names, images = open_images(sources)
+    # All faults are listed at once, so that they can be mended together.
+    names = []
+    images = []
+    faults = []
+    for source in files_of(sources):
+        if Path(source).is_dir():
+            faults.append(f"{source} is a folder without images")
+            continue
+        try:
+            images.append(open_source(source))
+            names.append(source)
+        except (ImageError, OSError) as error:
+            strerror = error.strerror if isinstance(error, OSError) else None
+            faults.append(f"{source}: {strerror}" if strerror else str(error))
+    if faults:
+        raise ImageError("\n".join(faults))
+
+    # Panels, or the one page.
     layouts = [layout_of(name) for name in names]
     if len(images) == 1 and (grid or layouts[0]):
         return _cut(names[0], images[0], grid or layouts[0])
@@ -38,28 +55,7 @@ def open_panels(sources: Sequence[Path | str], *, grid: str = "") -> tuple[tuple
     for name, layout in zip(names, layouts, strict=True):
         if layout and len(images) > 1:
             raise UsageError(f"{name} is a whole page of {layout} panels; give it alone, or its panels")
-    return names, images
-
-
-def open_images(sources: Sequence[Path | str]) -> tuple[tuple[str, ...], tuple[Image, ...]]:
-    """Open images, and return their names and the images. Raises ImageError listing every unusable source."""
-    # All faults are listed at once, so that they can be mended together.
-    names = []
-    opened = []
-    faults = []
-    for source in files_of(sources):
-        if Path(source).is_dir():
-            faults.append(f"{source} is a folder without images")
-            continue
-        try:
-            opened.append(open_source(source))
-            names.append(source)
-        except (ImageError, OSError) as error:
-            strerror = error.strerror if isinstance(error, OSError) else None
-            faults.append(f"{source}: {strerror}" if strerror else str(error))
-    if faults:
-        raise ImageError("\n".join(faults))
-    return tuple(names), tuple(opened)
+    return tuple(names), tuple(images)
 
 
 def files_of(sources: Iterable[Path | str]) -> list[str]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from pacorl.core import questions as wordings
 from pacorl.core.batches import in_batches
-from pacorl.core.set_scores import LowestPanel, lowest_panel, panel_medians
+from pacorl.core.set_scores import LowestPanel, lowest_panel, panel_medians, whole_mean
 from pacorl.io.images import as_rgb
 from pacorl.io.terminal import Progress, silent
 from pacorl.judge.pairwise import Matrix, Pair, ask_pairs, errors_of, symmetric_matrix
@@ -29,42 +30,40 @@ TOGETHER = 256
 UNCALIBRATED = "P(Yes) is uncalibrated: the judge's own."
 """Line of a report without a calibration file."""
 
-
-@dataclass(frozen=True, slots=True)
-class QuestionSpec:
-    """A question to be put to every pair.
-
-    Attributes:
-        label: Short name in tables.
-        text: Wording sent to the judge.
-    """
-
-    label: str
-    text: str
+Questions = Mapping[str, str]
+"""Short name in tables → wording sent to the judge."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairScore:
-    """The judge's verdict about two images of a set.
+    """The judge's verdicts about two images of a set.
 
     Attributes:
         first: Index of the first image.
         second: Index of the second image.
-        by_question: P(Yes) of each question, from 0 to 1; the mean of both orders if both were asked.
-        error: Reason for a missing score.
+        verdicts: Question → verdict; the mean of both orders if both were asked.
         reasons: The judge's answer in words, if requested.
     """
 
     first: int
     second: int
-    by_question: tuple[float | None, ...]
-    error: str = ""
+    verdicts: Mapping[str, Verdict]
     reasons: str = ""
+
+    @property
+    def by_question(self) -> dict[str, float | None]:
+        """Question → P(Yes), from 0 to 1."""
+        return {question: verdict.p_yes for question, verdict in self.verdicts.items()}
 
     @property
     def p_yes(self) -> float | None:
         """The pair's score; None if a question stayed unanswered."""
-        return None if None in self.by_question else mean_of_present(self.by_question)
+        return whole_mean(self.by_question.values())
+
+    @property
+    def error(self) -> str:
+        """Reason for a missing score."""
+        return errors_of(self.verdicts.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ class Scores:
 
     names: tuple[str, ...]
     images: tuple[Image, ...]
-    questions: tuple[QuestionSpec, ...]
+    questions: Questions
     pairs: tuple[PairScore, ...]
     ranking: bool = False
     calibrated: bool = False
@@ -90,7 +89,8 @@ class Scores:
     @property
     def mean(self) -> float | None:
         """Mean over the pairs that have a score."""
-        return mean_of_present([pair.p_yes for pair in self.pairs])
+        scored = [pair.p_yes for pair in self.pairs if pair.p_yes is not None]
+        return fmean(scored) if scored else None
 
     @property
     def missing(self) -> tuple[PairScore, ...]:
@@ -127,21 +127,20 @@ class Scores:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of `--json`, with names in place of images."""
-        labels = [question.label for question in self.questions]
         pairs = []
         for pair in self.pairs:
-            document = {
-                "images": [self.names[pair.first], self.names[pair.second]],
-                "p_yes": pair.p_yes,
-                "by_question": dict(zip(labels, pair.by_question, strict=True)),
-            }
+            images = [self.names[pair.first], self.names[pair.second]]
+            document: dict[str, Any] = {"images": images, "p_yes": pair.p_yes, "by_question": pair.by_question}
             # What a pair does not have is left out.
-            words = {"error": pair.error, "reasons": pair.reasons}
-            pairs.append(document | {key: text for key, text in words.items() if text})
+            if pair.error:
+                document["error"] = pair.error
+            if pair.reasons:
+                document["reasons"] = pair.reasons
+            pairs.append(document)
         odd = self.odd_one_out
         return {
             "images": list(self.names),
-            "questions": {question.label: question.text for question in self.questions},
+            "questions": dict(self.questions),
             "calibrated": self.calibrated,
             "mean": self.mean,
             "missing": len(self.missing),
@@ -155,29 +154,19 @@ class Scores:
         return table(self)
 
 
-def mean_of_present(values: Sequence[float | None]) -> float | None:
-    """Average the values that are not None; None if all are missing."""
-    numbers = [value for value in values if value is not None]
-    return sum(numbers) / len(numbers) if numbers else None
-
-
 # --- asking ----------------------------------------------------------------------------------------------------
 
 
-def questions_about(theme: str = "", criteria: Mapping[str, str] | None = None) -> tuple[QuestionSpec, ...]:
+def questions_about(theme: str = "", criteria: Mapping[str, str] | None = None) -> Questions:
     """Build the questions for a theme and written criteria (label → text); without either, the plain question."""
-    written = []
+    questions = {"theme": wordings.same_theme(theme)} if theme else {}
     for label, text in (criteria or {}).items():
-        written.append(QuestionSpec(label, wordings.meets_criterion(text)))
-    if theme:
-        return (QuestionSpec("theme", wordings.same_theme(theme)), *written)
-    return tuple(written) or (QuestionSpec("consistent", wordings.consistent()),)
+        questions[label] = wordings.meets_criterion(text)
+    return questions or {"consistent": wordings.consistent()}
 
 
-def check_count(images: int, *, ranking: bool = False) -> None:
+def check_count(images: int) -> None:
     """Raise ValueError if there are too few images to compare."""
-    if images < 2 and ranking:
-        raise ValueError("ranking needs a reference and at least one candidate")
     if images < 2:
         raise ValueError(f"{images} image has nothing to be compared with; give two or more")
 
@@ -187,7 +176,7 @@ def score_set(
     images: Sequence[Image],
     *,
     names: Sequence[str] = (),
-    questions: Sequence[QuestionSpec] = (),
+    questions: Questions | None = None,
     ranking: bool = False,
     pairs: Iterable[Pair] | None = None,
     symmetric: bool = False,
@@ -198,7 +187,7 @@ def score_set(
 
     Args:
         names: Display names; numbered if empty.
-        questions: Questions about each pair; empty for plain consistency.
+        questions: Questions about each pair (`questions_about`); by default plain consistency.
         ranking: Compare only the first image, the reference, with each candidate; `ranked` holds them best first.
         pairs: The pairs to ask about, in place of all pairs.
         symmetric: Ask in both orders and take the mean.
@@ -209,51 +198,38 @@ def score_set(
         ValueError: for fewer than two images, or an invalid image (an ImageError, which names it).
     """
     # Inputs: pairs, names, RGB images.
-    check_count(len(images), ranking=ranking)
+    check_count(len(images))
     if pairs is None:
         every = range(len(images))
         pairs = product([0], every[1:]) if ranking else combinations(every, 2)
     pairs = list(pairs)
     names = tuple(names) or tuple(f"image {number}" for number in range(1, len(images) + 1))
     images = [as_rgb(image, name) for image, name in zip(images, names, strict=True)]
-    specs = tuple(questions) or questions_about()
+    questions = questions or questions_about()
 
-    # Verdicts, with questions by number since two labels may be equal.
-    texts = {number: question.text for number, question in enumerate(specs)}
-    per_pair = len(specs) * (2 if symmetric else 1)
+    # Verdicts.
+    per_pair = len(questions) * (2 if symmetric else 1)
     scored: list[PairScore] = []
     progress(0, per_pair * len(pairs))
     for chunk in in_batches(pairs, TOGETHER):
-        (answers,) = ask_pairs(judge, [images], [texts], pairs=[chunk], symmetric=symmetric)
-        for pair, by_question in answers.items():
-            both = (images[pair[0]], images[pair[1]])
-            scored.append(_pair_score(judge, pair, both, specs, list(by_question.values()), reasons=reasons))
+        (answers,) = ask_pairs(judge, [images], [questions], pairs=[chunk], symmetric=symmetric)
+        for (first, second), verdicts in answers.items():
+            words = ""
+            # Words cost a whole answer each, so pairs without a score get none.
+            if reasons and all(verdict.valid for verdict in verdicts.values()):
+                words = _reasons(judge, (images[first], images[second]), questions)
+            scored.append(PairScore(first, second, verdicts, words))
         progress(per_pair * len(scored), per_pair * len(pairs))
     calibrated = getattr(judge, "calibration", None) is not None
-    return Scores(names, tuple(images), specs, tuple(scored), ranking, calibrated)
+    return Scores(names, tuple(images), questions, tuple(scored), ranking, calibrated)
 
 
-def _pair_score(
-    judge: Judge,
-    pair: Pair,
-    images: tuple[Image, Image],
-    questions: Sequence[QuestionSpec],
-    verdicts: Sequence[Verdict],
-    *,
-    reasons: bool,
-) -> PairScore:
+def _reasons(judge: Judge, images: tuple[Image, Image], questions: Questions) -> str:
     lines = []
-    # Words cost a whole answer each, so pairs without a score get none.
-    if reasons and all(verdict.valid for verdict in verdicts):
-        for question in questions:
-            reason = judge.explain(Question(images, question.text))
-            lines.append(f"{question.label}: {reason}" if len(questions) > 1 else reason)
-    return PairScore(
-        *pair,
-        by_question=tuple(verdict.p_yes for verdict in verdicts),
-        error=errors_of(verdicts),
-        reasons="\n".join(lines),
-    )
+    for label, text in questions.items():
+        reason = judge.explain(Question(images, text))
+        lines.append(f"{label}: {reason}" if len(questions) > 1 else reason)
+    return "\n".join(lines)
 
 
 # --- for people ------------------------------------------------------------------------------------------------
@@ -301,8 +277,9 @@ def table(scores: Scores) -> str:
     # The answers in words, and those to each of several questions.
     words = []
     for pair in scores.pairs:
-        by_question = zip(scores.questions, pair.by_question, strict=True) if len(scores.questions) > 1 else ()
-        lines = [f"  {p_yes_text(p_yes):>7}  {question.label}" for question, p_yes in by_question]
+        lines = []
+        if len(scores.questions) > 1:
+            lines += [f"  {p_yes_text(p_yes):>7}  {label}" for label, p_yes in pair.by_question.items()]
         if pair.reasons:
             lines.append("  " + pair.reasons.replace("\n", "\n  "))
         if lines:

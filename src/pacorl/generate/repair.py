@@ -132,10 +132,9 @@ def repair_set(
     for number in range(1, tries + 1):
         if after.passed:
             break
-        failing = [after.panels.index(panel) for panel in after.failed]
-        worst = failing[0]
-        if after.references:
-            worst = min(failing, key=lambda panel: tried[panel])
+        worst = after.failed[0]
+        if after.with_characters:
+            worst = min(after.failed, key=lambda panel: tried[panel])
         tried[worst] += 1
         image, texts = redraw(worst, number)
         # The whole set again: a new panel changes the scores of all others.

@@ -596,7 +596,13 @@ class HttpJudge:
     async def _handshake(self, server: Server) -> None:
         """Query a server's models and token ids."""
         # The model, by its name or because it is alone.
-        listed = await self._exchange(server, f"{server.url}/models")
+        listed: Json = {}
+        try:
+            listed = await self._exchange(server, f"{server.url}/models")
+        except TransientError as fault:
+            # `transformers serve` lists the hub's cache, and fails without one.
+            if fault.unreachable or not self.model:
+                raise
         notes = {str(model["id"]): str(model.get("note") or "") for model in listed.get("data", [])}
         names = ", ".join([*notes][:20])[:500]
         if not self.model and len(notes) != 1:

@@ -91,6 +91,10 @@ class Message(BaseModel):
     role: Literal["system", "user", "assistant"]
     content: Text | list[Part]
 
+    @property
+    def parts(self) -> list[Part]:
+        return [Part(type="text", text=self.content)] if isinstance(self.content, str) else self.content
+
 
 class Form(BaseModel):
     """The JSON of a request. Unknown fields are refused by name, so that no setting is dropped in silence."""
@@ -188,22 +192,20 @@ class ServedJudge:
         turns = []
         urls = []
         for message in messages:
-            parts = [Part(type="text", text=message.content)] if isinstance(message.content, str) else message.content
-            content: list[dict[str, str]] = []
-            for part in parts:
-                if part.type == "text":
-                    content.append({"type": "text", "text": part.text})
-                else:
-                    content.append({"type": "image"})
+            content = []
+            for part in message.parts:
+                if part.type == "image_url":
                     urls.append(part.image_url.url)
+                    content.append({"type": "image"})
+                else:
+                    content.append({"type": "text", "text": part.text})
             turns.append({"role": message.role, "content": content})
         images = await decoded(urls)
         text = chat_text(self.judge.processor, turns)
         tokens = self.judge.prompting.count(text, [Size(image.height, image.width) for image in images])
         if tokens > PROMPT_TOKENS:
             raise RefusedError(f"the request is {tokens:,} tokens long; at most {PROMPT_TOKENS:,} are taken")
-        distinct = [DistinctImage.of(image, name=f"image {number}") for number, image in enumerate(images, 1)]
-        return ChatPrompt(text, tuple(distinct))
+        return ChatPrompt(text, tuple(DistinctImage.of(image, name="an image") for image in images))
 
 
 async def decoded(urls: Sequence[str]) -> list[Image]:
@@ -334,43 +336,39 @@ def completion(
     """Write the API's answer of some tokens; `row_V` are the log-probabilities of a single one."""
     log_probs = None
     if request.logprobs and row_V is not None:
-
-        def entry(token: int) -> dict[str, Any]:
-            text = f"token_id:{token}" if request.return_tokens_as_token_ids else str(served.tokenizer.decode([token]))
-            # JSON has no −inf.
-            return {"token": text, "logprob": max(float(row_V[token]), FLOOR_LOGPROB)}
-
         likeliest = row_V.topk(min(request.top_logprobs, len(row_V))).indices.tolist()
-        listed = dict.fromkeys([*likeliest, *request.logprob_token_ids])
-        log_probs = {"content": [entry(ids[0]) | {"top_logprobs": list(map(entry, listed))}]}
+        entries = []
+        for token in [ids[0], *dict.fromkeys([*likeliest, *request.logprob_token_ids])]:
+            name = f"token_id:{token}" if request.return_tokens_as_token_ids else served.tokenizer.decode([token])
+            # JSON has no −inf.
+            entries.append({"token": name, "logprob": max(float(row_V[token]), FLOOR_LOGPROB)})
+        log_probs = {"content": [{**entries[0], "top_logprobs": entries[1:]}]}
     ends = served.judge.model.generation_config.eos_token_id
-    stopped = ids[-1] in ([ends] if isinstance(ends, int) else ends or [])
-    message = {"role": "assistant", "content": served.tokenizer.decode(list(ids), skip_special_tokens=True)}
-    reason = "stop" if stopped else "length"
-    return {
-        "id": f"chatcmpl-{uuid.uuid4().hex}",
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": served.name,
-        "choices": [{"index": 0, "message": message, "logprobs": log_probs, "finish_reason": reason}],
+    stopped = ids[-1] in (ends if isinstance(ends, list) else [ends])
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": served.tokenizer.decode(list(ids), skip_special_tokens=True)},
+        "logprobs": log_probs,
+        "finish_reason": "stop" if stopped else "length",
     }
+    about = {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": "chat.completion", "created": int(time.time())}
+    return {**about, "model": served.name, "choices": [choice]}
 
 
 def error_of(fault: Exception) -> JSONResponse:
     """Write an error as the API does."""
+    status, message, kind = getattr(fault, "status", 400), str(fault), "invalid_request_error"
+    document: dict[str, Any] = {}
     if isinstance(fault, ControlError):
-        status, message, kind = 422, str(fault), "refused"
+        status, kind, document = 422, "refused", fault.to_dict()
     elif isinstance(fault, RequestValidationError):
         faults = [f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}"[:200] for each in fault.errors()[:3]]
-        status, message, kind = 400, "; ".join(faults), "invalid_request_error"
-    elif isinstance(fault, RefusedError | ImageError | UsageError):
-        status, message, kind = getattr(fault, "status", 400), str(fault), "invalid_request_error"
-    else:
+        message = "; ".join(faults)
+    elif not isinstance(fault, RefusedError | ImageError | UsageError):
         # A fault of the judge: the server's log has it, and a client need not read it.
         status, message, kind = 500, f"the judge failed ({type(fault).__name__})", "server_error"
-    error = {"message": message, "type": kind, "param": None, "code": status}
-    more = fault.to_dict() if isinstance(fault, ControlError) else {}
-    return JSONResponse({"error": error | more}, status_code=status)
+    error = {"message": message, "type": kind, "code": status, **document}
+    return JSONResponse({"error": error}, status_code=status)
 
 
 def serve_judge(served: Served, judge: LocalJudge, *, api_key: str = "") -> None:
