@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
@@ -62,13 +63,13 @@ def test_a_fault_of_the_program_keeps_its_traceback(monkeypatch: pytest.MonkeyPa
         cli.main()
 
 
-def test_a_stream_that_was_closed_can_be_asked_about_its_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As uvicorn does, whose server would not start."""
-    terminals = []
-    monkeypatch.setattr(cli, "app", lambda **_: terminals.append(sys.stdout.isatty()))
-    monkeypatch.setattr(sys, "argv", ["pacorl"])
-    monkeypatch.setattr(sys, "stdout", None)
-    with pytest.raises(SystemExit):
-        cli.main()
-    sys.stdout.close()
-    assert terminals == [False]
+def test_a_script_that_is_stopped_ends_in_one_line() -> None:
+    script = (
+        "import os, signal\n"
+        "from pacorl.runtime.stopping import StopSignals\n"
+        "with StopSignals() as signals:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    signals.check()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (75, "pacorl: told to stop\n")

@@ -82,22 +82,20 @@ def test_an_empty_key_starts_no_server(
 
 
 @pytest.mark.parametrize(
-    ("command", "module", "extra"),
+    ("words", "module", "extra"),
     [
-        (["studio"], "pacorl.studio.server", "studio"),
-        (["serve", "tiny"], "pacorl.serve.server", "serve"),
-        (["dataset", "annotate", "x"], "pacorl.annotate.server", "data"),
+        ("studio", "pacorl.studio.server", "studio"),
+        ("serve tiny", "pacorl.serve.server", "serve"),
+        ("dataset annotate x", "pacorl.annotate.server", "data"),
     ],
 )
 def test_an_extra_that_is_missing_is_named(
-    command: list[str], module: str, extra: str, monkeypatch: pytest.MonkeyPatch
+    words: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in (module, "pacorl.web"):
         package, _, leaf = name.rpartition(".")
         monkeypatch.delitem(sys.modules, name, raising=False)
-        monkeypatch.delattr(
-            importlib.import_module(package), leaf, raising=False
-        )  # `from package import leaf` reads it
+        # `from package import leaf` reads it.
+        monkeypatch.delattr(importlib.import_module(package), leaf, raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    result = CliRunner().invoke(app, command)
-    assert str(result.exception).endswith(f"needs uvicorn: {install_command(extra)}")
+    assert str(run(*words.split()).exception).endswith(f"needs uvicorn: {install_command(extra)}")

@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny_hero import SMALL, make_hero
 from typer.testing import CliRunner
 
 from pacorl import cli
@@ -89,14 +88,3 @@ def test_a_judges_training_ends_with_its_verdict_and_page(tmp_path: Path) -> Non
     assert done == f"done: {tmp_path / 'run/report.html'}"
     assert following == f"next: pacorl calibrate {tmp_path / 'run/adapter'} tiny:dev:12"
     assert verdict in (tmp_path / "run/report.html").read_text()
-
-
-@pytest.mark.slow
-def test_a_character_is_trained(tmp_path: Path) -> None:
-    hero = make_hero(tmp_path / "zorp")
-    words = ["train-character", str(hero), f"out={tmp_path / 'run'}", *SMALL, "gallery.seeds=1"]
-    shown = CliRunner().invoke(cli.app, words)
-    assert shown.exit_code == 0, shown.exception
-    assert shown.stdout.endswith(f"done: {tmp_path / 'run/report.html'}\nLoRA: {tmp_path / 'run/adapter'}\n")
-    again = CliRunner().invoke(cli.app, [*words, "--resume", "auto"])
-    assert again.exit_code == 0, again.output

@@ -8,17 +8,12 @@ import pytest
 import torch
 from PIL import Image
 from tests.twins import tiny_klein
-from typer.testing import CliRunner
 
-from pacorl.cli import app
-from pacorl.core.grid import split
 from pacorl.generate.generator import Generator
 from pacorl.generate.separate import panel_prompts, panel_seeds
 from pacorl.generate.sets import generate_sets
-from pacorl.io.images import open_image
 from pacorl.models.policies.klein import KLEIN
-from pacorl.tiny.oracle import Oracle
-from pacorl.tiny.world import Panel, draw, vocabulary
+from pacorl.tiny.world import vocabulary
 from pacorl.types import Character, Grid, Prompt, Size
 
 SIZE = Size(32, 48)
@@ -61,41 +56,6 @@ def test_each_panel_is_the_image_that_its_prompt_makes_alone(generator: Generato
         (alone,) = generator.sample(own, seeds=7 * 3 + position, size=SIZE, steps=1)
         assert panel.tobytes() == alone.tobytes()
     assert (made.prompt, made.recipe.size, made.recipe.separate) == (prompt, SIZE, True)
-
-
-@pytest.mark.slow
-def test_the_tiny_editor_draws_a_page_from_the_pictures_of_a_hero(tmp_path: Path) -> None:
-    """A sentence, six panels, and the images of a character: each panel is what the editor draws of its scene alone."""
-    card = "description: a yellow tall hero\nkeep: {outfit: crown, palette: at sunset}\n"
-    (tmp_path / "card.yaml").write_text(card)
-    for number, scene in enumerate((("waving", "lamp"), ("jumping", "flag"), ("standing", "house")), 1):
-        draw(Panel("yellow", "tall", "crown", "sunset", "beach", *scene), 64).save(tmp_path / f"{number}.png")
-    sentence = (
-        "Six images: standing by a flag, waving by a boat, jumping by a tree, standing by a lamp, waving by a house "
-        "and jumping by a ball"
-    )
-    words = [
-        "generate",
-        sentence,
-        "--character",
-        tmp_path,
-        "--kind",
-        "kontext",
-        "--separate",
-        "--out",
-        tmp_path / "out",
-    ]
-    result = CliRunner().invoke(app, list(map(str, words)), catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-
-    page = open_image(tmp_path / "out" / "set-1.png")
-    assert page.size == (192, 128)
-    (alone,) = Generator.from_pretrained("tiny", kind="kontext").sample(
-        Prompt(0, "at sunset, waving, boat", references=tuple(sorted(tmp_path.glob("?.png")))), seeds=1
-    )
-    assert alone.tobytes() == split(page, Grid(2, 3))[1].tobytes()
-    drawn = Oracle().read(split(page, Grid(2, 3)))
-    assert [panel.palette for panel in drawn if panel] == ["sunset"] * 6
 
 
 def test_every_panel_has_its_own_seed() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import random
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -66,13 +66,8 @@ def run(class_type: str, /, **inputs: Any) -> list[Any]:
 
 
 def test_the_pack_needs_what_comfyui_has() -> None:
-    tree = ast.parse((FOLDER / "__init__.py").read_text("utf-8"))
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names.add((node.module or "").partition(".")[0])
+    source = (FOLDER / "__init__.py").read_text("utf-8")
+    names = set(re.findall(r"^\s*(?:import|from) (\w+)", source, re.MULTILINE))
     assert names - sys.stdlib_module_names == {"numpy", "PIL", "torch", "folder_paths"}
     package = tomllib.loads((FOLDER / "pyproject.toml").read_text("utf-8"))
     assert (package["project"]["version"], package["project"]["dependencies"]) == (pacorl.__version__, [])
@@ -183,23 +178,20 @@ def saving(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "folder_paths", paths)
 
 
-def test_a_refusal_and_an_absent_server_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_and_an_absent_server_are_told_and_the_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="refuses: the judge cannot judge these images"):
         run("PacoCheckPage", page=page(WRONG), rows=2, columns=2, theme="", least=0.0)
     with pytest.raises(RuntimeError, match="refuses: 1 image has nothing to be compared with"):
         run("PacoCheckPage", page=batch(WRONG), rows=1, columns=1, **GATE)
-    monkeypatch.setenv(PACK.SERVER, "http://127.0.0.1:9/v1")
-    with pytest.raises(RuntimeError, match=r"no judge answers at http://127\.0\.0\.1:9/v1/consistency .*pacorl serve"):
-        run("PacoCheckPage", page=page(WRONG), rows=2, columns=2, **GATE)
-
-
-def test_the_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving({"tiny": LocalJudge.from_pretrained("tiny")}, api_key="secret") as url:
         monkeypatch.setenv(PACK.SERVER, url)
         with pytest.raises(RuntimeError, match="its key"):
             PACK.ask([WRONG, REFERENCE])
         monkeypatch.setenv(PACK.KEY, "secret")
         assert PACK.ask([WRONG, REFERENCE])["judge"] == "tiny"
+    monkeypatch.setenv(PACK.SERVER, "http://127.0.0.1:9/v1")
+    with pytest.raises(RuntimeError, match=r"no judge answers at http://127\.0\.0\.1:9/v1/consistency .*pacorl serve"):
+        run("PacoCheckPage", page=page(WRONG), rows=2, columns=2, **GATE)
 
 
 # --- the workflows ---------------------------------------------------------------------------------------------

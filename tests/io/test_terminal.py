@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import sys
 
 import pytest
-from rich.table import Table
 
-from pacorl.io.console import PlainConsole, labelled
 from pacorl.io.terminal import CONTROLS, PrintableFormatter, printable, printable_json
 
 HOSTILE = "\x1b]52;c;ZXZpbA==\x07 \x9b2J \x7f \r \u202e \u2066 \u200f \udc80 [red]x[/] [link=http://e.example]y[/]"
@@ -37,18 +34,3 @@ def test_json_and_log_lines_with_their_tracebacks_are_printable() -> None:
     line = PrintableFormatter().format(record)
     assert not CONTROLS.search(line)
     assert line.count(printable(HOSTILE)) == 2
-
-
-def test_a_console_interprets_nothing() -> None:
-    console = PlainConsole(file=io.StringIO(), width=300, force_terminal=True)
-    table = Table(HOSTILE, title=HOSTILE)
-    table.add_row(HOSTILE)
-    console.print(table)
-    console.print(HOSTILE, ":smile:", highlight=False)
-    console.print(labelled("note", HOSTILE, style="yellow"), highlight=False)
-    assert isinstance(console.file, io.StringIO)
-    shown = console.file.getvalue()
-    assert shown.count(printable(HOSTILE)) == 5
-    assert ":smile:" in shown
-    for hostile in ("\x1b]", "\x9b", "\x7f", "\u202e", "\udc80"):
-        assert hostile not in shown

@@ -142,25 +142,25 @@ def _named_fault(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
 
 
 @contextmanager
-def progress(activity: str, *, shown: bool = True, lines: bool = False) -> Iterator[Progress]:
+def progress(activity: str, *, lines: bool = False) -> Iterator[Progress]:
     """Show a bar on the error stream, so that `--json` stays clean; yields (done, total) → None.
 
     `lines` prints a line for each call in place of the bar if the stream is no terminal.
     """
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    from pacorl.io.console import PlainConsole
-
-    console = PlainConsole(stderr=True)
+    console = Console(stderr=True)
     if lines and not console.is_terminal:
         yield lambda done, total: echo_errors(f"{activity}: {done} of {total}")
         return
 
-    # Transient below: only the results stay on a terminal.
-    columns = TextColumn(activity), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Bar(*columns, console=console, disable=not (shown and console.is_terminal), transient=True) as bar:
-        task = bar.add_task(activity, total=None)
+    # Transient below: only the results stay on a terminal. A judge's name is no markup.
+    shown = TextColumn(printable(activity), markup=False)
+    columns = shown, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Bar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
