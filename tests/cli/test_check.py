@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from fake_server import FakeServer, Handler, completion, images_of
+from judges import Grey, grey
 from PIL import Image
 from tiny_sets import set_of
 from typer.testing import CliRunner, Result
@@ -21,10 +22,14 @@ from pacorl.cli import app
 from pacorl.cli.gate import CheckOptions, Gate
 from pacorl.cli.shared import BELOW
 from pacorl.core.calibration import Curve
+from pacorl.core.grid import join
+from pacorl.gate.paco_reward import PacoReward
+from pacorl.gate.panels import open_panels
 from pacorl.io.files import PAGE_MARK
 from pacorl.io.images import png_bytes
 from pacorl.judge.calibration import Calibration, read_calibration
 from pacorl.tiny.world import draw, with_another
+from pacorl.types import Grid
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SUBJECT = ("red", "round", "crown", "night")
@@ -258,3 +263,22 @@ def test_of_a_character_one_image_is_compared(tmp_path: Path) -> None:
     gate = Gate(CheckOptions(character=[str(tmp_path / "hero")], least=0.5), None)
     assert [Path(path).name for path in gate.references] == ["0.png"]
     assert [len(character.images) for character in gate.whole] == [3]
+
+
+def test_a_page_and_its_panels_show_the_characters_that_their_recipe_names(tmp_path: Path) -> None:
+    shades = {"ann": 20, "bob": 120}
+    for name, shade in shades.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "card.yaml").write_text(f"description: a {name}")
+        grey(shade)[0].save(tmp_path / name / "1.png")
+    texts = {"Software": "pacorl 0.1.0", "layout": "1x2", "panels": json.dumps(["Ann waves", "Bob runs"])}
+    images = grey(*shades.values())
+    page = tmp_path / "page.png"
+    page.write_bytes(png_bytes(join(images, Grid(1, 2)), texts))
+    for name, image in zip(shades, images, strict=True):
+        (tmp_path / f"{name}.png").write_bytes(png_bytes(image, texts | {"panel": f"{name} waves"}))
+    gate = Gate(CheckOptions(character=[str(tmp_path / name) for name in shades], least=0.5), None)
+    for files in ([page], [tmp_path / "ann.png", tmp_path / "bob.png"]):
+        checked = gate.check(PacoReward(Grey()), open_panels(files))
+        assert checked.passed
+        assert [panel.cast for panel in checked.panels] == [("ann",), ("bob",)]

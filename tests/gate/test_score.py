@@ -121,7 +121,7 @@ def test_every_unusable_image_is_named_at_once(folder: Path) -> None:
 
 def test_a_page_is_cut_into_panels(folder: Path) -> None:
     Image.new("RGB", (64, 32)).save(folder / "page.png")
-    names, panels = open_panels([folder / "page.png"], grid="1x2")
+    names, panels, _ = open_panels([folder / "page.png"], grid="1x2")
     assert names == (f"{folder}/page.png[1]", f"{folder}/page.png[2]")
     assert [panel.size for panel in panels] == [(32, 32)] * 2
     with pytest.raises(ImageError, match=r"panel 1 of .*page\.png"):

@@ -26,7 +26,7 @@ def web() -> FastAPI:
 
 def test_an_image_is_fetched_through_few_redirects() -> None:
     with serving_app(web()) as url:
-        names, images = open_panels([f"{url}/red.png", f"{url}/moved/1"])
+        names, images, _ = open_panels([f"{url}/red.png", f"{url}/moved/1"])
         assert names[1] == f"{url}/moved/1"
         assert images[0].tobytes() == images[1].tobytes() == RED.tobytes()
         for path, named in (("/moved/9", "redirects"), ("/absent.png", "404")):

@@ -28,10 +28,9 @@ from pacorl.cli.shared import (
 from pacorl.config.options import CalibratedJudge, UsageError, option
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from pacorl.gate.check import Check
     from pacorl.gate.paco_reward import PacoReward
+    from pacorl.gate.panels import Panels
 
 FEWER = "--character asks once per panel, --sets within each folder"
 SEVERITY = (0, INCOMPLETE, BELOW, 5, 2, 1, 75)
@@ -82,8 +81,8 @@ def score(
 
     # Questions and images, before a judge is loaded, which takes minutes.
     use_cores()
-    names, opened = open_panels(images, grid=ask.grid)
-    check_count(len(opened))
+    panels = open_panels(images, grid=ask.grid)
+    check_count(len(panels.images))
     source = _judge_of(judge, files_of(images))
 
     with load_judge(source, judge) as reward:
@@ -92,8 +91,8 @@ def score(
         with asking(reward.name, fewer=FEWER) as advance:
             scores = score_set(
                 reward.judge,
-                opened,
-                names=names,
+                panels.images,
+                names=panels.names,
                 questions=questions_about(ask.theme, ask.texts),
                 ranking=ask.rank,
                 symmetric=ask.symmetric,
@@ -162,16 +161,16 @@ def check(
         output.report.unlink(missing_ok=True)
     use_cores()
     # Panels, references, questions and threshold, before a judge is loaded.
-    names, opened = open_panels(images, grid=ask.grid)
+    panels = open_panels(images, grid=ask.grid)
     gate = Gate(ask, judge.calibration)
-    gate.least(len(opened))
+    gate.least(len(panels.images))
     source = _judge_of(judge, [*files_of(images), *gate.references])
 
     with load_judge(source, judge) as reward:
         judge_names = {"judge": reward.name, "note": reward.note}
         echo_errors(reward.note)
         try:
-            checked = gate.check(reward, names, opened)
+            checked = gate.check(reward, panels)
         except ControlError as refusal:
             if output.as_json:
                 print_json(judge_names | refusal.to_dict())
@@ -212,7 +211,7 @@ def _check_sets(folder: Path, judge: CalibratedJudge, ask: CheckOptions, output:
         for title, files in sets.items():
             about = {"set": title, "judge": reward.name, "note": reward.note}
             try:
-                checked = gate.check(reward, *open_panels(files))
+                checked = gate.check(reward, open_panels(files))
             except (ValueError, OSError, RuntimeError) as fault:
                 code, line = int(getattr(fault, "exit_code", 1)), fault_line(fault)
                 found = fault.to_dict() if isinstance(fault, ControlError) else {"passed": None, "error": line}
@@ -264,36 +263,34 @@ class Gate:
             name="--min",
         )
 
-    def check(self, reward: PacoReward, names: Sequence[str], images: Sequence[Image]) -> Check:
+    def check(self, reward: PacoReward, panels: Panels) -> Check:
         """Check a set under a progress bar."""
         from pacorl.gate.check import check_set
         from pacorl.gate.scores import questions_about
 
-        least = self.least(len(images))
+        least = self.least(len(panels.images))
         with asking(reward.name, fewer=FEWER) as advance:
             return check_set(
                 reward.judge,
-                images,
+                panels.images,
                 least=least,
-                names=names,
+                names=panels.names,
                 characters=self._opened,
-                casts=self._casts(names),
+                casts=self._casts(panels.texts),
                 questions=questions_about(self.ask.theme, self.ask.texts),
                 symmetric=self.ask.symmetric,
                 progress=advance,
             )
 
-    def _casts(self, files: Sequence[str]) -> list[list[str]]:
-        """Name the characters that each file shows: of several those that the text in its recipe names, else all."""
-        from pacorl.io.images import recipe_of
+    def _casts(self, texts: Sequence[str]) -> list[list[str]]:
+        """Name the characters that each panel shows: of several those that its text names, else all."""
         from pacorl.records.characters import characters_of
         from pacorl.types import Grid, Prompt
 
         names = [character.name for character in self.characters]
         if len(names) < 2:
-            return [names] * len(files)
-        texts = tuple(recipe_of(Path(file)).get("panel", "") for file in files)
-        prompt = Prompt(0, "", grid=Grid(1, len(texts)), panels=texts, characters=tuple(self.characters))
+            return [names] * len(texts)
+        prompt = Prompt(0, "", grid=Grid(1, len(texts)), panels=tuple(texts), characters=tuple(self.characters))
         return [[character.name for character in cast] or names for cast in characters_of(prompt)]
 
 

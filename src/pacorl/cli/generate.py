@@ -200,17 +200,18 @@ def read_request(options: RequestOptions, generator: AdaptedGenerator, gate: Gat
     model = generator.model
     if options.page and gate:
         page = read_page(options.page, generator, gate.whole, layout=options.layout, texts=options.panels)
-        return GenerationRequest(page.prompts, panels=page.texts, stem=f"{options.page.stem}-repaired.png", page=page)
+        stem = f"{options.page.stem}-repaired.png"
+        return GenerationRequest(page.prompts, panels=page.panels.texts, stem=stem, page=page)
     if options.storyboard:
         board = read_storyboard(options.storyboard)
         prompts = pages(board, model, max_references=_max_references(board, generator), separate=options.separate)
-        return GenerationRequest(prompts, board, _spoken(board), stem="page")
+        return GenerationRequest(prompts, board, board.panels, stem="page")
     if options.prompt:
         # A prompt may need a writer, whose panels become a storyboard of one page.
         if written := written_storyboard(options):
             limit = _max_references(written, generator)
             prompt = board_prompt(written, model, max_references=limit, separate=options.separate)
-            return GenerationRequest([prompt], panels=_spoken(written))
+            return GenerationRequest([prompt], panels=written.panels)
         grid = parse_layout(options.layout) if options.layout else None
         prompt = prompt_from(model, theme=options.prompt, panels=options.panels, grid=grid)
         return GenerationRequest([prompt], panels=options.panels or list(panel_texts(options.prompt)))
@@ -229,18 +230,11 @@ def _max_references(board: Storyboard, generator: AdaptedGenerator) -> int:
     from pacorl.generate.storyboard import references_note
     from pacorl.models.policies import POLICIES, kind_of
 
-    if not board.images:
+    if not any(character.images for character in board.characters):
         return 0
     limit = POLICIES.named(generator.kind or kind_of(generator.model)).policy.max_references
     echo_errors(references_note(board, generator.model, limit=limit))
     return limit
-
-
-def _spoken(board: Storyboard) -> list[str]:
-    """Return the text of each scene for people."""
-    from pacorl.generate.storyboard import spoken
-
-    return [spoken(scene, board.characters) for scene in board.scenes]
 
 
 def written_storyboard(options: RequestOptions) -> Storyboard | None:
@@ -296,7 +290,7 @@ def _check_request(
     from pacorl.generate.separate import panel_prompts
 
     if request.page and gate:
-        gate.least(len(request.page.images))
+        gate.least(len(request.page.prompts))
         return
     limit = generator.spec_of(request.prompts).policy.max_references
     for prompt in request.prompts:

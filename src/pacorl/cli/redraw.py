@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
     from pacorl.gate.check import Check
     from pacorl.gate.paco_reward import PacoReward
+    from pacorl.gate.panels import Panels
     from pacorl.generate.generator import Generator
     from pacorl.types import Character, Prompt
 
@@ -31,12 +31,9 @@ class FinishedPage:
     """A page on the disk, and what its panels are drawn again by."""
 
     path: Path
-    names: Sequence[str]
-    images: Sequence[Image]
+    panels: Panels
     prompts: Sequence[Prompt]
     """Prompt of each panel."""
-    texts: Sequence[str]
-    """Text of each panel for people."""
     recipe: Mapping[str, str]
 
 
@@ -62,7 +59,7 @@ def read_page(
     from pacorl.io.images import recipe_of
     from pacorl.types import Prompt
 
-    names, images = open_panels([path], grid=layout)
+    panels = open_panels([path], grid=layout)
     layout = layout or layout_of(str(path))
     if not layout:
         raise UsageError(f"{path} has no layout in a recipe; give --layout, such as 2x2")
@@ -72,11 +69,11 @@ def read_page(
         "",
         grid=parse_layout(layout),
         theme=recipe.get("theme", ""),
-        panels=tuple(texts or json.loads(recipe.get("panels", "[]"))),
+        panels=tuple(texts) or tuple(filter(None, panels.texts)),
         characters=tuple(characters),
     )
     prompts = panels_again(prompt, generator)
-    return FinishedPage(path, names, images, prompts, prompt.panels, recipe)
+    return FinishedPage(path, panels._replace(texts=prompt.panels), prompts, recipe)
 
 
 def panels_again(prompt: Prompt, options: AdaptedGenerator) -> list[Prompt]:
@@ -121,20 +118,20 @@ class Redrawing:
 
         def judged(images: Sequence[Image]) -> Check:
             with self.model.judging():
-                return self.gate.check(self.reward, page.names, images)
+                return self.gate.check(self.reward, page.panels._replace(images=tuple(images)))
 
         # A new panel has the size of the others; the tiny model has one of its own.
         size = self.options.size
         if size is None and self.model.model != TINY:
-            size = Size(page.images[0].height, page.images[0].width)
+            size = Size(page.panels.images[0].height, page.panels.images[0].width)
         seeds = [int(page.recipe.get("seed", 0)) + seed] * len(page.prompts)
         # A score was the earlier page's.
         texts = {name: text for name, text in page.recipe.items() if name != "score"}
         return repair_page(
-            page.images,
+            page.panels.images,
             target,
             texts,
-            [{**texts, "panel": text, "place": str(place)} for place, text in enumerate(page.texts, 1)],
+            [{**texts, "panel": text, "place": str(place)} for place, text in enumerate(page.panels.texts, 1)],
             gate=judged,
             redraw=redraw_by(self.model, page.prompts, seeds=seeds, size=size, steps=self.options.steps),
             tries=self.choice.tries,

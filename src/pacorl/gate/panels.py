@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pacorl.config.options import UsageError
 from pacorl.core.grid import parse_layout, split
-from pacorl.io.images import ImageError, check_shape, images_in, png_texts
+from pacorl.io.images import ImageError, check_shape, images_in, png_texts, recipe_of
 from pacorl.io.remote import open_source
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-def open_panels(sources: Sequence[Path | str], *, grid: str = "") -> tuple[tuple[str, ...], tuple[Image, ...]]:
+class Panels(NamedTuple):
+    """Images to compare.
+
+    Attributes:
+        names: Names in tables.
+        images: RGB images.
+        texts: What each shows, by its recipe; empty without one.
+    """
+
+    names: tuple[str, ...]
+    images: tuple[Image, ...]
+    texts: tuple[str, ...]
+
+
+def open_panels(sources: Sequence[Path | str], *, grid: str = "") -> Panels:
     """Open images from files, folders or http(s) URLs, or cut the one image into panels.
 
     Args:
         grid: ROWSxCOLS of the one image's panels; by default the layout in its recipe.
-
-    Returns:
-        Names and RGB images.
 
     Raises:
         ImageError: listing every unusable source.
@@ -55,7 +67,7 @@ def open_panels(sources: Sequence[Path | str], *, grid: str = "") -> tuple[tuple
     for name, layout in zip(names, layouts, strict=True):
         if layout and len(images) > 1:
             raise UsageError(f"{name} is a whole page of {layout} panels; give it alone, or its panels")
-    return tuple(names), tuple(images)
+    return Panels(tuple(names), tuple(images), tuple(recipe_of(Path(name)).get("panel", "") for name in names))
 
 
 def files_of(sources: Iterable[Path | str]) -> list[str]:
@@ -84,10 +96,14 @@ def layout_of(source: str) -> str:
     return "" if layout == "1x1" or "panel" in texts else layout
 
 
-def _cut(name: str, image: Image, layout: str) -> tuple[tuple[str, ...], tuple[Image, ...]]:
+def _cut(name: str, image: Image, layout: str) -> Panels:
     """Split a page into its panels, named by number."""
     panels = split(image, parse_layout(layout))
     for number, panel in enumerate(panels, 1):
         # The page may be large enough while its panels are too small.
         check_shape(panel, f"panel {number} of {name}")
-    return tuple(f"{name}[{number}]" for number in range(1, len(panels) + 1)), tuple(panels)
+    texts = json.loads(recipe_of(Path(name)).get("panels", "[]"))
+    if len(texts) != len(panels):
+        texts = [""] * len(panels)
+    names = [f"{name}[{number}]" for number in range(1, len(panels) + 1)]
+    return Panels(tuple(names), tuple(panels), tuple(texts))

@@ -69,23 +69,21 @@ class Storyboard:
     scenes: tuple[str, ...]
     style: str = ""
     layout: Grid = PAGE
-    characters: Mapping[str, str] = field(default_factory=dict)
+    characters: tuple[Character, ...] = ()
     criteria: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    images: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
-    """Character → its reference images, if it has a folder."""
 
     @property
     def theme(self) -> str:
         """Common theme of all pages."""
-        texts = [self.title, *self.characters.values()]
+        texts = [self.title, *(character.text for character in self.characters)]
         if self.style:
             texts.append(f"All images share one style: {self.style}")
         return ". ".join(text.rstrip(".") for text in texts)
 
     @property
-    def cast(self) -> tuple[Character, ...]:
-        """Characters of all pages."""
-        return tuple(Character(name, text, self.images.get(name, ())) for name, text in self.characters.items())
+    def panels(self) -> list[str]:
+        """Text of each scene for people. Raises ValueError for an unknown character."""
+        return [spoken(scene, self.characters) for scene in self.scenes]
 
 
 def read_storyboard(path: Path) -> Storyboard:
@@ -109,11 +107,10 @@ def _parse(document: Any, folder: Path) -> Storyboard:
     given = typed({key: value for key, value in document.items() if value is not None}, BoardFile)
 
     # Characters, in the file or in folders; the layout.
-    cards: list[Character] = []
-    characters = given.characters
-    if isinstance(characters, list):
-        cards = [find_character(name, folder) for name in characters]
-        characters = {card.name: card.text for card in cards}
+    if isinstance(given.characters, dict):
+        characters = [Character(name, text) for name, text in given.characters.items()]
+    else:
+        characters = [find_character(name, folder) for name in given.characters]
     layout = parse_layout(given.layout)
     if layout.count > MAX_PANELS:
         raise ValueError(f"layout {layout} has {layout.count} panels a page; give at most {MAX_PANELS}")
@@ -121,13 +118,11 @@ def _parse(document: Any, folder: Path) -> Storyboard:
         title=given.title.strip(),
         style=given.style.strip(),
         layout=layout,
-        characters=characters,
+        characters=tuple(characters),
         scenes=tuple(scene.strip() for scene in given.scenes),
-        criteria=with_kept(given.criteria, cards),
-        images={card.name: card.images for card in cards},
+        criteria=with_kept(given.criteria, characters),
     )
-    for scene in board.scenes:
-        spoken(scene, characters)  # raises for an unknown character, before anything is loaded
+    _ = board.panels  # raises for an unknown character, before anything is loaded
     return board
 
 
@@ -148,9 +143,8 @@ def storyboard_of(draft: PanelDraft, characters: Sequence[Character] = (), *, la
         title=MENTION.sub(r"the \1", draft.theme),
         scenes=tuple(scenes),
         layout=layout or layout_for(len(scenes)),
-        characters={character.name: character.text for character in characters},
+        characters=tuple(characters),
         criteria=with_kept(draft.criteria, characters),
-        images={character.name: character.images for character in characters},
     )
 
 
@@ -168,10 +162,10 @@ def board_prompt(board: Storyboard, model: str, *, max_references: int = 0, sepa
     """Compose the prompt of a storyboard of one page; one scene is one image."""
     if len(board.scenes) > 1:
         return pages(board, model, max_references=max_references, separate=separate)[0]
-    scene = spoken(board.scenes[0], board.characters)
+    (scene,) = board.panels
     prompt = prompt_from(model, theme=scene, grid=Grid(1, 1), criteria=board.criteria)
     references = references_for(board.scenes, board, limit=max_references)
-    return replace(prompt, characters=board.cast, references=references)
+    return replace(prompt, characters=board.characters, references=references)
 
 
 def references_for(scenes: Sequence[str], board: Storyboard, *, limit: int) -> tuple[Path, ...]:
@@ -187,9 +181,9 @@ def references_for(scenes: Sequence[str], board: Storyboard, *, limit: int) -> t
     """
     mentions = {mention.strip() for scene in scenes for mention in MENTION.findall(scene)}
     images = []
-    for name, paths in board.images.items():
-        if name in mentions:
-            images.append(paths)
+    for character in board.characters:
+        if character.images and character.name in mentions:
+            images.append(character.images)
 
     if 0 < limit < len(images):
         raise ValueError(
@@ -201,9 +195,9 @@ def references_for(scenes: Sequence[str], board: Storyboard, *, limit: int) -> t
 
 def references_note(board: Storyboard, model: str, *, limit: int) -> str:
     """Describe in one line which images of the characters act; empty if all do, or none has images."""
-    if board.images and not limit:
+    images = sum(len(character.images) for character in board.characters)
+    if images and not limit:
         return f"{model} takes no reference images: the characters act by their descriptions alone"
-    images = sum(map(len, board.images.values()))
     if images > limit:
         return (
             f"{model} takes {limit} reference images a page: the first of each character, then the second, up to "
@@ -228,45 +222,45 @@ def pages(board: Storyboard, model: str, *, max_references: int = 0, separate: b
     # The tiny generator reads attributes, not sentences: its theme is the first character, and the style has the place.
     theme = board.theme
     if model == TINY:
-        subject = next(iter(board.characters.values()), "")
-        theme = ", ".join(filter(None, [subject, board.style or board.title]))
+        subject = [character.text for character in board.characters[:1]]
+        theme = ", ".join(filter(None, [*subject, board.style or board.title]))
 
     # A prompt per page; what is left over fills whole rows, or one.
     page = board.layout.count
     cols = board.layout.cols
+    panels = board.panels
     prompts = []
     for number, start in enumerate(range(0, len(board.scenes), page)):
         scenes = board.scenes[start : start + page]
         prompt = prompt_from(
             "" if separate else model,
             theme=theme,
-            panels=[spoken(text, board.characters) for text in scenes],
+            panels=panels[start : start + page],
             grid=Grid(len(scenes) // cols, cols) if len(scenes) % cols == 0 else Grid(1, len(scenes)),
             criteria=board.criteria,
             number=number,
         )
         references = references_for(scenes, board, limit=max_references)
-        prompts.append(replace(prompt, characters=board.cast, references=references))
+        prompts.append(replace(prompt, characters=board.characters, references=references))
     return prompts
 
 
-def spoken(scene: str, characters: Mapping[str, str]) -> str:
+def spoken(scene: str, characters: Sequence[Character]) -> str:
     """Replace the mentions in a scene by descriptions of the characters.
 
     Raises:
         ValueError: for an unknown character.
     """
+    texts = {character.name: character.text for character in characters}
     described: set[str] = set()
 
     def describe(mention: re.Match[str]) -> str:
         name = mention[1].strip()
-        if name not in characters:
-            raise ValueError(
-                f"scene {scene!r} names {name!r}, who is none of {', '.join(characters) or 'no characters'}"
-            )
+        if name not in texts:
+            raise ValueError(f"scene {scene!r} names {name!r}, who is none of {', '.join(texts) or 'no characters'}")
         again = name in described
         described.add(name)
-        return f"the {name.replace('_', ' ')}" if again else characters[name].rstrip(".")
+        return f"the {name.replace('_', ' ')}" if again else texts[name]
 
     text = MENTION.sub(describe, scene)
     # Not `capitalize`, which would lower the rest, including names.
