@@ -13,7 +13,7 @@ from PIL.Image import Image
 from toy_world import ToyPolicy
 
 from pacorl.generate.generator import Generator
-from pacorl.models.adapters import adapter_off, adapter_state, add_lora
+from pacorl.models.adapters import adapter_state, add_lora
 from pacorl.tiny.world import set_prompts
 from pacorl.types import Conditioning, Prompt, Size
 
@@ -65,14 +65,6 @@ def test_images_do_not_depend_on_earlier_calls() -> None:
         return [image.tobytes() for image in images]
 
     assert sampled(PROMPTS[:1], PROMPTS) == sampled(PROMPTS[1:], PROMPTS) == sampled(PROMPTS)
-
-
-def test_the_base_is_without_the_adapter(generator: Generator) -> None:
-    (adapted,), (base,) = (pixels(generator.sample(PROMPTS[:1], [5], steps=2, base=base)) for base in (False, True))
-    with adapter_off(generator.policy.transformer):
-        (off,) = pixels(generator.sample(PROMPTS[:1], [5], steps=2))
-    assert np.array_equal(base, off)
-    assert np.abs(adapted - base).max() > 10
 
 
 def test_prompts_may_be_one_or_texts_and_seeds_count_on(generator: Generator) -> None:

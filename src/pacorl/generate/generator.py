@@ -17,7 +17,7 @@ from pacorl.core.devices import available_device, best_dtype
 from pacorl.core.sampler import Sampler
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import sample_images
-from pacorl.models.adapters import adapter_names, adapter_off, load_lora
+from pacorl.models.adapters import adapter_names, load_lora
 from pacorl.models.policies import DEFAULT_KIND, POLICIES, kind_of, model_section
 from pacorl.models.policies.policy import check_images
 from pacorl.models.policies.spec import NO_ADAPTER
@@ -187,17 +187,6 @@ class Generator:
         """Move a judge of `turns` to the device for a block."""
         return self.turns.scoring() if self.turns else nullcontext()
 
-    @property
-    def guidance_scale(self) -> float | None:
-        """The guidance scale; None for kinds without it."""
-        return cast("float | None", getattr(self.policy.options, "guidance_scale", None))
-
-    @property
-    def true_cfg_scale(self) -> float | None:
-        """The scale; None if it is 1, which changes nothing."""
-        scale = float(getattr(self.policy.options, "true_cfg_scale", 1.0))
-        return scale if scale != 1 else None
-
     def size_of(self, prompt: Prompt, size: AnySize = None) -> Size:
         """Return the size of a prompt's image: the requested size, or for an edit its area in the source's shape."""
         requested = self._requested_size(prompt, size)
@@ -248,7 +237,6 @@ class Generator:
         *,
         size: AnySize = None,
         steps: int | None = None,
-        base: bool = False,
         on_step: Step = lambda images: None,
     ) -> list[Image]:
         """Generate one image per (prompt, seed), in order.
@@ -261,7 +249,6 @@ class Generator:
             seeds: one per prompt, or the first prompt's seed, counting up from there.
             size: height and width of every image; by default the tiny checkpoint's, the record's, or 1024 × 1024.
             steps: denoising steps.
-            base: disable the adapter.
             on_step: callback after every denoising step of a batch.
 
         Raises:
@@ -289,18 +276,17 @@ class Generator:
         # Sample; prompts of one size share batches.
         policy = cast("PipelinePolicy", _StepReporter(self.policy, on_step))
         images: dict[int, Image] = {}
-        with adapter_off(self.policy.transformer) if base and self.adapter else nullcontext():
-            for requested in dict.fromkeys(sizes):
-                rows = [row for row, row_size in enumerate(sizes) if row_size == requested]
-                batch = sample_images(
-                    policy,
-                    [prompts[row] for row in rows],
-                    sampler=Sampler(size=requested, steps=steps or self.default_steps),
-                    cache=self._cache,
-                    seeds=[seeds[row] for row in rows],
-                    batch=self.batch,
-                )
-                images |= dict(zip(rows, batch, strict=True))
+        for requested in dict.fromkeys(sizes):
+            rows = [row for row, row_size in enumerate(sizes) if row_size == requested]
+            batch = sample_images(
+                policy,
+                [prompts[row] for row in rows],
+                sampler=Sampler(size=requested, steps=steps or self.default_steps),
+                cache=self._cache,
+                seeds=[seeds[row] for row in rows],
+                batch=self.batch,
+            )
+            images |= dict(zip(rows, batch, strict=True))
         # In the order of the prompts: the groups by size have another order.
         return [images[row] for row in range(len(prompts))]
 

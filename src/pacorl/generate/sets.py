@@ -30,7 +30,6 @@ from pacorl.judge.pairwise import (
     errors_of,
     matrix_of,
 )
-from pacorl.models.policies.spec import NO_ADAPTER
 from pacorl.rewards.consistency import Consistency
 from pacorl.types import Prompt, Verdict
 
@@ -52,7 +51,6 @@ def generate_sets(
     steps: int | None = None,
     keep_all: bool = False,
     separate: bool = False,
-    base: bool = False,
     on_step: Step = lambda images: None,
 ) -> list[GeneratedImage]:
     """Generate `count` images per prompt, in order.
@@ -66,7 +64,6 @@ def generate_sets(
             candidates is the best.
         ask: question about a set: its theme, or its written criteria.
         separate: generate each panel of a set as an image of its own, of `size`, with the references of its characters.
-        base: disable the adapter.
         on_step: callback with the number of images per denoising step.
 
     Raises:
@@ -88,7 +85,7 @@ def generate_sets(
     prompts = generator.prompts_of(prompts)
 
     # One image after another, each with its candidates.
-    options: Any = {"size": size, "steps": steps, "base": base}
+    options: Any = {"size": size, "steps": steps}
     images: list[GeneratedImage] = []
     for number in range(len(prompts) * count):
         prompt = prompts[number // count]
@@ -121,14 +118,16 @@ def _ranked_candidates(
 
     # Their recipes, which differ by the seed.
     settings = generator.policy.options
+    true_cfg_scale = float(getattr(settings, "true_cfg_scale", 1.0))
     recipe = Recipe(
         model=generator.model,
-        adapter=NO_ADAPTER if options["base"] and generator.adapter else generator.adapter,
+        adapter=generator.adapter,
         seed=seeds[0],
         size=generator.size_of(prompt, options["size"]),
         steps=options["steps"] or generator.default_steps,
-        guidance_scale=generator.guidance_scale,
-        true_cfg_scale=generator.true_cfg_scale,
+        guidance_scale=getattr(settings, "guidance_scale", None),
+        # A scale of 1 changes nothing.
+        true_cfg_scale=None if true_cfg_scale == 1 else true_cfg_scale,
         # None without guidance, where the option has no effect.
         negative_prompt=settings.negative_text,
         # Attention reads the padding, so the length affects short prompts too: from 64 to 128 tokens the tiny
