@@ -11,8 +11,8 @@ Each check raises AssertionError with the fault. They need no test framework, no
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -142,11 +142,9 @@ def _batch(spec: ObjectiveSpec, prediction: Tensor) -> Step | Endpoint:
     )
 
 
-class Pipeline(Protocol):
-    """A diffusers pipeline with the policy's weights, after `STEPS` denoising steps of one prompt."""
-
-    def __call__(self, prompt: Prompt, *, output_type: str, seed: int) -> tuple[Any, Tensor]:
-        """Return its packed latents (1, N, C) for `latent`, or its images for `pil`; and its sigmas (S + 1,)."""
+Pipeline = Callable[..., tuple[Any, Tensor]]
+"""A diffusers pipeline with the policy's weights, called with a prompt, `output_type` and `seed`, which does `STEPS`
+denoising steps: (packed latents (1, N, C) for `latent`, or images for `pil`; sigmas (S + 1,))."""
 
 
 def check_policy(policy: PipelinePolicy, prompts: Sequence[Prompt], size: Size, *, pipeline: Pipeline) -> None:
