@@ -63,7 +63,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (["score", "a.png", "none.png", "--judge", "tiny"], "none.png"),
     ([*SCORE, "--judge", "nothere"], "nothere"),
     ([*SCORE, "--grid", "2x2"], "2 are given"),
-    (["score", "a.png", "--judge", "nothere"], "1 image"),
+    (["score", "a.png", "--judge", "nothere"], "--grid"),
     (["calibrate", "tiny", "bad.jsonl", "--out", "c.json"], "bad.jsonl:1"),
     (["calibrate", "tiny", "tiny:dev:60", "--out", "mine/summary.json"], "mine/summary.json"),
     ([*CHECK, "--min", "0.5", "--report", "a.png/page.html"], "a.png: Not a directory"),

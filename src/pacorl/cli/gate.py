@@ -76,13 +76,13 @@ def score(
 ) -> None:
     """Score how well images belong together: P(Yes) for two, a matrix and the odd one out for more."""
     from pacorl.gate.panels import files_of, open_panels
-    from pacorl.gate.scores import check_count, questions_about, score_set, table
+    from pacorl.gate.scores import questions_about, score_set, table
     from pacorl.runtime.cores import use_cores
 
     # Questions and images, before a judge is loaded, which takes minutes.
     use_cores()
     panels = open_panels(images, grid=ask.grid)
-    check_count(len(panels.images))
+    panels.check_several()
     source = _judge_of(judge, files_of(images))
 
     with load_judge(source, judge) as reward:
@@ -162,6 +162,8 @@ def check(
     use_cores()
     # Panels, references, questions and threshold, before a judge is loaded.
     panels = open_panels(images, grid=ask.grid)
+    if not ask.character:
+        panels.check_several()
     gate = Gate(ask, judge.calibration)
     gate.least(len(panels.images))
     source = _judge_of(judge, [*files_of(images), *gate.references])

@@ -165,12 +165,6 @@ def questions_about(theme: str = "", criteria: Mapping[str, str] | None = None) 
     return questions or {"consistent": wordings.consistent()}
 
 
-def check_count(images: int) -> None:
-    """Raise ValueError if there are too few images to compare."""
-    if images < 2:
-        raise ValueError(f"{images} image has nothing to be compared with; give two or more")
-
-
 def score_set(
     judge: Judge,
     images: Sequence[Image],
@@ -198,7 +192,8 @@ def score_set(
         ValueError: for fewer than two images, or an invalid image (an ImageError, which names it).
     """
     # Inputs: pairs, names, RGB images.
-    check_count(len(images))
+    if len(images) < 2:
+        raise ValueError(f"{len(images)} image has nothing to be compared with; give two or more")
     if pairs is None:
         every = range(len(images))
         pairs = product([0], every[1:]) if ranking else combinations(every, 2)
