@@ -56,8 +56,9 @@ class Commands(typer.Typer):
 
 def pasteable(text: str) -> str:
     """Replace `pacorl` in commands by what it was started as, unless the shell finds it, e.g. `python -m pacorl`."""
-    programs = {"__main__.py": f"{sys.executable} -m pacorl", "pacorl": sys.argv[0]}
-    program = programs.get(Path(sys.argv[0]).name)
+    started = Path(sys.argv[0])
+    programs = {"pacorl/__main__.py": f"{sys.executable} -m pacorl", f"{started.parent.name}/pacorl": str(started)}
+    program = programs.get(f"{started.parent.name}/{started.name}")
     if program is None or shutil.which("pacorl"):
         return text
     return re.sub(r"(?<![\w/.-])pacorl (?=[a-z])", f"{program} ", text)
