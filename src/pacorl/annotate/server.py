@@ -33,7 +33,7 @@ from pacorl.dataset.folder import OWN_QUESTION, Instance, order_of, read_instanc
 from pacorl.dataset.manifest import DatasetStep
 from pacorl.dataset.rules import mean_ranks, pair_agreement
 from pacorl.io.documents import read_text
-from pacorl.io.files import PRIVATE, LockedError, inside, safe_name, sole_holder, text_digest, write_atomic
+from pacorl.io.files import PRIVATE, inside, safe_name, sole_holder, text_digest, write_atomic
 from pacorl.io.images import IMAGE_TYPES
 from pacorl.records.rankings import Ranking
 from pacorl.web import Door, Guard, RefusedError, listening, run
@@ -480,8 +480,6 @@ def held(folder: Path, *, url: str) -> Iterator[None]:
     """Lock a folder for one server. Raises ValueError with the name of another server with the lock."""
     if not (folder / "instances.jsonl").is_file():
         raise ValueError(f"{folder} has no instances.jsonl; run `pacorl dataset pair {shlex.quote(str(folder))}` first")
-    try:
-        with sole_holder(folder / f"{LOG}.server", note=f"process {os.getpid()} at {url}"):
-            yield
-    except LockedError as error:
-        raise ValueError(f"{folder} is already served ({error.holder}); stop that server first") from None
+    note = f"process {os.getpid()} at {url}"
+    with sole_holder(folder / f"{LOG}.server", note=note, fix="stop that server first"):
+        yield

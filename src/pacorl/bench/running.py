@@ -27,7 +27,7 @@ from pacorl.gate.paco_reward import PacoReward
 from pacorl.gate.scores import UNCALIBRATED
 from pacorl.generate.image_queue import Shard
 from pacorl.io.documents import Journal, JsonObject, as_read_back, read_journal, read_object, write_json
-from pacorl.io.files import LockedError, check_writable, claim_folder, sole_holder, sweep, write_atomic
+from pacorl.io.files import check_writable, claim_folder, sole_holder, sweep, write_atomic
 from pacorl.io.quiet import quiet_loading
 from pacorl.io.terminal import Progress
 from pacorl.judge import NO_JUDGE, check_judge
@@ -199,14 +199,11 @@ def run(
         write_json(out / "settings.json", settings)
 
     # Judge. Two writers of one journal would interleave their lines.
-    try:
-        with sole_holder(out / f".{shard.file}.lock"), progress("judging") as advance:
-            # Files that a killed process left unfinished.
-            sweep(out)
-            journal = Journal(out / shard.file)
-            _measure_missing(benchmark, journal, options, shard=shard, advance=advance)
-    except LockedError:
-        raise ValueError(f"another process writes results in {out}; start several by torchrun") from None
+    lock = sole_holder(out / f".{shard.file}.lock", fix="start several by torchrun")
+    with lock, progress("judging") as advance:
+        # Files that a killed process left unfinished.
+        sweep(out)
+        _measure_missing(benchmark, Journal(out / shard.file), options, shard=shard, advance=advance)
 
     # Tabulate the results of all processes.
     outcome = _gather(benchmark, out, name=options.subject, trained_on=trained_on, against=options.against)

@@ -85,18 +85,16 @@ def read_records(path: Path, parse: Callable[[JsonObject], Item], *, fix: str = 
 
     A record of a list has its number in place of the line.
     """
+    rows: Iterable[tuple[int, Any]] = text_lines(path, fix=fix)
     is_list = path.suffix.lower() == ".json"
-    located: list[tuple[str, Any]]
     if is_list:
         records = parse_json(read_text(path, fix=fix), name=str(path))
         if not isinstance(records, list):
             raise ValueError(f"{path}: must hold a list of records, this is a {type(records).__name__}")
-        located = [(f"{path}, record {number}", record) for number, record in enumerate(records, start=1)]
-    else:
-        located = [(f"{path}:{number}", line) for number, line in text_lines(path, fix=fix)]
+        rows = enumerate(records, start=1)
     items = []
-    for location, record in located:
-        with blamed_on(location):
+    for number, record in rows:
+        with blamed_on(f"{path}, record {number}" if is_list else f"{path}:{number}"):
             items.append(parse(_checked_object(record) if is_list else parse_object(record)))
     return items
 

@@ -17,7 +17,7 @@ import shutil
 import stat
 import unicodedata
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
@@ -326,18 +326,16 @@ def flush_to_disk(path: Path) -> None:
 
 
 class LockedError(ValueError):
-    """Another process holds a lock; `holder` is its note."""
-
-    def __init__(self, message: str, *, holder: str) -> None:
-        super().__init__(message)
-        self.holder = holder
+    """Another process holds a lock."""
 
 
 @contextmanager
-def sole_holder(path: Path, *, note: str = "") -> Iterator[None]:
+def sole_holder(
+    path: Path, *, note: str = "", fix: str = "wait for its end or stop it, or name another folder with out=…"
+) -> Iterator[None]:
     """Hold a lock file, which stays, within the block; the lock ends with its process, however that ends.
 
-    A second process gets a LockedError with the `note` of the first.
+    A second process gets a LockedError with the `note` of the first, by default its number and machine, and `fix`.
 
     Raises:
         OSError: The lock cannot be written, or is a link.
@@ -347,8 +345,10 @@ def sole_holder(path: Path, *, note: str = "") -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise LockedError(f"{path} is held by another process", holder=handle.read(LONGEST_NAME).strip()) from None
+            holder = handle.read(LONGEST_NAME).strip() or "another process"
+            raise LockedError(f"{path.parent} is being written by {holder}; {fix}") from None
         handle.truncate()  # an earlier holder's note
+        note = note or f"process {os.getpid()} on {platform.node()}"
         with disk_errors(path):
             os.write(handle.fileno(), note.encode())  # unbuffered: closing would try a refused write again
         yield
@@ -359,17 +359,9 @@ def own_folder(folder: Path) -> Iterator[None]:
     """Lock a run's folder for this process, and remove unfinished files of killed processes.
 
     Raises:
-        ValueError: another process does; it is named.
+        LockedError: another process does; it is named.
     """
-    note = f"process {os.getpid()} on {platform.node()}"
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(sole_holder(folder / ".lock", note=note))
-        except LockedError as error:
-            raise ValueError(
-                f"{folder} is being written by {error.holder or 'another process'}; wait for its end or stop it, "
-                "or name another folder with out=…"
-            ) from None
+    with sole_holder(folder / ".lock"):
         # Under the lock: unfinished files of another process may be about to get their names.
         sweep(folder)
         yield

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Json, model_validator
 
 from pacorl.core.grid import parse_layout
 from pacorl.io.documents import dump_yaml, read_json, read_text, read_yaml, typed, write_json
-from pacorl.io.files import LockedError, make_folder, safe_name, sole_holder, sweep, write_atomic
+from pacorl.io.files import make_folder, safe_name, sole_holder, sweep, write_atomic
 from pacorl.io.images import images_in, natural, open_image, png_bytes, png_texts
 from pacorl.judge.pairwise import Matrix
 from pacorl.records.characters import CARD, Card, read_caption, read_character
@@ -171,10 +171,7 @@ class Folder:
         self._held = ExitStack()
         make_folder(path)
         path.chmod(0o700)  # drawings and the key of the page are the owner's alone
-        try:
-            self._held.enter_context(sole_holder(path / ".lock"))
-        except LockedError:
-            raise ValueError(f"{path} is another studio's folder; name another one with --folder") from None
+        self._held.enter_context(sole_holder(path / ".lock", fix="name another folder with --folder"))
         sweep(path)
         if not (path / "key").is_file():
             write_atomic(path / "key", secrets.token_urlsafe(16))
