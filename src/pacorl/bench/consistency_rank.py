@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pacorl.bench.benchmarks import BenchmarkSpec
-from pacorl.bench.items import BadItemError, Dataset, ImageCache
+from pacorl.bench.items import Dataset, ImageCache
 from pacorl.bench.suite import Row, Texts, paper_table
 from pacorl.core import questions as wordings
 from pacorl.core.ranking import Interval, bootstrap, order_of, rank_agreement
@@ -98,7 +98,7 @@ class ConsistencyRank:
             item = self.data.items[row["key"]]
             true = [item.candidates.index(name) for name in item.best_first]
             if len(row["scores"]) != len(true):
-                raise BadItemError(f"{item.key}: {len(row['scores'])} scores are stored for {len(true)} candidates")
+                raise ValueError(f"{item.key}: {len(row['scores'])} scores are stored for {len(true)} candidates")
             agreement = rank_agreement(order_of(row["scores"]), true)
             measures.append([float(getattr(agreement, name)) for name in MEASURES])
             folders.append(item.folder)

@@ -9,17 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pacorl.io.files import inside, text_digest
-from pacorl.io.images import IMAGE_TYPES, ImageError, open_image
+from pacorl.io.images import IMAGE_TYPES, open_image
 from pacorl.records.prompts import evenly_spread
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 Item = TypeVar("Item")
-
-
-class BadItemError(ValueError):
-    """An item of the benchmark's own data that cannot be used, e.g. a missing or damaged image."""
 
 
 @dataclass(frozen=True)
@@ -59,20 +55,14 @@ class ImageCache:
         self._opened: dict[str, Image] = {}
 
     def open(self, name: str) -> Image:
-        """Open an image by name. Raises BadItemError naming the file if it cannot be used."""
+        """Open an image by name. Raises ImageError naming the file if it cannot be used."""
         if name not in self._opened:
-            path = inside(self.folder, name)  # names in the data are untrusted input
-            try:
-                self._opened[name] = open_image(path)
-            except ImageError as error:
-                raise BadItemError(str(error)) from None
-            except OSError as error:
-                raise BadItemError(f"{path}: cannot be read ({error.strerror or error})") from None
+            self._opened[name] = open_image(inside(self.folder, name))  # names in the data are untrusted input
         return self._opened[name]
 
     def open_any(self, stem: str) -> Image:
-        """Open the image of this name, in any format. Raises BadItemError if there is none."""
+        """Open the image of this name, in any format. Raises ValueError if there is none."""
         for suffix in IMAGE_TYPES:
             if (self.folder / f"{stem}{suffix}").is_file():
                 return self.open(f"{stem}{suffix}")
-        raise BadItemError(f"{self.folder / stem}.png is missing")
+        raise ValueError(f"{self.folder / stem}.png is missing")

@@ -72,7 +72,7 @@ class Benchmark(Protocol):
         """Item in order → its texts and ids, which are looked up in a model's training data."""
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
-        """Measure one row per item, in order. Raises BadItemError if the data of one cannot be used."""
+        """Measure one row per item, in order. Raises ValueError if the data of one cannot be used."""
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
         """Compute the columns from the rows of measured items."""

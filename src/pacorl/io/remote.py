@@ -22,8 +22,7 @@ def open_source(source: Path | str) -> Image:
     """Read a file, or fetch an http(s) URL, as an upright RGB image.
 
     Raises:
-        ImageError: it is no image, or the URL gives none within the limits.
-        OSError: the file cannot be read.
+        ImageError: it cannot be read, is no image, or the URL gives none within the limits.
     """
     if isinstance(source, str) and is_url(source):
         return open_image(fetch(source), name=shown_url(source))

@@ -21,10 +21,7 @@ def images_beside(names: Sequence[str], folder: Path) -> tuple[Path, ...]:
     for name in names:
         # Tools write absolute paths too, which may lie inside.
         path = existing(folder, os.path.relpath(name, folder) if Path(name).is_absolute() else name)
-        try:
-            _check_image(path, *state_of(path))
-        except OSError as error:
-            raise ValueError(f"image {name!r} cannot be read ({error.strerror})") from None
+        _check_image(path, *state_of(path))
         paths.append(path)
     return tuple(paths)
 

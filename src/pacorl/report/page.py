@@ -266,7 +266,7 @@ def spread(length: int, *, count: int) -> list[int]:
 def _open(path: Path) -> Image.Image:
     try:
         return open_image(path)
-    except (ImageError, OSError) as error:
+    except ImageError as error:
         raise ValueError(f"{error}; generate it again or delete it") from None
 
 
