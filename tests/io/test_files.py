@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 from pacorl.io.documents import Journal, append_jsonl
 from pacorl.io.files import (
     PRIVATE,
-    LockedError,
     check_digests,
     check_made,
     check_no_run,
@@ -78,7 +77,7 @@ def test_a_lock_ends_with_its_process_and_names_its_holder(tmp_path: Path) -> No
     ) as other:
         assert other.stdout
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(LockedError, match="process 7"), sole_holder(lock):
+        with pytest.raises(ValueError, match="process 7"), sole_holder(lock):
             pass
         other.kill()
     with sole_holder(lock):
@@ -133,7 +132,7 @@ def test_files_are_for_their_owner_to_write_and_logs_to_read(tmp_path: Path) -> 
     write_atomic(tmp_path / "deep" / "page.html", "x")
     write_atomic(tmp_path / "config.yaml", "x", mode=PRIVATE)
     append_jsonl(tmp_path / "metrics.jsonl", {})
-    Journal(tmp_path / "journal.jsonl")
+    Journal(tmp_path / "journal.jsonl").add({"key": 1})
     with sole_holder(tmp_path / ".lock"):
         pass
     modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}

@@ -55,7 +55,7 @@ class ImageCache:
         self._opened: dict[str, Image] = {}
 
     def open(self, name: str) -> Image:
-        """Open an image by name. Raises ImageError naming the file if it cannot be used."""
+        """Open an image by name. Raises ValueError naming the file if it cannot be used."""
         if name not in self._opened:
             self._opened[name] = open_image(inside(self.folder, name))  # names in the data are untrusted input
         return self._opened[name]

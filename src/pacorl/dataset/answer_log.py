@@ -11,7 +11,6 @@ and is cut off.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -22,8 +21,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from pacorl.dataset.folder import OWN_QUESTION, Instance, ranking_of, read_answers, write_records
-from pacorl.io.documents import append_jsonl, blamed_on, parse_object, typed
-from pacorl.io.files import PRIVATE, read_bytes
+from pacorl.io.documents import append_jsonl, read_log, typed
+from pacorl.io.files import PRIVATE
 from pacorl.records.rankings import Ranking
 
 LOG = "answers.jsonl"
@@ -72,13 +71,7 @@ class AnswerLog:
         self.undone: dict[str, list[Event]] = {}
         """Person → answers that were taken back and not given again, the latest last."""
         self.requests: dict[str, Event] = {}
-        content = read_bytes(self.path) if self.path.is_file() else b""
-        whole = content[: content.rfind(b"\n") + 1]
-        for number, line in enumerate(whole.splitlines(), 1):
-            with blamed_on(f"{self.path}:{number}"):
-                self._apply(typed(parse_object(line), Event))
-        if writes and len(whole) < len(content):
-            os.truncate(self.path, len(whole))
+        read_log(self.path, lambda row: self._apply(typed(row, Event)), mends=writes)
 
     def append(self, event: Event) -> None:
         """Write an event, and return when it is on the disk. Raises OSError, and changes nothing, if it cannot be."""

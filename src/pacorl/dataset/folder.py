@@ -92,9 +92,9 @@ def read_prompts(path: Path) -> list[PromptRecord]:
     """Read prompts. Raises ValueError as `load_prompts`, and if an idx is missing, repeated or no file name."""
     records = []
     for prompt, row in zip(load_prompts(path), read_jsonl(path), strict=True):
-        with blamed_on(prompt.origin):
+        with blamed_on(f"{prompt.origin}: idx"):
             if row.get("idx") is None:
-                raise ValueError("'idx' is missing; it names the prompt's folder of images")
+                raise ValueError("is missing; it names the prompt's folder of images")
             records.append(PromptRecord(safe_name(str(row["idx"])), prompt, row))
     return list(by_key(records, lambda record: record.idx, source=path).values())
 

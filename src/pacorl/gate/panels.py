@@ -94,7 +94,7 @@ def open_images(sources: Sequence[Path | str]) -> tuple[tuple[str, ...], tuple[I
         try:
             opened.append(open_source(source))
             names.append(source)
-        except ImageError as error:
+        except ValueError as error:
             faults.append(str(error))
     if faults:
         raise ImageError("\n".join(faults))

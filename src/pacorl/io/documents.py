@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from typing import Any, TypeVar, cast
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from pacorl.io.files import PRIVATE, SHARED, append_flushed, read_bytes, replacing, write_atomic
+from pacorl.io.files import SHARED, append_flushed, make_folder, read_bytes, replacing, write_atomic
 
 Item = TypeVar("Item")
 JsonObject = dict[str, Any]
@@ -41,11 +42,7 @@ JSON_FAULT = re.compile(r"(?P<fault>.*) at line (?P<line>\d+) column (?P<column>
 
 def read_text(path: Path, *, fix: str = "", limit: int = MAX_BYTES) -> str:
     """Read a UTF-8 file; a byte order mark is dropped."""
-    try:
-        content = read_bytes(path, limit=limit)
-    except OSError as error:
-        ending = f"; {fix}" if fix else ""
-        raise ValueError(f"{path}: cannot be read ({error.strerror}){ending}") from None
+    content = read_bytes(path, limit=limit, fix=fix)
     # Accept the line breaks of all systems, as Python's text files do.
     return _decoded(content, str(path)).replace("\r\n", "\n").replace("\r", "\n")
 
@@ -298,10 +295,8 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        whole, torn = _whole_lines(path)
-        if torn or not path.is_file():
-            write_atomic(path, whole, mode=PRIVATE)  # else the next item would be appended to half a line
-        self.items = read_journal(path)
+        make_folder(path.parent)
+        self.items = read_journal(path, mends=True)
 
     def __contains__(self, key: object) -> bool:
         return key in self.items
@@ -313,24 +308,32 @@ class Journal:
             self.items[item["key"]] = item
 
 
-def read_journal(path: Path) -> dict[Any, JsonObject]:
-    """Read a journal without writing to it: an item's `key` → the item, empty without a file.
-
-    A half-written last line may be another process at work, so it is passed over.
-    """
+def read_journal(path: Path, *, mends: bool = False) -> dict[Any, JsonObject]:
+    """Read a journal by `read_log`: an item's `key` → the item."""
     items: dict[Any, JsonObject] = {}
-    for number, line in enumerate(_decoded(_whole_lines(path)[0], str(path)).split("\n"), start=1):
-        if line.strip():
-            with blamed_on(f"{path}:{number}"):
-                row = parse_object(line)
-                if not isinstance(row.get("key"), str | int):
-                    raise ValueError("'key' must be a name or a number; delete the line to go on without it")
-                items[row["key"]] = row
+
+    def keep(row: JsonObject) -> None:
+        if not isinstance(row.get("key"), str | int):
+            raise ValueError("'key' must be a name or a number; delete the line to go on without it")
+        items[row["key"]] = row
+
+    read_log(path, keep, mends=mends)
     return items
 
 
-def _whole_lines(path: Path) -> tuple[bytes, bytes]:
-    """Split a file into its complete lines and the rest."""
+def read_log(path: Path, parse: Callable[[JsonObject], object], *, mends: bool = False) -> None:
+    """Read the objects of a JSONL file that is appended to, each by `parse`; none without a file.
+
+    A half-written last line, the mark of a kill or of another process at work, is passed over.
+
+    Args:
+        mends: cut that line off, to which the next one would be appended.
+    """
     content = read_bytes(path, limit=MAX_BYTES) if path.is_file() else b""
-    end = content.rfind(b"\n") + 1
-    return content[:end], content[end:]
+    whole = content[: content.rfind(b"\n") + 1]
+    for number, line in enumerate(_decoded(whole, str(path)).split("\n"), start=1):
+        if line.strip():
+            with blamed_on(f"{path}:{number}"):
+                parse(parse_object(line))
+    if mends and len(whole) < len(content):
+        os.truncate(path, len(whole))

@@ -82,22 +82,24 @@ def check_digests(folder: Path, expected: Mapping[str, str]) -> None:
             raise ValueError(f"{path} is damaged: it is not what was written")
 
 
-def read_bytes(path: Path, *, limit: int | None = None) -> bytes:
-    """Read a regular file.
+def read_bytes(path: Path, *, limit: int | None = None, fix: str = "") -> bytes:
+    """Read a regular file; `fix` ends the message of a fault.
 
     Raises:
-        OSError: it cannot be read, is a folder, a pipe or a device, or is larger than `limit` bytes.
+        ValueError: it cannot be read, is a folder, a pipe or a device, or is larger than `limit` bytes.
     """
-    # Opening a pipe would otherwise wait for its writer.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(descriptor)  # before `open`, which calls a folder by the number of its descriptor
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    with open(descriptor, "rb") as handle:
-        if limit is not None and status.st_size > limit:
-            raise OSError(errno.EFBIG, f"{status.st_size:,} bytes, and at most {limit:,} are read", str(path))
-        return handle.read()
+    try:
+        # Opening a pipe would otherwise wait for its writer.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as handle:
+            status = os.fstat(handle.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "not a regular file")
+            if limit is not None and status.st_size > limit:
+                raise OSError(errno.EFBIG, f"{status.st_size:,} bytes, and at most {limit:,} are read")
+            return handle.read()
+    except OSError as error:
+        ending = f"; {fix}" if fix else ""
+        raise ValueError(f"{path}: cannot be read ({error.strerror or error}){ending}") from None
 
 
 def check_writable(path: Path, *, folder: bool = False) -> None:
@@ -325,19 +327,14 @@ def flush_to_disk(path: Path) -> None:
         os.close(handle)
 
 
-class LockedError(ValueError):
-    """Another process holds a lock."""
-
-
 @contextmanager
 def sole_holder(
     path: Path, *, note: str = "", fix: str = "wait for its end or stop it, or name another folder with out=…"
 ) -> Iterator[None]:
     """Hold a lock file, which stays, within the block; the lock ends with its process, however that ends.
 
-    A second process gets a LockedError with the `note` of the first, by default its number and machine, and `fix`.
-
     Raises:
+        ValueError: another process holds it; with its `note`, by default its number and machine, and `fix`.
         OSError: The lock cannot be written, or is a link.
     """
     make_folder(path.parent)
@@ -346,7 +343,7 @@ def sole_holder(
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = handle.read(LONGEST_NAME).strip() or "another process"
-            raise LockedError(f"{path.parent} is being written by {holder}; {fix}") from None
+            raise ValueError(f"{path.parent} is being written by {holder}; {fix}") from None
         handle.truncate()  # an earlier holder's note
         note = note or f"process {os.getpid()} on {platform.node()}"
         with disk_errors(path):
@@ -359,7 +356,7 @@ def own_folder(folder: Path) -> Iterator[None]:
     """Lock a run's folder for this process, and remove unfinished files of killed processes.
 
     Raises:
-        LockedError: another process does; it is named.
+        ValueError: another process does; it is named.
     """
     with sole_holder(folder / ".lock"):
         # Under the lock: unfinished files of another process may be about to get their names.

@@ -65,10 +65,11 @@ def open_image(
     """Read a file or its content as an upright RGB image; `name` is its name in messages.
 
     Raises:
-        ImageError: it cannot be read, is no image, damaged, too large or too small, or has several frames.
+        ImageError: it is no image, damaged, too large or too small, or has several frames.
+        ValueError: the file cannot be read.
     """
     name = name or ("the image" if isinstance(source, bytes) else str(source))
-    data = source if isinstance(source, bytes) else _file_content(source)
+    data = source if isinstance(source, bytes) else read_bytes(Path(source), limit=MAX_BYTES)
     with _decoder_errors(name, data, max_pixels):
         image = Image.open(io.BytesIO(data), formats=formats)
         check_frames(image, name)
@@ -125,17 +126,10 @@ def _check_pixels(image: Image.Image, name: str, most: int) -> None:
         raise ImageError(f"{name}: {image.width}x{image.height} is too large; an image may have {most:,} pixels")
 
 
-def _file_content(path: Path | str) -> bytes:
-    try:
-        return read_bytes(Path(path), limit=MAX_BYTES)
-    except OSError as error:
-        raise ImageError(f"{path}: cannot be read ({error.strerror or error})") from None
-
-
 @cache
 def upright_size(path: Path) -> Size:
     """Read height and width of an upright image from its header. Raises as `open_image` does."""
-    data = _file_content(path)
+    data = read_bytes(path, limit=MAX_BYTES)
     with _decoder_errors(str(path), data, MAX_PIXELS), Image.open(io.BytesIO(data), formats=FORMATS) as image:
         sideways = image.getexif().get(ExifTags.Base.Orientation) in SIDEWAYS
         if sideways:
@@ -149,7 +143,7 @@ def check_readable(paths: Iterable[Path]) -> None:
     def fault_of(path: Path) -> str:
         try:
             open_image(path)
-        except ImageError as error:
+        except ValueError as error:
             return str(error)
         return ""
 

@@ -22,7 +22,8 @@ def open_source(source: Path | str) -> Image:
     """Read a file, or fetch an http(s) URL, as an upright RGB image.
 
     Raises:
-        ImageError: it cannot be read, is no image, or the URL gives none within the limits.
+        ImageError: it is no image, or the URL gives none within the limits.
+        ValueError: the file cannot be read.
     """
     if isinstance(source, str) and is_url(source):
         return open_image(fetch(source), name=shown_url(source))

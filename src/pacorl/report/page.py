@@ -19,7 +19,7 @@ from PIL import Image
 
 from pacorl.core.grid import panel_texts
 from pacorl.io.files import write_atomic
-from pacorl.io.images import ImageError, open_image
+from pacorl.io.images import open_image
 from pacorl.models.policies import POLICIES
 from pacorl.report.curves import charts, line_chart_svg
 from pacorl.report.figures import ShownImage, pair_matrix_svg, show
@@ -266,7 +266,7 @@ def spread(length: int, *, count: int) -> list[int]:
 def _open(path: Path) -> Image.Image:
     try:
         return open_image(path)
-    except ImageError as error:
+    except ValueError as error:
         raise ValueError(f"{error}; generate it again or delete it") from None
 
 
