@@ -60,9 +60,8 @@ def open_panels(sources: Sequence[Path | str], *, grid: str = "") -> Panels:
         try:
             images.append(open_source(source))
             names.append(source)
-        except (ImageError, OSError) as error:
-            strerror = error.strerror if isinstance(error, OSError) else None
-            faults.append(f"{source}: {strerror}" if strerror else str(error))
+        except ValueError as error:
+            faults.append(str(error))
     if faults:
         raise ImageError("\n".join(faults))
 
@@ -75,31 +74,7 @@ def open_panels(sources: Sequence[Path | str], *, grid: str = "") -> Panels:
     for name, layout in zip(names, layouts, strict=True):
         if layout and len(images) > 1:
             raise UsageError(f"{name} is a whole page of {layout} panels; give it alone, or its panels")
-<<<<<<< HEAD
     return Panels(tuple(names), tuple(images), tuple(recipe_of(Path(name)).get("panel", "") for name in names))
-=======
-    return names, images
-
-
-def open_images(sources: Sequence[Path | str]) -> tuple[tuple[str, ...], tuple[Image, ...]]:
-    """Open images, and return their names and the images. Raises ImageError listing every unusable source."""
-    # All faults are listed at once, so that they can be mended together.
-    names = []
-    opened = []
-    faults = []
-    for source in files_of(sources):
-        if Path(source).is_dir():
-            faults.append(f"{source} is a folder without images")
-            continue
-        try:
-            opened.append(open_source(source))
-            names.append(source)
-        except ValueError as error:
-            faults.append(str(error))
-    if faults:
-        raise ImageError("\n".join(faults))
-    return tuple(names), tuple(opened)
->>>>>>> bc16722a (An image that cannot be read is an ImageError as one that is damaged)
 
 
 def files_of(sources: Iterable[Path | str]) -> list[str]:
