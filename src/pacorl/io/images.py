@@ -193,6 +193,17 @@ def as_rgb(pixels: Any, name: str) -> Image.Image:
     return image.convert("RGB")
 
 
+def _is_srgb(profile: ImageCms.ImageCmsProfile, srgb: ImageCms.ImageCmsProfile) -> bool:
+    """Whether a profile has the name and the primaries of sRGB; a name alone does not make it one."""
+    if "sRGB" not in ImageCms.getProfileDescription(profile):
+        return False
+    for name in ("red_primary", "green_primary", "blue_primary"):
+        primary, expected = getattr(profile.profile, name), getattr(srgb.profile, name)
+        if primary is None or max(abs(x - y) for x, y in zip(primary[0], expected[0], strict=True)) > 0.01:
+            return False
+    return True
+
+
 def _as_srgb(image: Image.Image, name: str) -> Image.Image:
     """Convert an image with a colour profile to sRGB, as every screen shows it; one without RGB or CMYK is left."""
     colours = image
@@ -204,7 +215,7 @@ def _as_srgb(image: Image.Image, name: str) -> Image.Image:
         profile = ImageCms.ImageCmsProfile(io.BytesIO(image.info["icc_profile"]))
         srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB"))
         # The same space, whose conversion would only round.
-        if "sRGB" in ImageCms.getProfileDescription(profile):
+        if _is_srgb(profile, srgb):
             return image
         # As browsers do: colours of both spaces stay, and black stays black.
         converted = ImageCms.profileToProfile(
