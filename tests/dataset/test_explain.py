@@ -9,7 +9,7 @@ from pacorl.dataset.export import export, label
 from pacorl.dataset.folder import read_instances, write_records
 from pacorl.dataset.rules import pair_key
 from pacorl.io.documents import read_jsonl
-from pacorl.judge.chat import ChatRefusedError
+from pacorl.io.net import ServiceRefusedError
 from pacorl.records.rankings import Ranking
 
 
@@ -73,6 +73,6 @@ def test_failures_are_counted_and_tried_again(ranked, llm):
 
 def test_a_wrong_model_name_stops_at_once(ranked, llm):
     server, model = llm(lambda messages, number: (404, b'{"error": {"message": "no such model"}}'))
-    with pytest.raises(ChatRefusedError, match="no such model"):
+    with pytest.raises(ServiceRefusedError, match="no such model"):
         explain(ranked, model, workers=1)
     assert len(server.requests) <= 2

@@ -8,7 +8,6 @@ import io
 import json
 import math
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -154,17 +153,6 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(data)
-
-    def trickle(self, data: bytes, *, seconds: float) -> None:
-        """The headers at once, then a byte at a time: no single read is slow."""
-        self.send(b"", length=len(data))
-        try:
-            for byte in data:
-                self.wfile.write(bytes([byte]))
-                self.wfile.flush()
-                time.sleep(seconds / len(data))
-        except OSError:
-            self.close_connection = True
 
 
 def p_of(body: dict[str, Any]) -> float:

@@ -14,16 +14,16 @@ from fake_server import FakeServer, Handler, chat_answer, decoded, p_of_images
 from PIL import Image
 
 from pacorl.io.images import ImageError
+from pacorl.io.net import ServiceFault, ServiceRefusedError
 from pacorl.io.outage import UnreachableError
 from pacorl.judge import judge_from
 from pacorl.judge.http import (
     HttpJudge,
-    UnansweredError,
     read_p_yes,
     sharing_order,
-    verdict_body,
 )
-from pacorl.judge.judge import JudgeRefusedError, is_address, split_address
+from pacorl.judge.images import distinct_images
+from pacorl.judge.judge import is_address, split_address
 from pacorl.types import Question
 
 RED, BLUE, GREEN = (Image.new("RGB", (8, 6), colour) for colour in ("red", "blue", "green"))
@@ -59,6 +59,7 @@ def truth(question: Question) -> float:
 
 def assert_all_right(judge: HttpJudge) -> None:
     verdicts = judge.verdicts(QUESTIONS)
+    assert not any(server.load for server in judge.servers), "a load falls with its answers"
     assert [verdict.p_yes for verdict in verdicts] == pytest.approx(
         [truth(question) for question in QUESTIONS], abs=1e-12
     )
@@ -67,36 +68,26 @@ def assert_all_right(judge: HttpJudge) -> None:
 # --- a server that behaves -------------------------------------------------------------------------------------
 
 
-def test_verdicts_come_in_order(server: FakeServer) -> None:
-    with judge_of(server) as judge:
-        assert_all_right(judge)
-    assert len(server.chats) == len(QUESTIONS)
-
-
 def test_verdicts_are_those_of_their_questions_in_whatever_order_these_are_sent(server: FakeServer) -> None:
     questions = [QUESTIONS[number] for number in (4, 0, 2, 5, 1, 3)]
-    assert sharing_order(questions) == [0, 3, 1, 4, 2, 5]
+    assert sharing_order(distinct_images(questions)) == [0, 3, 1, 4, 2, 5]
     with judge_of(server) as judge:
         verdicts = judge.verdicts(questions)
     assert [verdict.p_yes for verdict in verdicts] == pytest.approx(list(map(truth, questions)), abs=1e-12)
 
 
-def test_equal_questions_are_asked_once_whatever_objects_hold_the_images(server: FakeServer) -> None:
-    with judge_of(server) as judge:
-        verdicts = judge.verdicts([Question((RED, BLUE), "?"), Question((RED.copy(), BLUE.copy()), "?")])
-        assert verdicts[0] == verdicts[1]
-        assert len(server.chats) == 1
-
-
-def test_an_image_is_encoded_once_per_call(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its pixels: a second reward asks about panels that it cut for itself."""
+def test_equal_questions_are_asked_once_and_equal_images_encoded_once(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By their pixels: a second reward asks about panels that it cut for itself."""
     saved = []
     save = Image.Image.save
     monkeypatch.setattr(Image.Image, "save", lambda image, *a, **b: saved.append(image) or save(image, *a, **b))
-    again = [Question(tuple(image.copy() for image in question.images), "Really?") for question in QUESTIONS]
+    again = [Question(tuple(image.copy() for image in question.images), question.text) for question in QUESTIONS]
     with judge_of(server) as judge:
-        judge.verdicts([*QUESTIONS, *again])
-    assert len(saved) == 3
+        verdicts = judge.verdicts([*QUESTIONS, *again])
+    assert verdicts[: len(QUESTIONS)] == verdicts[len(QUESTIONS) :]
+    assert (len(saved), len(server.chats)) == (3, len(QUESTIONS))
 
 
 def test_images_are_sent_as_the_judge_of_this_process_sees_them(server: FakeServer) -> None:
@@ -145,19 +136,16 @@ def test_a_question_that_failed_is_put_to_another_endpoint(server: FakeServer) -
         assert server.chats
 
 
-def test_token_ids_are_asked_for_where_the_server_tells_them(server: FakeServer) -> None:
-    with judge_of(server) as judge:
-        judge.verdicts(QUESTIONS[:1])
-    assert server.chats[0]["logprob_token_ids"] == [7, 9]
-    assert server.chats[0]["top_logprobs"] == 20
-
-
-def test_a_server_without_token_ids_is_read_by_text(server: FakeServer) -> None:
-    server.tokens = None
+@pytest.mark.parametrize("ids", [[7, 9], None])
+def test_token_ids_are_asked_for_where_the_server_tells_them(server: FakeServer, ids: list[int] | None) -> None:
+    server.tokens = server.tokens if ids else None
     with judge_of(server) as judge:
         assert_all_right(judge)
-    assert "logprob_token_ids" not in server.chats[-1]
-    assert server.chats[-1]["repetition_penalty"] == 1
+    chat = server.chats[-1]
+    assert chat.get("logprob_token_ids") == ids
+    # At the model's own temperature: a server may report log-probabilities after its own changes to them.
+    assert (chat["temperature"], chat["top_p"], chat["repetition_penalty"], chat["max_tokens"]) == (1, 1, 1, 1)
+    assert chat["top_logprobs"] == 20
 
 
 def test_a_server_of_decisions_is_asked_for_them(server: FakeServer) -> None:
@@ -327,7 +315,6 @@ def test_with_one_of_two_servers_hanging_the_other_answers_all(server: FakeServe
 
 
 def test_a_request_that_the_server_calls_wrong_is_not_repeated(server: FakeServer) -> None:
-    server.tokens = None
     server.behave = lambda handler, number: handler.fail(400, "too long") is None
     with judge_of(server) as judge:
         assert "too long" in judge.verdicts(QUESTIONS[:1])[0].error
@@ -345,7 +332,7 @@ def test_a_dead_endpoint_is_replaced_by_a_living_one(server: FakeServer) -> None
 
 def test_a_wrong_model_name_fails_at_once_with_the_served_names(server: FakeServer) -> None:
     server.served = ("PaCo-Reward-7B", "base")
-    with pytest.raises(JudgeRefusedError, match=r"no model 'judge'; it serves PaCo-Reward-7B, base"):
+    with pytest.raises(ServiceRefusedError, match=r"no model 'judge'; it serves PaCo-Reward-7B, base"):
         judge_of(server)
     assert not server.chats
 
@@ -355,7 +342,7 @@ def test_the_only_model_needs_no_name(server: FakeServer) -> None:
         assert judge.model == "judge"
         assert_all_right(judge)
     server.served = ("one", "two")
-    with pytest.raises(JudgeRefusedError, match="serves one, two; name one as URL#MODEL"):
+    with pytest.raises(ServiceRefusedError, match="serves one, two; name one as URL#MODEL"):
         HttpJudge.connect(server.url)
     server.served = ("judge", "two")
     judge, name = judge_from(f"{server.url}#judge")
@@ -366,7 +353,7 @@ def test_the_only_model_needs_no_name(server: FakeServer) -> None:
 def test_404_is_not_asked_again_and_names_the_address(server: FakeServer) -> None:
     server.behave = lambda handler, number: handler.fail(404, "no such deployment") is None
     with judge_of(server) as judge:
-        with pytest.raises(JudgeRefusedError, match=rf"{server.url}/chat/completions: HTTP 404 no such deployment"):
+        with pytest.raises(ServiceRefusedError, match=rf"{server.url}/chat/completions: HTTP 404 no such deployment"):
             judge.verdicts(QUESTIONS[:1])
         assert len(server.chats) == 1
 
@@ -375,7 +362,7 @@ def test_a_redirect_is_not_followed(server: FakeServer) -> None:
     with FakeServer().running() as other:
         moved = {"Location": f"{other.url}/chat/completions"}
         server.behave = lambda handler, number: handler.answer({}, status=307, headers=moved) is None
-        with judge_of(server) as judge, pytest.raises(JudgeRefusedError, match=server.url):
+        with judge_of(server) as judge, pytest.raises(ServiceRefusedError, match=server.url):
             judge.verdicts(QUESTIONS[:1])
     assert other.chats == []
 
@@ -417,7 +404,7 @@ def test_this_machine_is_asked_around_the_proxy(server: FakeServer, monkeypatch:
 
 def test_a_word_of_several_tokens_is_refused(server: FakeServer) -> None:
     server.tokens = {"Yes": [7]}
-    with pytest.raises(JudgeRefusedError, match="'No' is not a single token"):
+    with pytest.raises(ServiceRefusedError, match="'No' is not a single token"):
         judge_of(server)
 
 
@@ -434,7 +421,7 @@ def test_the_key_comes_from_the_environment(server: FakeServer, monkeypatch: pyt
 def test_a_refused_key_is_raised_and_not_shown(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     server.key = "another"
     monkeypatch.setenv("JUDGE_KEY", "very-secret")
-    with pytest.raises(JudgeRefusedError) as caught:
+    with pytest.raises(ServiceRefusedError) as caught:
         judge_of(server, api_key_env="JUDGE_KEY")
     assert "very-secret" not in str(caught.value)
     assert "Bearer ***" in str(caught.value)
@@ -461,13 +448,12 @@ def test_tokens_that_spell_the_same_are_added_up() -> None:
 @pytest.mark.parametrize(
     ("entries", "likeliest"),
     [
-        ([("Maybe", -0.1), (" Yes", -3.0), ("No.", -4.0)], "Maybe"),
         ([("Maybe", -0.1), ("Yes", -9999.0), ("No", -9999.0)], "Maybe"),  # vLLM's floor
-        ([("<think>", -0.0001), ("Okay", -9.5)], "<think>"),
+        ([("<think>", -0.0001), (" Yes", -9.5)], "<think>"),
     ],
 )
 def test_neither_word_listed_is_missing(entries: list[tuple[str, float]], likeliest: str) -> None:
-    with pytest.raises(UnansweredError, match=likeliest):
+    with pytest.raises(ServiceFault, match=likeliest):
         read_p_yes(chat_answer(entries))
 
 
@@ -480,14 +466,14 @@ def test_neither_word_listed_is_missing(entries: list[tuple[str, float]], likeli
     ],
 )
 def test_log_probabilities_of_a_greedy_sampler_are_refused(entries: list[tuple[str, float]]) -> None:
-    with pytest.raises(JudgeRefusedError, match="--logprobs-mode raw_logprobs"):
+    with pytest.raises(ServiceRefusedError, match="--logprobs-mode raw_logprobs"):
         read_p_yes(chat_answer(entries))
 
 
 def test_one_word_listed_is_enough_where_the_other_cannot_matter() -> None:
     assert read_p_yes(chat_answer([("No", -0.01), ("Maybe", -6.0), ("So", -12.0)])) == 0.0
     assert read_p_yes(chat_answer([("Yes", 0.0), ("No", -21.0)])) == pytest.approx(1.0)  # sure, and no greedy sampler
-    with pytest.raises(UnansweredError, match="listed Yes and not No"):
+    with pytest.raises(ServiceFault, match="listed Yes and not No"):
         read_p_yes(chat_answer([("Maybe", -0.7), ("Yes", -1.0), ("So", -2.0)]))
 
 
@@ -496,40 +482,13 @@ def test_the_sampled_token_bounds_nothing() -> None:
     first = answer["choices"][0]["logprobs"]["content"][0]
     first["token"], first["logprob"] = "Rare", -30.0
     first["top_logprobs"].append({"token": "Rare", "logprob": -30.0})
-    with pytest.raises(UnansweredError):
+    with pytest.raises(ServiceFault):
         read_p_yes(answer)
 
 
 def test_names_by_id_are_read_by_id() -> None:
     answer = chat_answer([("token_id:7", math.log(0.6)), ("token_id:9", math.log(0.2)), ("token_id:70", math.log(0.1))])
     assert read_p_yes(answer, ids=((7,), (9,))) == pytest.approx(0.75)
-
-
-# --- what requests and answers are of -------------------------------------------------------------------------
-
-
-def test_a_verdict_is_asked_at_the_models_own_temperature() -> None:
-    """A server may report log-probabilities after its own changes to them."""
-    body = verdict_body("judge", [], "Same?")
-    assert (body["temperature"], body["top_p"], body["max_tokens"]) == (1, 1, 1)
-
-
-def test_an_answer_is_of_its_images_and_its_text(server: FakeServer) -> None:
-    with judge_of(server) as judge:
-        together = judge.verdicts(QUESTIONS)
-        assert together == [judge.verdicts([question])[0] for question in QUESTIONS]
-    assert len({verdict.p_yes for verdict in together}) == len(QUESTIONS)
-
-
-def test_processes_share_the_slots_of_an_endpoint() -> None:
-    with HttpJudge("judge", ["http://127.0.0.1:9/v1"], concurrency=32, processes=4) as judge:
-        assert [each.slots._value for each in judge.servers] == [8]
-
-
-def test_an_endpoints_load_falls_with_its_answers(server: FakeServer) -> None:
-    with judge_of(server) as judge:
-        assert_all_right(judge)
-        assert [each.load for each in judge.servers] == [0]
 
 
 def test_both_orders_are_asked_and_averaged(server: FakeServer) -> None:

@@ -7,8 +7,9 @@ from judges import build, panels, processor_of_any_size
 from PIL import Image
 
 from pacorl.core import questions
+from pacorl.judge.images import DistinctImage
 from pacorl.judge.local import LocalJudge
-from pacorl.judge.prompting import DistinctImage, chat_text
+from pacorl.judge.prompting import chat_text
 from pacorl.types import Question
 
 

@@ -28,9 +28,10 @@ from pacorl.cli import app
 from pacorl.core.calibration import Curve
 from pacorl.core.questions import consistent, shows_text
 from pacorl.gate.paco_reward import PacoReward
+from pacorl.io.net import ServiceRefusedError
 from pacorl.judge.calibration import Calibration
-from pacorl.judge.http import HttpJudge, encode
-from pacorl.judge.judge import JudgeRefusedError
+from pacorl.judge.http import HttpJudge
+from pacorl.judge.images import DistinctImage
 from pacorl.judge.local import LocalJudge
 from pacorl.judge.prompting import ChatPrompt
 from pacorl.serve.server import ChatRequest, ServedJudge, completion, data_of
@@ -46,7 +47,7 @@ TEXT = {"model": "judge", "messages": [{"role": "user", "content": "Yes or No?"}
 
 
 def url_of(image: Image.Image) -> str:
-    return next(iter(encode([Question((image,), "")]).values())).url
+    return f"data:image/png;base64,{DistinctImage.of(image, name='it').png}"
 
 
 def ask(url: str, body: Any = None, **headers: str) -> tuple[int, Any]:
@@ -216,7 +217,7 @@ def test_a_fault_of_the_judge_is_no_fault_of_the_caller(
 
 
 def test_names_bodies_hosts_and_origins_are_guarded(url: str) -> None:
-    with pytest.raises(JudgeRefusedError, match="it serves judge"):
+    with pytest.raises(ServiceRefusedError, match="it serves judge"):
         HttpJudge.connect(url, model="other")
     assert ask(f"{url}/nowhere")[0] == 404
     assert ask(f"{url}/tokenize", b" " * (4 * 2**20 + 1))[0] == 413
@@ -236,7 +237,7 @@ def test_a_key_is_asked_for_but_by_health(local_judge: LocalJudge, monkeypatch: 
             assert ask(f"{url}{page}", Authorization="bearer secret")[0] == 200
         with HttpJudge.connect(url, api_key_env="RIGHT") as judge:
             assert judge.verdicts(QUESTIONS[:1])[0].valid
-        with pytest.raises(JudgeRefusedError, match="its key"):
+        with pytest.raises(ServiceRefusedError, match="its key"):
             HttpJudge.connect(url)
 
 

@@ -71,7 +71,7 @@ def ask_for_set(
 
     Raises:
         ChatError: no attempt gives a usable answer.
-        ChatRefusedError: the server refuses all questions.
+        ServiceRefusedError: the server refuses all questions.
     """
 
     def check_reply(reply: SetReply) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -25,11 +27,16 @@ MALFORMED = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError
 """Errors of reading a malformed document: any of Python's complaints about values."""
 
 
-class TransientError(Exception):
-    """An attempt failed; another may not. `unreachable`: there was no answer at all."""
+class ServiceRefusedError(ValueError):
+    """No request will be answered: unknown model, refused key, wrong address."""
 
-    def __init__(self, reason: str, *, unreachable: bool = False) -> None:
+
+class ServiceFault(Exception):
+    """A request was not answered. `passing`: it may be later. `unreachable`: there was no answer at all."""
+
+    def __init__(self, reason: str, *, passing: bool = True, unreachable: bool = False) -> None:
         super().__init__(reason)
+        self.passing = passing
         self.unreachable = unreachable
 
 
@@ -61,7 +68,40 @@ def own_headers() -> dict[str, Any]:
     return dict.fromkeys(("Authorization", "OpenAI-Organization", "OpenAI-Project"), openai.Omit())
 
 
-def status_fault(response: httpx2.Response, *, key: str = "") -> TransientError:
+@contextmanager
+def service_faults(url: str, *, model: str, seconds: float, key: str, key_variable: str) -> Iterator[None]:
+    """Convert the faults of openai's client, and of reading an answer, to one line in the server's words.
+
+    Raises:
+        ServiceRefusedError: for a refused key, and for a wrong address or model.
+        ServiceFault: for any other fault.
+    """
+    import openai
+
+    try:
+        yield
+    except ServiceRefusedError:
+        raise
+    except (TimeoutError, openai.APITimeoutError):
+        raise ServiceFault(f"no answer within {seconds:g} s", unreachable=True) from None
+    except openai.APIConnectionError as error:
+        raise wire_fault(error, url=url) from None
+    except openai.APIStatusError as error:
+        status, said = error.status_code, status_line(error.response, key=key)
+        if status in (401, 403):
+            raise ServiceRefusedError(
+                f"{error.request.url}: {said}; put the server's key into {key_variable}"
+            ) from None
+        if status == 404 or error.response.has_redirect_location:
+            fix = f"check the address and the model's name {model!r}"
+            raise ServiceRefusedError(f"{error.request.url}: {said}; {fix}") from None
+        passing = status == 429 or status >= 500
+        raise ServiceFault(said, passing=passing, unreachable=status in UNAVAILABLE) from None
+    except MALFORMED as error:
+        raise ServiceFault(f"an answer of another form ({type(error).__name__})") from None
+
+
+def status_line(response: httpx2.Response, *, key: str = "") -> str:
     """Return the status of a refusal in the server's words."""
     # The message of an error's JSON document, else the beginning of the body.
     words: Any = None
@@ -77,10 +117,10 @@ def status_fault(response: httpx2.Response, *, key: str = "") -> TransientError:
     fault = f"HTTP {response.status_code} {text}".strip()
     if response.has_redirect_location:
         fault += f"; redirects are not followed, name {shown_url(response.headers['location'])} if it is yours"
-    return TransientError(fault, unreachable=response.status_code in UNAVAILABLE)
+    return fault
 
 
-def wire_fault(error: BaseException, *, url: str) -> TransientError:
+def wire_fault(error: BaseException, *, url: str) -> ServiceFault:
     """Describe a fault on the way to a service by its innermost reason, and name the proxy that is asked for it."""
     inner: BaseException | None = error
     while inner:
@@ -91,7 +131,7 @@ def wire_fault(error: BaseException, *, url: str) -> TransientError:
         reason = os.strerror(error.errno)  # asyncio's text names the address without the reason
     proxy = proxy_of(url)
     way = f" through the proxy {shown_url(proxy)} (NO_PROXY={urlsplit(url).hostname} goes round it)" if proxy else ""
-    return TransientError(f"no connection{way}: {_on_one_line(reason)}", unreachable=True)
+    return ServiceFault(f"no connection{way}: {_on_one_line(reason)}", unreachable=True)
 
 
 def _on_one_line(text: object) -> str:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 from pydantic import BaseModel
 
 from pacorl.io.documents import object_within, typed
-from pacorl.io.net import MALFORMED, client_options, own_headers, service_url, status_fault, wire_fault
+from pacorl.io.net import ServiceFault, client_options, own_headers, service_faults, service_url
 
 OPENAI_URL = "https://api.openai.com/v1"
 
@@ -24,10 +24,6 @@ Reply = TypeVar("Reply", bound=BaseModel)
 
 class ChatError(ValueError):
     """One question remains without a usable answer; others may fare better."""
-
-
-class ChatRefusedError(ValueError):
-    """No question will be answered: unknown model, refused key, no such server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +40,7 @@ class ChatModel:
     """Of transport faults (time-outs, 429, 5xx)."""
 
     def ask(self, messages: Sequence[Message]) -> str:
-        """Return the model's answer. Raises ChatError for no usable answer, ChatRefusedError if no retry helps."""
+        """Return the model's answer. Raises ChatError, or ServiceRefusedError if no question will be answered."""
         import httpx2
         import openai
 
@@ -53,24 +49,16 @@ class ChatModel:
         key = os.environ.get(self.key_variable, "")
         with httpx2.Client(**client_options(url, seconds=self.timeout_seconds, key=key)) as transport:
             client = openai.OpenAI(base_url=url, api_key="-", http_client=transport, max_retries=self.retries)
+            service = {"model": self.model, "key": key, "key_variable": self.key_variable}
             try:
-                # No temperature or the like: servers differ in what they take.
-                answer = client.chat.completions.create(
-                    model=self.model, messages=cast("Any", list(messages)), extra_headers=own_headers()
-                )
-                text = answer.choices[0].message.content
-            except openai.APIStatusError as error:
-                fault = str(status_fault(error.response, key=key))
-                # These answer every question alike; other faults are of one question, or of the moment.
-                if error.status_code in (401, 403, 404) or error.response.has_redirect_location:
-                    raise ChatRefusedError(f"{error.request.url} refuses {self.model!r}: {fault}") from None
+                with service_faults(url, seconds=self.timeout_seconds, **service):
+                    # No temperature or the like: servers differ in what they take.
+                    answer = client.chat.completions.create(
+                        model=self.model, messages=cast("Any", list(messages)), extra_headers=own_headers()
+                    )
+                    text = answer.choices[0].message.content
+            except ServiceFault as fault:
                 raise ChatError(f"no answer: {fault}") from None
-            except openai.APITimeoutError:
-                raise ChatError(f"no answer within {self.timeout_seconds:g} s") from None
-            except openai.APIConnectionError as error:
-                raise ChatError(f"no answer: {wire_fault(error, url=url)}") from None
-            except MALFORMED as error:
-                raise ChatError(f"no answer: an answer of another form ({type(error).__name__})") from None
         if not isinstance(text, str) or not text:
             raise ChatError("the answer is empty")
         return text

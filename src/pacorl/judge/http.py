@@ -11,14 +11,11 @@ single tokens for Yes and No, log-probabilities taken after sampling.
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
-import io
 import logging
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,20 +26,19 @@ import numpy as np
 
 from pacorl.config.options import JUDGE_KEY
 from pacorl.core.questions import text_fault
-from pacorl.io.images import as_rgb
 from pacorl.io.net import (
-    MALFORMED,
-    TransientError,
+    ServiceFault,
+    ServiceRefusedError,
     client_options,
     is_loopback,
     key_from,
     own_headers,
-    status_fault,
-    wire_fault,
+    service_faults,
 )
 from pacorl.io.outage import OUTAGE_SECONDS, UnreachableError
 from pacorl.judge.calibration import Calibration
-from pacorl.judge.judge import ANSWER_SECONDS, CONCURRENCY, RETRIES, VARIANTS, WORDS, JudgeRefusedError, split_address
+from pacorl.judge.images import DistinctImage, distinct_images
+from pacorl.judge.judge import ANSWER_SECONDS, CONCURRENCY, RETRIES, VARIANTS, WORDS, split_address
 from pacorl.judge.pairwise import both_orders
 from pacorl.types import Question, Verdict
 
@@ -59,6 +55,7 @@ PROBE_SECONDS = 5.0
 """Longest time between two attempts in an outage, so that a restarted server is used within seconds."""
 HOMES = 10_000
 """Most images whose servers are remembered."""
+KEY = f"{JUDGE_KEY} (in a run's config: judge.api_key_env)"
 TOP_LOGPROBS = 20  # the most that the API allows
 CUT_TOLERANCE = 1e-3
 """Tolerance for a list of the likeliest tokens without one of Yes and No, which is at most as likely as the list's
@@ -67,60 +64,21 @@ ROUNDING = 1e-2  # a server in bf16 may list a log-probability above 0 by so muc
 FLOOR_LOGPROB = -9999.0  # vLLM's encoding of −inf
 
 
-class UnansweredError(Exception):
-    """Permanent lack of an answer to a question."""
-
-
 # --- requests --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedImage:
-    """An image encoded for the request."""
-
-    url: str
-    """A data URL of a PNG."""
-    digest: str
-    """SHA-256 of the size and the pixels, which identifies equal images."""
-
-
-def encode(questions: Iterable[Question]) -> dict[int, EncodedImage]:
-    """Encode the RGB pixels that a judge in this process would see, each distinct image once.
-
-    Returns:
-        id of an image → the image encoded.
-
-    Raises:
-        ImageError: for an invalid image.
-    """
-    encoded: dict[int, EncodedImage] = {}
-    by_digest: dict[str, EncodedImage] = {}
-    for question in questions:
-        for number, image in enumerate(question.images, 1):
-            if id(image) in encoded:
-                continue
-            rgb = as_rgb(image, f"image {number} of {question.text!r}")
-            digest = hashlib.sha256(repr(rgb.size).encode() + rgb.tobytes()).hexdigest()
-            if digest not in by_digest:
-                buffer = io.BytesIO()
-                # Fast compression: for a nearby server, better compression takes longer than sending.
-                rgb.save(buffer, format="png", compress_level=1)
-                content = base64.b64encode(buffer.getvalue()).decode("ascii")
-                by_digest[digest] = EncodedImage(f"data:image/png;base64,{content}", digest)
-            encoded[id(image)] = by_digest[digest]
-    return encoded
-
-
-def turn_body(model: str, images: Sequence[EncodedImage], text: str, *, max_tokens: int) -> dict[str, Any]:
+def turn_body(model: str, images: Sequence[DistinctImage], text: str, *, max_tokens: int) -> dict[str, Any]:
     """Build a request of one user turn, its images before its text, without thinking."""
-    content: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": image.url}} for image in images]
+    content: list[dict[str, Any]] = []
+    for image in images:
+        content.append({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image.png}"}})
     messages = [{"role": "user", "content": [*content, {"type": "text", "text": text}]}]
     thinking = {"chat_template_kwargs": {"enable_thinking": False}}
     return {"model": model, "messages": messages, "max_tokens": max_tokens} | thinking
 
 
 def verdict_body(
-    model: str, images: Sequence[EncodedImage], text: str, *, ids: TokenIds | None = None
+    model: str, images: Sequence[DistinctImage], text: str, *, ids: TokenIds | None = None
 ) -> dict[str, Any]:
     """Build a request for the first token's log-probabilities.
 
@@ -135,23 +93,22 @@ def verdict_body(
     return turn_body(model, images, text, max_tokens=1) | sampling | by_id
 
 
-def decision_body(model: str, images: Sequence[EncodedImage], text: str) -> dict[str, Any]:
+def decision_body(model: str, images: Sequence[DistinctImage], text: str) -> dict[str, Any]:
     """Build a request of transformers' `/v1/systemone`, for servers without log-probabilities."""
     assets = {}
     for number, image in enumerate(images, 1):
-        content = image.url.partition(",")[2]
-        assets[f"image-{number}"] = {"type": "image", "format": "png", "data_base64": content}
+        assets[f"image-{number}"] = {"type": "image", "format": "png", "data_base64": image.png}
     question = {"type": "noul", "instructions": text}
     return {"model": model, "state": "".join(assets), "questions": {"same": question}, "assets": assets}
 
 
-def sharing_order(questions: Sequence[Question]) -> list[int]:
-    """Order the questions so that those with the same first images follow one another, for a server's prefix cache."""
-    position: dict[int, int] = {}
-    for question in questions:
-        for image in question.images:
-            position.setdefault(id(image), len(position))
-    return sorted(range(len(questions)), key=lambda number: [position[id(image)] for image in questions[number].images])
+def sharing_order(images: Sequence[Sequence[DistinctImage]]) -> list[int]:
+    """Order questions so that those with the same first images follow one another, for a server's prefix cache."""
+    position: dict[DistinctImage, int] = {}
+    for of_question in images:
+        for image in of_question:
+            position.setdefault(image, len(position))
+    return sorted(range(len(images)), key=lambda number: [position[image] for image in images[number]])
 
 
 # --- answers ---------------------------------------------------------------------------------------------------
@@ -165,8 +122,8 @@ def read_p_yes(answer: Json, words: Sequence[Sequence[str]] = WORDS, *, ids: Tok
         ids: Their token ids; entries named `token_id:N` are read by id, further entries by their text.
 
     Raises:
-        JudgeRefusedError: if the log-probabilities are of a sampler, and not of the model.
-        UnansweredError: if the answer does not determine the probability.
+        ServiceRefusedError: if the log-probabilities are of a sampler, and not of the model.
+        ServiceFault: if the answer does not determine the probability.
         LookupError, TypeError, ValueError: if it has another form.
     """
     # The likeliest tokens, and the sampled one, which may be far less likely than they and is no bound.
@@ -176,7 +133,7 @@ def read_p_yes(answer: Json, words: Sequence[Sequence[str]] = WORDS, *, ids: Tok
     entries = {*listed, sampled} if sampled[0] not in dict(listed) else set(listed)
     values = sorted((value for _, value in entries), reverse=True)
     if values[0] >= 0 and all(value <= FLOOR_LOGPROB for value in values[1:]):
-        raise JudgeRefusedError(
+        raise ServiceRefusedError(
             f"the server's log-probabilities are taken after greedy sampling ({sampled[0]!r:.40} has all of the "
             "probability); start vLLM with --logprobs-mode raw_logprobs"
         )
@@ -190,15 +147,16 @@ def read_p_yes(answer: Json, words: Sequence[Sequence[str]] = WORDS, *, ids: Tok
     # Their probabilities, if the list determines them.
     if max(yes, no) <= FLOOR_LOGPROB:
         likeliest = max(entries, key=lambda entry: entry[1])[0]
-        raise UnansweredError(
+        raise ServiceFault(
             f"neither Yes nor No is among the {len(entries)} tokens that the server listed, the likeliest is "
-            f"{likeliest!r:.40}; a model that thinks first cannot judge"
+            f"{likeliest!r:.40}; a model that thinks first cannot judge",
+            passing=False,
         )
     least = min((value for name, value in listed if (name, value) != sampled), default=0.0)
     if min(yes, no) <= FLOOR_LOGPROB and _sigmoid(least - max(yes, no)) > CUT_TOLERANCE:
         present, absent = ("Yes", "No") if yes > no else ("No", "Yes")
-        raise UnansweredError(
-            f"the server listed {present} and not {absent}, which may be as likely as its least entry"
+        raise ServiceFault(
+            f"the server listed {present} and not {absent}, which may be as likely as its least entry", passing=False
         )
     return _sigmoid(yes - no)
 
@@ -211,10 +169,20 @@ def read_decision(answer: Json) -> float:
     return p_yes
 
 
+def read_text(answer: Json) -> str:
+    """Read the words of a chat completion."""
+    return str(choice_of(answer)["message"]["content"].strip())
+
+
+def read_models(answer: Json) -> dict[str, str]:
+    """Read the names of the served models, each with its note."""
+    return {str(model["id"]): str(model.get("note") or "") for model in answer.get("data", [])}
+
+
 def choice_of(answer: Json) -> Any:
-    """Return the choice of a chat completion. Raises TransientError with the words of an error in its place."""
+    """Return the choice of a chat completion. Raises ServiceFault with the words of an error in its place."""
     if "choices" not in answer and "error" in answer:
-        raise TransientError(f"an error in place of an answer: {str(answer['error'])[:200]}")
+        raise ServiceFault(f"an error in place of an answer: {str(answer['error'])[:200]}")
     return answer["choices"][0]
 
 
@@ -254,6 +222,10 @@ class Server:
     """Whether it is asked for decisions, because it has no log-probabilities."""
     note: str = ""
     """Caveat of the server about the judge; empty for most."""
+
+
+Request = tuple[str, Json, Callable[[Any], T]]
+"""Page of a server, the body, and the reader of its answer."""
 
 
 class HttpJudge:
@@ -303,7 +275,7 @@ class HttpJudge:
         self._answered_at = -math.inf
         self._is_announced = False
         """Whether the present outage was logged."""
-        self._homes: dict[str, Server] = {}
+        self._homes: dict[bytes, Server] = {}
         """Digest of an image → the server that was last asked about it."""
 
         # The servers. The key is the transport's: variables for OpenAI's own service stay here.
@@ -326,7 +298,7 @@ class HttpJudge:
             startup: Seconds that servers which do not answer yet are waited for.
 
         Raises:
-            JudgeRefusedError: for a wrong model name, key or address.
+            ServiceRefusedError: for a wrong model name, key or address.
             UnreachableError: if a server is silent.
         """
         urls, model_name = split_address(source)
@@ -344,7 +316,7 @@ class HttpJudge:
         return next((f"{server.url}: {server.note}" for server in self.servers if server.note), "")
 
     def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
-        """Return one verdict per question, in order. Raises JudgeRefusedError or ImageError for permanent faults."""
+        """Return one verdict per question, in order. Raises ServiceRefusedError or ImageError for permanent faults."""
         ask = partial(self._run, self._verdicts)
         verdicts: list[Verdict] = both_orders(ask, questions) if self.symmetric else ask(questions)
         return self.calibration.calibrated(verdicts) if self.calibration else verdicts
@@ -357,7 +329,7 @@ class HttpJudge:
         """Shake hands with every server, waiting up to `patience` seconds for silent servers.
 
         Raises:
-            JudgeRefusedError: for a wrong model name, key or address.
+            ServiceRefusedError: for a wrong model name, key or address.
             UnreachableError: if a server stays silent.
         """
         self._run(self._check, patience)
@@ -393,83 +365,68 @@ class HttpJudge:
     # --- questions ---------------------------------------------------------------------------------------------
 
     async def _verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
-        images = await asyncio.to_thread(encode, questions)
-        tasks: dict[tuple[str, ...], asyncio.Task[Verdict]] = {}
-        numbered: dict[int, asyncio.Task[Verdict]] = {}
+        images = await asyncio.to_thread(distinct_images, questions)
+        keys = [(images[number], question.text) for number, question in enumerate(questions)]
+        tasks: dict[tuple[Any, ...], asyncio.Task[Verdict]] = {}
         try:
             async with asyncio.TaskGroup() as group:
-                for number in sharing_order(questions):
-                    question = questions[number]
-                    of_question = [images[id(image)] for image in question.images]
-                    # By content: the panels of two grids may be equal without being one object.
-                    key = (*(image.digest for image in of_question), question.text)
-                    if key not in tasks:
-                        tasks[key] = group.create_task(self._verdict(of_question, question.text))
-                    numbered[number] = tasks[key]
+                for number in sharing_order(images):
+                    if keys[number] not in tasks:
+                        tasks[keys[number]] = group.create_task(self._verdict(*keys[number]))
         except ExceptionGroup as faults:
             # All have the same cause: a refusal, or an outage.
             raise faults.exceptions[0] from None
-        return [numbered[number].result() for number in range(len(questions))]
+        return [tasks[key].result() for key in keys]
 
-    async def _verdict(self, images: Sequence[EncodedImage], text: str) -> Verdict:
-        async def ask(server: Server, retries: int) -> float:
+    async def _verdict(self, images: Sequence[DistinctImage], text: str) -> Verdict:
+        def request(server: Server) -> Request[float]:
             if server.decides:
-                body = decision_body(self.model, images, text)
-                return read_decision(await self._exchange(server, f"{server.url}/systemone", body, retries=retries))
+                return "systemone", decision_body(self.model, images, text), read_decision
             body = verdict_body(self.model, images, text, ids=server.ids)
-            answer = await self._exchange(server, f"{server.url}/chat/completions", body, retries=retries)
-            return read_p_yes(answer, self.words, ids=server.ids)
+            return "chat/completions", body, partial(read_p_yes, words=self.words, ids=server.ids)
 
         try:
-            return Verdict(await self._ask(ask, text, images))
-        except UnansweredError as fault:
+            return Verdict(await self._ask(request, text, images))
+        except ServiceFault as fault:
             return Verdict(None, str(fault))
 
     async def _explain(self, question: Question, max_new_tokens: int) -> str:
-        encoded = await asyncio.to_thread(encode, [question])
-        images = [encoded[id(image)] for image in question.images]
-
-        async def ask(server: Server, retries: int) -> str:
-            # Greedy: the same request gets the same answer.
-            body = turn_body(self.model, images, question.text, max_tokens=max_new_tokens) | {"temperature": 0}
-            answer = await self._exchange(server, f"{server.url}/chat/completions", body, retries=retries)
-            return str(choice_of(answer)["message"]["content"].strip())
-
+        (images,) = await asyncio.to_thread(distinct_images, [question])
+        # Greedy: the same request gets the same answer.
+        body = turn_body(self.model, images, question.text, max_tokens=max_new_tokens) | {"temperature": 0}
         try:
-            return await self._ask(ask, question.text, images)
-        except UnansweredError as fault:
+            return await self._ask(lambda server: ("chat/completions", body, read_text), question.text, images)
+        except ServiceFault as fault:
             raise RuntimeError(f"{self.model} gave no reasons: {fault}") from None
 
-    async def _ask(self, ask: Callable[[Server, int], Awaitable[T]], text: str, images: Sequence[EncodedImage]) -> T:
+    async def _ask(self, request: Callable[[Server], Request[T]], text: str, images: Sequence[DistinctImage]) -> T:
         """Ask the servers in turn until one answers; in an outage of all servers, again.
 
-        Args:
-            ask: Server and number of retries → its answer.
-
         Raises:
-            UnansweredError: if none answers.
+            ServiceFault: if none answers.
             UnreachableError: if all servers stay silent for the seconds of `wait_for_outages`.
-            JudgeRefusedError: for a wrong model name, key or address.
+            ServiceRefusedError: for a wrong model name, key or address.
         """
         if reason := text_fault(text):
-            raise UnansweredError(reason)
+            raise ServiceFault(reason)
         started_at = time.monotonic()
         again = False
         while True:
             sent_at = time.monotonic()
             try:
-                return await self._ask_each(ask, [image.digest for image in images])
-            except TransientError as fault:
+                return await self._ask_each(request, images)
+            except ServiceFault as fault:
                 # Only an outage of all servers is waited for. Others that were answered meanwhile mean none.
                 answered_meanwhile = self._answered_at > sent_at
                 if not (fault.unreachable and self._patience) or (answered_meanwhile and again):
-                    raise UnansweredError(str(fault)) from None
+                    raise
                 again = answered_meanwhile
                 if not again:
                     await self._sit_out(fault, since=max(started_at, self._answered_at))
 
-    async def _ask_each(self, ask: Callable[[Server, int], Awaitable[T]], images: Sequence[str]) -> T:
-        """Ask the servers in turn until one answers. Raises TransientError if none does."""
+    async def _ask_each(self, request: Callable[[Server], Request[T]], images: Sequence[DistinctImage]) -> T:
+        """Ask the servers in turn until one answers. Raises ServiceFault if none does."""
+        fault = ServiceFault("no server was asked")
         servers = self._in_order(images)
         for server in servers:
             server.load += 1
@@ -481,13 +438,12 @@ class HttpJudge:
                     if is_silent and not is_last:
                         continue
                     retries = self.retries if is_last and not is_silent else 0
-                    return await ask(server, retries)
-            except JudgeRefusedError:
-                raise
-            except TransientError as error:
+                    page, body, read = request(server)
+                    return await self._exchange(server, f"{server.url}/{page}", body, read=read, retries=retries)
+            except ServiceFault as error:
+                if not error.passing:
+                    raise
                 fault = error
-            except MALFORMED as error:
-                fault = TransientError(f"an answer of another form ({type(error).__name__})")
             finally:
                 server.load -= 1
         raise fault
@@ -504,13 +460,14 @@ class HttpJudge:
             logger.warning("no judge answers at %s (%s); retrying for up to %g s", urls, fault, self._patience)
         await asyncio.sleep(min(PROBE_SECONDS, max(0.5, silence / 4)) * random.uniform(0.5, 1))
 
-    def _in_order(self, images: Sequence[str]) -> list[Server]:
+    def _in_order(self, images: Sequence[DistinctImage]) -> list[Server]:
         """Order the servers for a question about these images.
 
         The one that was asked about them comes first, then the less loaded; silent servers come last.
         """
         now = time.monotonic()
-        home = next((self._homes[image] for image in images if image in self._homes), None)
+        digests = [image.digest for image in images]
+        home = next((self._homes[digest] for digest in digests if digest in self._homes), None)
 
         def preference(server: Server) -> tuple[bool, bool, int]:
             # A home behind by all its slots is left: computing a prefix again is cheaper than waiting.
@@ -521,58 +478,37 @@ class HttpJudge:
         # Forgetting costs a prefix computed again; an entry for every image of a long run would cost memory.
         if len(self._homes) > HOMES:
             self._homes.clear()
-        self._homes |= dict.fromkeys(images, servers[0])
+        self._homes |= dict.fromkeys(digests, servers[0])
         return servers
 
-    async def _exchange(self, server: Server, url: str, body: Json | None = None, *, retries: int = 0) -> Json:
-        """Exchange one request, and note whether the server answers.
+    async def _exchange(
+        self, server: Server, url: str, body: Json | None = None, *, read: Callable[[Any], T], retries: int = 0
+    ) -> T:
+        """Exchange one request, read its JSON, and note whether the server answers.
 
         Raises:
-            TransientError: if there is no answer, or one that may pass.
-            JudgeRefusedError: for a refused key or a wrong address.
-            UnansweredError: for any other status.
-            LookupError, TypeError, ValueError: if the answer is no JSON object.
+            ServiceFault: if there is no answer, or none that `read` accepts.
+            ServiceRefusedError: for a refused key or a wrong address.
         """
         import httpx2
-        import openai
 
         send = server.client.get if body is None else partial(server.client.post, body=body)
         options = {"headers": own_headers(), "max_retries": retries}
-        fault: Exception | None = None
+        is_silent = False
         try:
-            # Over everything: each chunk of a slow body would reset the client's own limit.
-            async with asyncio.timeout(self.timeout * (1 + retries)):
-                response = await send(url, cast_to=httpx2.Response, options=options)
-        except (TimeoutError, openai.APITimeoutError):
-            fault = TransientError(f"no answer within {self.timeout:g} s", unreachable=True)
-        except openai.APIConnectionError as error:
-            fault = wire_fault(error, url=server.url)
-        except openai.APIStatusError as error:
-            fault = self._refusal(error.response)
-
-        if isinstance(fault, TransientError) and fault.unreachable:
-            server.silent_until = time.monotonic() + COOLDOWN_SECONDS
-        else:
-            server.silent_until = 0.0
-            self._answered_at = time.monotonic()
-            self._is_announced = False
-        if fault:
-            raise fault from None
-        return dict(response.json())
-
-    def _refusal(self, response: Any) -> Exception:
-        """Map a status that openai's client does not take for an answer to an exception."""
-        fault = status_fault(response, key=self._key)
-        status = response.status_code
-        if status == 429 or status >= 500:
-            return fault
-        if status in (401, 403):
-            fix = f"put the server's key into {JUDGE_KEY} (in a run's config: judge.api_key_env)"
-        elif status == 404 or response.has_redirect_location:
-            fix = f"check the judge's address and the model's name {self.model!r}"
-        else:
-            return UnansweredError(str(fault))
-        return JudgeRefusedError(f"{response.request.url}: {fault}; {fix}")
+            with service_faults(server.url, model=self.model, seconds=self.timeout, key=self._key, key_variable=KEY):
+                # Over everything: each chunk of a slow body would reset the client's own limit.
+                async with asyncio.timeout(self.timeout * (1 + retries)):
+                    response = await send(url, cast_to=httpx2.Response, options=options)
+                return read(response.json())
+        except ServiceFault as fault:
+            is_silent = fault.unreachable
+            raise
+        finally:
+            server.silent_until = time.monotonic() + COOLDOWN_SECONDS if is_silent else 0.0
+            if not is_silent:
+                self._answered_at = time.monotonic()
+                self._is_announced = False
 
     # --- the handshake -----------------------------------------------------------------------------------------
 
@@ -585,7 +521,7 @@ class HttpJudge:
                 try:
                     await self._handshake(server)
                     break
-                except TransientError as fault:
+                except ServiceFault as fault:
                     if time.monotonic() >= deadline:
                         raise UnreachableError(f"no judge at {server.url}: {fault}{_remedy(server.url)}") from None
                     if not announced:
@@ -596,17 +532,16 @@ class HttpJudge:
     async def _handshake(self, server: Server) -> None:
         """Query a server's models and token ids."""
         # The model, by its name or because it is alone.
-        listed: Json = {}
+        notes: dict[str, str] = {}
         try:
-            listed = await self._exchange(server, f"{server.url}/models")
-        except TransientError as fault:
+            notes = await self._exchange(server, f"{server.url}/models", read=read_models)
+        except ServiceFault as fault:
             # `transformers serve` lists the hub's cache, and fails without one.
             if fault.unreachable or not self.model:
                 raise
-        notes = {str(model["id"]): str(model.get("note") or "") for model in listed.get("data", [])}
         names = ", ".join([*notes][:20])[:500]
         if not self.model and len(notes) != 1:
-            raise JudgeRefusedError(f"{server.url} serves {names or 'no list of models'}; name one as URL#MODEL")
+            raise ServiceRefusedError(f"{server.url} serves {names or 'no list of models'}; name one as URL#MODEL")
         self.model = self.model or next(iter(notes))
         server.note = notes.get(self.model, "")
 
@@ -616,7 +551,7 @@ class HttpJudge:
         if server.ids is None:
             server.decides = "/v1/systemone" in str((await self._page(server, f"{base}/openapi.json")).get("paths"))
         if notes and self.model not in notes and not server.decides:
-            raise JudgeRefusedError(f"{server.url} serves no model {self.model!r}; it serves {names}")
+            raise ServiceRefusedError(f"{server.url} serves no model {self.model!r}; it serves {names}")
 
     async def _token_ids(self, server: Server, page: str) -> TokenIds | None:
         """Query the ids of single-token words from vLLM's /tokenize; None if there is no such page."""
@@ -631,18 +566,18 @@ class HttpJudge:
                 # A score is read from one position, so spellings of several tokens cannot count.
                 single += tokens if len(tokens) == 1 else []
             if not single:
-                raise JudgeRefusedError(f"{words[0]!r} is not a single token for {self.model} at {server.url}")
+                raise ServiceRefusedError(f"{words[0]!r} is not a single token for {self.model} at {server.url}")
             ids.append(tuple(single))
         return ids[0], ids[1]
 
     async def _page(self, server: Server, url: str, body: Json | None = None) -> Json:
         """Read a page that not every server has; empty without it."""
         try:
-            return await self._exchange(server, url, body)
-        except TransientError as fault:
+            return await self._exchange(server, url, body, read=dict)
+        except ServiceFault as fault:
             if fault.unreachable:
                 raise
-        except (UnansweredError, *MALFORMED):  # a refusal too: a gateway may guard such pages
+        except ServiceRefusedError:  # a gateway may guard such pages
             pass
         return {}
 

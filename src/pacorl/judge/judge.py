@@ -25,10 +25,6 @@ VARIANTS = (("Yes", "yes", "YES", "Y", "y"), ("No", "no", "NO", "N", "n"))
 """The spellings that EditReward-Bench adds up, if they are single tokens."""
 
 
-class JudgeRefusedError(ValueError):
-    """Fatal fault of a judge: wrong model name, refused key, Yes or No not a single token."""
-
-
 class Judge(Protocol):
     """Answers questions about images.
 

@@ -192,30 +192,18 @@ def both_orders(
         The means, with the gap between the orders. A question about one image is asked once. A verdict is missing if
         either order's is.
     """
-    return mean_of_orders(questions, verdicts_of(with_turned(questions)))
-
-
-def with_turned(questions: Sequence[Question]) -> list[Question]:
-    """Append every question about several images once more, with the images reversed."""
-    turned = []
-    for question in questions:
-        if len(question.images) > 1:
-            turned.append(replace(question, images=question.images[::-1]))
-
-    return [*questions, *turned]
-
-
-def mean_of_orders(questions: Sequence[Question], verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Merge the verdicts of `with_turned(questions)` into one per question."""
-    # The turned questions follow the questions, in the same order.
     asked_twice = [number for number, question in enumerate(questions) if len(question.images) > 1]
-    means = list(verdicts[: len(questions)])
+    turned = []
+    for number in asked_twice:
+        turned.append(replace(questions[number], images=questions[number].images[::-1]))
+    verdicts = verdicts_of([*questions, *turned])
 
-    for number, turned in zip(asked_twice, verdicts[len(questions) :], strict=True):
+    means = list(verdicts[: len(questions)])
+    for number, other in zip(asked_twice, verdicts[len(questions) :], strict=True):
         mean = means[number]
-        if mean.p_yes is None or turned.p_yes is None:
-            means[number] = Verdict(None, errors_of([mean, turned]))
+        if mean.p_yes is None or other.p_yes is None:
+            means[number] = Verdict(None, errors_of([mean, other]))
         else:
-            gap = abs(mean.p_yes - turned.p_yes)
-            means[number] = Verdict((mean.p_yes + turned.p_yes) / 2, order_gap=gap)
+            gap = abs(mean.p_yes - other.p_yes)
+            means[number] = Verdict((mean.p_yes + other.p_yes) / 2, order_gap=gap)
     return means

@@ -9,7 +9,6 @@ Legend: B rows of a batch, N tokens, K feature maps of an image, D width.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,36 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL.Image import Image
 from torch import Tensor
 
-from pacorl.io.images import as_rgb
+from pacorl.judge.images import DistinctImage, distinct_images
 from pacorl.judge.sharing import TokenRun, packed
 from pacorl.types import Question, Size
 
 TEXTS = 4096
 """Size of the caches of rendered texts and tokens, a few kilobytes each."""
-
-
-@dataclass(frozen=True)
-class DistinctImage:
-    """An RGB image, compared by its pixels."""
-
-    digest: bytes
-    image: Image
-
-    @classmethod
-    def of(cls, image: Image, *, name: str) -> DistinctImage:
-        """Convert an image to RGB and hash its pixels. Raises ImageError for an invalid image."""
-        rgb = as_rgb(image, name)
-        digest = hashlib.blake2b(rgb.tobytes(), key=repr(rgb.size).encode(), digest_size=16).digest()
-        return cls(digest, rgb)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, DistinctImage) and self.digest == other.digest
-
-    def __hash__(self) -> int:
-        return hash(self.digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +63,9 @@ class Prompting:
 
     def chat_prompts(self, questions: Sequence[Question]) -> list[ChatPrompt]:
         """Render one user turn per question: its images, then its text."""
-        images: dict[int, DistinctImage] = {}  # an image of several questions is one
         prompts = []
-        for question in questions:
-            for number, image in enumerate(question.images, 1):
-                if id(image) not in images:
-                    images[id(image)] = DistinctImage.of(image, name=f"image {number} of {question.text!r}")
-            text = self._question_text(len(question.images), question.text)
-            prompts.append(ChatPrompt(text, tuple(images[id(image)] for image in question.images)))
+        for question, images in zip(questions, distinct_images(questions), strict=True):
+            prompts.append(ChatPrompt(self._question_text(len(images), question.text), images))
         return prompts
 
     def _render(self, images: int, text: str) -> str:
@@ -101,16 +73,12 @@ class Prompting:
         return chat_text(self._processor, [{"role": "user", "content": content}])
 
     def encode(self, prompts: Sequence[ChatPrompt]) -> list[EncodedPrompt]:
-        """Tokenize prompts. Raises ValueError if a text contains the placeholder token of an image."""
+        """Tokenize prompts."""
         encoded = []
         for prompt in prompts:
             ids = self._ids(prompt.text)
             placeholder = ids == self._image_token
-            if placeholder.sum() != len(prompt.images):
-                raise ValueError(
-                    f"a question holds {placeholder.sum()} image tokens for {len(prompt.images)} images; "
-                    f"take {self._processor.image_token} out of its text"
-                )
+            assert placeholder.sum() == len(prompt.images), "`text_fault` refuses the token in texts"
             # The template writes one token per image; repeat it once per merged patch.
             repeats = np.ones_like(ids)
             repeats[placeholder] = [self._tokens(*distinct.image.size) for distinct in prompt.images]

@@ -34,8 +34,9 @@ from pacorl.io.images import MAX_PIXELS, ImageError
 from pacorl.io.uploads import submit_upload
 from pacorl.judge.calibration import threshold
 from pacorl.judge.http import FLOOR_LOGPROB
+from pacorl.judge.images import DistinctImage
 from pacorl.judge.local import LocalJudge
-from pacorl.judge.prompting import ChatPrompt, DistinctImage, chat_text
+from pacorl.judge.prompting import ChatPrompt, chat_text
 from pacorl.serve.vllm import Served
 from pacorl.types import Size
 from pacorl.web import HEALTH, Guard, RefusedError, listening, run
