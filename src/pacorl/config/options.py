@@ -97,7 +97,7 @@ class JudgeOptions:
     @property
     def judge_access(self) -> dict[str, Any]:
         """Arguments of `PacoReward.from_pretrained` beside the judge's name."""
-        return dict(MEMORY[self.memory])
+        return {"memory": self.memory}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pacorl.core.batches import in_batches
-from pacorl.core.devices import NONE
 from pacorl.gate.scores import TOGETHER, Scores, questions_about, score_set
 from pacorl.io.images import as_rgb
 from pacorl.io.remote import open_source
@@ -60,8 +59,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         *,
         variants: bool = False,
         calibration: str | Path = "",
-        quantize: str = NONE,
-        stream: bool = False,
+        memory: str = "normal",
     ) -> PacoReward:
         """Load a judge by its name.
 
@@ -70,14 +68,13 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
                 PACORL_API_KEY), or "tiny" for the embedded judge of the tiny world.
             variants: Add up the spellings of Yes and of No, as EditReward-Bench does.
             calibration: A file of `pacorl calibrate`, whose curve maps P(Yes).
-            quantize: `none`, or `int8` for the blocks' weights of a judge in this process.
-            stream: Keep these weights in main memory, and send them to the device layer by layer.
+            memory: `low` for a judge in this process on a small card, `lowest` for a smaller one.
 
         Raises:
             ValueError: The judge is missing, or does not fit the options; for a server, before any question.
         """
         curve = read_calibration(calibration)
-        judge, name = judge_from(str(source), variants=variants, calibration=curve, quantize=quantize, stream=stream)
+        judge, name = judge_from(str(source), variants=variants, calibration=curve, memory=memory)
         return cls(judge, name=name)
 
     @property

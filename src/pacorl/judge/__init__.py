@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BeforeValidator
 
 from pacorl.config.options import JUDGE_KEY, UsageError
-from pacorl.core.devices import NONE, best_dtype
+from pacorl.core.devices import available_device, best_dtype
 from pacorl.io.files import text_digest
 from pacorl.io.images import recipe_of
-from pacorl.judge.calibration import Calibration
 from pacorl.judge.judge import STARTUP_SECONDS, Judge, JudgeSettings, is_address
 from pacorl.types import TINY, TINY_EDITS
 
@@ -35,7 +34,12 @@ JudgeSection = Annotated[
 
 
 def open_judge(
-    settings: JudgeSettings, *, device: str | torch.device, processes: int = 1, startup: float = STARTUP_SECONDS
+    settings: JudgeSettings,
+    *,
+    device: str | torch.device,
+    processes: int = 1,
+    startup: float = STARTUP_SECONDS,
+    **options: Any,
 ) -> Judge:
     """Open the judge of a config, ready for questions.
 
@@ -43,21 +47,18 @@ def open_judge(
         device: Device of a judge in this process.
         processes: Number of processes that share a remote judge.
         startup: Seconds that a server which does not answer yet is waited for.
+        options: `variants` and `calibration`, as in `PacoReward.from_pretrained`.
 
     Raises:
         ValueError: for a missing checkpoint, adapter or model, or a refused key.
         UnreachableError: if no server answers at an address.
     """
+    options["symmetric"] = settings.symmetric
     if settings.remote:
         from pacorl.judge.http import HttpJudge
 
-        return HttpJudge.connect(
-            settings.checkpoint,
-            api_key_env=settings.api_key_env,
-            symmetric=settings.symmetric,
-            startup=startup,
-            processes=processes,
-        )
+        options |= {"api_key_env": settings.api_key_env, "processes": processes}
+        return HttpJudge.connect(settings.checkpoint, startup=startup, **options)
     from pacorl.judge.local import LocalJudge
 
     return LocalJudge.from_pretrained(
@@ -67,7 +68,7 @@ def open_judge(
         quantize=settings.quantize,
         stream=settings.stream,
         device=device,
-        symmetric=settings.symmetric,
+        **options,
     )
 
 
@@ -84,37 +85,28 @@ def identity_of(settings: JudgeSettings) -> str:
     return f"sha256 {text_digest(' '.join(digests))[:16]}" if all(digests) else ""
 
 
-def judge_from(
-    source: str,
-    *,
-    variants: bool = False,
-    calibration: Calibration | None = None,
-    quantize: str = NONE,
-    stream: bool = False,
-) -> tuple[Judge, str]:
+def judge_from(source: str, *, memory: str = "normal", **options: Any) -> tuple[Judge, str]:
     """Resolve a source string (folder, hub name, server's address, `tiny`) to a judge and its display name.
 
     Args:
-        variants, …: As in `PacoReward.from_pretrained`; a judge ignores what does not apply to it.
+        memory, options: As in `PacoReward.from_pretrained`; a judge ignores what does not apply to it.
 
     Raises:
         ValueError: The judge is missing, or does not fit these options.
         UnreachableError: No server answers.
     """
-    options: dict[str, Any] = {"variants": variants, "calibration": calibration}
-    if is_address(source):
-        from pacorl.judge.http import HttpJudge
+    settings = JudgeSettings(checkpoint=source).in_memory(memory)
+    if settings.remote and os.environ.get(JUDGE_KEY):
+        settings = settings.model_copy(update={"api_key_env": JUDGE_KEY})
+    if not settings.remote:
+        from transformers.utils.logging import disable_progress_bar
 
-        key = JUDGE_KEY if os.environ.get(JUDGE_KEY) else ""
-        remote = HttpJudge.connect(source, api_key_env=key, **options)
-        return remote, remote.model
-    from transformers.utils.logging import disable_progress_bar
-
-    from pacorl.judge.local import LocalJudge, placement
-
-    disable_progress_bar()  # the weights' bar would break into a command's own lines
-    options |= {"quantize": quantize, "stream": stream, **placement(source)}
-    return LocalJudge.from_pretrained(source, **options), source
+        disable_progress_bar()  # the weights' bar would break into a command's own lines
+    judge = open_judge(settings, device=available_device(), startup=0.0, **options)
+    name = source
+    if settings.remote:
+        name = judge.model  # type: ignore[attr-defined] # a server's only model has a name too
+    return judge, name
 
 
 def judge_for(source: str, *, edits: bool) -> str:
