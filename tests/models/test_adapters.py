@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.twins import tiny_flux_transformer
 from torch import nn
 
-from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.models.adapters import (
     AdapterCopy,
     MovingAverage,
@@ -20,168 +18,11 @@ from pacorl.models.adapters import (
     add_lora,
     load_lora,
     read_adapters,
-    set_adapter_state,
     start_from,
 )
 from pacorl.models.lora import Lora, save_lora, write_lora
-from pacorl.models.policies.flux import LORA_TARGETS, FluxPolicy
-from pacorl.tiny.world import set_prompts
-from pacorl.types import Size
 
-SIZE = Size(64, 64)
-RANK, ALPHA = 4, 12
-
-
-def fresh(flux: FluxPolicy) -> nn.Module:
-    """Another transformer with the fixture's weights and no adapter."""
-    transformer = tiny_flux_transformer()
-    transformer.load_state_dict(flux.pipeline.transformer.state_dict())
-    return transformer
-
-
-def trained(transformer: nn.Module, seed: int = 0) -> nn.Module:
-    """The transformer with an adapter whose weights are all nonzero."""
-    torch.manual_seed(seed)
-    add_lora(transformer, rank=RANK, alpha=ALPHA, targets=LORA_TARGETS)
-    with torch.no_grad():
-        for value in adapter_state(transformer).values():
-            value.copy_(torch.randn_like(value) * 0.1)
-    return transformer
-
-
-@torch.no_grad()
-def output(flux: FluxPolicy, transformer: nn.Module) -> torch.Tensor:
-    conditioning = ConditioningCache(flux).batch(set_prompts("dev", 1), SIZE)
-    original, flux.transformer = flux.transformer, transformer
-    try:
-        return flux.velocity(flux.noise([0], SIZE), torch.tensor([0.6]), conditioning, SIZE)
-    finally:
-        flux.transformer = original
-
-
-def test_a_new_adapter_is_drawn_as_the_released_recipes_do() -> None:
-    """A of a normal distribution with a standard deviation of 1/r, B of zeros: the first steps depend on it."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(2048, 64))
-    add_lora(model, rank=8, alpha=16, targets=["0"])
-    down, up = adapter_state(model).values()
-    assert not up.any()
-    assert float(down.std()) == pytest.approx(1 / 8, rel=0.02)
-    # Of a normal distribution 0.3 % lie beyond three standard deviations, of a uniform one nothing.
-    assert float((down.abs() > 3 / 8).double().mean()) == pytest.approx(0.0027, abs=0.002)
-
-
-@pytest.mark.slow
-def test_a_new_adapter_changes_nothing_and_a_trained_one_does(flux: FluxPolicy) -> None:
-    base = output(flux, fresh(flux))
-    new = fresh(flux)
-    add_lora(new, rank=RANK, alpha=ALPHA, targets=LORA_TARGETS)
-    assert torch.equal(output(flux, new), base)
-    moved = trained(fresh(flux))
-    assert not torch.allclose(output(flux, moved), base, atol=1e-3)
-    with adapter_off(moved):
-        torch.testing.assert_close(output(flux, moved), base)
-
-
-def test_only_the_adapter_is_trained_in_fp32(flux: FluxPolicy) -> None:
-    transformer = fresh(flux).to(torch.bfloat16)
-    add_lora(transformer, rank=RANK, alpha=ALPHA, targets=LORA_TARGETS)
-    learning = {name: p for name, p in transformer.named_parameters() if p.requires_grad}
-    assert all("lora_" in name and p.dtype == torch.float32 for name, p in learning.items())
-    # 2 double blocks × 12 modules and 4 single blocks × 3, two matrices each.
-    assert len(learning) == 2 * (2 * 12 + 4 * 3)
-
-
-def released(folder: Path, transformer: nn.Module, **changes: object) -> Path:
-    """An adapter as the released code leaves it: PEFT's own `save_pretrained`, in a checkpoint's `lora/`."""
-    from peft import LoraConfig, get_peft_model
-
-    config = LoraConfig(r=RANK, lora_alpha=ALPHA, init_lora_weights="gaussian", target_modules=list(LORA_TARGETS))
-    model = get_peft_model(transformer, config)
-    with torch.no_grad():
-        for name, value in model.named_parameters():
-            if "lora_" in name:
-                value.copy_(torch.randn_like(value) * 0.1)
-    model.save_pretrained(folder / "lora")
-    file = folder / "lora" / "adapter_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-    return folder
-
-
-@pytest.mark.slow
-def test_the_released_form_is_a_start(flux: FluxPolicy, tmp_path: Path) -> None:
-    from peft import PeftModel
-
-    checkpoint = released(tmp_path / "checkpoint-80", fresh(flux), base_model_name_or_path="org/FLUX.1-dev")
-    model = fresh(flux)
-    add_lora(model, rank=RANK, alpha=ALPHA, targets=LORA_TARGETS)
-    for source in (checkpoint, checkpoint / "lora"):
-        set_adapter_state(model, {name: torch.zeros_like(value) for name, value in adapter_state(model).items()})
-        start_from(model, source, rank=RANK, alpha=ALPHA, base="org/FLUX.1-dev")
-        expected = output(flux, PeftModel.from_pretrained(fresh(flux), checkpoint / "lora"))
-        torch.testing.assert_close(output(flux, model), expected)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"rank": RANK * 2}, rf"of rank {RANK} and alpha {ALPHA}; set adapter\.rank={RANK}"),
-        ({"alpha": ALPHA * 2}, rf"of rank {RANK} and alpha {ALPHA}; .* adapter\.alpha={ALPHA}"),
-        ({"base": "org/FLUX.1-Kontext-dev"}, r"was trained on org/FLUX\.1-dev, and model\.checkpoint is org/FLUX\.1-K"),
-    ],
-)
-def test_a_start_that_does_not_fit_names_what_would(
-    flux: FluxPolicy, tmp_path: Path, settings: dict[str, Any], message: str
-) -> None:
-    checkpoint = released(tmp_path, fresh(flux), base_model_name_or_path="org/FLUX.1-dev")
-    model = trained(fresh(flux))
-    before = {name: value.clone() for name, value in adapter_state(model).items()}
-    with pytest.raises(ValueError, match=message):
-        start_from(model, checkpoint, **{"rank": RANK, "alpha": ALPHA, "base": "org/FLUX.1-dev"} | settings)
-    assert all(torch.equal(before[name], value) for name, value in adapter_state(model).items())
-
-
-def test_a_start_for_fewer_modules_names_them(flux: FluxPolicy, tmp_path: Path) -> None:
-    """The released adapter of Qwen-Image-Edit has attention only, for example."""
-    model = trained(fresh(flux))
-    state = {name: value for name, value in adapter_state(model).items() if ".attn." in name}
-    save_lora(tmp_path, state, rank=RANK, alpha=ALPHA, targets=["attn.to_q"])
-    with pytest.raises(
-        ValueError, match=r"adapter\.start .* of targets=\[attn\.add_k_proj, .*\d+ absent weights"
-    ) as caught:
-        start_from(model, tmp_path, rank=RANK, alpha=ALPHA, base="tiny")
-    targets = str(caught.value).partition("targets=[")[2].partition("]")[0].split(", ")
-    other = fresh(flux)
-    add_lora(other, rank=RANK, alpha=ALPHA, targets=targets)
-    start_from(other, tmp_path, rank=RANK, alpha=ALPHA, base="tiny")
-
-
-def test_the_average_follows_each_step(flux: FluxPolicy) -> None:
-    transformer = trained(fresh(flux))
-    average = MovingAverage(transformer, decay=0.15)
-    name, start = next((name, value.clone()) for name, value in average.state.items())
-    with torch.no_grad():
-        adapter_state(transformer)[name].add_(4.0)
-    average.follow(1)  # the first update's decay is 1/10
-    torch.testing.assert_close(average.state[name], start + 3.6)
-    with average.swapped_in():
-        torch.testing.assert_close(adapter_state(transformer)[name], start + 3.6)
-    torch.testing.assert_close(adapter_state(transformer)[name], start + 4.0)
-    average.follow(2)  # 2/11 is beyond the decay of .15
-    torch.testing.assert_close(average.state[name], start + 4.0 - 0.4 * 0.15)
-
-
-def test_the_averages_decay_warms_up_by_its_own_updates(flux: FluxPolicy) -> None:
-    transformer = trained(fresh(flux))
-    decays = []
-    for update in (0, 1, 8, 49, 50, 51, 1000):
-        average = MovingAverage(transformer, decay=0.85)
-        name, start = next((name, value.clone()) for name, value in average.state.items())
-        with torch.no_grad():
-            adapter_state(transformer)[name].add_(4.0)
-        average.follow(update + 1)
-        decays.append(1 - float((average.state[name] - start).mean()) / 4)
-    assert decays == pytest.approx([1 / 10, 2 / 11, 9 / 18, 50 / 59, 0.85, 0.85, 0.85], rel=1e-4)
+RANK, ALPHA = 2, 6
 
 
 class Two(nn.Module):
@@ -198,26 +39,109 @@ class Two(nn.Module):
 
 
 def adapted() -> Two:
+    """With an adapter whose weights are all drawn."""
     model = Two()
-    add_lora(model, rank=2, alpha=6, targets=["into", "out"])
+    add_lora(model, rank=RANK, alpha=ALPHA, targets=["into", "out"])
     with torch.no_grad():
         for value in adapter_state(model).values():
             value.copy_(torch.randn_like(value))
     return model
 
 
-def test_modules_of_several_ranks_have_their_own_scale(tmp_path: Path) -> None:
-    """Against W + α/rank·B·A in float64."""
-    shapes = {"into": (3, 5, 2, 6.0), "out": (5, 3, 4, 2.0)}
-    state = {f"{name}.lora_A.weight": torch.randn(rank, width) for name, (width, _, rank, _) in shapes.items()}
-    state |= {f"{name}.lora_B.weight": torch.randn(height, rank) for name, (_, height, rank, _) in shapes.items()}
-    write_lora(tmp_path, Lora(state, {name: alpha for name, (*_, alpha) in shapes.items()}))
-    model, expected, x = Two(), Two().double(), torch.randn(4, 3)
-    load_lora(model, tmp_path)
-    for name, (_, _, rank, alpha) in shapes.items():
-        change = state[f"{name}.lora_B.weight"].double() @ state[f"{name}.lora_A.weight"].double()
-        expected.get_submodule(name).weight += alpha / rank * change
-    torch.testing.assert_close(model(x).double(), expected(x.double()), rtol=1e-5, atol=1e-5)
+def test_a_new_adapter_is_drawn_as_the_released_recipes_do() -> None:
+    """A of a normal distribution with a standard deviation of 1/r, B of zeros: the first steps depend on it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2048, 64))
+    add_lora(model, rank=8, alpha=16, targets=["0"])
+    down, up = adapter_state(model).values()
+    assert not up.any()
+    assert float(down.std()) == pytest.approx(1 / 8, rel=0.02)
+    # Of a normal distribution 0.3 % lie beyond three standard deviations, of a uniform one nothing.
+    assert float((down.abs() > 3 / 8).double().mean()) == pytest.approx(0.0027, abs=0.002)
+
+
+def test_only_the_adapter_is_trained_in_fp32() -> None:
+    model = Two().to(torch.bfloat16)
+    add_lora(model, rank=RANK, alpha=ALPHA, targets=["into", "out"])
+    learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert all("lora_" in name and p.dtype == torch.float32 for name, p in learning.items())
+    assert len(learning) == 2 * 2
+
+
+def released(folder: Path, **changes: object) -> nn.Module:
+    """PEFT's own model of an adapter, saved as the released code leaves it, in a checkpoint's `lora/`."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=RANK, lora_alpha=ALPHA, init_lora_weights="gaussian", target_modules=["into", "out"])
+    model: nn.Module = get_peft_model(Two(), config)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if "lora_" in name:
+                value.copy_(torch.randn_like(value))
+    model.save_pretrained(folder / "lora")  # type: ignore[operator]
+    file = folder / "lora" / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    return model
+
+
+@pytest.mark.parametrize("within", ["", "lora"])
+def test_the_released_form_is_a_start(tmp_path: Path, within: str) -> None:
+    theirs, model, x = released(tmp_path, base_model_name_or_path="org/FLUX.1-dev"), adapted(), torch.randn(4, 3)
+    start_from(model, tmp_path / within, rank=RANK, alpha=ALPHA, base="org/FLUX.1-dev")
+    torch.testing.assert_close(model(x), theirs(x))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"rank": RANK * 2}, rf"rank {RANK}, .*adapter\.rank={RANK}"),
+        ({"alpha": ALPHA * 2}, rf"alpha {ALPHA}, .*adapter\.alpha={ALPHA}"),
+        ({"base": "org/FLUX.1-Kontext-dev"}, r"org/FLUX\.1-dev, .* org/FLUX\.1-Kontext-dev"),
+    ],
+)
+def test_a_start_that_does_not_fit_names_what_would(tmp_path: Path, settings: dict[str, Any], named: str) -> None:
+    released(tmp_path, base_model_name_or_path="org/FLUX.1-dev")
+    model = adapted()
+    before = AdapterCopy(model).state
+    with pytest.raises(ValueError, match=named):
+        start_from(model, tmp_path, **{"rank": RANK, "alpha": ALPHA, "base": "org/FLUX.1-dev"} | settings)
+    assert all(torch.equal(before[name], value) for name, value in adapter_state(model).items())
+
+
+def test_a_start_for_fewer_modules_names_them(tmp_path: Path) -> None:
+    """The released adapter of Qwen-Image-Edit has attention only, for example."""
+    state = {name: value for name, value in adapter_state(adapted()).items() if name.startswith("into")}
+    save_lora(tmp_path, state, rank=RANK, alpha=ALPHA, targets=["into"])
+    with pytest.raises(ValueError, match=r"adapter\.start .* of targets=\[into\].*2 absent weights"):
+        start_from(adapted(), tmp_path, rank=RANK, alpha=ALPHA, base="tiny")
+
+
+def test_the_average_follows_each_step() -> None:
+    model = adapted()
+    average = MovingAverage(model, decay=0.15)
+    name, start = next((name, value.clone()) for name, value in average.state.items())
+    with torch.no_grad():
+        adapter_state(model)[name].add_(4.0)
+    average.follow(1)  # the first update's decay is 1/10
+    torch.testing.assert_close(average.state[name], start + 3.6)
+    with average.swapped_in():
+        torch.testing.assert_close(adapter_state(model)[name], start + 3.6)
+    torch.testing.assert_close(adapter_state(model)[name], start + 4.0)
+    average.follow(2)  # 2/11 is beyond the decay of .15
+    torch.testing.assert_close(average.state[name], start + 4.0 - 0.4 * 0.15)
+
+
+def test_the_averages_decay_warms_up_by_its_own_updates() -> None:
+    model = adapted()
+    decays = []
+    for update in (0, 1, 8, 49, 50, 51, 1000):
+        average = MovingAverage(model, decay=0.85)
+        name, start = next((name, value.clone()) for name, value in average.state.items())
+        with torch.no_grad():
+            adapter_state(model)[name].add_(4.0)
+        average.follow(update + 1)
+        decays.append(1 - float((average.state[name] - start).mean()) / 4)
+    assert decays == pytest.approx([1 / 10, 2 / 11, 9 / 18, 50 / 59, 0.85, 0.85, 0.85], rel=1e-4)
 
 
 @pytest.mark.parametrize(("module", "width", "named"), [("into", 7, r"\(2, 7\)"), ("other", 3, "no layer other")])

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-
 import pytest
 import torch
 from tests.twins import tiny_flux
-from tiny_runs import metrics, tiny_run, train_policy
 from torch import Tensor, nn
 
-from pacorl.core.objectives import RATIO_DEVIATION
 from pacorl.models.adapters import add_lora
 from pacorl.models.int8 import QuantizedLinear, parameter_count, quantize_model
 from pacorl.plan.ledger import MemoryLedger
@@ -105,23 +100,3 @@ def test_adapters_lie_on_a_packed_base_and_are_never_added_to_it() -> None:
     trained = {name for name, parameter in transformer.named_parameters() if parameter.requires_grad}
     assert trained
     assert all("lora_" in name for name in trained)
-
-
-def small(overrides: Sequence[str]) -> list[str]:
-    return [
-        "epochs=1", "prompts_per_epoch=2", "group_size=4", "save_every=1", "trackers=[]",
-        "prompts.train=tiny:train:3", "prompts.evaluation=tiny:dev:2", "sampling.steps=3", "sampling.batch=4",
-        "evaluation.size=[64,64]", "evaluation.steps=2", *overrides,
-    ]  # fmt: skip
-
-
-@pytest.mark.slow
-def test_a_run_on_packed_bases_has_a_ratio_of_exactly_1(tmp_path: Path) -> None:
-    overrides = ["memory=low", "model.gradient_checkpointing=true"]
-    config = tiny_run(small([*overrides, f"out={tmp_path / 'run'}"]))
-    (line,) = metrics(train_policy(config), "epoch")
-    deviations = [value for key, value in line.items() if key.startswith(RATIO_DEVIATION)]
-    assert deviations
-    assert set(deviations) == {0.0}
-    assert line["grad_norm"] > 0
-    assert config.model.quantize == "int8"

@@ -1,13 +1,11 @@
 """Adapters of a judge in every form, by every tool: P(Yes) is that of PEFT's own model, merged, to the bit.
 
-An image tool has no judge to put an adapter on, and no trainer writes a language model's adapter in an image tool's
-form; IMPOSSIBLE names these cells. Handed such a file, the judge says what is wrong.
+An image tool has no judge to put an adapter on, and no trainer writes a language model's adapter in its form.
 """
 
 from __future__ import annotations
 
 import copy
-import itertools
 import logging
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,6 @@ import pytest
 import torch
 from judges import build, pairs, processor_of_any_size
 from peft import PeftModel
-from tests.zoo.forms import FORMS
-from tests.zoo.test_image_adapters import TOOLS
 
 from pacorl.gate.paco_reward import PacoReward
 from pacorl.io.processor import ImageTextProcessor
@@ -31,12 +27,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:Futu
 RANK, ALPHA = 4, 8
 JUDGE_FORMS = ("peft", "peft with old", "ours")
 JUDGE_TOOLS = ("ours", "peft")
-IMPOSSIBLE = {
-    **{(form, tool): "diffusers' pipelines and ComfyUI's image models have no judge to put an adapter on"
-       for form in FORMS for tool in ("diffusers", "comfy")},
-    **{(form, tool): "a form of image tools: no trainer writes a language model's adapter in it"
-       for form in FORMS if form not in JUDGE_FORMS for tool in JUDGE_TOOLS},
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -93,14 +83,6 @@ def saved(form: str, made: Any, folder: Path) -> Path:
     made.save_pretrained(folder, selected_adapters=None if form == "peft with old" else ["default"])
     assert (folder / "old").is_dir() == (form == "peft with old")
     return folder
-
-
-def test_every_cell_is_here_or_says_why_it_cannot_be() -> None:
-    cells = set(itertools.product(FORMS, TOOLS))
-    possible = set(itertools.product(JUDGE_FORMS, JUDGE_TOOLS))
-    assert cells == possible | set(IMPOSSIBLE)
-    assert not possible & set(IMPOSSIBLE)
-    assert all(tool in ("diffusers", "comfy") or form not in JUDGE_FORMS for form, tool in IMPOSSIBLE)
 
 
 @pytest.mark.slow

@@ -19,7 +19,6 @@ from pacorl.io.outage import OUTAGE_SECONDS, UnreachableError
 from pacorl.judge import open_judge
 from pacorl.judge.judge import STARTUP_SECONDS, Judge
 from pacorl.models.adapters import add_lora, start_from
-from pacorl.models.policies import build_policy
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.records.leaks import check_leaks
 from pacorl.records.prompts import load_prompts, prompts_from, save_prompts
@@ -153,7 +152,7 @@ def build_adapted_policy(config: LoraConfig, *, sizes: Sequence[Size], device: t
     random.seed(config.seed)
     np.random.seed(config.seed % 2**32)
 
-    policy = build_policy(config.model, device=device, staged=True)
+    policy = config.generator.load(config.model, device=device, staged=True)
     # Every size of the run, before it has cost an epoch.
     for size in sizes:
         policy.check_size(size)

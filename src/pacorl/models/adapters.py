@@ -113,7 +113,7 @@ def adapter_state(transformer: nn.Module) -> dict[str, Tensor]:
 def set_adapter_state(transformer: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Copy weights into the adapter in place. Raises ValueError naming weights that do not fit."""
     current = adapter_state(transformer)
-    for names, kind in ((state.keys() - current.keys(), "unknown"), (current.keys() - state.keys(), "absent")):
+    for kind, names in {"unknown": state.keys() - current.keys(), "absent": current.keys() - state.keys()}.items():
         if names:
             raise ValueError(f"the adapter does not fit this model: {len(names)} {kind} weights (e.g. {min(names)})")
     for name, value in state.items():
@@ -149,14 +149,13 @@ def start_from(transformer: nn.Module, source: str | Path, *, rank: int, alpha: 
 def copy_start(model: nn.Module, lora: Lora, *, rank: int, alpha: float, key: str, source: str | Path) -> None:
     """Copy a read adapter into the trained adapter, of `rank` and `alpha`; `key`: the setting that names `source`."""
     # Training has one rank and one α for all modules.
-    shapes_of_modules = sorted({(rank_of, lora.alphas[module]) for module, rank_of in lora.ranks.items()})
-    if shapes_of_modules != [(rank, alpha)]:
-        section = key.rpartition(".")[0]
-        shapes = ", ".join(f"rank {rank_of} and alpha {alpha_of:g}" for rank_of, alpha_of in shapes_of_modules)
-        fix = f"set {section}.rank={shapes_of_modules[0][0]} {section}.alpha={shapes_of_modules[0][1]:g}"
-        if len(shapes_of_modules) > 1:
-            fix = "training takes one of each, so merge it into model.checkpoint"
-        raise ValueError(f"{key} {source} has modules of {shapes}; {fix}")
+    shapes = {(rank_of, lora.alphas[module]) for module, rank_of in lora.ranks.items()}
+    if shapes != {(rank, alpha)}:
+        section, (own_rank, own_alpha) = key.rpartition(".")[0], min(shapes)
+        fix = f"set {section}.rank={own_rank} {section}.alpha={own_alpha:g}"
+        if len(shapes) > 1:
+            fix = "training takes one rank and alpha, so merge it into model.checkpoint"
+        raise ValueError(f"{key} {source} has {lora.facts}; {fix}")
     # Targets that would match: the module's name after the block's number.
     targets = ", ".join(sorted({re.sub(r"^.*?(blocks|layers)\.\d+\.", "", module) for module in lora.alphas}))
     with blamed_on(f"{key} {source}, of targets=[{targets}]"):
@@ -192,8 +191,8 @@ def load_lora(transformer: nn.Module, source: str | Path | Mapping[str, float]) 
         loras.append((lora, strength))
 
     # A single adapter at full strength keeps its own rank and α, and every bit of its weights.
-    lora = loras[0][0]
-    if len(loras) > 1 or loras[0][1] != 1:
+    lora, strength = loras[0]
+    if len(loras) > 1 or strength != 1:
         lora = stacked(loras)
     with blamed_on(adapter_names(strengths)):
         _inject(transformer, **peft_options(lora))
@@ -246,24 +245,15 @@ def read_adapters(text: str) -> dict[str, float]:
 @contextmanager
 def adapter_off(transformer: nn.Module) -> Iterator[None]:
     """Disable the adapter."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    layers = []
-    for module in transformer.modules():
-        if isinstance(module, BaseTunerLayer):
-            layers.append(module)
-
-    learning = [(parameter, parameter.requires_grad) for parameter in transformer.parameters()]
+    layers = lora_layers(transformer)
+    # Not by `enable_adapters`, which unfreezes all adapters, even those frozen because no output depends on them.
     for layer in layers:
-        layer.enable_adapters(enabled=False)
+        layer._disable_adapters = True
     try:
         yield
     finally:
         for layer in layers:
-            layer.enable_adapters(enabled=True)
-        # PEFT unfreezes all adapters, even modules frozen because no output depends on them.
-        for parameter, was_learning in learning:
-            parameter.requires_grad_(was_learning)
+            layer._disable_adapters = False
 
 
 class AdapterCopy:
@@ -277,10 +267,7 @@ class AdapterCopy:
     def swapped_in(self) -> Iterator[None]:
         """Use the copy in place of the trained weights."""
         # Values are copied, not exchanged: the optimizer and FSDP reference the parameters' storage.
-        trained = {}
-        for name, value in adapter_state(self.transformer).items():
-            trained[name] = value.clone()
-
+        trained = AdapterCopy(self.transformer).state
         set_adapter_state(self.transformer, self.state)
         try:
             yield

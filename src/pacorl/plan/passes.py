@@ -207,8 +207,7 @@ def sampling_pass(inputs: Inputs, *, size: Size, batch: int) -> MemoryLedger:
 def decoding_pass(inputs: Inputs, *, size: Size) -> MemoryLedger:
     """Measure one image in the VAE's decoder: an accelerator decodes the images of a batch one by one."""
     policy = inputs.policy
-    factor = policy.pipeline.vae_scale_factor
-    shape = (1, policy.latent_channels, size.height // factor, size.width // factor)
+    shape = (1, policy.latent_channels, size.height // policy.code_pixels, size.width // policy.code_pixels)
     codes = torch.empty(shape, device=META, dtype=policy.pipeline.vae.dtype)
     return measured(lambda: policy.decode_codes(codes))
 

@@ -21,7 +21,6 @@ from edit_twins import (
 )
 from PIL import Image
 from pipelines import check_against_pipeline
-from policy_contract import check_reference_images
 
 from pacorl.models.policies import pipeline
 from pacorl.models.policies.klein import KLEIN
@@ -29,12 +28,10 @@ from pacorl.models.policies.kontext import KONTEXT
 from pacorl.models.policies.pipeline import PipelinePolicy, stitch
 from pacorl.models.policies.qwen_image import QWEN_EDIT_PLUS
 from pacorl.models.policies.qwen_image_21 import QWEN_IMAGE_21
-from pacorl.tiny.world import set_prompts
 from pacorl.types import Prompt, Size
 
 SIZE = Size(96, 96)
 TAKERS = ("kontext", "qwen_edit_plus", "klein", "qwen_image_21")
-SETS = set_prompts("dev", 2)
 
 
 @cache
@@ -60,32 +57,15 @@ def images(tmp_path: Path) -> tuple[Path, ...]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("sources", [0, 1])
 @pytest.mark.parametrize("kind", TAKERS)
-def test_references_are_read_as_the_pipeline_reads_them(kind: str) -> None:
-    """Alone, and beside a prompt with another number of them."""
-    check_reference_images(policy_of(kind), SETS, SIZE)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", TAKERS)
-def test_references_of_several_shapes_are_the_pipeline_s(kind: str, images: tuple[Path, ...]) -> None:
-    """The pipeline is given the files as they are; Kontext's its one stitched image."""
-    check_against_pipeline(policy_of(kind), [Prompt(0, "A fox at night.", references=images)], SIZE)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", TAKERS)
-def test_an_edit_has_references_too(kind: str, images: tuple[Path, ...]) -> None:
+def test_references_of_several_shapes_are_the_pipeline_s(kind: str, sources: int, images: tuple[Path, ...]) -> None:
+    """The pipeline is given the files as they are; Kontext's its one stitched image. An edit keeps its source's size,
+    and a set its own."""
     policy = policy_of(kind)
-    prompt = replace(edit(images[0]), references=images[1:])
-    assert policy.size_of(prompt, SIZE) == policy.size_of(edit(images[0]), SIZE)
+    prompt = replace(edit(images[0]), sources=images[:sources], references=images[sources:])
+    assert policy.size_of(prompt, SIZE) == (policy.size_of(edit(images[0]), SIZE) if sources else SIZE)
     check_against_pipeline(policy, [prompt], SIZE)
-
-
-@pytest.mark.parametrize("kind", TAKERS)
-def test_a_set_with_references_has_the_size_of_a_set(kind: str, images: tuple[Path, ...]) -> None:
-    policy = policy_of(kind)
-    assert policy.size_of(Prompt(0, "a fox", references=images[1:]), Size(64, 128)) == Size(64, 128)
 
 
 @pytest.mark.slow

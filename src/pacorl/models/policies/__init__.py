@@ -11,9 +11,6 @@ from pacorl.io.documents import read_object
 from pacorl.types import TINY
 
 if TYPE_CHECKING:
-    import torch
-
-    from pacorl.models.policies.pipeline import PipelinePolicy
     from pacorl.models.policies.policy import PolicyOptions
     from pacorl.models.policies.spec import PolicySpec
 
@@ -36,26 +33,9 @@ POLICIES: Table[PolicySpec] = Table(
 DEFAULT_KIND = next(iter(POLICIES))
 
 
-def build_policy(
-    options: PolicyOptions,
-    *,
-    device: str | torch.device,
-    staged: bool = False,
-    pipeline: Any = None,
-) -> PipelinePolicy:
-    """Load the configured generator, or take a loaded `pipeline`; see `PolicySpec.load`."""
-    spec = POLICIES[options.kind]
-    return spec.load(options, device=device, staged=staged, pipeline=pipeline)
-
-
 def default_options() -> PolicyOptions:
     """Return the options of a config without a generator section."""
     return POLICIES[DEFAULT_KIND].options.model_validate({})
-
-
-def tiny_spec(*, edits: bool) -> PolicySpec:
-    """Return the kind of the committed checkpoint `tiny`: one for sets, one for edits."""
-    return next(spec for spec in POLICIES.values() if spec.tiny and spec.edits == edits)
 
 
 def kind_of(checkpoint: str, *, edits: bool = False) -> str:
@@ -64,19 +44,17 @@ def kind_of(checkpoint: str, *, edits: bool = False) -> str:
     `edits` selects between the tiny checkpoints.
     """
     if checkpoint == TINY:
-        return tiny_spec(edits=edits).kind
+        return next(kind for kind, spec in POLICIES.items() if spec.tiny and spec.edits == edits)
     index = Path(checkpoint) / "model_index.json"
     if index.is_file():
         return _kind_of_class(str(read_object(index).get("_class_name", "")), checkpoint)
 
-    # The longest match decides: FLUX.1-Kontext also matches flux. The first of equals, and by default.
-    best = DEFAULT_KIND
-    longest = 0
+    # The longest match decides: FLUX.1-Kontext also matches flux.
+    best, longest = DEFAULT_KIND, 0
     for kind, spec in POLICIES.items():
         match = re.search(spec.hub_name, checkpoint.lower().replace("_", "-"))
         if match and len(match[0]) > longest:
-            best = kind
-            longest = len(match[0])
+            best, longest = kind, len(match[0])
     return best
 
 

@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from einops import rearrange
 from pydantic import Field
 from torch import Tensor
 
-from pacorl.core.devices import to_device
 from pacorl.io.images import open_image, upright_size
 from pacorl.models.policies.pipeline import (
     JOINT_ATTENTION,
@@ -28,7 +26,6 @@ from pacorl.models.policies.pipeline import (
     guided,
     pack,
     timestep_for,
-    unpack,
 )
 from pacorl.models.policies.policy import PolicyOptions
 from pacorl.models.policies.spec import PolicySpec
@@ -68,6 +65,8 @@ class KleinPolicy(PipelinePolicy):
     """A `Flux2KleinPipeline` behind the policy seam."""
 
     training_shift = "linear"  # as FLUX.1's
+    patch: ClassVar[int] = 1
+    merged: ClassVar[int] = 2
     forward_per: ClassVar[Literal["batch", "layout", "prompt"]] = "layout"
     max_sources: ClassVar[int] = 4  # docs.bfl.ai/guides/prompting_editing_overview
     max_references: ClassVar[int] = 4
@@ -86,15 +85,10 @@ class KleinPolicy(PipelinePolicy):
         blocks = range(len(pipeline.transformer.single_transformer_blocks))
         self.lora_targets = (*LORA_TARGETS, *(f"single_transformer_blocks.{block}.attn.to_out" for block in blocks))
 
-    def size_of(self, prompt: Prompt, size: Size) -> Size:
-        """Return `size` for a set, and for an edit its area in the first source's aspect, in whole tokens."""
-        self.image_paths(prompt)  # raises
-        paths = prompt.sources
-        if not paths:
-            return size
-        area = size.height * size.width
-        rule = self._fit(paths[0], area)
-        return best_sides(area, upright_size(paths[0]), step=self.token_pixels, rule=rule)
+    def edit_size(self, sources: Sequence[Path], area: int) -> Size:
+        """Return an area in the first source's aspect, in whole tokens."""
+        rule = self._fit(sources[0], area)
+        return best_sides(area, upright_size(sources[0]), step=self.token_pixels, rule=rule)
 
     def _fit(self, path: Path, area: int) -> Size:
         """Compute the size of at most `area` pixels in the aspect of a source."""
@@ -112,16 +106,10 @@ class KleinPolicy(PipelinePolicy):
         tokens, _ = self.pipeline.encode_prompt(texts, max_sequence_length=self.options.max_sequence_length)
         return {"tokens": tokens}
 
-    def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        tokenizer = self.pipeline.tokenizer
-        counts = []
-        for text in texts:
-            chat = [{"role": "user", "content": text}]
-            prompt = tokenizer.apply_chat_template(
-                chat, tokenize=False, add_generation_prompt=True, enable_thinking=False
-            )
-            counts.append(len(tokenizer(prompt, verbose=False).input_ids))
-        return counts
+    def in_template(self, text: str) -> str:
+        chat = [{"role": "user", "content": text}]
+        options = {"tokenize": False, "add_generation_prompt": True, "enable_thinking": False}
+        return str(self.pipeline.tokenizer.apply_chat_template(chat, **options))
 
     def encode_sources(self, prompt: Prompt, size: Size) -> dict[str, Tensor]:
         """Encode the images' concatenated tokens `source` (1, M, C) and their `source_ids` (1, M, 4)."""
@@ -142,36 +130,21 @@ class KleinPolicy(PipelinePolicy):
         return {"source": torch.cat(tokens, 1), "source_ids": torch.cat(ids)[None]}
 
     def encode_pixels(self, pixels_BCHW: Tensor) -> Tensor:
-        tokens_BNC = pack(self.pipeline.vae.encode(pixels_BCHW).latent_dist.mode())
-        mean_C, std_C = self._token_scale(tokens_BNC)
-        return (tokens_BNC - mean_C) / std_C
+        return pack(self.pipeline._encode_vae_image(pixels_BCHW, generator=None), patch=self.patch)
 
     def decode_codes(self, codes_BCHW: Tensor) -> Tensor:
         vae = self.pipeline.vae
-        tokens_BNC = pack(codes_BCHW.to(vae.dtype))
-        mean_C, std_C = self._token_scale(tokens_BNC)
-        codes = unpack(tokens_BNC * std_C + mean_C, rows=codes_BCHW.shape[2] // 2)
-        pixels: Tensor = vae.decode(codes, return_dict=False)[0]
+        codes = codes_BCHW.to(vae.dtype)
+        mean_C, variance_C = vae.bn.running_mean, vae.bn.running_var
+        std_C = (variance_C + vae.config.batch_norm_eps).sqrt()
+        codes = codes * std_C.to(codes)[:, None, None] + mean_C.to(codes)[:, None, None]
+        pixels: Tensor = vae.decode(self.pipeline._unpatchify_latents(codes), return_dict=False)[0]
         return pixels
-
-    def _token_scale(self, tokens_BNC: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and standard deviation of each channel of a token: this VAE scales patches, not codes."""
-        statistics = self.pipeline.vae.bn
-        std_C = (statistics.running_var + self.pipeline.vae.config.batch_norm_eps).sqrt()
-        return statistics.running_mean.to(tokens_BNC), std_C.to(tokens_BNC)
 
     def shift(self, tokens: int, num_steps: int) -> float:
         from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
 
         return float(compute_empirical_mu(tokens, num_steps))
-
-    def noise(self, seeds: Sequence[int], size: Size) -> Tensor:
-        # Drawn in patches, like the pipeline: codes drawn from the same seed would differ.
-        shape = (4 * self.latent_channels, *self.token_grid(size))
-        patches = []
-        for seed in seeds:
-            patches.append(torch.randn(shape, generator=torch.Generator().manual_seed(seed)))
-        return to_device(rearrange(torch.stack(patches), "b c h w -> b (h w) c"), self.device)
 
     @by_layout
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:

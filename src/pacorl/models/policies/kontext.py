@@ -10,6 +10,8 @@ stitched into one image of the generated size.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -44,15 +46,11 @@ class KontextPolicy(FluxPolicy):
     max_references: ClassVar[int] = 4  # in a 2×2 grid; smaller cells of 1024² show no face
     stitched: ClassVar[bool] = True
 
-    def size_of(self, prompt: Prompt, size: Size) -> Size:
-        """The area of `size` in the training shape that is nearest to the source's; whole tokens for a set."""
+    def edit_size(self, sources: Sequence[Path], area: int) -> Size:
+        """Return an area in the training shape that is nearest to the source's."""
         from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
 
-        self.image_paths(prompt)  # raises
-        paths = prompt.sources
-        if not paths:
-            return self.nearest_size(size)
-        (path,) = paths
+        (path,) = sources
         source, step = upright_size(path), self.token_pixels
         # The pipeline first cuts the source to whole tokens, and so may choose another shape than the exact aspect's.
         rows, cols = (max(1, side // step) for side in (source.height, source.width))
@@ -63,7 +61,7 @@ class KontextPolicy(FluxPolicy):
                 f"source {path} is {source}, and the nearest shape that FLUX.1-Kontext knows is {Size(height, width)}: "
                 "it would be distorted; crop or pad it"
             )
-        scale = math.sqrt(size.height * size.width / 1024**2)  # for which the pipeline's shapes are written
+        scale = math.sqrt(area / 1024**2)  # for which the pipeline's shapes are written
         return Size(*(max(1, round(side * scale / step)) * step for side in (height, width)))
 
     def encode_sources(self, prompt: Prompt, size: Size) -> dict[str, Tensor]:

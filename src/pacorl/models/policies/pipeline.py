@@ -105,8 +105,8 @@ def best_sides(area: int, source: Size, *, step: int, rule: Size) -> Size:
 def check_multiple(size: Size, *, step: int) -> None:
     """Raise ValueError with the nearest size if a side is no multiple of `step` pixels, or the image is too large."""
     check_area(size, step=1)
-    if size.height % step or size.width % step:
-        nearest = nearest_multiple(size, step=step)
+    nearest = nearest_multiple(size, step=step)
+    if size != nearest:
         raise ValueError(f"size {size} must be a multiple of {step} pixels on both sides; the nearest is {nearest}")
 
 
@@ -138,7 +138,11 @@ class PipelinePolicy:
     max_sources: ClassVar[int] = 0
     """Maximum number of sources per prompt; 0 for generators of sets only."""
     patch: ClassVar[int] = 2
-    """Side of a token in VAE codes."""
+    """Side of a token in codes."""
+    merged: ClassVar[int] = 1
+    """Side of a code in the VAE's own: a pipeline may merge squares of these into codes of more channels."""
+    slot: ClassVar[int] = 1
+    """Divisor of an image's sides in tokens."""
     forward_per: ClassVar[Literal["batch", "layout", "prompt"]] = "batch"
     """Rows that share a forward (`by_layout`): all of them, those with alike images, or those of one prompt."""
     max_references: ClassVar[int] = 0
@@ -167,7 +171,10 @@ class PipelinePolicy:
         self.pipeline = pipeline
         self.options: Any = options
         self.transformer: nn.Module = pipeline.transformer
-        self.token_pixels: int = self.patch * pipeline.vae_scale_factor
+        self.code_pixels: int = self.merged * pipeline.vae_scale_factor
+        """Side of a code in pixels."""
+        self.token_pixels: int = self.patch * self.code_pixels
+        """Side of a token in pixels."""
         for component in pipeline.components.values():
             if isinstance(component, nn.Module):
                 component.requires_grad_(False).eval()
@@ -189,8 +196,8 @@ class PipelinePolicy:
 
     @property
     def latent_channels(self) -> int:
-        """Channels of the VAE's codes; a token has `patch`² times as many."""
-        return int(self.pipeline.vae.config.latent_channels)
+        """Channels of the codes; a token has `patch`² times as many."""
+        return self.merged**2 * int(self.pipeline.vae.config.latent_channels)
 
     def check_size(self, size: Size) -> None:
         """Raise ValueError with the nearest size if the config's `size` is not supported."""
@@ -206,21 +213,28 @@ class PipelinePolicy:
         if cls.max_sources and not cls.source_optional:  # an edit's size is an area: its sides follow from the source
             check_area(size, step=step)
         else:
-            check_multiple(size, step=step)
+            check_multiple(size, step=cls.slot * step)
 
     def size_of(self, prompt: Prompt, size: Size) -> Size:
-        """Derive the size of a prompt's image from the config's: `size` for a set.
+        """Derive the size of a prompt's image from the config's: whole tokens of `size` for a set.
 
-        For an edit it is the area of `size` in the shape of the source.
+        For an edit it is the area of `size` in the shape of a source.
 
         Raises:
             ValueError: A source is missing, is one too many or has no such shape; the message names the prompt.
         """
-        return size
+        self.image_paths(prompt)  # raises
+        if not prompt.sources:
+            return self.nearest_size(size)
+        return self.edit_size(prompt.sources, size.height * size.width)
+
+    def edit_size(self, sources: Sequence[Path], area: int) -> Size:
+        """Choose the size of an edit of about `area` pixels by the pipeline's rule."""
+        raise NotImplementedError
 
     def nearest_size(self, size: Size) -> Size:
         """Round a config's size to the token grid: the size of a square source's edit, nearly that of other shapes."""
-        return nearest_multiple(size, step=self.token_pixels)
+        return nearest_multiple(size, step=self.slot * self.token_pixels)
 
     def token_grid(self, size: Size) -> tuple[int, int]:
         """Return the (rows, columns) of tokens."""
@@ -255,12 +269,11 @@ class PipelinePolicy:
         # Warn of truncated prompts.
         if self.long_encoder:
             limit = self.options.max_sequence_length
-            lengths = self.count_tokens(texts)
-            too_long = [length for length in lengths if length > limit]
+            too_long = [length for length in self.count_tokens(texts) if length > limit]
             if too_long:
                 warnings.warn(
                     f"{len(too_long)} of {len(texts)} prompts have more than "
-                    f"model.max_sequence_length = {limit} tokens (up to {max(lengths)}); their ends are not read",
+                    f"model.max_sequence_length = {limit} tokens (up to {max(too_long)}); their ends are not read",
                     stacklevel=3,
                 )
 
@@ -283,10 +296,15 @@ class PipelinePolicy:
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Count the tokens of each text before truncation to `max_sequence_length`."""
         tokenizer = getattr(self.pipeline, self.long_encoder.replace("text_encoder", "tokenizer"))
-        if not texts:
-            return []
-        # Not verbose: it would warn of indexing errors, which truncation prevents.
-        return [len(ids) for ids in tokenizer(list(texts), truncation=False, verbose=False).input_ids]
+        counts = []
+        for text in texts:
+            # Not verbose: it would warn of indexing errors, which truncation prevents.
+            counts.append(len(tokenizer(self.in_template(text), verbose=False).input_ids))
+        return counts
+
+    def in_template(self, text: str) -> str:
+        """Return a text as the long encoder reads it."""
+        return text
 
     def encode_texts(self, texts: list[str]) -> dict[str, Tensor]:
         """Encode a batch of texts for the transformer: name → (B, …)."""
@@ -337,24 +355,25 @@ class PipelinePolicy:
 
     def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
         """Collate conditionings to one batch, on the device."""
-        per_prompt = self.forward_per == "prompt"
-        # Rows of one layout share a forward: their images have equal numbers, shapes and positions.
         rows_by_layout: dict[Any, list[int]] = {}
         for row, conditioning in enumerate(conditionings):
-            # The rows of a prompt have the same object, which the cache of conditionings returns once per batch.
-            layout: Any = id(conditioning)
-            if not per_prompt:
-                tensors = conditioning.tensors
-                source = tuple(tensors["source"].shape) if "source" in tensors else ()
-                positions = [tensors[name].numpy().tobytes() for name in POSITIONS if name in tensors]
-                layout = (source, *positions)
-            rows_by_layout.setdefault(layout, []).append(row)
-        if len(rows_by_layout) == 1 and (len(conditionings) == 1 or not per_prompt):
+            rows_by_layout.setdefault(self._layout(conditioning), []).append(row)
+        if len(rows_by_layout) == 1 and (len(conditionings) == 1 or self.forward_per != "prompt"):
             return self.collate_alike(conditionings)
         batches = []
         for rows in rows_by_layout.values():
             batches.append((tuple(rows), self.collate_alike([conditionings[row] for row in rows])))
         return MixedConditioning({}, tuple(batches))
+
+    def _layout(self, conditioning: Conditioning) -> Any:
+        """Return what the rows of a forward have in common: a prompt, or numbers, shapes and positions of images."""
+        if self.forward_per == "prompt":
+            return id(conditioning)  # the cache of conditionings returns one object for all rows of a prompt
+        positions = []
+        for name in POSITIONS:
+            if name in conditioning.tensors:
+                positions.append(conditioning.tensors[name].numpy().tobytes())
+        return "source" in conditioning.tensors, *positions
 
     def collate_alike(self, conditionings: Sequence[Conditioning]) -> Conditioning:
         """Collate conditionings of one layout."""
@@ -414,8 +433,7 @@ class PipelinePolicy:
 
     def noise(self, seeds: Sequence[int], size: Size) -> Tensor:
         """Draw (B, N, C) fp32 noise, one seed per row, on the CPU for equal values on every machine."""
-        factor = self.pipeline.vae_scale_factor
-        shape = (self.latent_channels, size.height // factor, size.width // factor)
+        shape = (self.latent_channels, size.height // self.code_pixels, size.width // self.code_pixels)
         # Draw codes, then pack, like the pipelines: tokens drawn from the same seed would differ.
         codes = []
         for seed in seeds:

@@ -28,7 +28,6 @@ from pacorl.models.policies.pipeline import (
     PipelinePolicy,
     best_sides,
     by_layout,
-    check_area,
     guided,
     pack,
     timestep_for,
@@ -109,11 +108,12 @@ class QwenImagePolicy(PipelinePolicy):
     def latent_channels(self) -> int:
         return int(self.pipeline.vae.config.z_dim)  # this VAE's name for it
 
+    def in_template(self, text: str) -> str:
+        return str(self.pipeline.prompt_template_encode.format(text))
+
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         # The pipeline drops the beginning of its template, and the limit counts the end.
-        template, dropped = self.pipeline.prompt_template_encode, self.pipeline.prompt_template_encode_start_idx
-        counts = super().count_tokens([template.format(text) for text in texts])
-        return [count - dropped for count in counts]
+        return [count - self.pipeline.prompt_template_encode_start_idx for count in super().count_tokens(texts)]
 
     def encode_texts(self, texts: list[str]) -> dict[str, Tensor]:
         """The `tokens` (1, L, D) of the text encoder for one text."""
@@ -167,6 +167,13 @@ class QwenImagePolicy(PipelinePolicy):
 
         return guided(read, scale=self.options.true_cfg_scale, keep_norm=True)
 
+    def encode_pixels(self, pixels_BCHW: Tensor) -> Tensor:
+        # This VAE reads an image as a video of one frame.
+        codes = self.pipeline.vae.encode(pixels_BCHW[:, :, None]).latent_dist.mode()
+        mean, std = self._code_scale(codes)
+        tokens: Tensor = pack(((codes - mean) / std)[:, :, 0], patch=self.patch)
+        return tokens
+
     def decode_codes(self, codes_BCHW: Tensor) -> Tensor:
         codes = codes_BCHW[:, :, None].to(self.pipeline.vae.dtype)
         mean, std = self._code_scale(codes)
@@ -180,7 +187,7 @@ class QwenEditPolicy(QwenImagePolicy):
     max_sources: ClassVar[int] = 1
     long_encoder: ClassVar[str] = ""
     condition_area: ClassVar[float] = math.inf
-    """Largest area of a source for the text encoder, if below the generated image's."""
+    """Largest area of a source for the text encoder; infinite if that sees it as the VAE does."""
 
     @classmethod
     def components_from(cls, source: str) -> dict[str, Any]:
@@ -189,18 +196,9 @@ class QwenEditPolicy(QwenImagePolicy):
 
         return {"processor": load_processor(source, subfolder="processor")}
 
-    @classmethod
-    def check_sides(cls, size: Size, *, step: int) -> None:
-        check_area(size, step=max(step, SIDE))
-
-    def size_of(self, prompt: Prompt, size: Size) -> Size:
-        """Return the area of `size` in the aspect of the (last) source, by 32 pixels; whole tokens for a set."""
-        self.image_paths(prompt)  # raises
-        paths = prompt.sources
-        if not paths:
-            return self.nearest_size(size)
-        area = size.height * size.width
-        return best_sides(area, upright_size(paths[-1]), step=SIDE, rule=sides_for(area, paths[-1]))
+    def edit_size(self, sources: Sequence[Path], area: int) -> Size:
+        """Return an area in the aspect of the (last) source, by 32 pixels."""
+        return best_sides(area, upright_size(sources[-1]), step=SIDE, rule=sides_for(area, sources[-1]))
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[Prompt], size: Size) -> list[Conditioning]:
@@ -217,11 +215,14 @@ class QwenEditPolicy(QwenImagePolicy):
         sizes = []
         codes = []
         shown = []
+        area = size.height * size.width
         for number, path in enumerate(self.image_paths(prompt), 1):
             # The generated image has the last source's aspect, so the last source has its size.
-            vae_size = size if number == len(prompt.sources) else sides_for(size.height * size.width, path)
+            vae_size = size if number == len(prompt.sources) else sides_for(area, path)
+            shown_size = vae_size
+            if self.condition_area < math.inf:
+                shown_size = sides_for(min(int(self.condition_area), area), path)
             image = open_image(path)
-            shown_size = self._shown_size(path, size) or vae_size
             sizes.append(vae_size)
             codes.append(self.encode_image(image, vae_size))
             shown.append(self.pipeline.image_processor.resize(image, shown_size.height, shown_size.width))
@@ -243,17 +244,6 @@ class QwenEditPolicy(QwenImagePolicy):
             tensors["negative_tokens"] = read_text(self.options.negative_text)
         return Conditioning(tensors)
 
-    def _shown_size(self, path: Path, size: Size) -> Size | None:
-        """Return the size of a source for the text encoder; None for its size in the VAE."""
-        return None
-
-    def encode_pixels(self, pixels_BCHW: Tensor) -> Tensor:
-        # This VAE reads an image as a video of one frame.
-        codes = self.pipeline.vae.encode(pixels_BCHW[:, :, None]).latent_dist.mode()
-        mean, std = self._code_scale(codes)
-        tokens: Tensor = pack(((codes - mean) / std)[:, :, 0], patch=self.patch)
-        return tokens
-
 
 class QwenEditPlusPolicy(QwenEditPolicy):
     """A `QwenImageEditPlusPipeline` behind the policy seam."""
@@ -263,18 +253,15 @@ class QwenEditPlusPolicy(QwenEditPolicy):
     max_references: ClassVar[int] = 3
     condition_area: ClassVar[float] = CONDITION_AREA
 
-    def _shown_size(self, path: Path, size: Size) -> Size:
-        return sides_for(min(CONDITION_AREA, size.height * size.width), path)
-
 
 def sides_for(area: int, path: Path) -> Size:
     """Compute the size of about `area` pixels in the aspect of a source, by the pipelines' rule."""
+    from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import calculate_dimensions
+
     source = upright_size(path)
-    # In the pipelines' order of operations: another would round a side of exactly half a step differently.
-    aspect = source.width / source.height
-    width = math.sqrt(area * aspect)
-    size = Size(*(round(side / SIDE) * SIDE for side in (width / aspect, width)))
-    if not size.height or not size.width:
+    width, height, _ = calculate_dimensions(area, source.width / source.height)
+    size = Size(height, width)
+    if not height or not width:
         raise ValueError(
             f"image {path} is {source}, too long to be drawn on {area} pixels with sides of multiples of {SIDE}; "
             "crop it, or raise the size"

@@ -22,9 +22,7 @@ from pacorl.io.images import as_rgb
 from pacorl.models.policies.pipeline import (
     MixedConditioning,
     by_layout,
-    check_multiple,
     guided,
-    nearest_multiple,
     timestep_for,
 )
 from pacorl.models.policies.policy import PolicyOptions, TrueGuidance
@@ -75,6 +73,7 @@ class QwenImage21Policy(QwenEditPolicy):
     lora_targets: tuple[str, ...] = LORA_TARGETS
     idle_in_last_block: ClassVar[tuple[str, ...]] = ()
     patch: ClassVar[int] = 1
+    slot: ClassVar[int] = SLOT
     forward_per: ClassVar[Literal["batch", "layout", "prompt"]] = "prompt"
     max_sources: ClassVar[int] = 10
     max_references: ClassVar[int] = 10
@@ -91,13 +90,6 @@ class QwenImage21Policy(QwenEditPolicy):
             )
         super().__init__(pipeline, options)
         share_prefix(pipeline.transformer)
-
-    @classmethod
-    def check_sides(cls, size: Size, *, step: int) -> None:
-        check_multiple(size, step=SLOT * step)
-
-    def nearest_size(self, size: Size) -> Size:
-        return nearest_multiple(size, step=SLOT * self.token_pixels)
 
     def _encode(self, prompt: Prompt, size: Size) -> Conditioning:
         """Encode a prompt.

@@ -110,7 +110,7 @@ class PolicySpec:
     def token_pixels(self, vae: Mapping[str, Any]) -> int:
         """Compute the side of a token in pixels, from the VAE's config.json."""
         # Each level of the VAE but the first halves the sides.
-        return int(self.policy.patch * 2 ** (len(vae[self.vae_levels]) - 1))
+        return int(self.policy.patch * self.policy.merged * 2 ** (len(vae[self.vae_levels]) - 1))
 
     @property
     def kind(self) -> str:
@@ -193,7 +193,6 @@ class PolicySpec:
         *,
         device: str | torch.device = "cpu",
         staged: bool = False,
-        pipeline: Any = None,
     ) -> PipelinePolicy:
         """Load the weights of `options`.
 
@@ -201,7 +200,6 @@ class PolicySpec:
             staged: Leave the transformer to `place_transformer`, so that it never shares the device with the text
                 encoders. Until then its weights are pages of the checkpoint's files, which the processes of a machine
                 share.
-            pipeline: A loaded pipeline, to take in place of the checkpoint's.
 
         Raises:
             ValueError: The checkpoint is another pipeline.
@@ -215,18 +213,16 @@ class PolicySpec:
         check_dtype(options.dtype, device, key="model.dtype")
         if options.compile != "none":
             check_compiled(device)
-        if pipeline is None:
-            source = self.check_source(options.checkpoint)
-            dtype = getattr(torch, options.dtype)
-            # diffusers would note that our components differ in class from its index.
-            components = self.policy.components_from(source)
-            with quiet(*(["diffusers.pipelines.pipeline_utils"] if components else [])):
-                if options.checkpoint.endswith(SINGLE_FILE):
-                    pipeline = self._with_file(options.checkpoint, dtype=dtype)
-                elif isinstance(self.pipeline_type, type):
-                    pipeline = pretrained(self.pipeline_type, source, dtype=dtype, **components)
-                else:
-                    pipeline = self.pipeline_type(source, dtype=dtype, **components)
+        source = self.check_source(options.checkpoint)
+        parts = self.policy.components_from(source) | {"dtype": getattr(torch, options.dtype)}
+        # diffusers would note that our components differ in class from its index.
+        with quiet("diffusers.pipelines.pipeline_utils"):
+            if options.checkpoint.endswith(SINGLE_FILE):
+                parts["transformer"] = self._transformer_of(options.checkpoint, dtype=parts["dtype"])
+            if isinstance(self.pipeline_type, type):
+                pipeline = pretrained(self.pipeline_type, source, **parts)
+            else:
+                pipeline = self.pipeline_type(source, **parts)
 
         # Text encoders first: the transformer is placed after they have left.
         policy = self.take(pipeline, options)
@@ -235,17 +231,14 @@ class PolicySpec:
             policy.place_transformer(device)
         return policy
 
-    def _with_file(self, file: str, *, dtype: Any) -> Any:
-        """Load the published pipeline with the transformer of one file, as ComfyUI has it; fp8 weights are cast."""
+    def _transformer_of(self, file: str, *, dtype: Any) -> Any:
+        """Load the transformer of one file, as ComfyUI has it; fp8 weights are cast."""
         import diffusers
-
-        from pacorl.io.pretrained import pretrained
 
         config = self.pipeline_type.load_config(self.published)
         transformer_type = getattr(diffusers, config["transformer"][1])
         options = {"config": self.published, "subfolder": "transformer", "torch_dtype": dtype}
-        transformer = transformer_type.from_single_file(file, **options)
-        return pretrained(self.pipeline_type, self.published, dtype=dtype, transformer=transformer)
+        return transformer_type.from_single_file(file, **options)
 
     def check_source(self, checkpoint: str, *, adapters: Iterable[str] = (), size: Size | None = None) -> str:
         """Check a checkpoint before diffusers is imported, which takes seconds.
@@ -326,17 +319,10 @@ class PolicySpec:
             )
 
     def from_pretrained(
-        self,
-        checkpoint: str | Path = TINY,
-        *,
-        dtype: str = "float32",
-        device: str | torch.device = "cpu",
-        memory: str = "normal",
-        **options: Any,
+        self, checkpoint: str | Path, *, dtype: str = "float32", device: str | torch.device = "cpu", **options: Any
     ) -> PipelinePolicy:
-        """Load a diffusers folder, a hub name or "tiny" with this kind's options by name; see `load`."""
-        section = self.options.model_validate({"checkpoint": str(checkpoint), "dtype": dtype, **options})
-        return self.load(section.in_memory(memory), device=device)
+        """Load a diffusers folder, a hub name or "tiny" with options as for `options_for`; see `load`."""
+        return self.load(self.options_for(str(checkpoint), dtype=dtype, **options), device=device)
 
     def take(self, pipeline: Any, options: PolicyOptions) -> PipelinePolicy:
         """Wrap a loaded pipeline as a policy; text encoders of another type are cast to the transformer's.
