@@ -20,14 +20,12 @@ from transformers import AutoModelForImageTextToText, TrainerCallback, modeling_
 from pacorl.config.base import ConfigError, dump, load
 from pacorl.core.objectives.decision_weighted import decision_weighted
 from pacorl.core.questions import consistent
-from pacorl.grpo.checkpoint import newest_whole
-from pacorl.io.files import digests
 from pacorl.io.images import open_image
 from pacorl.io.processor import load_processor
 from pacorl.judge.local import LocalJudge
-from pacorl.judge_training.examples import Collator, ComparisonDataset, each_once, in_both_orders, load_data
+from pacorl.judge_training.examples import Collator, ComparisonDataset, in_both_orders, load_data
 from pacorl.judge_training.judge_config import JudgeConfig, RewardTuningConfig
-from pacorl.judge_training.judge_trainer import JudgeTrainer, build_trainer, check_whole, checkpoints
+from pacorl.judge_training.judge_trainer import JudgeTrainer, build_trainer, checkpoints
 from pacorl.judge_training.loop import (
     DIGESTS,
     LABEL_KEYS,
@@ -87,7 +85,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def batch(data: Path) -> dict[str, torch.Tensor]:
-    rows = each_once(comparisons_from(str(data)))
+    rows = ComparisonDataset(comparisons_from(str(data)))
     return Collator(processor_of("tiny"), target="reasons")([rows[index] for index in range(4)])
 
 
@@ -96,23 +94,11 @@ def model() -> Any:
     return load_model("tiny", dtype="float32")
 
 
-def test_the_head_on_answers_alone_gives_the_loss_of_full_logits(batch: dict[str, Any], model: Any) -> None:
-    answers = read_answers(model, batch, yes=0, no=1)
-    inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "mm_token_type_ids", "pixel_values",
-                                             "image_grid_thw")}  # fmt: skip
-    logits = model(**inputs).logits.detach()
-    for row in range(4):
-        places = batch["answer"][row].nonzero()[:, 0]
-        expected = F.log_softmax(logits[row, places - 1], -1)[range(len(places)), batch["input_ids"][row, places]]
-        torch.testing.assert_close(answers.log_prob_BL[row, places], expected, atol=1e-6, rtol=1e-6)
-    assert (answers.log_prob_BL[~batch["answer"]] == 0).all()
-
-
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"])
 def test_every_family_learns_on_answers_alone(family: str, data: Path) -> None:
     """Loss and gradients of an adapter, in recurrent layers too, are those of full logits, in double precision."""
     processor = processor_of_any_size()
-    rows = each_once(comparisons_from(str(data)))
+    rows = ComparisonDataset(comparisons_from(str(data)))
     batch = Collator(processor, target="reasons")([rows[0], rows[1]])
     tuned = tune(build(family, processor).double(), RewardTuningConfig(rank=2))
     inputs = {name: tensor for name, tensor in batch.items() if name not in LABEL_KEYS}
@@ -144,8 +130,7 @@ def test_p_yes_is_the_judges(data: Path, model: Any) -> None:
     rows = in_both_orders(comparisons)
     collator = Collator(judge.processor, target="reasons")
     found = read_answers(model, collator([rows[i] for i in range(len(rows))]), yes=collator.yes, no=collator.no)
-    shown = [(row.comparison, row.comparison.images[:: -1 if row.swapped else 1]) for row in rows.rows]
-    asked = [Question(tuple(map(open_image, images)), one.question) for one, images in shown]
+    asked = [Question(tuple(map(open_image, row.images)), row.question) for row in rows.rows]
     assert len(asked) == 7
     assert found.p_yes_B.tolist() == pytest.approx([v.p_yes for v in judge.verdicts(asked)], abs=1e-5)
 
@@ -189,18 +174,6 @@ def gradients(config: JudgeConfig) -> list[torch.Tensor]:
     trainer = build_trainer(config, load_data(config), arguments, callbacks=[seen])
     trainer.train()
     return seen.steps
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("batch", "micro"), [(4, 1), pytest.param(6, 2, marks=pytest.mark.slow)])
-def test_accumulation_changes_nothing(run: Any, batch: int, micro: int) -> None:
-    """4×1 is one batch of 4, and 3×2 one of 6."""
-    limit = ["data.workers=0", "optimizer.lr=1e-9", "optimizer.max_grad_norm=0", f"optimizer.batch={batch}"]
-    whole = gradients(run(*limit, f"optimizer.micro_batch={batch}", out="whole"))
-    parts = gradients(run(*limit, f"optimizer.micro_batch={micro}", out="parts"))
-    assert len(whole) == len(parts) == 12 // batch
-    for one, other in zip(whole, parts, strict=True):
-        assert (one - other).norm() < 1e-5 * one.norm()
 
 
 def test_a_last_step_that_is_not_full_is_a_mean_too(run: Any, data: Path) -> None:
@@ -282,34 +255,7 @@ def test_links_in_the_folder_lead_nothing_out_of_it(run: Any, tmp_path: Path) ->
         (config.out / name).symlink_to(victim)
         with pytest.raises(OSError, match=r"a link, through which nothing is written; remove it"):
             JudgeTrainer(config).train()
-    config = run(out="planted")
-    config.out.mkdir()
-    (config.out / ".adapter.partial").symlink_to(victim)
-    with pytest.raises(FileExistsError):
-        JudgeTrainer(config).train()
-    assert [path.name for path in victim.iterdir()] == ["adapter_config.json"]
     assert (victim / "adapter_config.json").read_text() == "{}"
-
-
-def test_a_checkpoint_that_was_cut_short_is_none(tmp_path: Path) -> None:
-    for step in (2, 12, 10):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-        (tmp_path / f"checkpoint-{step}" / DIGESTS).write_text("{}")
-    (tmp_path / "checkpoint-14").mkdir()
-    (tmp_path / "checkpoint-of-mine").mkdir()
-    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-2", "checkpoint-10", "checkpoint-12"]
-
-
-def test_without_a_whole_checkpoint_nothing_begins_anew(tmp_path: Path) -> None:
-    for step in (2, 4):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-        (tmp_path / f"checkpoint-{step}" / "weights").write_text(str(step))
-        (tmp_path / f"checkpoint-{step}" / DIGESTS).write_text(json.dumps(digests(tmp_path / f"checkpoint-{step}")))
-    (tmp_path / "checkpoint-4" / "weights").write_text("3")
-    assert newest_whole(checkpoints(tmp_path), check_whole) == tmp_path / "checkpoint-2"
-    (tmp_path / "checkpoint-2" / "weights").unlink()
-    with pytest.raises(ValueError, match=r"no checkpoint in .* is whole"):
-        newest_whole(checkpoints(tmp_path), check_whole)
 
 
 def test_evaluation_is_logged_and_summarised(run: Any, data: Path) -> None:
@@ -398,29 +344,24 @@ def test_what_is_trained(model: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("old", [False, True])
-def test_an_adapter_may_be_the_start(tmp_path: Path, old: bool) -> None:
-    """In either spelling: before transformers 4.52 keys had no `language_model`."""
+def test_an_adapter_may_be_the_start(tmp_path: Path) -> None:
+    """In either spelling, as a judge's adapter: before transformers 4.52 keys had no `language_model`."""
     first = tune(load_model("tiny", dtype="float32"), RewardTuningConfig(rank=4, alpha=8))
     torch.manual_seed(1)
     for name, parameter in first.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter)
     first.save_pretrained(tmp_path)
-    if old:
-        path = tmp_path / "adapter_model.safetensors"
-        spelled = {key.replace(".model.language_model.", ".model."): value for key, value in load_file(path).items()}
-        save_file(spelled, path)
-        assert "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight" in spelled
+    path = tmp_path / "adapter_model.safetensors"
+    save_file({key.replace(".model.language_model.", ".model."): value for key, value in load_file(path).items()}, path)
     start = RewardTuningConfig(rank=4, alpha=8, start=str(tmp_path))
     second = tune(load_model("tiny", dtype="float32"), start)
     trained = {name: parameter for name, parameter in first.named_parameters() if parameter.requires_grad}
     found = {name: parameter for name, parameter in second.named_parameters() if parameter.requires_grad}
     assert found.keys() == trained.keys()
     assert all(torch.equal(found[name], value) for name, value in trained.items())
-    for wrong, message in (({"rank": 8}, "of rank 4 and alpha 8; set tuning.rank=4"),):
-        with pytest.raises(ValueError, match=message):
-            tune(load_model("tiny", dtype="float32"), start.model_copy(update=wrong))
+    with pytest.raises(ValueError, match=r"rank 4, alpha 8.*; set tuning\.rank=4"):
+        tune(load_model("tiny", dtype="float32"), start.model_copy(update={"rank": 8}))
 
 
 @pytest.mark.parametrize(

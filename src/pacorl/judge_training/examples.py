@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,48 +29,34 @@ Target = Literal["reasons", "label", "token"]
 
 
 @dataclass(frozen=True, slots=True)
-class OrderedComparison:
-    """A comparison with the order of its images."""
-
-    comparison: Comparison
-    swapped: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class LoadedComparison:
     """A row of a dataset with its images opened."""
 
     index: int
-    row: OrderedComparison
+    comparison: Comparison
     images: list[Image]
 
 
 class ComparisonDataset(Dataset[LoadedComparison]):
     """Comparisons with lazily opened images, so that worker processes open them."""
 
-    def __init__(self, rows: Sequence[OrderedComparison]) -> None:
+    def __init__(self, rows: Sequence[Comparison]) -> None:
         self.rows = list(rows)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> LoadedComparison:
-        row = self.rows[index]
-        images = [open_image(path) for path in row.comparison.images]
-        return LoadedComparison(index, row, images[::-1] if row.swapped else images)
-
-
-def each_once(comparisons: Sequence[Comparison]) -> ComparisonDataset:
-    """Build the training set: each comparison once."""
-    return ComparisonDataset([OrderedComparison(comparison) for comparison in comparisons])
+        comparison = self.rows[index]
+        return LoadedComparison(index, comparison, [open_image(path) for path in comparison.images])
 
 
 def in_both_orders(comparisons: Sequence[Comparison]) -> ComparisonDataset:
     """Build the evaluation set: each comparison, then each pair once more with its images exchanged."""
-    rows = [OrderedComparison(comparison) for comparison in comparisons]
+    rows = list(comparisons)
     for comparison in comparisons:
         if len(comparison.images) == 2:
-            rows.append(OrderedComparison(comparison, swapped=True))
+            rows.append(replace(comparison, images=comparison.images[::-1]))
     return ComparisonDataset(rows)
 
 
@@ -101,8 +87,8 @@ class Collator:
         sequences = []
         is_answer = []
         for loaded in rows:
-            prompt = self.prompt_ids(loaded.row.comparison, [next(tokens) for _ in loaded.images])
-            sequence = torch.tensor(prompt + self.answer_ids(loaded.row.comparison))
+            prompt = self.prompt_ids(loaded.comparison, [next(tokens) for _ in loaded.images])
+            sequence = torch.tensor(prompt + self.answer_ids(loaded.comparison))
             sequences.append(sequence)
             is_answer.append(torch.arange(len(sequence)) >= len(prompt))
 
@@ -117,7 +103,7 @@ class Collator:
             "image_grid_thw": pixels["image_grid_thw"],
             "answer": padded(is_answer),
             "index": torch.tensor([loaded.index for loaded in rows]),
-            "consistent": torch.tensor([loaded.row.comparison.consistent for loaded in rows]),
+            "consistent": torch.tensor([loaded.comparison.consistent for loaded in rows]),
         }
 
     def prompt_ids(self, comparison: Comparison, image_tokens: Sequence[int]) -> list[int]:

@@ -41,7 +41,7 @@ from pacorl.io.files import (
     weight_write_errors,
 )
 from pacorl.judge.decision import save_decision
-from pacorl.judge_training.examples import JudgeData, each_once, load_data
+from pacorl.judge_training.examples import ComparisonDataset, JudgeData, load_data
 from pacorl.judge_training.held_out import HeldOut
 from pacorl.judge_training.judge_config import JudgeConfig
 from pacorl.judge_training.loop import DIGESTS, WeightedLikelihoodTrainer, processes, training_arguments
@@ -59,7 +59,7 @@ FREE_KEYS = (
 """Config keys that a resumed run may change; not its length, which determines the learning rate's cosine."""
 UNUSED_FILES = ("training_args.bin", "README.md")
 """Further files by transformers and PEFT: a pickle, and an empty form (config.yaml contains more)."""
-UNLOGGED = ("runtime", "samples_per_second", "steps_per_second")
+UNLOGGED = ("epoch", "runtime", "samples_per_second", "steps_per_second")
 
 
 class JudgeTrainer:
@@ -208,7 +208,7 @@ def build_trainer(
         measure=held_out.measure if held_out else lambda p_yes, step: {},
         model=model,
         args=arguments,
-        train_dataset=each_once(data.train),
+        train_dataset=ComparisonDataset(data.train),
         eval_dataset=held_out.rows if held_out else None,
         data_collator=data.collator,
         callbacks=list(callbacks),
@@ -295,17 +295,17 @@ class RunKeeper(TrainerCallback):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         """Write the Trainer's logs as lines of kind `train` and `evaluation`."""
-        logs = logs or {}
         # The Trainer logs both kinds through one callback.
-        measured = {name.removeprefix("eval_"): number for name, number in logs.items() if name.startswith("eval_")}
-        if measured:
-            measured[f"{SECONDS}evaluation"] = measured["runtime"]
-        elif "loss" not in logs:
+        values = dict(logs or {})
+        kind = "train" if "loss" in values else "evaluation"
+        if "eval_runtime" in values:
+            values = {name.removeprefix("eval_"): number for name, number in values.items() if name != "epoch"}
+            values[f"{SECONDS}evaluation"] = values["runtime"]
+        elif kind == "evaluation":
             return
+        for name in UNLOGGED:
+            values.pop(name, None)
 
         # The epoch from the step, since the Trainer's own epoch is rounded.
         share = state.global_step / state.max_steps * state.num_train_epochs if state.max_steps else 0.0
-        hidden = UNLOGGED if measured else ("epoch",)
-        values = {name: number for name, number in (measured or logs).items() if name not in hidden}
-        kind = "evaluation" if measured else "train"
         self.logbook.write(kind, epoch=math.floor(share + 1e-9), step=state.global_step, values=values)
