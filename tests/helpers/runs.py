@@ -25,6 +25,16 @@ def train(overrides: Sequence[str], resume: str = "") -> None:
     train_policy(configs.load(PolicyConfig, recipe(), list(overrides)), resume=resume)
 
 
+def train_judge(overrides: Sequence[str], resume: str = "") -> None:
+    """A judge's run."""
+    from pacorl.config import base as configs
+    from pacorl.judge_training.judge_config import JudgeConfig
+    from pacorl.judge_training.judge_trainer import JudgeTrainer
+
+    recipe = Path(__file__).parents[2] / "configs" / "reward" / "tiny.yaml"
+    JudgeTrainer(configs.load(JudgeConfig, recipe, list(overrides)), resume=bool(resume)).train()
+
+
 def train_and_keep_each(runs: Sequence[tuple[Path | None, Sequence[str]]]) -> None:
     """Several runs, each by a config file (or none) and overrides, in the same processes: to start those costs most."""
     from accelerate.state import AcceleratorState

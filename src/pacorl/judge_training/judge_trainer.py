@@ -214,6 +214,9 @@ def build_trainer(
         callbacks=list(callbacks),
     )
     trainer.remove_callback(PrinterCallback)
+    if trainer.is_fsdp_enabled:
+        # Of sharded weights the Trainer would save no adapter.
+        trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
     return trainer
 
 
