@@ -585,6 +585,6 @@ class HttpJudge:
 def _remedy(url: str) -> str:
     """Name the command that serves a judge at an address of this machine, as a clause; empty for any other address."""
     address = urlsplit(url)
-    return (
-        f" (`pacorl serve CHECKPOINT --port {address.port}` serves one)" if is_loopback(address.hostname or "") else ""
-    )
+    if not is_loopback(address.hostname or ""):
+        return ""
+    return f" (`pacorl serve CHECKPOINT --port {address.port}` serves one)"

@@ -46,6 +46,14 @@ def test_plus_is_its_pipeline_with_sources_of_two_shapes(
     assert latents.std() > 0.1
 
 
+def test_a_shorter_text_is_read_as_alone(qwen: QwenEditPolicy, tmp_path: Path) -> None:
+    """In a batch it is padded."""
+    path = source_image(tmp_path / "source.png", height=90, width=140)
+    short, long = edit(path, 0, "Red."), edit(path, 1, INSTRUCTIONS[1])
+    size = qwen.size_of(short, Size(96, 96))
+    torch.testing.assert_close(loop(qwen, [short, long], size)[:1], loop(qwen, [short], size), rtol=0, atol=1e-5)
+
+
 def test_plus_shows_its_text_encoder_no_more_than_384_squared(
     plus: QwenEditPolicy, qwen: QwenEditPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

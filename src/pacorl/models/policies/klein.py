@@ -27,7 +27,7 @@ from pacorl.models.policies.pipeline import (
     pack,
     timestep_for,
 )
-from pacorl.models.policies.policy import PolicyOptions
+from pacorl.models.policies.policy import Guidance, PolicyOptions
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import Conditioning, Prompt, Size
 
@@ -45,18 +45,12 @@ LORA_TARGETS = (
 """FLUX's targets by the names of FLUX.2's blocks, and the fused layers of its single-stream blocks."""
 
 
-class KleinOptions(PolicyOptions):
+class KleinOptions(Guidance):
     """The generator FLUX.2-klein, not distilled, which makes sets and edits."""
-
-    cfg_scale: ClassVar[str] = "guidance_scale"
 
     kind: Literal["klein"] = "klein"
     checkpoint: str = "black-forest-labs/FLUX.2-klein-base-4B"
     """A diffusers folder, or a name on the hub."""
-    guidance_scale: float = Field(4.0, ge=1)
-    """Scale of classifier-free guidance against `negative_prompt`, at twice the forwards; 1 is without."""
-    negative_prompt: str = ""
-    """Negative prompt of guidance."""
     max_sequence_length: int = Field(512, ge=1, le=4096)
     """Qwen3 tokens per prompt."""
 

@@ -64,6 +64,17 @@ class PolicyOptions(ModelSection):
         return ""
 
 
+class Guidance(PolicyOptions):
+    """Options of kinds whose `guidance_scale` is that of classifier-free guidance."""
+
+    cfg_scale: ClassVar[str] = "guidance_scale"
+    """Option with the scale of guidance."""
+    guidance_scale: float = Field(4.0, ge=1)
+    """Scale of classifier-free guidance against `negative_prompt`, at twice the forwards; 1 is without."""
+    negative_prompt: str = ""
+    """Negative prompt of guidance."""
+
+
 class TrueGuidance(PolicyOptions):
     """Options of kinds with diffusers' `true_cfg_scale`."""
 

@@ -230,19 +230,28 @@ class QwenEditPolicy(QwenImagePolicy):
 
     def _encode(self, prompt: Prompt, size: Size) -> Conditioning:
         sizes, codes, shown = self._read_images(prompt, size)
-
-        def read_text(text: str) -> Tensor:
-            # Edit's pipeline takes one image, Plus's a list.
-            image = shown if self.max_sources > 1 else shown[0]
-            tokens: Tensor = self.pipeline.encode_prompt(prompt=[text], image=image)[0]
-            return tokens.cpu()
-
-        tensors = {"tokens": read_text(prompt.text), "source": torch.cat(codes, 1)}
-        if sizes != [size]:
-            tensors["source_grid"] = torch.tensor([[self.token_grid(vae_size) for vae_size in sizes]])
+        # Edit's pipeline takes one image, others a list.
+        image: Any = shown or None
+        if self.max_sources == 1:
+            image = shown[0]
+        read = {"tokens": self.pipeline.encode_prompt(prompt=[prompt.text], image=image)}
+        # The negative prompt is read with the same images.
         if self.options.negative_text is not None:
-            tensors["negative_tokens"] = read_text(self.options.negative_text)
+            read["negative_tokens"] = self.pipeline.encode_prompt(prompt=[self.options.negative_text], image=image)
+
+        tensors = {name: outputs[0].cpu() for name, outputs in read.items()}
+        if codes:
+            tensors["source"] = torch.cat(codes, 1)
+            tensors |= self._source_grid(prompt, size, sizes, read["tokens"])
         return Conditioning(tensors)
+
+    def _source_grid(
+        self, prompt: Prompt, size: Size, sizes: Sequence[Size], outputs: tuple[Tensor, ...]
+    ) -> dict[str, Tensor]:
+        """Return `source_grid` (1, K, …) of images of these sizes; `outputs` are the text encoder's."""
+        if sizes == [size]:
+            return {}
+        return {"source_grid": torch.tensor([[self.token_grid(vae_size) for vae_size in sizes]])}
 
 
 class QwenEditPlusPolicy(QwenEditPolicy):

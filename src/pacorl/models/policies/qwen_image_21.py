@@ -91,29 +91,12 @@ class QwenImage21Policy(QwenEditPolicy):
         super().__init__(pipeline, options)
         share_prefix(pipeline.transformer)
 
-    def _encode(self, prompt: Prompt, size: Size) -> Conditioning:
-        """Encode a prompt.
-
-        Returns:
-            `tokens` (1, L, D) of the text encoder; with true CFG `negative_tokens`. With images `source` (1, M, C),
-            their tokens, and `source_grid` (1, K, 3): the first slot in the text, rows and columns of each.
-        """
-        sizes, codes, shown = self._read_images(prompt, size)
-
-        # The text encoder's tokens.
-        def read_text(text: str) -> tuple[Tensor, Tensor]:
-            tokens, _, is_slot = self.pipeline.encode_prompt(prompt=[text], image=shown or None)
-            return tokens.cpu(), is_slot[0].cpu()
-
-        # The negative prompt is read with the same images.
-        tokens, is_slot = read_text(prompt.text)
-        tensors = {"tokens": tokens}
-        if self.options.negative_text is not None:
-            tensors["negative_tokens"] = read_text(self.options.negative_text)[0]
-        if not sizes:
-            return Conditioning(tensors)
-
-        # The slots of each image, which stand before the text and so are the negative text's too.
+    def _source_grid(
+        self, prompt: Prompt, size: Size, sizes: Sequence[Size], outputs: tuple[Tensor, ...]
+    ) -> dict[str, Tensor]:
+        """Return `source_grid` (1, K, 3): the first slot in the text, rows and columns of each image."""
+        # The slots stand before the text, and so are the negative text's too.
+        is_slot = outputs[2][0].cpu()
         grids = [self.token_grid(shown_size) for shown_size in sizes]
         slots = is_slot.nonzero().flatten().tolist()
         source_grid = []
@@ -129,7 +112,7 @@ class QwenImage21Policy(QwenEditPolicy):
                 f"and {needed} are needed: its processor resizes images of this area; take another size, such as "
                 "1024x1024"
             )
-        return Conditioning({**tensors, "source": torch.cat(codes, 1), "source_grid": torch.tensor([source_grid])})
+        return {"source_grid": torch.tensor([source_grid])}
 
     def encode_pixels(self, pixels_BCHW: Tensor) -> Tensor:
         # The VAE also reads opacity: images here are opaque.

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pacorl.models.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, guided, pack, unpack
-from pacorl.models.policies.policy import PolicyOptions
+from pacorl.models.policies.policy import Guidance
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import Conditioning, Size
 
@@ -17,18 +17,13 @@ LORA_TARGETS = JOINT_ATTENTION
 """Flow-GRPO's targets for Stable Diffusion 3.5 (arXiv 2505.05470): joint attention, without the second attention."""
 
 
-class SD3Options(PolicyOptions):
+class SD3Options(Guidance):
     """The generator Stable Diffusion 3.5, which makes sets."""
-
-    cfg_scale: ClassVar[str] = "guidance_scale"
 
     kind: Literal["sd3"] = "sd3"
     checkpoint: str = "stabilityai/stable-diffusion-3.5-medium"
     """A diffusers folder, or a name on the hub."""
     guidance_scale: float = Field(4.5, ge=1)
-    """Scale of classifier-free guidance against `negative_prompt`, at twice the forwards; 1 is without."""
-    negative_prompt: str = ""
-    """Negative prompt of guidance."""
     max_sequence_length: int = Field(256, ge=1, le=512)
     """T5 tokens per prompt."""
 
