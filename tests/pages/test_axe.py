@@ -22,6 +22,11 @@ from ports import free_port
 from run_folder import finished_run
 from tiny_sets import draw_grid
 
+from pacorl.bench.suite import Line, Table
+from pacorl.gate import check as gate
+from pacorl.report.compare import write_comparison
+from pacorl.report.html import render
+from pacorl.report.page import write_report
 from pacorl.studio.folder import Recipe
 from pacorl.studio.work import Studio
 from pacorl.tiny.world import Panel, draw
@@ -42,9 +47,8 @@ class Case:
 
     name: str
     site: str
-    """The fixture that gives its URL, or the URLs of its site by their names."""
-    page: str = ""
-    """Its name among the URLs."""
+    """The fixture that gives the URLs of its site by their names."""
+    page: str
     reach: Callable[[Any], object] = lambda page: None
     """What a visitor does there before the page is looked at."""
     reload: bool = False
@@ -98,28 +102,19 @@ def models_in_studio(page: Any) -> None:
     playwright.expect(page.get_by_label("Access token").first).to_be_visible(timeout=PATIENCE)
 
 
-def served(case: Case) -> Any:
-    """A page that a process of its own serves, which takes seconds to start."""
-    return pytest.param(case, marks=pytest.mark.slow)
-
-
 CASES = [
-    Case("report", "run_pages", "report"),
-    Case("compare", "run_pages", "compare"),
-    Case("seeds", "run_pages", "seeds"),
-    Case("check", "check_page"),
-    Case("benchmark", "benchmark_page"),
-    served(Case("annotate", "annotation", "ann", rank_one)),
-    served(Case("annotate-keys", "annotation", "ann", open_dialog("#help"))),
-    served(Case("annotate-skip", "annotation", "ann", open_dialog("#skip"))),
-    served(Case("annotate-admin", "annotation", "admin", after_its_redirect)),
-    served(Case("join", "annotation", "join", follow_link)),
-    served(Case("studio", "studio", "open", first_screen)),
-    served(Case("studio-page", "studio", "open", page_in_studio)),
-    served(Case("studio-models", "studio", "open", models_in_studio)),
-    served(Case("studio-character", "studio", "open", character_in_studio)),
-    served(Case("docs", "docs_site", "index.html", reload=True)),
-    served(Case("docs-install", "docs_site", "install.html", reload=True)),
+    *(Case(name, "files", name) for name in ("report", "compare", "seeds", "check", "benchmark")),
+    Case("annotate", "annotation", "ann", rank_one),
+    Case("annotate-keys", "annotation", "ann", open_dialog("#help")),
+    Case("annotate-skip", "annotation", "ann", open_dialog("#skip")),
+    Case("annotate-admin", "annotation", "admin", after_its_redirect),
+    Case("join", "annotation", "join", follow_link),
+    Case("studio", "studio", "open", first_screen),
+    Case("studio-page", "studio", "open", page_in_studio),
+    Case("studio-models", "studio", "open", models_in_studio),
+    Case("studio-character", "studio", "open", character_in_studio),
+    Case("docs", "docs_site", "index.html", reload=True),
+    Case("docs-install", "docs_site", "install.html", reload=True),
     # Every class and function on one page: two minutes.
     pytest.param(Case("docs-api", "docs_site", "api.html", reload=True), marks=pytest.mark.nightly),
 ]
@@ -129,11 +124,8 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def run_pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A finished run's report, two runs compared, and two settings with two seeds each."""
-    from pacorl.report.compare import write_comparison
-    from pacorl.report.page import write_report
-
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A run's report, two runs and two settings compared, a check with an odd panel, a table of two rows."""
     folder = tmp_path_factory.mktemp("runs")
     runs = [finished_run(folder / name) for name in ("low-1", "low-2", "high-1", "high-2")]
     for run in runs:
@@ -144,42 +136,17 @@ def run_pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "compare": write_comparison(runs[::2])[0],
         "seeds": write_comparison(runs)[0],
     }
+    rows = (Line("A judge", (0.5, 0.75)), Line("A paper’s", (0.5, None), published=True))
+    table = Table("All", ("Character", "Mean"), rows, source="a paper, Tab. 1", notes=("Higher is better.",))
+    about = {"title": "A benchmark", "name": "benchmark", "remarks": ["Five items are missing."]}
+    texts = {
+        "check": gate.check_page(gate.check_set(Grey(), grey(20, 20, 20, 120), least=0.5), judge="toy"),
+        "benchmark": render("benchmark.html", **about, tables=(table,), facts=[("5", "measured")]),
+    }
+    for name, text in texts.items():
+        pages[name] = folder / f"{name}.html"
+        pages[name].write_text(text, encoding="utf-8")
     return {name: page.as_uri() for name, page in pages.items()}
-
-
-@pytest.fixture(scope="module")
-def check_page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A set with an odd panel, and a try of it."""
-    from pacorl.gate import check as gate
-
-    check = gate.check_set(Grey(), grey(20, 20, 20, 120), least=0.5)
-    page = tmp_path_factory.mktemp("checks") / "check.html"
-    page.write_text(gate.check_page(check, judge="toy"), encoding="utf-8")
-    return page.as_uri()
-
-
-@pytest.fixture(scope="module")
-def benchmark_page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A table of a measured and a published row."""
-    from pacorl.bench.suite import Line, Table
-    from pacorl.report.html import render
-
-    columns = ("Character", "Story", "Object", "Scene", "Mean")
-    lines = (
-        Line("A judge", (0.5, 0.75, 0.25, 0.5, 0.5)),
-        Line("A paper’s", (0.5, 0.75, None, 0.5, 0.6), published=True),
-    )
-    path = tmp_path_factory.mktemp("benchmark") / "table.html"
-    page = render(
-        "benchmark.html",
-        title="A benchmark",
-        name="benchmark",
-        remarks=["Five items are missing."],
-        tables=(Table("All", columns, lines, source="a paper, Tab. 1", notes=("Higher is better.",)),),
-        facts=[("5", "measured")],
-    )
-    path.write_text(page, encoding="utf-8")
-    return path.as_uri()
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +208,7 @@ def test_axe_finds_nothing(case: Case, browser: Any, request: pytest.FixtureRequ
     context = browser.new_context(reduced_motion="reduce")
     context.set_default_timeout(PATIENCE)  # of screenshots too
     page = context.new_page()
-    page.goto(site[case.page] if case.page else site)
+    page.goto(site[case.page])
     case.reach(page)
     faults = [fault for device in WIDTHS for fault in faults_on(page, case, device)]
     context.close()

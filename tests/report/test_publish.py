@@ -71,19 +71,19 @@ def test_a_card_says_nothing_of_the_machine(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "fault"),
+    "section",
     [
-        ({"prompts": {"train": "hf_abcdefghij.jsonl"}}, r"config.yaml: hf_abc… \(line \d+ of .*\) looks like a secret"),
-        ({"prompts": {"train": "https://me:pass@host/x"}}, r"://me:… .* looks like a secret"),
-        ({"model": {"checkpoint": "https://host/x?token=abcdef"}}, r"\?token… .* looks like a secret"),
+        {"prompts": {"train": "hf_abcdefghij.jsonl"}},
+        {"prompts": {"train": "https://me:pass@host/x"}},
+        {"model": {"checkpoint": "https://host/x?token=abcdef"}},
     ],
 )
-def test_a_card_with_a_secret_is_not_written(run: Path, section: dict[str, Any], fault: str) -> None:
+def test_a_card_shows_no_secret(run: Path, section: dict[str, Any]) -> None:
     config = yaml.safe_load((run / "config.yaml").read_text()) | section
     (run / "config.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(ValueError, match=fault):
-        write_card(run, licence="mit")
-    assert not (run / "adapter" / "README.md").exists()
+    text = (write_card(run, licence="mit") / "README.md").read_text()
+    for secret in ("hf_", "me:pass", "abcdef"):
+        assert secret not in text
 
 
 def test_neither_a_secret_beside_the_weights_nor_a_link_is_published(run: Path, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_neither_a_secret_beside_the_weights_nor_a_link_is_published(run: Path, 
     victim.write_text("of the user")
     settings = run / "adapter" / "adapter_config.json"
     settings.write_text('{\n"base": "https://me:pass@host/x"}')
-    with pytest.raises(ValueError, match=r"adapter_config.json: ://me:… \(line 2 .* looks like a secret"):
+    with pytest.raises(ValueError, match=r"adapter_config.json: ://me:… looks like a secret"):
         push(write_card(run), "me/it", private=True)
     settings.unlink()
     link = run / "adapter" / "adapter_model.safetensors"

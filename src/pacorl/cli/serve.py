@@ -99,13 +99,13 @@ def studio(
     """Open a page to draw pages that belong together, check and repair them, and teach a character."""
     from pacorl.io.files import check_writable
     from pacorl.judge import NO_JUDGE, check_judge
+    from pacorl.models.adapters import read_adapters
     from pacorl.models.policies import POLICIES, kind_of
 
     # Otherwise the page would open at once, and report missing models half a minute later.
     check_writable(folder, folder=True)
     spec = POLICIES.named(models.kind or kind_of(models.model))
-    named = {models.adapter: 1.0} if models.adapter else {}
-    spec.check_source(models.model, adapters=spec.adapters_of(models.model, named))
+    spec.check_source(models.model, adapters=spec.adapters_of(models.model, read_adapters(models.adapter)))
     if models.model != TINY and models.judge == TINY:
         raise UsageError(NO_JUDGE)
     check_judge(models.judge)

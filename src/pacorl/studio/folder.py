@@ -24,7 +24,7 @@ from typing import Self
 from PIL.Image import Image
 from pydantic import BaseModel, ConfigDict, Json, model_validator
 
-from pacorl.core.grid import parse_layout
+from pacorl.core.grid import parse_layout, split
 from pacorl.io.documents import dump_yaml, read_json, read_text, read_yaml, typed, write_json
 from pacorl.io.files import make_folder, safe_name, sole_holder, sweep, write_atomic
 from pacorl.io.images import images_in, natural, open_image, png_bytes, png_texts
@@ -148,6 +148,10 @@ class Drawing:
 
     path: Path
     recipe: Recipe
+
+    @property
+    def panels(self) -> list[Image]:
+        return split(open_image(self.path), self.recipe.grid)
 
     def rewrite(self, **changes: object) -> None:
         """Write it again, with another recipe."""

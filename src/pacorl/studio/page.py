@@ -12,7 +12,6 @@ from urllib.parse import quote
 from nicegui import events, ui
 from PIL.Image import Image
 
-from pacorl.core.grid import split
 from pacorl.io.images import open_image, recipe_of
 from pacorl.report.figures import pair_matrix_svg
 from pacorl.studio.folder import Drawing, Page, Recipe
@@ -270,16 +269,14 @@ class StudioPage:
 
     def change_panel(self, drawing: Drawing, panel: int) -> None:
         """Hand one panel, never the whole page, to the editor."""
-        image = split(open_image(drawing.path), drawing.recipe.grid)[panel]
-        source = self.studio.folder.add_source(image)
+        source = self.studio.folder.add_source(drawing.panels[panel])
         self.change(partial(self.studio.keep, sources=[source], sentence="", theme="", panels=[]))
 
     def keep(self, drawing: Drawing, panel: int) -> None:
         """Make a panel one of the character's pictures, with what it shows as its caption."""
-        recipe, character = drawing.recipe, self.draft.character
-        image = split(open_image(drawing.path), recipe.grid)[panel]
+        character = self.draft.character
         with saying_faults():
-            self.studio.folder.add_picture(character, image, recipe.captions[panel])
+            self.studio.folder.add_picture(character, drawing.panels[panel], drawing.recipe.captions[panel])
             notify(f"Kept as a picture of {plain(character)}.")
         self.studio.version += 1
 

@@ -22,7 +22,7 @@ from PIL.Image import Image, Resampling
 
 from pacorl.config.options import StudioModels
 from pacorl.config.user_files import NO_USER_FILES
-from pacorl.core.grid import join, parse_layout, shared_text, split
+from pacorl.core.grid import join, parse_layout, shared_text
 from pacorl.io.children import start_python
 from pacorl.io.images import open_image
 from pacorl.judge import judge_for
@@ -330,11 +330,10 @@ class Studio:
         """Draw one panel again some times, and rank these pages with the page before."""
         from pacorl.generate.sets import best_first, judge_sets
 
-        recipe, before = drawing.recipe, open_image(drawing.path)
-        panels = split(before, recipe.grid)
+        recipe, panels = drawing.recipe, drawing.panels
         generator, reward = self._models(job, self.known(recipe))
-        draw = self._redrawing(job, recipe, panels, seed=new_seed())
-        drawn = [(before, recipe.updated(note="as before"))]
+        draw = self._redrawing(job, generator, recipe, panels[0], seed=new_seed())
+        drawn = [(open_image(drawing.path), recipe.updated(note="as before"))]
         changed = recipe.updated(checked=[], odd=None, note=f"panel {panel + 1} drawn again")
         for number in range(DRAWINGS):
             job.enter(f"Drawing panel {panel + 1} again, {number + 1} of {DRAWINGS}")
@@ -362,29 +361,25 @@ class Studio:
         from pacorl.gate.scores import questions_about
         from pacorl.generate.repair import repair_set
 
-        recipe, before = drawing.recipe, open_image(drawing.path)
+        recipe, panels = drawing.recipe, drawing.panels
         if self.names.judge == TINY and recipe.model != TINY:
             raise ValueError(
                 "the practice judge reads pictures of the practice model alone; choose another model above"
             )
         if not recipe.panels and len(self.draft.panels) == recipe.grid.count:
             recipe = recipe.updated(theme=self.draft.theme, panels=self.draft.panels)
-        panels = split(before, recipe.grid)
         generator, reward = self._models(job, self.known(recipe))
         # A calibration's thresholds are for the plain question.
         theme = "" if self.calibration else shared_text(recipe.prompt)
-        options: dict[str, Any] = {
-            "least": threshold(self.calibration, None if self.calibration else LEAST, panels=len(panels)),
-            "names": [f"panel {number}" for number in range(1, len(panels) + 1)],
-            "questions": questions_about(theme),
-        }
+        least = threshold(self.calibration, None if self.calibration else LEAST, panels=len(panels))
+        names = [f"panel {number}" for number in range(1, len(panels) + 1)]
 
         def gate(images: Sequence[Image]) -> Check:
             job.enter("Checking")
             with generator.judging():
-                return check_set(reward.judge, images, **options)
+                return check_set(reward.judge, images, least=least, names=names, questions=questions_about(theme))
 
-        redraw = self._redrawing(job, recipe, panels, seed=recipe.seed + 1)
+        redraw = self._redrawing(job, generator, recipe, panels[0], seed=recipe.seed + 1)
         most = TRIES if recipe.panels and self.spec().sets else 0
         repair = repair_set(panels, gate=gate, redraw=redraw, tries=most)
         verdict = self._verdict(repair.before)
@@ -393,7 +388,7 @@ class Studio:
             tries = [Recipe(note=f"Panel {each.panel + 1}: {each.verdict}") for each in repair.tries]
             repaired = drawing.recipe.updated(note="repaired", **self._verdict(repair.after))
             drawings = [(page_of(repair.images, recipe.grid), repaired.updated(tries=[each.note for each in tries]))]
-            drawings.append((before, drawing.recipe.updated(note="as before", **verdict)))
+            drawings.append((open_image(drawing.path), drawing.recipe.updated(note="as before", **verdict)))
             self._open([*drawings, *zip((each.image for each in repair.tries), tries, strict=True)])
 
     def _verdict(self, check: Check) -> dict[str, Any]:
@@ -404,18 +399,18 @@ class Studio:
         scores = {"score": check.scores.mean, "matrix": check.scores.matrix, "tied": 1}
         return {"checked": lines, "odd": check.odd_one_out, **scores}
 
-    def _redrawing(self, job: Job, recipe: Recipe, panels: Sequence[Image], *, seed: int) -> Redraw:
-        """Return what draws a panel of a page again, from its text."""
+    def _redrawing(self, job: Job, generator: Generator, recipe: Recipe, panel: Image, *, seed: int) -> Redraw:
+        """Return what draws a panel of a page again, from its text; `panel` is of its size."""
         from pacorl.generate.repair import panel_prompt, redraw_by
 
         character = self.known(recipe)
-        generator, _ = self._models(job, character)
         images = self.folder.character(character).images if character else ()
         options: dict[str, Any] = {"theme": recipe.theme, "kind": self.names.kind, "references": images}
         prompts = [panel_prompt(self.names.model, text, **options) for text in recipe.panels]
         # The practice model has a size of its own.
-        wanted = Size(panels[0].height, panels[0].width)
-        size = None if self.names.model == TINY else generator.policy.nearest_size(wanted)
+        size = None
+        if self.names.model != TINY:
+            size = generator.policy.nearest_size(Size(panel.height, panel.width))
         return redraw_by(generator, prompts, seeds=[seed] * len(prompts), size=size, on_step=job.go_on)
 
     # --- characters --------------------------------------------------------------------------------------------------
