@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -15,6 +15,8 @@ from pacorl.report.folder import Record, RunFolder, number
 Points = list[tuple[float, float | None]]
 """(epoch, value); None if the value was not finite, which breaks the line."""
 
+MEASURE = f"((?!kind$|epoch$|step$|{SECONDS}|{MONITOR}).+)"
+"""Keys of an evaluation that are measures."""
 MOST_LINES = 6
 """Line colours in the stylesheet."""
 
@@ -31,32 +33,23 @@ class Chart:
 def charts(run: RunFolder) -> list[Chart]:
     """Select the curves that the run has: its rewards, its evaluations, its loss, its KL."""
     drawn = [
-        Chart("Reward of training samples", _lines(run.epochs, _reward_of)),
-        Chart("Evaluation", _lines(run.evaluations, _measure_of)),
-        Chart("Loss", _lines(run.epochs, lambda key: "loss" if key == "loss" else "")),
-        Chart("KL to the reference", _lines(run.epochs, lambda key: "kl" if key == "kl" else "")),
+        Chart("Reward of training samples", _lines(run.epochs, "reward/(.+)/mean")),
+        Chart("Evaluation", _lines(run.evaluations, MEASURE)),
+        Chart("Loss", _lines(run.epochs, "(loss)")),
+        Chart("KL to the reference", _lines(run.epochs, "(kl)")),
     ]
     return [chart for chart in drawn if chart.lines]
 
 
-def _reward_of(key: str) -> str:
-    match = re.fullmatch(r"reward/(.+)/mean", key)
-    return match[1] if match else ""
-
-
-def _measure_of(key: str) -> str:
-    return "" if key in ("kind", "epoch", "step") or key.startswith((SECONDS, MONITOR)) else key
-
-
-def _lines(records: Sequence[Record], name_of: Callable[[str], str]) -> dict[str, Points]:
-    """Label → points of the keys with a name, at most MOST_LINES; the measures of MEANINGS first."""
+def _lines(records: Sequence[Record], pattern: str) -> dict[str, Points]:
+    """Label → points of the keys that match, at most MOST_LINES; the measures of MEANINGS first."""
     series: dict[str, Points] = {}
     for record in records:
         for key, value in record.items():
-            name = name_of(key)
+            match = re.fullmatch(pattern, key)
             # The log has null for values that were not finite.
-            if name and (value is None or number(value) is not None):
-                series.setdefault(name, []).append((float(record["epoch"]), number(value)))
+            if match and (value is None or number(value) is not None):
+                series.setdefault(match[1], []).append((float(record["epoch"]), number(value)))
     drawn = [name for name in MEANINGS if name in series]
     names = [name for name in dict.fromkeys([*drawn, *series]) if any(value is not None for _, value in series[name])]
     return {label(name): series[name] for name in names[:MOST_LINES]}

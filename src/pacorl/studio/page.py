@@ -148,7 +148,7 @@ class StudioPage:
     def form(self) -> None:
         """One box; a sentence unfolds into panels that can be edited. Its fields are bound to the draft."""
         draft = self.draft
-        with card("What to draw"):
+        with tag("section", "card", aria_label="What to draw"):
             box = text_field("What should the pictures show?", multiline=True).bind_value(draft, "sentence")
             asks = {True: "What should change? A line for each new picture", False: "What should the pictures show?"}
             box.bind_label_from(draft, "sources", backward=lambda sources: asks[bool(sources)])
@@ -291,7 +291,6 @@ class StudioPage:
             self.new_character()
             return
         with card("Pictures"), saying_faults():
-            heading("Pictures")
             words = text_field("What it looks like", folder.character(name, least=0).text, multiline=True)
             words.on("blur", lambda: attempt(partial(folder.describe, name, words.value or "")))
             with tag("div", "pictures"):
@@ -304,7 +303,6 @@ class StudioPage:
                         cross(f"Remove picture {index}", partial(self.remove, "a picture", *files))
                 drop_zone(partial(self.add_pictures, name))
         with card("More pictures of it"):
-            heading("More pictures of it")
             ui.label("Drawn from its pictures by words, a line for each; the best come first, and you keep some.")
             button("Draw a sheet", partial(self.change, partial(self.start_sheet, name)))
         self.teaching(name)
@@ -321,7 +319,6 @@ class StudioPage:
 
     def new_character(self) -> None:
         with card("A new character"):
-            heading("A new character")
             ui.label("Five to twenty pictures of one character are enough to draw it the same everywhere.")
             name = text_field("Name")
             looks = text_field("What it looks like", multiline=True)
@@ -342,7 +339,6 @@ class StudioPage:
         last = newest_training(self.studio.loras(name))
         is_stopped = last is not None and not last.is_finished
         with card("Teach it"):
-            heading("Teach it")
             ui.label("From three pictures on. The studio draws nothing else meanwhile.").classes("soft")
             teach = partial(self.start, partial(self.studio.teach, character=name))
             button("Go on teaching it" if is_stopped else "Teach it", teach, look="")
@@ -441,8 +437,11 @@ def heading(text: str) -> None:
     ui.label(text).props("role=heading aria-level=2").classes("h2")
 
 
-def card(name: str) -> ui.element:
-    return tag("section", "card", aria_label=name)
+@contextmanager
+def card(name: str) -> Iterator[None]:
+    with tag("section", "card", aria_label=name):
+        heading(name)
+        yield
 
 
 def button(text: str, act: Callable[[], object], *, label: str = "", look: str = "outline") -> ui.button:
