@@ -103,11 +103,7 @@ def test_a_recipe_fills_the_form_in_and_says_which_models_differ(studio):
 
 
 def test_dropped_pictures_become_a_page_with_its_recipe_and_what_is_none_is_named(studio):
-    dropped = {
-        "a page": RECIPE.texts,
-        "of ComfyUI": {"prompt": "{}"},
-        "a panel of a page": {**RECIPE.texts, "place": "1"},
-    }
+    dropped = (RECIPE.texts, {"prompt": "{}"}, {**RECIPE.texts, "place": "1"})  # a page, of ComfyUI, a panel of a page
 
     async def story(user):
         for texts in dropped:
