@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -253,15 +254,13 @@ def test_a_damaged_line_is_named(annotation):
 
 
 def test_on_a_full_disk_nothing_is_acknowledged_and_with_room_all_goes_on(annotation, monkeypatch):
-    import pacorl.dataset.answer_log as module
-
     before = (annotation.folder / LOG).read_bytes()
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(module.os, "fsync", full)
+        patched.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="No space"):
             rank_next(annotation, "ann")
     assert (annotation.folder / LOG).read_bytes() == before

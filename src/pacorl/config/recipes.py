@@ -8,6 +8,7 @@ a character's LoRA. Each file begins with a comment `# CARD: PURPOSE.`.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from pacorl.io.terminal import did_you_mean
@@ -57,13 +58,9 @@ def config_file(source: str | Path) -> Path:
 
 def read_header(path: Path) -> tuple[str, str]:
     """Read a recipe's leading comment: its card, and the first sentence about its purpose."""
-    lines = []
-    for line in path.read_text("utf-8").splitlines():
-        text = line.removeprefix("#").strip()
-        if not line.startswith("#") or not text:
-            break
-        lines.append(text)
-    card, _, rest = " ".join(lines).partition(": ")
+    comment = re.match(r"(?:#.*\S.*\n)*", path.read_text("utf-8"))
+    assert comment is not None, "no line matches too"
+    card, _, rest = " ".join(comment[0].replace("#", " ").split()).partition(": ")
     return card, rest.partition(". ")[0].removesuffix(".")
 
 

@@ -20,10 +20,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from pacorl.dataset.folder import OWN_QUESTION, Instance, ranking_of, read_answers, write_records
+from pacorl.dataset.folder import OWN_QUESTION, Instance, read_answers, write_records
 from pacorl.io.documents import append_jsonl, read_log, typed
 from pacorl.io.files import PRIVATE
-from pacorl.records.rankings import Ranking
+from pacorl.records.rankings import Ranking, ranks_of
 
 LOG = "answers.jsonl"
 Role = Literal["annotator", "adjudicator"]
@@ -109,9 +109,19 @@ class AnswerLog:
         for event, question in self.answers.values():
             instance = self.instances[event.instance]
             if event.kind == "rank" and instance.is_control == controls:
-                tiers = [[instance.candidates[index] for index in tier] for tier in event.order]
-                decides = self.people.get(event.person) == "adjudicator"
-                answer = ranking_of(instance, tiers, annotator=event.person, adjudicated=decides, question=question)
+                answer = Ranking(
+                    instance.id,
+                    event.person,
+                    instance.group,
+                    instance.reference,
+                    tuple(instance.candidates[index] for index in chain(*event.order)),
+                    instance.theme,
+                    instance.category,
+                    ranks_of(event.order),
+                    instance.criteria or {},
+                    adjudicated=self.people.get(event.person) == "adjudicator",
+                    question=question,
+                )
                 answers.append(answer)
         return sorted(answers, key=lambda answer: answer.annotator)
 

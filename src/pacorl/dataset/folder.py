@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ from pacorl.io.documents import JsonObject, blamed_on, read_jsonl, read_records,
 from pacorl.io.files import SHARED, safe_name
 from pacorl.records.fields import Criteria, by_key
 from pacorl.records.prompts import load_prompts
-from pacorl.records.rankings import RECORD, Ranking, ranks_of
+from pacorl.records.rankings import RECORD, Ranking
 from pacorl.types import Prompt
 
 
@@ -67,25 +66,6 @@ class Instance:
     @property
     def is_control(self) -> bool:
         return bool(self.must)
-
-
-def ranking_of(
-    shown: Instance, tiers: Sequence[Sequence[str]], *, annotator: str, adjudicated: bool = False, question: str = ""
-) -> Ranking:
-    """Ranking of an instance by one person; the candidates of one tier are tied."""
-    return Ranking(
-        shown.id,
-        annotator,
-        shown.group,
-        shown.reference,
-        tuple(chain.from_iterable(tiers)),
-        shown.theme,
-        shown.category,
-        ranks_of(tiers),
-        criteria=shown.criteria or {},
-        adjudicated=adjudicated,
-        question=question,
-    )
 
 
 def read_prompts(path: Path) -> list[PromptRecord]:

@@ -149,7 +149,11 @@ def pair(
             few = f"{record.idx}: {count} grids of {record.prompt.grid}"
             raise ValueError(f"{few} give nothing to rank; at least two of each are needed")
         counted.append(count * positions * (positions - 1))
-    shares = even_shares(counted, limit)
+    # Evenly over the prompts.
+    total = sum(counted)
+    most = total if limit is None else min(limit, total)
+    ends = [end * most // max(total, 1) for end in accumulate(counted, initial=0)]
+    shares = [after - before for before, after in pairwise(ends)]
     asked = [(record, share) for record, share in zip(records, shares, strict=True) if share]
 
     def instances() -> Iterator[Instance]:
@@ -179,14 +183,6 @@ def pair(
     target = folder / "instances.jsonl"
     write_records(target, instances())
     return step.finish(outputs=[target], counts=counts)
-
-
-def even_shares(counts: Sequence[int], limit: int | None) -> list[int]:
-    """Divide `limit` questions over prompts that have so many each, evenly; all of them without a limit."""
-    total = sum(counts)
-    most = total if limit is None else min(limit, total)
-    bounds = [end * most // max(total, 1) for end in accumulate(counts, initial=0)]
-    return [after - before for before, after in pairwise(bounds)]
 
 
 class GridRow(BaseModel):

@@ -44,23 +44,18 @@ def mean_ranks(tiers: Sequence[Sequence[str]]) -> dict[str, float]:
     return ranks
 
 
-def shared_rankings(answers: Sequence[Ranking]) -> list[list[Ranking]]:
-    """Rankings of each instance that several people ranked; a decision is no second opinion."""
-    by_instance = defaultdict(list)
-    for answer in answers:
-        if not answer.adjudicated:
-            by_instance[answer.instance].append(answer)
-    return [rankings for rankings in by_instance.values() if len(rankings) > 1]
-
-
 def pair_agreement(answers: Sequence[Ranking]) -> Interval | None:
     """Share of pairs of candidates that any two people put in the same order, of those that both put in an order.
 
     Chance gives 0.5. The interval resamples instances. None if no two people ranked an instance.
     """
+    by_instance = defaultdict(list)
+    for answer in answers:
+        if not answer.adjudicated:  # a decision is no second opinion
+            by_instance[answer.instance].append(answer)
     alike = []
     compared = []
-    for rankings in shared_rankings(answers):
+    for rankings in by_instance.values():
         both = same = 0
         for one, other in combinations([mean_ranks(answer.tiers) for answer in rankings], 2):
             for first, second in combinations(one, 2):

@@ -97,18 +97,14 @@ def checkpoint_digest(source: str) -> str:
     Returns:
         Hexadecimal digits; empty if the checkpoint is not on this machine.
     """
-    configs = []
-    for name in CONFIGS:
-        path = local_file(source, name)
-        if path:
-            configs.append(path)
-    if Path(source).is_file():
-        files = [Path(source)]
-    elif Path(source).is_dir() or configs:
-        folder = Path(source) if Path(source).is_dir() else configs[0].parent
-        files = sorted(folder.glob("*.safetensors")) + configs
-    else:
-        return ""
+    files = [Path(source)]
+    if not Path(source).is_file():
+        found = [local_file(source, name) for name in CONFIGS]
+        configs = [path for path in found if path]
+        folder = Path(source) if Path(source).is_dir() else None
+        if configs:
+            folder = configs[0].parent
+        files = sorted(folder.glob("*.safetensors")) + configs if folder else []
 
     # With the names: files of exchanged content are another checkpoint.
     content = hashlib.sha256()
