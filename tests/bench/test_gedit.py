@@ -16,11 +16,10 @@ from fake_server import FakeServer, chatting, decoded
 from PIL import Image
 from typer.testing import CliRunner, Result
 
-from pacorl.bench.gedit import SUBSETS, read_edits
-from pacorl.bench.rating import read_scores
+from pacorl.bench.gedit import SUBSETS, Scores
 from pacorl.cli import app
 from pacorl.cli.shared import INCOMPLETE
-from pacorl.io.documents import read_jsonl
+from pacorl.io.documents import object_within, read_jsonl, typed
 
 
 def rater(*, chatters: bool = False, refuses: str = "(never said)") -> FakeServer:
@@ -132,13 +131,9 @@ def test_generated_by_kontext_and_rated(gedit_folder: Path, tmp_path: Path) -> N
     assert generated == ["fullset/color_alter/en/k2.png", "fullset/subject-add/en/k0.png"]
 
 
-def test_a_table_that_was_not_converted_is_told_the_way(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"edits\.jsonl: .*`pacorl data "):
-        read_edits(tmp_path)
-
-
 def test_answers_are_read_or_refused() -> None:
-    assert read_scores('Sure.\n```json\n{"score": [2, 10], "reasoning": "x"}\n```') == ([2.0, 10.0], "x")
+    scores = typed(object_within('Sure.\n```json\n{"score": [2, 10], "reasoning": ["x"]}\n```'), Scores)
+    assert (scores.score, scores.reasoning) == ([2.0, 10.0], "['x']")
     for answer in ("none", '{"score": [5]}', '{"score": [5, 11]}', '{"score": [true, 1]}', '{"score": [5, 1'):
         with pytest.raises(ValueError, match=r"JSON|score"):
-            read_scores(answer)
+            typed(object_within(answer), Scores)

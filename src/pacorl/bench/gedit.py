@@ -3,12 +3,14 @@
 The data are edits.jsonl, to which `pacorl data gedit` converts the published table: a line has the task type
 (`category`), the language (`task_name`), a key, and whether the image belongs to the intersection subset (which every
 compared model would edit). Edits are written to `fullset/{task}/{language}/{key}.png`,
-rated by a rubric, and averaged per task type, then over task types; "-I" is the intersection subset.
+rated by a rubric, and averaged per task type, then over task types; "-I" is the intersection subset. The rater is any
+vision-language model that answers in words. SC (semantic consistency) and PQ (perceptual quality) are each the lower of
+two scores, and O = √(SC · PQ), as VIEScore (arXiv 2312.14867) has it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -17,20 +19,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from pacorl.bench.benchmarks import GENERATOR, BenchmarkOptions, BenchmarkSpec
 from pacorl.bench.items import Dataset, ImageCache
-from pacorl.bench.rating import Rubric, UnratedError, figures_of, rate, read_rubric
 from pacorl.bench.suite import Row, Texts, macro_means, paper_table
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.generate.image_queue import ImageJob, Shard, generate_missing
-from pacorl.io.documents import JsonObject, read_records, typed
-from pacorl.io.files import safe_name
+from pacorl.io.documents import JsonObject, object_within, read_records, read_yaml, typed
+from pacorl.io.files import safe_name, text_digest
 from pacorl.io.terminal import Progress
-from pacorl.judge.judge import is_address
+from pacorl.judge.judge import Judge, is_address
 from pacorl.records.fields import Name, by_key
-from pacorl.types import Prompt
+from pacorl.types import Prompt, Question
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -44,6 +45,12 @@ FIGURES = ("SC", "PQ", "O")
 TASK_TYPES = 11
 WORKERS = 8
 """Ratings at a time, of a rater at a server."""
+RUBRIC = Path(__file__).with_name("rubric.yaml")
+INSTRUCTION = "{instruction}"
+BEST = 10
+"""Highest score."""
+ATTEMPTS = 3
+"""Number of questions before an unusable answer is given up."""
 
 
 class Edit(BaseModel):
@@ -78,6 +85,32 @@ def read_edits(source: Path, *, limit: int | None = None) -> Dataset[Edit]:
     return Dataset.selected(items, content=[edit.model_dump() for edit in edits], source=path, limit=limit)
 
 
+class Scores(BaseModel):
+    """The JSON object in a rater's answer."""
+
+    score: Annotated[list[Annotated[float, Field(ge=0, le=BEST)]], Field(min_length=2, max_length=2)]
+    reasoning: Annotated[str, BeforeValidator(lambda text: str(text)[:500])] = ""
+
+
+def ask_scores(judge: Judge, question: Question) -> Scores:
+    """Ask for two scores, from 0 to 10, and their reason.
+
+    Raises:
+        RuntimeError: no answer can be used; with the last fault.
+    """
+    text = question.text
+    fault = ""
+    for _ in range(ATTEMPTS):
+        answer = judge.explain(Question(question.images, text))
+        try:
+            return typed(object_within(answer), Scores)
+        except ValueError as error:
+            # At temperature 0 the same question would get the same answer, so add the fault.
+            fault = str(error)
+            text = f"{question.text}\nYour last answer could not be used: {fault}."
+    raise RuntimeError(f"{ATTEMPTS} answers in a row could not be used; the last: {fault}")
+
+
 @dataclass(eq=False)
 class GeditBench:
     """Benchmark over the edits of a folder."""
@@ -86,7 +119,8 @@ class GeditBench:
     images: Path
     """Folder with `fullset/`."""
     judge: PacoReward
-    rubric: Rubric
+    rubric: Mapping[str, str]
+    """Wording of the two ratings."""
     made_by: JsonObject
     """Description of the images in the settings."""
     workers: int
@@ -111,7 +145,7 @@ class GeditBench:
             "benchmark": "gedit",
             "data": self.data.fingerprint,
             "judge": self.judge.name,
-            "rubric": self.rubric.digest,
+            "rubric": text_digest("".join(self.rubric.values()))[:16],
             "images": dict(self.made_by),
         }
 
@@ -126,18 +160,22 @@ class GeditBench:
             return list(pool.map(self._rate, keys, images))
 
     def _rate(self, key: str, images: tuple[Image, Image]) -> Row:
-        instruction = self.data.items[key].instruction
-        # A rater without a usable answer fails its edit alone.
+        # Not `format`: a rubric shows the requested JSON, braces and all.
+        text = self.rubric["semantics"].replace(INSTRUCTION, self.data.items[key].instruction)
         try:
-            return {"key": key, **rate(self.judge.judge, self.rubric, *images, instruction=instruction)}
-        except UnratedError as fault:
+            semantics = ask_scores(self.judge.judge, Question(images, text))
+            quality = ask_scores(self.judge.judge, Question(images[1:], self.rubric["quality"]))
+        except RuntimeError as fault:  # a rater without a usable answer fails its edit alone
             return {"key": key, "error": str(fault)}
+        reasons = [semantics.reasoning, quality.reasoning]
+        return {"key": key, "semantics": semantics.score, "quality": quality.score, "reasons": reasons}
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
         """SC, PQ, O of each subset: macro means over the task types present."""
         keys = [row["key"] for row in rows]
         edits = [self.data.items[key] for key in keys]
-        figure_N3 = np.array([figures_of(row) for row in rows])
+        scores = np.array([(min(row["semantics"]), min(row["quality"])) for row in rows], dtype=float)
+        figure_N3 = np.column_stack([scores, np.sqrt(scores.prod(1))])
 
         # Numbers instead of names: an interval computes the figures 2,000 times.
         tasks, task_N = np.unique([edit.task for edit in edits], return_inverse=True)
@@ -160,7 +198,7 @@ def _build(data: Dataset[Edit], options: BenchmarkOptions, reward: PacoReward, o
         data,
         options.images or out,
         judge=reward,
-        rubric=read_rubric(),
+        rubric=typed(read_yaml(RUBRIC), dict[str, str]),
         made_by=options.described(edits=True),
         workers=WORKERS if is_address(options.judge) else 1,
     )
