@@ -19,9 +19,10 @@ from pacorl.bench.suite import Row, Texts, paper_table
 from pacorl.core import questions as wordings
 from pacorl.core.ranking import Interval, bootstrap, order_of, rank_agreement
 from pacorl.io.documents import JsonObject
-from pacorl.judge.pairwise import THEME, ask_pairs
+from pacorl.judge.pairwise import ask
 from pacorl.records.consistency_rank import IMAGES, RANKS, Ranked, load_ranked
 from pacorl.records.fields import by_key
+from pacorl.types import Question
 
 if TYPE_CHECKING:
     from pacorl.gate.paco_reward import PacoReward
@@ -68,27 +69,27 @@ class ConsistencyRank:
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
         # All questions in one call. The reference first, as in the released evaluation: answers depend on the order.
-        items = [self.data.items[key] for key in keys]
         cache = ImageCache(self.data.folder / IMAGES)
-        images = []
-        for item in items:
-            images.append([cache.open(f"{item.folder}/{name}") for name in (item.reference, *item.candidates)])
-        pairs = [[(0, candidate) for candidate in range(1, len(shown))] for shown in images]
-        texts = [{THEME: wordings.consistent()}] * len(items)
-        answers = ask_pairs(self.judge.judge, images, texts, pairs=pairs)
+        questions = {}
+        for key in keys:
+            item = self.data.items[key]
+            reference = cache.open(f"{item.folder}/{item.reference}")
+            for name in item.candidates:
+                pair = (reference, cache.open(f"{item.folder}/{name}"))
+                questions[key, name] = Question(pair, wordings.consistent())
+        answers = ask(self.judge.judge, questions)
 
-        rows = []
-        for item, by_pair in zip(items, answers, strict=True):
-            verdicts = [by_text[THEME] for by_text in by_pair.values()]
+        rows: list[Row] = []
+        for key in keys:
+            item = self.data.items[key]
+            verdicts = [answers[key, name] for name in item.candidates]
             fault = next((verdict.error for verdict in verdicts if verdict.p_yes is None), None)
             if fault is not None:
-                rows.append({"key": item.key, "error": fault})
+                rows.append({"key": key, "error": fault})
                 continue
             # The raw scores with the released evaluation's keys, so that other ties or measures need no second run.
-            row: Row = {"key": item.key, "folder": item.folder, "ref_image": item.reference}
-            row["comp_images"] = list(item.candidates)
-            row["scores"] = [verdict.p_yes for verdict in verdicts]
-            rows.append(row)
+            row: Row = {"key": key, "folder": item.folder, "ref_image": item.reference, "comp_images": item.candidates}
+            rows.append(row | {"scores": [verdict.p_yes for verdict in verdicts]})
         return rows
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
