@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
@@ -27,7 +28,7 @@ from pydantic import (
 from pacorl.config.options import LARGEST, MEMORY
 from pacorl.config.recipes import config_file
 from pacorl.config.reference import unknown_key
-from pacorl.io.documents import dump_yaml, parse_yaml, read_yaml
+from pacorl.io.documents import dump_yaml, faults_of, parse_yaml, read_yaml
 
 Positive = Annotated[int, Field(gt=0, le=LARGEST)]
 Rank = Annotated[int, Field(gt=0, le=4096)]
@@ -40,10 +41,6 @@ Word = BeforeValidator(lambda value: "off" if value is False else value)
 Memory = Literal["normal", "low", "lowest"]
 TrackerName = Literal["tensorboard", "wandb", "swanlab"]
 """Where curves are watched beside report.html; the services need the extra `trackers`."""
-SHOWN = 300
-"""Characters of a refused value that a message shows."""
-SHOWN_FAULTS = 3
-"""Largest number of faults in a message."""
 NAME, KIND = "name", "kind"
 """Keys of a section that choose the section's other keys: an objective's, and a generator's."""
 EXTENDS = "extends"
@@ -231,23 +228,7 @@ def one_line(kind: type[Section], *, prefix: str = "") -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        faults = error.errors()
-        lines = [_explain(kind, fault).replace("\n", "\\n") for fault in faults[:SHOWN_FAULTS]]
-        if len(faults) > SHOWN_FAULTS:
-            lines.append(f"and {len(faults) - SHOWN_FAULTS} more")
-        raise ConfigError(prefix + "; ".join(lines)) from None
-
-
-def _explain(kind: type[Section], fault: Mapping[str, Any]) -> str:
-    if fault["type"] == "extra_forbidden":
-        return unknown_key(kind, fault["loc"])
-    key = ".".join(str(step) for step in fault["loc"]) or "config"
-    # A whole section as the value would not help.
-    shown = "" if isinstance(fault["input"], dict | BaseModel) else f" (got {repr(fault['input'])[:SHOWN]})"
-    message = fault["msg"].removeprefix("Value error, ")
-    if fault["type"] == "tuple_type":
-        message = f"must be a list, such as {key}=[A,B]"
-    return f"{key}: {message}{shown}"
+        raise ConfigError(prefix + faults_of(error, unknown=partial(unknown_key, kind), whole="config")) from None
 
 
 # --- a run's config, saved and compared ------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from pacorl.io.files import SHARED, append_flushed, make_folder, read_bytes, replacing, write_atomic
@@ -36,6 +36,10 @@ MAX_OBJECT_BYTES = 2**24
 """Limit of a file with one JSON object, such as a summary or a config: parsed it takes up to 70 times the memory."""
 MAX_YAML_BYTES = 2**20
 """Limit of a YAML file: people write these by hand, and the parser takes ten seconds for a million characters."""
+SHOWN = 300
+"""Characters of a refused value that a message shows."""
+SHOWN_FAULTS = 3
+"""Largest number of faults in a message."""
 JSON_FAULT = re.compile(r"(?P<fault>.*) at line (?P<line>\d+) column (?P<column>\d+)")
 """Message of pydantic's parser."""
 
@@ -123,11 +127,33 @@ def typed(document: Any, kind: type[Item]) -> Item:
         # As JSON, since strict validation makes tuples and paths of that alone.
         return cast(Item, _adapter(kind).validate_json(json.dumps(document), strict=True))  # type: ignore[arg-type]
     except ValidationError as error:
-        faults = []
-        for fault in error.errors()[:3]:
-            field = ".".join([str(name) for name in fault["loc"]])
-            faults.append(f"{field}: {fault['msg']}".removeprefix(": "))
-        raise ValueError("; ".join(faults).replace("Value error, ", "")) from None
+        raise ValueError(faults_of(error)) from None
+
+
+def faults_of(error: ValidationError, *, unknown: Callable[[Any], str] | None = None, whole: str = "") -> str:
+    """Describe the first faults on one line, each with its key, its message and the value.
+
+    Args:
+        unknown: describes an unknown key by its path.
+        whole: the key of a fault of the whole document.
+    """
+    faults = error.errors()
+    lines = []
+    for fault in faults[:SHOWN_FAULTS]:
+        if unknown and fault["type"] == "extra_forbidden":
+            lines.append(unknown(fault["loc"]))
+            continue
+        key = ".".join(map(str, fault["loc"])) or whole
+        message = fault["msg"].removeprefix("Value error, ")
+        if fault["type"] == "tuple_type":
+            message = "must be a list, such as [A,B]"
+        # A whole section as the value would not help.
+        if not isinstance(fault["input"], dict | BaseModel):
+            message += f" (got {repr(fault['input'])[:SHOWN]})"
+        lines.append(f"{key}: {message}".removeprefix(": "))
+    if len(faults) > SHOWN_FAULTS:
+        lines.append(f"and {len(faults) - SHOWN_FAULTS} more")
+    return "; ".join(lines).replace("\n", "\\n")
 
 
 @cache
