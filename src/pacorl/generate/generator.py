@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -217,7 +218,7 @@ class Generator:
             if isinstance(prompt, Prompt):
                 converted.append(prompt)
             else:
-                converted.append(prompt_from(self.model, theme=prompt, number=number))
+                converted.append(replace(prompt_from(self.model, theme=prompt), id=number))
         return converted
 
     def check(self, prompts: Sequence[Prompt], size: AnySize = None) -> None:

@@ -238,10 +238,9 @@ def pages(board: Storyboard, model: str, *, max_references: int = 0, separate: b
             panels=panels[start : start + page],
             grid=Grid(len(scenes) // cols, cols) if len(scenes) % cols == 0 else Grid(1, len(scenes)),
             criteria=board.criteria,
-            number=number,
         )
         references = references_for(scenes, board, limit=max_references)
-        prompts.append(replace(prompt, characters=board.characters, references=references))
+        prompts.append(replace(prompt, id=number, characters=board.characters, references=references))
     return prompts
 
 

@@ -25,18 +25,16 @@ def prompt_from(
     panels: Sequence[str] = (),
     grid: Grid | None = None,
     criteria: Mapping[str, Mapping[str, str]] | None = None,
-    number: int = 0,
 ) -> Prompt:
     """Compose a prompt for a model: a set if there are panels, else one image.
 
     Args:
         theme: the panels' common theme. A text with panel tags is used unchanged. Without `panels`, the template writer
             (`records.panels`) writes the panels of a sentence that requests several images.
-        grid: the layout; by default the squarest that fits.
-        number: the prompt's id.
+        grid: the layout; by default that of the text, else the squarest that fits.
 
     Raises:
-        ValueError: if panels and layout do not fit, or a word is unknown to the tiny generator.
+        ValueError: if a text is empty, panels and layout do not fit, or a word is unknown to the tiny generator.
     """
     # A sentence can request several images.
     if not panels and (grid is None or grid.count > 1) and read_request(theme):
@@ -54,26 +52,17 @@ def prompt_from(
         # The tiny generator has a vocabulary of its own.
         prompt = tiny_prompt(theme, panels, layout) if model == TINY else compose(theme, panels, layout)
     else:
-        prompt = text_prompt(theme, grid=grid)
+        if not theme.strip():
+            raise ValueError("the prompt is empty; say what to generate")
+        # A line of prose may hold "3 x 4 cm", so its layout counts only if panels are described.
+        described = panel_texts(theme)
+        if grid is None:
+            grid = parse_layout(theme) if described else Grid(1, 1)
+        check_panel_count(grid, described)
+        prompt = Prompt(0, theme, grid=grid, panels=described)
         # Words, size and references, before any weights load.
         check_for(model, prompt)
-    return replace(prompt, id=number, criteria=criteria or prompt.criteria)
-
-
-def text_prompt(text: str, number: int = 0, *, grid: Grid | None = None) -> Prompt:
-    """Parse the text of a generator; `grid` defaults to the layout of its text, or 1x1 if it describes no panels.
-
-    Raises:
-        ValueError: it is empty, or layout and panels do not fit.
-    """
-    if not text.strip():
-        raise ValueError("the prompt is empty; say what to generate")
-    # A line of prose may hold "3 x 4 cm", so its layout counts only if panels are described.
-    panels = panel_texts(text)
-    if grid is None:
-        grid = parse_layout(text) if panels else Grid(1, 1)
-    check_panel_count(grid, panels)
-    return Prompt(id=number, text=text, grid=grid, panels=panels)
+    return replace(prompt, criteria=criteria or prompt.criteria)
 
 
 def check_panel_count(grid: Grid, panels: Sequence[str]) -> None:

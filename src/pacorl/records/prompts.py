@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 from pacorl.core.grid import LAYOUT, panel_texts, parse_layout
 from pacorl.io.documents import JsonObject, blamed_on, parse_object, read_jsonl, text_lines, write_jsonl
 from pacorl.records.characters import in_turn
-from pacorl.records.compose import check_panel_count, prompt_from, text_prompt
+from pacorl.records.compose import check_panel_count, prompt_from
 from pacorl.records.fields import Criteria, Listed, Name, NonBlank, Text, validated
 from pacorl.records.images import copied_images, images_beside
 from pacorl.records.panels import read_request
@@ -112,10 +112,10 @@ def load_prompts(path: str | Path, *, model: str = "") -> list[Prompt]:
     for number, line in text_lines(path, fix=f"give {SOURCES}"):
         with blamed_on(f"{path}:{number}"):
             if suffix == ".txt":
-                prompt = sentence_prompt(line, len(prompts), model=model)
+                prompt = sentence_prompt(line, model=model)
             else:
-                prompt = record_prompt(parse_object(line), len(prompts), folder=path.parent, model=model)
-        prompts.append(replace(prompt, origin=f"{path}:{number}"))
+                prompt = record_prompt(parse_object(line), folder=path.parent, model=model)
+        prompts.append(replace(prompt, id=len(prompts), origin=f"{path}:{number}"))
     if not prompts:
         raise ValueError(f"{path}: holds no prompts; give {SOURCES}")
     return prompts
@@ -140,7 +140,7 @@ def find_record(address: str) -> Prompt:
 # --- one prompt --------------------------------------------------------------------------------------------------
 
 
-def sentence_prompt(text: str, number: int = 0, *, model: str = "") -> Prompt:
+def sentence_prompt(text: str, *, model: str = "") -> Prompt:
     """Read a line of text: a whole prompt, a sentence that asks for a set, or one image.
 
     Raises:
@@ -152,14 +152,12 @@ def sentence_prompt(text: str, number: int = 0, *, model: str = "") -> Prompt:
     text = MARKED.sub("", text)
     if text[0] == text[-1] == '"' and text.count('"') == 2:
         text = text[1:-1].strip()
-    if panel_texts(text):
-        return text_prompt(text, number)
     # The words of one image are checked by the generator that draws it.
-    return prompt_from(model if read_request(text) else "", theme=text, number=number)
+    return prompt_from(model if read_request(text) else "", theme=text)
 
 
-def record_prompt(record: Mapping[str, Any], number: int = 0, *, folder: Path = Path(), model: str = "") -> Prompt:
-    """Convert a record to a prompt, with the position `number` as its id; its images are in `folder`.
+def record_prompt(record: Mapping[str, Any], *, folder: Path, model: str = "") -> Prompt:
+    """Convert a record to a prompt; its images are in `folder`.
 
     Raises:
         ValueError: a field is missing or of another type, or an image cannot be used; the message names it.
@@ -180,7 +178,7 @@ def record_prompt(record: Mapping[str, Any], number: int = 0, *, folder: Path = 
     references = in_turn([character.images for character in characters])
     if line.references is not None:
         references = images_beside(line.references, folder)
-    return replace(prompt, id=number, category=line.category, characters=tuple(characters), references=references)
+    return replace(prompt, category=line.category, characters=tuple(characters), references=references)
 
 
 def _set_of(line: PromptLine, model: str) -> Prompt:
