@@ -82,6 +82,7 @@ class AnswerLog:
     def _apply(self, event: Event) -> None:
         key = (event.person, event.instance)
         if event.kind == "start":
+            # Assignments are replaced; people and instances only join.
             self.people |= event.people
             self.instances |= {instance.id: instance for instance in typed(event.instances, list[Instance])}
             self.assigned = event.assigned
@@ -94,6 +95,7 @@ class AnswerLog:
             if event.kind == "rank" and sorted(chain(*event.order)) != list(range(len(instance.candidates))):
                 raise ValueError(f"a ranking of {event.instance} is {event.order}")
             self.answers[key] = (event, self.question or OWN_QUESTION)
+            # An answer that is given again is no longer taken back.
             undone = self.undone.get(event.person, [])
             self.undone[event.person] = [other for other in undone if other.instance != event.instance]
         if event.request:

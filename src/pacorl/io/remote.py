@@ -40,6 +40,7 @@ def fetch(url: str, *, seconds: float = DEADLINE_SECONDS, most: int = MAX_BYTES)
     ends = time.monotonic() + seconds
     options = client_options(url, seconds=seconds) | {"follow_redirects": True, "max_redirects": MAX_REDIRECTS}
     content = bytearray()
+    # In parts: neither a size nor a time limit of the client covers the whole body.
     try:
         with httpx2.Client(**options) as client, client.stream("GET", url) as response:
             if response.status_code != 200:

@@ -163,6 +163,7 @@ def record_prompt(record: Mapping[str, Any], *, folder: Path, model: str = "") -
         ValueError: a field is missing or of another type, or an image cannot be used; the message names it.
     """
     line = validated(record, PromptLine)
+    # An edit of images, or a set.
     if "instruction" in record or ("image" in record and "prompt" not in record):
         if not line.instruction.strip() or not line.image:
             raise ValueError("'image' or 'instruction' is missing or empty; an edit has both")
@@ -172,6 +173,7 @@ def record_prompt(record: Mapping[str, Any], *, folder: Path, model: str = "") -
     else:
         prompt = _set_of(line, model)
 
+    # Its characters; by default their images are the references.
     characters = []
     for name, shown in (line.characters or {}).items():
         characters.append(Character(name, shown.description.strip(), images_beside(shown.images, folder)))
@@ -213,6 +215,7 @@ def save_prompts(prompts: Sequence[Prompt], path: str | Path) -> None:
     rows = []
     for prompt in prompts:
         row = record_of(prompt)
+        # Images are copied, so that the file can be moved with its folder.
         if prompt.sources:
             row["image"] = copied_images(prompt.sources, path)
         characters = {}
