@@ -38,7 +38,6 @@ DIMENSIONS = ("prompt_following", "consistency", "overall")
 TITLES = ("Prompt following", "Consistency", "Overall")
 MACRO, WITH_TIES, ALL_ROWS = 0, 3, 6
 """Index in `EditRewardBench.figures` of the first dimension's figure."""
-TASK_TYPES = 13
 ROWS = "rows.jsonl"
 QUESTIONS = {"prompt_following": wordings.edit_followed_in_a_word, "consistency": wordings.edit_consistent_in_a_word}
 """Dimension → the released wording."""
@@ -47,8 +46,8 @@ COMPASS_DIMENSIONS = {"IA": "prompt_following", "VC": "consistency", "VQ": ""}
 TIE = 1e-5
 """Largest difference of two equal scores, as in the released evaluation of EditReward-Compass."""
 NOTE = (
-    "Accuracy, macro mean over the {count} task types. Strict: the preferred output scores higher. With ties (≥): it "
-    "scores at least as high. The paper does not say which of the two it prints. Each output is resized to its input, "
+    "Accuracy, macro mean over the task types, 13 in the published data. Strict: the preferred output scores higher. "
+    "With ties (≥): it scores at least as high. The paper does not say which of the two it prints. Each output is resized to its input, "
     "overall is √(prompt following · consistency) of an image, and P(Yes) adds up the spellings of Yes and of No that "
     "are single tokens. Intervals are 95 %, bootstrapped over instructions."
 )
@@ -199,14 +198,7 @@ class EditRewardBench:
     def __post_init__(self) -> None:
         self.table = TABLES[self.kind]
         self.title, self.columns, self.paper = self.table.title, tuple(self.table.columns), self.table.paper
-
-    @property
-    def notes(self) -> Sequence[str]:
-        count = len({choice.task for choice in self.data.items.values()})
-        fewer = ""
-        if self.kind == "edit-reward-bench" and count != TASK_TYPES:
-            fewer = f" The published figures are over {TASK_TYPES} task types."
-        return [self.table.note.format(count=count) + fewer]
+        self.notes = (self.table.note,)
 
     @cached_property
     def _outputs(self) -> dict[str, tuple[Choice, int]]:

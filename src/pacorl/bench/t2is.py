@@ -22,7 +22,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, Field, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
 from pacorl.bench.benchmarks import GENERATOR, BenchmarkOptions, BenchmarkSpec
 from pacorl.bench.items import Dataset, ImageCache
@@ -82,18 +82,37 @@ NOTE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One set of images of the benchmark."""
+def _first_lists(criteria: Any) -> Any:
+    # The released evaluation reads only the first of a dimension's lists of texts.
+    if not isinstance(criteria, dict):
+        raise ValueError("must be texts by dimension")
+    first = {}
+    for name in CONSISTENT:
+        texts = criteria.get(name)
+        first[name] = next(iter(texts), None) if isinstance(texts, list) else texts
+    return first
 
-    id: str
+
+class Case(BaseModel):
+    """One set of images of the benchmark: a case of CASES, with its entries in the other two files."""
+
+    id: Annotated[str, AfterValidator(safe_name)]
     instruction: str
-    captions: tuple[str, ...]
+    captions: Annotated[list[str], Field(min_length=1, validation_alias="sub_caption")]
     """One per image."""
-    criteria: Mapping[str, Mapping[str, str]]
+    count: Annotated[int | None, Field(validation_alias="output_image_count")] = None
+    criteria: Annotated[Criteria, BeforeValidator(_first_lists), Field(validation_alias=CRITERIA)]
     """Dimension → name → text."""
-    alignment: tuple[Mapping[str, tuple[str, ...]], ...]
-    """Per image: dimension → texts that the image must show."""
+    alignment: Annotated[dict[str, dict[str, list[str] | None]], Field(validation_alias=ALIGNMENT)]
+    """Image → dimension → texts that the image must show."""
+
+    @model_validator(mode="after")
+    def _counts_agree(self) -> Case:
+        if self.count not in (None, len(self.captions)):
+            raise ValueError(f"'output_image_count' is {self.count} for {len(self.captions)} sub-captions")
+        if len(self.alignment) != len(self.captions):
+            raise ValueError(f"{ALIGNMENT} has {len(self.alignment)} entries for its {len(self.captions)} images")
+        return self
 
 
 def average(aesthetics: float, alignment: Sequence[float], consistency: Sequence[float]) -> float:
@@ -115,58 +134,11 @@ def read_cases(folder: Path, *, limit: int | None = None) -> Dataset[Case]:
     read = []
     for name, record in cases.items():
         with blamed_on(f"{folder / CASES}, case {name}"):
-            if name not in criteria or name not in alignment:
-                raise ValueError(f"{CRITERIA} or {ALIGNMENT} lacks it")
-            read.append(_case(name, record, criteria[name], alignment[name]))
+            entry = record if isinstance(record, dict) else {}
+            others = {"id": name, CRITERIA: criteria.get(name), ALIGNMENT: alignment.get(name)}
+            read.append(typed(entry | others, Case))
     items = by_key(read, lambda case: case.id, source=folder / CASES)
     return Dataset.selected(items, content=[cases, criteria, alignment], source=folder / CASES, limit=limit)
-
-
-class CaseRecord(BaseModel):
-    """A case of CASES."""
-
-    instruction: str
-    sub_caption: Annotated[list[str], Field(min_length=1)]
-    output_image_count: int | None = None
-
-
-class CaseCriteria(BaseModel):
-    """A case of CRITERIA."""
-
-    by_dimension: Criteria
-
-    @field_validator("by_dimension", mode="before")
-    @classmethod
-    def _first_lists(cls, criteria: Any) -> Any:
-        # The released evaluation reads only the first of a dimension's lists of texts.
-        if not isinstance(criteria, dict):
-            raise ValueError("must be texts by dimension")
-        return {name: next(iter(texts), None) if isinstance(texts, list) else texts for name, texts in criteria.items()}
-
-
-CaseAlignment = dict[str, dict[str, list[str] | None]]
-"""Image → dimension → texts that it must show."""
-
-
-def _case(name: str, record: Any, criteria: Any, alignment: Any) -> Case:
-    case = typed(record, CaseRecord)
-    captions = case.sub_caption
-    if case.output_image_count not in (None, len(captions)):
-        raise ValueError(f"'output_image_count' is {case.output_image_count} for {len(captions)} sub-captions")
-    with blamed_on(CRITERIA):
-        by_dimension = typed({"by_dimension": criteria}, CaseCriteria).by_dimension
-    with blamed_on(ALIGNMENT):
-        aligned = typed(alignment, CaseAlignment)
-    if len(aligned) != len(captions):
-        raise ValueError(f"{ALIGNMENT} has {len(aligned)} entries for its {len(captions)} images")
-
-    return Case(
-        id=safe_name(name),
-        instruction=case.instruction,
-        captions=tuple(captions),
-        criteria={name: by_dimension[name] for name in CONSISTENT if name in by_dimension},
-        alignment=tuple({name: tuple(texts.get(name) or ()) for name in ALIGNED} for texts in aligned.values()),
-    )
 
 
 # --- generating --------------------------------------------------------------------------------------------------
@@ -240,9 +212,9 @@ class T2isBench:
         """Return for each image: dimension → mean over its texts."""
         # One question per image and text.
         questions = {}
-        for index, dimensions in enumerate(case.alignment):
-            for dimension, texts in dimensions.items():
-                for number, text in enumerate(texts):
+        for index, texts_of in enumerate(case.alignment.values()):
+            for dimension in ALIGNED:
+                for number, text in enumerate(texts_of.get(dimension) or ()):
                     questions[index, dimension, number] = Question((images[index],), wordings.figure_shows(text))
 
         answers = self._p_yes(questions)
