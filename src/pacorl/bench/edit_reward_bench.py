@@ -47,9 +47,9 @@ TIE = 1e-5
 """Largest difference of two equal scores, as in the released evaluation of EditReward-Compass."""
 NOTE = (
     "Accuracy, macro mean over the task types, 13 in the published data. Strict: the preferred output scores higher. "
-    "With ties (≥): it scores at least as high. The paper does not say which of the two it prints. Each output is resized to its input, "
-    "overall is √(prompt following · consistency) of an image, and P(Yes) adds up the spellings of Yes and of No that "
-    "are single tokens. Intervals are 95 %, bootstrapped over instructions."
+    "With ties (≥): it scores at least as high. The paper does not say which of the two it prints. Each output is "
+    "resized to its input, overall is √(prompt following · consistency) of an image, and P(Yes) adds up the spellings "
+    "of Yes and of No that are single tokens. Intervals are 95 %, bootstrapped over instructions."
 )
 
 
@@ -125,10 +125,6 @@ class CompassRow(BaseModel):
         images = (self.source_image, self.winner, self.loser)
         preferred = 0 if self.label == "preference" else None
         return Choice(number, outputs, images, self.prompt, "", COMPASS_DIMENSIONS[self.dimension], preferred)
-
-
-Judged = tuple[Choice, float, float]
-"""A row with the scores of its two outputs, the preferred one first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,30 +230,26 @@ class EditRewardBench:
             row_of[key] |= {"error": verdict.error} if verdict.p_yes is None else {dimension: verdict.p_yes}
         return rows
 
-    def _judged(self, rows: Sequence[Row]) -> list[Judged]:
-        """Score the rows whose two outputs are both measured."""
-        row_of = {row["key"]: row for row in rows}
-        judged = []
-        for choice in self.data.items.values():
-            better, worse = choice.outputs[:: -1 if choice.preferred == 1 else 1]
-            # A limit or a failure may leave one of the two without a judgement.
-            if better in row_of and worse in row_of:
-                dimension = choice.dimension
-                judged.append((choice, _score(row_of[better], dimension), _score(row_of[worse], dimension)))
-        return judged
-
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
         """Accuracies per dimension: macro means over task types, strict and with ties, then over all rows."""
-        judged = self._judged(rows)
-        tasks = sorted({choice.task for choice, _, _ in judged})
-        task_N = np.array([tasks.index(choice.task) for choice, _, _ in judged], dtype=np.int64)
-        dimension_N = np.array([DIMENSIONS.index(choice.dimension) for choice, _, _ in judged], dtype=np.int64)
+        row_of = {row["key"]: row for row in rows}
+        choices = []
         right = []
-        for choice, better, worse in judged:
+        for choice in self.data.items.values():
+            # A limit or a failure may leave one of the two without a judgement.
+            if not row_of.keys() >= set(choice.outputs):
+                continue
+            choices.append(choice)
+            scores = [_score(row_of[output], choice.dimension) for output in choice.outputs]
             if choice.preferred is None:
-                right.append([abs(better - worse) < TIE] * 2)
+                right.append([abs(scores[0] - scores[1]) < TIE] * 2)
             else:
+                better, worse = scores[choice.preferred], scores[1 - choice.preferred]
                 right.append([better > worse, better >= worse])
+
+        # Numbers instead of names: an interval computes the figures 2,000 times.
+        tasks, task_N = np.unique([choice.task for choice in choices], return_inverse=True)
+        dimension_N = np.array([DIMENSIONS.index(choice.dimension) for choice in choices], dtype=np.int64)
         right_N2 = np.array(right, dtype=float).reshape(-1, 2)
 
         def statistic(drawn: Indices) -> Floats:
@@ -266,7 +258,7 @@ class EditRewardBench:
             return np.concatenate([*macro, overall[0]])[[*self.table.columns.values()]]
 
         # Rows of one instruction share their images, so the bootstrap draws them together.
-        return bootstrap([choice.instruction for choice, _, _ in judged], statistic)
+        return bootstrap([choice.instruction for choice in choices], statistic)
 
 
 def _score(row: Row, dimension: str) -> float:
