@@ -11,6 +11,7 @@ again without the judge.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -29,7 +30,7 @@ from pacorl.generate.image_queue import Shard
 from pacorl.io.documents import Journal, JsonObject, as_read_back, read_journal, read_object, write_json
 from pacorl.io.files import check_writable, claim_folder, sole_holder, sweep, write_atomic
 from pacorl.io.quiet import quiet_loading
-from pacorl.io.terminal import Progress
+from pacorl.io.terminal import Progress, silent
 from pacorl.judge import NO_JUDGE, check_judge
 from pacorl.records import leaks
 from pacorl.report.html import render
@@ -37,8 +38,13 @@ from pacorl.report.html import render
 RUN_LEVELS = 3
 """Maximum depth of an adapter below its run's folder: RUN/checkpoints/step-000040/adapter."""
 
+logger = logging.getLogger(__name__)
 OpenProgress = Callable[[str], AbstractContextManager[Progress]]
-Notice = Callable[[str], None]
+
+
+def without_bar(activity: str) -> AbstractContextManager[Progress]:
+    """`OpenProgress` without a display."""
+    return nullcontext(silent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +117,7 @@ def run_benchmark(
     data: Path,
     options: BenchmarkOptions,
     *,
-    progress: OpenProgress = lambda activity: nullcontext(lambda done, total: None),
-    notice: Notice = lambda line: None,
+    progress: OpenProgress = without_bar,
 ) -> Outcome:
     """Run a benchmark of the table, or resume it.
 
@@ -120,7 +125,6 @@ def run_benchmark(
         data: the published data, as it was downloaded.
         options: common options, and those that the entry takes.
         progress: opens a progress bar for an activity.
-        notice: receives warnings, a line each.
 
     Returns:
         The results.
@@ -149,11 +153,11 @@ def run_benchmark(
     quiet_loading()
     with PacoReward.from_pretrained(options.judge, **options.judge_access, variants=spec.all_spellings) as reward:
         benchmark = spec.build(items, options, reward, out)
-        outcome = run(benchmark, out, options, progress=progress, notice=notice)
+        outcome = run(benchmark, out, options, progress=progress)
     return replace(outcome, note=f"{reward.note} {UNCALIBRATED}".strip())
 
 
-def _leaked(benchmark: Benchmark, options: BenchmarkOptions, notice: Notice) -> Mapping[str, str]:
+def _leaked(benchmark: Benchmark, options: BenchmarkOptions) -> Mapping[str, str]:
     """Find the items in the training data of the run that contains the measured adapter."""
     if not Path(options.subject_adapter or "/absent").exists():
         return {}
@@ -166,7 +170,7 @@ def _leaked(benchmark: Benchmark, options: BenchmarkOptions, notice: Notice) -> 
                 return leaks.trained_on(benchmark.texts(), folder)
             except ValueError as error:
                 # The user did not request this comparison, so it must not stop the run.
-                notice(f"not compared with the training data of the adapter: {error}")
+                logger.warning("not compared with the training data of the adapter: %s", error)
                 break
     return {}
 
@@ -176,8 +180,7 @@ def run(
     out: Path,
     options: BenchmarkOptions,
     *,
-    progress: OpenProgress = lambda activity: nullcontext(lambda done, total: None),
-    notice: Notice = lambda line: None,
+    progress: OpenProgress = without_bar,
 ) -> Outcome:
     """Measure the remaining items and write the tables.
 
@@ -185,7 +188,7 @@ def run(
         ValueError: if `out` holds results of other settings, or another process writes this shard.
     """
     # Before judging, because it can fail and costs nothing.
-    trained_on = _leaked(benchmark, options, notice)
+    trained_on = _leaked(benchmark, options)
     # A folder holds results of one setting: other settings would mix in one table.
     shard = Shard.of_process()
     if options.against:

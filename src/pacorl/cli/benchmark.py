@@ -21,7 +21,7 @@ def benchmark(
     from pacorl.runtime.cores import use_cores
 
     use_cores()
-    outcome = run_benchmark(name, data, options, progress=progress, notice=echo_errors)
+    outcome = run_benchmark(name, data, options, progress=progress)
     if options.as_json:
         print_json(outcome.summary | {"note": outcome.note})
     else:
