@@ -69,7 +69,7 @@ GOOD = "reference,candidates\nr.png,a.png | b.png\n"
         (f"{GOOD}r.png,a.png,b.png\n", "3: .*'b.png'"),
         (f"{GOOD}r.png,a.png\n", "3: .*'a.png'"),
         (f"{GOOD}r.png,a.png | b.png | a.png\n", "3: .*'a.png'"),
-        (f"{GOOD}r.png,a.png = b.png\n", "3: .*tied"),
+        (f"{GOOD}r.png,a.png = b.png\n", "3: .*'a.png'"),
         (f'{GOOD}"r.png,a.png | b.png\n', "[34]: not valid CSV"),
     ],
 )

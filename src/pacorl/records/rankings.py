@@ -26,7 +26,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from pacorl.io.documents import JsonObject, blamed_on, parse_object, read_text, text_lines
@@ -82,12 +82,16 @@ def ranks_of(tiers: Sequence[Sequence[Any]]) -> tuple[int, ...]:
     return tuple(ranks)
 
 
+Tier = Annotated[list[Name], Field(min_length=1), BeforeValidator(lambda c: [c] if isinstance(c, str) else c)]
+"""Candidates that are tied, or one candidate."""
+
+
 class RankingRecord(BaseModel):
     """A ranking in a file of the user's."""
 
     reference: Name
-    candidates: list[Name | Annotated[list[Name], Field(min_length=1)]]
-    """Best first; a list is a tie."""
+    candidates: Annotated[list[Tier], Field(min_length=2)]
+    """Best first; a list is a tie. Of a single tier nothing could be learnt."""
     criteria: Criteria = {}
     theme: Text = ""
     annotator: Text = ""
@@ -121,19 +125,12 @@ def load_rankings(path: str | Path) -> list[Ranking]:
 
 def _ranking(record: JsonObject, line: int) -> Ranking:
     row = validated(record, RankingRecord)
-    tiers = [entry if isinstance(entry, list) else [entry] for entry in row.candidates]
-    # A ranking from which nothing, or the wrong thing, would be learnt.
-    candidates = tuple(chain.from_iterable(tiers))
+    candidates = tuple(chain.from_iterable(row.candidates))
     images = [row.reference, *candidates]
     repeated = [name for name in images if images.count(name) > 1]
     if repeated:
         raise ValueError(f"{repeated[0]!r} is named twice; name the reference and each candidate once")
-    if len(tiers) < 2:
-        raise ValueError(
-            f"there is nothing to learn of {list(candidates)}: a ranking needs two candidates that are not tied, "
-            "separated by '|' in a CSV"
-        )
-    order = {"candidates": candidates, "ranks": ranks_of(tiers)}
+    order = {"candidates": candidates, "ranks": ranks_of(row.candidates)}
     return Ranking(instance=str(line), own_group=bool(row.group), **row.model_dump() | order)
 
 
