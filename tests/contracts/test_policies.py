@@ -32,9 +32,8 @@ from pacorl.models.int8 import parameter_count
 from pacorl.models.lora import read_lora, save_lora
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.models.policies.pipeline import PipelinePolicy
-from pacorl.plan import passes, sources
+from pacorl.plan import peaks, sources
 from pacorl.plan.generators import Inputs, policy_on_meta
-from pacorl.plan.memory import PHASES
 from pacorl.plan.plan import plan_policy
 from pacorl.testing import endpoints
 from pacorl.tiny.world import set_prompts, vocabulary
@@ -352,7 +351,7 @@ def test_the_published_model_passes_on_the_meta_device(kind: str) -> None:
     for blocks in policy.transformer.children():
         if isinstance(blocks, torch.nn.ModuleList):
             del blocks[1:-1]  # they are alike, and up to sixty of them take seconds even without numbers
-    assert passes.sampling_pass(Inputs(policy), size=size, batch=1).peak > 2**20
+    assert peaks.forward_pass(Inputs(policy), size, batch=1).peak > 2**20
 
 
 @ROLES
@@ -416,7 +415,7 @@ def test_a_run_of_it_is_planned(kind: str, job: Job, tmp_path: Path) -> None:
     ]
     needed = plan_policy(load(PolicyConfig, None, run))
     assert not needed.absences
-    assert needed.memory.phases.keys() == PHASES.keys()
+    assert needed.memory.phases.keys() == peaks.PHASES.keys()
 
 
 @KINDS

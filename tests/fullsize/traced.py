@@ -35,7 +35,7 @@ from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import WITHOUT_WEIGHTS
 from pacorl.plan.generators import model_on_meta
 from pacorl.plan.ledger import META
-from pacorl.plan.passes import Depth, with_depth
+from pacorl.plan.peaks import with_units
 from pacorl.plan.plan import Plan, plan_policy
 from pacorl.plan.sources import JUDGE_PARTS
 from pacorl.runtime.processes import Runtime
@@ -89,7 +89,7 @@ def write_prompts(folder: Path, *, edits: bool) -> Path:
     return folder / "prompts.jsonl"
 
 
-def run_of(recipe: str, folder: Path, *, depth: Depth, overrides: Sequence[str]) -> PolicyConfig:
+def run_of(recipe: str, folder: Path, *, units: int, overrides: Sequence[str]) -> PolicyConfig:
     """A recipe on checkpoints of this machine: its own settings but for prompts, steps, blocks and rewards of CLIP."""
     path = CONFIGS / f"{recipe}.yaml"
     config = load(PolicyConfig, path, overrides)
@@ -97,7 +97,7 @@ def run_of(recipe: str, folder: Path, *, depth: Depth, overrides: Sequence[str])
     prompts = write_prompts(folder, edits=reward.name == "edit_consistency")
     # All steps without noise cost the same, so that two are enough, or as many as the suffix has.
     steps = config.sampling.sde_steps[-1] + 1 + (config.sampling.suffix.steps or 2)
-    parts = with_depth(config.generator.parts, depth)
+    parts = with_units(config.generator.parts, units)
     twin.write_generator(folder / "generator", config.generator, parts=parts, texts=TEXTS, weights=False)
     small = [
         f"model.checkpoint={folder / 'generator'}",
@@ -204,15 +204,13 @@ def pretended_run() -> Iterator[PretendedCard]:
         yield card
 
 
-def trace(
-    recipe: str, folder: Path, *, depth: Depth, overrides: Sequence[str] = ()
-) -> tuple[dict[str, int], int, Plan]:
-    """Run a recipe's loop with so many blocks: loading, an epoch, an evaluation and a checkpoint.
+def trace(recipe: str, folder: Path, *, units: int, overrides: Sequence[str] = ()) -> tuple[dict[str, int], int, Plan]:
+    """Run a recipe's loop with so many units of blocks: loading, an epoch, an evaluation and a checkpoint.
 
     Returns:
         Bytes on the device by the plan's phases, the most of all, and the plan of the same run.
     """
-    config = run_of(recipe, folder, depth=depth, overrides=overrides)
+    config = run_of(recipe, folder, units=units, overrides=overrides)
     plan = plan_policy(config)
     with pretended_run() as card:
         run = PolicyTrainer(config)

@@ -10,18 +10,21 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_runs import JPEG_SIZE, planned
+from tiny_runs import JPEG_SIZE
 from toy_world import toy_config, toy_world
 
+from pacorl.config.base import load
 from pacorl.grpo import epoch
+from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
-from pacorl.plan.hours import CARDS, Card, Cost, forwards_of
-from pacorl.plan.memory import Memory
+from pacorl.plan.hours import CARDS, forwards_of, hours_of
+from pacorl.plan.judges import judging_flops
+from pacorl.plan.peaks import Memory, Scorer
 from pacorl.plan.plan import Plan
+from pacorl.plan.sources import JUDGE_PARTS
 
 PAPER = ["group_size=16", "sampling.steps=10", "sampling.suffix={}", "sampling.batch=16"]
 ONE_START = "sampling.tree={seeds: 1}"
-SERVED = "judge.checkpoint=http://127.0.0.1:1/v1#one"
 NFT = "objective.name=diffusion_nft"
 FORMS = [
     ([], (10, 1, 0)),
@@ -81,42 +84,46 @@ def test_the_forwards_of_an_epoch(
     assert {phase: counted.count[phase] / images for phase in expected} == pytest.approx(expected)
 
 
-def test_hours_add_up_and_divide_among_the_processes() -> None:
-    cost = Cost(900e12, saved=0.0, form="bfloat16", processes=2)
-    card = Card("100 TFLOP/s by the share that is assumed", 80, tflops=200)
-    computed = 9 / 2 / 3600
-    assert cost.hours(card) == (pytest.approx(1.06 * computed), pytest.approx(1.10 * computed))
-    assert dataclasses.replace(cost, saved=3600e9).hours(card)[0] == pytest.approx(1.06 * computed + 1)
-    assert dataclasses.replace(cost, form="streamed").hours(card)[1] == pytest.approx(1.59 * computed)
+def test_hours_add_up_and_divide_among_the_processes(tmp_path: Path) -> None:
+    def hours(*settings: str, flops: float = 900e12, adapter: int = 0) -> tuple[float, float]:
+        return hours_of(toy_config(tmp_path, *settings), flops=flops, adapter=adapter)[card.name]
 
-    # On the card that is here, or on the smallest that hold the run; none for a run of minutes.
-    memory = Memory({"train": 30 * 2**30})
-    long = dataclasses.replace(cost, flops=1e22)
-    elsewhere = str(Plan(memory=memory, cost=long, device="CPU", device_bytes=None))
-    assert f"2 × {CARDS[3].name}" in elsewhere
-    assert CARDS[2].name not in elsewhere
-    here = Plan(memory=memory, cost=long, device=CARDS[-1].name, device_bytes=141 * 10**9)
+    card = CARDS[-1]
+    computed = 900e12 / (card.tflops * 1e12 / 2) / 3600
+    assert hours() == pytest.approx((1.06 * computed, 1.10 * computed))
+    assert hours("processes=2") == pytest.approx((1.06 * computed / 2, 1.10 * computed / 2))
+    assert hours("memory=lowest")[1] == pytest.approx(1.59 * computed)
+    # Four copies of the adapter in each of four checkpoints.
+    saved = hours("epochs=4", "save_every=1", adapter=225 * 10**9)
+    assert saved[0] == pytest.approx(1.06 * computed + 1)
+
+
+def test_hours_are_those_of_the_card_that_is_here_or_of_the_smallest_that_hold_the_run() -> None:
+    hours = {card.name: (2.0, 3.0) for card in CARDS}
+    plan = Plan(memory=Memory({"train": 30 * 2**30}), hours=hours, processes=2, device="CPU", device_bytes=None)
+    assert f"2 to 3 on 2 × {CARDS[3].name}" in str(plan)
+    assert CARDS[2].name not in str(plan)
+    here = dataclasses.replace(plan, device=CARDS[-1].name, device_bytes=141 * 10**9)
     assert f"2 × {CARDS[-1].name}" in str(here).splitlines()[-1]
-    assert "hours" not in str(dataclasses.replace(here, cost=cost))
+    assert CARDS[3].name not in str(here)
+    assert "hours" not in str(dataclasses.replace(plan, hours={card.name: (0.01, 0.02) for card in CARDS}))
 
 
-@pytest.mark.slow
-def test_questions_are_counted_as_rewards_ask_them() -> None:
-    """By a judge of this process: four panels are encoded once, and three of six questions' images are read once."""
+def test_questions_are_counted_as_rewards_ask_them(tmp_path: Path) -> None:
+    """Four panels are encoded once, and three of six questions' images are read once: 15.5 TFLOP of a 7B judge."""
 
-    def judging(*overrides: str) -> float:
-        costs = [planned(*overrides, judge).cost for judge in ("judge.checkpoint=tiny", SERVED)]
-        assert costs[0]
-        assert costs[1]
-        return costs[0].flops - costs[1].flops
+    def tokens(*settings: str, visual: bool = False) -> float:
+        config = load(PolicyConfig, None, ["rewards=[{name: consistency}]", *settings])
+        counted = Scorer(0, 0, 0, per_token=not visual, per_visual_token=visual)
+        return judging_flops(config, counted, JUDGE_PARTS, [])
 
-    alone = judging()
-    more = judging("rewards=[{name: consistency}, {name: panel_match}]")
-    assert alone < more < 10 / 6 * alone + alone
-    assert judging("judge.symmetric=true") == pytest.approx(2 * alone)
-    two = planned("processes=2").cost
-    assert two
-    assert two.processes == 2
-    contrast = "rewards=[{{name: consistency, args: {{contrast: {}}}}}]"
-    plain, across = (judging(contrast.format(weight), "sampling.batch=4", "group_size=16") for weight in (0, 1))
-    assert 1.1 < across / plain <= 1.5
+    alone = tokens()
+    assert tokens(visual=True) == 4 * 81
+    assert 2 * 6.5e9 * alone + 8 * 0.68e9 * tokens(visual=True) == pytest.approx(15.5e12, rel=0.1)
+    assert tokens("judge.symmetric=true") == 2 * alone
+    assert alone < tokens("rewards=[{name: consistency}, {name: panel_match}]") < 10 / 6 * alone + alone
+    contrast = tokens("rewards=[{name: consistency, args: {contrast: 1}}]", "sampling.batch=4", "group_size=16")
+    assert 1.1 < contrast / alone <= 1.5
+    # An edit's source is as large as the image.
+    edit = ["model.kind=kontext", "rewards=[{name: edit_consistency}]"]
+    assert tokens(*edit, visual=True) == 2 * 324

@@ -20,7 +20,7 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import divide
 from pacorl.models.policies import POLICIES
 from pacorl.plan import init as inits
-from pacorl.plan.memory import Memory
+from pacorl.plan.peaks import Memory
 from pacorl.plan.plan import Plan
 from pacorl.rewards import check_rewards
 from pacorl.tiny import CHECKPOINTS
@@ -34,6 +34,13 @@ SETS = [kind for kind, spec in POLICIES.items() if spec.sets]
 WITH_REFERENCES = [kind for kind, spec in POLICIES.items() if spec.policy.max_references]
 KINDS = {"consistency": SETS, "own": list(POLICIES), "edit": EDITORS, "references": WITH_REFERENCES}
 MATRIX = [(job, kind) for job in JOBS for kind in KINDS[job]]
+FIRST = (
+    ("consistency", "flux", "24"),
+    ("own", "sd3", "12"),
+    ("edit", "qwen_edit", "8x80"),
+    ("references", "klein", "80"),
+)
+"""Of the matrix what runs every day."""
 
 
 @pytest.fixture(autouse=True)
@@ -113,13 +120,17 @@ def test_what_does_not_fit_together_is_refused_and_nothing_is_written() -> None:
 
 
 @pytest.mark.usefixtures("by_weights")
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("job", "kind"), [("consistency", "flux"), ("own", "sd3"), ("edit", "qwen_edit"), ("references", "klein")]
+    ("job", "kind", "card"),
+    [
+        pytest.param(*one, card, marks=pytest.mark.slow if (*one, card) in FIRST else pytest.mark.nightly)
+        for one in MATRIX
+        for card in CARDS
+    ],
 )
-def test_what_is_written_trains_at_the_first_attempt(job: str, kind: str, here: Path) -> None:
+def test_what_is_written_trains_at_the_first_attempt(job: str, kind: str, card: str) -> None:
     """With random weights, in small."""
-    assert start(job, kind).exit_code == 0
+    assert start(job, kind, card).exit_code == 0
     drawn(TWINS[kind](vocabulary())).save_pretrained("checkpoint")
     model = {"checkpoint": "checkpoint", "dtype": "float32", "compile": "none", **settings_of(POLICIES[kind])}
     small: dict[str, Any] = {f"model.{name}": value for name, value in model.items()}

@@ -12,24 +12,20 @@ import torch
 from fake_server import FakeServer
 from PIL import Image
 from tests.twins import TWINS
-from tiny_runs import JPEG_SIZE, TINY_SETS, planned
-from torch import Tensor
+from tiny_runs import JPEG_SIZE, planned
 from torch.profiler import ProfilerActivity, profile
 from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.config.base import load
 from pacorl.config.recipes import recipe
+from pacorl.core.sampler import Sampler
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.models.adapters import adapter_state, add_lora
-from pacorl.models.int8 import parameter_count
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.flux import FLUX
-from pacorl.plan import passes, sources
-from pacorl.plan.generators import Inputs, model_on_meta, policy_on_meta
-from pacorl.plan.ledger import META, MemoryLedger
-from pacorl.plan.memory import Memory
-from pacorl.plan.plan import CARD_MARGIN, CUDA_BYTES, Plan, decided, plan_policy, plan_training
+from pacorl.plan import peaks, sources
+from pacorl.plan.generators import Inputs, policy_on_meta
+from pacorl.plan.plan import CUDA_BYTES, Plan, plan_policy, plan_training
 from pacorl.tiny.world import set_prompts
 from pacorl.types import Conditioning, Prompt, Size
 
@@ -66,72 +62,43 @@ def test_a_sampling_forward_is_within_a_fifth_of_the_measured_peak() -> None:
     x_BNC = policy.noise(range(8), size)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run, torch.no_grad():
         policy.velocity(x_BNC, torch.ones(8), conditioning, size)
-    assert passes.sampling_pass(inputs, size=size, batch=8).peak == pytest.approx(measured_peak(run), rel=0.2)
-
-
-def test_the_ledger_counts_what_is_made_and_forgets_what_is_dropped() -> None:
-    weight = torch.empty(256, device=META)
-    with MemoryLedger() as ledger:
-        first = weight * 2  # 1,024 bytes
-        second = first.view(16, 16) + 1  # a view is nothing new; its sum is
-        del first
-        third = second.t()
-    assert (ledger.peak, ledger.live) == (2048, 1024)
-    del second, third
-    assert ledger.live == 0
+    assert peaks.forward_pass(inputs, size, batch=8).peak == pytest.approx(measured_peak(run), rel=0.2)
 
 
 @pytest.mark.slow
-def test_the_published_architectures_have_the_published_sizes() -> None:
-    judges = []
-    for name in ("lab/PaCo-Reward-7B", "Qwen/Qwen3.5-9B"):
-        checkpoint = sources.vision_language_model(name, key="judge.checkpoint")
-        judges.append(parameter_count(model_on_meta(checkpoint.configs["model"], dtype=torch.bfloat16)))
-    assert judges == pytest.approx([8.292e9, 9.410e9], rel=1e-3)
-    config = PolicyConfig()
-    policy = policy_on_meta(config.generator, config.model)
-    encoders = [parameter_count(getattr(policy.pipeline, name)) for name in policy.encoders]
-    assert sorted(encoders) == pytest.approx([123.1e6, 4.762e9], rel=1e-3)
-    with META:
-        add_lora(policy.transformer, rank=64, alpha=128, targets=policy.lora_targets)
-    assert sum(map(Tensor.numel, adapter_state(policy.transformer).values())) == 179_306_496
+def test_two_depths_give_the_figures_of_a_deeper_transformer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FLUX.1-dev's widths with four and eight blocks: by two depths, and measured whole."""
+    spec, config = POLICIES["flux"], PolicyConfig()
+    configs = {**spec.parts, "transformer": {**spec.parts["transformer"], "num_layers": 4, "num_single_layers": 8}}
+    job = peaks.Job(
+        spec=spec,
+        options=config.model,
+        configs=configs,
+        batches=[peaks.Batch(Size(512, 512), "size", forwards=1, images=1)],
+        training=peaks.Training(config, Sampler(size=Size(512, 512), steps=10), 1, steps=1),
+    )
+    extrapolated = peaks.measure(job)
+    monkeypatch.setattr(peaks, "block_units", lambda configs: 0)
+    whole = peaks.measure(job)
+    assert extrapolated.phases == pytest.approx(whole.phases, rel=1e-3)
+    assert dataclasses.astuple(extrapolated)[1:] == pytest.approx(dataclasses.astuple(whole)[1:], rel=1e-3)
 
 
 # --- a run -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_auto_checkpoints_only_if_the_run_does_not_fit_the_card_without() -> None:
-    plans = {choice: planned(f"model.gradient_checkpointing={choice}") for choice in ("auto", "true", "false")}
-    peaks = {choice: plan.memory.phases["train"] for choice, plan in plans.items()}
-    # Without a card, as the smallest card runs it.
-    assert peaks["auto"] == pytest.approx(peaks["true"], rel=1e-3)
-    assert peaks["true"] < peaks["false"]
-    without = plans["false"].peak_bytes
-    auto = load(PolicyConfig, None, [*TINY_SETS, "model.gradient_checkpointing=auto"])
-    for card_bytes, checkpointed in ((without + CARD_MARGIN, False), (without + CARD_MARGIN - 1, True), (None, False)):
-        assert decided(auto, card_bytes=card_bytes).model.gradient_checkpointing is checkpointed
-
-
-@pytest.mark.slow
 def test_phases_hold_what_lies_on_the_card_in_them() -> None:
-    plain = planned("sampling.batch=8").memory
-    low, nodes, served, endpoint = (
-        planned("sampling.batch=8", change).memory
-        for change in (
-            "memory=low",
-            "sampling.tree={seeds: 1}",
-            "judge.checkpoint=http://127.0.0.1:9/v1#paco",
-            "objective.name=diffusion_nft",
-        )
-    )
+    changes = ("seed=1", "memory=low", "sampling.tree={seeds: 1}", "objective.name=diffusion_nft")
+    plain, low, nodes, endpoint = (planned(change, "sampling.batch=8").memory for change in changes)
+    unjudged = planned("judge=none", JPEG, "sampling.batch=8").memory
     assert low.phases["encode"] == plain.phases["encode"]
     assert low.phases["score"] < plain.phases["score"], "they take turns"
     assert low.host > plain.host, "and who waits is in main memory"
     assert nodes.phases["train"] < plain.phases["train"]
     assert nodes.host < plain.host, "a distinct latent is kept once"
-    assert "score" not in served.phases
-    assert served.phases["train"] < plain.phases["train"]
+    assert "score" not in unjudged.phases
+    assert unjudged.phases["train"] < plain.phases["train"]
     assert endpoint.phases["sample"] > plain.phases["sample"], "the adapter that samples"
 
 
@@ -160,7 +127,7 @@ def test_references_are_planned_as_they_are_encoded(kind: str, tokens: int, tmp_
 
 def test_a_plan_is_one_screen_with_the_verdict_first_and_json_with_all() -> None:
     absence = sources.MissingFile("judge.checkpoint", "lab/judge", "`hf download lab/judge`", 17 * 10**9)
-    memory = Memory({"encode": 4 * GIB, "train": 3 * GIB}, host=5 * GIB, held=GIB)
+    memory = peaks.Memory({"encode": 4 * GIB, "train": 3 * GIB}, host=5 * GIB, held=GIB)
     plan = Plan((absence,), notes=("mind the gap",), memory=memory, device="a card", device_bytes=8 * GIB)
     lines = str(plan).splitlines()
     assert lines[0].startswith("verdict: fits this card")

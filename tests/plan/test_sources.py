@@ -37,8 +37,9 @@ def weights(file: Path) -> Path:
 def absent(*overrides: str) -> dict[str, str]:
     """Key → remedy."""
     config = load(PolicyConfig, None, list(overrides))
-    found = [*sources.absences_of(config), *sources.generator_of(config.model, config.generator).absences]
-    found += sources.judge(config.judge, key="judge.checkpoint").absences
+    found = [*sources.absent_prompts(config), *sources.absences_of(config)]
+    found += sources.generator_of(config.model, config.generator).absences
+    found += sources.judge("judge.checkpoint", config.judge).absences
     return {absence.key: absence.remedy for absence in found}
 
 
@@ -52,6 +53,9 @@ def test_absent_sources_are_listed_with_where_to_get_them(tmp_path: Path) -> Non
     assert remedies["model.checkpoint"].endswith("`, 34 GB")
     assert remedies["judge.checkpoint"].endswith("`hf download X-GenGroup/PaCo-Reward-7B`, 17 GB")
     assert "folder runs/one/adapter/" in remedies["adapter.start"]
+    edits = absent("model.kind=kontext", "rewards=[{name: edit_consistency}]", "prompts.train=mine/train.jsonl")
+    assert "`pacorl data gedit`" in edits["prompts.train"]
+    assert "--out mine" in edits["prompts.train"]
 
 
 def test_a_local_checkpoint_is_read_and_its_missing_weights_are_named(tmp_path: Path) -> None:
@@ -78,15 +82,14 @@ def test_a_sharded_checkpoint_needs_every_shard(tmp_path: Path) -> None:
     assert "judge.checkpoint" not in absent(f"judge.checkpoint={tmp_path}")
 
 
-def test_an_adapter_that_would_load_is_not_absent(tmp_path: Path) -> None:
+def test_an_adapter_that_would_load_is_not_absent(tmp_path: Path, hub: Path) -> None:
     assert "adapter.start" in absent(f"adapter.start={tmp_path / 'no-run'}")
     for name in NAMES:
         folder = tmp_path / name.replace("/", "-")
         weights(folder / name)
         assert "adapter.start" not in absent(f"adapter.start={folder}")
 
-
-def test_a_file_in_a_hub_s_repository_is_looked_for_in_the_cache(hub: Path) -> None:
+    # A file in a hub's repository is looked for in the cache.
     weights(hub / "styles" / "night.safetensors")
     assert "adapter.start" not in absent("adapter.start=lab/loras:styles/night.safetensors")
     remedies = absent("adapter.start=lab/loras:styles/day.safetensors", "judge.adapter=lab/others:judge")

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,6 +52,8 @@ def model_on_meta(config: Mapping[str, Any], *, dtype: torch.dtype) -> nn.Module
 
 def policy_on_meta(spec: PolicySpec, options: PolicyOptions, configs: Parts | None = None) -> PipelinePolicy:
     """Build a policy without weights or tokenizers; by default from the published configs."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
     configs = configs or spec.parts
     components: dict[str, Any] = {"scheduler": model_of(spec.parts["scheduler"])}
     for name in configs.keys() - WITHOUT_WEIGHTS:
@@ -62,11 +63,12 @@ def policy_on_meta(spec: PolicySpec, options: PolicyOptions, configs: Parts | No
 
     # Absent components are None. Qwen-Image's config has the processor of its editors.
     pipeline = spec.pipeline_type
-    names = inspect.signature(pipeline).parameters
-    if "processor" in names:
-        components["processor"] = _processor(spec, configs["processor"])
-    absent = [name for name in names if name not in components]
-    policy = spec.policy(pipeline(**components, **dict.fromkeys(absent)), options)
+    arguments = dict.fromkeys(inspect.signature(pipeline).parameters) | components
+    if "processor" in arguments:
+        is_read = issubclass(spec.policy, QwenImage21Policy)  # its template, at once
+        # The image options decide the number of a source's tokens.
+        arguments["processor"] = NoTokenizer() if is_read else Qwen2VLImageProcessorPil(**configs["processor"])
+    policy = spec.policy(pipeline(**arguments), options)
     policy.place_encoders(META)
     policy.place_transformer(META)
     return policy
@@ -79,13 +81,6 @@ class NoTokenizer:
 
     def apply_chat_template(self, *_: Any, **__: Any) -> list[list[int]]:
         return [[]]
-
-
-def _processor(spec: PolicySpec, options: Mapping[str, Any]) -> Any:
-    """Build the processor of a pipeline, whose image options decide the number of a source's tokens."""
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-    return NoTokenizer() if issubclass(spec.policy, QwenImage21Policy) else Qwen2VLImageProcessorPil(**options)
 
 
 @dataclass
@@ -102,6 +97,11 @@ class Inputs:
         least = 0 if self.policy.source_optional else min(1, self.policy.max_sources)
         return least if self.images is None else self.images
 
+    @property
+    def encoders(self) -> list[nn.Module]:
+        """Text encoders."""
+        return [getattr(self.policy.pipeline, name) for name in self.policy.encoders]
+
     def conditioning(self, size: Size, *, batch: int) -> Conditioning:
         """Build what `encode` and `collate` make of `batch` prompts, as empty tensors."""
         policy = self.policy
@@ -110,7 +110,7 @@ class Inputs:
 
         # Texts.
         width = config.context_in_dim if is_shared else config.joint_attention_dim
-        shapes: dict[str, tuple[int, ...]] = {"tokens": (self._text_tokens(size), width)}
+        shapes: dict[str, tuple[int, ...]] = {"tokens": (self.text_tokens(size), width)}
         if isinstance(policy, FluxPolicy | SD3Policy):
             shapes["pooled"] = (config.pooled_projection_dim,)
         if policy.options.negative_text is not None:
@@ -124,29 +124,16 @@ class Inputs:
             if isinstance(policy, KleinPolicy):
                 shapes["source_ids"] = (tokens, 4)
 
-        rows, dtype = 1 if is_shared else batch, policy.pipeline.vae.dtype
-        tensors = {name: torch.empty(rows, *shape, device=policy.device, dtype=dtype) for name, shape in shapes.items()}
+        tensors = {}
+        for name, shape in shapes.items():
+            rows = 1 if is_shared else batch
+            tensors[name] = torch.empty(rows, *shape, device=policy.device, dtype=policy.pipeline.vae.dtype)
         if is_shared and self.count:
             grids = [(image * self._slots(size), *policy.token_grid(size)) for image in range(self.count)]
             tensors["source_grid"] = torch.tensor([grids])
         return Conditioning(tensors)
 
-    def text_pass(self, size: Size, *, prompts: int) -> Callable[[], Any]:
-        """Prepare a pass of the largest text encoder over this number of prompts."""
-        encoder = getattr(self.policy.pipeline, self.policy.long_encoder or "text_encoder")
-        # Without a vision tower: it reads the values of its images' grids, which meta tensors do not have.
-        model = getattr(getattr(encoder, "model", None), "language_model", encoder)
-        shape = (prompts, self._text_tokens(size))
-        embedded = torch.empty(*shape, model.config.hidden_size, device=META, dtype=encoder.dtype)
-        if model.config.model_type == "t5":
-            return partial(model, inputs_embeds=embedded)
-        # Positions and the full mask: making them from rows would read values of meta tensors.
-        mask = torch.ones(prompts, 1, shape[1], shape[1], device=META, dtype=torch.bool)
-        positions = torch.zeros(*shape, device=META, dtype=torch.long)
-        options = {"attention_mask": mask, "position_ids": positions, "use_cache": False}
-        return partial(model, inputs_embeds=embedded, output_hidden_states=True, **options)
-
-    def _text_tokens(self, size: Size) -> int:
+    def text_tokens(self, size: Size) -> int:
         """Count the tokens of a text, among which some encoders have those of its images."""
         policy = self.policy
         if isinstance(policy, QwenImage21Policy):

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from itertools import pairwise
+from typing import NamedTuple
 
-from pacorl.core.devices import NONE
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.sampler import Sampler
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import divide
-from pacorl.plan.passes import Generator
 
 PRODUCTS_SHARE = 0.5
 """Share of a card's peak that products are assumed to reach."""
 DISK_RATE = 1e9
 """Bytes per second of a checkpoint that is written."""
-MEASURED = {"bfloat16": (1.06, 1.10), "int8": (1.10, 1.76), "streamed": (1.10, 1.59)}
-"""Form of the generator's weights → its time over the computed time, at best and as measured."""
+MEASURED = {"normal": (1.06, 1.10), "low": (1.10, 1.76), "lowest": (1.10, 1.59)}
+"""`memory` → a run's time over the computed time, at best and as measured."""
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
+class Card(NamedTuple):
     """A card by the name that torch reports."""
 
     name: str
@@ -46,8 +43,7 @@ CARDS = (
 the whitepaper of the GA102: 512 FLOP a cycle on each of 28 multiprocessors at 1.78 GHz."""
 
 
-@dataclass(frozen=True, slots=True)
-class Forwards:
+class Forwards(NamedTuple):
     """Forwards of the transformer in an epoch, of all processes."""
 
     sampler: Sampler
@@ -85,6 +81,9 @@ def forwards_of(config: PolicyConfig) -> Forwards:
     # Training: each node once, or each sample at each trained step.
     is_path = spec.needs == "path"
     trained = sum(nodes) if is_path else float(len(sampler.sde_steps))
+    node_batch = config.sampling.batch
+    if is_path:
+        node_batch = max(tree.nodes_of_batch(division.batch, level, least=config.nodes_of_step) for level in levels)
 
     # Other policies: the base, and the sampling policy. Without a lag the sampling policy is the trained policy until
     # the epoch's first optimizer step.
@@ -92,65 +91,23 @@ def forwards_of(config: PolicyConfig) -> Forwards:
     if spec.needs == "endpoint":
         other_policies += trained if spec.lag else trained * (1 - 1 / config.optimizer.updates_per_epoch)
 
-    node_batches = [tree.nodes_of_batch(division.batch, level, least=config.nodes_of_step) for level in levels]
     per_node = 2 if sampler.keeps_means else 1
     latents = 1 + sum(per_node * parents + children for parents, children in pairwise([*nodes, 1]))
-    return Forwards(
-        sampler,
-        samples,
-        node_batch=max(node_batches) if is_path and node_batches else config.sampling.batch,
-        latents=samples * latents,
-        per_image={"sampling": sampled, "training": trained, "other_policies": other_policies},
-    )
+    per_image = {"sampling": sampled, "training": trained, "other_policies": other_policies}
+    return Forwards(sampler, samples, node_batch, samples * latents, per_image)
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Work of a run on all its processes."""
-
-    flops: float
-    """Judges in other processes cost the run's cards nothing."""
-    saved: float
-    """Bytes of all checkpoints that are written."""
-    form: str
-    """Key of `MEASURED`."""
-    processes: int
-
-    def hours(self, card: Card) -> tuple[float, float]:
-        """Return the hours of the run with such a card for each process: at best, and as measured."""
-        computed = self.flops / (PRODUCTS_SHARE * card.tflops * 1e12 * self.processes)
-        low, high = ((rate * computed + self.saved / DISK_RATE) / 3600 for rate in MEASURED[self.form])
-        return low, high
-
-
-def cost_of(
-    config: PolicyConfig, *, forwards: Forwards, generator: Generator, judging: Sequence[float], evaluated: int
-) -> Cost:
-    """Count the work of a run.
+def hours_of(config: PolicyConfig, *, flops: float, adapter: int) -> dict[str, tuple[float, float]]:
+    """Compute the hours of a run with a card for each process: card → at best, and as measured.
 
     Args:
-        forwards: of an epoch.
-        generator: as measured, for batches of sampling and of evaluation.
-        judging: FLOPs of this process's judge for a training image, and for one of an evaluation.
-        evaluated: prompts of an evaluation.
+        flops: of the run on all processes. Judges in other processes cost the run's cards nothing.
+        adapter: bytes of the trained weights, of which a checkpoint has four copies.
     """
-    # A training image. A measured pass has both forwards of a guided velocity.
-    figures, counts = generator.figures, forwards.per_image
-    forward = figures.sample_flops / config.sampling.batch
-    image = forward * (counts["sampling"] + counts["other_policies"])
-    image += figures.train_flops / forwards.node_batch * counts["training"]
-    image += generator.decodings[0].flops + judging[0]
-
-    # An image of an evaluation, of which there is one before, one after, and some between.
-    shown = figures.evaluate_flops * config.evaluation.steps / config.evaluation.batch
-    shown += generator.decodings[1].flops + judging[1]
-    between = (config.epochs - 1) // config.evaluation.every if config.evaluation.every else 0
-    evaluations = (between + 2) * evaluated * config.evaluation.samples_per_prompt
-
-    quantized = "int8" if config.model.quantize != NONE else "bfloat16"
-    return Cost(
-        config.epochs * forwards.samples * image + evaluations * shown,
-        saved=4 * figures.adapter * math.ceil(config.epochs / config.save_every),
-        form="streamed" if config.model.stream else quantized,
-        processes=config.processes,
-    )
+    saving = 4 * adapter * math.ceil(config.epochs / config.save_every) / DISK_RATE
+    low, high = MEASURED[config.memory]
+    hours = {}
+    for card in CARDS:
+        computed = flops / (PRODUCTS_SHARE * card.tflops * 1e12 * config.processes)
+        hours[card.name] = ((low * computed + saving) / 3600, (high * computed + saving) / 3600)
+    return hours

@@ -40,9 +40,8 @@ MOST_HELD_OUT = 16
 """Prompts of an evaluation at most: it is a fixed cost."""
 SEEN = 20
 """Times that each prompt is seen, if that takes this many epochs."""
-LEAST_EPOCHS, MOST_EPOCHS = 30, 100
-COLUMN = 42
-"""Column of the comments."""
+LEAST_EPOCHS = 30
+MOST_EPOCHS = 100
 JUDGE = "X-GenGroup/PaCo-Reward-7B"
 SERVED_JUDGE = "http://127.0.0.1:8000/v1#PaCo-Reward-7B"
 LARGE = 15 * 10**9
@@ -53,6 +52,40 @@ FORMS = {
     "lowest": "int8 in main memory, sent layer by layer",
 }
 """`memory` → how it holds the models on a card; the fastest first."""
+SMALL = {"tree": "{seeds: 2}", "suffix": "{solver: ab2, steps: 4}", "evaluation": "{every: 20}"}
+"""Settings of a small card, beside `memory`."""
+DEFAULT = "(default)"
+"""Value of a setting whose line is left out."""
+COLUMN = 42
+"""Column of the comments."""
+TEMPLATE = """\
+# {job.checkpoint} on {job.cards} × {job.gigabytes} GB. Settings left out have the paper's values.
+# `pacorl config KEY` explains a key, `pacorl train-policy {job.path} --dry-run` plans the run again.
+out: {out!r}  # log, page, checkpoints and the LoRA
+epochs: {epochs}  # each prompt is seen {seen:.0f} times
+prompts_per_epoch: {prompts}  # with 16 samples each {images} images
+memory: {memory}  # {form}
+processes: {processes}  # cards that train{and_judge}
+model:
+  kind: {job.spec.kind}
+  checkpoint: {checkpoint}
+  guidance_scale: {guidance_scale}  # as its pipeline's example
+  gradient_checkpointing: auto  # off if the run fits the card without: time, not the result
+  compile: {compile}  # takes 0.7 of the time
+prompts:
+  train: {train!r}  # {trained} prompts
+  evaluation: {held_out!r}  # held out, with all of their text or image
+sampling:
+  size: {size}
+  batch: {batch}  # images a forward, at most
+  tree: {tree}  # samples of a group share their first steps
+  suffix: {suffix}  # second order after the noise: fewer forwards
+evaluation: {evaluation}  # epochs, since an evaluation is a fixed cost
+judge: {judge}
+advantages: {advantages}  # one reward needs no log-taming
+rewards:  # credit and clip range follow from them
+  - {rewards}
+"""
 
 
 class Job(NamedTuple):
@@ -64,8 +97,9 @@ class Job(NamedTuple):
     checkpoint: str
     train: Sequence[Prompt]
     held_out: Sequence[Prompt]
-    reward: str
-    """Of a user's file; empty for the judge's."""
+    rewards: Sequence[dict[str, Any]]
+    asks_judge: bool
+    """Whether a reward is a judge's."""
     cards: int
     gigabytes: int
     """Of a card."""
@@ -76,31 +110,9 @@ class Job(NamedTuple):
         return self.path.with_name(f"{self.path.stem}-prompts")
 
     @property
-    def rewards(self) -> list[dict[str, Any]]:
-        """The rewards' section."""
-        if self.reward:
-            return [{"name": self.reward}]
-        prompt = self.train[0]
-        reference = [{"name": "reference", "weight": 0.5}] if prompt.references else []
-        if prompt.sources:
-            return [{"name": "edit_consistency"}, *reference]
-        clip = {"name": "panel_clip_text", "weight": 0.3 if reference else 0.8, "args": {"dtype": "bfloat16"}}
-        return [{"name": "consistency", "weight": 0.2}, *reference, clip]
-
-    @property
-    def asks_judge(self) -> bool:
-        """Whether a reward is a judge's."""
-        return any(asks_judge(validated(RewardConfig, reward), run=False) for reward in self.rewards)
-
-    @property
     def is_served(self) -> bool:
         """Whether the first card serves the judge, and the others train."""
         return self.asks_judge and self.cards > 1
-
-    @property
-    def trainers(self) -> int:
-        """Cards that train."""
-        return self.cards - self.is_served
 
 
 def write_config(
@@ -126,11 +138,20 @@ def write_config(
         rmtree(job.folder)
         raise
     write_atomic(path, text)
-    return plan, [
-        f"wrote {path} and {job.folder}",
-        *_training(job),
-        f"measure: pacorl report runs/{path.stem}    # held-out prompts before and after, with intervals",
-    ]
+
+    # The commands that follow: on several cards the first one serves the judge.
+    steps = [f"wrote {path} and {job.folder}"]
+    train = f"train-policy {path} --resume auto"
+    if job.cards == 1:
+        steps.append(f"train: pacorl {train}")
+    else:
+        if job.is_served:
+            steps.append(f"serve: CUDA_VISIBLE_DEVICES=0 pacorl serve {JUDGE} --backend vllm")
+        cards = ",".join(map(str, range(job.is_served, job.cards)))
+        torchrun = f"torchrun --standalone --nproc_per_node {plan.processes} -m pacorl.cli {train}"
+        steps.append(f"train: CUDA_VISIBLE_DEVICES={cards} {torchrun}")
+    measure = f"measure: pacorl report runs/{path.stem}    # held-out prompts before and after, with intervals"
+    return plan, [*steps, measure]
 
 
 def _read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, references: str) -> Job:
@@ -160,7 +181,18 @@ def _read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, r
                 "fox: asleep, in snow, in a boat, reading', or name a reward of yours with --reward file.py:NAME"
             )
     train, held_out, _ = split_prompts(records, test=min(MOST_HELD_OUT, math.ceil(len(records) / 8)))
-    return Job(path, spec, checkpoint, train, held_out, reward, cards=int(size[1] or 1), gigabytes=int(size[2]))
+    rewards = [{"name": reward}] if reward else _judged(train[0])
+    asking = any(asks_judge(validated(RewardConfig, entry), run=False) for entry in rewards)
+    return Job(path, spec, checkpoint, train, held_out, rewards, asking, int(size[1] or 1), int(size[2]))
+
+
+def _judged(prompt: Prompt) -> list[dict[str, Any]]:
+    """Choose the rewards of a judge for prompts like this one."""
+    reference = [{"name": "reference", "weight": 0.5}] if prompt.references else []
+    if prompt.sources:
+        return [{"name": "edit_consistency"}, *reference]
+    clip = {"name": "panel_clip_text", "weight": 0.3 if reference else 0.8, "args": {"dtype": "bfloat16"}}
+    return [{"name": "consistency", "weight": 0.2}, *reference, clip]
 
 
 def _fitting(job: Job) -> tuple[str, Plan]:
@@ -182,73 +214,51 @@ def _fitting(job: Job) -> tuple[str, Plan]:
 
 def _text(job: Job, memory: str) -> str:
     """Write the YAML for a form of the weights: every setting that is no default, with its reason."""
-    spec, is_small = job.spec, memory != "normal"
-    most = MOST_PROMPTS if job.trainers == 1 else MOST_PROMPTS // 2
-    prompts = job.trainers * min(most, math.ceil(len(job.train) / job.trainers))
-    epochs = min(MOST_EPOCHS, max(LEAST_EPOCHS, math.ceil(SEEN * len(job.train) / prompts)))
-    rows = [
-        (f"# {job.checkpoint} on {job.cards} × {job.gigabytes} GB. Settings left out have the paper's values.", ""),
-        (f"# `pacorl config KEY` explains a key, `pacorl train-policy {job.path} --dry-run` plans the run again.", ""),
-        (f"out: {_yaml(f'runs/{job.path.stem}')}", "log, page, checkpoints and the LoRA"),
-        (f"epochs: {epochs}", f"each prompt is seen {epochs * prompts / len(job.train):.0f} times"),
-        (f"prompts_per_epoch: {prompts}", f"with {GROUP} samples each {GROUP * prompts} images"),
-        (f"memory: {memory}", FORMS[memory]),
-    ]
+    count = len(job.train)
+    trainers = job.cards - job.is_served
+    most = MOST_PROMPTS if trainers == 1 else MOST_PROMPTS // 2
+    prompts = trainers * min(most, math.ceil(count / trainers))
+    epochs = min(MOST_EPOCHS, max(LEAST_EPOCHS, math.ceil(SEEN * count / prompts)))
+    is_large = job.spec.parameters >= LARGE
+    settings = dict.fromkeys(("processes", "checkpoint", "guidance_scale", "advantages", *SMALL), DEFAULT)
+    if memory == "normal":
+        batch = 1 if is_large else 4
+    else:
+        batch = 4 if is_large else 8
+        settings |= SMALL
     if job.cards > 1:
-        why = "cards that train" + ", and one more for the judge" * job.is_served
-        rows.append((f"processes: {job.trainers}", why))
-
-    # The generator. Compiled steps are sampled as they are trained, for which the smallest cards have no room.
-    rows += [("model:", ""), (f"  kind: {spec.kind}", "")]
-    if job.checkpoint != spec.published:
-        rows.append((f"  checkpoint: {_yaml(job.checkpoint)}", ""))
-    if spec.kind == "kontext":
-        rows.append(("  guidance_scale: 2.5", "as its pipeline's example"))
-    rows.append(("  gradient_checkpointing: auto", "off if the run fits the card without: time, not the result"))
-    if memory != "lowest":
-        rows.append(("  compile: blocks", "takes 0.7 of the time"))
-
-    # Prompts, sampling and evaluation.
-    size = ("[512, 512]", "judged at 1024")
-    if job.train[0].sources:
-        size = ("[384, 384]", "an area, in the source's shape")
-    batch = 4 if is_small else 1
-    if spec.parameters < LARGE:
-        batch = 8 if is_small else 4
-    rows += [
-        ("prompts:", ""),
-        (f"  train: {_yaml(str(job.folder / 'train.jsonl'))}", f"{len(job.train)} prompts"),
-        (f"  evaluation: {_yaml(str(job.folder / 'test.jsonl'))}", "held out, with all of their text or image"),
-        ("sampling:", ""),
-        (f"  size: {size[0]}", size[1]),
-        (f"  batch: {batch}", "images a forward, at most"),
-    ]
-    if is_small:
-        rows.append(("  tree: {seeds: 2}", "samples of a group share their first steps"))
-        rows.append(("  suffix: {solver: ab2, steps: 4}", "second order after the noise: fewer forwards"))
-        rows.append(("evaluation: {every: 20}", "epochs, since an evaluation is a fixed cost"))
-
-    # Rewards; credit and clip range follow from them when the run starts.
-    judge = {"checkpoint": SERVED_JUDGE if job.is_served else JUDGE}
-    rows.append((f"judge: {_yaml(judge) if job.asks_judge else 'none'}", ""))
+        settings["processes"] = str(trainers)
+    if job.checkpoint != job.spec.published:
+        settings["checkpoint"] = repr(job.checkpoint)
+    if job.spec.kind == "kontext":
+        settings["guidance_scale"] = "2.5"
     if len(job.rewards) == 1:
-        rows.append(("advantages: {aggregate: weighted_sum}", "one reward needs no log-taming"))
-    rows.append(("rewards:", "credit and clip range follow from them"))
-    rows += [(f"  - {_yaml(reward)}", "") for reward in job.rewards]
-    return "".join(f"{f'{text:<{COLUMN}} # {why}' if why else text}\n" for text, why in rows)
+        settings["advantages"] = "{aggregate: weighted_sum}"
 
-
-def _training(job: Job) -> list[str]:
-    """List the commands that serve the judge and train."""
-    train = f"train-policy {job.path} --resume auto"
-    if job.cards == 1:
-        return [f"train: pacorl {train}"]
-    cards = ",".join(map(str, range(job.is_served, job.cards)))
-    torchrun = f"torchrun --standalone --nproc_per_node {job.trainers} -m pacorl.cli {train}"
-    serve = [f"serve: CUDA_VISIBLE_DEVICES=0 pacorl serve {JUDGE} --backend vllm"] if job.is_served else []
-    return [*serve, f"train: CUDA_VISIBLE_DEVICES={cards} {torchrun}"]
-
-
-def _yaml(value: Any) -> str:
-    """Format a value in one line; JSON is YAML."""
-    return json.dumps(value, ensure_ascii=False)
+    text = TEMPLATE.format(
+        job=job,
+        out=f"runs/{job.path.stem}",
+        epochs=epochs,
+        seen=epochs * prompts / count,
+        prompts=prompts,
+        images=GROUP * prompts,
+        memory=memory,
+        form=FORMS[memory],
+        and_judge=", and one more for the judge" if job.is_served else "",
+        # Compiled steps are sampled as they are trained, for which the smallest cards have no room.
+        compile=DEFAULT if memory == "lowest" else "blocks",
+        train=f"{job.folder}/train.jsonl",
+        trained=count,
+        held_out=f"{job.folder}/test.jsonl",
+        size="[384, 384]  # an area" if job.train[0].sources else "[512, 512]  # judged at 1024",
+        batch=batch,
+        judge=f"{{checkpoint: '{SERVED_JUDGE if job.is_served else JUDGE}'}}" if job.asks_judge else "none",
+        rewards="\n  - ".join(json.dumps(reward, ensure_ascii=False) for reward in job.rewards),
+        **settings,
+    )
+    lines = []
+    for line in text.splitlines(keepends=True):
+        setting, mark, why = line.partition("  # ")
+        if DEFAULT not in setting:
+            lines.append(f"{setting:<{COLUMN}} # {why}" if mark else line)
+    return "".join(lines)

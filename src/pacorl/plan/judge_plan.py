@@ -50,14 +50,14 @@ def plan_reward(config: JudgeConfig) -> Plan:
     dtype = getattr(torch, config.model.dtype)
     model = model_on_meta(checkpoint.configs["model"], dtype=dtype)
     with META:
-        tuned = tune(model, config.tuning.model_copy(update={"start": ""}) if start else config.tuning)
+        tuned = tune(model, config.tuning.model_copy(update={"start": ""}))
     trained, total = parameter_counts(tuned)
     facts = {
         "train_pairs": len(train),
         "evaluation_pairs": len(evaluation),
         "optimizer_steps": config.max_steps or steps,
         "trained_parameters": trained,
-        "gib_without_activations": ((total - trained) * dtype.itemsize + trained * STATE_BYTES) / 2**30,
+        "gib_without_activations": round(((total - trained) * dtype.itemsize + trained * STATE_BYTES) / 2**30, 1),
     }
     return Plan([*absences, *checkpoint.absences, *start], facts=facts)
 
@@ -65,7 +65,8 @@ def plan_reward(config: JudgeConfig) -> Plan:
 def _comparisons(config: JudgeConfig, name: str, absences: list[MissingFile]) -> list[Comparison]:
     """Read the pairs of `data.train` or `data.evaluation`, and note what is absent."""
     comparisons: list[Comparison] = []
-    key, limit = f"data.{name}", config.data.evaluation_limit if name == "evaluation" else None
+    key = f"data.{name}"
+    limit = config.data.evaluation_limit if name == "evaluation" else None
     for source in getattr(config.data, name):
         with blamed_on(f"{key} = {source}"):
             try:

@@ -1,0 +1,366 @@
+"""Peak memory and FLOPs of a job, measured on meta tensors: models by the run's own builders, and its own passes.
+
+All blocks of a kind are alike, so that every figure is linear in their number. A job is measured with two units of
+blocks and with three, which give the figures at its own depth. The very last block is unlike its kind, since nothing
+reads its text.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from pacorl.core.sampler import Sampler
+from pacorl.core.sde import log_prob
+from pacorl.grpo.builders import add_adapter
+from pacorl.grpo.lora_config import LoraConfig
+from pacorl.grpo.rollout import transition_at
+from pacorl.io.documents import blamed_on
+from pacorl.models.int8 import parameter_count, streamed_bytes, weight_bytes
+from pacorl.models.policies.pipeline import PipelinePolicy
+from pacorl.models.policies.policy import Parts, PolicyOptions
+from pacorl.models.policies.spec import PolicySpec
+from pacorl.plan.generators import Inputs, policy_on_meta
+from pacorl.plan.ledger import META, MemoryLedger, measured
+from pacorl.types import Prompt, Size
+
+Phase = Literal["encode", "sample", "decode", "score", "train"]
+PHASES: dict[Phase, str] = {
+    "encode": "encoding prompts, once",
+    "sample": "sampling",
+    "decode": "decoding images",
+    "score": "judging",
+    "train": "training",
+}
+FP32 = 4
+PROCESS = 2**30
+"""Python, torch, diffusers and transformers took 0.33 GiB, measured without CUDA; the rest is a guess at CUDA's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Peak bytes of a command, and its work."""
+
+    phases: Mapping[Phase, int] = field(default_factory=dict)
+    """On each process's card."""
+    host: int = 0
+    """In main memory, for all processes of a machine, loading included."""
+    held: int = 0
+    """`host` without pages of files, which the system may drop and read again."""
+    adapter: int = 0
+    """Trained weights."""
+    flops: float = 0
+    """FLOPs of the generator in the run."""
+
+
+# --- a job -----------------------------------------------------------------------------------------------------
+
+
+class Scorer(NamedTuple):
+    """Bytes of a judge or of a reward's model."""
+
+    weights: int
+    """On the device."""
+    buffers: int
+    """Peak of a forward, with the keys and values that it reads."""
+    files: int
+    streamed: int = 0
+    """Weights in main memory."""
+    per_token: float = 0
+    """FLOPs of a token in a judge's language model."""
+    per_visual_token: float = 0
+    """FLOPs of an image's token in its vision tower."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Images that are sampled together."""
+
+    size: Size
+    key: str
+    """Key of the size."""
+    count: int = 1
+    averaged: bool = False
+    """Whether the moving average generates them, for which the adapter is set aside."""
+    forwards: float = 0
+    """Number of such forwards in the run."""
+    images: float = 0
+    """Number of images of the run."""
+
+
+class Training(NamedTuple):
+    """The trained adapter, and a forward that trains it."""
+
+    config: LoraConfig
+    sampler: Sampler
+    batch: int
+    compiles_sampling: bool = False
+    """Whether samples are drawn with gradients, as compiled steps are."""
+    steps: float = 0
+    """Number of such forwards in the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Work of a command: generating images, or also training on them."""
+
+    spec: PolicySpec
+    options: PolicyOptions
+    configs: Parts
+    """config.json of each component."""
+    batches: Sequence[Batch]
+    training: Training | None = None
+    """None for generating, when text encoders stay with the transformer."""
+    copies: int = 4
+    """Tensors of the adapter's size beside its gradients: weights, average and AdamW's two moments."""
+    images: int | None = None
+    """Sources and references of a prompt; None for one of an editor."""
+    prompts: Sequence[Prompt] = ()
+    encodes_images: bool = False
+    """Whether images pass the VAE's encoder even if the generator is no editor."""
+    scorers: Sequence[Scorer] = ()
+    """They work one at a time, in a training while the next batch is sampled."""
+    in_turns: bool = False
+    """Whether generator and scorers take turns on the card."""
+    encoded: int = 0
+    """Encoded prompts that each process keeps."""
+    latents: float = 0
+    """Latents in main memory."""
+    pixels: int = 0
+    """Pixels of images in main memory."""
+    world: int = 1
+    """Processes of a machine."""
+
+
+def measure(job: Job) -> Memory:
+    """Measure a job at the depth of its transformer.
+
+    Raises:
+        ValueError: A size does not fit the generator or a prompt's source, or the adapter's targets match no module.
+    """
+    units = block_units(job.configs)
+    # Targets that name a block are found at the full depth alone.
+    is_named = job.training and any(re.search(r"blocks\.\d", target) for target in job.training.config.adapter.targets)
+    is_cut = units > 3 and not is_named
+    policy = policy_on_meta(job.spec, job.options, with_units(job.configs, 2) if is_cut else job.configs)
+    for batch in job.batches:
+        with blamed_on(batch.key):
+            policy.check_size(batch.size)
+        for prompt in job.prompts:
+            policy.size_of(prompt, batch.size)
+
+    names, measured_figures = zip(*_figures(job, policy), strict=True)
+    figures = np.array(measured_figures, dtype=float)
+    if is_cut:
+        deeper = policy_on_meta(job.spec, job.options, with_units(job.configs, 3))
+        per_unit = [figure for _, figure in _figures(job, deeper)] - figures
+        figures += (units - 2) * per_unit
+
+    largest: dict[Any, int] = defaultdict(int)
+    for name, figure in zip(names, figures, strict=True):
+        largest[name] = max(largest[name], round(figure))
+    phases = {phase: largest[phase] for phase in PHASES if phase in largest}
+    resident = largest["encoded"] + max(largest["held"], largest["working"] + largest["images"])
+    host = max(resident, largest["encoded"] + largest["host"])
+    return Memory(phases, host, resident, largest["adapter"], largest["flops"])
+
+
+def _figures(job: Job, policy: PipelinePolicy) -> Iterator[tuple[str, float]]:
+    """List a job's bytes by phase, in main memory and of the adapter, and FLOPs; the largest of a name counts.
+
+    Each is linear in the number of blocks. `host` and `held` (without pages of files) are for loading, `working` for
+    an epoch.
+    """
+    if job.training:
+        with META, blamed_on("adapter.targets"):
+            add_adapter(job.training.config, policy)
+    inputs = Inputs(policy, job.images)
+    transformer = policy.transformer
+    adapter = sum(weight.nbytes for weight in transformer.parameters() if weight.requires_grad)
+    yield "adapter", adapter
+    loaded = weight_bytes(transformer) - adapter
+    scoring = sum(scorer.weights for scorer in job.scorers)
+    streamed = [streamed_bytes(transformer), *(scorer.streamed for scorer in job.scorers)]
+    if not job.training:
+        loaded += sum(map(weight_bytes, inputs.encoders))
+        streamed += map(streamed_bytes, inputs.encoders)
+    yield from _on_the_card(job, inputs, adapter=adapter, loaded=loaded, scoring=scoring)
+    yield from _records(job, inputs)
+
+    # Loading. An encoder's pages are dropped before the next one's are read, unless it is streamed.
+    files = [weight_bytes(encoder) + streamed_bytes(encoder) for encoder in inputs.encoders]
+    placed = job.world * (PROCESS + streamed[0] + adapter)
+    yield "held", placed
+    yield "host", placed + (sum(files) if job.options.stream else max(files))
+    yield "host", placed + (parameter_count(transformer) - adapter // FP32) * policy.pipeline.vae.dtype.itemsize
+
+    # Scoring models are read while the generator waits for its turn, and then wait as well.
+    waiting = PROCESS + sum(streamed)
+    if job.in_turns:
+        waiting += loaded
+    for scorer in job.scorers:
+        yield "host", job.world * waiting + scorer.files
+    if job.in_turns:
+        waiting += scoring
+    yield "working", job.world * waiting
+
+
+def _records(job: Job, inputs: Inputs) -> Iterator[tuple[str, float]]:
+    """List the bytes in main memory of encoded prompts, and of an epoch's latents and images."""
+    size = inputs.policy.nearest_size(job.batches[0].size)
+    tensors = inputs.conditioning(size, batch=1).tensors.values()
+    yield "encoded", job.world * job.encoded * sum(tensor.nbytes for tensor in tensors)
+    yield "images", job.latents * inputs.policy.noise([0], size).numel() * FP32 + 3 * job.pixels
+
+
+def _on_the_card(job: Job, inputs: Inputs, *, adapter: int, loaded: int, scoring: int) -> Iterator[tuple[str, float]]:
+    """List the bytes of each phase, and FLOPs.
+
+    Args:
+        adapter: bytes of the trained weights.
+        loaded: bytes of the transformer, and for generating of the text encoders.
+        scoring: bytes of the models that score.
+    """
+    policy = inputs.policy
+    training = job.training
+    vae = weight_bytes(policy.pipeline.vae)
+    encoding = sum(map(weight_bytes, inputs.encoders))
+    buffers = max((scorer.buffers for scorer in job.scorers), default=0)
+    generating = judging = loaded + scoring
+    if job.in_turns:
+        generating = weight_bytes(policy.transformer) - adapter
+        judging = scoring
+
+    # Encoding. A training loads its transformer after it.
+    most = policy.nearest_size(max((batch.size for batch in job.batches), key=lambda size: size.height * size.width))
+    present = vae + (encoding if training or job.in_turns else generating)
+    yield "encode", present + text_pass(inputs, most, prompts=policy.encode_batch if training else 1).peak
+    if job.encodes_images or policy.max_sources:
+        yield "encode", present + image_pass(policy, most).peak
+
+    # Training. AdamW's step needs one number per trained weight beside its moments.
+    lasting = vae + job.copies * adapter
+    flops = 0.0
+    if training:
+        size = policy.nearest_size(training.sampler.size)
+        step = forward_pass(inputs, size, batch=training.batch, sampler=training.sampler)
+        flops = training.steps * step.flops
+        for peak in (step.peak, adapter):
+            yield "train", lasting + generating + adapter + peak
+
+    # Sampling and decoding.
+    for batch in job.batches:
+        size = policy.nearest_size(batch.size)
+        forward = forward_pass(inputs, size, batch=batch.count)
+        decoding = decoding_pass(policy, size)
+        flops += batch.forwards * forward.flops + batch.images * decoding.flops
+        besides = lasting + generating
+        if batch.averaged:
+            besides += adapter
+        elif training and not job.in_turns:
+            besides += buffers
+        yield "sample", besides + forward.peak
+        yield "decode", besides + decoding.peak
+        if training and training.compiles_sampling and not batch.averaged:
+            yield "sample", besides + step.peak
+    if job.scorers:
+        yield "score", lasting + judging + adapter + buffers
+    yield "flops", flops
+
+
+# --- depth -----------------------------------------------------------------------------------------------------
+
+BLOCKS = {
+    "FluxTransformer2DModel": ("num_layers", "num_single_layers"),
+    "Flux2Transformer2DModel": ("num_layers", "num_single_layers"),
+    "QwenImageTransformer2DModel": ("num_layers",),
+    "QwenImage21Transformer2DModel": ("num_layers",),
+}
+"""A transformer's class → its config's keys for the number of blocks of each kind. Others are measured whole."""
+
+
+def block_units(configs: Parts) -> int:
+    """Return the largest number that divides the blocks of each kind; 0 for a class that is not in `BLOCKS`."""
+    transformer = configs["transformer"]
+    return math.gcd(*(transformer[key] for key in BLOCKS.get(str(transformer.get("_class_name")), ())))
+
+
+def with_units(configs: Parts, units: int) -> Parts:
+    """Return a generator's configs with the blocks of some of its units."""
+    transformer = dict(configs["transformer"])
+    for key in BLOCKS[transformer["_class_name"]]:
+        transformer[key] = transformer[key] // block_units(configs) * units
+    return {**configs, "transformer": transformer}
+
+
+# --- passes ----------------------------------------------------------------------------------------------------
+
+
+def text_pass(inputs: Inputs, size: Size, *, prompts: int) -> MemoryLedger:
+    """Measure a pass of the largest text encoder over this number of prompts."""
+    encoder = getattr(inputs.policy.pipeline, inputs.policy.long_encoder or "text_encoder")
+    # Without a vision tower: it reads the values of its images' grids, which meta tensors do not have.
+    model = getattr(getattr(encoder, "model", None), "language_model", encoder)
+    tokens = inputs.text_tokens(size)
+    if model.config.model_type == "t5":
+        return language_pass(model, prompts, tokens)
+    # Positions and the full mask: making them from rows would read values of meta tensors.
+    mask = torch.ones(prompts, 1, tokens, tokens, device=META, dtype=torch.bool)
+    positions = torch.zeros(prompts, tokens, device=META, dtype=torch.long)
+    options = {"attention_mask": mask, "position_ids": positions, "use_cache": False}
+    return language_pass(model, prompts, tokens, output_hidden_states=True, **options)
+
+
+def language_pass(model: Any, rows: int, tokens: int, **options: Any) -> MemoryLedger:
+    """Measure a pass of a language model over rows of embedded tokens."""
+    embedded = torch.empty(rows, tokens, model.config.hidden_size, device=META, dtype=model.dtype)
+    return measured(lambda: model(inputs_embeds=embedded, **options))
+
+
+def forward_pass(inputs: Inputs, size: Size, *, batch: int, sampler: Sampler | None = None) -> MemoryLedger:
+    """Measure a forward, or two if the generator is guided, with the prefix that steps share.
+
+    Args:
+        size: of the images.
+        batch: images of the forward.
+        sampler: of training, for a trained step, forward and backward, without its gradients.
+    """
+    policy = inputs.policy
+    conditioning = inputs.conditioning(size, batch=batch)
+    x_BNC = policy.noise(range(batch), size)
+    sigma_B = torch.empty(batch, device=META)
+    if sampler is None:
+        return measured(lambda: policy.velocity(x_BNC, sigma_B, policy.with_prefix(conditioning, size), size))
+
+    sigmas = policy.sigmas(sampler.steps, size)
+    after_BNC = policy.noise(range(batch), size)
+    # Gradients are allocated outside the ledger: the phases count them.
+    for parameter in policy.transformer.parameters():
+        parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
+    policy.transformer.train()
+
+    def step() -> None:
+        velocity = policy.velocity(x_BNC, sigma_B, conditioning, size)
+        torch.autograd.backward(log_prob(after_BNC, transition_at(sampler, sigmas, 0, x_BNC, velocity)).mean())
+
+    return measured(step, gradients=True)
+
+
+def decoding_pass(policy: PipelinePolicy, size: Size) -> MemoryLedger:
+    """Measure one image in the VAE's decoder: an accelerator decodes the images of a batch one by one."""
+    shape = (1, policy.latent_channels, size.height // policy.code_pixels, size.width // policy.code_pixels)
+    codes = torch.empty(shape, device=META, dtype=policy.pipeline.vae.dtype)
+    return measured(lambda: policy.decode_codes(codes))
+
+
+def image_pass(policy: PipelinePolicy, size: Size) -> MemoryLedger:
+    """Measure one image in the VAE's encoder."""
+    pixels = torch.empty(1, 3, size.height, size.width, device=META, dtype=policy.pipeline.vae.dtype)
+    return measured(lambda: policy.encode_pixels(pixels))
