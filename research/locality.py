@@ -98,7 +98,7 @@ def panel_changes(
         """Score finished sets: (B,) weighted scores and (B, P) parts of them, NaN if missing."""
         rollouts = []
         for rows in in_batches(trunk.rows, draw.batch):
-            rollouts.append(trunk.finish(rows, x_BNC[[row.number for row in rows]]))
+            rollouts.append(trunk.finish(rows, x_BNC[[row.number for row in rows]])())
         with closing(Scorer(rewards, overlap=False)) as scorer:
             for rollout in rollouts:
                 scorer.submit(rollout)

@@ -17,7 +17,7 @@ from pacorl.grpo import builders, conditioning, lora_training, rollout, rows, up
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.models.adapters import MovingAverage, adapter_state
 from pacorl.plan.generators import policy_on_meta
-from pacorl.runtime.compiled import compile_blocks
+from pacorl.runtime.compiled import compile_blocks, compile_decoder
 from pacorl.runtime.processes import Runtime, allow_tf32
 from pacorl.types import TINY, Advantages, Conditioning, Prompt, Samples, Size
 from research.twin import generator_parts
@@ -73,6 +73,7 @@ class Bench:
         builders.add_adapter(config, self.policy)
         if self.compiled:
             compile_blocks(self.transformer, packed=config.memory != "normal")
+            compile_decoder(self.policy.pipeline.vae)
         builders.place_transformer(config, self.policy, device=device)
         self.transformer.train()
         for name, weight in adapter_state(self.transformer).items():
@@ -92,7 +93,6 @@ class Bench:
         return [Conditioning({"tokens": tokens, "pooled": pooled}) for _ in prompts]
 
     def checkpoint_gradients(self, *, enabled: bool) -> None:
-        """Switch gradient checkpointing on or off."""
         verb = "enable" if enabled else "disable"
         getattr(self.transformer, f"{verb}_gradient_checkpointing")()
 
@@ -104,7 +104,7 @@ class Bench:
         """Draw a batch of training samples."""
         sampler, samples = self.sampler(batch), Samples()
         draw = rollout.Draw(self.policy, sampler, self.cache, seed=0, epoch=0, batch=batch, as_trained=self.compiled)
-        list(rollout.draw_samples(draw, [rows.Row(PROMPT, number) for number in range(batch)], samples))
+        list(rollout.draw_samples(draw, [[rows.Row(PROMPT, number) for number in range(batch)]], samples))
         return samples
 
     @torch.no_grad()

@@ -23,6 +23,7 @@ PARTS = {
     "streamed": 50, "compiled-int8": 150,
 }  # fmt: skip
 """Part → expected seconds on an H200, in the order in which they run."""
+QUIET = {"HF_HUB_OFFLINE": "1", "KINETO_LOG_LEVEL": "9", "TRANSFORMERS_VERBOSITY": "error"}
 Record = dict[str, Any]
 
 
@@ -40,7 +41,6 @@ def main(line: Sequence[str]) -> int:
 
 
 def arguments(line: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line."""
     parser = argparse.ArgumentParser(prog="python -m research.gpu_day", description="Measure a card in parts.")
     parser.add_argument("--out", type=Path, default=Path("gpu-day.jsonl"), help="the JSONL file of results")
     parser.add_argument("--resume", action="store_true", help="go on with the parts that the results lack")
@@ -78,7 +78,7 @@ def run_part(part: str, options: argparse.Namespace, line: Sequence[str], *, lim
     """Run a part in a process of its own, and return its outcome: done, failed, or killed at its limit."""
     compiled = options.work.resolve() / "compiled"
     command = [sys.executable, "-m", __package__, *line, "--run", part]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TORCHINDUCTOR_CACHE_DIR": str(compiled)}
+    environment = {**os.environ, **QUIET, "TORCHINDUCTOR_CACHE_DIR": str(compiled)}
     started = time.monotonic()
     try:
         # What a part starts ends with it.

@@ -212,6 +212,7 @@ class Rollout:
         sigmas_T: (T+1,) noise levels, from 1 to 0.
         final_BNC: (B, N, C) endpoints, fp32, on the CPU like all that is kept for training.
         images: The B decoded endpoints.
+        decode_seconds: Seconds of the device for decoding them.
     """
 
     prompts: list[Prompt]
@@ -220,6 +221,7 @@ class Rollout:
     sigmas_T: Tensor
     final_BNC: Tensor
     images: list[Image]
+    decode_seconds: float = 0.0
 
     def __len__(self) -> int:
         return len(self.prompts)

@@ -361,14 +361,19 @@ WORST: list[tuple[str, Callable[[Path], object]]] = [
 """Inputs that were once accepted in silence, took minutes or gigabytes, or ended in a traceback."""
 
 
+def refusal(name: str, work: Path, spoil: Callable[[Path], object]) -> str:
+    """The line by which a reader refuses its good file once that is spoilt."""
+    work.mkdir()
+    file, reader = READERS[name]
+    reader.write(work)
+    spoil(work / file)
+    return outcome(name, work, what="must")
+
+
 @pytest.mark.parametrize(("name", "spoil"), WORST)
 @pytest.mark.filterwarnings("ignore")
 def test_the_worst_inputs_are_refused(name: str, spoil: Callable[[Path], object], tmp_path: Path) -> None:
-    (tmp_path / "work").mkdir()
-    file, reader = READERS[name]
-    reader.write(tmp_path / "work")
-    spoil(tmp_path / "work" / file)
-    assert outcome(name, tmp_path / "work", what="must") != ""
+    assert refusal(name, tmp_path / "work", spoil) != ""
 
 
 # --- faults that only a reader knows ----------------------------------------------------------------------------
@@ -447,15 +452,12 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("name", "change", "named"), FAULTS)
 def test_a_faulty_value_is_refused_by_its_name(name: str, change: dict[str, Any], named: str, tmp_path: Path) -> None:
-    (tmp_path / "work").mkdir()
-    file, reader = READERS[name]
-    reader.write(tmp_path / "work")
-    path = tmp_path / "work" / file
-    text = path.read_text()
-    if path.suffix == ".jsonl":
-        first, second, *others = text.splitlines()
-        path.write_text("\n".join([first, json.dumps(changed(json.loads(second), change)), *others]))
-    else:
+    def spoil(path: Path) -> None:
+        text = path.read_text()
+        if path.suffix == ".jsonl":
+            first, second, *others = text.splitlines()
+            path.write_text("\n".join([first, json.dumps(changed(json.loads(second), change)), *others]))
+            return
         document = yaml.safe_load(text)
         record = document[0] if isinstance(document, list) else document
         record = record["0001_0001"] if name == CASES else record
@@ -463,30 +465,20 @@ def test_a_faulty_value_is_refused_by_its_name(name: str, change: dict[str, Any]
         record.clear()
         record |= kept
         write_document(path, document)
-    assert named in outcome(name, tmp_path / "work", what="must")
-    assert [*tmp_path.glob("work/set/imported/*/*.jsonl")] == []
+
+    assert named in refusal(name, tmp_path / "work", spoil)
 
 
 def changed(record: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in (record | change).items() if value is not None}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "instances.jsonl",
-        "answers.jsonl",
-        "dataset_prompts.jsonl",
-        "import of rankings",
-        "grids.jsonl",
-        RANKS,
-        GEDIT,
-    ],
-)
+TWICE = ["instances.jsonl", "answers.jsonl", "dataset_prompts.jsonl", "import of rankings", "grids.jsonl", RANKS, GEDIT]
+
+
+@pytest.mark.parametrize("name", TWICE)
 def test_a_record_that_stands_twice_is_refused(name: str, tmp_path: Path) -> None:
-    (tmp_path / "work").mkdir()
-    file, reader = READERS[name]
-    reader.write(tmp_path / "work")
-    path = tmp_path / "work" / file
-    path.write_text(path.read_text() + path.read_text().splitlines()[-1])
-    assert outcome(name, tmp_path / "work", what="must") != ""
+    def spoil(path: Path) -> None:
+        path.write_text(path.read_text() + path.read_text().splitlines()[-1])
+
+    assert refusal(name, tmp_path / "work", spoil) != ""

@@ -163,7 +163,7 @@ PHASES: tuple[tuple[str, Any, str], ...] = (
     ("train", Runtime, "step"),
     ("evaluation/sample", evaluate, "sample_images"),
     ("score", evaluate, "score_images"),
-    ("decode", PipelinePolicy, "decode"),
+    ("decode", PipelinePolicy, "launch_decode"),
     ("save", PolicyTrainer, "save"),
 )
 """Phase → a function of the run whose bytes are counted to it; the inner of two has them."""

@@ -74,6 +74,17 @@ def test_each_batch_is_one_call_and_rows_keep_their_scores(side: bool) -> None:
     assert red.calls == double.calls == [[4, 5], [0, 1, 2]]
 
 
+@pytest.mark.parametrize("side", [True, False])
+def test_a_call_of_a_judge_on_a_gpu_has_several_batches_and_the_last_what_is_left(side: bool) -> None:
+    red = Redness()
+    with closing(Scorer({"red": red}, overlap=side, per_call=4)) as scorer:
+        for rows in ([0, 1], [2, 3], [4, 5], [6, 7], [8, 9]):
+            scorer.submit(rollout(rows))
+        assert results(scorer) == {row: [float(row)] for row in range(10)}
+    assert red.calls == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert scorer.largest_call == 4
+
+
 def test_a_call_holds_whole_groups_where_samples_are_compared() -> None:
     red = Redness()
     with closing(Scorer({"red": red}, overlap=True, group_size=4)) as scorer:

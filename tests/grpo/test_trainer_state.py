@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_runs import metrics
 from toy_world import toy_config, toy_world
 
 from pacorl import PolicyTrainer
-from pacorl.grpo import builders
-from pacorl.grpo.checkpoint import best_checkpoint
+from pacorl.grpo import builders, checkpoint
+from pacorl.grpo.checkpoint import best_checkpoint, write_checkpoint
 from pacorl.models.adapters import adapter_state
 from pacorl.models.lora import read_lora
 
@@ -91,6 +93,39 @@ def test_the_best_is_what_scored_highest(tmp_path: Path) -> None:
     folder = tmp_path / "run" / "checkpoints"
     assert best_checkpoint(folder) == folder / "step-000001"
     assert sorted(path.name for path in folder.glob("step-*")) == ["step-000001", "step-000002"]
+
+
+def test_a_checkpoint_has_the_weights_of_its_save_and_a_later_save_has_its_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training goes on while it is written, on a thread."""
+    made = trainer(tmp_path / "run")
+    trained = threading.Event()
+
+    def write(*args: Any, **rest: Any) -> None:
+        assert trained.wait(60)
+        return write_checkpoint(*args, **rest)
+
+    monkeypatch.setattr(checkpoint, "write_checkpoint", write)
+    state = {"epoch": 0, "score": None}
+    before = {name: value.clone() for name, value in made.lora.tensors().items()}
+    path = made.checkpoints.save(state)
+    made.lora.before_step()
+    for value in made.lora.tensors().values():
+        value.add_(1)
+    trained.set()
+    made.checkpoints.finish()
+    kept = load_file(path / checkpoint.TENSORS)
+    assert kept.keys() == before.keys()
+    assert all(torch.equal(kept[name], value) for name, value in before.items())
+
+    def full(*args: Any, **rest: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write_checkpoint", full)
+    made.checkpoints.save(state)
+    with pytest.raises(OSError, match="No space"):
+        made.checkpoints.save(state)
 
 
 def test_all_that_learns_comes_back(tmp_path: Path) -> None:

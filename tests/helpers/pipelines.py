@@ -20,6 +20,14 @@ from pacorl.models.policies.pipeline import PipelinePolicy, pack, stitch
 from pacorl.types import Prompt, Size
 
 
+def diffusers_own(pipeline: Any) -> Any:
+    """The pipeline with a new transformer of the same weights, on which a policy has set nothing."""
+    own, source = copy.copy(pipeline), pipeline.transformer
+    own.transformer = type(source).from_config(source.config).to(source.dtype).eval()
+    own.transformer.load_state_dict(source.state_dict())
+    return own
+
+
 def check_against_pipeline(policy: PipelinePolicy, prompts: Sequence[Prompt], size: Size) -> None:
     """Check a policy against the pipeline that it holds."""
     testing.check_policy(policy, prompts, size, pipeline=partial(run_pipeline, policy, size=size))
@@ -30,12 +38,7 @@ def run_pipeline(
 ) -> tuple[Any, Tensor]:
     """Run the diffusers pipeline: packed latents (1, N, C) or images, and its sigmas."""
     image_size = policy.size_of(prompt, size)
-    # Its own transformer of the same weights, without the policy's changes.
-    pipeline = copy.copy(policy.pipeline)
-    transformer = type(pipeline.transformer).from_config(pipeline.transformer.config)
-    transformer.to(pipeline.transformer.dtype).eval()
-    transformer.load_state_dict(pipeline.transformer.state_dict())
-    pipeline.transformer = transformer
+    pipeline = diffusers_own(policy.pipeline)
     settings: dict[str, Any] = {
         **policy.options.model_dump(),
         "height": image_size.height,

@@ -11,5 +11,5 @@ from pacorl.types import Samples
 
 def collect(draw: Draw, rows: Sequence[Row]) -> Samples:
     samples = Samples()
-    list(draw_samples(draw, rows, samples))
+    list(draw_samples(draw, [rows], samples))
     return samples

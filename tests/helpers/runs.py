@@ -59,9 +59,9 @@ def train_and_keep(config: PolicyConfig) -> None:
     kept.mkdir(parents=True, exist_ok=True)
     draw_samples, advantages, step = epoch.draw_samples, epoch.advantages, Runtime.step
 
-    def keep_samples(draw, rows, into):  # type: ignore[no-untyped-def]
+    def keep_samples(draw, units, into):  # type: ignore[no-untyped-def]
         samples = Samples()
-        yield from draw_samples(draw, rows, samples)
+        yield from draw_samples(draw, units, samples)
         into.nodes += samples.nodes
         into.rollouts += samples.rollouts
         log_probs = defaultdict(list)

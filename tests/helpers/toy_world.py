@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import combinations
@@ -130,6 +130,7 @@ class ToyPolicy:
     forward_per = "batch"
 
     def __init__(self, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> None:
+        self.device = torch.device(device)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             self.transformer: nn.Module = ToyTransformer().to(device, dtype).requires_grad_(False)
@@ -181,6 +182,9 @@ class ToyPolicy:
         inputs = (x_BNC, sigma_B, conditioning.tensors["text"], place_N2)
         predicted: Tensor = self.transformer(*(tensor.to(weight.device, weight.dtype) for tensor in inputs))
         return predicted.to(torch.promote_types(predicted.dtype, torch.float32))
+
+    def launch_decode(self, x_BNC: Tensor, size: Size) -> Callable[[], tuple[list[Image.Image], float]]:
+        return lambda: (self.decode(x_BNC, size), 0.0)
 
     def decode(self, x_BNC: Tensor, size: Size) -> list[Image.Image]:
         rows, _ = _token_grid(size)

@@ -133,6 +133,7 @@ class CharacterTrainer:
                     raise
                 raise Interrupted(f"stopped after step {self.lora.step}, and saved; go on with --resume auto") from None
             finally:
+                self.checkpoints.close()
                 self.logbook.close()
         return TrainResult.of(out)
 
@@ -195,6 +196,7 @@ class CharacterTrainer:
             self.held_out_losses = {int(step): loss for step, loss in state["held_out_losses"].items()}
         self.logbook = Logbook.of(config, lines=lines, changes=changes, epoch=self.epoch, step=self.lora.step)
         self.progress = Progress(epochs=math.ceil(config.steps / config.evaluate_every), shown=True)
+        self.checkpoints = checkpoints.CheckpointWriter(self.lora, config, progress=self.progress)
 
     # --- training ----------------------------------------------------------------------------------------------
 
@@ -315,7 +317,9 @@ class CharacterTrainer:
             "log_lines": self.logbook.count_lines(),
             "identities": self.identities,
         }
-        return checkpoints.save(self.lora, self.config, state)
+        target = self.checkpoints.save(state)
+        self.checkpoints.finish()
+        return target
 
     def _finish(self) -> None:
         """Draw the gallery with the LoRA in `adapter`, and write summary.json and the page."""

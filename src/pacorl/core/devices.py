@@ -8,10 +8,11 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
+import time
 from functools import cache
 from importlib.util import find_spec
 from shutil import which
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from pacorl.types import TINY, TINY_EDITS
 
@@ -116,6 +117,25 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
         return tensor.to(device)  # copies to the host must block
     # An Apple GPU may read host memory after it is freed.
     return (_pinned(tensor) if device.type == "cuda" else tensor).to(device, non_blocking=device.type != APPLE)
+
+
+def queue_mark(device: torch.device) -> Any:
+    """Mark a point of a device's queue: an event on CUDA, elsewhere the clock's seconds."""
+    import torch
+
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def host_buffer(tensor: Tensor) -> Tensor:
+    """Allocate host memory for copies of a tensor, pinned if it is on a CUDA GPU."""
+    import torch
+
+    buffer = torch.empty(tensor.shape, dtype=tensor.dtype)
+    return _pinned(buffer) if tensor.is_cuda else buffer
 
 
 def _pinned(tensor: Tensor) -> Tensor:

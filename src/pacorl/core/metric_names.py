@@ -12,6 +12,10 @@ ALARM = "alarm/"
 SECONDS = "seconds/"
 PROMPT_SHARE = "samples/prompts"
 """Share of the training prompts that an epoch draws."""
+SHOWN_EVERY = 5
+"""Epochs between training images in a run's folder, and between its pages."""
+PER_CALL = "samples/per_call"
+"""Most samples of a call of the rewards, on which the last bits of a judge on a GPU depend."""
 
 SHOWN_NAMES: Mapping[str, str] = {"consistency": "consistency_reward", "p_yes": "consistency"}
 

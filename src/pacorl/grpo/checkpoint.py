@@ -14,16 +14,21 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from threading import Event
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pacorl.config.base import changes_to, check_changes
 from pacorl.config.user_files import code_digest, file_digests
+from pacorl.core.devices import host_buffer
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.lora_training import LoraTraining, part_of
 from pacorl.grpo.policy_config import PolicyConfig
@@ -44,6 +49,7 @@ from pacorl.io.files import (
 from pacorl.judge import identity_of
 from pacorl.models.lora import save_lora
 from pacorl.rewards.reward import RewardFunction
+from pacorl.runtime.logbook import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -62,40 +68,103 @@ HALF_DONE = re.compile(r"\.(step-\d{6,})\.(partial|replaced)")
 # --- saving and restoring --------------------------------------------------------------------------------------
 
 
-def save(lora: LoraTraining, config: LoraConfig, state: Mapping[str, Any]) -> Path:
-    """Write a checkpoint to resume from, and the averaged adapter for use elsewhere. All ranks call it.
+class CheckpointWriter:
+    """Writes checkpoints to resume from, and the averaged adapter for use elsewhere, on a thread.
 
-    Args:
-        state: further content of state.json; the main process's is written.
-
-    Returns:
-        The checkpoint.
-
-    Raises:
-        OSError: on all ranks, if the disk is full.
+    A save takes of the caller's time the end of the earlier one, and a copy of the adapter, which sampling may exchange
+    at once. The average and the moments, which only the next optimizer step changes, are copied by the thread, and that
+    step waits for it. The host memory of the copies is kept, and pinned beside a GPU. All ranks make the same calls.
     """
-    # 1. A collective per tensor: every rank gathers in the same order.
-    tensors = lora.tensors()
-    target = config.out / "checkpoints" / f"step-{lora.step:06d}"
 
-    # 2. One rank writes, and updates the files derived from the checkpoint.
-    def export(folder: Path) -> None:
-        save_lora(
-            folder / "lora",
-            part_of(tensors, "average"),
-            rank=config.adapter.rank,
-            alpha=config.adapter.alpha,
-            targets=tuple(config.adapter.targets or lora.policy.lora_targets),
-            base=config.model.checkpoint,
-        )
+    def __init__(self, lora: LoraTraining, config: LoraConfig, *, progress: Progress) -> None:
+        """
+        Args:
+            progress: gets the seconds of the phases `copy` and `save`.
+        """
+        self.lora = lora
+        self.config = config
+        self.progress = progress
+        self._kept: dict[str, Tensor] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="pacorl-save")
+        self._write: Future[None] | None = None
 
-    def write() -> None:
-        content = {**state, "step": lora.step, "bad_steps": lora.bad_steps, "config": config.model_dump(mode="json")}
-        write_checkpoint(target, tensors=tensors, state=content, export=export)
+    def save(self, state: Mapping[str, Any]) -> Path:
+        """Copy the adapter, and begin to write.
+
+        Args:
+            state: further content of state.json; the main process's is written.
+
+        Returns:
+            The checkpoint, which is whole after `finish`.
+
+        Raises:
+            OSError: on all ranks, if the earlier checkpoint could not be written.
+        """
+        self.finish()
+        lora, config = self.lora, self.config
+        target = config.out / "checkpoints" / f"step-{lora.step:06d}"
+        started = time.perf_counter()
+        tensors = lora.tensors()  # a collective per tensor: every rank gathers in the same order
+        if lora.runtime.is_main:
+            settings = config.model_dump(mode="json")
+            content = {**state, "step": lora.step, "bad_steps": lora.bad_steps, "config": settings}
+            exchanged = {name for name in tensors if name.startswith(("adapter/", "old/"))}
+            self._copy({name: tensors[name] for name in exchanged})
+            copied = Event()
+            lora.before_step = copied.wait
+            rest = {name: value for name, value in tensors.items() if name not in exchanged}
+            self._write = self._thread.submit(self._write_all, target, rest, [*tensors], content, copied)
+        self.progress.add("copy", time.perf_counter() - started)
+        return target
+
+    def finish(self) -> None:
+        """Wait until the newest checkpoint is on the disk.
+
+        Raises:
+            OSError: on all ranks, if it could not be written.
+        """
+        write, self._write = self._write, None
+        self.lora.runtime.on_main(lambda: write.result() if write else None)
+
+    def close(self) -> None:
+        """Wait for what is being written; its fault stays with `finish`."""
+        if self._write:
+            wait([self._write])
+
+    def _copy(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy tensors into the kept host memory."""
+        for name, value in tensors.items():
+            if name not in self._kept:
+                self._kept[name] = host_buffer(value)
+            self._kept[name].copy_(value, non_blocking=True)
+        if self.lora.runtime.device.type == "cuda":
+            torch.cuda.current_stream(self.lora.runtime.device).synchronize()
+
+    def _write_all(
+        self, target: Path, rest: Mapping[str, Tensor], names: Sequence[str], state: Mapping[str, Any], copied: Event
+    ) -> None:
+        """Copy the rest of the tensors, write a checkpoint of all names, and update the files derived from it."""
+        try:
+            self._copy(rest)
+        finally:
+            copied.set()
+        tensors = {name: self._kept[name] for name in names}
+        config = self.config
+
+        def export(folder: Path) -> None:
+            save_lora(
+                folder / "lora",
+                part_of(tensors, "average"),
+                rank=config.adapter.rank,
+                alpha=config.adapter.alpha,
+                targets=tuple(config.adapter.targets or self.lora.policy.lora_targets),
+                base=config.model.checkpoint,
+            )
+
+        started = time.perf_counter()
+        write_checkpoint(target, tensors=tensors, state=state, export=export)
         settle(target, config)
-
-    lora.runtime.on_main(write)
-    return target
+        self.progress.add("save", time.perf_counter() - started)
 
 
 def restore(lora: LoraTraining, path: Path) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from pacorl.core.advantages import advantages
-from pacorl.core.metric_names import ALARM, PROMPT_SHARE
+from pacorl.core.metric_names import ALARM, PER_CALL, PROMPT_SHARE, SHOWN_EVERY
 from pacorl.core.sampler import Sampler
-from pacorl.grpo.monitor import measure_agreement, panel_statistics
+from pacorl.grpo.monitor import PanelStatistics, measure_agreement, panel_statistics
 from pacorl.grpo.rollout import draw_samples
 from pacorl.grpo.rows import assign_rows, epoch_rows, forward_kind
 from pacorl.grpo.scoring import check_scores, collect_scores, columns_of, reward_table
@@ -68,18 +68,20 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
     # generator, or alternate with it on a small GPU.
     samples = [Samples() for _ in units_of_updates]
     images: dict[int, tuple[Prompt, Image]] = {}
+    statistics: list[PanelStatistics] = []
     sampling = trainer.progress.phase("sampling", total=len(rows) // runtime.world)
     with sampling as advance, trainer.sampling_policy():
         for units, update in zip(units_of_updates, samples, strict=True):
-            for rollout in chain.from_iterable(draw_samples(draw, unit, update) for unit in units):
+            for rollout in draw_samples(draw, units, update):
                 trainer.scorer.submit(rollout, draw=(config.seed, trainer.epoch))
                 images |= dict(zip(rollout.row_B, zip(rollout.prompts, rollout.images, strict=True), strict=True))
+                # The images' own signs here, while a GPU computes the next batch.
+                statistics += map(panel_statistics, rollout.prompts, rollout.images)
+                trainer.progress.add("decode", rollout.decode_seconds)
                 advance(len(rollout.row_B))
                 # A collective: ranks may have different units, but equally many batches.
                 runtime.check_stop()
     with trainer.progress.phase("scoring", total=1), trainer.scoring():
-        # The images' own signs first, while a judge elsewhere goes on.
-        statistics = [panel_statistics(*image) for image in images.values()]
         scores, reasons = collect_scores(trainer.scorer, runtime)
         agreement = measure_agreement(trainer, rows, images)
 
@@ -97,6 +99,7 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
     trainer.warn_once(str([name for name in checks if name.startswith(ALARM)]), warning)
     shown = len({row.prompt.id for row in rows}) / len(trainer.train_prompts)
     metrics = {**epoch_advantages.stats, **checks, **agreement, PROMPT_SHARE: shown}
+    metrics[PER_CALL] = float(trainer.scorer.largest_call)
 
     # 4. Update: one optimizer step per share of the groups. The first replays sampling with ratio exactly 1.
     metrics |= learn(trainer, draw.sampler, samples, epoch_advantages)
@@ -104,7 +107,7 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
     # 5. Record: signs of reward hacking, seconds, the log and at times an image.
     metrics |= trainer.progress.lap()
     trainer.epoch += 1
-    if trainer.epoch % config.save_every == 0 or trainer.epoch == 1:
+    if trainer.epoch % SHOWN_EVERY == 0 or trainer.epoch == 1:
         trainer.logbook.image(f"epoch-{trainer.epoch:06d}", samples[0].rollouts[0].images[0])
     return trainer.record("epoch", metrics, [*chain.from_iterable(runtime.gather(statistics))])
 

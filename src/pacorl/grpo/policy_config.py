@@ -173,8 +173,8 @@ class PolicyConfig(LoraConfig):
     """Groups that are sampled in an epoch."""
     group_size: Annotated[int, Field(ge=2, le=LARGEST)] = 16
     """Samples per prompt, which are compared with one another."""
-    save_every: Positive = 5
-    """Epochs between checkpoints."""
+    save_every: Positive = 1
+    """Epochs between checkpoints, which are written while the next epoch is sampled."""
     keep_checkpoints: Positive = 3
     """Number of newest checkpoints to keep, besides the best."""
     monitor: MonitorAction = "warn"

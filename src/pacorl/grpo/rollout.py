@@ -5,6 +5,7 @@ Randomness follows from (seed, epoch, global row, step), so that one process and
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -55,27 +56,38 @@ class Draw:
 
 
 @torch.no_grad()
-def draw_samples(draw: Draw, rows: Sequence[Row], into: Samples) -> Iterator[Rollout]:
+def draw_samples(draw: Draw, units: Sequence[Sequence[Row]], into: Samples) -> Iterator[Rollout]:
     """Draw training samples: down the tree first, then each batch of leaves to its images.
 
     Each distinct latent passes the transformer once, for any number of samples below it. With independent noise (one
     sample per node) a batch of nodes is a batch of samples.
 
     Args:
+        units: rows that share no node (`assign_rows`).
         into: filled with the rollouts, and at the end with the nodes.
 
     Yields:
-        Each batch of samples as soon as it is decoded.
+        Each batch of samples as soon as it is decoded; on a GPU when the next one is queued, so that the GPU does not
+        wait for the host.
     """
-    # The tree above the leaves.
-    trunk = Trunk(draw, rows)
-    nodes, latents = trunk.grow()
+    nodes: list[NodeBatch] = []
+    queued: deque[Callable[[], Rollout]] = deque()
+    ahead = 1 if draw.policy.device.type == "cuda" else 0
+    for rows in units:
+        # The tree above the leaves.
+        trunk = Trunk(draw, rows)
+        node_batches, latents = trunk.grow()
+        nodes += node_batches
 
-    # From the leaves to images, batch by batch.
-    for batch in in_batches(rows, draw.batch):
-        rollout = trunk.finish(batch, torch.stack([latents[row.number] for row in batch]))
-        into.rollouts.append(rollout)
-        yield rollout
+        # From the leaves to images, batch by batch.
+        for batch in in_batches(rows, draw.batch):
+            queued.append(trunk.finish(batch, torch.stack([latents[row.number] for row in batch])))
+            while len(queued) > ahead:
+                into.rollouts.append(queued.popleft()())
+                yield into.rollouts[-1]
+    while queued:
+        into.rollouts.append(queued.popleft()())
+        yield into.rollouts[-1]
 
     # At the end, since a copy at each step would wait for the GPU.
     for node_batch in nodes:
@@ -141,8 +153,8 @@ class Trunk:
         # By first sample: with independent noise all steps of a batch of samples are adjacent.
         return sorted(batches, key=lambda batch: (batch.row_B[0], batch.level)), latents
 
-    def finish(self, rows: Sequence[Row], x_BNC: Tensor) -> Rollout:
-        """Integrate latents after the last stochastic step to the end, and decode them."""
+    def finish(self, rows: Sequence[Row], x_BNC: Tensor) -> Callable[[], Rollout]:
+        """Queue latents after the last stochastic step to the end, and their decoding; the result waits for them."""
         draw = self.draw
         steps = draw.sampler.stochastic_steps
         suffix = draw.sampler.suffix
@@ -156,8 +168,11 @@ class Trunk:
             grid=suffix.grid(steps[-1] + 1 if steps else 0, len(self.sigmas) - 1),
             solver=suffix.solver,
         )
-        images = draw.policy.decode(final, self.size)
-        return Rollout(prompts, [row.number for row in rows], self.size, self.sigmas, final.cpu(), images)
+        numbers = [row.number for row in rows]
+        # Queued before the images, with which it arrives.
+        endpoints = final.to("cpu", non_blocking=final.is_cuda)
+        images = draw.policy.launch_decode(final, self.size)
+        return lambda: Rollout(prompts, numbers, self.size, self.sigmas, endpoints, *images())
 
     def _node_batches(self, level: int, *, of_step: bool = False) -> list[Sequence[int]]:
         """Cut the distinct nodes of a level into batches; those `of_step` are trained on, with gradients in memory."""

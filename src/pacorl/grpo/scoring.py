@@ -1,7 +1,7 @@
 """Scores of an epoch's samples, computed during sampling or after it.
 
-A reward is called once per rollout batch in both cases, or once per whole group if one compares samples, so that an
-in-process judge returns the same scores bit for bit.
+A reward is called in both cases with the same rollout batches: one, the whole groups of one that compares samples, or
+as many as keep a judge on this GPU busy. So an in-process judge returns the same scores bit for bit.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ Scores = Mapping[int, Sequence[PanelScores]]
 
 MAX_MISSING = 0.2
 """Failure budget: the run saves and stops if a larger share of an epoch's scores is missing."""
+PER_CALL = 16
+"""Samples of a call of a judge on this GPU: with four, an H200 waits for the host in two thirds of the time."""
 SENDERS = 16
 """Concurrent rollout batches of a remote judge, whose `concurrency` limits the requests."""
 
@@ -47,6 +49,7 @@ class Scorer:
         timeout: float = math.inf,
         check_stop: Callable[[], None] = lambda: None,
         group_size: int = 1,
+        per_call: int = 1,
     ) -> None:
         """
         Args:
@@ -55,18 +58,22 @@ class Scorer:
             timeout: seconds per batch of a reward in this process. A server's requests have limits of their own.
             check_stop: polled during waiting; may raise to stop.
             group_size: samples of which a call has a multiple: the group's if a reward compares them.
+            per_call: least samples of a call, but for the last.
         """
         self.rewards = rewards
         self.overlap = overlap
         self.timeout = timeout
         self.check_stop = check_stop
         self.group_size = group_size
+        self.per_call = per_call
+        self.largest_call = 0
+        """Most samples of a call so far."""
         # In-process models need not be thread-safe; remote judges take concurrent requests.
         context = torch_context()
         self._local = Workers(1, name="pacorl-reward", context=context)
         self._remote = Workers(SENDERS, name="pacorl-reward-http", context=context)
         self._group: list[Rollout] = []
-        """Rollouts whose group is not complete."""
+        """Rollouts whose call is not full."""
         self._batches: list[tuple[list[int], list[Call[list[PanelScores]]]]] = []
         """Global rows of samples, and one call per reward."""
 
@@ -82,8 +89,13 @@ class Scorer:
             draw: seed and epoch of the draws of a reward that compares samples.
         """
         self._group.append(rollout)
-        if sum(len(rollout.row_B) for rollout in self._group) % self.group_size:
-            return
+        self._draw = draw
+        count = sum(len(rollout.row_B) for rollout in self._group)
+        if count >= self.per_call and count % self.group_size == 0:
+            self._close_batch()
+
+    def _close_batch(self) -> None:
+        """Make a call of each reward for the rollouts that wait for one."""
         rollouts, self._group = self._group, []
         prompts = [*chain.from_iterable(rollout.prompts for rollout in rollouts)]
         images = [*chain.from_iterable(rollout.images for rollout in rollouts)]
@@ -93,13 +105,14 @@ class Scorer:
         for name, reward in self.rewards.items():
             function: RewardFunction = reward
             if isinstance(reward, Consistency) and reward.contrast:
-                function = Contrast(reward, [seed_of(*draw, "contrast", row) for row in rows])
+                function = Contrast(reward, [seed_of(*self._draw, "contrast", row) for row in rows])
             act = partial(panel_scores_of, name, function, prompts, images, masked=True)
             what = partial(_batch_name, name, len(self._batches) + 1, prompts)
             calls.append(self._call(reward, act, what, batches=len(rollouts)))
             if self.overlap:
                 calls[-1].queue()
         self._batches.append((rows, calls))
+        self.largest_call = max(self.largest_call, len(rows))
 
     def results(self) -> dict[int, list[PanelScores]]:
         """Wait for the scores of all submitted rollouts.
@@ -111,7 +124,8 @@ class Scorer:
             CallTimeout: if a reward of this process does not return.
             Exception: raised by a reward or `check_stop`.
         """
-        assert not self._group, "`assign_rows` keeps groups whole"
+        if self._group:
+            self._close_batch()
         for call in chain.from_iterable(calls for _, calls in self._batches):
             call.queue()
         scores_of_row: dict[int, list[PanelScores]] = {}
@@ -139,6 +153,11 @@ class Scorer:
 
 def _batch_name(reward: str, number: int, prompts: Sequence[Prompt]) -> str:
     return f"reward {reward} (batch {number}: {named(prompts)})"
+
+
+def samples_per_call(judge: JudgeSettings | None, *, device: torch.device) -> int:
+    """Return the least samples of a call: `PER_CALL` for a judge of this process on a GPU, else those of a forward."""
+    return PER_CALL if device.type == "cuda" and judge is not None and not judge.remote else 1
 
 
 def overlaps(judge: JudgeSettings | None, *, device: torch.device) -> bool:

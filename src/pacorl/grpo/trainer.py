@@ -30,7 +30,7 @@ from pacorl.grpo.monitor import Alarm, HackingMonitor, Kind, PanelStatistics, si
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import Draw
 from pacorl.grpo.rows import divide
-from pacorl.grpo.scoring import Scorer, overlaps
+from pacorl.grpo.scoring import Scorer, overlaps, samples_per_call
 from pacorl.grpo.start import Resume
 from pacorl.io.documents import JsonObject, read_jsonl
 from pacorl.io.files import disk_errors, own_folder, write_atomic
@@ -248,6 +248,7 @@ class PolicyTrainer:
             # Not `check_stop`, a collective: each rank waits for its own scores.
             check_stop=self.runtime.check_signal,
             group_size=config.group_size if self.division.whole_groups else 1,
+            per_call=samples_per_call(config.judge, device=device),
         )
         self._open.callback(self.scorer.close)
 
@@ -276,6 +277,9 @@ class PolicyTrainer:
             for line in self.runtime.on_main(lambda: read_jsonl(log) if log.exists() else []):
                 self.monitor.update(line["kind"], line)
         self.progress = Progress(epochs=config.epochs)
+        self.checkpoints = checkpoint.CheckpointWriter(self.lora, config, progress=self.progress)
+        """Writer of checkpoints, on a thread."""
+        self._open.callback(self.checkpoints.close)
         if is_main:
             builders.save_written_prompts(config)
             if self._leaks:
@@ -316,6 +320,7 @@ class PolicyTrainer:
             self._evaluate_if_due()
             self._save_if_due()
             self._raise_alarms()
+        self.checkpoints.finish()
 
     run_epoch = run_epoch
     """Run the next epoch, and return its metrics (`grpo.epoch`)."""
@@ -338,7 +343,7 @@ class PolicyTrainer:
     def _save_if_due(self) -> None:
         """Save after the last epoch, and every so many before it."""
         if self.finished or self.epoch % self.config.save_every == 0:
-            self.save()
+            self._begin_save()
 
     def _raise_alarms(self) -> None:
         """Warn once per sign of reward hacking. If a limit's action is stop, save before the error."""
@@ -417,6 +422,12 @@ class PolicyTrainer:
         Raises:
             OSError: on all ranks, if the disk is full.
         """
+        target = self._begin_save()
+        self.checkpoints.finish()
+        return target
+
+    def _begin_save(self) -> Path:
+        """Copy the state, and write it beside what follows. All ranks call it."""
         state = {
             "epoch": self.epoch,
             "evaluated": self.evaluated,
@@ -425,7 +436,7 @@ class PolicyTrainer:
             "log_lines": self.logbook.count_lines(),
             "identities": self.identities,
         }
-        return checkpoint.save(self.lora, self.config, state)
+        return self.checkpoints.save(state)
 
     @contextmanager
     def _guard(self) -> Iterator[None]:

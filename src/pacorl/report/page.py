@@ -18,6 +18,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from pacorl.core.grid import panel_texts
+from pacorl.core.metric_names import SHOWN_EVERY
 from pacorl.io.files import write_atomic
 from pacorl.io.images import open_image
 from pacorl.models.policies import POLICIES
@@ -83,8 +84,8 @@ def write_page(run: Path) -> None:
 
 
 def keep_page(trainer: Any, line: Mapping[str, Any]) -> None:
-    """Build `report.html` after evaluations and checkpoints, as a listener of `PolicyTrainer`."""
-    is_due = line["kind"] == "evaluation" or line["epoch"] % trainer.config.save_every == 0
+    """Build `report.html` after evaluations and every few epochs, as a listener of `PolicyTrainer`."""
+    is_due = line["kind"] == "evaluation" or line["epoch"] % SHOWN_EVERY == 0
     if is_due and trainer.runtime.is_main:
         write_page(trainer.config.out)
 

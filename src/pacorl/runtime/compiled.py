@@ -1,4 +1,4 @@
-"""Regional compilation: a transformer's repeated blocks each by itself, so that a kind of block compiles once."""
+"""Compilation: a transformer's repeated blocks each by itself, so that a kind compiles once, and the VAE's decoder."""
 
 from __future__ import annotations
 
@@ -31,3 +31,16 @@ def compile_blocks(
             for block in blocks:
                 # A size with symbols in it compiles for minutes, and there are few sizes.
                 block.compile(dynamic=False, backend=backend)
+
+
+def compile_decoder(vae: nn.Module, *, backend: str | Callable[..., Any] = "inductor") -> None:
+    """Compile the decoder of a VAE of single images in place, for each size and batch.
+
+    Uncompiled, torch's group norms on CUDA undo the channels-last layout that its convolutions want.
+    """
+    from diffusers.models.autoencoders.vae import Decoder
+
+    # Others, such as Qwen-Image's, keep features of earlier frames in lists.
+    decoder = getattr(vae, "decoder", None)
+    if isinstance(decoder, Decoder):
+        decoder.compile(dynamic=False, backend=backend)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from pacorl.config.base import described, dump
@@ -179,6 +180,7 @@ class Progress:
         self.epochs = epochs
         self.shown = shown
         self._seconds: dict[str, float] = {}
+        self._lock = Lock()
 
     def say(self, text: str) -> None:
         """Write a line."""
@@ -207,10 +209,16 @@ class Progress:
         # None disables a bar away from a terminal.
         with tqdm(desc=name, total=total, leave=False, disable=None if self.shown else True) as bar:
             yield bar.update
-        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started
+        self.add(name, time.perf_counter() - started)
+
+    def add(self, name: str, seconds: float) -> None:
+        """Add seconds to a phase, on any thread."""
+        with self._lock:
+            self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def lap(self) -> dict[str, float]:
         """Return the seconds by phase as metrics, and begin anew."""
-        seconds = {f"{SECONDS}{phase}": total for phase, total in self._seconds.items() if total}
-        self._seconds = dict.fromkeys(self._seconds, 0.0)
+        with self._lock:
+            seconds = {f"{SECONDS}{phase}": total for phase, total in self._seconds.items() if total}
+            self._seconds = dict.fromkeys(self._seconds, 0.0)
         return seconds

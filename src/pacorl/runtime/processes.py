@@ -9,6 +9,7 @@ import gc
 import math
 import os
 import pickle
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -22,6 +23,7 @@ from torch.distributed import DistError
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
+from pacorl.core.devices import queue_mark, to_device
 from pacorl.models.adapters import full_tensor, materialize
 from pacorl.runtime.stopping import Interrupted, StopSignals
 
@@ -72,6 +74,8 @@ class Runtime:
         """Whether a forward needs every process, since each holds a share of the weights."""
         self.signals = StopSignals()
         """Signals to this rank; a context manager of the main thread."""
+        self._flags: deque[tuple[torch.Tensor, Any]] = deque()
+        """Sums of the ranks' flags on their way to the host."""
 
         # 3. Modes that cannot train adapters.
         kind = self.accelerator.distributed_type
@@ -177,10 +181,23 @@ class Runtime:
             raise Interrupted("told to stop")
 
     def check_stop(self) -> None:
-        """Raise Interrupted, on all ranks alike, if any of them was told to stop. Call it after each batch."""
-        # A launcher's signal reaches ranks at different batches; a rank leaving alone would hang the next collective.
-        flag = torch.tensor([self.signals.told], device=self.device, dtype=torch.int32)
-        if self.accelerator.reduce(flag, "sum").item():
+        """Raise Interrupted, on all ranks alike, if any of them was told to stop. Call it after each batch.
+
+        On GPUs it is raised after the next batch, so that the host does not wait for this one.
+        """
+        told, on_gpu = bool(self.signals.told), self.device.type == "cuda"
+        if self.world > 1:
+            # A launcher's signal reaches ranks at different batches; a rank leaving alone would hang the next
+            # collective.
+            flag = self.accelerator.reduce(to_device(torch.tensor([told], dtype=torch.int32), self.device), "sum")
+            self._flags.append((flag.to("cpu", non_blocking=on_gpu), queue_mark(self.device)))
+            told = False
+            if len(self._flags) > on_gpu:
+                flag, arrived = self._flags.popleft()
+                if on_gpu:
+                    arrived.synchronize()
+                told = bool(flag)
+        if told:
             raise Interrupted("told to stop")
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers_own import diffusers_own
 from edit_twins import INSTRUCTIONS, drawn, edit, loop, source_image
 from PIL import Image
+from pipelines import diffusers_own
 from tests.twins import TWINS
 
 from pacorl.models.policies import POLICIES

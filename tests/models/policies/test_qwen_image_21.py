@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers_own import diffusers_own
 from edit_twins import loop, qwen_image_21_pipeline, source_image
 from PIL import Image
-from pipelines import check_against_pipeline
+from pipelines import check_against_pipeline, diffusers_own
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 

@@ -23,7 +23,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from pacorl.core.batches import in_batches
-from pacorl.core.devices import NONE, to_device
+from pacorl.core.devices import NONE, queue_mark, to_device
 from pacorl.io.images import MAX_PIXELS
 from pacorl.io.quiet import quiet
 from pacorl.models.adapters import has_sharded
@@ -454,16 +454,34 @@ class PipelinePolicy:
         # Steps and log-probabilities follow its type.
         return velocity.to(torch.promote_types(velocity.dtype, torch.float32))
 
-    @torch.no_grad()
     def decode(self, x_BNC: Tensor, size: Size) -> list[Image]:
         """Decode endpoints to RGB images."""
+        return self.launch_decode(x_BNC, size)()[0]
+
+    @torch.no_grad()
+    def launch_decode(self, x_BNC: Tensor, size: Size) -> Callable[[], tuple[list[Image], float]]:
+        """Queue the decoding of endpoints; the returned function waits for their images and the device's seconds."""
+        begun = queue_mark(x_BNC.device)
         codes_BCHW = unpack(x_BNC, rows=self.token_grid(size)[0], patch=self.patch)
         # An accelerator is busy with one image, and a batch would multiply the peak. No VAE tiling: its seams would
         # poison a judge.
         together = len(codes_BCHW) if codes_BCHW.device.type == "cpu" else 1
         decoded = [self.decode_codes(batch) for batch in codes_BCHW.split(together)]
         # One copy to the host for the whole batch: the host waits for each.
-        images: list[Image] = self.pipeline.image_processor.postprocess(torch.cat(decoded).float(), output_type="pil")
+        pixels = torch.cat(decoded).float().to("cpu", non_blocking=x_BNC.is_cuda)
+        ended = queue_mark(x_BNC.device)
+
+        def images() -> tuple[list[Image], float]:
+            if not x_BNC.is_cuda:
+                return self.postprocess(pixels), ended - begun
+            ended.synchronize()
+            return self.postprocess(pixels), begun.elapsed_time(ended) / 1000
+
+        return images
+
+    def postprocess(self, pixels_BCHW: Tensor) -> list[Image]:
+        """Convert decoded pixels to RGB images."""
+        images: list[Image] = self.pipeline.image_processor.postprocess(pixels_BCHW, output_type="pil")
         return images
 
     def decode_codes(self, codes_BCHW: Tensor) -> Tensor:

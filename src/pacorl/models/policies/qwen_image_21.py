@@ -119,9 +119,9 @@ class QwenImage21Policy(QwenEditPolicy):
         opaque = F.pad(pixels_BCHW, (0, 0, 0, 0, 0, 1), value=1.0)
         return super().encode_pixels(opaque)
 
-    def decode(self, x_BNC: Tensor, size: Size) -> list[Image]:
+    def postprocess(self, pixels_BCHW: Tensor) -> list[Image]:
         # On white, as the text encoder sees images too.
-        return [as_rgb(image, "the generated image") for image in super().decode(x_BNC, size)]
+        return [as_rgb(image, "the generated image") for image in super().postprocess(pixels_BCHW)]
 
     def unshifted_sigmas(self, num_steps: int) -> Any:
         sigmas = self.pipeline.config.sample_sigmas or ()
