@@ -72,7 +72,7 @@ def test_a_split_keeps_families_and_benchmarks_apart(tmp_path: Path) -> None:
     assert split_prompts(made, test=3, seed=1)[1] != split_prompts(made, test=3, seed=2)[1]
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sources=st.lists(st.sets(st.integers(0, 11), min_size=1, max_size=3), min_size=6, max_size=16),
     seed=st.integers(0, 99),
