@@ -174,12 +174,10 @@ class Verdict:
     Attributes:
         p_yes: P(Yes | Yes or No), from 0 to 1, of the first answer token.
         error: Why there is no probability; empty if there is one.
-        order_gap: Difference of P(Yes) between the two image orders, if `p_yes` is their mean.
     """
 
     p_yes: float | None
     error: str = ""
-    order_gap: float | None = None
 
     @property
     def valid(self) -> bool:

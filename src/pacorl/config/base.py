@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     PrivateAttr,
@@ -36,8 +35,6 @@ Rank = Annotated[int, Field(gt=0, le=4096)]
 Seed = Annotated[int, Field(ge=-(2**53), le=2**53)]
 """Integer that all JSON readers represent exactly, browsers included."""
 Share = Annotated[float, Field(ge=0, le=1)]
-Word = BeforeValidator(lambda value: "off" if value is False else value)
-"""A choice with `off` in it, which YAML 1.1 read as false, and which some therefore write so."""
 Memory = Literal["normal", "low", "lowest"]
 TrackerName = Literal["tensorboard", "wandb", "swanlab"]
 """Where curves are watched beside report.html; the services need the extra `trackers`."""

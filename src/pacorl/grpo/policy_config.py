@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from pacorl.config.base import Memory, Positive, Section, Seed, TrackerName, Word
+from pacorl.config.base import Memory, Positive, Section, Seed, TrackerName
 from pacorl.config.one_of import OneOf
 from pacorl.config.options import LARGEST
 from pacorl.config.reward_section import MeasureConfig, RewardConfig
@@ -26,7 +26,7 @@ from pacorl.types import Prompt, Size
 
 NODES_OF_STEP = 4
 """One image of 512 px leaves a card idle for half of the time, four fill it; each of them takes memory in training."""
-MonitorAction = Annotated[Literal["off", "warn", "stop"], Word]
+MonitorAction = Literal["off", "warn", "stop"]
 
 
 class PromptsConfig(Section):

@@ -124,8 +124,8 @@ def typed(document: Any, kind: type[Item]) -> Item:
         ValueError: it is none, and neither `true` nor "0.5" is a number; the message has the first faults and keys.
     """
     try:
-        # As JSON, since strict validation makes tuples and paths of that alone.
-        return cast(Item, _adapter(kind).validate_json(json.dumps(document), strict=True))  # type: ignore[arg-type]
+        # As JSON, since strict validation makes tuples and paths of that alone. A date of YAML is a text again.
+        return cast(Item, _adapter(kind).validate_json(json.dumps(document, default=str), strict=True))  # type: ignore[arg-type]
     except ValidationError as error:
         raise ValueError(faults_of(error)) from None
 
@@ -246,14 +246,8 @@ def parse_yaml(text: str, *, name: str) -> Any:
 
 def _yaml() -> Any:
     from ruamel.yaml import YAML
-    from ruamel.yaml.constructor import SafeConstructor
 
-    class Constructor(SafeConstructor):
-        """The core schema, which has no dates."""
-
-    Constructor.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_yaml_str)
     yaml: Any = YAML(typ="safe", pure=True)
-    yaml.Constructor = Constructor
     yaml.default_flow_style = False
     yaml.sort_base_mapping_type_on_output = False
     return yaml

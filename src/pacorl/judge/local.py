@@ -84,7 +84,7 @@ class LocalJudge:
         Args:
             batch_tokens: The most tokens of one forward, padding included (a longer prompt passes alone); on a CPU at
                 most `CPU_TOKENS` per thread.
-            symmetric: Ask about every pair in both orders; the verdict is the mean, `order_gap` their distance.
+            symmetric: Ask about every pair in both orders; the verdict is the mean.
             variants: Add up the spellings `VARIANTS`, EditReward-Bench's rule.
             share: Compute common prefixes once; by default for families with a proof of equality.
             calibration: Curves that map the verdicts' P(Yes).

@@ -189,7 +189,7 @@ def both_orders(
     """Ask about the images in both orders, in one call: a judge is trained on ordered pairs, consistency has no order.
 
     Returns:
-        The means, with the gap between the orders. A question about one image is asked once. A verdict is missing if
+        The means. A question about one image is asked once. A verdict is missing if
         either order's is.
     """
     asked_twice = [number for number, question in enumerate(questions) if len(question.images) > 1]
@@ -204,6 +204,5 @@ def both_orders(
         if mean.p_yes is None or other.p_yes is None:
             means[number] = Verdict(None, errors_of([mean, other]))
         else:
-            gap = abs(mean.p_yes - other.p_yes)
-            means[number] = Verdict((mean.p_yes + other.p_yes) / 2, order_gap=gap)
+            means[number] = Verdict((mean.p_yes + other.p_yes) / 2)
     return means

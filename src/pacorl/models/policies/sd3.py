@@ -24,6 +24,7 @@ class SD3Options(Guidance):
     checkpoint: str = "stabilityai/stable-diffusion-3.5-medium"
     """A diffusers folder, or a name on the hub."""
     guidance_scale: float = Field(4.5, ge=1)
+    """Scale of classifier-free guidance against `negative_prompt`, at twice the forwards; 1 is without."""
     max_sequence_length: int = Field(256, ge=1, le=512)
     """T5 tokens per prompt."""
 
