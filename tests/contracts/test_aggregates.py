@@ -25,11 +25,6 @@ def value_of(spec: AggregateSpec, scores: list[list[float]], groups: list[int] =
 
 
 @SPECS
-def test_it_says_what_it_computes(spec: AggregateSpec) -> None:
-    assert spec.combine.__doc__
-
-
-@SPECS
 def test_better_samples_have_larger_advantages_around_zero(spec: AggregateSpec) -> None:
     one = value_of(spec, SCORES[:1])
     for first in (0, 4):

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pacorl.config.base import load
-from pacorl.core.sde import SDE_TYPES, Transition, check_sde_steps, euler, log_prob
-from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.core.sde import SDE_TYPES, Transition, euler, log_prob
 
 X = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
 V = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(1))
@@ -16,11 +14,6 @@ TYPES = pytest.mark.parametrize("name", SDE_TYPES)
 
 def transition(name: str, *, noise_level: float = 0.7, sigma: float = 0.8) -> Transition:
     return SDE_TYPES[name](X, V, sigma=sigma, sigma_next=0.6, noise_level=noise_level, sigma_max=0.9)
-
-
-@TYPES
-def test_a_config_names_it(name: str) -> None:
-    assert load(PolicyConfig, None, [f"sampling.sde_type={name}"]).sampling.sde_type == name
 
 
 @TYPES
@@ -49,8 +42,3 @@ def test_without_noise_it_is_the_ode(name: str) -> None:
 @TYPES
 def test_more_noise_is_a_larger_std(name: str) -> None:
     assert transition(name, noise_level=0.3).std < transition(name, noise_level=0.8).std
-
-
-@TYPES
-def test_the_steps_of_the_default_recipe_are_accepted(name: str) -> None:
-    check_sde_steps(name, (0, 1), steps=10, noise_level=0.7)

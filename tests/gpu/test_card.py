@@ -42,17 +42,9 @@ CARD = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here"),
 ]
-DEVICES = [pytest.param("cpu", marks=pytest.mark.nightly), pytest.param("cuda", marks=CARD)]
-
-
-def on_devices(case: str, *, elsewhere: str) -> list[Any]:
-    """Two cases, each on a card and on the CPU, where `make test` has the second in another file."""
-    cases = [pytest.param("cuda", name, marks=CARD) for name in (case, elsewhere)]
-    return [
-        *cases,
-        pytest.param("cpu", case, marks=pytest.mark.nightly),
-        pytest.param("cpu", elsewhere, marks=pytest.mark.nightly),
-    ]
+DEVICES = pytest.mark.parametrize(
+    "device", [pytest.param("cpu", marks=pytest.mark.nightly), pytest.param("cuda", marks=CARD)]
+)
 
 
 SMALL = [
@@ -103,15 +95,8 @@ def judging(judge: LocalJudge) -> Iterator[None]:
     assert faults == []
 
 
-@pytest.mark.parametrize(
-    ("device", "dtype"),
-    [
-        pytest.param("cpu", "float32", marks=pytest.mark.slow),
-        pytest.param("cpu", "bfloat16", marks=pytest.mark.nightly),
-        pytest.param("cuda", "float32", marks=CARD),
-        pytest.param("cuda", "bfloat16", marks=CARD),
-    ],
-)
+@DEVICES
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_samples_are_drawn_scored_and_trained_on(device: str, dtype: str, judges: dict[str, LocalJudge]) -> None:
     here = bench(device, dtype=dtype)
     samples = here.collect(3)
@@ -127,15 +112,9 @@ def test_samples_are_drawn_scored_and_trained_on(device: str, dtype: str, judges
     assert {parameter.device.type for parameter in here.trained} == {device}
 
 
-def ratio_cases() -> Iterator[Any]:
-    """Every form."""
-    for form in FORMS:
-        yield pytest.param("cuda", form, marks=CARD)
-        yield pytest.param("cpu", form, marks=pytest.mark.nightly)
-
-
 @pytest.mark.compiles
-@pytest.mark.parametrize(("device", "form"), list(ratio_cases()))
+@DEVICES
+@pytest.mark.parametrize("form", FORMS)
 def test_the_ratio_is_one_before_an_update(device: str, form: str, judges: dict[str, LocalJudge]) -> None:
     """In batches of each size, alone and with the judge at work; on a CPU, which has no streams, of one size."""
     here, judge, deviations = bench(device, form=form, dtype="bfloat16"), judge_on(device, judges), {}
@@ -167,7 +146,7 @@ def output_and_gradient(model: nn.Module, order: Sequence[int], device: str) -> 
     return x.detach(), leaf.grad
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@DEVICES
 def test_streamed_weights_are_resident_ones_bit_for_bit(device: str, judges: dict[str, LocalJudge]) -> None:
     resident, streamed = stack(device, stream=False), stack(device, stream=True)
     draw = random.Random(0)
@@ -195,7 +174,8 @@ def epochs(out: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == "epoch"]
 
 
-@pytest.mark.parametrize(("device", "engine"), on_devices("fsdp2", elsewhere="ddp"))
+@DEVICES
+@pytest.mark.parametrize("engine", ["fsdp2", "ddp"])
 def test_the_launch_files_train_on_one_rank(device: str, engine: str, tmp_path: Path) -> None:
     config = ROOT / "configs" / "launch" / f"{engine}.yaml"
     launcher = ["-m", "accelerate.commands.launch", "--config_file", str(config), "--num_processes", "1"]
@@ -205,7 +185,8 @@ def test_the_launch_files_train_on_one_rank(device: str, engine: str, tmp_path: 
     assert len(epochs(tmp_path / "run")) == 1
 
 
-@pytest.mark.parametrize(("device", "setting"), on_devices("memory=low", elsewhere="model.dtype=bfloat16"))
+@DEVICES
+@pytest.mark.parametrize("setting", ["memory=low", "model.dtype=bfloat16"])
 def test_a_run_trains_in_each_kind_of_weights(device: str, setting: str, tmp_path: Path) -> None:
     process = start(device, tmp_path / "run", settings=["epochs=1", setting])
     printed, _ = process.communicate(timeout=600)
@@ -214,7 +195,7 @@ def test_a_run_trains_in_each_kind_of_weights(device: str, setting: str, tmp_pat
     assert {value for key, value in line.items() if key.startswith(RATIO_DEVIATION)} == {0.0}
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@DEVICES
 def test_a_killed_run_is_resumed(device: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = start(device, out)

@@ -1,13 +1,10 @@
 """Compiled blocks: one form for sampling and training, so that the ratio before an update is exactly 1."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from edit_twins import drawn
+from compiled import PROMPTS, SIZE, small_policy
 from rollouts import collect
-from tests.twins import tiny_flux, tiny_flux_transformer
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
@@ -18,19 +15,15 @@ from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import Draw
 from pacorl.grpo.rows import Row
 from pacorl.grpo.update import PolicyLoss, update_policy
-from pacorl.models.adapters import adapter_state, add_lora
 from pacorl.models.int8 import quantize_model
-from pacorl.models.policies.flux import FLUX, FluxPolicy
+from pacorl.models.policies.flux import FluxPolicy
 from pacorl.runtime.compiled import GRAPHS, compile_blocks, compile_decoder
 from pacorl.runtime.processes import Runtime
-from pacorl.tiny.world import set_prompts, vocabulary
-from pacorl.types import Advantages, Samples, Size
+from pacorl.types import Advantages, Samples
 
 pytestmark = [pytest.mark.compiles, pytest.mark.nightly]
 
-SIZE = Size(32, 32)
 SAMPLER = Sampler(size=SIZE, steps=3, sde_steps=(0, 1), tree=Tree(seeds=2, branches=(1, 1)))
-PROMPTS = set_prompts("train", 1)
 
 
 @pytest.fixture
@@ -40,17 +33,7 @@ def dtype() -> torch.dtype:
 
 @pytest.fixture
 def policy(dtype: torch.dtype) -> FluxPolicy:
-    """One block of each kind, with an adapter that does something."""
-    torch.manual_seed(0)
-    pipeline = tiny_flux(vocabulary())
-    pipeline.transformer = tiny_flux_transformer(width=64, heads=2, double_blocks=1, single_blocks=1)
-    policy: Any = FLUX.over(drawn(pipeline).to(dtype), max_sequence_length=48)
-    add_lora(policy.transformer, rank=4, alpha=8, targets=["attn.to_q", "attn.to_v", "ff.net.2"])
-    with torch.no_grad():
-        for value in adapter_state(policy.transformer).values():
-            value.copy_(torch.randn_like(value) * 0.05)
-    policy.transformer.train()
-    return policy  # type: ignore[no-any-return]
+    return small_policy(dtype)
 
 
 def sampled(policy: FluxPolicy, cache: ConditioningCache, *, as_trained: bool, sampler: Sampler = SAMPLER) -> Samples:
