@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import NamedTuple
@@ -14,8 +13,6 @@ from pacorl.grpo.rows import divide
 
 PRODUCTS_SHARE = 0.5
 """Share of a card's peak that products are assumed to reach."""
-DISK_RATE = 1e9
-"""Bytes per second of a checkpoint that is written."""
 MEASURED = {"normal": (1.06, 1.10), "low": (1.10, 1.76), "lowest": (1.10, 1.59)}
 """`memory` → a run's time over the computed time, at best and as measured."""
 
@@ -97,17 +94,16 @@ def forwards_of(config: PolicyConfig) -> Forwards:
     return Forwards(sampler, samples, node_batch, samples * latents, per_image)
 
 
-def hours_of(config: PolicyConfig, *, flops: float, adapter: int) -> dict[str, tuple[float, float]]:
+def hours_of(config: PolicyConfig, *, flops: float) -> dict[str, tuple[float, float]]:
     """Compute the hours of a run with a card for each process: card → at best, and as measured.
 
     Args:
-        flops: of the run on all processes. Judges in other processes cost the run's cards nothing.
-        adapter: bytes of the trained weights, of which a checkpoint has four copies.
+        flops: of the run on all processes. Judges in other processes cost the run's cards nothing, and checkpoints are
+            written meanwhile.
     """
-    saving = 4 * adapter * math.ceil(config.epochs / config.save_every) / DISK_RATE
     low, high = MEASURED[config.memory]
     hours = {}
     for card in CARDS:
         computed = flops / (PRODUCTS_SHARE * card.tflops * 1e12 * config.processes)
-        hours[card.name] = ((low * computed + saving) / 3600, (high * computed + saving) / 3600)
+        hours[card.name] = (low * computed / 3600, high * computed / 3600)
     return hours

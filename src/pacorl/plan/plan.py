@@ -220,7 +220,7 @@ def plan_policy(config: PolicyConfig, *, ask: bool = False) -> Plan:
     }
     if train:
         facts["times_seen"] = round(images / config.group_size / len(train), 1)
-    hours = hours_of(config, flops=memory.flops + judging, adapter=memory.adapter)
+    hours = hours_of(config, flops=memory.flops + judging)
     return Plan(absences, notes, memory, facts, hours, config.processes)
 
 
