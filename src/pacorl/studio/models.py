@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -20,37 +18,25 @@ PACE = {"normal": "", "low": ", slower", "lowest": ", slowly"}
 """`memory` → what it costs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """A published model."""
-
-    name: str
-    does: str
-    licence: str
-    index: str = PIPELINE
-    """A file that is here if the model is."""
-    gated: bool = False
-    """Whether the hub gives it only to people who accepted its licence there."""
-
-    @property
-    def is_here(self) -> bool:
-        """Whether it can be loaded without a download."""
-        return self.name == TINY or Path(self.name).is_file() or local_file(self.name, self.index) is not None
-
-    @property
-    def download(self) -> list[str]:
-        """Arguments of Python that fetch it into the hub's cache, and go on with an interrupted download."""
-        files = OF_PIPELINE if self.index == PIPELINE else ()
-        return ["-m", "huggingface_hub.cli.hf", *shlex.split(download_command(self.name, *files))[1:]]
-
-
-def offers() -> Iterator[Offer]:
-    """List the practice model, the published generators and the judge."""
-    yield Offer(TINY, "draws and changes pictures", "Apache-2.0")
+def offers() -> dict[str, str]:
+    """Name the practice model, the published generators and the judge, each with what it does, and its licence."""
+    listed = {TINY: "draws and changes pictures; licence Apache-2.0"}
     for spec in POLICIES.values():
         does = " and ".join(["draws"] * spec.sets + ["changes pictures"] * spec.edits)
-        yield Offer(spec.published, does, spec.licence[1] or spec.licence[0], gated=spec.gated)
-    yield Offer(JUDGE, "judges", "Apache-2.0", index="config.json")
+        listed[spec.published] = f"{does}; licence {spec.licence[1] or spec.licence[0]}"
+    return {**listed, JUDGE: "judges; licence Apache-2.0"}
+
+
+def is_here(name: str) -> bool:
+    """Whether a model can be loaded without a download."""
+    index = "config.json" if name == JUDGE else PIPELINE
+    return name == TINY or Path(name).is_file() or local_file(name, index) is not None
+
+
+def download(name: str) -> list[str]:
+    """Return arguments of Python that fetch a model into the hub's cache, or go on with it."""
+    files = () if name == JUDGE else OF_PIPELINE
+    return ["-m", "huggingface_hub.cli.hf", *shlex.split(download_command(name, *files))[1:]]
 
 
 @cache

@@ -15,7 +15,7 @@ from PIL.Image import Image
 from pacorl.io.images import open_image, recipe_of
 from pacorl.report.figures import pair_matrix_svg
 from pacorl.studio.folder import Drawing, Page, Recipe
-from pacorl.studio.models import Offer, offers, shown_name
+from pacorl.studio.models import JUDGE, is_here, offers, shown_name
 from pacorl.studio.teaching import newest_training
 from pacorl.studio.work import Job, Studio
 from pacorl.types import TINY
@@ -365,38 +365,32 @@ class StudioPage:
         with self.dialog("Models") as dialog:
             ui.label(f"Judged by {shown_name(self.studio.names.judge, 'judge')}.")
             button("What fits this machine?", partial(self.start, self.studio.measure))
-            for offer in offers():
-                self.offer(offer, dialog)
+            for name, about in offers().items():
+                with tag("div", "offer"):
+                    ui.label(shown_name(name))
+                    ui.label().bind_text_from(self.studio.fits, name)
+                    ui.label(about).classes("soft")
+                    if not is_here(name):
+                        self.download(name, dialog)
+                    elif name != JUDGE:
+                        use = partial(self.start, partial(self.studio.use, name=name), dialog)
+                        button("Use", use, label=f"Use {shown_name(name)}")
             file = text_field("A file of ComfyUI, or a folder: its path")
             button("Use this", lambda: self.start(partial(self.studio.use, name=file.value.strip()), dialog))
             button("Close", dialog.close, look="flat")
 
-    def offer(self, offer: Offer, dialog: ui.dialog) -> None:
-        """A published model, to use, or to download after its licence was accepted."""
-        name = shown_name(offer.name)
-        with tag("div", "offer"):
-            ui.label(name)
-            ui.label().bind_text_from(self.studio.fits, offer.name)
-            ui.label(f"{offer.does}; licence {offer.licence}").classes("soft")
-            if not offer.is_here:
-                with ui.expansion(f"Download {name}"):
-                    self.download(offer, dialog)
-            elif offer.does != "judges":
-                use = partial(self.start, partial(self.studio.use, name=offer.name), dialog)
-                button("Use", use, label=f"Use {name}")
+    def download(self, name: str, dialog: ui.dialog) -> None:
+        """Download a model, after its licence was accepted."""
+        with ui.expansion(f"Download {name}"):
+            ui.link(f"huggingface.co/{name}", f"https://huggingface.co/{name}", new_tab=True)
+            agreed = ui.checkbox("I have read its licence there, and accept it")
+            token = ui.input("Access token, where the page asks for one", password=True).classes("wide")
+            ui.label("The token is kept nowhere.").classes("soft")
 
-    def download(self, offer: Offer, dialog: ui.dialog) -> None:
-        ui.link(f"huggingface.co/{offer.name}", f"https://huggingface.co/{offer.name}", new_tab=True)
-        agreed = ui.checkbox(f"I have read its licence ({offer.licence}) and accept it")
-        token = ui.input("Access token", password=True)
-        if offer.gated:
-            ui.label("It is for people who accepted its licence there. Paste a token, which is kept nowhere.")
-        token.set_visibility(offer.gated)
+            def fetch() -> None:
+                self.start(partial(self.studio.download, name=name, token=token.value or ""), dialog)
 
-        def fetch() -> None:
-            self.start(partial(self.studio.download, offer=offer, token=token.value or ""), dialog)
-
-        button("Download", fetch, look="").bind_enabled_from(agreed, "value")
+            button("Download", fetch, look="").bind_enabled_from(agreed, "value")
 
 
 # --- parts of the page -----------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from pacorl.models.policies import POLICIES, kind_of, tiny_spec
 from pacorl.records.compose import check_for, layout_for, prompt_from
 from pacorl.records.panels import write_panels
 from pacorl.studio.folder import Drawing, Folder, Recipe, timestamp
-from pacorl.studio.models import Offer, fit_of, judge_of, offers, shown_name
+from pacorl.studio.models import JUDGE, download, fit_of, is_here, judge_of, offers, shown_name
 from pacorl.studio.teaching import Training, newest_training, training_recipe
 from pacorl.types import TINY, Grid, Prompt, Size
 
@@ -92,7 +92,7 @@ class Studio:
         self.version = 0
         """Counts changes, so that every open window shows them."""
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="studio")
-        self.fits = {offer.name: "" for offer in offers()}
+        self.fits = dict.fromkeys(offers(), "")
         """Model → whether it fits this machine, in words; empty before `measure`."""
         self._loaded: tuple[tuple[str, Mapping[str, float]], Generator, PacoReward] | None = None
         """Kind and LoRAs of the loaded generator, the generator, and the judge."""
@@ -169,10 +169,10 @@ class Studio:
 
     def measure(self, job: Job) -> None:
         """Find out which models fit this machine."""
-        for offer in offers():
-            if offer.does != "judges":
-                job.enter(f"Measuring {shown_name(offer.name)}")
-                self.fits[offer.name] = fit_of(offer.name)[1]
+        for name in offers():
+            if name != JUDGE:
+                job.enter(f"Measuring {shown_name(name)}")
+                self.fits[name] = fit_of(name)[1]
 
     def use(self, job: Job, name: str, adapter: str | None = None) -> None:
         """Draw with another model from now on.
@@ -182,7 +182,7 @@ class Studio:
         """
         job.enter(f"Looking at {shown_name(name)}")
         # The recipe of a file from elsewhere may name anything, and is to download nothing.
-        if not Offer(name, "", "").is_here:
+        if not is_here(name):
             raise ValueError(f"{name} is not on this machine; download it above, or give the path of its file")
         spec = POLICIES.named(kind_of(name, edits=bool(self.draft.sources)))
         spec.check_source(name, adapters=spec.adapters_of(name, read_adapters(adapter or "")))
@@ -197,10 +197,10 @@ class Studio:
         # A LoRA and a kind belong to the command's model.
         self.names = replace(self.names, model=name, kind="", adapter="", memory=memory, judge=judge_of(name))
 
-    def download(self, job: Job, offer: Offer, token: str) -> None:
+    def download(self, job: Job, name: str, token: str) -> None:
         """Fetch a model. The token is written nowhere, and is no argument, which other users could read."""
         secret = {"HF_TOKEN": token} if token else {}
-        run_child(job, offer.download, secret, phase=lambda: f"Downloading {offer.name}")
+        run_child(job, download(name), secret, phase=lambda: f"Downloading {name}")
 
     def _models(self, job: Job, character: str, *, edits: bool = False) -> tuple[Generator, PacoReward]:
         """Load the generator with a character's LoRA, and the judge; the last ones stay loaded."""
@@ -250,18 +250,18 @@ class Studio:
         """
         draft = self.draft
         spec = self.spec(edits=bool(draft.sources))
+        if not (spec.edits if draft.sources else spec.sets):
+            verb = "changes" if draft.sources else "draws"
+            raise ValueError(f"{shown_name(self.names.model)} {verb} no pictures; choose a model above that does")
         if draft.sources:
-            sources = tuple(self.folder.path / name for name in draft.sources[: max(1, spec.policy.max_sources)])
+            sources = tuple(self.folder.path / name for name in draft.sources[: spec.policy.max_sources])
             lines = [line.strip() for line in draft.sentence.splitlines() if line.strip()]
-            if not (spec.edits and lines):
-                fix = "say what shall change" if spec.edits else "choose a model above that changes pictures"
-                raise ValueError(f"{shown_name(self.names.model)} changes no picture by {lines}; {fix}")
+            if not lines:
+                raise ValueError("say what should change, a line for each new picture")
             prompts = [Prompt(number, line, sources=sources) for number, line in enumerate(lines)]
             for prompt in prompts:
                 check_for(self.names.model, prompt)
             return prompts
-        if not spec.sets:
-            raise ValueError(f"{self.names.model} changes pictures and draws none; choose another model above")
         panels = [text for text in draft.panels if text.strip()]
         grid = parse_layout(draft.layout) if draft.layout else None
         if grid and grid.count != len(panels):  # a line was added
