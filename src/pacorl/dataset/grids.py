@@ -209,10 +209,7 @@ def grids_of(folder: Path) -> dict[str, list[GridRow]]:
 
 
 def cut(folder: Path, grid: GridRow, record: PromptRecord, number: int) -> None:
-    """Write the sub-figures of one grid; equal files on the disk remain untouched.
-
-    They may reach the disk later: a panel torn by a power cut is not equal, and is written again.
-    """
+    """Write the sub-figures of one grid, which reach the disk later."""
     file = folder / grid.file
     with blamed_on(folder / "grids.jsonl"):
         data = read_bytes(inside(folder, grid.file))
@@ -222,8 +219,4 @@ def cut(folder: Path, grid: GridRow, record: PromptRecord, number: int) -> None:
     with blamed_on(file):
         panels = split(open_image(data), record.prompt.grid)
     for position, panel in enumerate(panels):
-        path = folder / panel_path(record.idx, number, position)
-        content = png_bytes(panel)
-        # Rewriting an equal panel would change its time stamp, and so the next backup would copy it again.
-        if not path.is_file() or path.read_bytes() != content:
-            write_atomic(path, content, flush=False)
+        write_atomic(folder / panel_path(record.idx, number, position), png_bytes(panel), flush=False)
