@@ -272,9 +272,15 @@ class T2isBench:
         aesthetic_CN = _padded([row["aesthetics"] for row in rows])
         aligned_CN = []
         for name in ALIGNED:
-            aligned_CN.append(_padded([[means[name] for means in row["alignment"] if name in means] for row in rows]))
-        # NaN for a dimension without criteria, because 0 is a judgement.
-        consistent_CD = np.array([[row["consistency"].get(name, np.nan) for name in CONSISTENT] for row in rows])
+            cases = []
+            for row in rows:
+                cases.append([means[name] for means in row["alignment"] if name in means])
+            aligned_CN.append(_padded(cases))
+        consistent = []
+        for row in rows:
+            # NaN for a dimension without criteria, because 0 is a judgement.
+            consistent.append([row["consistency"].get(name, np.nan) for name in CONSISTENT])
+        consistent_CD = np.array(consistent)
 
         def statistic(drawn: Indices) -> Floats:
             aesthetic = _mean(aesthetic_CN[drawn])

@@ -54,7 +54,9 @@ def matching(name: str) -> list[Key]:
     Raises:
         ValueError: if there are none; it names the nearest key.
     """
-    keys = [key for model in RUNS.values() for key in keys_of(model)]
+    keys: list[Key] = []
+    for model in RUNS.values():
+        keys += keys_of(model)
     below = [key for key in keys if key.name == name or key.name.startswith(f"{name}.")]
     matches = below or [key for key in keys if key.name.endswith(f".{name}")]
     if not matches:
@@ -121,8 +123,10 @@ def _sections(part: Schema, definitions: Schema) -> list[Schema]:
         return [definitions[part["$ref"].rpartition("/")[2]]]
     if "properties" in part:
         return [part]
-    choices = [*part.get("oneOf", ()), *part.get("anyOf", ())]
-    return [section for choice in choices for section in _sections(choice, definitions)]
+    sections = []
+    for choice in (*part.get("oneOf", ()), *part.get("anyOf", ())):
+        sections += _sections(choice, definitions)
+    return sections
 
 
 def _type_of(part: Schema) -> str:

@@ -129,7 +129,9 @@ class AnswerLog:
 
     def passed(self, event: Event) -> bool:
         """Whether a ranking of a control question has every order that is known."""
-        rank_of = {index: rank for rank, tier in enumerate(event.order) for index in tier}
+        rank_of: dict[int, int] = {}
+        for rank, tier in enumerate(event.order):
+            rank_of |= dict.fromkeys(tier, rank)
         return all(rank_of[better] < rank_of[worse] for better, worse in self.instances[event.instance].must)
 
 

@@ -115,4 +115,7 @@ def characters_of(prompt: Prompt) -> list[list[Character]]:
         casts.append(cast)
     if not any(casts):
         casts = [list(prompt.characters)] * prompt.grid.count
-    return [[character for character in cast if character.images] for cast in casts]
+    shown = []
+    for cast in casts:
+        shown.append([character for character in cast if character.images])
+    return shown

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -197,7 +198,7 @@ def load_comparisons(path: str | Path, *, entry: str = "", folder: Path | None =
 
     comparisons = read_records(path, parse, fix=f"give {SOURCES}")
     # A dict keeps the order, in which the message lists them.
-    paths = dict.fromkeys(path for comparison in comparisons for path in comparison.images)
+    paths = dict.fromkeys(chain.from_iterable(comparison.images for comparison in comparisons))
     missing = [path for path in paths if not path.is_file()]
     if missing:
         raise MissingImagesError(

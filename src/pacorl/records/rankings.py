@@ -153,8 +153,9 @@ def _csv_records(path: Path) -> Iterator[tuple[int, JsonObject]]:
                 raise ValueError(f"{path}:{rows.line_num}: {surplus[0]!r} has no column name; name it, or quote commas")
             if any(row.values()):
                 cells: JsonObject = {name: cell.strip() for name, cell in row.items()}
-                tiers = row["candidates"].split("|")
-                cells["candidates"] = [[name.strip() for name in TIE.split(tier)] for tier in tiers]
+                cells["candidates"] = []
+                for tier in row["candidates"].split("|"):
+                    cells["candidates"].append([name.strip() for name in TIE.split(tier)])
                 yield rows.line_num, cells
     except csv.Error as error:
         raise ValueError(f"{path}:{rows.line_num + 1}: not valid CSV ({error})") from None
