@@ -118,7 +118,7 @@ def test_a_set_has_the_scores_of_the_judge_in_this_process(
 @pytest.fixture(scope="module")
 def tiny_url() -> Iterator[str]:
     judge = LocalJudge.from_pretrained("tiny", calibration=Calibration("tiny", Curve(), {"panels": {3: 0.5}}))
-    with serving({"tiny": judge}) as url:
+    with serving({"mine": judge}) as url:
         yield url
 
 

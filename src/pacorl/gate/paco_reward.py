@@ -14,18 +14,13 @@ from pacorl.io.remote import open_source
 from pacorl.io.terminal import Progress, silent
 from pacorl.judge import judge_from
 from pacorl.judge.calibration import read_calibration
-from pacorl.types import TINY, TINY_EDITS, Question, Verdict
+from pacorl.types import Question, Verdict
 
 if TYPE_CHECKING:
     from pacorl.judge.judge import Judge
 
 ImageLike = Any
 """A path, PIL's image, or an array or tensor of pixels (`pacorl.io.images.as_rgb`)."""
-
-TINY_NOTE = (
-    "Judged by the embedded tiny judge, which knows the tiny world of drawn characters only and can say nothing of "
-    "other images."
-)
 
 
 class PacoReward(AbstractContextManager["PacoReward", None]):
@@ -81,7 +76,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
     def note(self) -> str:
         """Caveats for readers of the scores; empty for most judges."""
         # Of a judge over HTTP its server has the note.
-        notes = [getattr(self.judge, "note", "") or (TINY_NOTE if self.name in (TINY, TINY_EDITS) else "")]
+        notes = [getattr(self.judge, "note", "")]
         calibration = getattr(self.judge, "calibration", None)
         if calibration and calibration.judge != self.name:
             notes.append(f"The calibration is of the judge {calibration.judge}, and the judge is {self.name}.")

@@ -32,6 +32,10 @@ logger = logging.getLogger(__name__)
 
 COMMITTED = Path(__file__).parents[1] / "tiny" / "checkpoints"
 TINY_JUDGE = COMMITTED / "judge"
+TINY_NOTE = (
+    "Judged by the embedded tiny judge, which knows the tiny world of drawn characters only and can say nothing of "
+    "other images."
+)
 EMBEDDED = {TINY: TINY_JUDGE, TINY_EDITS: COMMITTED / "edit-judge"}
 """Name of a committed judge → its folder."""
 BASES = {
@@ -107,6 +111,8 @@ class LocalJudge:
         self.yes_ids, self.no_ids = answer_ids(processor.tokenizer, variants=variants)
         self.calibration = calibration
         """Curves of the verdicts; None leaves P(Yes) as the model gives it."""
+        self.note = ""
+        """Caveat for readers of the verdicts; empty for most judges."""
 
     @classmethod
     def from_pretrained(
@@ -141,7 +147,10 @@ class LocalJudge:
         from pacorl.io.processor import load_processor
 
         model = _load_model(source, merged, dtype=dtype, quantize=quantize, stream=stream, device=device)
-        return cls(model, load_processor(source), **options)
+        judge = cls(model, load_processor(source), **options)
+        if checkpoint in (TINY, TINY_EDITS):
+            judge.note = TINY_NOTE
+        return judge
 
     def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
         """Return one verdict per question, in order. Raises ImageError for an unreadable image."""
