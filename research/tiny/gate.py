@@ -28,13 +28,12 @@ from scipy import stats
 from pacorl.core.calibration import fit_curve, logits
 from pacorl.core.questions import consistent
 from pacorl.gate.check import panel_score
-from pacorl.gate.scores import PairScore, Scores, questions_about
 from pacorl.io.files import check_new
 from pacorl.io.quiet import quiet_loading
 from pacorl.judge.calibration import Calibration, Mode
 from pacorl.judge.local import LocalJudge
 from pacorl.tiny.world import LOOKS, SCENES, VALUES, Panel, Split, draw, heroes_of, with_another
-from pacorl.types import Question, Verdict
+from pacorl.types import Question
 from research.tiny.damage import DEFECTS, mixed, worn
 
 SIZES: dict[Mode, tuple[int, ...]] = {"references": (4, 8, 16, 32, 64), "panels": (4, 8, 16)}
@@ -92,15 +91,12 @@ class CachedJudge:
         """Score the lowest panel of a set, by the rule of `pacorl check`."""
         images, pairs = one.images(mode), one.pairs(mode)
         answers = self.ask([(images[first], images[second]) for first, second in pairs])
-        scored = []
-        for pair, p_yes in zip(pairs, answers, strict=True):
-            scored.append(PairScore(*pair, {"consistent": Verdict(p_yes)}))
-        scores = Scores(tuple(map(str, range(len(images)))), tuple(images), questions_about(), tuple(scored))
         every = range(len(images))
         lowest = []
         for panel in every[mode == "references" :]:
             others = [0] if mode == "references" else [other for other in every if other != panel]
-            lowest.append(panel_score(scores, panel, [("hero", others)]).score or 0.0)
+            of_pair = {"consistent": dict(zip(pairs, answers, strict=True))}
+            lowest.append(panel_score(str(panel), panel, [("hero", others)], of_pair).score or 0.0)
         return min(lowest)
 
 

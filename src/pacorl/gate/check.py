@@ -6,9 +6,9 @@ images; without a character, with the other panels. A set passes if no panel's s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from pacorl.core.set_scores import median_with
 from pacorl.gate.scores import Questions, Scores, p_yes_text, questions_about, score_set
 from pacorl.io.images import as_rgb, open_image
 from pacorl.io.terminal import Progress, silent
+from pacorl.judge.pairwise import Pair
 from pacorl.report.figures import pair_matrix_svg, show
 from pacorl.report.html import render
 
@@ -173,23 +174,25 @@ class Check:
         }
 
 
-def panel_score(scores: Scores, panel: int, groups: Sequence[Group]) -> PanelScore:
+def panel_score(
+    name: str, panel: int, groups: Sequence[Group], answers: Mapping[str, Mapping[Pair, float | None]]
+) -> PanelScore:
     """Score one panel: the lowest median P(Yes) over the questions and the groups of images that it is compared with.
 
     Args:
+        name: Name of the panel.
         panel: Index of its image.
         groups: Reference images of each character, or the other panels.
+        answers: Question → pair of images → P(Yes).
     """
     cast = tuple(character for character, _ in groups if character is not None)
-    lowest = PanelScore(scores.names[panel], None)
-    for character, group in groups:
-        for question in scores.questions:
-            of_question = {(pair.first, pair.second): pair.by_question[question] for pair in scores.pairs}
-            middle = median_with(of_question, panel, group)
-            if middle is None or lowest.score is None or middle < lowest.score:
-                lowest = PanelScore(scores.names[panel], middle, question, character, cast)
-            if middle is None:
-                return lowest
+    lowest = PanelScore(name, None)
+    for (character, group), (question, p_yes) in product(groups, answers.items()):
+        middle = median_with(p_yes, panel, group)
+        if middle is None or lowest.score is None or middle < lowest.score:
+            lowest = PanelScore(name, middle, question, character, cast)
+        if middle is None:
+            break
     return lowest
 
 
@@ -248,7 +251,13 @@ def check_set(
     of_set: Any = {"questions": questions, "symmetric": symmetric}
     controls = _controlled(judge, every, least, names=every_name, **of_set)
     scores = score_set(judge, every, names=every_name, pairs=pairs, progress=progress, **of_set)
-    judged = [panel_score(scores, panel, of_panel) for panel, of_panel in zip(panels, groups, strict=True)]
+    answers: dict[str, dict[Pair, float | None]] = {question: {} for question in questions}
+    for pair in scores.pairs:
+        for question, p_yes in pair.by_question.items():
+            answers[question][pair.first, pair.second] = p_yes
+    judged = []
+    for panel, of_panel in zip(panels, groups, strict=True):
+        judged.append(panel_score(every_name[panel], panel, of_panel, answers))
     asked = (len(pairs) + len(controls)) * len(questions) * (2 if symmetric else 1)
     return Check(scores, least, tuple(controls), tuple(judged), asked)
 
