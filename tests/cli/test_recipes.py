@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,3 +52,10 @@ def test_a_file_wins_over_a_recipe_of_its_name(here: Path) -> None:
     assert PolicyConfig.from_yaml("tiny").epochs == 7
     Path("flux_t2is").mkdir()
     assert config_file(Path("flux_t2is")) == recipe("flux_t2is")
+
+
+def test_next_steps_can_be_pasted_after_python_m() -> None:
+    command = [sys.executable, "-m", "pacorl", "recipes"]
+    environment = os.environ | {"PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert f"`{sys.executable} -m pacorl train-policy NAME --dry-run`" in done.stdout
