@@ -73,7 +73,7 @@ def test_the_criterion_that_fails_is_named_and_no_mean_hides_it() -> None:
 @pytest.mark.parametrize(("sure", "control"), [(0.9, "a drawn figure of another character"), (0.1, "the same image")])
 def test_a_judge_that_fails_a_control_of_every_image_is_refused(sure: float, control: str) -> None:
     judge = Grey(sure=sure)
-    with pytest.raises(ControlError, match=rf"cannot judge these images.*image 1 beside {control} has P\(Yes\) {sure}"):
+    with pytest.raises(ControlError, match=rf"cannot judge these images.*image 1 with {control} has P\(Yes\) {sure}"):
         check_set(judge, grey(20, 20), least=0.5)
     assert judge.asked == 2 * 3, "no panel was judged"
 
@@ -101,7 +101,7 @@ def test_the_images_whose_controls_fail_are_named() -> None:
     assert check_lines(check, judge="grey")[-1] == (
         "12 questions to grey, controls passed for image 2 and failed for image 1."
     )
-    assert "image 1 beside a drawn figure" in check_page(check, judge="grey")
+    assert "image 1 with a drawn figure" in check_page(check, judge="grey")
     # A broken reference is passed over too.
     hero = [("hero", grey(FIGURE_GREY))]
     check = check_set(Grey(), grey(20, 25), least=0.5, characters=hero)

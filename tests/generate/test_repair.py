@@ -81,7 +81,7 @@ def test_a_failed_control_is_a_rejected_try() -> None:
     redraw, _ = redraws(99, 20)
     repair = repair_set(grey(120, 20, 20), gate=gate, redraw=redraw)
     assert [attempt.accepted for attempt in repair.tries] == [False, True]
-    assert "1.png beside the same image has P(Yes) 0.1000" in repair.tries[0].error
+    assert "1.png with the same image has P(Yes) 0.1000" in repair.tries[0].error
     assert (repair.tries[0].verdict, repair.tries[1].error) == (repair.tries[0].error, "")
     with pytest.raises(ControlError):
         repair_set(grey(99, 20), gate=gate, redraw=redraw)

@@ -65,9 +65,11 @@ class ControlError(RuntimeError):
     exit_code = 5
 
     def __init__(self, control: Control, least: float) -> None:
-        side = "must reach" if control.same else "must stay below"
+        side = "must stay below"
+        if control.same:
+            side = "must reach"
         super().__init__(
-            f"the judge cannot judge these images, controls of each fail: {control.image} beside {control.name} "
+            f"the judge cannot judge these images, controls of each fail: {control.image} with {control.name} "
             f"has P(Yes) {control.p_yes:.4f}, and {side} {least:g}; look at that image, take another judge, calibrate "
             "it, or ask another question"
         )
@@ -99,6 +101,11 @@ class PanelScore:
     character: str | None = None
     cast: tuple[str, ...] = ()
 
+    @property
+    def rank(self) -> float:
+        """The score; −1, below any other, without one."""
+        return -1.0 if self.score is None else self.score
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -126,11 +133,11 @@ class Check:
     @property
     def failed(self) -> tuple[int, ...]:
         """Numbers, from 0, of the panels below the threshold or without a score, lowest first."""
-        scores = {}
+        failed = []
         for number, panel in enumerate(self.panels):
             if panel.score is None or panel.score < self.least:
-                scores[number] = -1.0 if panel.score is None else panel.score
-        return tuple(sorted(scores, key=scores.__getitem__))
+                failed.append(number)
+        return tuple(sorted(failed, key=lambda number: self.panels[number].rank))
 
     @property
     def passed(self) -> bool:
@@ -140,24 +147,28 @@ class Check:
     @property
     def odd_one_out(self) -> int | None:
         """Number, from 0, of the lowest failing panel; None if all pass."""
-        return self.failed[0] if self.failed else None
+        return next(iter(self.failed), None)
 
     def reason(self, number: int) -> str:
         """Name a failing panel's lowest question, of several, and its character, in brackets; empty if it passes."""
         if number not in self.failed:
             return ""
-        panel, reasons = self.panels[number], []
+        panel = self.panels[number]
+        reasons = []
         if len(self.scores.questions) > 1:
             reasons.append(f"lowest for {panel.question}")
         if panel.character is not None:
             reasons.append(panel.character)
-        return f" ({', '.join(reasons)})" if reasons else ""
+        if not reasons:
+            return ""
+        return f" ({', '.join(reasons)})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of `--json`, with names in place of images; the verdict comes first."""
         panels = []
+        failed = self.failed
         for number, panel in enumerate(self.panels):
-            entry: dict[str, Any] = {"image": panel.name, "passed": number not in self.failed, "score": panel.score}
+            entry: dict[str, Any] = {"image": panel.name, "passed": number not in failed, "score": panel.score}
             entry |= {"lowest_question": panel.question, "lowest_character": panel.character}
             if self.with_characters:
                 entry["characters"] = list(panel.cast)
@@ -166,7 +177,7 @@ class Check:
             "passed": self.passed,
             "least": self.least,
             "calibrated": self.scores.calibrated,
-            "odd_one_out": self.panels[self.failed[0]].name if self.failed else None,
+            "odd_one_out": self.panels[failed[0]].name if failed else None,
             "panels": panels,
             "controls": list(map(asdict, self.controls)),
             "questions": dict(self.scores.questions),
@@ -238,14 +249,15 @@ def check_set(
 
     # Each panel with the references of its characters, or with all other panels.
     groups: list[list[Group]] = []
-    pairs = [] if references else list(combinations(panels, 2))
+    pairs: list[Pair] = []
     for number, panel in enumerate(panels):
-        if not references:
-            groups.append([(None, [other for other in panels if other != panel])])
-            continue
-        of_panel = [group for group in references if not casts or group[0] in casts[number]]
+        of_panel: list[Group] = [(None, [other for other in panels if other != panel])]
+        if references:
+            of_panel = [group for group in references if not casts or group[0] in casts[number]]
+            pairs += [(reference, panel) for _, indices in of_panel for reference in indices]
         groups.append(of_panel)
-        pairs += [(reference, panel) for _, indices in of_panel for reference in indices]
+    if not references:
+        pairs = list(combinations(panels, 2))
 
     # Controls first: a judge that fails them is not asked about the set.
     of_set: Any = {"questions": questions, "symmetric": symmetric}
@@ -283,7 +295,7 @@ def _controlled(
 
 
 def _controls_of(judge: Judge, image: Image, name: str, **of_set: Any) -> list[Control]:
-    """Ask about an image beside itself, beside a crop of itself, and beside the drawn figure of another character."""
+    """Ask about an image with itself, with a crop of itself, and with the drawn figure of another character."""
     width, height = image.size
     # At least one pixel: an uncropped copy of a small image would repeat the first control.
     margin_x = max(1, width // CROP)
@@ -316,8 +328,10 @@ def check_lines(check: Check, *, judge: str) -> list[str]:
 
 def verdict_lines(check: Check, *, judge: str) -> list[str]:
     """Summarize the result in sentences."""
-    # The threshold means something only beside its comparison.
-    side = "the references" if check.with_characters else "the other panels"
+    # The threshold means something only with its comparison.
+    side = "the other panels"
+    if check.with_characters:
+        side = "the references"
     count = len(check.panels)
     limit = f"{check.least:g} with {side} ({check.scores.calibration})"
     lines = [f"Passed: all {count} panels have P(same) of at least {limit}."]
@@ -337,7 +351,9 @@ def verdict_lines(check: Check, *, judge: str) -> list[str]:
 
 def check_page(check: Check, *, judge: str, note: str = "") -> str:
     """Render the self-contained page."""
-    title = f"{len(check.failed)} of {len(check.panels)} panels fail" if check.failed else "All panels pass"
+    title = "All panels pass"
+    if check.failed:
+        title = f"{len(check.failed)} of {len(check.panels)} panels fail"
     return render(
         "check.html",
         title=title,

@@ -86,12 +86,12 @@ def files_of(sources: Iterable[Path | str]) -> list[str]:
 
 
 def panels_in(folder: Path) -> list[str]:
-    """List the images of a folder, without the sheets beside the panels of `pacorl generate`.
+    """List the images of a folder, without the sheets of which `pacorl generate` saved the panels.
 
     Files that are no images are listed too: opening them names them, so that no verdict passes them over.
     """
     images = images_in(folder)
-    # set-1.png shows the same as set-1-panel-1.png and its siblings. Any other image beside them is listed.
+    # set-1.png shows the same as set-1-panel-1.png and its siblings. Any other image is listed.
     sheets = {image.stem.rpartition("-panel-")[0] for image in images}
     return [str(image) for image in images if image.stem not in sheets]
 

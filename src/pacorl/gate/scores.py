@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import combinations
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -159,7 +159,9 @@ class Scores:
 
 def questions_about(theme: str = "", criteria: Mapping[str, str] | None = None) -> Questions:
     """Build the questions for a theme and written criteria (label → text); without either, the plain question."""
-    questions = {"theme": wordings.same_theme(theme)} if theme else {}
+    questions = {}
+    if theme:
+        questions["theme"] = wordings.same_theme(theme)
     for label, text in (criteria or {}).items():
         questions[label] = wordings.meets_criterion(text)
     return questions or {"consistent": wordings.consistent()}
@@ -194,9 +196,10 @@ def score_set(
     # Inputs: pairs, names, RGB images.
     if len(images) < 2:
         raise ValueError(f"{len(images)} image has nothing to be compared with; give two or more")
-    if pairs is None:
-        every = range(len(images))
-        pairs = product([0], every[1:]) if ranking else combinations(every, 2)
+    if ranking:
+        pairs = [(0, candidate) for candidate in range(1, len(images))]
+    elif pairs is None:
+        pairs = combinations(range(len(images)), 2)
     pairs = list(pairs)
     names = tuple(names) or tuple(f"image {number}" for number in range(1, len(images) + 1))
     images = [as_rgb(image, name) for image, name in zip(images, names, strict=True)]

@@ -158,7 +158,7 @@ def repair_set(
 
 def _ascending(check: Check) -> list[float]:
     """Sort the panels' scores, lowest first; a missing score is −1."""
-    return sorted(-1.0 if panel.score is None else panel.score for panel in check.panels)
+    return sorted(panel.rank for panel in check.panels)
 
 
 def repair_page(

@@ -12,14 +12,13 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Image
 
 from pacorl import __version__
 from pacorl.core.devices import NONE
-from pacorl.core.set_scores import tied_groups
+from pacorl.core.set_scores import tied_groups, whole_mean
 from pacorl.generate.generated_images import GeneratedImage, Judged, Recipe
 from pacorl.generate.generator import AnySize, Generator, Prompts, Step
 from pacorl.generate.separate import sample_separately
@@ -178,7 +177,7 @@ def judge_sets(judge: Judge, prompts: Sequence[Prompt], images: Sequence[Image],
     judged = []
     for verdicts, prompt in zip(reward.pairs(prompts, images), prompts, strict=True):
         matrix = matrix_of(verdicts, prompt.grid.count)
-        score = _mean([verdict.p_yes for verdict in verdicts.values()])
+        score = whole_mean([verdict.p_yes for verdict in verdicts.values()])
         judged.append(Judged(score, matrix, error=errors_of(verdicts.values())))
     return judged
 
@@ -208,14 +207,8 @@ def judge_edits(judge: Judge, prompts: Sequence[Prompt], images: Sequence[Image]
             components.append((f"kept{of_source}", answer.kept.p_yes))
             components.append((f"followed{of_source}", answer.followed.p_yes))
             verdicts += [answer.kept, answer.followed]
-        judged.append(Judged(_mean(scores), parts=tuple(components), error=errors_of(verdicts)))
+        judged.append(Judged(whole_mean(scores), parts=tuple(components), error=errors_of(verdicts)))
     return judged
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    """Average; None if a value is missing."""
-    present = [value for value in values if value is not None]
-    return fmean(present) if len(present) == len(values) else None
 
 
 def best_first(judged: Sequence[Judged]) -> list[list[int]]:
