@@ -277,6 +277,11 @@ def commands(group: Any = ROOT, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
 COMMANDS = dict(commands())
 
 
+def test_commands_and_flags_are_few() -> None:
+    flags = [entry for command in COMMANDS.values() for entry in command.params if entry.opts[0].startswith("--")]
+    assert (len(COMMANDS), len(flags) <= 200) == (24, True)
+
+
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
 def test_a_command_has_a_help_and_knows_its_flags(path: tuple[str, ...]) -> None:
     runner, parameters = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}), COMMANDS[path].params

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
 from pacorl.cli.shared import INCOMPLETE
-from pacorl.core.questions import consistent, meets_criterion, same_theme
+from pacorl.core.questions import consistent, meets_criterion
 from pacorl.io.images import open_image, png_bytes
 from pacorl.judge.local import LocalJudge
 from pacorl.tiny.world import all_panels, draw, vocabulary
@@ -62,14 +62,6 @@ def p_yes(judge: LocalJudge, paths: list[Path], text: str) -> float:
     value = judge.verdicts([Question(tuple(map(open_image, paths)), text)])[0].p_yes
     assert value is not None
     return value
-
-
-def test_two_images(judge_folder: Path, judge: LocalJudge, images: list[Path]) -> None:
-    result = run(*images[:2], "--judge", judge_folder, "--json", "--theme", "a red hero")
-    assert result.exit_code == 0, result.output
-    document = json.loads(result.stdout)
-    assert document["mean"] == pytest.approx(p_yes(judge, images[:2], same_theme("a red hero")), abs=1e-6)
-    assert document["note"] == ""
 
 
 def test_a_server_says_the_same(url: str, judge: LocalJudge, images: list[Path]) -> None:
