@@ -17,7 +17,6 @@ from pacorl.cli.shared import (
     INCOMPLETE,
     JsonOption,
     asking,
-    check_report,
     echo,
     echo_errors,
     fault_line,
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from pacorl.gate.paco_reward import PacoReward
     from pacorl.gate.panels import Panels
 
-FEWER = "--character asks once per panel, --sets within each folder"
 SEVERITY = (0, INCOMPLETE, BELOW, 5, 2, 1, 75)
 """Exit codes of a set, the worst last: an error outranks a verdict, and an absent judge any other error."""
 SILENCE_SECONDS = 20.0
@@ -88,7 +86,7 @@ def score(
     with load_judge(source, judge) as reward:
         # Before any number: the judge's numbers may be meaningless for these images.
         echo_errors(reward.note)
-        with asking(reward.name, fewer=FEWER) as advance:
+        with asking(reward.name) as advance:
             scores = score_set(
                 reward.judge,
                 panels.images,
@@ -146,7 +144,7 @@ def check(
     """Check that images show the same; exit code 4 and the odd one out if not, 5 if its judge fails the controls."""
     from pacorl.gate.check import ControlError, check_lines, check_page
     from pacorl.gate.panels import files_of, open_panels
-    from pacorl.io.files import write_atomic
+    from pacorl.io.files import check_made, check_writable, write_atomic
     from pacorl.runtime.cores import use_cores
 
     if bool(images) == bool(sets):
@@ -156,8 +154,9 @@ def check(
         raise Exit(_check_sets(sets, judge, ask, output))
 
     # An earlier page would pass for the page of a check that fails.
-    check_report(output.report)
     if output.report:
+        check_writable(output.report)
+        check_made(output.report)
         output.report.unlink(missing_ok=True)
     use_cores()
     # Panels, references, questions and threshold, before a judge is loaded.
@@ -271,7 +270,7 @@ class Gate:
         from pacorl.gate.scores import questions_about
 
         least = self.least(len(panels.images))
-        with asking(reward.name, fewer=FEWER) as advance:
+        with asking(reward.name) as advance:
             return check_set(
                 reward.judge,
                 panels.images,

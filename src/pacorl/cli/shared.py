@@ -31,6 +31,7 @@ INCOMPLETE = 3
 """Exit code if an item has no judgement, or was left out with the user's permission."""
 BELOW = 4
 """Exit code if a score is below the requested least score."""
+FEWER = "--character asks once per panel, --sets within each folder"
 MANY = 256
 """Questions that are announced; the gate's first call has as many pairs."""
 LONG_SECONDS = 60.0
@@ -166,10 +167,10 @@ def progress(activity: str, *, lines: bool = False) -> Iterator[Progress]:
 
 
 @contextmanager
-def asking(judge: str, *, fewer: str = "") -> Iterator[Progress]:
+def asking(judge: str) -> Iterator[Progress]:
     """Show the progress of a judge's questions; yields (done, total) → None.
 
-    More than `MANY` questions are announced before the first; how long they take, and a way to ask `fewer`, as soon as
+    More than `MANY` questions are announced before the first; how long they take, and a way to ask fewer, as soon as
     the first call has shown the judge's speed.
     """
     start: float | None = None
@@ -186,7 +187,7 @@ def asking(judge: str, *, fewer: str = "") -> Iterator[Progress]:
                 seconds = (total - done) * (time.monotonic() - start) / done
                 start = None
                 if seconds > LONG_SECONDS:
-                    echo_errors(f"about {seconds / 60:.0f} more minutes; {fewer}".removesuffix("; "))
+                    echo_errors(f"about {seconds / 60:.0f} more minutes; {FEWER}")
 
         yield show
 
@@ -215,15 +216,6 @@ def fault_line(error: Exception) -> str:
         hint = twin_hint(path.parent, path.name) if isinstance(error, FileNotFoundError) else ""
         return f"{path}: {error.strerror}{hint}"
     return str(error).strip() or type(error).__name__
-
-
-def check_report(path: Path | None) -> None:
-    """Raise ValueError or OSError unless a page can be written to `path`, or replaces an earlier page."""
-    from pacorl.io.files import check_made, check_writable
-
-    if path:
-        check_writable(path)
-        check_made(path)
 
 
 def echo_errors(*lines: str) -> None:

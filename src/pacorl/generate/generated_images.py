@@ -103,12 +103,10 @@ class GeneratedImage:
     @property
     def place(self) -> str:
         """The rank in words, with a tie if there is one."""
-        return f"number {self.rank} of {self.candidates}{self.tie}"
-
-    @property
-    def tie(self) -> str:
-        """The tie in words; empty without one."""
-        return f", a tie of {self.tied}" if self.tied > 1 else ""
+        place = f"number {self.rank} of {self.candidates}"
+        if self.tied > 1:
+            place += f", a tie of {self.tied}"
+        return place
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,12 +40,6 @@ class Shard:
     index: int = 0
     count: int = 1
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.index < self.count:
-            raise ValueError(
-                f"shard {self.index} of {self.count} does not exist; shards count from 0 to {self.count - 1}"
-            )
-
     @classmethod
     def of_process(cls) -> Shard:
         """Return the share of this process by torchrun's rank; all of it without torchrun."""
