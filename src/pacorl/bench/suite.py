@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan, nan
+from math import isnan
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -158,7 +158,9 @@ class Table:
 
 def cell_text(cell: Interval | float | None) -> str:
     """`0.449 [0.431, 0.467]`; – if there is no figure."""
-    interval = cell if isinstance(cell, Interval) else Interval(nan if cell is None else cell)
+    if cell is None:
+        return "–"
+    interval = cell if isinstance(cell, Interval) else Interval(cell)
     # NaN is the mean of no values.
     if isnan(interval.mean):
         return "–"

@@ -101,10 +101,10 @@ def checkpoint_digest(source: str) -> str:
     if not Path(source).is_file():
         found = [local_file(source, name) for name in CONFIGS]
         configs = [path for path in found if path]
-        folder = Path(source) if Path(source).is_dir() else None
+        folder = Path(source)
         if configs:
             folder = configs[0].parent
-        files = sorted(folder.glob("*.safetensors")) + configs if folder else []
+        files = sorted(folder.glob("*.safetensors")) + configs
 
     # With the names: files of exchanged content are another checkpoint.
     content = hashlib.sha256()

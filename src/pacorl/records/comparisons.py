@@ -94,8 +94,12 @@ def missing_file(source: str) -> Path | None:
     Raises:
         ValueError: if dataset_info.json is invalid or lacks the entry, or the source is a file of another form.
     """
-    path = None if source.startswith(TINY) else _located(source)[0]
-    return None if path is None or path.is_file() else path
+    if source.startswith(TINY):
+        return None
+    path = _located(source)[0]
+    if path.is_file():
+        return None
+    return path
 
 
 class DatasetEntry(BaseModel):

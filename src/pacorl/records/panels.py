@@ -137,7 +137,11 @@ def _request_of(text: str, match: re.Match[str], *, before: str = "") -> SetRequ
     count = groups.get("count", "").lower()
     if count in ("one", "1"):
         return None
-    number = int(count) if count.isdigit() else NUMBERS.index(count) if count else None
+    number = None
+    if count.isdigit():
+        number = int(count)
+    elif count:
+        number = NUMBERS.index(count)
 
     # Words before the content that describe the panels: the adjectives, and a noun such as "menu".
     unit = match["unit"].lower()
