@@ -114,6 +114,8 @@ def test_a_panel_is_changed_by_lines_of_words_and_restored_to_the_bit(studio):
     assert finished(studio, studio.draw) == ""
     (again,) = [each for each in opened(studio) if each.recipe.seed == last.recipe.seed]
     assert (pixels(again.path) == pixels(last.path)).all()
+    with pytest.raises(ValueError, match=r"\.\./key"):
+        studio.restore(last.recipe.updated(sources=["../key"]))
     (studio.folder.path / last.recipe.sources[0]).unlink()
     with pytest.raises(ValueError, match="not here"):
         studio.restore(last.recipe)

@@ -13,7 +13,7 @@ import numpy as np
 from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, SECONDS, sign_meaning
 from pacorl.core.ranking import Interval, bootstrap, t_interval
 from pacorl.report.figures import MEANINGS, label
-from pacorl.report.folder import Record, RunFolder, Sample, number
+from pacorl.report.folder import Record, RunFolder, Sample, numbers
 
 Change = tuple[Interval, Interval, Interval]
 """Before, after, and after − before."""
@@ -115,12 +115,10 @@ def _intervals(summary: Record, key: str) -> dict[str, Interval]:
     """Read a section's entries, intervals or plain numbers; entries without a finite mean are left out."""
     intervals = {}
     for name, entry in section(summary, key).items():
-        ends = entry if isinstance(entry, Mapping) else {"mean": entry}
-        mean = number(ends.get("mean"))
-        if mean is not None and name not in ("kind", "epoch", "step") and not name.startswith(SECONDS):
-            groups = number(ends.get("groups"))
-            low, high = number(ends.get("low")), number(ends.get("high"))
-            intervals[name] = Interval(mean, low, high, None if groups is None else int(groups))
+        ends = numbers(entry if isinstance(entry, Mapping) else {"mean": entry})
+        if "mean" in ends and name not in ("kind", "epoch", "step") and not name.startswith(SECONDS):
+            groups = int(ends["groups"]) if "groups" in ends else None
+            intervals[name] = Interval(ends["mean"], ends.get("low"), ends.get("high"), groups)
     return intervals
 
 

@@ -50,6 +50,7 @@ def fit_of(model: str) -> tuple[str, str]:
 
     spec = POLICIES.named(kind_of(model))
     needs = ""
+    # From the fastest form to the smallest one.
     for memory in MEMORY:
         plan = plan_generation(spec.options_for(model, dtype="bfloat16", memory=memory), judge=judge_of(model))
         card, main = plan.peak_bytes, plan.memory.held

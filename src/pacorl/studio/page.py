@@ -73,6 +73,7 @@ class StudioPage:
 
     def look(self) -> None:
         """Show what has changed, here or in another window."""
+        # Fields are bound to the draft, which changes without an event of ours.
         self.studio.save()
         if self.studio.version != self.seen:
             self.seen = self.studio.version
@@ -142,7 +143,7 @@ class StudioPage:
             files = [(await file.read(), file.name) for file in event.files]
             texts = recipe_of(files[0][0]) if len(files) == 1 else {}
             texts = {} if "place" in texts else texts  # a panel has the recipe of its page
-            Recipe.model_validate(texts)
+            Recipe.model_validate(texts)  # a damaged one is said before a page is written
             self.studio.add_pictures([(opened(content, name), name) for content, name in files], texts)
 
     def form(self) -> None:
@@ -190,7 +191,8 @@ class StudioPage:
         with saying_faults():
             if not self.draft.sources:
                 self.studio.unfold()
-            self.studio.prompts()  # their faults are said at once
+            # Faults of the words are said at once, and not when the models have loaded.
+            self.studio.prompts()
             self.start(self.studio.draw)
 
     def restore(self, recipe: Recipe) -> None:
@@ -232,6 +234,7 @@ class StudioPage:
                     shape = ui.select(sorted({*LAYOUTS, recipe.layout}), value=recipe.layout, label="Rows x columns")
                     shape.props("outlined dense").classes("pick")
                     shape.on_value_change(lambda e: self.change(partial(drawing.rewrite, layout=e.value)))
+            # The verdict has the words of `pacorl check`.
             with tag("div", "verdict" if recipe.odd is None else "verdict bad"):
                 for line in recipe.checked:
                     ui.label(line)
@@ -240,6 +243,7 @@ class StudioPage:
             if recipe.matrix or recipe.parts:
                 with ui.expansion("Why?"):
                     why(recipe)
+            # Candidates and the tries of a repair are one row of drawings.
             with tag("div", "candidates", role="group", aria_label="All of them, best first"):
                 for index, other in enumerate(page.drawings if len(page.drawings) > 1 else ()):
                     shown = picture_button(other.path, standing(other.recipe), partial(self.open, page, index))
@@ -262,6 +266,7 @@ class StudioPage:
                     if recipe.panels and of_panels:
                         redraw = partial(self.start, partial(self.studio.redraw, drawing=drawing, panel=panel))
                         verbs["Redraw"] = (f"Draw {name} again", redraw)
+                    # Offered for each model: the form says which one changes pictures.
                     verbs["Change"] = (f"Change {name} by words", partial(self.change_panel, drawing, panel))
                     with tag("div", "odd" if panel == recipe.odd else ""):
                         for verb, (label, act) in verbs.items():

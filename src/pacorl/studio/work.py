@@ -24,6 +24,7 @@ from pacorl.config.options import StudioModels
 from pacorl.config.user_files import NO_USER_FILES
 from pacorl.core.grid import join, parse_layout, shared_text
 from pacorl.io.children import start_python
+from pacorl.io.files import inside
 from pacorl.io.images import open_image
 from pacorl.judge import judge_for
 from pacorl.judge.calibration import read_calibration, threshold
@@ -186,6 +187,7 @@ class Studio:
             raise ValueError(f"{name} is not on this machine; download it above, or give the path of its file")
         spec = POLICIES.named(kind_of(name, edits=bool(self.draft.sources)))
         spec.check_source(name, adapters=spec.adapters_of(name, read_adapters(adapter or "")))
+        # Planned before a load that would fill the machine.
         memory, words = fit_of(name)
         if not memory:
             raise ValueError(f"{name} {words}")
@@ -286,6 +288,7 @@ class Studio:
         options: dict[str, Any] = {"count": DRAWINGS}
         if is_ranked:
             options = {"best_of": DRAWINGS, "judge": reward, "keep_all": True}
+        # `go_on` stops a drawing between two of its steps.
         job.enter(f"Drawing {prompts[0].theme or draft.sentence}")
         made = generate_sets(generator, prompts, seed=seed, **options, on_step=job.go_on)
         drawings = []
@@ -305,7 +308,8 @@ class Studio:
 
     def restore(self, recipe: Recipe) -> list[str]:
         """Fill the draft in from a recipe; returns what was different then, so that another picture would be drawn."""
-        if not all((self.folder.path / name).is_file() for name in recipe.sources):
+        # A dropped file may name any path.
+        if not all(inside(self.folder.path, name).is_file() for name in recipe.sources):
             raise ValueError("the picture that it changes is not here; choose Change on another one")
         edits = bool(recipe.sources)
         character = self.draft.character if edits else self.known(recipe)
@@ -333,6 +337,7 @@ class Studio:
         recipe, panels = drawing.recipe, drawing.panels
         generator, reward = self._models(job, self.known(recipe))
         draw = self._redrawing(job, generator, recipe, panels[0], seed=new_seed())
+        # The page before is ranked too, so that a redrawn panel never makes the best page worse.
         drawn = [(open_image(drawing.path), recipe.updated(note="as before"))]
         changed = recipe.updated(checked=[], odd=None, note=f"panel {panel + 1} drawn again")
         for number in range(DRAWINGS):
@@ -382,6 +387,7 @@ class Studio:
         redraw = self._redrawing(job, generator, recipe, panels[0], seed=recipe.seed + 1)
         most = TRIES if recipe.panels and self.spec().sets else 0
         repair = repair_set(panels, gate=gate, redraw=redraw, tries=most)
+        # The verdict stays with the page that was checked, also if nothing was repaired.
         verdict = self._verdict(repair.before)
         drawing.rewrite(**verdict)
         if repair.tries:
