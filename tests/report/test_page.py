@@ -171,7 +171,7 @@ def test_more_seeds_of_a_prompt_do_not_narrow_an_interval() -> None:
     assert (many.low, many.high) == (pytest.approx(one.low), pytest.approx(one.high))
 
 
-@pytest.mark.parametrize("count", [5, 12, 19, 20, 40])
+@pytest.mark.parametrize("count", [5, 19, 20])
 def test_intervals_of_few_groups_are_student_s(count: int) -> None:
     """Bootstrapped intervals of 5 groups cover the truth in 83 % of cases, and not in 95; of 20 groups in 90."""
     rng = np.random.default_rng(count)
