@@ -118,7 +118,7 @@ class Bench:
 
     def train(self, samples: Samples) -> float:
         """Take one optimizer step, and return the importance ratio's deviation from 1 before it; a run's first is 0."""
-        batch = len(samples.rollouts[0])
+        batch = len(samples.rollouts[0].row_B)
         loss = update.PolicyLoss(self.policy, self.sampler(batch), self.cache, self.config.objective)
         advantages = Advantages(torch.linspace(-1, 1, batch), torch.ones(batch, dtype=torch.bool), {})
         metrics = update.update_policy(loss, samples, advantages, runtime=self.runtime, draw=(0,))

@@ -207,7 +207,6 @@ class Rollout:
         prompts: Prompt of each of the B samples.
         row_B: Global row of each sample in its epoch: the only source of its seed.
         size: Pixels of all images.
-        sigmas_T: (T+1,) noise levels, from 1 to 0.
         final_BNC: (B, N, C) endpoints, fp32, on the CPU like all that is kept for training.
         images: The B decoded endpoints.
         decode_seconds: Seconds of the device for decoding them.
@@ -216,13 +215,9 @@ class Rollout:
     prompts: list[Prompt]
     row_B: list[int]
     size: Size
-    sigmas_T: Tensor
     final_BNC: Tensor
     images: list[Image]
     decode_seconds: float = 0.0
-
-    def __len__(self) -> int:
-        return len(self.prompts)
 
 
 @dataclass(slots=True)
@@ -308,11 +303,6 @@ class Advantages:
     used_B: Tensor
     stats: Mapping[str, float]
     value_BP: Tensor | None = None
-
-    @property
-    def credited(self) -> Tensor:
-        """(B,) advantages; with panel credit (B, P)."""
-        return self.value_B if self.value_BP is None else self.value_BP
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,11 +129,6 @@ def saved(config: PolicyConfig, step: int, score: float, **more: Any) -> None:
     settle(target, config)
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    paths = [path for path in folder.rglob("*") if path.is_file()]
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
-
-
 def run_at(folder: Path, **settings: Any) -> PolicyConfig:
     return PolicyConfig.model_validate(
         {"out": folder / "run", "keep_checkpoints": 1, "model": {"checkpoint": "tiny"}, **settings}

@@ -104,58 +104,37 @@ WHERE = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("place", "overlap"),
+    "case",
     [
-        ("first batch", True),
-        ("later batch", True),
-        ("evaluation", True),
-        ("first evaluation", True),
-        ("later batch", False),
+        pytest.param(("first batch", True, None), marks=pytest.mark.slow),
+        pytest.param(("later batch", True, None), marks=pytest.mark.slow),
+        pytest.param(("evaluation", True, None), marks=pytest.mark.slow),
+        pytest.param(("first evaluation", True, None), marks=pytest.mark.slow),
+        pytest.param(("later batch", False, None), marks=pytest.mark.slow),
+        ("later batch", True, signal.SIGTERM),
+        pytest.param(("evaluation", True, signal.SIGINT), marks=pytest.mark.slow),
     ],
 )
-def test_a_reward_that_hangs_ends_the_run_saved(
-    tmp_path: Path, hanging: Callable[..., Brightness], whole: Callable[[bool], Path], place: str, overlap: bool
+def test_a_reward_that_hangs_ends_the_run_saved_at_its_limit_or_at_a_signal(
+    tmp_path: Path,
+    hanging: Callable[..., Brightness],
+    whole: Callable[[bool], Path],
+    case: tuple[str, bool, signal.Signals | None],
 ) -> None:
+    place, overlap, number = case
     call, finished, batch = WHERE[place]
-    said = (
-        rf"^reward brightness \({batch}.*\) has not returned for \S+ s; mend it, or raise reward_timeout; "
-        rf"stopped after epoch {finished}, and saved; go on with --resume auto$"
-    )
+    reward = hanging(hangs_in=call, first=lambda: number and os.kill(os.getpid(), number))
+    limit = [] if number else ["reward_timeout=0.5"]
+    cause = rf"reward brightness \({batch}.*\) has not returned for \S+ s; mend it, or raise reward_timeout; "
+    said = rf"^{'' if number else cause}stopped after epoch {finished}, and saved; go on with --resume auto$"
     with overlapping(overlap), pytest.raises(Interrupted, match=said) as stop:
-        run(tmp_path / "run", hanging(hangs_in=call), "reward_timeout=0.5")
+        run(tmp_path / "run", reward, *limit)
     assert stop.value.exit_code == 75
     assert checkpoints(tmp_path / "run" / "checkpoints")[-1].name == f"step-{2 * finished:06d}"
     with overlapping(overlap):
         run(tmp_path / "run", Brightness(), resume=True)
     assert same(tmp_path / "run", whole(overlap))
-
-
-@pytest.mark.parametrize(
-    ("place", "number"),
-    [
-        ("later batch", signal.SIGTERM),
-        pytest.param("later batch", signal.SIGINT, marks=pytest.mark.slow),
-        pytest.param("evaluation", signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param("evaluation", signal.SIGINT, marks=pytest.mark.slow),
-    ],
-)
-def test_the_first_signal_ends_the_wait_for_a_reward(
-    tmp_path: Path,
-    hanging: Callable[..., Brightness],
-    whole: Callable[[bool], Path],
-    place: str,
-    number: signal.Signals,
-) -> None:
-    call, finished, _ = WHERE[place]
-    reward = hanging(hangs_in=call, first=lambda: os.kill(os.getpid(), number))
-    said = rf"^stopped after epoch {finished}, and saved; go on with --resume auto$"
-    with overlapping(True), pytest.raises(Interrupted, match=said):
-        run(tmp_path / "run", reward)
-    with overlapping(True):
-        run(tmp_path / "run", Brightness(), resume=True)
-    assert same(tmp_path / "run", whole(True))
 
 
 def test_a_reward_that_hangs_at_its_trial_image_is_refused(tmp_path: Path, hanging: Callable[..., Brightness]) -> None:

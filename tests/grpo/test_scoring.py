@@ -37,7 +37,6 @@ def rollout(rows: Sequence[int]) -> Rollout:
         prompts=[PROMPTS[row % 4] for row in rows],
         row_B=list(rows),
         size=Size(4, 4),
-        sigmas_T=torch.tensor([1.0, 0.0]),
         final_BNC=torch.empty(len(rows), 1, 1),
         images=[Image.new("RGB", (4, 4), (row, 0, 0)) for row in rows],
     )
@@ -188,9 +187,9 @@ def test_services_keep_their_own_time_limits() -> None:
     asking.judge = ToyJudge()
     with closing(Scorer({}, overlap=False, timeout=0.2)) as scorer:
         with pytest.raises(CallTimeout):  # a judge of this process may hang as well
-            scorer.ask(asking, partial(time.sleep, 0.6), "the judge")
+            scorer.call(asking, partial(time.sleep, 0.6), lambda: "the judge").result()
         asking.judge = ToyService()
-        scorer.ask(asking, partial(time.sleep, 0.6), "the judge")
+        scorer.call(asking, partial(time.sleep, 0.6), lambda: "the judge").result()
 
 
 class ToyService(ToyJudge):

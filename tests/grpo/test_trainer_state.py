@@ -46,11 +46,6 @@ def copied(state: Mapping[str, Tensor]) -> Weights:
     return {name: value.clone() for name, value in state.items()}
 
 
-def between(first: Mapping[str, Tensor], second: Mapping[str, Tensor], share: float) -> Weights:
-    """first + share·(second − first)."""
-    return {name: value + share * (second[name] - value) for name, value in first.items()}
-
-
 def assert_equal(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, within: float = 0.0) -> None:
     for name, value in expected.items():
         torch.testing.assert_close(state[name], value, rtol=0, atol=within)

@@ -131,10 +131,11 @@ def _observed_epoch(trainer: PolicyTrainer) -> dict[int, dict[str, Tensor]]:
     learn = epoch_module.learn
 
     def observe(run: Any, sampler: Any, samples: Any, advantages: Any) -> dict[str, float]:
+        values = advantages.value_B if advantages.value_BP is None else advantages.value_BP
         for share in samples:
             for rollout in share.rollouts:
                 for row, endpoint in zip(rollout.row_B, rollout.final_BNC, strict=True):
-                    rows[row] = {"endpoint": endpoint, "advantage": advantages.credited[row]}
+                    rows[row] = {"endpoint": endpoint, "advantage": values[row]}
             for nodes in share.nodes:
                 for row, log_prob in zip(nodes.row_B, nodes.log_prob_B, strict=True):
                     rows[row][f"log_prob/{nodes.level}"] = log_prob

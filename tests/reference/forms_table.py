@@ -99,7 +99,7 @@ TWO_PROCESSES = {
 """Forms that are also compared on two processes, and the epochs before a checkpoint and a resume of both; 0 for a run
 without a stop."""
 
-DRAWN_FAST, DRAWN, DRAWN_IN_CAMPAIGN, DRAWN_ON_TWO_PROCESSES = 3, 12, 300, 10
+DRAWN_FAST, DRAWN, DRAWN_IN_CAMPAIGN = 3, 12, 300
 """Configs that hypothesis draws."""
 
 SAMPLES, WEIGHTS = 1e-10, 1e-9

@@ -14,11 +14,10 @@ from forms_table import (
     DRAWN,
     DRAWN_FAST,
     DRAWN_IN_CAMPAIGN,
-    DRAWN_ON_TWO_PROCESSES,
     RESUMED,
     TWO_PROCESSES,
 )
-from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from pacorl.config.base import ConfigError
@@ -194,29 +193,3 @@ def test_drawn_settings_equal_plain_loops(overrides: list[str], stop_after: int)
 @given(configs(), st.integers(0, 1))
 def test_many_drawn_settings_equal_plain_loops(overrides: list[str], stop_after: int) -> None:
     check(overrides, stop_after=stop_after)
-
-
-def fitting_configs(folder: Path, *, count: int, processes: int) -> list[list[str]]:
-    """Draw configs that are valid and whose samples divide among the processes."""
-    found: list[list[str]] = []
-
-    @settings(QUICK, max_examples=20 * count, phases=[Phase.generate], database=None)
-    @given(configs())
-    def collect(overrides: list[str]) -> None:
-        assume(len(found) < count)
-        try:
-            config = forms.config_of(overrides, folder)
-        except ValueError:
-            assume(False)
-        assume(not divide(config, world=processes).differences(config))
-        found.append(overrides)
-
-    collect()
-    assert len(found) == count
-    return found
-
-
-@pytest.mark.nightly
-def test_drawn_settings_on_two_processes_equal_plain_loops(tmp_path: Path) -> None:
-    drawn = fitting_configs(tmp_path / "none", count=DRAWN_ON_TWO_PROCESSES, processes=2)
-    check_two_processes(tmp_path, [(overrides, 0) for overrides in drawn])

@@ -68,12 +68,7 @@ class CharacterTrainer:
     """
 
     def __init__(self, config: CharacterConfig, *, resume: Resume = False, allow_changes: bool = False) -> None:
-        """Check a run before its weights are loaded.
-
-        Args:
-            config: the run.
-            resume: False for a new run, True or "auto" to continue from the newest checkpoint, or a checkpoint folder.
-            allow_changes: whether a resumed run may change its config or images.
+        """Check a run before its weights are loaded; the arguments are those of `PolicyTrainer`.
 
         Raises:
             ValueError: if the images, the model or the folder do not allow the run; one line with the fix.
@@ -229,7 +224,6 @@ class CharacterTrainer:
         """Compute (B,) ‖v(x_σ) − (ε − x0)‖² at x_σ = (1−σ)·x0 + σ·ε, as a mean over dimensions.
 
         Args:
-            examples: x0 and the captions.
             times: positions in 0..1 of the training schedule, from noise to image.
             seeds: of the noises ε.
         """

@@ -119,7 +119,7 @@ def together(pictures: Sequence[Picture]) -> list[list[Picture]]:
         # In grey, since JPEG keeps half of the colours' resolution.
         small = open_image(picture.path).convert("L").resize((16, 16), Image.Resampling.BOX)
         thumbnail = np.asarray(small, dtype=np.int16)
-        copies = [group for known, group in groups if np.abs(thumbnail - known).mean() <= COPY]
+        copies = [group for first, group in groups if np.abs(thumbnail - first).mean() <= COPY]
         if copies:
             copies[0].append(picture)
         else:

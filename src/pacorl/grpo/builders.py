@@ -74,14 +74,11 @@ def without_idle_judges(config: PolicyConfig, *, run: bool = True) -> PolicyConf
 
 
 def with_credit(
-    config: PolicyConfig, functions: Mapping[str, RewardFunction], prompts: Sequence[Prompt], *, run: bool = True
+    config: PolicyConfig, functions: Mapping[str, RewardFunction], prompts: Sequence[Prompt]
 ) -> tuple[PolicyConfig, str]:
     """Choose `advantages.credit` if it is left out: panel if every reward has parts and no prompt is an edit, else set.
 
     A clip range that is left out follows from it.
-
-    Args:
-        run: whether to execute the files of users' rewards; else they are parsed, and have no parts.
 
     Returns:
         The config, and the choice with its reason; empty if the config made it.
@@ -91,7 +88,7 @@ def with_credit(
         without = []
         for reward in config.rewards:
             function = functions.get(reward.name)
-            if not (hasattr(function, "panel_scores") if function else has_parts(reward, run=run)):
+            if not (hasattr(function, "panel_scores") if function else has_parts(reward)):
                 without.append(reward.key)
 
         # An edit is one image.
@@ -201,8 +198,8 @@ def freeze_idle_layers(policy: PipelinePolicy, *, targets: tuple[str, ...]) -> N
     Raises:
         ValueError: if all layers of a target are idle.
     """
-    named = policy.transformer.named_parameters()
-    adapted = {name.split(".lora_B.")[0] for name, _ in named if ".lora_B." in name}
+    weights = policy.transformer.named_parameters()
+    adapted = {name.split(".lora_B.")[0] for name, _ in weights if ".lora_B." in name}
     for target in targets:
         if not any(name == target or name.endswith(f".{target}") for name in adapted - policy.idle_layers):
             raise ValueError(
@@ -259,8 +256,8 @@ def build_run_rewards(
     for reward in config.rewards:
         function = functions.get(reward.name)
         rewards[reward.key] = user_reward(function, reward.name) if function else built[reward.key]
-    asked = judges.get("held_out") or judges.get("rewards")
-    held_out = dict(build_rewards(config.evaluation.rewards, judge=asked, device=device))
+    held_out_judge = judges.get("held_out") or judges.get("rewards")
+    held_out = dict(build_rewards(config.evaluation.rewards, judge=held_out_judge, device=device))
 
     # Every prompt to be scored and a trial image.
     for group, checked, tried, size in (

@@ -270,8 +270,11 @@ def identities_of(config: PolicyConfig, functions: Mapping[str, RewardFunction])
         a file that the config names. A judge whose identity is not known yet is left out.
     """
     judges = zip(PLACES, (config.judge, config.evaluation.judge_settings), strict=True)
-    known = {name: identity_of(options) for name, options in judges if options}
-    identities = {name: identity for name, identity in known.items() if identity}
+    identities = {}
+    for name, options in judges:
+        identity = identity_of(options) if options else ""
+        if identity:
+            identities[name] = identity
     digests = {name: code_digest(function) for name, function in functions.items()}
     digests |= file_digests(config.model_dump(mode="json"))
     return identities | {f"code of {name}": f"sha256 {digest[:12]}" for name, digest in digests.items()}

@@ -90,7 +90,9 @@ def evaluate(trainer: PolicyTrainer) -> dict[str, float]:
     keep_samples(trainer.logbook, samples, epoch=trainer.epoch, rewards=config.rewards)
 
     # 2. Means of the finite scores, checks, and a caller's own metrics.
-    columns = {name: [sample.scores[name] for sample in samples] for name in samples[0].scores}
+    columns = {}
+    for name in samples[0].scores:
+        columns[name] = [sample.scores[name] for sample in samples]
     metrics = {}
     p_yes = [*chain(*chain(*(sample.p_yes for sample in samples)))]
     for name, column in (columns | {"p_yes": p_yes}).items():
@@ -165,8 +167,9 @@ def score_images(trainer: PolicyTrainer, jobs: Sequence[Job], images: Sequence[I
 
     # One call for all images, so that a judge shares prefixes; its limit grows with the batches.
     def ask(name: str, reward: object, act: Callable[[], Any]) -> Any:
+        batches = math.ceil(len(images) / trainer.division.evaluation_batch)
         what = f"reward {name} (evaluation of {len(images)} images)"
-        return trainer.scorer.ask(reward, act, what, batches=math.ceil(len(images) / trainer.division.evaluation_batch))
+        return trainer.scorer.call(reward, act, lambda: what, batches=batches).result()
 
     # 1. P(Yes) of pairs, asked once for the reward and the matrix.
     answers = ask("consistency", asking, partial(asking.pairs, prompts, images)) if asking else [{} for _ in images]

@@ -173,7 +173,8 @@ def measure_agreement(
     # 3. The answers, and their means without missing ones.
     ask = partial(reward.mean_verdicts, prompts, panels, pairs=pairs)
     what = f"the judge (agreement of {COUPLES} pairs of sets)"
-    answers = runtime.gather_rows(lambda: {0: trainer.scorer.ask(reward, ask, what)} if runtime.is_main else {})[0]
+    call = trainer.scorer.call(reward, ask, lambda: what)
+    answers = runtime.gather_rows(lambda: {0: call.result()} if runtime.is_main else {})[0]
     p_yes: dict[bool, list[float]] = {True: [], False: []}
     for prompt, verdicts in zip(prompts, answers, strict=True):
         for (first, second), verdict in verdicts.items():
@@ -223,13 +224,15 @@ class HackingMonitor:
 
     def update(self, kind: Kind, values: Mapping[str, Any]) -> list[Alarm]:
         """Add a line of the log (`monitor/…` and `held_out/…`), and return its alarms."""
-        signs = []
+        alarms = []
         for name, value in values.items():
             if value is not None and name.startswith((HELD_OUT, MONITOR)):
-                signs.append(name.removeprefix(MONITOR))
-                self._history[kind, signs[-1]].append(value)
-        alarms = [self._alarm(kind, sign) for sign in signs]
-        return [alarm for alarm in alarms if alarm]
+                sign = name.removeprefix(MONITOR)
+                self._history[kind, sign].append(value)
+                alarm = self._alarm(kind, sign)
+                if alarm:
+                    alarms.append(alarm)
+        return alarms
 
     def _alarm(self, kind: Kind, sign: str) -> Alarm | None:
         """Compare the newest value of a sign, an average in training, with the earlier ones."""

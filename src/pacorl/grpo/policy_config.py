@@ -138,8 +138,8 @@ class EvaluationConfig(Section):
     def judged_like(self, judge: JudgeSettings | None) -> EvaluationConfig:
         """Return a copy whose judge has the other settings of the run's."""
         copy = self.model_copy()
-        own = {"checkpoint": self.judge, "adapter": ""}
-        copy._judge_settings = (judge or JudgeSettings()).model_copy(update=own)
+        changes = {"checkpoint": self.judge, "adapter": ""}
+        copy._judge_settings = (judge or JudgeSettings()).model_copy(update=changes)
         return copy
 
 

@@ -80,8 +80,8 @@ def assign_rows(
         if len(share) % world:
             share = list(chain(*(in_batches(piece, batch) for piece in share)))
         assert not (sharded and len(share[0]) % subtree and leaves % batch), "ranks cut through a subtree"
-        own = share[rank::world]
-        shares.append(own if sharded else _units(own, tree, batch=batch, kind=kind))
+        share_of_rank = share[rank::world]
+        shares.append(share_of_rank if sharded else _units(share_of_rank, tree, batch=batch, kind=kind))
     return shares
 
 
@@ -100,12 +100,12 @@ class Division:
 
     def differences(self, config: PolicyConfig) -> str:
         """Describe in a line what differs from the config; empty if nothing does."""
-        found = {
+        values = {
             "prompts_per_epoch": (config.prompts_per_epoch, self.prompts),
             "sampling.batch": (config.sampling.batch, self.batch),
             "evaluation.batch": (config.evaluation.batch, self.evaluation_batch),
         }
-        changes = [f"{key} is {now} in place of {given}" for key, (given, now) in found.items() if now != given]
+        changes = [f"{key} is {now} in place of {before}" for key, (before, now) in values.items() if now != before]
         return f"so that the samples divide, {', '.join(changes)}" if changes else ""
 
 

@@ -108,7 +108,7 @@ class Scorer:
                 function = Contrast(reward, [seed_of(*self._draw, "contrast", row) for row in rows])
             act = partial(panel_scores_of, name, function, prompts, images, masked=True)
             what = partial(_batch_name, name, len(self._batches) + 1, prompts)
-            calls.append(self._call(reward, act, what, batches=len(rollouts)))
+            calls.append(self.call(reward, act, what, batches=len(rollouts)))
             if self.overlap:
                 calls[-1].queue()
         self._batches.append((rows, calls))
@@ -130,25 +130,23 @@ class Scorer:
             call.queue()
         scores_of_row: dict[int, list[PanelScores]] = {}
         for rows, calls in self._batches:
-            columns = [call.result(self.check_stop) for call in calls]
+            columns = [call.result() for call in calls]
             scores_of_row |= {row: scores for row, *scores in zip(rows, *columns, strict=True)}
         self._batches.clear()
         return scores_of_row
 
-    def ask(self, reward: object, act: Callable[[], Outcome], what: str, *, batches: int = 1) -> Outcome:
-        """Call a reward on its thread; `what` is the subject of the message if it does not return.
+    def call(
+        self, reward: object, act: Callable[[], Outcome], what: Callable[[], str], *, batches: int = 1
+    ) -> Call[Outcome]:
+        """Make a call on a reward's thread.
 
         Args:
+            what: makes the subject of the message if it does not return.
             batches: number of batches, whose time limits add up.
         """
-        return self._call(reward, act, lambda: what, batches=batches).result(self.check_stop)
-
-    def _call(
-        self, reward: object, act: Callable[[], Outcome], what: Callable[[], str], *, batches: int
-    ) -> Call[Outcome]:
         if isinstance(getattr(reward, "judge", None), RemoteJudge):
-            return Call(self._remote, act, what)
-        return Call(self._local, act, what, batches * self.timeout)
+            return Call(self._remote, act, what, check_stop=self.check_stop)
+        return Call(self._local, act, what, batches * self.timeout, self.check_stop)
 
 
 def _batch_name(reward: str, number: int, prompts: Sequence[Prompt]) -> str:
@@ -209,7 +207,10 @@ def collect_scores(scorer: Scorer, runtime: Runtime) -> tuple[Scores, list[str]]
 
 def columns_of(scores: Scores, rows: Sequence[Row], names: Sequence[str]) -> dict[str, list[float | None]]:
     """Tabulate an epoch's scores by reward, in the order of its rows."""
-    return {name: [scores[row.number][place].score for row in rows] for place, name in enumerate(names)}
+    columns = {}
+    for index, name in enumerate(names):
+        columns[name] = [scores[row.number][index].score for row in rows]
+    return columns
 
 
 def reward_table(scores: Scores, rows: Sequence[Row], *, names: tuple[str, ...], by_panel: bool = False) -> RewardTable:
@@ -220,8 +221,10 @@ def reward_table(scores: Scores, rows: Sequence[Row], *, names: tuple[str, ...],
             panel.
     """
     # fp64, since P(Yes) near 1 differs by less than fp32 resolves.
-    columns = columns_of(scores, rows, names).values()
-    score_RB = torch.tensor([[math.nan if s is None else s for s in column] for column in columns], dtype=torch.float64)
+    columns = []
+    for column in columns_of(scores, rows, names).values():
+        columns.append([math.nan if score is None else score for score in column])
+    score_RB = torch.tensor(columns, dtype=torch.float64)
     part_RBP = None
     if by_panel:
         # Sets with fewer panels leave the rest NaN.

@@ -55,8 +55,8 @@ def free_folder(out: Path) -> Path:
 
 def checkpoints(folder: Path) -> list[Path]:
     """List the checkpoints in a folder, oldest first."""
-    found = [path for path in folder.glob("step-*") if CHECKPOINT.fullmatch(path.name)]
-    return sorted((path for path in found if (path / "state.json").exists()), key=step_of)
+    folders = [path for path in folder.glob("step-*") if CHECKPOINT.fullmatch(path.name)]
+    return sorted((path for path in folders if (path / "state.json").exists()), key=step_of)
 
 
 def step_of(path: Path) -> int:

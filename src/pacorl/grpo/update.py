@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pacorl.core.devices import to_device, widest_float
 from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION, Endpoint, ObjectiveOptions, Step
+from pacorl.core.panels import Panels
 from pacorl.core.sampler import Sampler
 from pacorl.core.schedule import seed_of
 from pacorl.core.sde import Transition, kl, log_prob
@@ -20,7 +21,7 @@ from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import panels_of, transition_at, velocity_at
 from pacorl.models.adapters import AdapterCopy, adapter_off
 from pacorl.runtime.processes import Runtime
-from pacorl.types import Advantages, NodeBatch, Rollout, Samples
+from pacorl.types import Advantages, NodeBatch, Prompt, Rollout, Samples, Size
 
 if TYPE_CHECKING:
     from pacorl.core.objectives import Loss, Metric
@@ -140,17 +141,30 @@ def ratio_warning(metrics: Mapping[str, float], tolerance: float, *, epoch: int)
     )
 
 
+def _credit(
+    policy: PipelinePolicy,
+    values: Advantages,
+    rows: Sequence[int],
+    prompts: Sequence[Prompt],
+    size: Size,
+    *,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Panels | None]:
+    """Return the (B,) advantages of samples; with panel credit (B, N), each token its panel's, and the panels."""
+    device = next(policy.transformer.parameters()).device
+    if values.value_BP is None:
+        return to_device(values.value_B[rows].to(dtype), device), None
+    panels = panels_of(policy, prompts, size, device=device)
+    return panels.at_tokens(to_device(values.value_BP[rows].to(dtype), device)), panels
+
+
 def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) -> Loss:
     """Compute a path objective at the nodes of one forward, for every sample below them."""
     # 1. Inputs on the device.
     policy, options, step = policy_loss.policy, policy_loss.options, nodes.step
     device = next(policy.transformer.parameters()).device
-    advantage_B = to_device(values.credited[nodes.row_B].to(nodes.log_prob_B.dtype), device)
-    panels = None
-    if values.value_BP is not None:
-        prompts = [nodes.prompts[node] for node in nodes.node_B.tolist()]
-        panels = panels_of(policy, prompts, nodes.size, device=device)
-        advantage_B = panels.at_tokens(advantage_B)
+    prompts = [nodes.prompts[node] for node in nodes.node_B.tolist()]
+    advantage_B, panels = _credit(policy, values, nodes.row_B, prompts, nodes.size, dtype=nodes.log_prob_B.dtype)
     conditioning = policy_loss.cache.batch(nodes.prompts, nodes.size)
     x_VNC = to_device(nodes.latents_VNC, device)
     node_B = to_device(nodes.node_B, device)
@@ -206,13 +220,10 @@ def _endpoint_loss(
     noise = policy.noise([seed_of(*draw, "noised", step, row) for row in rollout.row_B], rollout.size)
     noisy = (1 - sigma) * clean + sigma * noise
 
-    # 2. Advantages of the samples; with panel credit each token has its panel's.
-    advantage_B = to_device(values.value_B[rollout.row_B].to(clean.dtype), device)
+    # 2. Advantages of the samples, or of the panels of each token.
+    advantage_B, panels = _credit(policy, values, rollout.row_B, rollout.prompts, rollout.size, dtype=clean.dtype)
     used_B = to_device(values.used_B[rollout.row_B], device)
-    panels = None
-    if values.value_BP is not None:
-        panels = panels_of(policy, rollout.prompts, rollout.size, device=device)
-        advantage_B = panels.at_tokens(to_device(values.value_BP[rollout.row_B].to(clean.dtype), device))
+    if panels:
         used_B = used_B[:, None].expand_as(advantage_B)
 
     # 3. Velocities. Old and base come first: they change weights in place, which would break the trained policy's

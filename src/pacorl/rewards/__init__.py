@@ -76,9 +76,9 @@ def asks_judge(config: MeasureConfig, *, run: bool = True) -> bool:
     return reward_spec(config.name, run=run).asks_judge
 
 
-def has_parts(config: MeasureConfig, *, run: bool = True) -> bool:
-    """Check whether a reward's score has a part for each panel (`ScoresPanels`); `run` as in `check_rewards`."""
-    return hasattr(reward_spec(config.name, run=run).target, "panel_scores")
+def has_parts(config: MeasureConfig) -> bool:
+    """Check whether a reward's score has a part for each panel (`ScoresPanels`)."""
+    return hasattr(reward_spec(config.name).target, "panel_scores")
 
 
 def build_rewards(

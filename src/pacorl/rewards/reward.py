@@ -82,18 +82,19 @@ def listed(
     name: str, result: Any, count: int, prompts: Sequence[Prompt], *, what: tuple[str, str] = ("scores", "images")
 ) -> list[Any]:
     """Return a reward's result as a list of `count` values; raises RewardError naming the reward otherwise."""
-    values, those = what
+    values, items = what
     try:
-        found = list(result)
-    except TypeError:
-        found = None
-    if found is None or len(found) != count:
-        returned = repr(result) if found is None else f"{len(found)} {values}"
-        raise RewardError(
-            f"reward {name!r} returned {returned} for {count} {those} ({named(prompts)}); it must return a list of "
-            f"one per {those[:-1]}, None if there is none"
-        )
-    return found
+        results = list(result)
+    except TypeError:  # a number, or none: a reward that forgets `return`
+        returned = repr(result)
+    else:
+        if len(results) == count:
+            return results
+        returned = f"{len(results)} {values}"
+    raise RewardError(
+        f"reward {name!r} returned {returned} for {count} {items} ({named(prompts)}); it must return a list of "
+        f"one per {items[:-1]}, None if there is none"
+    )
 
 
 def scores_of(

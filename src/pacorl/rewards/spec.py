@@ -102,8 +102,8 @@ class RewardSpec:
         except ValidationError as error:
             fault = error.errors()[0]
             key = str(fault["loc"][0])
-            given = f" (got {args[key]!r})" if key in args else ""
-            raise RewardError(f"{at}.{key}: {fault['msg']}{given}; it takes {', '.join(options) or 'none'}") from None
+            value = f" (got {args[key]!r})" if key in args else ""
+            raise RewardError(f"{at}.{key}: {fault['msg']}{value}; it takes {', '.join(options) or 'none'}") from None
         return checked
 
     def build(self, args: Mapping[str, Any], *, judge: Judge | None, device: str | torch.device) -> Reward:

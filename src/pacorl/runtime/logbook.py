@@ -81,9 +81,9 @@ class Logbook:
             make_folder(folder)
             for name in trackers:
                 # TensorBoard's files lie in a folder of its name beside the log; for a service the name is a project.
-                own = {"logging_dir": folder} if name == "tensorboard" else {"config": public(settings or {})}
+                options = {"logging_dir": folder} if name == "tensorboard" else {"config": public(settings or {})}
                 project = name if name == "tensorboard" else "pacorl"
-                self._trackers.append(LOGGER_TYPE_TO_CLASS[name](project, **own))
+                self._trackers.append(LOGGER_TYPE_TO_CLASS[name](project, **options))
                 self._trackers[-1].start()
 
     @classmethod
@@ -121,9 +121,9 @@ class Logbook:
     def cut(self, *, lines: int | None = None, step: int = 0) -> None:
         """Keep the first `lines`, or those up to `step`."""
         written = self._lines()
-        kept = [line for line in written if _step_of(line) <= step] if lines is None else written[:lines]
-        if self.folder and kept != written:
-            write_atomic(self.folder / "metrics.jsonl", "".join(f"{line}\n" for line in kept), mode=PRIVATE)
+        remaining = [line for line in written if _step_of(line) <= step] if lines is None else written[:lines]
+        if self.folder and remaining != written:
+            write_atomic(self.folder / "metrics.jsonl", "".join(f"{line}\n" for line in remaining), mode=PRIVATE)
 
     def count_lines(self) -> int:
         """Count the lines of metrics.jsonl."""

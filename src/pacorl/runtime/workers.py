@@ -37,6 +37,8 @@ class Call(Generic[Outcome]):
     """Makes the subject of the message if the limit is reached."""
     seconds: float = math.inf
     """Time limit, from the moment at which a thread takes the call."""
+    check_stop: Callable[[], None] = lambda: None
+    """Polled by `result`; may raise to stop."""
     future: Future[Outcome] = field(default_factory=Future)
     queued: bool = False
     started: float = math.inf
@@ -47,15 +49,15 @@ class Call(Generic[Outcome]):
             self.queued = True
             self.workers.add(self)
 
-    def result(self, check_stop: Callable[[], None] = lambda: None) -> Outcome:
-        """Wait for the outcome, and return or raise it; `check_stop` is polled meanwhile and may raise to stop.
+    def result(self) -> Outcome:
+        """Wait for the outcome, and return or raise it.
 
         Raises:
             CallTimeout: if the limit is reached.
         """
         self.queue()
         while not wait([self.future], timeout=LOOK_SECONDS).done:
-            check_stop()
+            self.check_stop()
             if time.monotonic() - self.started > self.seconds:
                 raise CallTimeout(
                     f"{self.what()} has not returned for {self.seconds:g} s; mend it, or raise reward_timeout"

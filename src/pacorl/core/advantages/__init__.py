@@ -200,19 +200,6 @@ def _stats(table: RewardTable, valid_B: Tensor, combined_B: Tensor) -> dict[str,
 # --- the samples of one prompt ---------------------------------------------------------------------------------
 
 
-def normalize_groups(
-    score_B: Tensor,
-    valid_B: Tensor,
-    group_B: Tensor,
-    *,
-    std: Literal["group", "global"] = "group",
-    floor: Floor = "none",
-) -> Tensor:
-    """Compute (r̂ − group mean) / std with its floor over valid samples; 0 for invalid samples (Eq. 2, right)."""
-    divisor_B = group_divisor(score_B, valid_B, group_B, std=std, floor=floor)
-    return group_centred(score_B, valid_B, group_B) / divisor_B
-
-
 def group_centred(score_B: Tensor, valid_B: Tensor, group_B: Tensor) -> Tensor:
     """Subtract the group's mean over valid samples; 0 for invalid samples."""
     return (score_B - group_mean(score_B, valid_B, group_B)) * valid_B.double()
