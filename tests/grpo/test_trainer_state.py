@@ -165,7 +165,7 @@ def test_held_out_measures_have_the_judge_of_the_evaluation(tmp_path: Path) -> N
     with toy_world():
         made = PolicyTrainer(toy_config(tmp_path / "run", judge, asks))
     made.close()
-    assert made.held_out["panel_match"].judge is not made.rewards["consistency"].judge  # type: ignore[attr-defined]
+    assert made.held_out["held_out/panel_match"].judge is not made.rewards["consistency"].judge  # type: ignore[attr-defined]
 
 
 class Closing:

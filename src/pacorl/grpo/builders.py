@@ -12,6 +12,7 @@ import torch
 
 from pacorl.config.base import ConfigError
 from pacorl.config.reward_section import RewardConfig
+from pacorl.core.metric_names import HELD_OUT
 from pacorl.core.objectives.grpo_clip import PANEL_RANGE, SET_RANGE, ClippedOptions
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
@@ -247,7 +248,7 @@ def build_run_rewards(
     """Build the rewards in the config's order, and score a trial image with each, before the first epoch.
 
     Returns:
-        The rewards, and the held-out rewards of the evaluation.
+        The rewards, and the held-out rewards of the evaluation, `held_out/NAME`.
     """
     # Functions replace the rewards of their names.
     built_in = [reward for reward in config.rewards if reward.name not in functions]
@@ -257,7 +258,8 @@ def build_run_rewards(
         function = functions.get(reward.name)
         rewards[reward.key] = user_reward(function, reward.name) if function else built[reward.key]
     held_out_judge = judges.get("held_out") or judges.get("rewards")
-    held_out = dict(build_rewards(config.evaluation.rewards, judge=held_out_judge, device=device))
+    measures = build_rewards(config.evaluation.rewards, judge=held_out_judge, device=device)
+    held_out = {f"{HELD_OUT}{key}": measure for key, measure in measures.items()}
 
     # Every prompt to be scored and a trial image.
     for group, checked, tried, size in (

@@ -176,13 +176,11 @@ def score_images(trainer: PolicyTrainer, jobs: Sequence[Job], images: Sequence[I
 
     # 2. The rewards, and those that are held out.
     columns: dict[str, Sequence[float | None]] = {}
-    held_out = {f"{HELD_OUT}{name}": reward for name, reward in trainer.held_out.items()}
-    for key, reward in {**trainer.rewards, **held_out}.items():
-        name = key.removeprefix(HELD_OUT)
+    for name, reward in {**trainer.rewards, **trainer.held_out}.items():
         if asking and reward is asking:
-            columns[key] = [asking.score(verdicts) for verdicts in answers]
+            columns[name] = [asking.score(verdicts) for verdicts in answers]
         else:
-            columns[key] = ask(name, reward, partial(scores_of, name, reward, prompts, images, masked=True))
+            columns[name] = ask(name, reward, partial(scores_of, name, reward, prompts, images, masked=True))
 
     # 3. Records with the matrix of pairs and the monitor's statistics.
     samples = []
