@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -91,18 +91,11 @@ def draw_samples(draw: Draw, units: Sequence[Sequence[Row]], into: Samples) -> I
 
     # At the end, since a copy at each step would wait for the GPU.
     for node_batch in nodes:
-        mean_VNC = node_batch.mean_VNC
-        into.nodes.append(
-            replace(
-                node_batch,
-                latents_VNC=node_batch.latents_VNC.cpu(),
-                next_latents_ENC=node_batch.next_latents_ENC.cpu(),
-                node_B=node_batch.node_B.cpu(),
-                child_B=node_batch.child_B.cpu(),
-                log_prob_B=node_batch.log_prob_B.cpu(),
-                mean_VNC=None if mean_VNC is None else mean_VNC.cpu(),
-            )
-        )
+        for name in ("latents_VNC", "next_latents_ENC", "node_B", "child_B", "log_prob_B", "mean_VNC"):
+            tensor = getattr(node_batch, name)
+            if tensor is not None:
+                setattr(node_batch, name, tensor.cpu())
+        into.nodes.append(node_batch)
 
 
 class Trunk:
