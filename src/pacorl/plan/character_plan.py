@@ -32,7 +32,6 @@ def plan_character(config: CharacterConfig) -> Plan:
         batches=[Batch(size, "size", count, averaged=True)],  # the gallery's
         training=Training(config, Sampler(size=size, steps=config.gallery.steps), count),
         encodes_images=True,
-        latents=len(pictures.train) + len(pictures.held_out),
     )
     memory = measure(job)
     facts = {

@@ -48,8 +48,6 @@ class Forwards(NamedTuple):
     samples: int
     node_batch: int
     """The largest number of nodes in one trained forward; of samples for an objective that trains on these."""
-    latents: float
-    """Latents that the engine keeps: each node and its children, its mean if needed, and each endpoint."""
     per_image: Mapping[str, float]
     """`sampling`, `training` (with a backward each) and `other_policies` (the base for the KL, and the sampling policy
     for an objective that compares with it)."""
@@ -88,10 +86,8 @@ def forwards_of(config: PolicyConfig) -> Forwards:
     if spec.needs == "endpoint":
         other_policies += trained if spec.lag else trained * (1 - 1 / config.optimizer.updates_per_epoch)
 
-    per_node = 2 if sampler.keeps_means else 1
-    latents = 1 + sum(per_node * parents + children for parents, children in pairwise([*nodes, 1]))
     per_image = {"sampling": sampled, "training": trained, "other_policies": other_policies}
-    return Forwards(sampler, samples, node_batch, samples * latents, per_image)
+    return Forwards(sampler, samples, node_batch, per_image)
 
 
 def hours_of(config: PolicyConfig, *, flops: float) -> dict[str, tuple[float, float]]:

@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 
 from pacorl.core.sampler import Sampler
@@ -41,7 +40,8 @@ PHASES: dict[Phase, str] = {
 }
 FP32 = 4
 PROCESS = 2**30
-"""Python, torch, diffusers and transformers took 0.33 GiB, measured without CUDA; the rest is a guess at CUDA's."""
+"""Python, torch, diffusers and transformers took 0.33 GiB, measured without CUDA; the rest is a guess at CUDA's, and at
+the latents and images of an epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +131,6 @@ class Job:
     """Whether generator and scorers take turns on the card."""
     encoded: int = 0
     """Encoded prompts that each process keeps."""
-    latents: float = 0
-    """Latents in main memory."""
-    pixels: int = 0
-    """Pixels of images in main memory."""
     world: int = 1
     """Processes of a machine."""
 
@@ -156,27 +152,25 @@ def measure(job: Job) -> Memory:
         for prompt in job.prompts:
             policy.size_of(prompt, batch.size)
 
-    names, measured_figures = zip(*_figures(job, policy), strict=True)
-    figures = np.array(measured_figures, dtype=float)
+    figures: Iterable[tuple[str, float]] = _figures(job, policy)
     if is_cut:
-        deeper = policy_on_meta(job.spec, job.options, with_units(job.configs, 3))
-        per_unit = [figure for _, figure in _figures(job, deeper)] - figures
-        figures += (units - 2) * per_unit
+        deeper = _figures(job, policy_on_meta(job.spec, job.options, with_units(job.configs, 3)))
+        figures = [
+            (name, low + (units - 2) * (high - low)) for (name, low), (_, high) in zip(figures, deeper, strict=True)
+        ]
 
     largest: dict[Any, int] = defaultdict(int)
-    for name, figure in zip(names, figures, strict=True):
+    for name, figure in figures:
         largest[name] = max(largest[name], round(figure))
     phases = {phase: largest[phase] for phase in PHASES if phase in largest}
-    resident = largest["encoded"] + max(largest["held"], largest["working"] + largest["images"])
-    host = max(resident, largest["encoded"] + largest["host"])
-    return Memory(phases, host, resident, largest["adapter"], largest["flops"])
+    host = max(largest["held"], largest["host"])
+    return Memory(phases, host, largest["held"], largest["adapter"], largest["flops"])
 
 
 def _figures(job: Job, policy: PipelinePolicy) -> Iterator[tuple[str, float]]:
-    """List a job's bytes by phase, in main memory and of the adapter, and FLOPs; the largest of a name counts.
+    """List a job's bytes by phase, `host` and `held` bytes, the adapter's, and FLOPs; the largest of a name counts.
 
-    Each is linear in the number of blocks. `host` and `held` (without pages of files) are for loading, `working` for
-    an epoch.
+    Each is linear in the number of blocks.
     """
     if job.training:
         with META, blamed_on("adapter.targets"):
@@ -192,32 +186,25 @@ def _figures(job: Job, policy: PipelinePolicy) -> Iterator[tuple[str, float]]:
         loaded += sum(map(weight_bytes, inputs.encoders))
         streamed += map(streamed_bytes, inputs.encoders)
     yield from _on_the_card(job, inputs, adapter=adapter, loaded=loaded, scoring=scoring)
-    yield from _records(job, inputs)
 
     # Loading. An encoder's pages are dropped before the next one's are read, unless it is streamed.
+    prompt = inputs.conditioning(policy.nearest_size(job.batches[0].size), batch=1)
+    process = PROCESS + job.encoded * sum(tensor.nbytes for tensor in prompt.tensors.values())
+    placed = job.world * (process + streamed[0] + adapter)
     files = [weight_bytes(encoder) + streamed_bytes(encoder) for encoder in inputs.encoders]
-    placed = job.world * (PROCESS + streamed[0] + adapter)
     yield "held", placed
     yield "host", placed + (sum(files) if job.options.stream else max(files))
     yield "host", placed + (parameter_count(transformer) - adapter // FP32) * policy.pipeline.vae.dtype.itemsize
 
     # Scoring models are read while the generator waits for its turn, and then wait as well.
-    waiting = PROCESS + sum(streamed)
+    waiting = process + sum(streamed)
     if job.in_turns:
         waiting += loaded
     for scorer in job.scorers:
         yield "host", job.world * waiting + scorer.files
     if job.in_turns:
         waiting += scoring
-    yield "working", job.world * waiting
-
-
-def _records(job: Job, inputs: Inputs) -> Iterator[tuple[str, float]]:
-    """List the bytes in main memory of encoded prompts, and of an epoch's latents and images."""
-    size = inputs.policy.nearest_size(job.batches[0].size)
-    tensors = inputs.conditioning(size, batch=1).tensors.values()
-    yield "encoded", job.world * job.encoded * sum(tensor.nbytes for tensor in tensors)
-    yield "images", job.latents * inputs.policy.noise([0], size).numel() * FP32 + 3 * job.pixels
+    yield "held", job.world * waiting
 
 
 def _on_the_card(job: Job, inputs: Inputs, *, adapter: int, loaded: int, scoring: int) -> Iterator[tuple[str, float]]:

@@ -231,7 +231,6 @@ def _job(config: PolicyConfig, forwards: Forwards, *, images: int, images_shown:
     per_image = forwards.per_image
     sampled = images * (per_image["sampling"] + per_image["other_policies"])
     is_path = OBJECTIVES[config.objective.name].needs == "path"
-    evaluated = config.prompts.evaluation_limit * evaluation.samples_per_prompt
     return Job(
         spec=config.generator,
         options=config.model,
@@ -261,8 +260,6 @@ def _job(config: PolicyConfig, forwards: Forwards, *, images: int, images_shown:
         images=sources.planned_images(config, prompts),
         prompts=prompts,
         encoded=len(prompts) or config.prompts_per_epoch + config.prompts.evaluation_limit,
-        latents=forwards.latents,
-        pixels=forwards.samples * math.prod(training.size) + evaluated * math.prod(evaluation.size),
         world=config.processes,
     )
 

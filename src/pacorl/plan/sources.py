@@ -214,18 +214,15 @@ def planned_images(config: PolicyConfig, prompts: Sequence[Prompt] = ()) -> int:
 
 def absent_prompts(config: PolicyConfig) -> Iterator[MissingFile]:
     """List the absent prompts of a run; those of the tiny world are always here."""
-    remedy = "`pacorl data t2is`; or name a JSONL or text file of your own"
     data = config.prompts
-    for key in ("train", "evaluation", "benchmarks"):
-        names = getattr(data, key)
-        for source in [names] if isinstance(names, str) else names:
-            if planned_images(config):
-                split = f"`pacorl data {config.generator.edit_data} --test 128 --out {Path(source).parent}`"
-                remedy = (
-                    f"`pacorl data gedit`, then {split}; or name a JSONL of your own edits ({{image, instruction}})"
-                )
-            if not source.startswith("tiny:") and not Path(source).exists():
-                yield MissingFile(f"prompts.{key}", source, remedy)
+    remedy = "`pacorl data t2is`; or name a JSONL or text file of your own"
+    if planned_images(config):
+        split = f"`pacorl data {config.generator.edit_data} --test 128 --out {Path(data.train).parent}`"
+        remedy = f"`pacorl data gedit`, then {split}; or name a JSONL of your own edits ({{image, instruction}})"
+    files = [("train", data.train), ("evaluation", data.evaluation)]
+    for key, source in [*files, *(("benchmarks", name) for name in data.benchmarks)]:
+        if not source.startswith("tiny:") and not Path(source).exists():
+            yield MissingFile(f"prompts.{key}", source, remedy)
 
 
 def absences_of(config: PolicyConfig) -> Iterator[MissingFile]:
