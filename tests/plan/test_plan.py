@@ -94,7 +94,7 @@ def test_phases_hold_what_lies_on_the_card_in_them() -> None:
     unjudged = planned("judge=none", JPEG, "sampling.batch=8").memory
     assert low.phases["encode"] == plain.phases["encode"]
     assert low.phases["score"] < plain.phases["score"], "they take turns"
-    assert low.host > plain.host, "and who waits is in main memory"
+    assert low.held > plain.held, "and who waits is in main memory"
     assert nodes.phases["train"] < plain.phases["train"]
     assert "score" not in unjudged.phases
     assert unjudged.phases["train"] < plain.phases["train"]
