@@ -17,7 +17,6 @@ from pacorl.grpo import builders, conditioning, lora_training, rollout, rows, up
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.models.adapters import MovingAverage, adapter_state
 from pacorl.plan.generators import policy_on_meta
-from pacorl.runtime.compiled import compile_blocks, compile_decoder
 from pacorl.runtime.processes import Runtime, allow_tf32
 from pacorl.types import TINY, Advantages, Conditioning, Prompt, Samples, Size
 from research.twin import generator_parts
@@ -69,11 +68,8 @@ class Bench:
                 weight.copy_(random_weight(name, weight))
         self.policy.place_vae(device)
 
-        # The run's own builders, in the run's order.
         builders.add_adapter(config, self.policy)
-        if self.compiled:
-            compile_blocks(self.transformer, packed=config.memory != "normal")
-            compile_decoder(self.policy.pipeline.vae)
+        builders.compile_models(config, self.policy)
         builders.place_transformer(config, self.policy, device=device)
         self.transformer.train()
         for name, weight in adapter_state(self.transformer).items():
@@ -93,8 +89,12 @@ class Bench:
         return [Conditioning({"tokens": tokens, "pooled": pooled}) for _ in prompts]
 
     def checkpoint_gradients(self, *, enabled: bool) -> None:
-        verb = "enable" if enabled else "disable"
-        getattr(self.transformer, f"{verb}_gradient_checkpointing")()
+        budget = 0.0 if enabled else 1.0
+        if not self.compiled or self.config.memory != "normal":
+            getattr(self.transformer, f"{'enable' if enabled else 'disable'}_gradient_checkpointing")()
+        elif torch._functorch.config.activation_memory_budget != budget:
+            torch._functorch.config.activation_memory_budget = budget
+            torch._dynamo.reset()
 
     def sampler(self, batch: int) -> Sampler:
         """The run's sampler of one group."""

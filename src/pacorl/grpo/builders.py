@@ -26,7 +26,7 @@ from pacorl.records.prompts import load_prompts, prompts_from, save_prompts
 from pacorl.rewards import asks_judge, build_rewards, check_rewards, has_parts
 from pacorl.rewards.reward import Reward, RewardFunction, smoke_test
 from pacorl.rewards.spec import user_reward
-from pacorl.runtime.compiled import compile_blocks
+from pacorl.runtime.compiled import compile_blocks, compile_decoder
 from pacorl.types import Prompt, Size
 
 logger = logging.getLogger(__name__)
@@ -156,8 +156,7 @@ def build_adapted_policy(config: LoraConfig, *, sizes: Sequence[Size], device: t
         policy.check_size(size)
     # After the sizes are checked: the adapter changes the modules.
     add_adapter(config, policy)
-    if config.model.compile == "blocks":
-        compile_blocks(policy.transformer, packed=config.memory != "normal")
+    compile_models(config, policy)
 
     # A run that continues an earlier adapter.
     if config.adapter.start:
@@ -179,6 +178,21 @@ def add_adapter(config: LoraConfig, policy: PipelinePolicy) -> None:
     freeze_idle_layers(policy, targets=targets)
 
 
+def compile_models(config: LoraConfig, policy: PipelinePolicy) -> None:
+    """Compile the transformer's blocks and the VAE's decoder, if configured.
+
+    The blocks' own backward then takes the place of gradient checkpointing. Packed weights are unpacked once more for
+    it, for which checkpoints around the blocks stay.
+    """
+    if config.model.compile == "none":
+        return
+    recompute = bool(config.model.gradient_checkpointing) and config.memory == "normal"
+    if recompute:
+        policy.transformer.disable_gradient_checkpointing()  # type: ignore[operator]
+    compile_blocks(policy.transformer, packed=config.memory != "normal", recompute=recompute)
+    compile_decoder(policy.pipeline.vae)
+
+
 def place_transformer(
     config: LoraConfig, policy: PipelinePolicy, *, device: torch.device, sharded: bool = False
 ) -> None:
@@ -188,6 +202,10 @@ def place_transformer(
     the whole model. Quantised weights go to the device, since processes cannot share them.
     """
     policy.place_transformer("cpu" if sharded and config.memory == "normal" else device)
+    if config.model.compile == "blocks" and config.memory == "normal" and not sharded:
+        from pacorl.models.adapted_linear import join_projections
+
+        join_projections(policy.transformer)
     torch.cuda.empty_cache()  # buffers of packing and casting
 
 

@@ -43,9 +43,10 @@ class PolicyOptions(ModelSection):
     `auto`, `pacorl train-policy` turns it off if the run's plan then fits the card; in Python `auto` is on."""
 
     compile: Literal["none", "blocks"] = "none"
-    """Whether the transformer's repeated blocks are compiled by torch, for sampling and training alike; the first epoch
-    takes a minute or more. In bf16 compiled graphs round otherwise with gradients than without, so the SDE steps are
-    sampled with gradients too, and the ratio before the first update stays exactly 1."""
+    """Whether the transformer's repeated blocks are compiled by torch, for sampling and training alike, and the VAE's
+    decoder in training; the first epoch takes a minute or more. In bf16 compiled graphs round otherwise with gradients
+    than without, so the SDE steps are sampled with gradients too, and the ratio before the first update stays exactly
+    1."""
 
     @property
     def negative_text(self) -> str | None:
