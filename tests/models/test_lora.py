@@ -73,7 +73,7 @@ WITH_ALPHAS = {
     "no prefix": state_of(),
     "down and up": prefixed("transformer.", down_up(state_of())),
     "dots": prefixed("transformer.", down_up(state_of(), "lora.down", "lora.up")),
-    "default": {name.replace(".weight", ".default.weight"): value for name, value in state_of().items()},
+    "default_0": {name.replace(".weight", ".default_0.weight"): value for name, value in state_of().items()},
 } | {
     prefix: prefixed(prefix, state_of())
     for prefix in ("transformer.", "diffusion_model.", "_orig_mod.", "module.", "diffusion_model.transformer.")
@@ -162,6 +162,7 @@ FLUX2_UNKNOWN = flux_layer("double_blocks.0.img_mlp.2", 3072, 9216) | flux_layer
     [
         pytest.param({"transformer.x.weight": torch.ones(1)}, "no LoRA weights", id="a model"),
         pytest.param(state_of() | {"lora_te1_a.lora_up.weight": torch.ones(1)}, "text encoder", id="text encoder"),
+        pytest.param(state_of() | {"x.lora_A.old.weight": torch.ones(1)}, "the adapters '', 'old'", id="two adapters"),
         pytest.param(state_of() | {f"{MODULES[0]}.dora_scale": torch.ones(1)}, r"to_q\.dora_scale", id="DoRA"),
         pytest.param(state_of() | {"x.lora_magnitude_vector": torch.ones(1)}, "magnitude_vector", id="PEFT's DoRA"),
         pytest.param(state_of() | {"x.lora_A.bias": torch.ones(1)}, r"x\.lora_A\.bias", id="bias"),

@@ -47,7 +47,7 @@ WRAPPERS = (PEFT_PREFIX, "module.", "transformer.", "model.diffusion_model.", "d
 """Prefixes that PEFT, DDP, pipelines and ComfyUI put before a module's name."""
 SIDES = {"lora_A": "A", "lora_B": "B", "lora_down": "A", "lora_up": "B", "lora.down": "A", "lora.up": "B"}
 WEIGHT = re.compile(
-    r"(?P<module>.+?)\.(?P<side>lora_A|lora_B|lora_down|lora_up|lora\.down|lora\.up)(\.default)?\.weight"
+    r"(?P<module>.+?)\.(?P<side>lora_A|lora_B|lora_down|lora_up|lora\.down|lora\.up)(\.(?P<adapter>\w+))?\.weight"
 )
 ALPHA = re.compile(r"(?P<module>.+)\.alpha")
 FOREIGN = re.compile(r"^(lora_unet_|lora_transformer_|(double|single)_blocks\.)")
@@ -193,6 +193,10 @@ def _check_plain(file: Path, tensors: Mapping[str, Tensor]) -> None:
     """Raise ValueError for weights that are not those of a LoRA of a transformer, which would be ignored."""
     if not any("lora" in name for name in tensors):
         raise ValueError(f"{file} holds no LoRA weights (no names with 'lora')")
+    adapters = {match["adapter"] or "" for match in map(WEIGHT.fullmatch, tensors) if match}
+    if len(adapters) > 1:
+        named = ", ".join(map(repr, sorted(adapters)))
+        raise ValueError(f"{file} holds the adapters {named}; save the one that is meant alone")
     for name, value in tensors.items():
         if TEXT_ENCODER.search(name):
             raise ValueError(f"{file} changes the text encoder as well ({name}), which stays as it is here")
