@@ -119,7 +119,7 @@ def read_p_yes(answer: Json, words: Sequence[Sequence[str]] = WORDS, *, ids: Tok
 
     Args:
         words: The spellings of Yes and of No; tokens with equal spelling are added up.
-        ids: Their token ids; entries named `token_id:N` are read by id, further entries by their text.
+        ids: Their token ids; a server that was asked for them names its entries `token_id:N`.
 
     Raises:
         ServiceRefusedError: if the log-probabilities are of a sampler, and not of the model.
@@ -139,10 +139,11 @@ def read_p_yes(answer: Json, words: Sequence[Sequence[str]] = WORDS, *, ids: Tok
         )
 
     # The entries of Yes and No, by id or by text.
-    names = words
-    if ids and any(name.startswith("token_id:") for name, _ in entries):
-        names = [[f"token_id:{i}" for i in row] for row in ids]
-    yes, no = (_log_sum([value for name, value in entries if name in row]) for row in names)
+    sums = []
+    for spellings, tokens in zip(words, ids or ((), ()), strict=True):
+        names = {*spellings, *(f"token_id:{token}" for token in tokens)}
+        sums.append(_log_sum([value for name, value in entries if name in names]))
+    yes, no = sums
 
     # Their probabilities, if the list determines them.
     if max(yes, no) <= FLOOR_LOGPROB:
