@@ -319,8 +319,10 @@ class HttpJudge:
     def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
         """Return one verdict per question, in order. Raises ServiceRefusedError or ImageError for permanent faults."""
         ask = partial(self._run, self._verdicts)
-        verdicts: list[Verdict] = both_orders(ask, questions) if self.symmetric else ask(questions)
-        return self.calibration.calibrated(verdicts) if self.calibration else verdicts
+        verdicts = both_orders(ask, questions, symmetric=self.symmetric)
+        if self.calibration:
+            verdicts = self.calibration.calibrated(verdicts)
+        return verdicts
 
     def explain(self, question: Question, *, max_new_tokens: int = 512) -> str:
         """Answer in words. Raises RuntimeError if the server gives no answer."""

@@ -156,7 +156,7 @@ class LocalJudge:
         """Return one verdict per question, in order. Raises ImageError for an unreadable image."""
         if not questions:
             return []
-        verdicts = both_orders(self._verdicts, questions) if self.symmetric else self._verdicts(questions)
+        verdicts = both_orders(self._verdicts, questions, symmetric=self.symmetric)
         if self.calibration:
             verdicts = self.calibration.calibrated(verdicts)
         return verdicts

@@ -49,7 +49,7 @@ def ask(judge: Judge, questions: Mapping[Key, Question], *, symmetric: bool = Fa
         ValueError: if the judge miscounts.
     """
     in_order = list(questions.values())
-    verdicts = both_orders(judge.verdicts, in_order) if symmetric else judge.verdicts(in_order)
+    verdicts = both_orders(judge.verdicts, in_order, symmetric=symmetric)
 
     # A judge may be user code, and one verdict too few would shift every later verdict to another question.
     if len(verdicts) != len(in_order):
@@ -184,14 +184,22 @@ def errors_of(verdicts: Iterable[Verdict]) -> str:
 
 
 def both_orders(
-    verdicts_of: Callable[[Sequence[Question]], Sequence[Verdict]], questions: Sequence[Question]
+    verdicts_of: Callable[[Sequence[Question]], Sequence[Verdict]],
+    questions: Sequence[Question],
+    *,
+    symmetric: bool = True,
 ) -> list[Verdict]:
     """Ask about the images in both orders, in one call: a judge is trained on ordered pairs, consistency has no order.
+
+    Args:
+        symmetric: False asks in the given order alone.
 
     Returns:
         The means. A question about one image is asked once. A verdict is missing if
         either order's is.
     """
+    if not symmetric:
+        return list(verdicts_of(questions))
     asked_twice = [number for number, question in enumerate(questions) if len(question.images) > 1]
     turned = []
     for number in asked_twice:

@@ -199,17 +199,17 @@ def build_trainer(
     model = tune(load_model(config.model.checkpoint, dtype=config.model.dtype), config.tuning)
 
     # The trainer.
-    held_out = held_out_of(config, data) if data.evaluation else None
+    held_out = held_out_of(config, data)
     trainer = WeightedLikelihoodTrainer(
         alpha=None if config.loss.alpha == "uniform" else float(config.loss.alpha),
         form=config.loss.form,
         yes=data.collator.yes,
         no=data.collator.no,
-        measure=held_out.measure if held_out else lambda p_yes, step: {},
+        measure=held_out.measure,
         model=model,
         args=arguments,
         train_dataset=ComparisonDataset(data.train),
-        eval_dataset=held_out.rows if held_out else None,
+        eval_dataset=held_out.rows,
         data_collator=data.collator,
         callbacks=list(callbacks),
     )
