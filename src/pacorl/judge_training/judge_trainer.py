@@ -157,6 +157,8 @@ class JudgeTrainer:
             open_aside(folder)
         processes().wait_for_everyone()
         aside = aside_of(folder)
+        if trainer.is_fsdp_enabled:  # of sharded weights the Trainer saves nothing
+            trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
         with weight_write_errors(folder):
             trainer.save_model(str(aside))
         if not processes().is_main_process:
@@ -214,9 +216,6 @@ def build_trainer(
         callbacks=list(callbacks),
     )
     trainer.remove_callback(PrinterCallback)
-    if trainer.is_fsdp_enabled:
-        # Of sharded weights the Trainer would save no adapter.
-        trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
     return trainer
 
 
