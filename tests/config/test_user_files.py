@@ -12,7 +12,7 @@ from toy_world import toy_config, toy_world
 from typer.testing import CliRunner
 
 from pacorl.cli import app
-from pacorl.config.base import ConfigError, dump, load
+from pacorl.config.base import ConfigError, load
 from pacorl.config.user_files import NO_USER_FILES, code_digest, file_digests
 from pacorl.core.advantages import AGGREGATES
 from pacorl.core.objectives import OBJECTIVES, ObjectiveSpec
@@ -21,7 +21,6 @@ from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.rewards import reward_spec
 from pacorl.rewards.reward import RewardError
 from pacorl.testing import check_objective
-from pacorl.types import TINY
 
 MINE = '''
 from __future__ import annotations
@@ -53,23 +52,6 @@ REINFORCE = ObjectiveSpec(Reinforce, reinforce, needs="path", unclipped=True)
 
 '''
 
-POLICY = '''
-from dataclasses import replace
-from typing import Literal
-
-from pacorl.models.policies.flux import FLUX, FluxOptions
-
-
-class Options(FluxOptions):
-    """A generator of one's own."""
-
-    kind: Literal["mine"] = "mine"
-    sharpness: float = 1.0
-
-
-MINE = replace(FLUX, options=Options, hub_name="mine")
-'''
-
 
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
@@ -94,17 +76,6 @@ def test_an_objective_of_a_file_trains(mine: Path, tmp_path: Path) -> None:
     assert load(PolicyConfig, folder / "config.yaml") == config
     assert config.objective.name == f"{mine}:REINFORCE"
     assert config.objective.baseline == 0.1  # type: ignore[attr-defined]
-
-
-def test_a_generator_of_a_file_is_configured_and_loaded(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(POLICY)
-    kind = f"{tmp_path / 'mine.py'}:MINE"
-    config = load(PolicyConfig, None, [f"model={{kind: {kind}, checkpoint: {TINY}, sharpness: 2, dtype: float32}}"])
-    assert config.generator.kind == config.model.kind == kind
-    (tmp_path / "run.yaml").write_text(dump(config))
-    assert load(PolicyConfig, tmp_path / "run.yaml") == config
-    policy = config.generator.from_pretrained(TINY, sharpness=3.0)
-    assert (policy.options.kind, policy.options.sharpness) == (kind, 3.0)
 
 
 # --- what is refused -------------------------------------------------------------------------------------------
