@@ -66,10 +66,11 @@ def test_a_fault_of_the_program_keeps_its_traceback(monkeypatch: pytest.MonkeyPa
 def test_a_script_that_is_stopped_ends_in_one_line() -> None:
     script = (
         "import os, signal\n"
-        "from pacorl.runtime.stopping import StopSignals\n"
+        "from pacorl.runtime.stopping import Interrupted, StopSignals\n"
         "with StopSignals() as signals:\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
-        "    signals.check()\n"
+        "    if signals.told:\n"
+        "        raise Interrupted('told to stop')\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (75, "pacorl: told to stop\n")
