@@ -369,7 +369,7 @@ class StudioPage:
         """Choose a model, by what it does and whether it fits this machine."""
         with self.dialog("Models") as dialog:
             ui.label(f"Judged by {shown_name(self.studio.names.judge, 'judge')}.")
-            button("What fits this machine?", partial(self.start, self.studio.measure))
+            button("What fits this machine?", partial(self.start, self.studio.measure), look="")
             for name, about in offers().items():
                 with tag("div", "offer"):
                     ui.label(shown_name(name))
@@ -379,9 +379,9 @@ class StudioPage:
                         self.download(name, dialog)
                     elif name != JUDGE:
                         use = partial(self.start, partial(self.studio.use, name=name), dialog)
-                        button("Use", use, label=f"Use {shown_name(name)}")
+                        button("Use", use, label=f"Use {shown_name(name)}", look="")
             file = text_field("A file of ComfyUI, or a folder: its path")
-            button("Use this", lambda: self.start(partial(self.studio.use, name=file.value.strip()), dialog))
+            button("Use this", lambda: self.start(partial(self.studio.use, name=file.value.strip()), dialog), look="")
             button("Close", dialog.close, look="flat")
 
     def download(self, name: str, dialog: ui.dialog) -> None:
