@@ -56,7 +56,7 @@ def _pasted(first: Image.Image, second: Image.Image, box: tuple[int, int, int, i
 
 
 def _no_hat(panel: Panel, rng: Random) -> Image.Image:
-    return draw(panel, SIDE, without="hat")
+    return draw(panel, SIDE, without={"hat"})
 
 
 def _half_a_hat(panel: Panel, rng: Random) -> Image.Image:
@@ -102,7 +102,7 @@ def _noise_patch(panel: Panel, rng: Random) -> Image.Image:
 
 def _two_heroes(panel: Panel, rng: Random) -> Image.Image:
     image = draw(panel, SIDE)
-    differs = (np.asarray(image) != np.asarray(draw(panel, SIDE, without="hero"))).any(-1)
+    differs = (np.asarray(image) != np.asarray(draw(panel, SIDE, without={"hero", "hat"}))).any(-1)
     result = image.copy()
     result.paste(image, (rng.randint(18, 40), rng.randint(-5, 5)), Image.fromarray((differs * 255).astype(np.uint8)))
     return result

@@ -23,32 +23,23 @@ VALID_DISTANCE = 0.11
 """Root mean squared difference (pixels in 0..1) beyond which an image is no panel of this world."""
 
 
-class _Templates:
-    """Panels by parts: the hero's side of every hero before every background, and the prop's side."""
-
-    def __init__(self) -> None:
-        size = TEMPLATE_SIZE
-        names = ("palette", "place", "colour", "shape", "hat", "pose")
-        self.heroes = tuple(itertools.product(*(VALUES[name] for name in names)))
-        self.sides = tuple(itertools.product(*(VALUES[name] for name in ("palette", "place", "prop"))))
-        left = []
-        for palette, place, colour, shape, hat, pose in self.heroes:
-            composed = over(
-                over(layer("hat", (hat, shape, pose), size), layer("hero", (colour, shape, pose), size)),
-                layer("background", (palette, place), size),
-            )
-            left.append(composed[:, :HERO_WIDTH, :3].reshape(-1))
-        self.left = np.stack(left)
-        right = []
-        for palette, place, prop in self.sides:
-            composed = over(layer("prop", (prop,), size), layer("background", (palette, place), size))
-            right.append(composed[:, HERO_WIDTH:, :3].reshape(-1))
-        self.right = np.stack(right)
+BACKGROUNDS = tuple(itertools.product(VALUES["palette"], VALUES["place"]))
+HEROES = tuple(itertools.product(*(VALUES[name] for name in ("colour", "shape", "hat", "pose"))))
 
 
 @cache
-def _templates() -> _Templates:
-    return _Templates()
+def _templates() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Draw the hero's side of every hero before every background, and the prop's side, a row of pixels each."""
+    left, right = [], []
+    for background in BACKGROUNDS:
+        behind = layer("background", background, TEMPLATE_SIZE)
+        for colour, shape, hat, pose in HEROES:
+            hatless = layer("hero", (colour, shape, pose), TEMPLATE_SIZE)
+            hero = over(layer("hat", (hat, shape, pose), TEMPLATE_SIZE), hatless)
+            left.append(over(hero, behind)[:, :HERO_WIDTH, :3].ravel())
+        for prop in VALUES["prop"]:
+            right.append(over(layer("prop", (prop,), TEMPLATE_SIZE), behind)[:, HERO_WIDTH:, :3].ravel())
+    return np.stack(left), np.stack(right)
 
 
 class Oracle:
@@ -68,24 +59,20 @@ class Oracle:
         Hero and prop are on different sides, so that the nearest of all 27,648 panels is the nearest pair of halves
         with one background.
         """
-        templates = _templates()
         pixels = np.stack([_pixels(image) for image in images])
-        left = _squared(pixels[:, :, :HERO_WIDTH].reshape(len(images), -1), templates.left)
-        right = _squared(pixels[:, :, HERO_WIDTH:].reshape(len(images), -1), templates.right)
-        # Both products begin with palette and place, the background (K).
-        backgrounds = len(VALUES["palette"]) * len(VALUES["place"])
-        left_BKH = left.reshape(len(images), backgrounds, -1)
-        right_BKS = right.reshape(len(images), backgrounds, -1)
-        total_BK = left_BKH.min(-1) + right_BKS.min(-1)
+        left, right = _templates()
+        by_background = (len(images), len(BACKGROUNDS), -1)
+        left_BKH = _squared(pixels[:, :, :HERO_WIDTH].reshape(len(images), -1), left).reshape(by_background)
+        right_BKP = _squared(pixels[:, :, HERO_WIDTH:].reshape(len(images), -1), right).reshape(by_background)
+        total_BK = left_BKH.min(-1) + right_BKP.min(-1)
 
         nearest = []
         for image, background in enumerate(total_BK.argmin(1)):
-            hero = int(left_BKH[image, background].argmin()) + background * left_BKH.shape[2]
-            side = int(right_BKS[image, background].argmin()) + background * right_BKS.shape[2]
-            palette, place, colour, shape, hat, pose = templates.heroes[hero]
-            panel = Panel(colour, shape, hat, palette, place, pose, templates.sides[side][2])
-            mean = total_BK[image, background] / pixels[image].size
-            nearest.append((panel, float(np.sqrt(mean))))
+            palette, place = BACKGROUNDS[background]
+            colour, shape, hat, pose = HEROES[left_BKH[image, background].argmin()]
+            prop = VALUES["prop"][right_BKP[image, background].argmin()]
+            distance = float(np.sqrt(total_BK[image, background] / pixels[image].size))
+            nearest.append((Panel(colour, shape, hat, palette, place, pose, prop), distance))
         return nearest
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -98,7 +98,8 @@ LAYERS = {
     "hero": ("colour", "shape", "pose"),
     "hat": ("hat", "shape", "pose"),
 }
-"""Kind of layer → the attributes that it depends on. artwork.png has the kinds one after the other, row by row."""
+"""Kind of layer → the attributes that it depends on, from the farthest to the nearest. artwork.png has the kinds one
+after the other, row by row."""
 ARTWORK = Path(__file__).with_name("artwork.png")
 TILE = 192
 """Pixels of a layer in artwork.png, and of the largest panel."""
@@ -139,15 +140,13 @@ def over(front: NDArray[np.float32], back: NDArray[np.float32]) -> NDArray[np.fl
     return composed
 
 
-def draw(panel: Panel, size: int, *, without: Literal["", "hat", "hero", "prop"] = "") -> Image.Image:
-    """Draw a panel as an RGB image of `size` × `size` pixels, or a faulty one `without` its hat, hero or prop."""
-    composed = layer("background", (panel.palette, panel.place), size)
-    if without != "prop":
-        composed = over(layer("prop", (panel.prop,), size), composed)
-    if without != "hero":
-        composed = over(layer("hero", (panel.colour, panel.shape, panel.pose), size), composed)
-        if without != "hat":
-            composed = over(layer("hat", (panel.hat, panel.shape, panel.pose), size), composed)
+def draw(panel: Panel, size: int, *, without: Collection[str] = ()) -> Image.Image:
+    """Draw a panel as an RGB image of `size` × `size` pixels, or a faulty one `without` some kinds of LAYERS."""
+    composed = np.zeros((size, size, 4), np.float32)
+    for kind, names in LAYERS.items():
+        if kind not in without:
+            values = tuple(getattr(panel, name) for name in names)
+            composed = over(layer(kind, values, size), composed)
     return Image.fromarray((composed[..., :3] * 255 + 0.5).astype(np.uint8))
 
 
