@@ -41,8 +41,10 @@ SIZES: dict[Mode, tuple[int, ...]] = {"references": (4, 8, 16, 32, 64), "panels"
 SIDE = 96
 VARIANTS = 4
 """Images of one scene, each worn by noise, compression or blur."""
-WRONG = 12
-"""Wrong panels of each hero and fault."""
+POOLS = 4
+"""Pools of each hero, each in a place and palette: the judge's P(Yes) of sound panels depends on all of them."""
+WRONG = 4
+"""Wrong panels of each pool and fault."""
 GOALS = {"false alarms": 0.07, "misses": 0.05}
 FAULTS = (*LOOKS, "half a palette", *DEFECTS)
 Pair = tuple[Image.Image, Image.Image]
@@ -168,7 +170,7 @@ def main() -> None:
     rng = Random(0)
     judge = CachedJudge(LocalJudge.from_pretrained("tiny"))
     splits: tuple[Split, ...] = ("dev", "test")
-    dev, test = ([pool_of(hero, rng) for hero in heroes_of(split)] for split in splits)
+    dev, test = ([pool_of(hero, rng) for hero in heroes_of(split) * POOLS] for split in splits)
     calibration = curve_of(judge, dev)
 
     thresholds: dict[Mode, dict[int, float]] = {mode: {} for mode in SIZES}

@@ -42,6 +42,21 @@ SIZES = (16, 24, 32, 48, 64, 64, 96, 96)
 SIDE = 32
 """Pixels that the judge's processor resizes every image to."""
 BATCH = 32
+NOISE = 0.35
+"""Most noise in the latents of reconstructed images."""
+DEFECT_WEIGHTS = {
+    "no hat": 1.5,
+    "half a hat": 3,
+    "a hole": 2.5,
+    "a blob": 2.5,
+    "a smear": 4,
+    "a patch of noise": 1.5,
+    "two heroes": 1,
+    "another colour": 1.5,
+}
+"""Defect → how often it is drawn: what the judge misses most, most often."""
+DAMAGED = {"no hat": "hat", "half a hat": "hat", "another colour": "colour"}
+"""Defect → the look that it takes away."""
 DECISION_SHARE = 0.5
 """α: weight of the decision in an example's loss; the reasons weigh 1 − α."""
 
@@ -57,6 +72,8 @@ class Example:
     """Attribute values that the question quotes, in order, and whether the image shows them."""
     equal: tuple[bool, ...] = ()
     """Whether two panels share each attribute of VALUES."""
+    sound: tuple[bool, ...] = ()
+    """Whether each image is a panel without a fault; empty if it is not asked."""
 
     @property
     def yes(self) -> bool:
@@ -87,11 +104,12 @@ class Teacher:
             panel = random_panel(self.rng)
             if self.rng.random() < captions:
                 if self.rng.random() < 0.05:
-                    yield Example((self._junk(),), CAPTION_REQUEST, "It shows nothing.")
+                    yield Example((self._junk(),), CAPTION_REQUEST, "It shows nothing.", sound=(False,))
                 else:
-                    yield Example((self._image(panel),), CAPTION_REQUEST, f"It shows {caption(panel)}.")
+                    shown = f"It shows {caption(panel)}."
+                    yield Example((self._image(panel),), CAPTION_REQUEST, shown, sound=(True,))
                 continue
-            kind = self._edit if self.rng.random() < edits else self.rng.choices(kinds, weights=(5.5, 2.5, 4, 1.5))[0]
+            kind = self._edit if self.rng.random() < edits else self.rng.choices(kinds, weights=(8, 2.5, 3, 1))[0]
             yield kind(panel)
 
     # --- images ------------------------------------------------------------------------------------------------
@@ -112,15 +130,15 @@ class Teacher:
 
     def _pair(self, first: Panel) -> Example:
         question = questions.consistent()
-        if self.rng.random() < 0.85:
+        if self.rng.random() < 0.75:
             question = questions.same_theme(self._theme(first))
         draw_ = self.rng.random()
-        if draw_ < 0.08:
+        if draw_ < 0.06:
             return self._junk_pair(first, question)
-        if draw_ < 0.34:
+        if draw_ < 0.45:
             return self._faulty_pair(first, question)
         second = self._new_scene(first)
-        if draw_ < 0.72:
+        if draw_ < 0.8:
             shared = f"{first.colour} {first.shape} hero, {first.hat}, {first.palette}"
             return self._either(first, second, question, f"Yes. Both show {shared}.")
         # Few differences: with random panels, colours would be enough to be right.
@@ -134,20 +152,23 @@ class Teacher:
 
     def _either(self, first: Panel, second: Panel, question: str, answer: str) -> Example:
         equal = tuple(getattr(first, name) == getattr(second, name) for name in VALUES)
-        return Example((self._image(first), self._image(second)), question, answer, equal=equal)
+        images = (self._image(first), self._image(second))
+        return Example(images, question, answer, equal=equal, sound=(True, True))
 
     def _junk_pair(self, first: Panel, question: str) -> Example:
         bad = self._junk()
-        images, subject = self.rng.choice(
-            [((bad, bad), "Both show"), ((bad, self._junk()), "Both show"),
-             ((self._image(first), bad), "The second shows"), ((bad, self._image(first)), "The first shows")]
+        images, subject, sound = self.rng.choice(
+            [((bad, bad), "Both show", (False, False)), ((bad, self._junk()), "Both show", (False, False)),
+             ((self._image(first), bad), "The second shows", (True, False)),
+             ((bad, self._image(first)), "The first shows", (False, True))]
         )  # fmt: skip
-        return Example(images, question, f"No. {subject} nothing.")
+        return Example(images, question, f"No. {subject} nothing.", sound=sound)
 
     def _faulty_pair(self, panel: Panel, question: str) -> Example:
         """A sound panel beside a damaged one, or one whose palette changed by half."""
         partner = self._new_scene(panel)
-        if self.rng.random() < 0.45:
+        if self.rng.random() < 0.3:
+            changed = "palette"
             other = with_another(panel, "palette", self.rng).palette
             faulty = mixed(panel, other, self.rng)
             if self.rng.random() < 0.3:
@@ -156,12 +177,16 @@ class Teacher:
             reasons = (f"The palette differs: {both} and {partner.palette}.",
                        f"The palette differs: {partner.palette} and {both}.")  # fmt: skip
         else:
-            name, damage = self.rng.choice(list(DEFECTS.items()))
-            faulty = damage(panel, self.rng)
+            name = self.rng.choices(tuple(DEFECT_WEIGHTS), weights=tuple(DEFECT_WEIGHTS.values()))[0]
+            changed = DAMAGED.get(name, "")
+            faulty = DEFECTS[name](panel, self.rng)
             reasons = (f"The first shows {name}.", f"The second shows {name}.")
         place = self.rng.randrange(2)
         images = (self._image(partner), self._sized(faulty))
-        return Example(images if place else images[::-1], question, f"No. {reasons[place]}")
+        equal = tuple(name != changed and getattr(panel, name) == getattr(partner, name) for name in VALUES)
+        if place == 0:
+            images = images[::-1]
+        return Example(images, question, f"No. {reasons[place]}", equal=equal, sound=(place == 1, place == 0))
 
     def _theme(self, panel: Panel) -> str:
         """A theme of a set, or a character's description. It names up to two looks, or a hero's traits."""
@@ -283,7 +308,7 @@ class Teacher:
         elif wrong:
             answer = f"No. {' '.join(wrong)}"
         image = self._junk() if unseen else self._image(panel)
-        return Example((image,), questions.shows_text(text), answer, tuple(words))
+        return Example((image,), questions.shows_text(text), answer, tuple(words), sound=(not unseen,))
 
     def _new_scene(self, panel: Panel) -> Panel:
         pose, prop = self.rng.choice(SCENES)
@@ -353,7 +378,7 @@ class Pixels:
 
     def of(self, images: Sequence[Image.Image]) -> Tensor:
         """Return (16 patches × images, values)."""
-        shown = reconstructed(images, self.vae, self.rng)
+        shown = reconstructed(images, self.vae, self.rng, noise=NOISE)
         pixels: Tensor = self.processor(images=shown, return_tensors="pt")["pixel_values"]
         return pixels
 
@@ -365,8 +390,8 @@ def losses(
 
     An example's loss is α of its decision and 1 − α of its reasons. The auxiliary loss is a classification below the
     last layer, so that the last layer only aggregates: the token of each quoted word predicts whether the image shows
-    it, and the last tokens of a question about two panels whether they share each attribute. Without the latter a
-    judge names every look rightly long before it compares two of them.
+    it, the token after an image whether it is sound, and the last tokens of a question about two panels whether they
+    share each attribute. Without the last a judge names every look rightly long before it compares two of them.
     """
     yes, no = processor.tokenizer.convert_tokens_to_ids(["Yes", "No"])
     inputs, answered, marked = collate(examples, pixels, processor)
@@ -386,16 +411,17 @@ def losses(
     auxiliary = torch.zeros(())
     if len(marked):
         hidden = model.model.language_model.norm(output.hidden_states[-2][tuple(marked.T)])
-        facts = torch.tensor(
-            [fact for example in examples for fact in (*(fit for _, fit in example.words), *example.equal)]
-        )
-        auxiliary = F.cross_entropy(model.lm_head(hidden)[:, [no, yes]], facts.long())
+        facts: list[bool] = []
+        for example in examples:
+            facts += [*(fit for _, fit in example.words), *example.equal, *example.sound]
+        auxiliary = F.cross_entropy(model.lm_head(hidden)[:, [no, yes]], torch.tensor(facts).long())
     decisions = logits[first]
     return loss, auxiliary, (decisions[:, yes] > decisions[:, no]).tolist()
 
 
 def collate(examples: Sequence[Example], pixels: Pixels, processor: Any) -> tuple[dict[str, Tensor], Tensor, Tensor]:
     """Collate examples: inputs padded on the right, mask of the answers' tokens (B, T), tokens with a fact (W, 2)."""
+    end_of_image = processor.tokenizer.convert_tokens_to_ids("<|vision_end|>")
     prompts, answers, marked = [], [], []
     images: list[Image.Image] = []
     for row, example in enumerate(examples):
@@ -404,6 +430,8 @@ def collate(examples: Sequence[Example], pixels: Pixels, processor: Any) -> tupl
         answers.append(processor.tokenizer(f"{example.answer}<|im_end|>").input_ids)
         # The last token of a prompt decides; those before it have the looks.
         columns += [len(prompt) - 1 - len(VALUES) + look for look in range(len(example.equal))]
+        if example.sound:
+            columns += [column for column, token in enumerate(prompt) if token == end_of_image]
         marked += [(row, column) for column in columns]
         images += example.images
 

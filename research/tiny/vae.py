@@ -83,8 +83,15 @@ def encoded(vae: AutoencoderKL, pixels: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def reconstructed(images: Sequence[Image.Image], vae: AutoencoderKL, rng: Random) -> list[Image.Image]:
-    """Pass half of the images of 32, 64 and 96 px through the autoencoder, as a generator's are."""
+def reconstructed(
+    images: Sequence[Image.Image], vae: AutoencoderKL, rng: Random, *, noise: float = 0.0
+) -> list[Image.Image]:
+    """Pass half of the images of 32, 64 and 96 px through the autoencoder, as a generator's are.
+
+    Args:
+        noise: Most noise in the latents of half of them, in their standard deviations. It looks like the texture of an
+            imperfect generator.
+    """
     result = list(images)
     for size in (32, 64, 96):
         chosen = [n for n, image in enumerate(images) if image.width == size and rng.random() < 0.5]
@@ -92,7 +99,12 @@ def reconstructed(images: Sequence[Image.Image], vae: AutoencoderKL, rng: Random
             continue
         pixels = np.stack([np.asarray(images[n]) for n in chosen])
         codes = vae.encode(torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 127.5 - 1).latent_dist
-        decoded = vae.decode(codes.mode()).sample
+        latents = codes.mode()
+        if noise:
+            noisy_B = torch.rand(len(chosen)) < 0.5
+            scale_B = noisy_B * torch.rand(len(chosen)) * noise * latents.std()
+            latents = latents + scale_B[:, None, None, None] * torch.randn_like(latents)
+        decoded = vae.decode(latents).sample
         for n, values in zip(chosen, ((decoded.clamp(-1, 1) + 1) * 127.5).round().byte(), strict=True):
             result[n] = Image.fromarray(values.permute(1, 2, 0).numpy())
     return result

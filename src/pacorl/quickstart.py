@@ -147,8 +147,8 @@ def grades(evaluation: Path) -> tuple[dict[str, list[float]], list[list[Panel | 
 def before_and_after(config: PolicyConfig) -> Image.Image:
     """Join the same prompts and noise in three rows: before, trained by plain consistency, and after.
 
-    The prompts are the first six that name no look. Plain consistency is the committed LoRA `collapsed`, trained by
-    this recipe without contrast.
+    The prompts are the first six that name no look. Plain consistency is the committed LoRA `collapsed`, trained
+    without contrast.
     """
     rows = []
     for path in _first_and_last(config.out):

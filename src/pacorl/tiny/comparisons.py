@@ -15,7 +15,7 @@ from pacorl.types import Comparison
 
 SIDE = 64
 """Pixels of a drawn panel."""
-ONE_HERO = "The hero is the same in all images, whatever the palette and the place."
+ONE_HERO = "The hero is the same in all images."
 
 
 def draw_comparisons(folder: Path, *, split: Split, count: int, seed: int = 0) -> list[Comparison]:

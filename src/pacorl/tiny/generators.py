@@ -9,8 +9,8 @@ from pacorl.tiny.words import check_tiny, check_tiny_edit, tiny_prompt
 from pacorl.types import Size
 
 CONSISTENT = "consistent"
-"""The tiny generator's LoRA, trained as in the quickstart, but for 21 epochs and with 1.5 times as much panel match.
-The base has room to learn."""
+"""The tiny generator's LoRA, trained by contrast for 21 epochs, with 1.5 times as much panel match. The base has room
+to learn."""
 COLLAPSED = "collapsed"
 """Its LoRA by plain consistency, without contrast: sets agree with each other too."""
 STEADY = "steady"
