@@ -381,5 +381,5 @@ def _line(saved: SavedImage, check: Mapping[str, Any]) -> str:
     if image.candidates > 1:
         columns.append(image.place)
     if check:
-        columns.append(f"{'passes' if check['passed'] else 'fails'} after {len(check['tries'])} tries")
+        columns.append(f"{'passes' if check['passed'] else 'fails'}, tries: {len(check['tries'])}")
     return "  ".join(columns)
