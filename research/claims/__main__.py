@@ -31,14 +31,14 @@ def main() -> int:
         if options.command == "render":
             print("\n".join(render(read_claim(name)) for name in options.claim or claim_names()))
             return 0
-        from research.claims.runs import run_policy
+        from research.claims.runs import run as run_arm
 
         claim = read_claim(options.claim)
         if options.arm not in claim.arms:
             raise ValueError(f"there is no arm {options.arm}; there are {', '.join(claim.arms)}")
         out = options.out or Path("runs/claims") / f"{claim.name}-{options.arm}-{options.seed}"
         trial = options.trial is not None
-        run_policy(claim, options.arm, options.seed, out, more=options.trial or (), keep=not trial)
+        run_arm(claim, options.arm, options.seed, out, more=options.trial or (), keep=not trial)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1

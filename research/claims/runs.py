@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from PIL import Image
 
@@ -14,15 +18,22 @@ from pacorl.config.recipes import recipe
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.io.documents import read_jsonl
+from pacorl.io.processor import load_processor
 from pacorl.io.quiet import quiet_loading
+from pacorl.judge.local import TINY_JUDGE
+from pacorl.judge_training.judge_config import JudgeConfig
+from pacorl.judge_training.judge_trainer import JudgeTrainer
+from pacorl.records.comparisons import save_comparisons
+from pacorl.tiny.comparisons import draw_comparisons
 from pacorl.tiny.grading import read_sets
-from pacorl.tiny.world import LOOKS
-from pacorl.types import Prompt
+from pacorl.tiny.oracle import Oracle
+from pacorl.tiny.world import LOOKS, VALUES
+from pacorl.types import Comparison, Prompt
 from research.claims.claim import CLAIMS, Claim, Evaluation, read_curves, results_of
 from research.tiny.measure import measures
 
 
-def run_policy(claim: Claim, arm: str, seed: int, out: Path, *, more: Sequence[str] = (), keep: bool = True) -> None:
+def run(claim: Claim, arm: str, seed: int, out: Path, *, more: Sequence[str] = (), keep: bool = True) -> None:
     """Train one arm with one seed, and append its evaluations to the results.
 
     Args:
@@ -37,20 +48,79 @@ def run_policy(claim: Claim, arm: str, seed: int, out: Path, *, more: Sequence[s
         _check_new(claim, arm, seed)
     quiet_loading()
     settings = {**claim.settings, **claim.arms[arm], "seed": seed, "out": str(out)}
-    words = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
-    config = load(PolicyConfig, recipe(claim.recipe), [*words, *more])
-    PolicyTrainer(config, resume=True, extra_metrics=graded).train()
-
-    evaluations = []
-    for line in read_jsonl(out / "metrics.jsonl"):
-        if line["kind"] == "evaluation":
-            metrics = {name: round(float(line[name]), 4) for name in METRICS if name in line}
-            evaluations.append(Evaluation(arm=arm, seed=seed, at=line["epoch"], metrics=metrics))
+    if claim.trainer == "judge":
+        evaluations = _train_judge(claim, settings, more, arm=arm, seed=seed)
+    else:
+        evaluations = _train_policy(claim, settings, more, arm=arm, seed=seed)
     lines = "".join(f"{evaluation.model_dump_json()}\n" for evaluation in evaluations)
     print(lines, end="")
     if keep:
         with results_of(claim).open("a", encoding="utf-8") as file:
             file.write(lines)
+
+
+def _train_policy(
+    claim: Claim, settings: dict[str, Any], more: Sequence[str], *, arm: str, seed: int
+) -> list[Evaluation]:
+    config = load(PolicyConfig, recipe(claim.recipe), [*_words(settings), *more])
+    PolicyTrainer(config, resume=True, extra_metrics=graded).train()
+
+    evaluations = []
+    for line in read_jsonl(config.out / "metrics.jsonl"):
+        if line["kind"] == "evaluation":
+            metrics = {name: round(float(line[name]), 4) for name in METRICS if name in line}
+            evaluations.append(Evaluation(arm=arm, seed=seed, at=line["epoch"], metrics=metrics))
+    return evaluations
+
+
+def _train_judge(
+    claim: Claim, settings: dict[str, Any], more: Sequence[str], *, arm: str, seed: int
+) -> list[Evaluation]:
+    tokens = settings.pop("reasons")
+    sources = []
+    for split, count in (("train", 800), ("test", 120)):
+        folder = Path(settings["out"]) / "pairs" / split
+        # The same pairs for all arms of a seed.
+        comparisons = draw_comparisons(folder, split=split, count=count, seed=seed)
+        save_comparisons(with_longer_reasons(comparisons, tokens), folder / "pairs.jsonl")
+        sources.append(str(folder / "pairs.jsonl"))
+    settings |= {"data.train": sources[:1], "data.evaluation": sources[1:]}
+    config = load(JudgeConfig, recipe(claim.recipe), [*_words(settings), *more])
+    JudgeTrainer(config, resume=True).train()
+
+    evaluations: list[Evaluation] = []
+    grades: list[float] = []
+    for line in read_jsonl(config.out / "metrics.jsonl"):
+        if line["kind"] == "evaluation":
+            metrics = {name: round(float(line[name]), 4) for name in ("decision_accuracy", "auc")}
+            if line["step"]:
+                grades.append(line["decision_accuracy"])
+            metrics["area"] = round(fmean(grades or [metrics["decision_accuracy"]]), 4)
+            evaluations.append(Evaluation(arm=arm, seed=seed, at=line["step"], metrics=metrics))
+    return evaluations
+
+
+def _words(settings: Mapping[str, object]) -> list[str]:
+    return [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+
+
+def with_longer_reasons(comparisons: Sequence[Comparison], tokens: int) -> list[Comparison]:
+    """Let reasons say more of what both images show, until an answer has about so many tokens."""
+    tokenizer = load_processor(str(TINY_JUDGE)).tokenizer
+    oracle = Oracle()
+    longer = []
+    for comparison in comparisons:
+        panels = oracle.read([Image.open(path) for path in comparison.images])
+        sentences = cycle(
+            f"The {place} shows the {name} {getattr(panel, name)}."
+            for name in VALUES
+            for place, panel in zip(("first", "second"), panels, strict=True)
+        )
+        reasons = comparison.reasons
+        while len(tokenizer(reasons).input_ids) < tokens:
+            reasons = f"{reasons} {next(sentences)}"
+        longer.append(replace(comparison, reasons=reasons))
+    return longer
 
 
 def _check_new(claim: Claim, arm: str, seed: int) -> None:
