@@ -14,7 +14,6 @@ from tiny_hero import hero_config, make_hero
 
 from pacorl.character_training.character_trainer import CharacterTrainer
 from pacorl.core.schedule import seed_of
-from pacorl.grpo import checkpoint
 from pacorl.models.adapters import adapter_state
 from pacorl.models.policies import POLICIES
 
@@ -115,7 +114,8 @@ def test_the_lowest_held_out_loss_is_the_best_and_has_the_highest_score(
     trainer: CharacterTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scores: list[float | None] = []
-    monkeypatch.setattr(checkpoint, "save", lambda lora, config, state: scores.append(state["score"]))
+    saved = SimpleNamespace(save=lambda state: scores.append(state["score"]), finish=lambda: None)
+    monkeypatch.setattr(trainer, "checkpoints", saved, raising=False)
     monkeypatch.setattr(trainer, "logbook", SimpleNamespace(count_lines=lambda: 0), raising=False)
     monkeypatch.setattr(trainer, "identities", {}, raising=False)
     monkeypatch.setattr(trainer, "held_out_losses", {1: 0.5, 2: 0.25, 3: 0.5, 4: 0.25})
