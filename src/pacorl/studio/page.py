@@ -29,7 +29,7 @@ EXAMPLE = (
     "studies an X-ray; cleans a tooth; waves goodbye at the door"
 )
 TINY_EXAMPLE = (
-    "Four pictures of a purple hero in town at night: standing with house; waving with tree; waving with boat; "
+    "Four pictures of a white hero in town at night: standing with house; waving with tree; waving with boat; "
     "waving with ball"
 )
 SHEET = (
