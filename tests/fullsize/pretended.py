@@ -95,6 +95,8 @@ class _Books(TorchDispatchMode):
             return self._taken(func(*args, **kwargs))
         if func in (aten._local_scalar_dense.default, aten.is_nonzero.default):
             return func(_read(args[0]))
+        if func is aten.copy_.default and not args[0].is_meta:
+            return func(args[0], _read(args[1]), *args[2:], **kwargs)
         if func is aten._to_copy.default and not _asks_for_card({"device": kwargs.get("device") or META}):
             return self._taken(_read(args[0]).to(kwargs.get("dtype") or args[0].dtype))
         known = _known(func, args, kwargs, inputs)

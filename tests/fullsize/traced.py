@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import wraps
 from importlib import import_module
@@ -26,7 +27,7 @@ from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pacorl.config.base import load
-from pacorl.grpo import builders, epoch, evaluate, rollout
+from pacorl.grpo import builders, checkpoint, epoch, evaluate, rollout
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
@@ -150,6 +151,15 @@ def queue(self: Call[Any]) -> None:
             self.future.set_result(self.act())
 
 
+class AtOnce(ThreadPoolExecutor):
+    """Writes a checkpoint at once: torch hands its modes to no thread."""
+
+    def submit(self, act: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(act(*args, **kwargs))
+        return done
+
+
 PHASES: tuple[tuple[str, Any, str], ...] = (
     ("load", builders, "build_adapted_policy"),
     ("encode", ConditioningCache, "prepare"),
@@ -198,6 +208,7 @@ def pretended_run() -> Iterator[PretendedCard]:
         patch.setattr(transformers.AutoModelForImageTextToText, "from_pretrained", load_model)
 
         patch.setattr(Call, "queue", queue)
+        patch.setattr(checkpoint, "ThreadPoolExecutor", AtOnce)
         patch.setattr(Turns, "lent_to", lent_to)
         for phase, owner, name in PHASES:
             patch.setattr(owner, name, counted(card, phase, getattr(owner, name)))
