@@ -43,7 +43,7 @@ MODULES = (
     "judge.judge",
     "types",
     "core.objectives",
-    "core.panels",
+    "core.grid",
     "rewards.reward",
     "models.policies.policy",
     "testing",

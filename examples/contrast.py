@@ -2,8 +2,8 @@
 
 from typing import Literal
 
+from pacorl.core.grid import sample_mean
 from pacorl.core.objectives import Endpoint, ObjectiveOptions, ObjectiveSpec
-from pacorl.core.panels import sample_mean
 
 
 class Contrast(ObjectiveOptions):

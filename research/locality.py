@@ -25,8 +25,8 @@ from torch import Tensor
 
 from pacorl.config.base import load
 from pacorl.core.batches import in_batches
+from pacorl.core.grid import panel_of_token
 from pacorl.core.objectives import OBJECTIVES
-from pacorl.core.panels import panel_of_token
 from pacorl.core.sampler import Suffix, Tree
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import Draw, Trunk
@@ -63,7 +63,7 @@ def changes_of(config: PolicyConfig, *, groups: int, children: int) -> list[Chan
     changes = []
     for row in rows:
         # Another epoch for every group: its noise is its own.
-        draw = replace(trainer.draw, epoch=row.number)
+        draw = replace(trainer.first_draw, epoch=row.number)
         changes += panel_changes(config, draw, trainer.rewards, row.prompt, children=children)
     trainer.close()
     return changes

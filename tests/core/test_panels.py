@@ -7,8 +7,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from pacorl.core.grid import split
-from pacorl.core.panels import Panels, panel_of_token, sample_mean
+from pacorl.core.grid import Panels, panel_of_token, sample_mean, split
 from pacorl.core.sde import Transition, kl, log_prob
 from pacorl.types import Grid, Size
 

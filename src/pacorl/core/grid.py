@@ -1,13 +1,21 @@
-"""A set's grid image: parsing its layout and its panels' texts, cutting it apart and joining it again."""
+"""A set's grid: its layout and panels' texts, its panels in pixels, and in the tokens that their advantages act on."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from pacorl.types import Grid
+from pacorl.core.devices import to_device
+from pacorl.types import Grid, Size
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 # Of three digits at most: without bounds a text of 20,000 digits takes half a minute.
 LAYOUT = re.compile(r"(?<!\d)(\d{1,3})\s{0,9}[x×⨉]\s{0,9}(\d{1,3})(?!\d)")
@@ -99,3 +107,67 @@ def join(panels: Sequence[Image.Image], grid: Grid) -> Image.Image:
         row, col = divmod(index, grid.cols)
         image.paste(panel, (col * width, row * height))
     return image
+
+
+# --- panels in latents -----------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=64)
+def panel_of_token(grid: Grid, size: Size, token_grid: tuple[int, int]) -> Tensor:
+    """Find the panel that contains the centre of each latent token.
+
+    Args:
+        size: of the grid image, in pixels.
+        token_grid: rows and columns of tokens, which are row-major.
+
+    Returns:
+        (N,) int64 panel indices, row-major, of the panels of `split`.
+    """
+    import torch
+
+    # The row, and the column, of panels at each token's centre; the last includes the side's remainder.
+    sides = ((size.height, grid.rows, token_grid[0]), (size.width, grid.cols, token_grid[1]))
+    cells_of_side = []
+    for pixels, cells, tokens in sides:
+        # Doubled, so that centres stay integers.
+        doubled_centre = (2 * torch.arange(tokens) + 1) * pixels // tokens
+        cells_of_side.append((doubled_centre // (2 * (pixels // cells))).clamp(max=cells - 1))
+    row_H, col_W = cells_of_side
+    return (row_H[:, None] * grid.cols + col_W).flatten()
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """Panels of a batch of latents."""
+
+    inside_BPN: Tensor
+    """Whether a panel contains a token. Sets with fewer panels than P have empty panels at the end."""
+
+    @classmethod
+    def of(cls, grids: Sequence[Grid], size: Size, token_grid: tuple[int, int], *, device: torch.device) -> Panels:
+        """Lay out the panels of each sample of a batch."""
+        import torch
+
+        panel_BN = torch.stack([panel_of_token(grid, size, token_grid) for grid in grids])
+        panel_P = torch.arange(max(grid.count for grid in grids))
+        return cls(to_device(panel_BN[:, None] == panel_P[:, None], device))
+
+    def at_tokens(self, value_BP: Tensor) -> Tensor:
+        """Give each token its panel's value: (B, N)."""
+        inside_BPN = self.inside_BPN
+        return (value_BP[:, : inside_BPN.shape[1], None] * inside_BPN.to(value_BP.dtype)).sum(1)
+
+
+def sample_mean(value_BNC: Tensor, panels: Panels | None = None) -> Tensor:
+    """Average over the tokens and channels of each sample: (B,); with panels over those of each panel: (B, N).
+
+    Every token then has its panel's mean, so that a mean over tokens weighs each panel by its size.
+    """
+    if panels is None:
+        return value_BNC.flatten(1).mean(1)
+    if panels.inside_BPN.shape[1] == 1:  # the bits of a mean without panels
+        return value_BNC.flatten(1).mean(1)[:, None].expand(value_BNC.shape[:2])
+    # Masked sums, since a scatter on a card adds in any order, and the ratio of fresh samples must be exactly 1.
+    inside_BPN = panels.inside_BPN.to(value_BNC.dtype)
+    sum_BP = (value_BNC.mean(2)[:, None] * inside_BPN).sum(2)
+    return panels.at_tokens(sum_BP / inside_BPN.sum(2).clamp(min=1))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from pacorl.core.panels import Panels, sample_mean
+from pacorl.core.grid import Panels, sample_mean
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
         Interrupted: after a signal.
         SharedFault: on all ranks, for an error of a reward on any rank, or too many missing scores.
     """
-    config, runtime, division, draw = trainer.config, trainer.runtime, trainer.division, trainer.draw
+    config, runtime, division = trainer.config, trainer.runtime, trainer.division
     names = tuple(trainer.rewards)
 
     # 1. Draw: prompts × group size. Whole subtrees go to updates and ranks, so that the samples of an update do not
@@ -54,15 +55,19 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
     )
     units_of_updates = assign_rows(
         rows,
-        tree=draw.sampler.tree,
+        tree=trainer.first_draw.sampler.tree,
         batch=division.batch,
         updates=config.optimizer.updates_per_epoch,
         world=runtime.world,
         rank=runtime.rank,
         sharded=runtime.sharded,
         whole_groups=division.whole_groups,
-        kind=lambda prompt: forward_kind(trainer.policy, prompt, draw.sampler.size),
+        kind=lambda prompt: forward_kind(trainer.policy, prompt, trainer.first_draw.sampler.size),
     )
+    # The stochastic steps are those of the epoch's noise window.
+    sde_steps = config.sampling.window.at(trainer.epoch, config.sampling.sde_steps, seed=config.seed)
+    sampler = trainer.first_draw.sampler.model_copy(update={"sde_steps": sde_steps})
+    draw = replace(trainer.first_draw, sampler=sampler, epoch=trainer.epoch)
 
     # 2. Sample and score: each batch goes to the rewards as soon as it is decoded. They run concurrently with the
     # generator, or alternate with it on a small GPU.
@@ -102,7 +107,7 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
     metrics[PER_CALL] = float(trainer.scorer.largest_call)
 
     # 4. Update: one optimizer step per share of the groups. The first replays sampling with ratio exactly 1.
-    metrics |= learn(trainer, draw.sampler, samples, epoch_advantages)
+    metrics |= learn(trainer, sampler, samples, epoch_advantages)
 
     # 5. Record: signs of reward hacking, seconds, the log and at times an image.
     metrics |= trainer.progress.lap()

@@ -16,6 +16,7 @@ import torch
 from pacorl.core.metric_names import ALARM, HELD_OUT
 from pacorl.core.sampler import Sampler
 from pacorl.core.schedule import seed_of
+from pacorl.core.set_scores import whole_mean
 from pacorl.grpo.monitor import PanelStatistics, panel_statistics
 from pacorl.grpo.rollout import sample_images
 from pacorl.grpo.rows import one_size_batches
@@ -178,7 +179,7 @@ def score_images(trainer: PolicyTrainer, jobs: Sequence[Job], images: Sequence[I
     columns: dict[str, Sequence[float | None]] = {}
     for name, reward in {**trainer.rewards, **trainer.held_out}.items():
         if asking and reward is asking:
-            columns[name] = [asking.score(verdicts) for verdicts in answers]
+            columns[name] = [whole_mean(asking.p_yes_of(verdicts).values()) for verdicts in answers]
         else:
             columns[name] = ask(name, reward, partial(scores_of, name, reward, prompts, images, masked=True))
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pacorl.core.batches import in_batches
 from pacorl.core.devices import to_device
-from pacorl.core.panels import Panels
+from pacorl.core.grid import Panels
 from pacorl.core.sampler import Sampler
 from pacorl.core.schedule import seed_of
 from pacorl.core.sde import SDE_TYPES, SOLVERS, Past, Transition, log_prob
@@ -230,7 +230,8 @@ class Trunk:
         child_B = self._positions([tree.node_of(row, level + 1) for row in rows], children, device)
         panels = None
         if draw.by_panel:
-            panels = panels_of(draw.policy, [self.prompts[row] for row in rows], self.size, device=device)
+            grids = [self.prompts[row].grid for row in rows]
+            panels = Panels.of(grids, self.size, draw.policy.token_grid(self.size), device=device)
         log_prob_B = log_prob(x_ENC[child_B], Transition(transition.mean_BNC[node_B], transition.std), panels)
 
         batch = NodeBatch(
@@ -299,11 +300,6 @@ def transition_at(sampler: Sampler, sigmas: Tensor, step: int, x_BNC: Tensor, ve
         noise_level=sampler.noise_level,
         sigma_max=float(sigmas[1]),
     )
-
-
-def panels_of(policy: PipelinePolicy, prompts: Sequence[Prompt], size: Size, *, device: torch.device) -> Panels:
-    """Lay out the panels of a batch of samples in the policy's tokens."""
-    return Panels.of([prompt.grid for prompt in prompts], size, policy.token_grid(size), device=device)
 
 
 def velocity_at(policy: PipelinePolicy, x_BNC: Tensor, sigma: Tensor, conditioning: Conditioning, size: Size) -> Tensor:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -363,14 +362,6 @@ class PolicyTrainer:
         return self.should_training_stop or self.epoch >= self.config.epochs
 
     # --- policies and scorers of the epoch ---------------------------------------------------------------------
-
-    @property
-    def draw(self) -> Draw:
-        """Parameters of the next epoch's rollouts, whose noise window may move."""
-        config = self.config
-        steps = config.sampling.window.at(self.epoch, config.sampling.sde_steps, seed=config.seed)
-        sampler = self.first_draw.sampler.model_copy(update={"sde_steps": steps})
-        return replace(self.first_draw, sampler=sampler, epoch=self.epoch)
 
     def sampling_policy(self) -> AbstractContextManager[None]:
         """Swap in the sampling policy, if it differs from the trained policy."""

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from pacorl.core.devices import to_device, widest_float
+from pacorl.core.grid import Panels
 from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION, Endpoint, ObjectiveOptions, Step
-from pacorl.core.panels import Panels
 from pacorl.core.sampler import Sampler
 from pacorl.core.schedule import seed_of
 from pacorl.core.sde import Transition, kl, log_prob
 from pacorl.grpo.conditioning import ConditioningCache
-from pacorl.grpo.rollout import panels_of, transition_at, velocity_at
+from pacorl.grpo.rollout import transition_at, velocity_at
 from pacorl.models.adapters import AdapterCopy, adapter_off
 from pacorl.runtime.processes import Runtime
 from pacorl.types import Advantages, NodeBatch, Prompt, Rollout, Samples, Size
@@ -154,7 +154,7 @@ def _credit(
     device = next(policy.transformer.parameters()).device
     if values.value_BP is None:
         return to_device(values.value_B[rows].to(dtype), device), None
-    panels = panels_of(policy, prompts, size, device=device)
+    panels = Panels.of([prompt.grid for prompt in prompts], size, policy.token_grid(size), device=device)
     return panels.at_tokens(to_device(values.value_BP[rows].to(dtype), device)), panels
 
 

@@ -72,7 +72,6 @@ def open_image(
     data = source if isinstance(source, bytes) else read_bytes(Path(source), limit=MAX_BYTES)
     with _decoder_errors(name, data, max_pixels):
         image = Image.open(io.BytesIO(data), formats=formats)
-        check_frames(image, name)
         # Before the pixels are decoded: a bomb of a few kilobytes would fill the memory. And after: some formats store
         # their size a second time, with the pixels.
         _check_pixels(image, name, max_pixels)
@@ -176,7 +175,6 @@ def as_rgb(pixels: Any, name: str) -> Image.Image:
     """
     # Judges read three channels of 8 bits.
     image = pixels if isinstance(pixels, Image.Image) else _from_array(pixels, name)
-    check_frames(image, name)
     check_shape(image, name)
     if image.info.get("icc_profile"):
         image = _as_srgb(image, name)
@@ -263,14 +261,10 @@ def _from_array(array: Any, name: str) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(pixels))
 
 
-def check_frames(image: Image.Image, name: str) -> None:
-    """Raise ImageError if a file holds several frames or pages."""
+def check_shape(image: Image.Image, name: str) -> None:
+    """Raise ImageError if an image has several frames or pages, or is too small or too long and thin for a judge."""
     if getattr(image, "is_animated", False) and image.format != "MPO":
         raise ImageError(f"{name}: has several frames or pages; save the one that is meant as an image of its own")
-
-
-def check_shape(image: Image.Image | Size, name: str) -> None:
-    """Raise ImageError if an image is too small or too long and thin for a judge."""
     short, long = sorted((image.height, image.width))
     if short < MIN_SIDE:
         raise ImageError(f"{name}: {image.width}x{image.height} is too small; each side needs {MIN_SIDE} pixels")

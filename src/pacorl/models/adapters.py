@@ -267,7 +267,7 @@ class AdapterCopy:
     def swapped_in(self) -> Iterator[None]:
         """Use the copy in place of the trained weights."""
         # Values are copied, not exchanged: the optimizer and FSDP reference the parameters' storage.
-        trained = AdapterCopy(self.transformer).state
+        trained = {name: value.clone() for name, value in adapter_state(self.transformer).items()}
         set_adapter_state(self.transformer, self.state)
         try:
             yield

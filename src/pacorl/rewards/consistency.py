@@ -41,16 +41,15 @@ class JudgedReward:
         self.temperature = temperature
         self.last_error = ""
 
-    def tempered(self, verdicts: Mapping[Key, Verdict]) -> dict[Key, float | None]:
-        """Apply the temperature to each P(Yes); None if it is missing."""
-        return {
-            key: None if verdict.p_yes is None else tempered(verdict.p_yes, self.temperature)
-            for key, verdict in verdicts.items()
-        }
-
-    def note_error(self, verdicts: Sequence[Verdict]) -> None:
-        """Remember the reason of a missing verdict."""
-        self.last_error = next((verdict.error for verdict in verdicts if verdict.p_yes is None), self.last_error)
+    def p_yes_of(self, verdicts: Mapping[Key, Verdict]) -> dict[Key, float | None]:
+        """P(Yes) of each question under the temperature; None if it is missing, for the reason in `last_error`."""
+        self.last_error = next((answer.error for answer in verdicts.values() if answer.p_yes is None), self.last_error)
+        p_yes = {key: verdict.p_yes for key, verdict in verdicts.items()}
+        if self.temperature != 1:
+            for key, probability in p_yes.items():
+                if probability is not None:
+                    p_yes[key] = tempered(probability, self.temperature)
+        return p_yes
 
 
 class Consistency(JudgedReward, PanelReward):
@@ -98,8 +97,8 @@ class Consistency(JudgedReward, PanelReward):
         """Score each image, with its pairs as parts."""
         scored = []
         for prompt, verdicts in zip(prompts, self.pairs(prompts, images), strict=True):
-            parts = panel_shares(self.tempered(verdicts), prompt.grid.count)
-            scored.append(PanelScores(self.score(verdicts), parts))
+            p_yes = self.p_yes_of(verdicts)
+            scored.append(PanelScores(whole_mean(p_yes.values()), panel_shares(p_yes, prompt.grid.count)))
         return scored
 
     def pairs(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[dict[Pair, Verdict]]:
@@ -121,11 +120,6 @@ class Consistency(JudgedReward, PanelReward):
         for answers in pairwise.ask_pairs(self.judge, panels, texts, pairs=pairs):
             means.append({pair: pairwise.mean_over_dimensions(verdicts) for pair, verdicts in answers.items()})
         return means
-
-    def score(self, verdicts: Mapping[Pair, Verdict]) -> float | None:
-        """Score one image by its pairs."""
-        self.note_error(list(verdicts.values()))
-        return whole_mean(self.tempered(verdicts).values())
 
 
 @dataclass(frozen=True)
@@ -173,9 +167,8 @@ class Contrast(PanelReward):
         scored = [PanelScores(None, None)] * len(prompts)
         for prompt, samples, verdicts in zip(firsts, groups.values(), answers, strict=True):
             count = prompt.grid.count
-            self.reward.note_error(list(verdicts.values()))
             score_SP = contrast_scores(
-                self.reward.tempered(verdicts), sets=len(samples), panels=count, weight=self.reward.contrast
+                self.reward.p_yes_of(verdicts), sets=len(samples), panels=count, weight=self.reward.contrast
             )
             for sample, score_P in zip(samples, score_SP, strict=True):
                 parts = [None if score is None else 2 * score / count for score in score_P]
@@ -208,8 +201,7 @@ class PanelMatch(JudgedReward, PanelReward):
 
         scored = []
         for prompt, of_panel in zip(prompts, verdicts, strict=True):
-            self.note_error(list(of_panel.values()))
-            p_yes = self.tempered(of_panel)
+            p_yes = self.p_yes_of(of_panel)
             # The mean of the rest would reward a set for its failed panel.
             present = [probability for probability in p_yes.values() if probability is not None]
             score = sum(present) / len(present) if present and len(present) == len(p_yes) else None
@@ -239,8 +231,6 @@ class EditConsistency(JudgedReward):
         for prompt, image in zip(prompts, images, strict=True):
             edits.append((open_image(prompt.sources[0]), image, prompt.text))
         answers = pairwise.ask_edits(self.judge, edits)
-        verdicts = []
         for edit in answers:
-            verdicts += [edit.kept, edit.followed]
-        self.note_error(verdicts)
+            self.p_yes_of({"kept": edit.kept, "followed": edit.followed})  # for the reason of a missing one
         return [edit.score(lambda p_yes: tempered(p_yes, self.temperature)) for edit in answers]

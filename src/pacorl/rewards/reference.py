@@ -115,8 +115,7 @@ class Reference(JudgedReward, PanelReward):
         return texts
 
     def _reduce(self, prompt: Prompt, verdicts: Mapping[PanelQuestion, Verdict]) -> PanelScores:
-        self.note_error(list(verdicts.values()))
-        p_yes = self.tempered(verdicts)
+        p_yes = self.p_yes_of(verdicts)
         # Panels without a character have no score.
         score_of_panel: dict[tuple[int], float | None] = {}
         for panel, characters in enumerate(characters_of(prompt)):

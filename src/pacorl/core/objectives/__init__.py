@@ -6,7 +6,7 @@ that a sample took, one stochastic step at a time (`Step`), or the sample's endp
 means over the batch; excluded samples have weight 0.
 
 With panel credit (`panels`) log-probabilities, advantages and `used_B` are (B, N): each token has its panel's value.
-Losses are then means over tokens too. Distances of latents are averaged by `core.panels.sample_mean`.
+Losses are then means over tokens too. Distances of latents are averaged by `core.grid.sample_mean`.
 
 To add one, write its options, its function and its `ObjectiveSpec` in a file here, and one line of `OBJECTIVES`:
 
@@ -35,7 +35,7 @@ from pacorl.config.table import Table
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pacorl.core.panels import Panels
+    from pacorl.core.grid import Panels
     from pacorl.core.sde import Transition
 
     Metric = float | Tensor

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from pacorl.core.grid import sample_mean
 from pacorl.core.objectives import Endpoint, ObjectiveSpec
 from pacorl.core.objectives.grpo_clip import ClippedOptions, clipped
-from pacorl.core.panels import sample_mean
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from pacorl.core.grid import sample_mean
 from pacorl.core.objectives import Endpoint, ObjectiveOptions, ObjectiveSpec
-from pacorl.core.panels import sample_mean
 
 if TYPE_CHECKING:
     from pacorl.core.objectives import Loss
