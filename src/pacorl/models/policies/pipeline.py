@@ -389,10 +389,11 @@ class PipelinePolicy:
 
     def training_sigmas(self, num_steps: int, size: Size) -> Tensor:
         """Return (T+1,) sigmas in fp32 on the CPU, under the kind's `training_shift`."""
-        is_linear = self.training_shift == "linear"
-        return self.sigmas(
-            num_steps, size, mu=self.linear_shift(math.prod(self.token_grid(size))) if is_linear else None
-        )
+        mu = None
+        if self.training_shift == "linear":
+            # FLUX.1's rule, whatever the kind samples with.
+            mu = PipelinePolicy.shift(self, math.prod(self.token_grid(size)), num_steps)
+        return self.sigmas(num_steps, size, mu=mu)
 
     def sigmas(self, num_steps: int, size: Size, *, mu: float | None = None) -> Tensor:
         """Return (T+1,) sigmas in fp32 on the CPU, with the spacing and shift of the pipeline and its scheduler.
@@ -421,11 +422,10 @@ class PipelinePolicy:
         return np.linspace(1.0, 1 / num_steps, num_steps)
 
     def shift(self, tokens: int, num_steps: int) -> float:
-        """Compute the pipeline's shift `mu` for an image of `tokens` tokens."""
-        return self.linear_shift(tokens)
+        """Compute the pipeline's shift `mu` for an image of `tokens` tokens.
 
-    def linear_shift(self, tokens: int) -> float:
-        """Compute the shift by FLUX.1's rule: linear in the tokens, between the bounds of the scheduler's config."""
+        By itself FLUX.1's rule: linear in the tokens, between the bounds of the scheduler's config.
+        """
         from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 
         config = self.pipeline.scheduler.config
