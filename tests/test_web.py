@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 from fastapi import FastAPI, Request, WebSocket
 from fastapi.testclient import TestClient
@@ -142,8 +139,3 @@ def test_a_taken_port_is_named():
         port = int(url.rpartition(":")[2])
         with pytest.raises(OSError, match=f":{port}"), listening("127.0.0.1", port):
             pass
-
-
-def test_the_commands_of_pages_need_no_page_library():
-    code = "import sys, pacorl.cli; assert not {'nicegui', 'fastapi'} & sys.modules.keys()"
-    subprocess.run([sys.executable, "-c", code], check=True)
