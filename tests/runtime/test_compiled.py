@@ -110,7 +110,7 @@ def test_log_probs_of_compiled_blocks_are_equal_in_sampling_and_training(
     # A step without noise is a graph more of each block, which one type compiles.
     sampler = SAMPLER if dtype == torch.float32 else SAMPLER.model_copy(update={"steps": 2})
     eager = sampled(policy, ConditioningCache(policy), as_trained=True, sampler=sampler)
-    compile_blocks(transformer, recompute=dtype == torch.float32)
+    compile_blocks(transformer)
     cache = ConditioningCache(policy)
     samples = sampled(policy, cache, as_trained=True, sampler=sampler)
     advantages = Advantages(torch.tensor([1.0, -1.0], dtype=torch.float64), torch.ones(2, dtype=torch.bool), {})
@@ -120,6 +120,31 @@ def test_log_probs_of_compiled_blocks_are_equal_in_sampling_and_training(
     assert all(p.grad is not None and p.grad.any() for p in transformer.parameters() if p.requires_grad)
     tolerance = 1e-4 if dtype == torch.float32 else 0.1
     torch.testing.assert_close(samples.rollouts[0].final_BNC, eager.rollouts[0].final_BNC, rtol=0, atol=tolerance)
+
+
+def test_blocks_that_recompute_keep_their_inputs_alone_and_have_the_same_gradients(policy: FluxPolicy) -> None:
+    transformer: nn.Module = policy.transformer
+    cache, found, kept = ConditioningCache(policy), [], []
+    weights = {weight.data_ptr() for weight in transformer.parameters()}
+    for recompute in (False, True):
+        torch._dynamo.reset()
+        transformer.zero_grad()
+        compile_blocks(transformer, recompute=recompute, backend="aot_eager_decomp_partition")
+        sizes: list[int] = []
+
+        def keep(tensor: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:
+            if tensor.data_ptr() not in weights:
+                sizes.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            velocity = policy.velocity(policy.noise([0], SIZE), torch.full((1,), 0.5), cache.batch(PROMPTS, SIZE), SIZE)
+        velocity.square().sum().backward()
+        found.append([velocity.detach(), *(p.grad for p in transformer.parameters() if p.grad is not None)])
+        kept.append(sum(sizes))
+    compile_blocks(transformer)  # the default for what follows
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+    assert kept[1] < kept[0]
 
 
 def test_compiled_layers_keep_their_packed_weights_for_the_backward() -> None:
