@@ -109,7 +109,7 @@ def test_only_named_formats_are_decoded(kind: str) -> None:
         lambda rgb: torch.from_numpy(rgb.copy()).movedim(-1, 0).float() / 255,
         lambda rgb: (torch.from_numpy(rgb.copy()).double() / 255).half().requires_grad_(),
     ],
-    ids=str,
+    ids=["uint8", "float32", "float16", "channels first", "tensor", "float tensor", "half with gradients"],
 )
 def test_arrays_and_tensors_are_images(pixels: Any) -> None:
     rgb = np.random.default_rng(0).integers(0, 256, (12, 10, 3)).astype(np.uint8)

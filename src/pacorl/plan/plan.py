@@ -142,7 +142,7 @@ def _lines(plan: Plan) -> Iterator[str]:
         if high > LEAST_HOURS:
             hours.append(f"{low:.2g} to {high:.2g} on {plan.processes} × {card.name}")
     if hours:
-        yield f"hours, with evaluations, judging and saving: {', '.join(hours)}"
+        yield f"hours, with evaluations and judging: {', '.join(hours)}"
 
 
 def size_text(number: int, of: int | None = None) -> str:
