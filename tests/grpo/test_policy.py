@@ -50,9 +50,9 @@ def test_epochs_share_neither_noise_nor_prompts(
         seeds.extend(several)
         return noise(several, size)
 
-    def noted(draw, rows, into):  # type: ignore[no-untyped-def]
-        sampled[-1].extend(row.prompt.id for row in rows)
-        return draw_samples(draw, rows, into)
+    def noted(draw, units, into):  # type: ignore[no-untyped-def]
+        sampled[-1].extend(row.prompt.id for rows in units for row in rows)
+        return draw_samples(draw, units, into)
 
     monkeypatch.setattr(training.policy, "noise", drawn)
     monkeypatch.setattr(epoch, "draw_samples", noted)

@@ -105,7 +105,7 @@ def test_sampling_waits_for_its_images_alone(policy: FluxPolicy, cache: Conditio
     at_steps: Counter[str] = Counter()
     with Waits() as waits:
         samples = Samples()
-        for _ in draw_samples(Draw(policy, sampler, cache, 1, 0, 4), rows, samples):
+        for _ in draw_samples(Draw(policy, sampler, cache, 1, 0, 4), [rows], samples):
             at_steps.update(waits.counted)
     # By the time that the first images were there: the endpoints, and the pixels.
     assert at_steps == Counter({"read": 2})
