@@ -46,15 +46,34 @@ def test_groups_are_normalised_apart() -> None:
     assert found.used_B.all()
 
 
+def test_global_std() -> None:
+    found = advantages(table([[0, 2, 0, 4]], [1, 1, 2, 2]), weights=[1.0], aggregate="weighted_sum", std="global")
+    std = math.sqrt((1.5**2 + 0.5**2 + 1.5**2 + 2.5**2) / 4)
+    assert found.value_B.tolist() == pytest.approx([-1 / std, 1 / std, -2 / std, 2 / std])
+
+
 def test_log_tame_touches_only_what_varies_too_much() -> None:
     score_RB = torch.tensor([[1.0, 3.0], [1.0, 1.1]], dtype=torch.float64)
     assert coefficient_of_variation(score_RB).tolist() == pytest.approx([0.5, 0.05 / 1.05])
     assert tamed_sum(score_RB, [2.0, 1.0], 0.2) == pytest.approx([2 * math.log(2) + 1.0, 2 * math.log(4) + 1.1])
 
 
+def test_log_tame_by_the_mean_threshold() -> None:
+    score_RB = torch.tensor([[1.0, 3.0], [1.0, 1.1]], dtype=torch.float64)
+    assert tamed_sum(score_RB, [1.0, 1.0], "mean") == pytest.approx([math.log(2) + 1.0, math.log(4) + 1.1])
+
+
 def test_log_tame_off_its_domain_keeps_the_order() -> None:
     score_RB = torch.tensor([[-3.0, -1.0, 0.0, 5.0]], dtype=torch.float64)
     assert tamed_sum(score_RB, [1.0], 0.2) == pytest.approx([-math.log(4), -math.log(2), 0.0, math.log(6)])
+
+
+def test_gdpo_ignores_a_rewards_scale() -> None:
+    groups, other = [0, 0, 0, 1, 1, 1], [1.0, 0.0, 3.0, 0.0, 2.0, 5.0]
+    small = advantages(table([[0, 1, 2, 0, 1, 5], other], groups), weights=[1, 1], aggregate="gdpo")
+    large = advantages(table([[0, 1000, 2000, 0, 1000, 5000], other], groups), weights=[1, 1], aggregate="gdpo")
+    assert small.value_B.tolist() == pytest.approx(large.value_B.tolist(), abs=1e-3)
+    assert float(large.value_B.std(correction=0)) == pytest.approx(1.0, abs=1e-3)
 
 
 def test_gdpo_divides_the_sum_by_its_std_over_the_epoch() -> None:
@@ -71,6 +90,10 @@ def test_gdpo_divides_the_sum_by_its_std_over_the_epoch() -> None:
 def test_weights_decide_between_rewards_that_disagree(aggregate: str, weights: tuple[float, float]) -> None:
     found = advantages(table([[1.0, 1.1], [1.1, 1.0]], [0, 0]), weights=weights, aggregate=aggregate)
     assert found.value_B.tolist() == pytest.approx([-1.0, 1.0] if weights[0] > weights[1] else [1.0, -1.0])
+
+
+def test_rewards_below_zero_vary_as_their_opposites_do() -> None:
+    assert coefficient_of_variation(torch.tensor([[-1.0, -3.0]])).tolist() == pytest.approx([0.5])
 
 
 def test_a_missing_score_makes_no_reward_vary() -> None:
@@ -106,6 +129,12 @@ def test_a_group_with_too_few_judged_samples_is_dropped() -> None:
     found = advantages(table([[1, 3, 5, 7, NAN, NAN]], [0, 0, 0, 1, 1, 1]), weights=[1.0], aggregate="log_tamed")
     assert found.used_B.tolist() == [True, True, True, False, False, False]
     assert found.value_B[3:].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_nothing_judged_gives_nothing() -> None:
+    found = advantages(table([[NAN, NAN]], [0, 0]), weights=[1.0])
+    assert not found.used_B.any()
+    assert found.value_B.tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("std", ["group", "global"])
@@ -146,6 +175,23 @@ def test_each_form_of_the_floor_by_hand(floor: Floor, sure: float, all_but_equal
     found = advantages(table([scores], [0, 0, 1, 1, 2, 2]), weights=[1.0], aggregate="weighted_sum", floor=floor)
     assert found.value_B.tolist()[:4] == pytest.approx([-sure, sure, -all_but_equal, all_but_equal])
     assert found.value_B.tolist()[4:] == pytest.approx([-1.0, 1.0], abs=1.1e-4)
+
+
+def test_gdpo_takes_the_floor_too() -> None:
+    """Each reward's group std is 1e-4 here, so that adding as much halves it; the std over all samples, .5, follows."""
+    scores = [[0.5 - 1e-4, 0.5 + 1e-4]]
+    found = advantages(table(scores, [0, 0]), weights=[1.0], aggregate="gdpo", floor="add")
+    assert found.value_B.tolist() == pytest.approx([-0.5 / 0.5001, 0.5 / 0.5001])
+
+
+@pytest.mark.parametrize("aggregate", ["weighted_sum", "gdpo"])
+def test_without_a_floor_the_scale_of_rewards_does_not_matter(aggregate: str) -> None:
+    scores, groups = [0.3, 0.9, 0.2, 0.5, 0.7, 0.1], [4, 2, 4, 2, 4, 2]
+    own, small = (
+        advantages(table([[factor * s for s in scores]], groups), weights=[1.0], aggregate=aggregate).value_B.tolist()
+        for factor in (1.0, 1e-5)
+    )
+    assert own == pytest.approx(small)
 
 
 def test_advantages_are_clipped_on_both_sides() -> None:
@@ -222,6 +268,16 @@ def test_panels_of_nearly_tied_sets_are_divided_by_their_own_std() -> None:
     assert panel_values(found) == [pytest.approx([0.0, -1.0]), pytest.approx([0.0, 1.0])]
 
 
+def test_a_number_mixes_set_and_panel() -> None:
+    rewards = by_panel([SETS], [PAIRS], [0] * 3)
+    settings: dict[str, Any] = {"weights": [1.0], "aggregate": "weighted_sum"}
+    panel = torch.tensor(panel_values(advantages(rewards, credit=1.0, **settings)))
+    mixed = torch.tensor(panel_values(advantages(rewards, credit=0.25, **settings)))
+    of_set = advantages(rewards, credit=0, **settings)
+    assert of_set.value_BP is None, "0 is credit set"
+    torch.testing.assert_close(mixed, (0.75 * of_set.value_B[:, None] + 0.25 * panel).float())
+
+
 @pytest.mark.parametrize("aggregate", ["weighted_sum", "log_tamed", "gdpo"])
 def test_parts_that_are_the_whole_score_have_the_set_s_advantages(aggregate: str) -> None:
     """A reward without parts counts for every panel."""
@@ -257,3 +313,19 @@ def test_a_panel_needs_its_part_of_every_reward() -> None:
     )
     std = statistics.pstdev(SETS)
     assert [row[1] for row in panel_values(found)] == pytest.approx([0.0, 0.05 / std, -0.05 / std])
+
+
+def test_a_missing_score_leaves_all_its_panels_out() -> None:
+    parts = [[NAN, 0.4], [0.3, 0.3], [0.1, 0.2]]
+    rewards = by_panel([[NAN, 1.0, 0.3]], [parts], [0] * 3)
+    found = advantages(rewards, weights=[1.0], aggregate="weighted_sum", credit="panel")
+    assert panel_values(found)[0] == [0.0, 0.0]
+    std = 0.35
+    assert panel_values(found)[1:] == [pytest.approx([0.1 / std, 0.05 / std]), pytest.approx([-0.1 / std, -0.05 / std])]
+
+
+def test_panel_credit_clips() -> None:
+    parts = [[0.0, 0.0], [9.0, 0.1], [-9.0, 0.2]]
+    rewards = by_panel([SETS], [parts], [0] * 3)
+    found = advantages(rewards, weights=[1.0], aggregate="weighted_sum", credit="panel", clip=0.7)
+    assert [row[0] for row in panel_values(found)] == [0.0, 0.7, -0.7]
