@@ -25,4 +25,4 @@ def contrast(end: Endpoint, options: Contrast):
     return (loss_B * end.used_B).mean(), {}
 
 
-CONTRAST = ObjectiveSpec(Contrast, contrast, needs="endpoint", unclipped=True)
+CONTRAST = ObjectiveSpec(Contrast, contrast, needs="endpoint")

@@ -48,7 +48,7 @@ def reinforce(step: Step, options: Reinforce):
     return -(step.log_prob_B * (step.advantage_B - options.baseline)).mean(), {}
 
 
-REINFORCE = ObjectiveSpec(Reinforce, reinforce, needs="path", unclipped=True)
+REINFORCE = ObjectiveSpec(Reinforce, reinforce, needs="path")
 
 '''
 

@@ -1,4 +1,4 @@
-"""Every kind's diffusers pipeline, run as `pacorl.testing.check_policy` compares a policy with it."""
+"""Every kind's diffusers pipeline, which a policy is compared with."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
 from pacorl import testing
-from pacorl.io.images import open_image
+from pacorl.io.images import as_rgb, open_image
 from pacorl.models.policies.pipeline import PipelinePolicy, pack, stitch
 from pacorl.types import Prompt, Size
 
@@ -29,8 +29,20 @@ def diffusers_own(pipeline: Any) -> Any:
 
 
 def check_against_pipeline(policy: PipelinePolicy, prompts: Sequence[Prompt], size: Size) -> None:
-    """Check a policy against the pipeline that it holds."""
-    testing.check_policy(policy, prompts, size, pipeline=partial(run_pipeline, policy, size=size))
+    """Check a policy against the pipeline that it holds: latents, sigmas, and the decoded image of the first prompt."""
+
+    def latents(prompt: Prompt, seed: int) -> Tensor:
+        found, sigmas = run_pipeline(policy, prompt, size=size, output_type="latent", seed=seed)
+        assert torch.equal(policy.sigmas(testing.STEPS, image_size), sigmas), "the scheduler has other sigmas"
+        return Tensor(found)
+
+    image_size = policy.size_of(prompts[0], size)
+    testing.check_policy(policy, prompts, size, pipeline=latents)
+    (image,), _ = run_pipeline(policy, prompts[0], size=size, output_type="pil")
+    (ours,) = policy.decode(testing.endpoints(policy, prompts[:1], size), image_size)
+    # A transparent image is shown on white.
+    difference = np.asarray(ours, dtype=int) - np.asarray(as_rgb(image, "the pipeline's"), dtype=int)
+    assert np.abs(difference).max() <= 1, f"the image differs from the pipeline's by {np.abs(difference).max()} of 255"
 
 
 def run_pipeline(

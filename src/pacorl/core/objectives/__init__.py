@@ -17,7 +17,7 @@ To add one, write its options, its function and its `ObjectiveSpec` in a file he
     def reinforce(step: Step, options: Reinforce) -> Loss:
         return -(step.log_prob_B * (step.advantage_B - options.baseline)).mean(), {}
 
-    REINFORCE = ObjectiveSpec(Reinforce, reinforce, needs="path", unclipped=True)
+    REINFORCE = ObjectiveSpec(Reinforce, reinforce, needs="path")
 """
 
 from __future__ import annotations
@@ -120,8 +120,6 @@ class ObjectiveSpec:
     and sampling is by weights of its own, without noise except to branch a tree."""
     keeps_means: bool = False
     """Whether rollouts keep the means of their steps for `Step.old_mean_BNC`, which costs memory."""
-    unclipped: bool = False
-    """Whether the loss has no clip range, on purpose; `pacorl.testing.check_objective` asserts that others clip."""
     lag: Callable[[int], float] | None = None
     """Optimizer steps so far → share d of old ← d·old + (1−d)·trained, by which the sampling policy of an endpoint
     objective follows after each epoch; None if each epoch is sampled by the trained policy itself."""

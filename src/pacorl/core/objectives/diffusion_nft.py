@@ -58,4 +58,4 @@ def lag(optimizer_step: int) -> float:
     return min(0.001 * optimizer_step, 0.5)
 
 
-DIFFUSION_NFT = ObjectiveSpec(DiffusionNft, diffusion_nft, needs="endpoint", unclipped=True, lag=lag)
+DIFFUSION_NFT = ObjectiveSpec(DiffusionNft, diffusion_nft, needs="endpoint", lag=lag)
