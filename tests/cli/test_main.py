@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
@@ -61,16 +60,3 @@ def test_a_fault_of_the_program_keeps_its_traceback(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "argv", ["pacorl"])
     with pytest.raises(KeyError):
         cli.main()
-
-
-def test_a_script_that_is_stopped_ends_in_one_line() -> None:
-    script = (
-        "import os, signal\n"
-        "from pacorl.runtime.stopping import Interrupted, StopSignals\n"
-        "with StopSignals() as signals:\n"
-        "    os.kill(os.getpid(), signal.SIGINT)\n"
-        "    if signals.told:\n"
-        "        raise Interrupted('told to stop')\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (75, "pacorl: told to stop\n")

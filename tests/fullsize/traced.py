@@ -41,7 +41,7 @@ from pacorl.plan.plan import Plan, plan_policy
 from pacorl.plan.sources import JUDGE_PARTS
 from pacorl.runtime.processes import Runtime
 from pacorl.runtime.turns import Turns
-from pacorl.runtime.workers import Call
+from pacorl.runtime.workers import Call, Workers
 from pacorl.tiny.world import set_prompts
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -132,7 +132,7 @@ def move(module: torch.nn.Module, device: torch.device) -> None:
 
 @contextmanager
 def lent_to(self: Turns, models: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """`Turns.lent_to` in its own order, without pinned memory: the pretended card has none."""
+    """`Turns.lent_to` in its own order."""
     host = torch.device("cpu")
     move(self.generator, host)
     for model in models:
@@ -143,12 +143,10 @@ def lent_to(self: Turns, models: Sequence[torch.nn.Module]) -> Iterator[None]:
     move(self.generator, self.device)
 
 
-def queue(self: Call[Any]) -> None:
-    """`Call.queue`, at once: time limits cost no memory, and torch hands its modes to no thread."""
-    if not self.queued:
-        self.queued = True
-        with self.workers.context():
-            self.future.set_result(self.act())
+def add(self: Workers, call: Call[Any]) -> None:
+    """`Workers.add`, at once: time limits cost no memory, and torch hands its modes to no thread."""
+    with self.context():
+        call.future.set_result(call.act())
 
 
 class AtOnce(ThreadPoolExecutor):
@@ -166,7 +164,7 @@ PHASES: tuple[tuple[str, Any, str], ...] = (
     ("place", builders, "place_transformer"),
     ("sample", rollout.Trunk, "grow"),
     ("sample", rollout.Trunk, "finish"),
-    ("judge", Call, "queue"),
+    ("judge", Workers, "add"),
     ("score", epoch, "collect_scores"),
     ("score", epoch, "measure_agreement"),
     ("train", epoch, "update_policy"),
@@ -207,7 +205,7 @@ def pretended_run() -> Iterator[PretendedCard]:
         patch.setattr(diffusers.DiffusionPipeline, "from_pretrained", pipeline_loader(load_pipeline))
         patch.setattr(transformers.AutoModelForImageTextToText, "from_pretrained", load_model)
 
-        patch.setattr(Call, "queue", queue)
+        patch.setattr(Workers, "add", add)
         patch.setattr(checkpoint, "ThreadPoolExecutor", AtOnce)
         patch.setattr(Turns, "lent_to", lent_to)
         for phase, owner, name in PHASES:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,11 +10,9 @@ from tiny_runs import metrics, tiny_run
 from torch import nn
 
 from pacorl.config.base import load
-from pacorl.core.devices import warn_of_pageable
 from pacorl.core.objectives import RATIO_DEVIATION
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
-from pacorl.models.int8 import Arena
 from pacorl.plan.ledger import META
 from pacorl.runtime.turns import Turns
 
@@ -56,49 +53,6 @@ def test_what_is_trained_and_where_it_lies_stays() -> None:
         assert old is new
         assert torch.equal(value, new)
         assert pointer == new.data_ptr()
-
-
-def test_on_a_card_each_tensor_keeps_its_place_in_main_memory() -> None:
-    """Pinned memory is dear to get; the processor stands for the card."""
-    generator, holder = nn.Linear(4, 4).requires_grad_(False), Holder()
-    turns = Turns(generator, device=torch.device("cpu"))
-    turns._arena = Arena(pinned=False)
-    turns.add([holder])
-    before = [parameter.clone() for parameter in generator.parameters()]
-    places = []
-    for _ in range(2):
-        with turns.scoring():
-            places.append([parameter.data_ptr() for parameter in generator.parameters()])
-        places[-1] += [parameter.data_ptr() for parameter in holder.model.parameters()]
-        assert all(torch.equal(old, new) for old, new in zip(before, generator.parameters(), strict=True))
-    assert places[0] == places[1]
-    assert len(set(places[0])) == 4
-    # All lie in one piece of the arena.
-    models = (generator, holder.model)
-    assert len({p.untyped_storage().data_ptr() for model in models for p in model.parameters()}) == 1
-
-
-def test_on_a_card_weights_wait_in_pinned_memory_if_it_can_be_had(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Pinning fails here as under WSL2; the weights then wait in pageable memory."""
-    empty, pinned = torch.empty, []
-
-    def refuse(*shape: int, pin_memory: bool = False, **options: Any) -> torch.Tensor:
-        pinned.append(pin_memory)
-        if pin_memory:
-            raise RuntimeError("CUDA error: out of memory")
-        return empty(*shape, **options)
-
-    generator = nn.Linear(4, 4).requires_grad_(False)
-    before = generator.weight.clone()
-    turns = Turns(generator, device=torch.device("cuda"))
-    monkeypatch.setattr(torch, "empty", refuse)
-    warn_of_pageable.cache_clear()
-    turns._park(turns._frozen())
-    assert pinned == [True, False]
-    assert torch.equal(generator.weight, before)
-    assert "copies to the card come from pageable memory" in caplog.text
 
 
 @pytest.mark.slow

@@ -15,22 +15,22 @@ import pytest
 from pacorl.runtime.workers import Call, CallTimeout, Workers, call_in_time
 
 
-def queued(workers: Workers, act: Callable[[], Any], what: str, *, seconds: float = math.inf) -> Call[Any]:
-    call = Call(workers, act, what, seconds=seconds)
-    call.queue()
+def queued(workers: Workers, act: Callable[[], Any], *, seconds: float = math.inf) -> Call[Any]:
+    call = Call(act, "it", seconds)
+    workers.add(call)
     return call
 
 
 def test_calls_are_taken_in_order_by_so_many_threads() -> None:
     names: list[tuple[int, str]] = []
     workers = Workers(1, name="one")
-    calls = [queued(workers, lambda n=n: names.append((n, threading.current_thread().name)), "it") for n in range(20)]  # type: ignore[misc]
+    calls = [queued(workers, lambda n=n: names.append((n, threading.current_thread().name))) for n in range(20)]  # type: ignore[misc]
     for call in calls:
         call.result()
-    assert names == [(n, "one_0") for n in range(20)]
+    assert names == [(n, "one") for n in range(20)]
     both = Workers(2, name="two")
     meeting = threading.Barrier(2)
-    for call in [queued(both, meeting.wait, "it") for _ in range(2)]:  # type: ignore[assignment]
+    for call in [queued(both, meeting.wait) for _ in range(2)]:  # type: ignore[assignment]
         call.result()
     for pool in (workers, both):
         pool.close()
@@ -40,22 +40,22 @@ def test_calls_are_taken_in_order_by_so_many_threads() -> None:
 def test_what_a_call_raises_comes_through() -> None:
     workers = Workers(1, name="one")
     with pytest.raises(SystemExit):
-        queued(workers, sys.exit, "a reward that ends").result()
-    assert queued(workers, lambda: 3, "the next").result() == 3
+        queued(workers, sys.exit).result()
+    assert queued(workers, lambda: 3).result() == 3
     workers.close()
 
 
 def test_a_call_that_waits_for_its_turn_is_not_late() -> None:
     workers = Workers(1, name="one")
-    queued(workers, lambda: time.sleep(0.8), "first")
-    assert queued(workers, lambda: 2, "second", seconds=0.5).result() == 2
+    queued(workers, lambda: time.sleep(0.8))
+    assert queued(workers, lambda: 2, seconds=0.5).result() == 2
     workers.close()
 
 
 def test_what_has_not_begun_is_cancelled_and_what_runs_is_abandoned() -> None:
     begun, over, workers = threading.Event(), threading.Event(), Workers(1, name="one")
-    going = queued(workers, lambda: begun.set() or over.wait(), "it")  # type: ignore[func-returns-value]
-    waiting = queued(workers, lambda: None, "it")
+    going = queued(workers, lambda: begun.set() or over.wait())  # type: ignore[func-returns-value]
+    waiting = queued(workers, lambda: None)
     assert begun.wait(60)
     workers.close()
     over.set()
@@ -74,7 +74,7 @@ def test_a_call_is_given_up_at_its_limit() -> None:
 def test_a_call_that_never_returns_does_not_keep_the_process() -> None:
     code = (
         "import threading; from pacorl.runtime.workers import Call, Workers; "
-        "Call(Workers(1, name='hung'), threading.Event().wait, 'it').queue(); print('end')"
+        "Workers(1, name='hung').add(Call(threading.Event().wait, 'it')); print('end')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (0, "end\n")

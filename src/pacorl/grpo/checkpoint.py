@@ -86,7 +86,7 @@ class CheckpointWriter:
         self.progress = progress
         self._kept: dict[str, Tensor] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pacorl-save")
-        self._write: Future[None] | None = None
+        self._write: Future[float] | None = None
 
     def save(self, state: Mapping[str, Any]) -> Path:
         """Copy the adapter, and begin to write.
@@ -124,7 +124,8 @@ class CheckpointWriter:
             OSError: on all ranks, if it could not be written.
         """
         write, self._write = self._write, None
-        self.lora.runtime.on_main(lambda: write.result() if write else None)
+        seconds = self.lora.runtime.on_main(lambda: write.result() if write else 0.0)
+        self.progress.add("save", seconds)
 
     def close(self) -> None:
         """Wait for what is being written; its fault stays with `finish`."""
@@ -142,8 +143,12 @@ class CheckpointWriter:
 
     def _write_all(
         self, target: Path, rest: Mapping[str, Tensor], names: Sequence[str], state: Mapping[str, Any], copied: Event
-    ) -> None:
-        """Copy the rest of the tensors, write a checkpoint of all names, and update the files derived from it."""
+    ) -> float:
+        """Copy the rest of the tensors, write a checkpoint of all names, and update the files derived from it.
+
+        Returns:
+            Seconds of writing.
+        """
         try:
             self._copy(rest)
         finally:
@@ -164,7 +169,7 @@ class CheckpointWriter:
         started = time.perf_counter()
         write_checkpoint(target, tensors=tensors, state=state, export=export)
         settle(target, config)
-        self.progress.add("save", time.perf_counter() - started)
+        return time.perf_counter() - started
 
 
 def restore(lora: LoraTraining, path: Path) -> dict[str, Any]:

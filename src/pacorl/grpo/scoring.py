@@ -74,6 +74,8 @@ class Scorer:
         self._remote = Workers(SENDERS, name="pacorl-reward-http", context=context)
         self._group: list[Rollout] = []
         """Rollouts whose call is not full."""
+        self._waiting: list[list[Rollout]] = []
+        """Rollouts of calls that have not begun."""
         self._batches: list[tuple[list[int], list[Call[list[PanelScores]]]]] = []
         """Global rows of samples, and one call per reward."""
 
@@ -93,26 +95,31 @@ class Scorer:
         count = sum(len(rollout.row_B) for rollout in self._group)
         if count >= self.per_call and count % self.group_size == 0:
             self._close_batch()
+            if self.overlap:
+                self._begin()
 
     def _close_batch(self) -> None:
-        """Make a call of each reward for the rollouts that wait for one."""
-        rollouts, self._group = self._group, []
-        prompts = [*chain.from_iterable(rollout.prompts for rollout in rollouts)]
-        images = [*chain.from_iterable(rollout.images for rollout in rollouts)]
-        rows = [*chain.from_iterable(rollout.row_B for rollout in rollouts)]
+        if self._group:
+            self._waiting.append(self._group)
+            self._group = []
 
-        calls = []
-        for name, reward in self.rewards.items():
-            function: RewardFunction = reward
-            if isinstance(reward, Consistency) and reward.contrast:
-                function = Contrast(reward, [seed_of(*self._draw, "contrast", row) for row in rows])
-            act = partial(panel_scores_of, name, function, prompts, images, masked=True)
-            what = partial(_batch_name, name, len(self._batches) + 1, prompts)
-            calls.append(self.call(reward, act, what, batches=len(rollouts)))
-            if self.overlap:
-                calls[-1].queue()
-        self._batches.append((rows, calls))
-        self.largest_call = max(self.largest_call, len(rows))
+    def _begin(self) -> None:
+        """Call each reward for the rollouts that wait."""
+        for rollouts in self._waiting:
+            prompts = [*chain.from_iterable(rollout.prompts for rollout in rollouts)]
+            images = [*chain.from_iterable(rollout.images for rollout in rollouts)]
+            rows = [*chain.from_iterable(rollout.row_B for rollout in rollouts)]
+            calls = []
+            for name, reward in self.rewards.items():
+                function: RewardFunction = reward
+                if isinstance(reward, Consistency) and reward.contrast:
+                    function = Contrast(reward, [seed_of(*self._draw, "contrast", row) for row in rows])
+                act = partial(panel_scores_of, name, function, prompts, images, masked=True)
+                what = f"reward {name} (batch {len(self._batches) + 1}: {named(prompts)})"
+                calls.append(self.begin(reward, act, what, batches=len(rollouts)))
+            self._batches.append((rows, calls))
+            self.largest_call = max(self.largest_call, len(rows))
+        self._waiting.clear()
 
     def results(self) -> dict[int, list[PanelScores]]:
         """Wait for the scores of all submitted rollouts.
@@ -124,33 +131,30 @@ class Scorer:
             CallTimeout: if a reward of this process does not return.
             Exception: raised by a reward or `check_stop`.
         """
-        if self._group:
-            self._close_batch()
-        for call in chain.from_iterable(calls for _, calls in self._batches):
-            call.queue()
+        self._close_batch()
+        self._begin()
         scores_of_row: dict[int, list[PanelScores]] = {}
         for rows, calls in self._batches:
-            columns = [call.result() for call in calls]
+            columns = [call.result(self.check_stop) for call in calls]
             scores_of_row |= {row: scores for row, *scores in zip(rows, *columns, strict=True)}
         self._batches.clear()
         return scores_of_row
 
-    def call(
-        self, reward: object, act: Callable[[], Outcome], what: Callable[[], str], *, batches: int = 1
-    ) -> Call[Outcome]:
-        """Make a call on a reward's thread.
+    def begin(self, reward: object, act: Callable[[], Outcome], what: str, *, batches: int = 1) -> Call[Outcome]:
+        """Begin a call on a reward's thread.
 
         Args:
-            what: makes the subject of the message if it does not return.
+            what: subject of the message if it does not return.
             batches: number of batches, whose time limits add up.
         """
-        if isinstance(getattr(reward, "judge", None), RemoteJudge):
-            return Call(self._remote, act, what, check_stop=self.check_stop)
-        return Call(self._local, act, what, batches * self.timeout, self.check_stop)
+        is_remote = isinstance(getattr(reward, "judge", None), RemoteJudge)
+        call = Call(act, what, math.inf if is_remote else batches * self.timeout)
+        (self._remote if is_remote else self._local).add(call)
+        return call
 
-
-def _batch_name(reward: str, number: int, prompts: Sequence[Prompt]) -> str:
-    return f"reward {reward} (batch {number}: {named(prompts)})"
+    def ask(self, reward: object, act: Callable[[], Outcome], what: str, *, batches: int = 1) -> Outcome:
+        """Wait for a call on a reward's thread; the arguments are those of `begin`."""
+        return self.begin(reward, act, what, batches=batches).result(self.check_stop)
 
 
 def samples_per_call(judge: JudgeSettings | None, *, device: torch.device) -> int:

@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from pacorl.config.base import described, dump
 from pacorl.config.public import public
 from pacorl.core.metric_names import SECONDS
-from pacorl.io.documents import JsonObject, append_jsonl, dump_json, parse_object, read_jsonl, read_text, write_jsonl
+from pacorl.io.documents import JsonObject, append_jsonl, parse_object, read_jsonl, read_text, write_jsonl
 from pacorl.io.files import PRIVATE, disk_errors, make_folder, write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.io.terminal import print_line
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-EPOCH_LINES = 20
-"""Fewest lines about epochs in the output of a whole run."""
+LOG = "metrics.jsonl"
+"""Name of the log in a run's folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class TrainResult:
     @classmethod
     def of(cls, folder: Path) -> TrainResult:
         """Read the result of a run's folder."""
-        history = read_jsonl(folder / "metrics.jsonl")
+        history = read_jsonl(folder / LOG)
         evaluations = [line for line in history if line["kind"] == "evaluation"]
         return cls(folder, evaluations[-1], evaluations[0], history)
 
@@ -109,10 +108,9 @@ class Logbook:
         book = cls(config.out if main else None, trackers=config.trackers, settings=settings)
         if main:
             book.cut(lines=lines, step=step)
-            line = {"kind": "changes", "epoch": epoch, "step": step, "changes": changes}
-            # A second resume from the same step adds no line.
-            if changes and dump_json(line, indent=None) != next(iter(book._lines()[::-1]), ""):
-                append_jsonl(config.out / "metrics.jsonl", line)
+            if changes:
+                line = {"kind": "changes", "epoch": epoch, "step": step, "changes": changes}
+                append_jsonl(config.out / LOG, line)
             for change in described(changes):
                 logger.warning("resumed with another setting: %s", change)
             write_atomic(config.out / "config.yaml", dump(config), mode=PRIVATE)
@@ -123,16 +121,17 @@ class Logbook:
         written = self._lines()
         remaining = [line for line in written if _step_of(line) <= step] if lines is None else written[:lines]
         if self.folder and remaining != written:
-            write_atomic(self.folder / "metrics.jsonl", "".join(f"{line}\n" for line in remaining), mode=PRIVATE)
+            write_atomic(self.folder / LOG, "".join(f"{line}\n" for line in remaining), mode=PRIVATE)
 
     def count_lines(self) -> int:
         """Count the lines of metrics.jsonl."""
         return len(self._lines())
 
     def _lines(self) -> list[str]:
-        path = self.folder / "metrics.jsonl" if self.folder else None
+        if not (self.folder and (self.folder / LOG).exists()):
+            return []
         # Not splitlines, which would cut at U+2028 within a reward's name.
-        return [line for line in read_text(path).split("\n") if line] if path and path.exists() else []
+        return [line for line in read_text(self.folder / LOG).split("\n") if line]
 
     def write(self, kind: str, *, epoch: int, step: int, values: Mapping[str, float]) -> None:
         """Append one line, and log its values to the trackers; values that are not finite become null."""
@@ -141,7 +140,7 @@ class Logbook:
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         # Nulls first: `finite` overwrites its names in place, which preserves the order of `values`.
         line = {"kind": kind, "epoch": epoch, "step": step, **dict.fromkeys(values), **finite}
-        append_jsonl(self.folder / "metrics.jsonl", line)
+        append_jsonl(self.folder / LOG, line)
         series = finite if kind == "epoch" else {f"{kind}/{name}": value for name, value in finite.items()}
         with disk_errors(self.folder):
             for tracker in self._trackers:
@@ -180,7 +179,6 @@ class Progress:
         self.epochs = epochs
         self.shown = shown
         self._seconds: dict[str, float] = {}
-        self._lock = Lock()
 
     def say(self, text: str) -> None:
         """Write a line."""
@@ -191,9 +189,8 @@ class Progress:
                 self.shown = False  # a pipe whose reader is gone must not end a run
 
     def epoch(self, done: int, *, note: str = "") -> None:
-        """Write that so many epochs are finished, after the first, the last and every few between."""
-        if done in {1, self.epochs} or done % max(1, self.epochs // EPOCH_LINES) == 0:
-            self.say(f"epoch {done} of {self.epochs}  {note}".rstrip())
+        """Write that so many epochs are finished."""
+        self.say(f"epoch {done} of {self.epochs}  {note}".rstrip())
 
     @contextmanager
     def phase(self, name: str, *, total: int) -> Iterator[Callable[[int], object]]:
@@ -212,13 +209,11 @@ class Progress:
         self.add(name, time.perf_counter() - started)
 
     def add(self, name: str, seconds: float) -> None:
-        """Add seconds to a phase, on any thread."""
-        with self._lock:
-            self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+        """Add seconds to a phase."""
+        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def lap(self) -> dict[str, float]:
         """Return the seconds by phase as metrics, and begin anew."""
-        with self._lock:
-            seconds = {f"{SECONDS}{phase}": total for phase, total in self._seconds.items() if total}
-            self._seconds = dict.fromkeys(self._seconds, 0.0)
+        seconds = {f"{SECONDS}{phase}": total for phase, total in self._seconds.items() if total}
+        self._seconds = dict.fromkeys(self._seconds, 0.0)
         return seconds

@@ -6,12 +6,9 @@ PaCo-GRPO and a character's LoRA use `StopSignals` through `Runtime`, a judge's 
 from __future__ import annotations
 
 import signal
-import sys
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
-
-from pacorl.io.terminal import printable
 
 EX_TEMPFAIL = 75
 """Exit code of sysexits.h for a job script or scheduler to start the command again."""
@@ -49,13 +46,3 @@ class StopSignals:
         if not self.told:
             self.told = True
             self._told_at = time.monotonic()
-            sys.excepthook = _end_in_one_line
-
-
-def _end_in_one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an Interrupted that a script does not catch, and exit with its code; any other error has its traceback."""
-    if not isinstance(error, Interrupted):
-        sys.__excepthook__(kind, error, trace)
-        return
-    sys.stderr.write(f"pacorl: {printable(str(error))}\n")
-    raise SystemExit(error.exit_code)

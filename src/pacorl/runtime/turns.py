@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from itertools import chain
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-
-from pacorl.models.int8 import Arena
 
 
 @runtime_checkable
@@ -32,16 +29,13 @@ class Turns:
         self.device = device
         self.scorers: list[nn.Module] = []
         """Scorers in host memory, except during `scoring`."""
-        self._arena = Arena(pinned=True) if device.type == "cuda" else None
-        """Pinned memory, which a card reads and writes at two to four times the rate of pageable memory."""
-        self._places: dict[int, Tensor] = {}
-        """Id of a parameter or buffer → its place in the arena."""
 
     def add(self, holders: Iterable[object]) -> None:
         """Add the models of judges and rewards, if they expose any."""
-        # Rewards may share a model, which must be moved once.
-        models = chain.from_iterable(holder.models() for holder in holders if isinstance(holder, HoldsModels))
-        self.scorers += [model for model in dict.fromkeys(models) if model not in self.scorers]
+        for holder in holders:
+            for model in holder.models() if isinstance(holder, HoldsModels) else ():
+                if model not in self.scorers:  # rewards may share a model, which must be moved once
+                    self.scorers.append(model)
 
     def scoring(self) -> AbstractContextManager[None]:
         """Move the scorers to the device during the block, and the generator to host memory."""
@@ -50,7 +44,7 @@ class Turns:
     @contextmanager
     def lent_to(self, models: Sequence[nn.Module]) -> Iterator[None]:
         """Move `models` to the device during the block, including models added to the list in it."""
-        self._park(self._frozen())
+        self._move_generator(torch.device("cpu"))
         torch.cuda.empty_cache()  # else fragments of one model's weights are too small for the other's
         for model in models:
             model.to(self.device)
@@ -58,21 +52,12 @@ class Turns:
             yield
         finally:
             for model in models:
-                self._park(chain(model.parameters(), model.buffers()))
+                model.to("cpu")
             torch.cuda.empty_cache()
-            for tensor in self._frozen():
-                tensor.data = tensor.data.to(self.device)
+            self._move_generator(self.device)
 
-    def _frozen(self) -> list[Tensor]:
-        tensors = chain(self.generator.parameters(), self.generator.buffers())
-        return [tensor for tensor in tensors if not tensor.requires_grad]
-
-    def _park(self, tensors: Iterable[Tensor]) -> None:
-        """Move tensors to host memory, each to its own pinned buffer."""
+    def _move_generator(self, device: torch.device) -> None:
+        tensors: list[Tensor] = [*self.generator.parameters(), *self.generator.buffers()]
         for tensor in tensors:
-            if self._arena is None:
-                tensor.data = tensor.data.to("cpu")
-            elif id(tensor) in self._places:
-                tensor.data = self._places[id(tensor)].copy_(tensor.data)
-            else:
-                tensor.data = self._places[id(tensor)] = self._arena.copy_of(tensor.data)
+            if not tensor.requires_grad:
+                tensor.data = tensor.data.to(device)

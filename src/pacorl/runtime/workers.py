@@ -31,36 +31,28 @@ class CallTimeout(Interrupted):
 class Call(Generic[Outcome]):
     """A call for a thread of a pool."""
 
-    workers: Workers
     act: Callable[[], Outcome]
-    what: Callable[[], str]
-    """Makes the subject of the message if the limit is reached."""
+    what: str
+    """Subject of the message if the limit is reached."""
     seconds: float = math.inf
     """Time limit, from the moment at which a thread takes the call."""
-    check_stop: Callable[[], None] = lambda: None
-    """Polled by `result`; may raise to stop."""
     future: Future[Outcome] = field(default_factory=Future)
-    queued: bool = False
     started: float = math.inf
 
-    def queue(self) -> None:
-        """Queue the call, unless it is queued already."""
-        if not self.queued:
-            self.queued = True
-            self.workers.add(self)
-
-    def result(self) -> Outcome:
+    def result(self, check_stop: Callable[[], None] = lambda: None) -> Outcome:
         """Wait for the outcome, and return or raise it.
+
+        Args:
+            check_stop: polled during waiting; may raise to stop.
 
         Raises:
             CallTimeout: if the limit is reached.
         """
-        self.queue()
         while not wait([self.future], timeout=LOOK_SECONDS).done:
-            self.check_stop()
+            check_stop()
             if time.monotonic() - self.started > self.seconds:
                 raise CallTimeout(
-                    f"{self.what()} has not returned for {self.seconds:g} s; mend it, or raise reward_timeout"
+                    f"{self.what} has not returned for {self.seconds:g} s; mend it, or raise reward_timeout"
                 )
         return self.future.result()
 
@@ -78,7 +70,7 @@ class Workers:
         """
         Args:
             count: most threads; each starts with a call.
-            name: prefix of the threads' names.
+            name: of the threads.
             context: makes the context of each thread.
         """
         self.count = count
@@ -93,7 +85,7 @@ class Workers:
         with self._lock:
             self._queue.append(call)
             if len(self._threads) < self.count:
-                self._threads.append(Thread(target=self._work, name=f"{self.name}_{len(self._threads)}", daemon=True))
+                self._threads.append(Thread(target=self._work, name=self.name, daemon=True))
                 self._threads[-1].start()
 
     def close(self) -> None:
@@ -125,5 +117,7 @@ class Workers:
 
 def call_in_time(act: Callable[[], Outcome], what: str, *, seconds: float) -> Outcome:
     """Call a function on a thread, which is abandoned at the time limit; see `Call`."""
+    call = Call(act, what, seconds)
     with closing(Workers(1, name="pacorl-call")) as workers:
-        return Call(workers, act, lambda: what, seconds).result()
+        workers.add(call)
+        return call.result()
