@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import kendalltau, spearmanr
 
-from pacorl.core.ranking import Interval, bootstrap, difference, order_of, rank_agreement, ranks_of
+from pacorl.core.ranking import Interval, bootstrap, difference, order_of, rank_agreement
 
 ORDERS = list(permutations(range(4)))
 
@@ -51,7 +51,6 @@ def test_orders_are_those_of_the_released_evaluation_ties_included() -> None:
     assert order_of([0.1, 0.9, 0.4, 0.2]) == (1, 2, 3, 0)
     assert order_of([0.5, 0.5, 0.7, 0.5]) == tuple(np.argsort([0.5, 0.5, 0.7, 0.5], kind="stable")[::-1])
     assert order_of([0.5, 0.5, 0.7, 0.5]) == (2, 3, 1, 0)
-    assert ranks_of((2, 3, 1, 0)) == (3, 2, 0, 1)
 
 
 @pytest.mark.slow

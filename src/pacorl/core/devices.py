@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 import time
 from functools import cache
-from importlib.util import find_spec
 from shutil import which
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pacorl.types import TINY, TINY_EDITS
 
@@ -38,29 +36,16 @@ def available_device() -> str:
     return APPLE if torch.backends.mps.is_available() else "cpu"
 
 
-def driver_version() -> str:
-    """The version of NVIDIA's driver, such as 570.86.15, by `nvidia-smi`; empty if there is none."""
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        printed = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return printed.partition("\n")[0].strip()
-
-
 def check_card_used(dtype: str, device: torch.device) -> None:
-    """Refuse to train in bfloat16 on the CPU beside a card, which torch does not see or may not use.
+    """Raise ValueError for training in bfloat16 on the CPU beside an NVIDIA card, which torch does not see.
 
-    Raises:
-        ValueError: naming both remedies. A card hidden by an empty CUDA_VISIBLE_DEVICES is hidden on purpose.
+    A card hidden by an empty CUDA_VISIBLE_DEVICES is hidden on purpose.
     """
-    if dtype != "bfloat16" or device.type != "cpu" or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
-        return
-    if driver := driver_version():
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    if dtype == "bfloat16" and device.type == "cpu" and not hidden and which("nvidia-smi"):
         raise ValueError(
-            f"model.dtype bfloat16 would train on the CPU, and an NVIDIA card (driver {driver}) is here: "
-            "the driver may be too old for this torch, a launch file may say use_cpu, and "
-            "model.dtype=float32 trains on the CPU"
+            "model.dtype bfloat16 would train on the CPU beside an NVIDIA card: its driver may be too old for this "
+            "torch, a launch file may say use_cpu, and model.dtype=float32 trains on the CPU"
         )
 
 
@@ -70,39 +55,11 @@ def best_dtype(checkpoint: str, device: str | torch.device) -> str:
     return "float32" if str(device) == "cpu" or checkpoint in (TINY, TINY_EDITS) else "bfloat16"
 
 
-def check_dtype(name: str, device: str | torch.device, *, key: str) -> None:
-    """Check that the device supports a data type.
-
-    Raises:
-        ValueError: naming `key`, the type and one that the device has.
-    """
-    if name == "float64" and str(device).startswith(APPLE):  # Metal has no kernels of it
-        raise ValueError(f"{key} {name}: an Apple GPU has no such type; take float32")
-
-
-def check_compiled(device: str | torch.device) -> None:
-    """Raise ValueError if Triton or a C compiler is missing, without which torch cannot compile for a GPU."""
-    import torch
-
-    if torch.device(device).type != "cuda":
-        return
-    if find_spec("triton") is None:
-        raise ValueError("model.compile needs Triton, which is not installed: pip install triton, or take compile none")
-    if not (os.environ.get("CC") or which("gcc") or which("clang")):
-        raise ValueError("model.compile needs a C compiler: install gcc, or take compile none")
-
-
 def widest_float(device: torch.device) -> torch.dtype:
     """Return fp64, or fp32 on an Apple GPU, for sums of metrics."""
     import torch
 
     return torch.float32 if device.type == APPLE else torch.float64
-
-
-def check_quantization(name: str) -> None:
-    """Raise ValueError for an unknown form of frozen weights."""
-    if name not in get_args(Quantization):
-        raise ValueError(f"there is no quantisation {name!r}, only {' and '.join(get_args(Quantization))}")
 
 
 # --- copies -----------------------------------------------------------------------------------------------------

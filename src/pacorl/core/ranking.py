@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -77,23 +76,11 @@ def order_of(scores: Sequence[float]) -> tuple[int, ...]:
     return tuple(int(candidate) for candidate in np.argsort(values, kind="stable")[::-1])
 
 
-def ranks_of(order: Sequence[int]) -> tuple[int, ...]:
-    """Find the position of each candidate in an order, 0 for the best. Raises ValueError if it is no permutation."""
-    if sorted(order) != list(range(len(order))):
-        raise ValueError(f"{list(order)} is no order of {len(order)} candidates: each index must appear once")
-    ranks = [0] * len(order)
-    for rank, candidate in enumerate(order):
-        ranks[candidate] = rank
-    return tuple(ranks)
-
-
 def rank_agreement(predicted: Sequence[int], true: Sequence[int]) -> RankAgreement:
-    """Compare two orders of the same candidates, two or more. Raises ValueError if they are not that."""
-    ranks = ranks_of(predicted)
-    true_ranks = ranks_of(true)
-    if len(ranks) != len(true_ranks) or len(ranks) < 2:
-        raise ValueError(f"orders of {len(ranks)} and {len(true_ranks)} candidates cannot be compared")
+    """Compare two orders of the same candidates, two or more."""
     right = [guess == truth for guess, truth in zip(predicted, true, strict=True)]
+    # A candidate's position in an order is its rank.
+    ranks, true_ranks = np.argsort(predicted), np.argsort(true)
     return RankAgreement(
         accuracy=sum(right) / len(right),
         order_tau=kendall_tau(predicted, true),
@@ -104,18 +91,15 @@ def rank_agreement(predicted: Sequence[int], true: Sequence[int]) -> RankAgreeme
     )
 
 
-def kendall_tau(first: Sequence[int], second: Sequence[int]) -> float:
+def kendall_tau(first: ArrayLike, second: ArrayLike) -> float:
     """Compute (concordant − discordant) / pairs of two sequences without ties (Kendall 1938)."""
-    pairs = list(combinations(zip(first, second, strict=True), 2))
-    concordant = sum((a < b) == (c < d) for (a, c), (b, d) in pairs)
-    return 2 * concordant / len(pairs) - 1
+    signs = [np.sign(np.subtract.outer(values, values)) for values in (first, second)]
+    return float((signs[0] * signs[1]).sum() / (signs[0] != 0).sum())
 
 
-def spearman_rho(first: Sequence[int], second: Sequence[int]) -> float:
-    """1 − 6·Σd² / (n(n² − 1)) of two permutations of one set of numbers (Spearman 1904)."""
-    count = len(first)
-    squares = sum((a - b) ** 2 for a, b in zip(first, second, strict=True))
-    return 1 - 6 * squares / (count * (count**2 - 1))
+def spearman_rho(first: ArrayLike, second: ArrayLike) -> float:
+    """Compute the correlation of two permutations of one set of numbers (Spearman 1904)."""
+    return float(np.corrcoef(first, second)[0, 1])
 
 
 def bootstrap(

@@ -107,21 +107,13 @@ class Suffix(Section):
         # All steps of the sampler.
         if self.solver == "euler" and self.steps is None:
             return list(range(first, last + 1))
-        if not left:
-            raise ValueError(
-                "sampling.suffix is set, and no deterministic step follows the last stochastic one; leave it out, or "
-                "raise sampling.steps"
-            )
         count = self.steps or left
-        if count > left:
+        # The second-order solver looks back one step.
+        least = 2 if self.solver == "ab2" else 1
+        if not least <= count <= left:
             raise ValueError(
-                f"sampling.suffix.steps {count} and only {left} deterministic steps follow the last stochastic one; "
-                f"set it to at most {left}"
-            )
-        if self.solver == "ab2" and count < 2:
-            raise ValueError(
-                f"sampling.suffix.solver ab2 looks back one step, and the suffix has {count}; give it 2 steps, or take "
-                "solver euler"
+                f"sampling.suffix of {count} steps by {self.solver}, and {left} deterministic steps follow the last "
+                f"stochastic one; it takes {least} to {left}: set sampling.suffix.steps, or raise sampling.steps"
             )
         return [first + round(index * left / count) for index in range(count + 1)]
 

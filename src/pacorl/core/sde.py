@@ -47,13 +47,9 @@ def cps(
 ) -> Transition:
     """Coefficients-preserving sampling (arXiv 2509.05952): s = σ'·sin(aπ/2), mean = (1−σ')·x̂0 + √(σ'² − s²)·x̂1.
 
-    The log-probability is the true Gaussian's; the published code leaves out 1/(2s²), so clip ranges differ.
-
-    Raises:
-        ValueError: if σ' is 0, where it adds no noise.
+    The log-probability is the true Gaussian's; the published code leaves out 1/(2s²), so clip ranges differ. Where σ'
+    is 0 it adds no noise (`check_sde_steps`).
     """
-    if sigma_next == 0:
-        raise ValueError("cps adds no noise where the next sigma is 0; leave the last step out of sampling.sde_steps")
     std = sigma_next * math.sin(noise_level * math.pi / 2)
     clean = x_BNC - sigma * velocity_BNC
     noise = x_BNC + (1 - sigma) * velocity_BNC

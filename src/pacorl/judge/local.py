@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pacorl.core.devices import NONE, available_device, best_dtype, check_dtype, check_quantization
+from pacorl.core.devices import NONE, available_device, best_dtype
 from pacorl.core.questions import text_fault
 from pacorl.io.documents import read_object
 from pacorl.io.hub import check_checkpoint, checkpoint_digest, local_file
@@ -138,8 +138,6 @@ class LocalJudge:
             ValueError: if the adapter belongs to another base, its base is unknown, or weights are damaged.
         """
         # Cheap checks, before transformers is imported.
-        check_quantization(quantize)
-        check_dtype(dtype, device, key="dtype")
         source, merged = check_local(str(checkpoint), adapter)
         if merged != adapter:
             logger.warning("%s is a LoRA adapter; the judge is its base %s with it merged in", checkpoint, source)

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pacorl.core.devices import INT8, NONE, check_quantization, warn_of_pageable
+from pacorl.core.devices import INT8, NONE, warn_of_pageable
 
 LARGEST = 127
 """Largest code."""
@@ -140,15 +140,15 @@ def quantize_model(model: nn.Module, quantization: str, *, device: str | torch.d
         model: the model, changed in place; its packed layers are frozen.
         stream: move the weights back to their previous device, and fetch them for each product.
     """
-    check_quantization(quantization)
-    if quantization == NONE and not stream:
+    packs = {NONE: False, INT8: True}[quantization]
+    if not (packs or stream):
         return
     weights = WeightStream() if stream else None
     names = [name for name, layer in model.named_modules() if type(layer) is nn.Linear]
     # By name, without references to packed layers: each weight is freed before the next is packed.
     for name in names:
         if any(part.isdigit() for part in name.split(".")) and "lora_" not in name:
-            _pack_layer(model, name, pack=quantization == INT8, device=device, stream=weights)
+            _pack_layer(model, name, pack=packs, device=device, stream=weights)
 
 
 def _pack_layer(

@@ -186,15 +186,12 @@ def _stats(table: RewardTable, valid_B: Tensor, combined_B: Tensor) -> dict[str,
             f"reward/{name}/cv": float(spread),
             f"reward/{name}/zero_std_groups": float((deviation(score_B) < ZERO_STD).double().mean()),
         }
-    std_B = deviation(combined_B[valid_B])
-    stats["advantage/zero_std_groups"] = float((std_B < ZERO_STD).double().mean())
-    stats["advantage/group_std"] = float(std_B.mean())
-
-    # The first reward by each of the others.
-    first, *further = zip(table.names, scores.mean(1).tolist(), strict=True)
-    ratios = {f"reward/{first[0]}_to_{name}": first[1] / mean for name, mean in further if mean}
-    # The paper plots one ratio, that of its two rewards: the first by the second.
-    return stats | ({"reward/ratio": next(iter(ratios.values()))} if ratios else {}) | ratios
+    stats["advantage/zero_std_groups"] = float((deviation(combined_B[valid_B]) < ZERO_STD).double().mean())
+    # The ratio that the paper plots, of its two rewards: the first by the second.
+    means = scores.mean(1).tolist()
+    if len(means) > 1 and means[1]:
+        stats["reward/ratio"] = means[0] / means[1]
+    return stats
 
 
 # --- the samples of one prompt ---------------------------------------------------------------------------------

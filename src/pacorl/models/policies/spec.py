@@ -13,7 +13,6 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from pacorl.config.base import validated
-from pacorl.core.devices import check_compiled, check_dtype
 from pacorl.io.documents import read_object
 from pacorl.io.quiet import quiet
 from pacorl.models.policies.policy import Parts, PolicyOptions
@@ -210,9 +209,6 @@ class PolicySpec:
 
         from pacorl.io.pretrained import pretrained
 
-        check_dtype(options.dtype, device, key="model.dtype")
-        if options.compile != "none":
-            check_compiled(device)
         source = self.check_source(options.checkpoint)
         parts = self.policy.components_from(source) | {"dtype": getattr(torch, options.dtype)}
         # diffusers would note that our components differ in class from its index.
