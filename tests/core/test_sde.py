@@ -58,8 +58,3 @@ def test_cps_refuses_a_config_whose_last_step_is_stochastic() -> None:
     check_sde_steps("cps", [3, 8], steps=10, noise_level=0.7)
     with pytest.raises(ValueError, match="no noise at the last step"):
         check_sde_steps("cps", [3, 9], steps=10, noise_level=0.7)
-
-
-def test_cps_refuses_a_step_without_noise() -> None:
-    with pytest.raises(ValueError, match=r"leave the last step out of sampling\.sde_steps"):
-        cps(X, V, sigma=0.1, sigma_next=0.0, noise_level=0.7, sigma_max=0.9)

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pacorl.models.lora import METADATA, Lora, adapter_file, read_lora, save_lora, write_lora
+from pacorl.models.lora import METADATA, Lora, adapter_file, read_lora, save_lora
 
 MODULES = ("transformer_blocks.0.attn.to_q", "transformer_blocks.0.attn.to_k")
 WIDTH, RANK, ALPHA = 16, 4, 8
@@ -119,11 +119,6 @@ def test_ranks_and_alphas_of_single_modules_are_kept(tmp_path: Path) -> None:
     lora = read_lora(peft(tmp_path / "peft", state, rank_pattern={"attn.to_q": 2}, alpha_pattern={"attn.to_q": 6}))
     assert lora.ranks == dict(zip(MODULES, (2, 4), strict=True))
     assert lora.alphas == dict(zip(MODULES, (6, 8), strict=True))
-    write_lora(tmp_path / "again", lora)
-    for name in ("adapter_model.safetensors", "pytorch_lora_weights.safetensors"):
-        again = read_lora(tmp_path / "again" / name)
-        assert again.ranks == lora.ranks
-        torch.testing.assert_close(changes(again), changes(lora), rtol=1e-6, atol=1e-6)
 
 
 # --- writing ---------------------------------------------------------------------------------------------------
@@ -160,22 +155,19 @@ FLUX2_UNKNOWN = flux_layer("double_blocks.0.img_mlp.2", 3072, 9216) | flux_layer
 @pytest.mark.parametrize(
     ("tensors", "named"),
     [
-        pytest.param({"transformer.x.weight": torch.ones(1)}, "no LoRA weights", id="a model"),
-        pytest.param(state_of() | {"lora_te1_a.lora_up.weight": torch.ones(1)}, "text encoder", id="text encoder"),
-        pytest.param(state_of() | {"x.lora_A.old.weight": torch.ones(1)}, "the adapters '', 'old'", id="two adapters"),
+        pytest.param({}, "no LoRA weights", id="nothing"),
+        pytest.param({"transformer.x.weight": torch.ones(1)}, r"transformer\.x\.weight", id="a model"),
+        pytest.param(state_of() | {f"{MODULES[0]}.lora_A.old.weight": torch.ones(1)}, "several", id="two adapters"),
         pytest.param(state_of() | {f"{MODULES[0]}.dora_scale": torch.ones(1)}, r"to_q\.dora_scale", id="DoRA"),
         pytest.param(state_of() | {"x.lora_magnitude_vector": torch.ones(1)}, "magnitude_vector", id="PEFT's DoRA"),
         pytest.param(state_of() | {"x.lora_A.bias": torch.ones(1)}, r"x\.lora_A\.bias", id="bias"),
         pytest.param(state_of() | {"x.lora_A.weight": torch.ones(1)}, "x has no lora_B", id="half"),
         pytest.param(state_of() | {"x.alpha": torch.tensor(1.0)}, "x has no lora_A", id="alpha alone"),
         pytest.param(state_of() | {f"{MODULES[0]}.alpha": torch.ones(2)}, r"to_q\.alpha", id="two alphas"),
-        pytest.param(state_of() | {f"{MODULES[0]}.lora_A.weight": torch.ones(0, 16)}, r"has .*\[0, 16\]", id="empty"),
-        pytest.param(NAN, r"lora_.\.weight holds NaN", id="NaN"),
-        pytest.param({name: value.bfloat16() for name, value in NAN.items()}, "holds NaN", id="NaN in bf16"),
+        pytest.param(state_of() | {f"{MODULES[0]}.lora_A.weight": torch.ones(0, 16)}, r"\[0, 16\]", id="empty"),
+        pytest.param(NAN, r"lora_.\.weight of .* NaN", id="NaN"),
+        pytest.param({name: value.bfloat16() for name, value in NAN.items()}, "NaN", id="NaN in bf16"),
         pytest.param(prefixed("base_model.model.", state_of()), r"adapter_config\.json", id="no config"),
-        pytest.param(flux_layer("lora_unet_single_blocks_0_linear1", 7, 7), "converter of Flux", id="width"),
-        pytest.param(flux_layer("lora_unet_double_blocks_0_what", 2, 2), "double_blocks_0_what", id="unknown"),
-        pytest.param(FLUX2_UNKNOWN, "double_blocks_9_what", id="unknown of FLUX.2"),
     ],
 )  # fmt: skip
 def test_what_is_not_plain_is_refused(tmp_path: Path, tensors: dict[str, Tensor], named: str) -> None:
@@ -184,11 +176,26 @@ def test_what_is_not_plain_is_refused(tmp_path: Path, tensors: dict[str, Tensor]
 
 
 @pytest.mark.parametrize(
+    ("tensors", "layer", "named"),
+    [
+        pytest.param(flux_layer("lora_unet_single_blocks_0_linear1", 7, 7), "ff.net.2", "Flux", id="width"),
+        pytest.param(flux_layer("lora_unet_double_blocks_0_what", 2, 2), "ff.net.2", "blocks_0_what", id="unknown"),
+        pytest.param(FLUX2_UNKNOWN, "ff.linear_in", "double_blocks_9_what", id="unknown of FLUX.2"),
+    ],
+)
+def test_what_diffusers_cannot_translate_is_refused(
+    tmp_path: Path, tensors: dict[str, Tensor], layer: str, named: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"lora\.safetensors.*{named}"):
+        read_lora(saved(tmp_path / "lora.safetensors", tensors), layers=[f"transformer_blocks.0.{layer}"])
+
+
+@pytest.mark.parametrize(
     ("config", "named"),
     [
         ({"use_dora": True}, "use_dora"),
         ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),
-        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights=pissa_niter_4"),
+        ({"init_lora_weights": "pissa_niter_4"}, "pissa_niter_4"),
         ({"peft_type": "LOHA"}, "LOHA"),
         ({"r": 2}, f"r of .*to_. is 2, and its weights have rank {RANK}"),
         ({"rank_pattern": {"to_q": 3}}, f"r of .*to_q is 3, and its weights have rank {RANK}"),
@@ -203,14 +210,6 @@ def test_a_config_that_is_not_plain_or_contradicts_the_weights_is_refused(
         read_lora(peft(tmp_path / "peft", state_of(), **config))
     with pytest.raises(ValueError, match=rf"d\.safetensors.*{named}"):
         read_lora(saved(tmp_path / "d.safetensors", prefixed("transformer.", state_of()), **{"lora_alpha": 8} | config))
-
-
-def test_two_words_on_alpha_are_refused(tmp_path: Path) -> None:
-    file = saved(tmp_path / "lora.safetensors", prefixed("transformer.", state_of() | alphas(4.0)), lora_alpha=ALPHA)
-    with pytest.raises(
-        ValueError, match=r"α of transformer_blocks\.0\.attn\.to_. is 4 in a tensor and 8 in the config"
-    ):
-        read_lora(file)
 
 
 # --- finding files ---------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -91,13 +91,13 @@ def rank_agreement(predicted: Sequence[int], true: Sequence[int]) -> RankAgreeme
     )
 
 
-def kendall_tau(first: ArrayLike, second: ArrayLike) -> float:
+def kendall_tau(first: Sequence[int] | Indices, second: Sequence[int] | Indices) -> float:
     """Compute (concordant − discordant) / pairs of two sequences without ties (Kendall 1938)."""
     signs = [np.sign(np.subtract.outer(values, values)) for values in (first, second)]
     return float((signs[0] * signs[1]).sum() / (signs[0] != 0).sum())
 
 
-def spearman_rho(first: ArrayLike, second: ArrayLike) -> float:
+def spearman_rho(first: Sequence[int] | Indices, second: Sequence[int] | Indices) -> float:
     """Compute the correlation of two permutations of one set of numbers (Spearman 1904)."""
     return float(np.corrcoef(first, second)[0, 1])
 

@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,42 +18,33 @@ from pacorl.io.documents import blamed_on
 from pacorl.io.hub import HUB_NAME
 from pacorl.models.lora import ADAPTER, Lora, peft_options, read_lora
 
-if TYPE_CHECKING:
-    from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.tensor import DTensor
-    from typing_extensions import TypeIs
-
-# FSDP2's modules and tensors are recognised without importing them: that takes a second, and only a launcher's
-# accelerate, which imports them, shards weights.
+# FSDP2's modules and tensors are recognised by their methods, without importing their classes, which takes a second.
 
 
-def has_sharded(module: nn.Module) -> TypeGuard[FSDPModule]:
+def has_sharded(module: Any) -> bool:
     """Return whether FSDP2 shards a module's weights."""
-    return isinstance(module, getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ()))
-
-
-def is_sharded(tensor: Tensor) -> TypeIs[DTensor]:
-    """Return whether a tensor is one process's shard."""
-    return isinstance(tensor, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ()))
+    return hasattr(module, "reshard")
 
 
 def materialize(module: nn.Module) -> None:
     """Reshard the weights gathered by a forward."""
     # After a forward without backward FSDP2 leaves the root's weights unsharded, and changes would be lost.
-    for submodule in module.modules():
+    submodules: Iterable[Any] = module.modules()
+    for submodule in submodules:
         if has_sharded(submodule):
             submodule.reshard()
 
 
-def full_tensor(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Any) -> Tensor:
     """Gather a possibly sharded tensor. Every process must call it."""
-    return tensor.full_tensor() if is_sharded(tensor) else tensor
+    full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return full
 
 
-def shard_like(parameter: Tensor, value: Tensor) -> Tensor:
+def shard_like(parameter: Any, value: Tensor) -> Tensor:
     """Move a full tensor, present on every process, to the device and sharding of `parameter`."""
     value = value.to(parameter.device, parameter.dtype)
-    if is_sharded(parameter) and not is_sharded(value):
+    if hasattr(parameter, "full_tensor") and not hasattr(value, "full_tensor"):
         from torch.distributed.tensor import distribute_tensor
 
         # No source rank: each process slices its own full tensor, without communication.
@@ -151,11 +141,7 @@ def copy_start(model: nn.Module, lora: Lora, *, rank: int, alpha: float, key: st
     # Training has one rank and one α for all modules.
     shapes = {(rank_of, lora.alphas[module]) for module, rank_of in lora.ranks.items()}
     if shapes != {(rank, alpha)}:
-        section, (own_rank, own_alpha) = key.rpartition(".")[0], min(shapes)
-        fix = f"set {section}.rank={own_rank} {section}.alpha={own_alpha:g}"
-        if len(shapes) > 1:
-            fix = "training takes one rank and alpha, so merge it into model.checkpoint"
-        raise ValueError(f"{key} {source} has {lora.facts}; {fix}")
+        raise ValueError(f"{key} {source} has {lora.facts}; training has rank {rank}, alpha {alpha:g}: set them alike")
     # Targets that would match: the module's name after the block's number.
     targets = ", ".join(sorted({re.sub(r"^.*?(blocks|layers)\.\d+\.", "", module) for module in lora.alphas}))
     with blamed_on(f"{key} {source}, of targets=[{targets}]"):

@@ -38,7 +38,7 @@ PEFT_CONFIG = "adapter_config.json"
 PEFT_WEIGHTS = "adapter_model.safetensors"
 DIFFUSERS_WEIGHTS = "pytorch_lora_weights.safetensors"
 ADAPTER_FILES = (PEFT_CONFIG, PEFT_WEIGHTS, DIFFUSERS_WEIGHTS)
-"""Files of `write_lora`."""
+"""Files of `save_lora`."""
 HUB_PATH = re.compile(rf"(?P<repo>{HUB_NAME.pattern}):(?P<path>[^:]+)")
 METADATA = "lora_adapter_metadata"
 """diffusers' own key for the adapter's config in a file's metadata, its entries prefixed with `transformer.`."""
@@ -47,14 +47,12 @@ WRAPPERS = (PEFT_PREFIX, "module.", "transformer.", "model.diffusion_model.", "d
 """Prefixes that PEFT, DDP, pipelines and ComfyUI put before a module's name."""
 SIDES = {"lora_A": "A", "lora_B": "B", "lora_down": "A", "lora_up": "B", "lora.down": "A", "lora.up": "B"}
 WEIGHT = re.compile(
-    r"(?P<module>.+?)\.(?P<side>lora_A|lora_B|lora_down|lora_up|lora\.down|lora\.up)(\.(?P<adapter>\w+))?\.weight"
+    r"(?P<module>.+?)\.((?P<side>lora_A|lora_B|lora_down|lora_up|lora\.down|lora\.up)(\.\w+)?\.weight|alpha)"
 )
-ALPHA = re.compile(r"(?P<module>.+)\.alpha")
 FOREIGN = re.compile(r"^(lora_unet_|lora_transformer_|(double|single)_blocks\.)")
 """Modules in names that only diffusers' converters read."""
-FLUX2_SHAPES = {"linear1": (9, 1), "linear2": (1, 4), "mlp_0": (6, 1), "mlp_2": (1, 3)}
-"""Rows to columns of FLUX.2's layers whose names occur in FLUX.1 too (7:1, 1:5, 4:1 and 1:4 there)."""
-TEXT_ENCODER = re.compile(r"^(lora_te\d?_|text_encoders?\b)")
+CONVERTERS = {".ff.linear_in": "Flux2", ".img_mlp.": "QwenImage", ".ff.net.": "Flux"}
+"""Part of the names of a model's layers → prefix of diffusers' class with its converter."""
 NOT_PLAIN = ("use_dora", "alora_invocation_tokens", "layer_replication")
 """Keys of PEFT's config that make an adapter more than a sum with the base's weights."""
 CHANGED_BASES = ("pissa", "olora", "corda", "loftq")
@@ -115,12 +113,9 @@ def adapter_file(source: str | Path, *, fetch: bool = True) -> Path:
     files = sorted(file for file in path.glob("*.safetensors") if file.is_file())
     if len(files) == 1:
         return files[0]
-    if files:
-        raise ValueError(f"{source} holds {', '.join(file.name for file in files)}; name the one that is meant")
-    entries = ", ".join(sorted(entry.name for entry in path.iterdir())[:6]) if path.is_dir() else ""
+    found = ", ".join(file.name for file in files) or "no safetensors file"
     raise ValueError(
-        f"no adapter in {source}: neither {PEFT_WEIGHTS} nor {DIFFUSERS_WEIGHTS} is there (it holds "
-        f"{entries or 'nothing'}); name the file, one in a hub's repository as ORG/NAME:FOLDER/FILE"
+        f"no adapter in {source}: it holds {found}; name the file, one in a hub's repository as ORG/NAME:FOLDER/FILE"
     )
 
 
@@ -136,8 +131,7 @@ def _from_hub(source: str, *, fetch: bool) -> Path:
     if path:
         files = [path, f"{path}/*", str(Path(path).parent / PEFT_CONFIG)]
     if fetch:
-        within = [f"{path}/{name}" for name in ADAPTER_FILES] if path else []
-        check_checkpoint(repo, *files, *within)
+        check_checkpoint(repo, *files, *(f"{path}/{name}" for name in ADAPTER_FILES if path))
     return Path(snapshot_download(repo, allow_patterns=files, local_files_only=not fetch), path)
 
 
@@ -151,7 +145,8 @@ def read_lora(
 
     Args:
         config: PEFT's config of it; by default the one that belongs to its form.
-        layers: Names of the model's layers: prefixes of wrappers are stripped until one fits. Without layers, all are.
+        layers: Names of the model's layers: prefixes of wrappers are stripped until one fits, and kohya's names are
+            translated into theirs. Without layers, all prefixes are stripped, and kohya's names stay.
         rename: Name of a module in the file → its name in today's code.
 
     Raises:
@@ -161,20 +156,28 @@ def read_lora(
     with safetensors_errors(file), safe_open(file, framework="pt") as opened:
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         metadata = opened.metadata() or {}
-    _check_plain(file, tensors)
     options = _config(file, config, tensors, metadata)
-    base = str(options.get("base_model_name_or_path") or "")
 
     # Weights and α by module.
     pairs: dict[str, dict[str, Tensor]] = defaultdict(dict)
     names: dict[str, str] = {}
     for name, value in tensors.items():
-        match = WEIGHT.fullmatch(name) or ALPHA.fullmatch(name)
-        assert match, "checked above"
+        match = WEIGHT.fullmatch(name)
+        if not match:
+            raise ValueError(f"{file}: {name} is no weight of a plain LoRA; merge the adapter into its base instead")
         module = rename(_unwrapped(match["module"], layers))
         names[module] = match["module"].removeprefix(PEFT_PREFIX)
-        wide = value if value.dtype == torch.float64 else value.float()
-        pairs[module][SIDES[match["side"]] if match.re is WEIGHT else "alpha"] = wide
+        side = SIDES[match["side"]] if match["side"] else "alpha"
+        if side in pairs[module]:
+            raise ValueError(f"{file} holds several adapters, one of them with {name}; save the one that is meant")
+        # NaN would make all images black, or noise.
+        if not value.numel() or (side == "alpha" and value.numel() > 1) or not value.float().isfinite().all():
+            shape = list(value.shape)
+            raise ValueError(f"{file}: {name} of the shape {shape} is damaged, or holds NaN; fetch the file again")
+        pairs[module][side] = value if value.dtype == torch.float64 else value.float()
+    if not pairs:
+        raise ValueError(f"{file} holds no LoRA weights")
+
     state: dict[str, Tensor] = {}
     for module, pair in pairs.items():
         for side in "AB":
@@ -183,29 +186,10 @@ def read_lora(
             state[f"{module}.lora_{side}.weight"] = pair[side]
     with blamed_on(f"{file}: its config"):
         alphas = {module: _alpha(pair, options, (module, names[module])) for module, pair in pairs.items()}
-    lora = Lora(state, alphas, base)
-    if not any(FOREIGN.search(module) for module in alphas):
-        return lora
-    return _translated(file, lora)
-
-
-def _check_plain(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Raise ValueError for weights that are not those of a LoRA of a transformer, which would be ignored."""
-    if not any("lora" in name for name in tensors):
-        raise ValueError(f"{file} holds no LoRA weights (no names with 'lora')")
-    adapters = {match["adapter"] or "" for match in map(WEIGHT.fullmatch, tensors) if match}
-    if len(adapters) > 1:
-        named = ", ".join(map(repr, sorted(adapters)))
-        raise ValueError(f"{file} holds the adapters {named}; save the one that is meant alone")
-    for name, value in tensors.items():
-        if TEXT_ENCODER.search(name):
-            raise ValueError(f"{file} changes the text encoder as well ({name}), which stays as it is here")
-        if not (WEIGHT.fullmatch(name) or ALPHA.fullmatch(name)):
-            raise ValueError(f"{file}: {name} is no weight of a plain LoRA; merge the adapter into its base instead")
-        if value.numel() != 1 and (ALPHA.fullmatch(name) or not value.numel()):
-            raise ValueError(f"{file}: {name} has the shape {list(value.shape)}; fetch or copy the file again")
-        if not value.float().isfinite().all():  # all images would be black, or noise
-            raise ValueError(f"{file}: {name} holds NaN or an infinity; its training diverged, or the file is damaged")
+    lora = Lora(state, alphas, str(options.get("base_model_name_or_path") or ""))
+    if layers and any(FOREIGN.search(module) for module in alphas):
+        return _translated(file, lora, layers)
+    return lora
 
 
 def _config(file: Path, path: Path | None, tensors: Iterable[str], metadata: Mapping[str, str]) -> dict[str, Any]:
@@ -225,13 +209,13 @@ def _config(file: Path, path: Path | None, tensors: Iterable[str], metadata: Map
     else:
         raise ValueError(f"{file} has PEFT's names and no {PEFT_CONFIG} beside it, which says its α; fetch that too")
 
-    fault = next((f"{key} is set" for key in NOT_PLAIN if config.get(key)), "")
+    unusual = {key: config[key] for key in NOT_PLAIN if config.get(key)}
     if config.get("peft_type", "LORA") != "LORA":
-        fault = f"its kind is {config['peft_type']}"
+        unusual["peft_type"] = config["peft_type"]
     if str(config.get("init_lora_weights")).startswith(CHANGED_BASES):
-        fault = f"init_lora_weights={config['init_lora_weights']} is set"
-    if fault:
-        raise ValueError(f"{path or file}: {fault}, and plain LoRA is all that can be loaded; merge it first")
+        unusual["init_lora_weights"] = config["init_lora_weights"]
+    if unusual:
+        raise ValueError(f"{path or file}: {unusual}, and plain LoRA is all that can be loaded; merge it first")
     return config
 
 
@@ -255,33 +239,31 @@ def _alpha(pair: Mapping[str, Tensor], config: Mapping[str, Any], names: Iterabl
         names: The module's names, which the config's patterns may have.
 
     Raises:
-        ValueError: The config contradicts the weights or the tensor.
+        ValueError: The config contradicts the weights.
     """
     from peft.utils.other import get_pattern_key
 
-    def configured(key: str, pattern: Mapping[str, Any]) -> Any:
+    def configured(key: str, pattern: str) -> Any:
         # PEFT's own matching: a pattern may be a regular expression, or the end of a module's name.
-        keys = [get_pattern_key(list(pattern), name) for name in names]
-        return next((pattern[key] for key in keys if key in pattern), config.get(key))
+        values = typed(config.get(pattern) or {}, dict[str, Any])
+        keys = [get_pattern_key(list(values), name) for name in names]
+        return next((values[key] for key in keys if key in values), config.get(key))
 
-    module = next(iter(names))
     rank = len(pair["A"])
-    alpha = float(pair.get("alpha", rank))
-    if not config:
-        return alpha
-    patterns = {key: typed(config.get(key) or {}, dict[str, Any]) for key in ("rank_pattern", "alpha_pattern")}
-    expected = configured("r", patterns["rank_pattern"])
+    if "alpha" in pair or not config:
+        return float(pair.get("alpha", rank))
+    expected = configured("r", "rank_pattern")
     if expected not in (None, rank):
-        raise ValueError(f"r of {module} is {expected}, and its weights have rank {rank}; fetch both files again")
-    stated = typed(configured("lora_alpha", patterns["alpha_pattern"]), FiniteFloat)
-    if "alpha" in pair and alpha != stated:
-        raise ValueError(f"α of {module} is {alpha:g} in a tensor and {stated:g} in the config")
+        raise ValueError(f"r of {next(iter(names))} is {expected}, and its weights have rank {rank}; fetch both again")
+    alpha = typed(configured("lora_alpha", "alpha_pattern"), FiniteFloat)
     # Rank-stabilised: the scale is α/√rank.
-    return stated * math.sqrt(rank) if config.get("use_rslora") else stated
+    return alpha * math.sqrt(rank) if config.get("use_rslora") else alpha
 
 
-def _translated(file: Path, lora: Lora) -> Lora:
+def _translated(file: Path, lora: Lora, layers: Collection[str]) -> Lora:
     """Translate kohya's names and those of FLUX's authors by diffusers' converters, which fold α in."""
+    from diffusers.loaders import lora_pipeline
+
     # kohya's spelling of all of them, where the converters read α.
     tensors: dict[str, Tensor] = {}
     for module, alpha in lora.alphas.items():
@@ -292,45 +274,25 @@ def _translated(file: Path, lora: Lora) -> Lora:
         tensors[f"{name}.lora_up.weight"] = lora.state[f"{module}.lora_B.weight"]
         tensors[f"{name}.alpha"] = torch.tensor(alpha, dtype=torch.float64)
 
-    kind = "Flux2" if _is_flux2(lora) else "Flux"
-    if any(name.startswith("lora_unet_transformer_blocks_") for name in tensors):
-        kind = "QwenImage"
-    converted = _converted(file, kind, tensors)
-    state = {name.removeprefix("transformer."): value for name, value in converted.items()}
-    ranks = {name.removesuffix(".lora_A.weight"): len(value) for name, value in state.items() if ".lora_A." in name}
-    # The converter of `lora_transformer_` gives several modules one name.
-    if len(ranks) < len(lora.alphas):
-        raise ValueError(f"{file}: diffusers' converter keeps {len(ranks)} of its {len(lora.alphas)} modules")
-    return Lora(state, {module: float(rank) for module, rank in ranks.items()}, lora.base)
-
-
-def _converted(file: Path, kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Call a pipeline's converter. Raises ValueError naming what it does not know."""
-    from diffusers.loaders import lora_pipeline
-
-    remaining = dict(tensors)
+    kind = next((kind for part, kind in CONVERTERS.items() if any(part in layer for layer in layers)), "Flux")
     try:
-        state: dict[str, Tensor] = getattr(lora_pipeline, f"{kind}LoraLoaderMixin").lora_state_dict(remaining)
+        converted: dict[str, Tensor] = getattr(lora_pipeline, f"{kind}LoraLoaderMixin").lora_state_dict(tensors)
     # diffusers reports an unknown form by any of these errors.
     except (ValueError, KeyError, AssertionError, AttributeError, RuntimeError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"{file}: diffusers' converter of {kind} cannot read it: {reason}") from None
-    if kind == "Flux2" and remaining:  # it takes what it knows, and would ignore the rest with a warning
-        raise ValueError(
-            f"{file}: diffusers' converter of {kind} does not know {min(remaining)}; merge it into its base"
-        )
     # The converter cuts kohya's names at underscores, also in this layer of Qwen-Image 2.1, which it does not know.
-    return {name.replace(".img_mlp.gate.layer.", ".img_mlp.gate_layer."): value for name, value in state.items()}
-
-
-def _is_flux2(lora: Lora) -> bool:
-    """Return whether layers have FLUX.2's shapes; attention has equal names and shapes in both, and converts alike."""
-    for module in lora.alphas:
-        rows, columns = len(lora.state[f"{module}.lora_B.weight"]), lora.state[f"{module}.lora_A.weight"].shape[1]
-        for layer, ratio in FLUX2_SHAPES.items():
-            if module.replace(".", "_").endswith(layer) and rows * ratio[1] == columns * ratio[0]:
-                return True
-    return False
+    state = {
+        name.removeprefix("transformer.").replace(".img_mlp.gate.layer.", ".img_mlp.gate_layer."): value
+        for name, value in converted.items()
+    }
+    alphas = {name.removesuffix(".lora_A.weight"): float(len(state[name])) for name in state if ".lora_A." in name}
+    # FLUX.2's converter takes what it knows out of the tensors, and ignores the rest; that of `lora_transformer_` gives
+    # several modules one name.
+    if len(alphas) < len(lora.alphas) or (kind == "Flux2" and tensors):
+        lost = min(tensors, default="several modules")
+        raise ValueError(f"{file}: diffusers' converter of {kind} does not know {lost}; merge it into its base")
+    return Lora(state, alphas, lora.base)
 
 
 # --- writing -------------------------------------------------------------------------------------------------------
@@ -339,46 +301,39 @@ def _is_flux2(lora: Lora) -> bool:
 def save_lora(
     folder: Path, state: Mapping[str, Tensor], *, rank: int, alpha: int, targets: Sequence[str], base: str = ""
 ) -> None:
-    """Write an adapter of one rank and one α, from weights by plain names."""
-    modules = [name.removesuffix(".lora_A.weight") for name in state if ".lora_A." in name]
-    assert all(len(state[f"{module}.lora_A.weight"]) == rank for module in modules)
-    write_lora(folder, Lora(dict(state), dict.fromkeys(modules, alpha), base), targets=targets)
+    """Write an adapter of one rank and one α in PEFT's form and, in a second file, in that of diffusers and ComfyUI.
 
-
-def write_lora(folder: Path, lora: Lora, *, targets: Sequence[str] = ()) -> None:
-    """Write an adapter in PEFT's form and, in a second file, in the form of diffusers and ComfyUI.
-
-    `targets` are PEFT's `target_modules`, the ends of names; by default the modules' own names.
+    Args:
+        state: Weights by plain names.
+        targets: PEFT's `target_modules`, the ends of names.
     """
+    tensors = {name: value.contiguous().cpu() for name, value in state.items()}
     # PEFT's file and config.
-    tensors = {name: value.contiguous().cpu() for name, value in lora.state.items()}
     with replacing(folder / PEFT_WEIGHTS) as temporary:  # safetensors' own files are private
         save_file({PEFT_PREFIX + name: value for name, value in tensors.items()}, temporary)
     config = {
         "peft_type": "LORA",
-        "base_model_name_or_path": lora.base or None,
-        **peft_options(lora),
+        "base_model_name_or_path": base or None,
+        "r": rank,
+        "lora_alpha": alpha,
+        "target_modules": list(targets),
         "lora_dropout": 0.0,
         "bias": "none",
         "init_lora_weights": "gaussian",
         "inference_mode": True,
     }
-    if targets:
-        config["target_modules"] = list(targets)
     write_json(folder / PEFT_CONFIG, config)
 
     # diffusers' file. The scale is folded into B, so that α is the rank, every tool's default: ComfyUI reads α from
     # tensors alone, and diffusers refuses tensors beside metadata.
-    folded = {}
-    for module, rank in lora.ranks.items():
-        up = f"{module}.lora_B.weight"
-        folded[up] = tensors[up] * (lora.alphas[module] / rank)
-    whole = Lora(tensors | folded, {module: float(rank) for module, rank in lora.ranks.items()})
-    entries = {f"transformer.{key}": value for key, value in peft_options(whole).items()}
+    folded = {name: value * (alpha / rank) if ".lora_B." in name else value for name, value in tensors.items()}
+    modules = [name.removesuffix(".lora_A.weight") for name in state if ".lora_A." in name]
+    options = peft_options(Lora(folded, dict.fromkeys(modules, float(rank))))
+    entries = {f"transformer.{key}": value for key, value in options.items()}
     # One entry alone: safetensors orders several by a hash that every process draws anew.
     metadata = {METADATA: json.dumps(entries, indent=2, sort_keys=True)}
     with replacing(folder / DIFFUSERS_WEIGHTS) as temporary:
-        save_file({f"transformer.{name}": value for name, value in whole.state.items()}, temporary, metadata=metadata)
+        save_file({f"transformer.{name}": value for name, value in folded.items()}, temporary, metadata=metadata)
 
 
 def peft_options(lora: Lora) -> dict[str, Any]:
