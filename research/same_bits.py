@@ -89,7 +89,7 @@ CASES = {
     "score": Case(
         [
             f"{SCORE} {{data}}/edits/test/0002.png",
-            f"{SCORE} --symmetric",
+            SCORE,
             f"{SCORE} {{data}}/edits/test/0002.png {{data}}/edits/test/0003.png --rank",
             f"{SCORE} --criteria 'The hero wears the same hat.'",
         ],

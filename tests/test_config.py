@@ -109,7 +109,6 @@ FAULTS = [
     ("judge: adapter", "judge.checkpoint=http://h:1/v1", "judge.adapter=lora"),
     ("judge.overlap: unknown key", "judge.overlap=true"),
     ("learning_rate: unknown key", "learning_rate=1e-4"),
-    ("config: judge.symmetric", "model.kind=qwen_edit", "judge.symmetric=true"),
     ("config: rewards is empty", "rewards=[]"),
     ("config: rewards .*twice", "rewards=[{name: consistency}, {name: consistency}]"),
 ]
@@ -167,9 +166,9 @@ def test_edits_are_checked_by_the_prompts(tmp_path: Path) -> None:
     edit = Prompt(3, "Add a hat.", sources=(tmp_path / "a.png",))
     with pytest.raises(ValueError, match=r"^model\.kind flux .*prompt 3 \('Add a hat\.'\)"):
         PolicyConfig().check_prompts([Prompt(0, "A cat."), edit])
-    run = load(PolicyConfig, None, ["model.kind=klein", "judge.symmetric=true"])
+    run = load(PolicyConfig, None, ["model.kind=klein", "advantages.credit=panel"])
     run.check_prompts([Prompt(0, "A cat.")])
-    with pytest.raises(ValueError, match=r"judge\.symmetric with edits by kind klein"):
+    with pytest.raises(ValueError, match=r"advantages\.credit panel with edits by kind klein"):
         run.check_prompts([edit])
 
 

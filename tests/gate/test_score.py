@@ -68,11 +68,6 @@ def test_the_lowest_of_a_ranking_is_a_candidate() -> None:
     assert scores.odd_one_out == LowestPanel(2, pytest.approx(p(0, 2)))
 
 
-def test_symmetric_takes_the_mean_of_both_orders() -> None:
-    (pair,) = score_set(GreyJudge(), IMAGES[:2], symmetric=True).pairs
-    assert pair.p_yes == pytest.approx((p(0, 1) + p(1, 0)) / 2)
-
-
 def test_several_questions_are_averaged_and_kept_apart() -> None:
     questions = questions_about("grey things", {"Strict": "strict", "Loose": "loose"})
     (pair,) = score_set(GreyJudge(), IMAGES[:2], questions=questions).pairs
@@ -83,7 +78,7 @@ def test_several_questions_are_averaged_and_kept_apart() -> None:
 
 def test_a_pair_of_which_a_question_is_unanswered_has_no_score() -> None:
     questions = questions_about(criteria={"a": "strict", "b": "loose"})
-    scores = score_set(GreyJudge(silent_about="loose"), IMAGES, questions=questions, symmetric=True)
+    scores = score_set(GreyJudge(silent_about="loose"), IMAGES, questions=questions)
     assert scores.mean is None
     assert len(scores.missing) == 6
     assert scores.pairs[0].error == "it fell silent"

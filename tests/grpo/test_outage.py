@@ -127,7 +127,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """An outage of a second ends a run."""
-    monkeypatch.setitem(HttpJudge.__init__.__kwdefaults__, "outage", 1.0)
+    monkeypatch.setattr(HttpJudge.wait_for_outages, "__defaults__", (1.0,))
     monkeypatch.setattr("pacorl.grpo.builders.OUTAGE_SECONDS", 1.0)
 
 

@@ -95,7 +95,7 @@ def test_a_sharded_batch_holds_prompts_that_share_a_forward(
     """Kontext reads one stitched image, however many there are; prompts of Qwen-Image 2.1 share none."""
     prompts = [Prompt(0, "a fox", references=(tmp_path / "a.png",)), Prompt(1, "a fox", references=(tmp_path,) * 2)]
     settings = ["sampling.batch=4", "evaluation.batch=4", "group_size=6", "prompts_per_epoch=4"]
-    config = toy_config(tmp_path / "run", f"model.kind={kind}", "judge.symmetric=false", *settings)
+    config = toy_config(tmp_path / "run", f"model.kind={kind}", *settings)
     division = divide(config, sharded=True, train=prompts, evaluation=prompts)
     assert (division.batch, division.evaluation_batch) == batches
     alone = divide(config, sharded=True, train=prompts[:1], evaluation=prompts[1:])

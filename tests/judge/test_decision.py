@@ -31,7 +31,7 @@ QUESTIONS = [Question(pair, text) for pair in list(itertools.combinations(IMAGES
 
 @pytest.fixture(scope="module")
 def judge() -> LocalJudge:
-    return LocalJudge.from_pretrained("tiny", share=False)  # one question a forward, as there
+    return LocalJudge.from_pretrained("tiny")
 
 
 @pytest.mark.slow

@@ -12,35 +12,10 @@ from pacorl.judge.pairwise import (
     ask,
     ask_edits,
     ask_pairs,
-    both_orders,
     matrix_of,
     mean_over_dimensions,
 )
 from pacorl.types import Question, Verdict
-
-FIRST, SECOND = (Image.new("L", (4, 4), shade) for shade in (10, 200))
-
-
-def test_the_mean_of_both_orders_in_one_call() -> None:
-    calls = []
-
-    def ask(questions: list[Question]) -> list[Verdict]:
-        calls.append(questions)
-        return [Verdict(0.9 if question.images[0] is FIRST else 0.4) for question in questions]
-
-    pair, single = Question((FIRST, SECOND), "Same?"), Question((SECOND,), "A hero?")
-    assert both_orders(ask, [single, pair]) == [Verdict(0.4), Verdict(0.65)]
-    assert [[question.images for question in call] for call in calls] == [
-        [(SECOND,), (FIRST, SECOND), (SECOND, FIRST)],
-    ]
-
-
-def test_a_pair_is_missing_where_one_order_is() -> None:
-    said = [Verdict(0.5), Verdict(None, "no answer")]
-    assert both_orders(lambda _: said, [Question((FIRST, SECOND), "Same?")]) == [Verdict(None, "no answer")]
-
-
-# --- keyed answers ---------------------------------------------------------------------------------------------
 
 
 class Noting:
@@ -83,7 +58,7 @@ def test_answers_about_pairs_are_found_by_set_pair_and_name() -> None:
 
 def test_a_judge_that_miscounts_is_refused() -> None:
     with pytest.raises(ValueError, match="returned 0 verdicts for 1 questions"):
-        ask(Noting(forgets=True), {"only": Question((FIRST,), "A hero?")})
+        ask(Noting(forgets=True), {"only": Question((shade(10),), "A hero?")})
 
 
 def test_an_edit_s_source_is_shown_at_the_edit_s_size() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from judges import build, panels, processor_of_any_size
+from judges import build, panels, plain_p_yes, processor_of_any_size
 from PIL import Image
 
 from pacorl.core import questions
@@ -52,11 +52,11 @@ def test_images_of_one_area_and_two_shapes_have_positions_of_their_own(judge: Lo
 
 def test_verdicts_are_in_the_order_of_their_questions(judge: LocalJudge) -> None:
     """Each in a batch of its own, longest first."""
-    plain = LocalJudge(judge.model, judge.processor, share=False, batch_tokens=1)
+    plain = LocalJudge(judge.model, judge.processor, batch_tokens=1)
     image = panels(1, sizes=[(64, 64)])[0]
     asked = [Question((image,), "Yes? " * count) for count in (1, 3, 2)]
     together = [verdict.p_yes for verdict in plain.verdicts(asked)]
-    assert together == [plain.verdicts([question])[0].p_yes for question in asked]
+    assert together == pytest.approx([plain.verdicts([question])[0].p_yes for question in asked], abs=1e-10)
     assert len(set(together)) == 3
 
 
@@ -69,10 +69,10 @@ def test_questions_below_beginnings_of_two_lengths_are_answered_as_alone(family:
     (long, short), seconds = panels(2, sizes=[(128, 128), (128, 80)]), panels(3, sizes=[(48, 48)])
     pairs = [(long, seconds[0]), (long, seconds[1]), *((short, second) for second in seconds)]
     asked = [Question(pair, questions.same_theme("a red hero")) for pair in pairs]
-    plain = LocalJudge(judge.model, judge.processor, share=False)
-    together, apart = ([verdict.p_yes for verdict in one.verdicts(asked)] for one in (judge, plain))
+    together = [verdict.p_yes for verdict in judge.verdicts(asked)]
+    apart = [plain_p_yes(judge.model, processor, question) for question in asked]
     assert together == pytest.approx(apart, abs=tolerance)
-    assert len({round(p_yes or 0.0, 4) for p_yes in apart}) == 5
+    assert len({round(p_yes, 4) for p_yes in apart}) == 5
 
 
 def test_a_template_that_thinks_is_told_not_to() -> None:

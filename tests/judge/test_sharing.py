@@ -8,8 +8,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 import torch
+from judges import build, processor_of_any_size
 from numpy.typing import NDArray
 
+from pacorl.judge.local import LocalJudge
 from pacorl.judge.sharing import STATES, BranchCache, Node, batches, can_share, prefix_forest
 
 
@@ -94,7 +96,7 @@ def test_recurrent_layers_go_on_from_the_rows_above() -> None:
     assert torch.equal(below.get_recurrent_state(0), state_BD[rows])
 
 
-def test_an_unproven_model_does_not_share() -> None:
+def test_an_unproven_model_is_refused() -> None:
     from transformers import Qwen2_5_VLConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3VLMoeConfig
 
     assert can_share(Qwen2VLConfig())
@@ -103,3 +105,7 @@ def test_an_unproven_model_does_not_share() -> None:
     assert not can_share(Qwen2VLConfig(attn_implementation="flash_attention_2"))
     sliding = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
     assert not can_share(Qwen2_5_VLConfig(text_config=sliding))
+    eager = build("qwen2_5_vl", processor := processor_of_any_size())
+    eager.config.get_text_config()._attn_implementation = "flash_attention_2"
+    with pytest.raises(ValueError, match="another qwen2_5_vl"):
+        LocalJudge(eager, processor)

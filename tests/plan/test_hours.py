@@ -117,7 +117,6 @@ def test_questions_are_counted_as_rewards_ask_them(tmp_path: Path) -> None:
     alone = tokens()
     assert tokens(visual=True) == 4 * 81
     assert 2 * 6.5e9 * alone + 8 * 0.68e9 * tokens(visual=True) == pytest.approx(15.5e12, rel=0.1)
-    assert tokens("judge.symmetric=true") == 2 * alone
     assert alone < tokens("rewards=[{name: consistency}, {name: panel_match}]") < 10 / 6 * alone + alone
     contrast = tokens("rewards=[{name: consistency, args: {contrast: 1}}]", "sampling.batch=4", "group_size=16")
     assert 1.1 < contrast / alone <= 1.5

@@ -47,12 +47,12 @@ def test_the_adapter_agrees_with_merged_weights(served: Served) -> None:
 
 def test_token_ids_are_those_of_the_tokenizer(served: Served) -> None:
     with HttpJudge.connect(served.url, model="judge") as judge:
-        assert judge.servers[0].ids == (served.base.yes_ids, served.base.no_ids)
+        assert judge.ids == (served.base.yes_ids, served.base.no_ids)
 
 
 def test_read_by_text_a_verdict_is_right_or_missing(served: Served) -> None:
     with HttpJudge.connect(served.url, model="judge") as judge:
-        judge.servers[0].ids = None
+        judge.ids = None
         for found, expected in zip(judge.verdicts(QUESTIONS), p_yes(served.base), strict=True):
             assert found.error or found.p_yes == pytest.approx(expected, abs=1e-3)
 

@@ -46,7 +46,6 @@ class QuestionOptions:
     theme: str = option("", "What all images are to share.")
     criteria: list[str] = option([], "A criterion in words, such as 'The same hat.'; may be repeated.")
     grid: str = option("", "Cut the one image into ROWSxCOLS panels; by default the layout in its recipe.")
-    symmetric: bool = option(False, "Ask in both orders and take the mean.")
 
     @property
     def texts(self) -> dict[str, str]:
@@ -93,7 +92,6 @@ def score(
                 names=panels.names,
                 questions=questions_about(ask.theme, ask.texts),
                 ranking=ask.rank,
-                symmetric=ask.symmetric,
                 reasons=ask.reasons,
                 progress=advance,
             )
@@ -279,7 +277,6 @@ class Gate:
                 characters=self._opened,
                 casts=self._casts(panels.texts),
                 questions=questions_about(self.ask.theme, self.ask.texts),
-                symmetric=self.ask.symmetric,
                 progress=advance,
             )
 

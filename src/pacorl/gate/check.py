@@ -216,7 +216,6 @@ def check_set(
     characters: Sequence[tuple[str, Sequence[Image]]] = (),
     casts: Sequence[Sequence[str]] = (),
     questions: Questions | None = None,
-    symmetric: bool = False,
     progress: Progress = silent,
 ) -> Check:
     """Check whether images show the same, after the controls.
@@ -227,7 +226,6 @@ def check_set(
         characters: Name and reference images of each character.
         casts: Names of the characters that each image shows, one or more; all of them in every image if empty.
         questions: Questions about each pair (`questions_about`); by default plain consistency.
-        symmetric: Ask in both orders and take the mean.
         progress: Callback with (done, total) questions about the panels.
 
     Raises:
@@ -260,9 +258,8 @@ def check_set(
         pairs = list(combinations(panels, 2))
 
     # Controls first: a judge that fails them is not asked about the set.
-    of_set: Any = {"questions": questions, "symmetric": symmetric}
-    controls = _controlled(judge, every, least, names=every_name, **of_set)
-    scores = score_set(judge, every, names=every_name, pairs=pairs, progress=progress, **of_set)
+    controls = _controlled(judge, every, least, names=every_name, questions=questions)
+    scores = score_set(judge, every, names=every_name, questions=questions, pairs=pairs, progress=progress)
     answers: dict[str, dict[Pair, float | None]] = {question: {} for question in questions}
     for pair in scores.pairs:
         for question, p_yes in pair.by_question.items():
@@ -270,7 +267,7 @@ def check_set(
     judged = []
     for panel, of_panel in zip(panels, groups, strict=True):
         judged.append(panel_score(every_name[panel], panel, of_panel, answers))
-    asked = (len(pairs) + len(controls)) * len(questions) * (2 if symmetric else 1)
+    asked = (len(pairs) + len(controls)) * len(questions)
     return Check(scores, least, tuple(controls), tuple(judged), asked)
 
 

@@ -83,7 +83,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         return " ".join(filter(None, notes))
 
     def score(self, first: ImageLike, second: ImageLike, **options: Any) -> float:
-        """Compute P(Yes) of two images, from 0 to 1; options (theme, criteria, symmetric) as in `score_set`.
+        """Compute P(Yes) of two images, from 0 to 1; options (theme, criteria) as in `score_set`.
 
         Raises:
             ImageError: for an invalid image.
@@ -140,7 +140,6 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         theme: str = "",
         criteria: Mapping[str, str] | None = None,
         ranking: bool = False,
-        symmetric: bool = False,
         reasons: bool = False,
     ) -> Scores:
         """Score every pair of two or more images.
@@ -150,7 +149,6 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
             theme: The common theme; without theme and criteria the plain question is asked.
             criteria: Label → text of further questions; a pair's score is the mean over all questions.
             ranking: Compare only the first image with each candidate.
-            symmetric: Ask in both orders, and take the mean.
             reasons: Request the answer in words too, which takes far longer.
 
         Raises:
@@ -159,7 +157,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         """
         opened = list(map(_opened, images))
         questions = questions_about(theme, criteria)
-        return score_set(self.judge, opened, questions=questions, ranking=ranking, symmetric=symmetric, reasons=reasons)
+        return score_set(self.judge, opened, questions=questions, ranking=ranking, reasons=reasons)
 
     def close(self) -> None:
         """Close the connection to a server."""

@@ -175,7 +175,6 @@ def score_set(
     questions: Questions | None = None,
     ranking: bool = False,
     pairs: Iterable[Pair] | None = None,
-    symmetric: bool = False,
     reasons: bool = False,
     progress: Progress = silent,
 ) -> Scores:
@@ -186,7 +185,6 @@ def score_set(
         questions: Questions about each pair (`questions_about`); by default plain consistency.
         ranking: Compare only the first image, the reference, with each candidate; `ranked` holds them best first.
         pairs: The pairs to ask about, in place of all pairs.
-        symmetric: Ask in both orders and take the mean.
         reasons: Request the answer in words too, which takes far longer.
         progress: Callback with (done, total) questions.
 
@@ -206,11 +204,11 @@ def score_set(
     questions = questions or questions_about()
 
     # Verdicts.
-    per_pair = len(questions) * (2 if symmetric else 1)
+    per_pair = len(questions)
     scored: list[PairScore] = []
     progress(0, per_pair * len(pairs))
     for chunk in in_batches(pairs, TOGETHER):
-        (answers,) = ask_pairs(judge, [images], [questions], pairs=[chunk], symmetric=symmetric)
+        (answers,) = ask_pairs(judge, [images], [questions], pairs=[chunk])
         for (first, second), verdicts in answers.items():
             words = ""
             # Words cost a whole answer each, so pairs without a score get none.

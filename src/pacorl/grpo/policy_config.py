@@ -289,8 +289,3 @@ class PolicyConfig(LoraConfig):
                 f"advantages.credit {self.advantages.credit} with edits by kind {self.model.kind}: an edit is one "
                 "image without panels; take credit: set"
             )
-        if self.judge and self.judge.symmetric:
-            raise ValueError(
-                f"judge.symmetric with edits by kind {self.model.kind}: questions about them say which image is the "
-                "original, and must not be turned round; set it to false"
-            )

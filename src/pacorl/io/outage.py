@@ -17,11 +17,7 @@ class UnreachableError(ConnectionError):
 
 @runtime_checkable
 class WaitsForOutages(Protocol):
-    """A remote judge or reward that can wait for its servers."""
+    """A remote judge that can wait for its server."""
 
-    def wait_for_outages(self, seconds: float | None = None) -> None:
-        """From now on retry questions that no server answers, for up to `seconds`; then raise UnreachableError.
-
-        Args:
-            seconds: None for its own setting; 0 to leave the questions unanswered.
-        """
+    def wait_for_outages(self, seconds: float = OUTAGE_SECONDS) -> None:
+        """From now on retry questions that no server answers, for up to `seconds`; then raise UnreachableError."""

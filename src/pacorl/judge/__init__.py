@@ -51,9 +51,8 @@ def open_judge(
 
     Raises:
         ValueError: for a missing checkpoint, adapter or model, or a refused key.
-        UnreachableError: if no server answers at an address.
+        UnreachableError: if no server answers at the address.
     """
-    options["symmetric"] = settings.symmetric
     if settings.remote:
         from pacorl.judge.http import HttpJudge
 

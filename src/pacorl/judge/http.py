@@ -1,4 +1,4 @@
-"""The remote judge: one model on one or several servers (vLLM, `pacorl serve`, or any with log-probabilities).
+"""The remote judge: a model on a server (vLLM, `pacorl serve`, or any with log-probabilities).
 
     judge = HttpJudge.connect("http://127.0.0.1:8000/v1")
     judge.verdicts([Question((first, second), same_theme("a red fox"))])
@@ -17,7 +17,6 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
@@ -39,7 +38,6 @@ from pacorl.io.outage import OUTAGE_SECONDS, UnreachableError
 from pacorl.judge.calibration import Calibration
 from pacorl.judge.images import DistinctImage, distinct_images
 from pacorl.judge.judge import ANSWER_SECONDS, CONCURRENCY, RETRIES, VARIANTS, WORDS, split_address
-from pacorl.judge.pairwise import both_orders
 from pacorl.types import Question, Verdict
 
 T = TypeVar("T")
@@ -50,11 +48,9 @@ TokenIds = tuple[tuple[int, ...], tuple[int, ...]]
 logger = logging.getLogger(__name__)
 
 COOLDOWN_SECONDS = 10.0
-"""Time for which a silent server is asked last, and only once."""
+"""Time for which a silent server is asked only once."""
 PROBE_SECONDS = 5.0
 """Longest time between two attempts in an outage, so that a restarted server is used within seconds."""
-HOMES = 10_000
-"""Most images whose servers are remembered."""
 KEY = f"{JUDGE_KEY} (in a run's config: judge.api_key_env)"
 TOP_LOGPROBS = 20  # the most that the API allows
 CUT_TOLERANCE = 1e-3
@@ -100,15 +96,6 @@ def decision_body(model: str, images: Sequence[DistinctImage], text: str) -> dic
         assets[f"image-{number}"] = {"type": "image", "format": "png", "data_base64": image.png}
     question = {"type": "noul", "instructions": text}
     return {"model": model, "state": "".join(assets), "questions": {"same": question}, "assets": assets}
-
-
-def sharing_order(images: Sequence[Sequence[DistinctImage]]) -> list[int]:
-    """Order questions so that those with the same first images follow one another, for a server's prefix cache."""
-    position: dict[DistinctImage, int] = {}
-    for of_question in images:
-        for image in of_question:
-            position.setdefault(image, len(position))
-    return sorted(range(len(images)), key=lambda number: [position[image] for image in images[number]])
 
 
 # --- answers ---------------------------------------------------------------------------------------------------
@@ -206,104 +193,80 @@ def _sigmoid(logit: float) -> float:
 # --- the judge -------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, eq=False)
-class Server:
-    """One server, its client, and the results of its handshake."""
-
-    url: str
-    client: Any
-    slots: asyncio.Semaphore
-    load: int = 0
-    """Number of waiting and running questions."""
-    silent_until: float = 0.0
-    """Time until which it is asked last, and only once."""
-    ids: TokenIds | None = None
-    """Token ids of Yes and No; None if unknown, or before `check`."""
-    decides: bool = False
-    """Whether it is asked for decisions, because it has no log-probabilities."""
-    note: str = ""
-    """Caveat of the server about the judge; empty for most."""
-
-
-Request = tuple[str, Json, Callable[[Any], T]]
-"""Page of a server, the body, and the reader of its answer."""
-
-
 class HttpJudge:
-    """Client of one model on one or several servers; thread-safe. A call sends every distinct question once."""
+    """Client of one model on a server; thread-safe. A call sends every distinct question once."""
 
     def __init__(
         self,
         model: str,
-        urls: Sequence[str],
+        url: str,
         *,
         api_key_env: str = "",
         concurrency: int = CONCURRENCY,
         processes: int = 1,
         timeout: float = ANSWER_SECONDS,
         retries: int = RETRIES,
-        symmetric: bool = False,
         variants: bool = False,
         calibration: Calibration | None = None,
-        outage: float = OUTAGE_SECONDS,
     ) -> None:
         """
         Args:
             model: The model's name there; empty for a server's only one.
-            urls: Base URLs of the servers.
+            url: Base URL of the server.
             api_key_env: The environment variable of the key.
-            concurrency: Concurrent requests per server, of all `processes` (ranks) together.
+            concurrency: Concurrent requests of all `processes` (ranks) together.
             timeout: Seconds for an answer.
             retries: Further requests of openai's client before a verdict is missing.
-            symmetric: Ask about every pair in both orders (`judge.pairwise`).
             variants: Add up the spellings `VARIANTS`.
             calibration: Curves that map the verdicts' P(Yes).
-            outage: Seconds of retries while no server answers, after `wait_for_outages`; 0 disables them.
         """
         import httpx2
         import openai
         from anyio.from_thread import start_blocking_portal
 
         self.model = model
-        self.symmetric = symmetric
+        self.url = split_address(url)[0]
         self.words = VARIANTS if variants else WORDS
         self.calibration = calibration
         self.timeout = timeout
         self.retries = retries
-        self._outage = outage
+        # Results of the handshake.
+        self.ids: TokenIds | None = None
+        """Token ids of Yes and No; None if unknown, or before `check`."""
+        self.decides = False
+        """Whether the server is asked for decisions, because it has no log-probabilities."""
+        self._note = ""
+        # Outages.
         self._patience = 0.0
-        """Seconds for which a silence of all servers is waited out."""
+        """Seconds for which a silence is waited out."""
         self._answered_at = -math.inf
+        self._silent_until = 0.0
+        """Time until which the server is asked only once."""
         self._is_announced = False
         """Whether the present outage was logged."""
-        self._homes: dict[bytes, Server] = {}
-        """Digest of an image → the server that was last asked about it."""
 
-        # The servers. The key is the transport's: variables for OpenAI's own service stay here.
+        # The key is the transport's: variables for OpenAI's own service stay here.
         self._key = key_from(api_key_env)
-        self._slots = max(1, concurrency // processes)
-        self.servers: list[Server] = []
-        for url in split_address(",".join(urls))[0]:
-            transport = httpx2.AsyncClient(**client_options(url, seconds=timeout, key=self._key))
-            client = openai.AsyncOpenAI(base_url=url, api_key="-", http_client=transport)
-            self.servers.append(Server(url, client, asyncio.Semaphore(self._slots)))
+        transport = httpx2.AsyncClient(**client_options(self.url, seconds=timeout, key=self._key))
+        self._client: Any = openai.AsyncOpenAI(base_url=self.url, api_key="-", http_client=transport)
+        self._slots = asyncio.Semaphore(max(1, concurrency // processes))
         # An event loop on a thread of its own, so that blocking code, notebooks included, can wait for coroutines.
         self._stack = ExitStack()
         self._portal = self._stack.enter_context(start_blocking_portal())
 
     @classmethod
     def connect(cls, source: str, *, model: str = "", startup: float = 0.0, **options: Any) -> Self:
-        """Build a judge from `URL[,URL…][#MODEL]`, after a handshake with every server.
+        """Build a judge from `URL[#MODEL]`, after a handshake with the server.
 
         Args:
-            startup: Seconds that servers which do not answer yet are waited for.
+            startup: Seconds that a server which does not answer yet is waited for.
 
         Raises:
             ServiceRefusedError: for a wrong model name, key or address.
-            UnreachableError: if a server is silent.
+            UnreachableError: if the server is silent.
         """
-        urls, model_name = split_address(source)
-        judge = cls(model or model_name, urls, **options)
+        url, model_name = split_address(source)
+        judge = cls(model or model_name, url, **options)
         try:
             judge.check(patience=startup)
         except BaseException:  # a Ctrl-C too: the judge's thread would outlive it
@@ -313,36 +276,33 @@ class HttpJudge:
 
     @property
     def note(self) -> str:
-        """Caveat of a server about its judge, with its address; empty for most servers, and before `check`."""
-        return next((f"{server.url}: {server.note}" for server in self.servers if server.note), "")
+        """Caveat of the server about its judge, with its address; empty for most servers, and before `check`."""
+        return f"{self.url}: {self._note}" if self._note else ""
 
     def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
         """Return one verdict per question, in order. Raises ServiceRefusedError or ImageError for permanent faults."""
-        ask = partial(self._run, self._verdicts)
-        verdicts = both_orders(ask, questions, symmetric=self.symmetric)
-        if self.calibration:
-            verdicts = self.calibration.calibrated(verdicts)
-        return verdicts
+        verdicts = self._run(self._verdicts, questions)
+        return self.calibration.calibrated(verdicts) if self.calibration else verdicts
 
     def explain(self, question: Question, *, max_new_tokens: int = 512) -> str:
         """Answer in words. Raises RuntimeError if the server gives no answer."""
         return self._run(self._explain, question, max_new_tokens)
 
     def check(self, *, patience: float = 0.0) -> None:
-        """Shake hands with every server, waiting up to `patience` seconds for silent servers.
+        """Shake hands with the server, waiting up to `patience` seconds for a silent one.
 
         Raises:
             ServiceRefusedError: for a wrong model name, key or address.
-            UnreachableError: if a server stays silent.
+            UnreachableError: if the server stays silent.
         """
         self._run(self._check, patience)
 
-    def wait_for_outages(self, seconds: float | None = None) -> None:
-        """From now on retry questions that no server answers, for up to `seconds`, by default the option's.
+    def wait_for_outages(self, seconds: float = OUTAGE_SECONDS) -> None:
+        """From now on retry questions that the server does not answer, for up to `seconds`.
 
         `verdicts` then raises UnreachableError if the outage lasts longer.
         """
-        self._patience = self._outage if seconds is None else seconds
+        self._patience = seconds
 
     def close(self) -> None:
         """Abandon running requests, and end the judge's thread."""
@@ -370,26 +330,22 @@ class HttpJudge:
     async def _verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
         images = await asyncio.to_thread(distinct_images, questions)
         keys = [(images[number], question.text) for number, question in enumerate(questions)]
-        tasks: dict[tuple[Any, ...], asyncio.Task[Verdict]] = {}
         try:
             async with asyncio.TaskGroup() as group:
-                for number in sharing_order(images):
-                    if keys[number] not in tasks:
-                        tasks[keys[number]] = group.create_task(self._verdict(*keys[number]))
+                tasks = {key: group.create_task(self._verdict(*key)) for key in dict.fromkeys(keys)}
         except ExceptionGroup as faults:
             # All have the same cause: a refusal, or an outage.
             raise faults.exceptions[0] from None
         return [tasks[key].result() for key in keys]
 
     async def _verdict(self, images: Sequence[DistinctImage], text: str) -> Verdict:
-        def request(server: Server) -> Request[float]:
-            if server.decides:
-                return "systemone", decision_body(self.model, images, text), read_decision
-            body = verdict_body(self.model, images, text, ids=server.ids)
-            return "chat/completions", body, partial(read_p_yes, words=self.words, ids=server.ids)
-
         try:
-            return Verdict(await self._ask(request, text, images))
+            if self.decides:
+                body = decision_body(self.model, images, text)
+                return Verdict(await self._ask(text, "systemone", body, read=read_decision))
+            body = verdict_body(self.model, images, text, ids=self.ids)
+            read = partial(read_p_yes, words=self.words, ids=self.ids)
+            return Verdict(await self._ask(text, "chat/completions", body, read=read))
         except ServiceFault as fault:
             return Verdict(None, str(fault))
 
@@ -398,95 +354,49 @@ class HttpJudge:
         # Greedy: the same request gets the same answer.
         body = turn_body(self.model, images, question.text, max_tokens=max_new_tokens) | {"temperature": 0}
         try:
-            return await self._ask(lambda server: ("chat/completions", body, read_text), question.text, images)
+            return await self._ask(question.text, "chat/completions", body, read=read_text)
         except ServiceFault as fault:
             raise RuntimeError(f"{self.model} gave no reasons: {fault}") from None
 
-    async def _ask(self, request: Callable[[Server], Request[T]], text: str, images: Sequence[DistinctImage]) -> T:
-        """Ask the servers in turn until one answers; in an outage of all servers, again.
+    async def _ask(self, text: str, page: str, body: Json, *, read: Callable[[Any], T]) -> T:
+        """Ask a question; in an outage again, until the server answers.
 
         Raises:
-            ServiceFault: if none answers.
-            UnreachableError: if all servers stay silent for the seconds of `wait_for_outages`.
+            ServiceFault: if there is no answer.
+            UnreachableError: if the server stays silent for the seconds of `wait_for_outages`.
             ServiceRefusedError: for a wrong model name, key or address.
         """
         if reason := text_fault(text):
             raise ServiceFault(reason)
-        started_at = time.monotonic()
-        again = False
-        while True:
-            sent_at = time.monotonic()
-            try:
-                return await self._ask_each(request, images)
-            except ServiceFault as fault:
-                # Only an outage of all servers is waited for. Others that were answered meanwhile mean none.
-                answered_meanwhile = self._answered_at > sent_at
-                if not (fault.unreachable and self._patience) or (answered_meanwhile and again):
-                    raise
-                again = answered_meanwhile
-                if not again:
-                    await self._sit_out(fault, since=max(started_at, self._answered_at))
-
-    async def _ask_each(self, request: Callable[[Server], Request[T]], images: Sequence[DistinctImage]) -> T:
-        """Ask the servers in turn until one answers. Raises ServiceFault if none does."""
-        fault = ServiceFault("no server was asked")
-        servers = self._in_order(images)
-        for server in servers:
-            server.load += 1
-            try:
-                async with server.slots:
-                    # It may have fallen silent while this question waited, and another server may not.
-                    is_silent = server.silent_until > time.monotonic()
-                    is_last = server is servers[-1]
-                    if is_silent and not is_last:
-                        continue
-                    retries = self.retries if is_last and not is_silent else 0
-                    page, body, read = request(server)
-                    return await self._exchange(server, f"{server.url}/{page}", body, read=read, retries=retries)
-            except ServiceFault as error:
-                if not error.passing:
-                    raise
-                fault = error
-            finally:
-                server.load -= 1
-        raise fault
+        async with self._slots:
+            started_at = time.monotonic()
+            again = False
+            while True:
+                sent_at = time.monotonic()
+                retries = self.retries if sent_at >= self._silent_until else 0
+                try:
+                    return await self._exchange(f"{self.url}/{page}", body, read=read, retries=retries)
+                except ServiceFault as fault:
+                    # Only an outage is waited for. Questions that were answered meanwhile mean none.
+                    answered_meanwhile = self._answered_at > sent_at
+                    if not (fault.unreachable and self._patience) or (answered_meanwhile and again):
+                        raise
+                    again = answered_meanwhile
+                    if not again:
+                        await self._sit_out(fault, since=max(started_at, self._answered_at))
 
     async def _sit_out(self, fault: Exception, *, since: float) -> None:
         """Sleep before the next attempt in an outage. Raises UnreachableError if it has lasted too long."""
         silence = time.monotonic() - since
-        urls = ", ".join(server.url for server in self.servers)
         if silence >= self._patience:
-            raise UnreachableError(f"judge {self.model} at {urls} has not answered for {silence:.0f} s ({fault})")
+            raise UnreachableError(f"judge {self.model} at {self.url} has not answered for {silence:.0f} s ({fault})")
         # A single broken connection is not worth a line.
         if silence > 1 and not self._is_announced:
             self._is_announced = True
-            logger.warning("no judge answers at %s (%s); retrying for up to %g s", urls, fault, self._patience)
+            logger.warning("no judge answers at %s (%s); retrying for up to %g s", self.url, fault, self._patience)
         await asyncio.sleep(min(PROBE_SECONDS, max(0.5, silence / 4)) * random.uniform(0.5, 1))
 
-    def _in_order(self, images: Sequence[DistinctImage]) -> list[Server]:
-        """Order the servers for a question about these images.
-
-        The one that was asked about them comes first, then the less loaded; silent servers come last.
-        """
-        now = time.monotonic()
-        digests = [image.digest for image in images]
-        home = next((self._homes[digest] for digest in digests if digest in self._homes), None)
-
-        def preference(server: Server) -> tuple[bool, bool, int]:
-            # A home behind by all its slots is left: computing a prefix again is cheaper than waiting.
-            away = home is not None and server is not home and home.load < server.load + self._slots
-            return now < server.silent_until, away, server.load
-
-        servers = sorted(self.servers, key=preference)
-        # Forgetting costs a prefix computed again; an entry for every image of a long run would cost memory.
-        if len(self._homes) > HOMES:
-            self._homes.clear()
-        self._homes |= dict.fromkeys(digests, servers[0])
-        return servers
-
-    async def _exchange(
-        self, server: Server, url: str, body: Json | None = None, *, read: Callable[[Any], T], retries: int = 0
-    ) -> T:
+    async def _exchange(self, url: str, body: Json | None = None, *, read: Callable[[Any], T], retries: int = 0) -> T:
         """Exchange one request, read its JSON, and note whether the server answers.
 
         Raises:
@@ -495,11 +405,11 @@ class HttpJudge:
         """
         import httpx2
 
-        send = server.client.get if body is None else partial(server.client.post, body=body)
+        send = self._client.get if body is None else partial(self._client.post, body=body)
         options = {"headers": own_headers(), "max_retries": retries}
         is_silent = False
         try:
-            with service_faults(server.url, model=self.model, seconds=self.timeout, key=self._key, key_variable=KEY):
+            with service_faults(self.url, model=self.model, seconds=self.timeout, key=self._key, key_variable=KEY):
                 # Over everything: each chunk of a slow body would reset the client's own limit.
                 async with asyncio.timeout(self.timeout * (1 + retries)):
                     response = await send(url, cast_to=httpx2.Response, options=options)
@@ -508,7 +418,7 @@ class HttpJudge:
             is_silent = fault.unreachable
             raise
         finally:
-            server.silent_until = time.monotonic() + COOLDOWN_SECONDS if is_silent else 0.0
+            self._silent_until = time.monotonic() + COOLDOWN_SECONDS if is_silent else 0.0
             if not is_silent:
                 self._answered_at = time.monotonic()
                 self._is_announced = False
@@ -516,67 +426,63 @@ class HttpJudge:
     # --- the handshake -----------------------------------------------------------------------------------------
 
     async def _check(self, patience: float) -> None:
-        # One deadline for all servers, which start at the same time.
         deadline = time.monotonic() + patience
-        announced = not patience
-        for server in self.servers:
-            while True:
-                try:
-                    await self._handshake(server)
-                    break
-                except ServiceFault as fault:
-                    if time.monotonic() >= deadline:
-                        raise UnreachableError(f"no judge at {server.url}: {fault}{_remedy(server.url)}") from None
-                    if not announced:
-                        announced = True
-                        logger.warning("no judge at %s: %s; waiting up to %g s for it", server.url, fault, patience)
-                    await asyncio.sleep(1.0)
+        while True:
+            try:
+                return await self._handshake()
+            except ServiceFault as fault:
+                if time.monotonic() >= deadline:
+                    raise UnreachableError(f"no judge at {self.url}: {fault}{_remedy(self.url)}") from None
+                if not self._is_announced:
+                    self._is_announced = True
+                    logger.warning("no judge at %s: %s; waiting up to %g s for it", self.url, fault, patience)
+                await asyncio.sleep(1.0)
 
-    async def _handshake(self, server: Server) -> None:
-        """Query a server's models and token ids."""
+    async def _handshake(self) -> None:
+        """Query the server's models and token ids."""
         # The model, by its name or because it is alone.
         notes: dict[str, str] = {}
         try:
-            notes = await self._exchange(server, f"{server.url}/models", read=read_models)
+            notes = await self._exchange(f"{self.url}/models", read=read_models)
         except ServiceFault as fault:
             # `transformers serve` lists the hub's cache, and fails without one.
             if fault.unreachable or not self.model:
                 raise
         names = ", ".join([*notes][:20])[:500]
         if not self.model and len(notes) != 1:
-            raise ServiceRefusedError(f"{server.url} serves {names or 'no list of models'}; name one as URL#MODEL")
+            raise ServiceRefusedError(f"{self.url} serves {names or 'no list of models'}; name one as URL#MODEL")
         self.model = self.model or next(iter(notes))
-        server.note = notes.get(self.model, "")
+        self._note = notes.get(self.model, "")
 
         # Its tokens. `transformers serve` has no log-probabilities, but a page for probabilities.
-        base = server.url.removesuffix("/v1")
-        server.ids = await self._token_ids(server, f"{base}/tokenize")
-        if server.ids is None:
-            server.decides = "/v1/systemone" in str((await self._page(server, f"{base}/openapi.json")).get("paths"))
-        if notes and self.model not in notes and not server.decides:
-            raise ServiceRefusedError(f"{server.url} serves no model {self.model!r}; it serves {names}")
+        base = self.url.removesuffix("/v1")
+        self.ids = await self._token_ids(f"{base}/tokenize")
+        if self.ids is None:
+            self.decides = "/v1/systemone" in str((await self._page(f"{base}/openapi.json")).get("paths"))
+        if notes and self.model not in notes and not self.decides:
+            raise ServiceRefusedError(f"{self.url} serves no model {self.model!r}; it serves {names}")
 
-    async def _token_ids(self, server: Server, page: str) -> TokenIds | None:
+    async def _token_ids(self, page: str) -> TokenIds | None:
         """Query the ids of single-token words from vLLM's /tokenize; None if there is no such page."""
         ids: list[tuple[int, ...]] = []
         for words in self.words:
             single: list[int] = []
             for word in words:
                 question = {"model": self.model, "prompt": word, "add_special_tokens": False}
-                tokens = (await self._page(server, page, question)).get("tokens")
+                tokens = (await self._page(page, question)).get("tokens")
                 if not isinstance(tokens, list):
                     return None
                 # A score is read from one position, so spellings of several tokens cannot count.
                 single += tokens if len(tokens) == 1 else []
             if not single:
-                raise ServiceRefusedError(f"{words[0]!r} is not a single token for {self.model} at {server.url}")
+                raise ServiceRefusedError(f"{words[0]!r} is not a single token for {self.model} at {self.url}")
             ids.append(tuple(single))
         return ids[0], ids[1]
 
-    async def _page(self, server: Server, url: str, body: Json | None = None) -> Json:
+    async def _page(self, url: str, body: Json | None = None) -> Json:
         """Read a page that not every server has; empty without it."""
         try:
-            return await self._exchange(server, url, body, read=dict)
+            return await self._exchange(url, body, read=dict)
         except ServiceFault as fault:
             if fault.unreachable:
                 raise

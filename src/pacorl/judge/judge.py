@@ -72,13 +72,11 @@ class JudgeSettings(ModelSection):
 
     checkpoint: str = "X-GenGroup/PaCo-Reward-7B"
     """A transformers folder, a hub name, `tiny` or `tiny-edits` for the committed judges, or a server's address:
-    `URL[,URL…][#MODEL]`. A model in this process computes in bfloat16 on a GPU, a tiny one in float32."""
+    `URL[#MODEL]`. A model in this process computes in bfloat16 on a GPU, a tiny one in float32."""
     adapter: str = ""
     """A LoRA on top of the checkpoint, a folder or a hub name."""
     api_key_env: str = ""
     """The environment variable that holds a server's key."""
-    symmetric: bool = False
-    """Whether each pair is asked about in both orders and scored by the mean, at twice the questions."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> JudgeSettings:
@@ -109,22 +107,18 @@ ADDRESS = re.compile(r"[\w.-]+:\d+(/\S*)?")
 
 
 def is_address(source: str) -> bool:
-    """Whether a judge's name is the address of a server, or of several."""
-    first = source.split(",", maxsplit=1)[0].partition("#")[0].strip()
-    return is_url(first) or (bool(ADDRESS.fullmatch(first)) and not Path(first).exists())
+    """Whether a judge's name is the address of a server."""
+    url = source.partition("#")[0].strip()
+    return is_url(url) or (bool(ADDRESS.fullmatch(url)) and not Path(url).exists())
 
 
-def split_address(source: str) -> tuple[list[str], str]:
-    """Split `URL[,URL…][#MODEL]` into the base URLs of its servers, and the model's name or "".
+def split_address(source: str) -> tuple[str, str]:
+    """Split `URL[#MODEL]` into the base URL of the server, and the model's name or "".
 
     Raises:
-        ValueError: a URL is invalid, or has a password or a key, which would be logged.
+        ValueError: the URL is invalid, or has a password or a key, which would be logged.
     """
-    addresses, _, model = source.partition("#")
-    urls = []
-    for address in addresses.split(","):
-        url = address.strip() if "://" in address else f"http://{address.strip()}"
-        split = urlsplit(service_url(url, name="address").rstrip("/"))
-        urls.append(urlunsplit((split.scheme, split.netloc, split.path or "/v1", "", "")))
-    # Each once: a repeated address would get twice its slots.
-    return list(dict.fromkeys(urls)), model
+    address, _, model = source.partition("#")
+    url = address.strip() if "://" in address else f"http://{address.strip()}"
+    split = urlsplit(service_url(url, name="address").rstrip("/"))
+    return urlunsplit((split.scheme, split.netloc, split.path or "/v1", "", "")), model

@@ -22,9 +22,8 @@ from pacorl.io.documents import read_object
 from pacorl.io.hub import check_checkpoint, checkpoint_digest, local_file
 from pacorl.judge.calibration import Calibration
 from pacorl.judge.judge import BATCH_TOKENS, VARIANTS, WORDS
-from pacorl.judge.pairwise import both_orders
 from pacorl.judge.prompting import ChatPrompt, Prompting
-from pacorl.judge.sharing import SharedForward, can_share, packed, prefix_forest
+from pacorl.judge.sharing import FAMILIES, SharedForward, can_share, prefix_forest
 from pacorl.models.int8 import quantize_model
 from pacorl.types import TINY, TINY_EDITS, Question, Verdict
 
@@ -79,22 +78,26 @@ class LocalJudge:
         processor: Any,
         *,
         batch_tokens: int = BATCH_TOKENS,
-        symmetric: bool = False,
         variants: bool = False,
-        share: bool | None = None,
         calibration: Calibration | None = None,
     ) -> None:
         """
         Args:
             batch_tokens: The most tokens of one forward, padding included (a longer prompt passes alone); on a CPU at
                 most `CPU_TOKENS` per thread.
-            symmetric: Ask about every pair in both orders; the verdict is the mean.
             variants: Add up the spellings `VARIANTS`, EditReward-Bench's rule.
-            share: Compute common prefixes once; by default for families with a proof of equality.
             calibration: Curves that map the verdicts' P(Yes).
+
+        Raises:
+            ValueError: The model is of another family than `FAMILIES`, or attends otherwise.
         """
         from pacorl.judge.vision import batch_windows  # the model has imported transformers by now
 
+        if not can_share(model.config):
+            raise ValueError(
+                f"a judge is a {', '.join(FAMILIES)} with full attention (sdpa or eager), and this is another "
+                f"{model.config.model_type}"
+            )
         # The model and its conversion of questions.
         self.model = model.eval().requires_grad_(False)
         """The model, frozen and in evaluation mode, its adapter merged."""
@@ -105,9 +108,6 @@ class LocalJudge:
         """Conversion of questions to tokens and pixels."""
         # Settings of verdicts.
         self.batch_tokens = batch_tokens
-        self.symmetric = symmetric
-        self.share = can_share(model.config) if share is None else share
-        """Whether common prefixes of prompts are computed once."""
         self.yes_ids, self.no_ids = answer_ids(processor.tokenizer, variants=variants)
         self.calibration = calibration
         """Curves of the verdicts; None leaves P(Yes) as the model gives it."""
@@ -154,10 +154,8 @@ class LocalJudge:
         """Return one verdict per question, in order. Raises ImageError for an unreadable image."""
         if not questions:
             return []
-        verdicts = both_orders(self._verdicts, questions, symmetric=self.symmetric)
-        if self.calibration:
-            verdicts = self.calibration.calibrated(verdicts)
-        return verdicts
+        verdicts = self._verdicts(questions)
+        return self.calibration.calibrated(verdicts) if self.calibration else verdicts
 
     def explain(self, question: Question, *, max_new_tokens: int = 512) -> str:
         """Answer in words, by greedy decoding under the checkpoint's repetition penalty.
@@ -186,7 +184,8 @@ class LocalJudge:
     @torch.inference_mode()
     def generate(self, prompt: ChatPrompt, **options: Any) -> Any:
         """Call transformers' `generate`; `sequences` of its output hold only the new tokens."""
-        inputs = self.prompting.padded(self.prompting.encode([prompt]))
+        (encoded,) = self.prompting.encode([prompt])
+        inputs = self.prompting.inputs(encoded)
         output = self.model.generate(**inputs, **options, return_dict_in_generate=True)
         output.sequences = output.sequences[:, inputs["input_ids"].shape[1] :]
         return output
@@ -221,27 +220,13 @@ class LocalJudge:
     @torch.inference_mode()
     def _last_logits(self, prompts: Sequence[ChatPrompt], columns: Tensor | slice) -> Tensor:
         """Compute the (P, columns) logits at the last position of each prompt only."""
+        # A forward over the tree of common prefixes.
         encoded = self.prompting.encode(prompts)
-        most = self.batch_tokens
-
-        # Shared: a forward over the tree of common prefixes.
-        if self.share:
-            feature_KND, runs = self.prompting.featured(encoded, batch_tokens=most)
-            forest = prefix_forest([run.symbol_N for run in runs])
-            hidden_PD = SharedForward(self.model, feature_KND, self._forward_tokens).answers(
-                runs, forest, count=len(runs)
-            )
-            # Only `columns` are kept, so that memory never holds all rows of the vocabulary.
-            return torch.cat([self.model.lm_head(rows_PD)[:, columns] for rows_PD in hidden_PD.split(HEAD_ROWS)])
-
-        # Plain: padded batches, longest first, which pad little and fail at once if memory is short.
-        logit_of: dict[int, Tensor] = {}
-        longest_first = sorted(range(len(encoded)), key=lambda i: -len(encoded[i]))
-        for batch in packed(longest_first, lambda _, batch: (len(batch) + 1) * len(encoded[batch[0]]) <= most):
-            inputs = self.prompting.padded([encoded[i] for i in batch])
-            logits = self.model(**inputs, use_cache=False, logits_to_keep=1).logits[:, -1, columns]
-            logit_of |= zip(batch, logits, strict=True)
-        return torch.stack([logit_of[number] for number in range(len(encoded))])
+        feature_KND, runs = self.prompting.featured(encoded, batch_tokens=self.batch_tokens)
+        forest = prefix_forest([run.symbol_N for run in runs])
+        hidden_PD = SharedForward(self.model, feature_KND, self._forward_tokens).answers(runs, forest, count=len(runs))
+        # Only `columns` are kept, so that memory never holds all rows of the vocabulary.
+        return torch.cat([self.model.lm_head(rows_PD)[:, columns] for rows_PD in hidden_PD.split(HEAD_ROWS)])
 
 
 def _load_model(

@@ -10,7 +10,7 @@ order also decides the batches, and so the last bits of an answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from math import sqrt
 from statistics import fmean
@@ -39,17 +39,14 @@ Ask = Literal["theme", "criteria"]
 THEME: Criterion = ("theme", "")
 
 
-def ask(judge: Judge, questions: Mapping[Key, Question], *, symmetric: bool = False) -> dict[Key, Verdict]:
+def ask(judge: Judge, questions: Mapping[Key, Question]) -> dict[Key, Verdict]:
     """Ask all questions in one call and return each verdict under its question's key.
-
-    Args:
-        symmetric: Asks about several images in both orders (`both_orders`).
 
     Raises:
         ValueError: if the judge miscounts.
     """
     in_order = list(questions.values())
-    verdicts = both_orders(judge.verdicts, in_order, symmetric=symmetric)
+    verdicts = judge.verdicts(in_order)
 
     # A judge may be user code, and one verdict too few would shift every later verdict to another question.
     if len(verdicts) != len(in_order):
@@ -63,7 +60,6 @@ def ask_pairs(
     texts: Sequence[Mapping[Name, str]],
     *,
     pairs: Sequence[Iterable[Pair]] | None = None,
-    symmetric: bool = False,
 ) -> list[dict[Pair, dict[Name, Verdict]]]:
     """Ask every text about every pair of each set, in one call.
 
@@ -85,7 +81,7 @@ def ask_pairs(
                 questions[number, pair, name] = Question(both, text)
 
     answers: list[dict[Pair, dict[Name, Verdict]]] = [{} for _ in sets]
-    for (number, pair, name), verdict in ask(judge, questions, symmetric=symmetric).items():
+    for (number, pair, name), verdict in ask(judge, questions).items():
         answers[number].setdefault(pair, {})[name] = verdict
     return answers
 
@@ -178,39 +174,3 @@ def errors_of(verdicts: Iterable[Verdict]) -> str:
             errors.append(verdict.error)
 
     return "; ".join(dict.fromkeys(errors))
-
-
-# --- both orders -----------------------------------------------------------------------------------------------
-
-
-def both_orders(
-    verdicts_of: Callable[[Sequence[Question]], Sequence[Verdict]],
-    questions: Sequence[Question],
-    *,
-    symmetric: bool = True,
-) -> list[Verdict]:
-    """Ask about the images in both orders, in one call: a judge is trained on ordered pairs, consistency has no order.
-
-    Args:
-        symmetric: False asks in the given order alone.
-
-    Returns:
-        The means. A question about one image is asked once. A verdict is missing if
-        either order's is.
-    """
-    if not symmetric:
-        return list(verdicts_of(questions))
-    asked_twice = [number for number, question in enumerate(questions) if len(question.images) > 1]
-    turned = []
-    for number in asked_twice:
-        turned.append(replace(questions[number], images=questions[number].images[::-1]))
-    verdicts = verdicts_of([*questions, *turned])
-
-    means = list(verdicts[: len(questions)])
-    for number, other in zip(asked_twice, verdicts[len(questions) :], strict=True):
-        mean = means[number]
-        if mean.p_yes is None or other.p_yes is None:
-            means[number] = Verdict(None, errors_of([mean, other]))
-        else:
-            means[number] = Verdict((mean.p_yes + other.p_yes) / 2)
-    return means

@@ -1,10 +1,10 @@
 """Inputs of a Qwen-VL-family model from questions: chat text, token ids, image features, positions.
 
-The plain form (`padded`) is transformers' own inputs. The shared form (`featured`) encodes every distinct image once
+The plain form (`inputs`) is transformers' own. The shared form (`featured`) encodes every distinct image once
 and gives each prompt the rows of its images in a table of features, which consecutive rewards about the same images
 share. Texts recur in every epoch, so rendering and tokenization are cached.
 
-Legend: B rows of a batch, N tokens, K feature maps of an image, D width.
+Legend: N tokens, K feature maps of an image, D width.
 """
 
 from __future__ import annotations
@@ -101,22 +101,12 @@ class Prompting:
 
     # --- transformers' own inputs ------------------------------------------------------------------------------
 
-    def padded(self, prompts: Sequence[EncodedPrompt]) -> dict[str, Tensor]:
-        """Pad on the left, so that the answer begins after the last position of every row."""
-        longest = max(map(len, prompts))
-        fill = self._processor.tokenizer.pad_token_id
-        ids_BN = torch.full((len(prompts), longest), fill)
-        attended_BN = torch.zeros_like(ids_BN)
-        for row, prompt in enumerate(prompts):
-            ids_BN[row, longest - len(prompt) :] = torch.from_numpy(prompt.ids)
-            attended_BN[row, longest - len(prompt) :] = 1
-        inputs = {"input_ids": ids_BN, "attention_mask": attended_BN}
-
-        images: list[DistinctImage] = []
-        for prompt in prompts:
-            images += prompt.images
-        if images:
-            inputs |= {"mm_token_type_ids": (ids_BN == self._image_token).int(), **self._pixels(images)}
+    def inputs(self, prompt: EncodedPrompt) -> dict[str, Tensor]:
+        """Build the inputs of transformers for one prompt, a batch of one row."""
+        ids_1N = torch.from_numpy(prompt.ids)[None]
+        inputs = {"input_ids": ids_1N, "attention_mask": torch.ones_like(ids_1N)}
+        if prompt.images:
+            inputs |= {"mm_token_type_ids": (ids_1N == self._image_token).int(), **self._pixels(prompt.images)}
         return {name: tensor.to(self._model.device) for name, tensor in inputs.items()}
 
     def _pixels(self, images: Sequence[DistinctImage]) -> dict[str, Tensor]:

@@ -133,6 +133,4 @@ def judging_flops(config: PolicyConfig, scorer: Scorer, configs: Parts, prompts:
                 Contrast(reward, range(count))(repeated, images)
             elif isinstance(reward, JudgedReward):
                 reward(repeated, images)
-    # A pair in the other order shares nothing with itself.
-    orders = 2 if config.judge and config.judge.symmetric else 1
-    return orders * (scorer.per_token * recorder.read + scorer.per_visual_token * recorder.visual) / count
+    return (scorer.per_token * recorder.read + scorer.per_visual_token * recorder.visual) / count
