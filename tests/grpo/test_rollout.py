@@ -12,7 +12,9 @@ from toy_world import ToyPolicy
 
 from pacorl.core.objectives.grpo_clip import GrpoClip
 from pacorl.core.objectives.grpo_guard import GrpoGuard
-from pacorl.core.sampler import Sampler, Tree
+from pacorl.core.sampler import Sampler, Suffix, Tree
+from pacorl.core.schedule import seed_of
+from pacorl.core.sde import Past, Transition, ab2, flow_sde, log_prob
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import Draw, sample_images
 from pacorl.grpo.rows import Row
@@ -21,7 +23,7 @@ from pacorl.models.adapters import adapter_state, add_lora
 from pacorl.models.policies.flux import FLUX, LORA_TARGETS, FluxPolicy
 from pacorl.runtime.processes import Runtime
 from pacorl.tiny.world import set_prompts, vocabulary
-from pacorl.types import Advantages, Prompt, Samples, Size
+from pacorl.types import Advantages, Conditioning, Prompt, Samples, Size
 
 PROMPTS = set_prompts("train", 4)
 OWN = Tree(seeds=2, branches=(1, 1))
@@ -82,6 +84,43 @@ def test_every_draw_has_its_own_noise(shared: bool) -> None:
         group = torch.arange(len(torch.cat(starts))) // 2
         expected[: len(group), : len(group)] = group[:, None] == group
     assert torch.equal(torch.corrcoef(draws) > 0.5, expected)
+
+
+def test_samples_are_what_a_loop_over_them_draws() -> None:
+    """Two groups, a step between the stochastic ones, and a suffix of two steps out of three."""
+    policy, size, tree = ToyPolicy(), Size(16, 16), Tree(1, (2, 2))
+    suffix = Suffix(solver="ab2", steps=2)
+    sampler = Sampler(size=size, steps=6, sde_steps=(0, 2), tree=tree, suffix=suffix)
+    samples = drawn(policy, rows(8, 4), sampler=sampler, seed=5, epoch=3)
+    sigmas = policy.sigmas(6, size).tolist()
+    for row, final in zip(rows(8, 4), finals(samples), strict=True):
+        conditioning = policy.collate(policy.encode([row.prompt], size))
+
+        def velocity(x: torch.Tensor, step: int, text: Conditioning = conditioning) -> torch.Tensor:
+            return policy.velocity(x, torch.tensor(sigmas[step : step + 1]), text, size)
+
+        x = policy.noise([seed_of(5, 3, "start", tree.node_of(row.number, 0))], size)
+        for level, step in enumerate(sampler.sde_steps):
+            transition = flow_sde(
+                x,
+                velocity(x, step),
+                sigma=sigmas[step],
+                sigma_next=sigmas[step + 1],
+                noise_level=sampler.noise_level,
+                sigma_max=sigmas[1],
+            )
+            child = tree.node_of(row.number, level + 1)
+            x = transition.mean_BNC + transition.std * policy.noise([seed_of(5, 3, "step", step, child)], size)
+            nodes = next(nodes for nodes in samples.nodes if nodes.level == level and row.number in nodes.row_B)
+            expected = log_prob(x, Transition(transition.mean_BNC, transition.std))[0]
+            torch.testing.assert_close(nodes.log_prob_B[nodes.row_B.index(row.number)], expected, rtol=1e-4, atol=1e-4)
+            if level == 0:
+                x = x + velocity(x, 1) * (sigmas[2] - sigmas[1])
+        past = None
+        for here, following in ((3, 5), (5, 6)):
+            now, length = velocity(x, here), sigmas[following] - sigmas[here]
+            x, past = ab2(x, now, length, past), Past(now, length)
+        torch.testing.assert_close(final, x[0], rtol=1e-4, atol=1e-4)
 
 
 class OwnSizes(ToyPolicy):

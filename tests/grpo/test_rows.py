@@ -125,3 +125,20 @@ def test_batches_hold_one_size() -> None:
     wide, tall = Size(32, 64), Size(64, 32)
     mixed = TwoSizes([wide, tall, wide, wide])
     assert one_size_batches(mixed, PROMPTS, size=Size(64, 64), batch=2) == [[0, 2], [3], [1]]
+
+
+def test_processes_deal_whole_subtrees_if_these_divide() -> None:
+    """If not, a node whose samples lie on several processes is one unit on each; updates have the same rows anyway."""
+    numbered = [Row(PROMPTS[0], number) for number in range(24)]
+    cut = partial(assign_rows, numbered, tree=Tree(2, (3, 2)), batch=2, updates=2)
+    assert [[len(unit) for unit in update] for update in cut(world=1, rank=0)] == [[6, 6], [6, 6]]
+    assert [[row.number for row in unit] for unit in cut(world=2, rank=1)[0]] == [[12, 13, 14, 15, 16, 17]]
+    thirds = [cut(world=3, rank=rank)[1] for rank in range(3)]
+    assert [[[row.number for row in unit] for unit in units] for units in thirds] == [
+        [[6, 7], [18, 19]],
+        [[8, 9], [20, 21]],
+        [[10, 11], [22, 23]],
+    ]
+    joined = partial(assign_rows, numbered, tree=Tree(1, (12, 1)), batch=2, updates=1, world=3, rank=0)
+    assert [len(unit) for unit in joined()[0]] == [4, 4]
+    assert [len(unit) for unit in joined(sharded=True)[0]] == [2, 2, 2, 2]

@@ -61,6 +61,13 @@ def test_without_a_lag_each_epoch_is_sampled_by_the_policy_that_was_trained(tmp_
     assert_equal(made.lora.old.state, trained)
 
 
+def test_bad_steps_are_counted_in_a_row(tmp_path: Path) -> None:
+    made = trainer(tmp_path / "run")
+    made.lora.bad_steps = 3
+    made.run_epoch()
+    assert made.lora.bad_steps == 0
+
+
 def test_evaluations_come_before_the_first_epoch_after_the_last_and_every_so_many(tmp_path: Path) -> None:
     with toy_world():
         config = toy_config(tmp_path / "run", *RED, "epochs=5", "evaluation.every=2", "save_every=9")

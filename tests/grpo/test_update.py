@@ -11,14 +11,16 @@ from toy_world import ToyPolicy
 
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.sampler import Sampler, Tree
+from pacorl.core.schedule import seed_of
+from pacorl.core.sde import log_prob
 from pacorl.grpo.conditioning import ConditioningCache
-from pacorl.grpo.rollout import Draw
+from pacorl.grpo.rollout import Draw, transition_at
 from pacorl.grpo.rows import Row
 from pacorl.grpo.update import PolicyLoss, _summary, gather_metrics, ratio_warning, update_policy
 from pacorl.models.adapters import AdapterCopy, adapter_state, add_lora
 from pacorl.runtime.processes import Runtime
 from pacorl.tiny.world import set_prompts
-from pacorl.types import Advantages, Samples, Size
+from pacorl.types import Advantages, Conditioning, NodeBatch, Samples, Size
 
 
 @pytest.fixture
@@ -38,6 +40,127 @@ def gradient(loss: PolicyLoss, samples: Samples, values: Advantages) -> torch.Te
     update_policy(loss, samples, values, runtime=Runtime(), draw=(1, 0, 0))
     learning = [p for p in loss.policy.transformer.parameters() if p.requires_grad]
     return torch.cat([p.grad.flatten().double() for p in learning if p.grad is not None])
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_an_update_is_the_mean_over_batches_and_trained_steps(policy: ToyPolicy, objective: str) -> None:
+    chosen, cache = OBJECTIVES[objective], ConditioningCache(policy)
+    path = chosen.needs == "path"
+    sampler = Sampler(
+        size=Size(16, 16),
+        steps=4,
+        sde_steps=(0, 1, 2),
+        tree=Tree(2, (1, 1, 1)),
+        stochastic=path,
+        keeps_means=chosen.keeps_means,
+    )
+    old = None if path else AdapterCopy(policy.transformer)
+    loss = PolicyLoss(policy, sampler, cache, chosen.options(kl_weight=0.1), old=old)
+    rows = [Row(prompt, 2 * n + member) for n, prompt in enumerate(set_prompts("train", 2)) for member in (0, 1)]
+    samples = collect(Draw(policy, sampler, cache, seed=1, epoch=0, batch=2), rows)
+    values = Advantages(torch.tensor([1.0, -0.5, 2.0, -1.0]), torch.ones(4, dtype=torch.bool), {})
+    together = gradient(loss, samples, values)
+    if path:
+        apart = [gradient(loss, Samples(nodes=[nodes]), values) for nodes in samples.nodes]
+    else:
+        one_step = [dataclasses.replace(loss, sampler=sampler.model_copy(update={"sde_steps": (s,)})) for s in range(3)]
+        apart = [gradient(one, Samples([rollout]), values) for rollout in samples.rollouts for one in one_step]
+    assert len(apart) == 2 * 3
+    assert all(one.norm() > 0 for one in apart)
+    torch.testing.assert_close(together, torch.stack(apart).mean(0), rtol=1e-4, atol=1e-7)
+
+
+def per_sample(samples: Samples) -> Samples:
+    """The same steps with one latent for each sample, as a trainer replays them that knows no nodes."""
+
+    def expanded(nodes: NodeBatch) -> NodeBatch:
+        each_B = torch.arange(len(nodes.row_B))
+        return dataclasses.replace(
+            nodes,
+            prompts=[nodes.prompts[node] for node in nodes.node_B],
+            latents_VNC=nodes.latents_VNC[nodes.node_B],
+            next_latents_ENC=nodes.next_latents_ENC[nodes.child_B],
+            mean_VNC=None if nodes.mean_VNC is None else nodes.mean_VNC[nodes.node_B],
+            node_B=each_B,
+            child_B=each_B,
+        )
+
+    return Samples(samples.rollouts, [expanded(nodes) for nodes in samples.nodes])
+
+
+TREES = [Tree(1, (8, 1)), Tree(4, (2, 1)), Tree(1, (4, 2)), Tree(2, (2, 2)), Tree(2, (1, 4))]
+
+
+@pytest.mark.parametrize("tree", TREES, ids=str)
+@pytest.mark.parametrize("objective", ["grpo_clip", "grpo_guard"])
+def test_nodes_have_the_gradient_of_their_samples(policy: ToyPolicy, objective: str, tree: Tree) -> None:
+    """Also where the policy has moved since, so that some ratios are clipped, and where a batch cuts through nodes."""
+    policy.transformer.double()
+    spec, cache = OBJECTIVES[objective], ConditioningCache(policy)
+    sampler = Sampler(size=Size(16, 16), steps=4, sde_steps=(0, 2), tree=tree, keeps_means=spec.keeps_means)
+    loss = PolicyLoss(policy, sampler, cache, spec.options(kl_weight=0.1))
+    prompts = set_prompts("train", 2)
+    rows = [Row(prompts[number // 8], number) for number in range(16)]
+    samples = collect(Draw(policy, sampler, cache, seed=1, epoch=0, batch=3), rows)
+    values = Advantages(torch.randn(16, dtype=torch.float64), torch.ones(16, dtype=torch.bool), {})
+    with torch.no_grad():
+        for value in adapter_state(policy.transformer).values():
+            value.add_(torch.randn_like(value) * 1e-3)
+    ours, theirs = gradient(loss, samples, values), gradient(loss, per_sample(samples), values)
+    assert ours.norm() > 0
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12 * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("tree", [Tree(8, (1, 1)), *TREES], ids=str)
+def test_each_sample_acts_on_its_own_steps_with_its_own_advantage(policy: ToyPolicy, tree: Tree) -> None:
+    """Against −A·ρ of each sample's path by itself, one forward a step, averaged over samples and steps."""
+    policy.transformer.double()
+    cache = ConditioningCache(policy)
+    sampler = Sampler(size=Size(16, 16), steps=4, sde_steps=(0, 2), tree=tree)
+    prompt = set_prompts("train", 1)[0]
+    samples = collect(Draw(policy, sampler, cache, seed=1, epoch=0, batch=3), [Row(prompt, n) for n in range(8)])
+    values = Advantages(torch.randn(8, dtype=torch.float64), torch.ones(8, dtype=torch.bool), {})
+    ours = gradient(PolicyLoss(policy, sampler, cache, OBJECTIVES["grpo_clip"].options()), samples, values)
+    policy.transformer.zero_grad()
+    for nodes in samples.nodes:
+        for row, node, child in zip(nodes.row_B, nodes.node_B, nodes.child_B, strict=True):
+            x, sigma = nodes.latents_VNC[node][None], nodes.sigmas_T[nodes.step]
+            velocity = policy.velocity(x, sigma[None], cache.batch([prompt], nodes.size), nodes.size)
+            taken = log_prob(
+                nodes.next_latents_ENC[child][None], transition_at(sampler, nodes.sigmas_T, nodes.step, x, velocity)
+            )
+            # The ratio is 1 here, so that its gradient is the log-probability's.
+            (-values.value_B[row] * taken.sum() / 16).backward()
+    theirs = torch.cat([p.grad.flatten() for p in policy.transformer.parameters() if p.grad is not None])
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12 * float(theirs.abs().max()))
+
+
+def test_awm_is_flow_matching_weighted_by_each_samples_advantage(policy: ToyPolicy) -> None:
+    """Against A·‖v − (ε − x0)‖² of each endpoint by itself, averaged over samples and steps; whether the policy that
+    sampled is computed or is the trained one itself makes no difference."""
+    policy.transformer.double()
+    cache, prompts = ConditioningCache(policy), set_prompts("train", 2)
+    sampler = Sampler(size=Size(16, 16), steps=4, sde_steps=(0, 2), tree=Tree(2, (1, 1)), stochastic=False)
+    rows = [Row(prompts[number // 2], number) for number in range(4)]
+    samples = collect(Draw(policy, sampler, cache, seed=1, epoch=0, batch=2), rows)
+    values = Advantages(torch.tensor([1.0, -0.5, 2.0, -1.0]), torch.ones(4, dtype=torch.bool), {})
+    itself = PolicyLoss(policy, sampler, cache, OBJECTIVES["awm"].options())
+    ours = gradient(itself, samples, values)
+    assert torch.equal(
+        ours, gradient(dataclasses.replace(itself, old=AdapterCopy(policy.transformer)), samples, values)
+    )
+    policy.transformer.zero_grad()
+    for rollout in samples.rollouts:
+        for index, row in enumerate(rollout.row_B):
+            for step in sampler.sde_steps:
+                clean, sigma = rollout.final_BNC[index : index + 1], policy.training_sigmas(4, rollout.size)[step]
+                noise = policy.noise([seed_of(1, 0, 0, "noised", step, row)], rollout.size)
+                conditioning = cache.batch([rollout.prompts[index]], rollout.size)
+                noisy = (1 - sigma) * clean + sigma * noise
+                error = policy.velocity(noisy, sigma[None], conditioning, rollout.size) - (noise - clean)
+                (values.value_B[row] * (error**2).mean() / 8).backward()
+    theirs = torch.cat([p.grad.flatten() for p in policy.transformer.parameters() if p.grad is not None])
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9 * float(theirs.abs().max()))
 
 
 def small(policy: ToyPolicy, objective: str, **options: float) -> tuple[PolicyLoss, Samples]:
@@ -61,6 +184,15 @@ def small(policy: ToyPolicy, objective: str, **options: float) -> tuple[PolicyLo
 VALUES = Advantages(torch.tensor([1.0, -0.5, 2.0, -1.0]), torch.ones(4, dtype=torch.bool), {})
 
 
+@pytest.mark.parametrize("objective", ["grpo_clip", "awm"])
+def test_the_divergence_from_the_base_acts_by_its_weight(policy: ToyPolicy, objective: str) -> None:
+    policy.transformer.double()
+    losses = [small(policy, objective, kl_weight=weight) for weight in (0.0, 0.1, 0.2)]
+    plain, once, twice = (gradient(loss, samples, VALUES) for loss, samples in losses)
+    assert (once - plain).norm() > 1e-3 * plain.norm()
+    assert (twice - plain - 2 * (once - plain)).norm() < 1e-4 * (once - plain).norm(), "advantages are given in fp32"
+
+
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_policy_that_has_moved_is_compared_with_the_one_that_sampled(policy: ToyPolicy, objective: str) -> None:
     loss, samples = small(policy, objective)
@@ -72,6 +204,43 @@ def test_a_policy_that_has_moved_is_compared_with_the_one_that_sampled(policy: T
     after = update_policy(loss, samples, VALUES, runtime=Runtime(), draw=(1, 0, 0))[name]
     assert before == 0
     assert after > 1e-4
+
+
+def test_guard_is_the_clipped_objective_in_units_of_the_step(policy: ToyPolicy) -> None:
+    """At the policy that sampled: its ratio's gradient is smaller by the step's std, its loss larger by 1/|dt|."""
+    for level, step in enumerate((0, 2)):
+        gradients = []
+        for objective in ("grpo_clip", "grpo_guard"):
+            loss, samples = small(policy, objective)
+            nodes = [nodes for nodes in samples.nodes if nodes.level == level]
+            gradients.append(gradient(loss, Samples(nodes=nodes), VALUES))
+        sigmas, nothing = samples.nodes[0].sigmas_T, torch.zeros(1)
+        std = transition_at(loss.sampler, sigmas, step, nothing, nothing).std
+        torch.testing.assert_close(
+            gradients[1], gradients[0] * std / float(sigmas[step] - sigmas[step + 1]), rtol=1e-4, atol=1e-7
+        )
+
+
+@pytest.mark.parametrize("objective", ["diffusion_nft", "awm"])
+def test_endpoints_are_noised_to_the_levels_of_the_models_own_training(
+    policy: ToyPolicy, objective: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the velocity is asked for at that level, though sampling takes another shift."""
+    loss, samples = small(policy, objective)
+    velocity, asked = policy.velocity, []
+
+    def noted(x_BNC: torch.Tensor, sigma_B: torch.Tensor, conditioning: Conditioning, size: Size) -> torch.Tensor:
+        asked.append((x_BNC.detach(), sigma_B.unique().tolist()))
+        return velocity(x_BNC, sigma_B, conditioning, size)
+
+    monkeypatch.setattr(policy, "training_sigmas", lambda num_steps, size: torch.tensor([1.0, 0.7, 0.375, 0.2, 0.0]))
+    monkeypatch.setattr(policy, "velocity", noted)
+    update_policy(loss, samples, VALUES, runtime=Runtime(), draw=(1, 0, 0))
+    assert {tuple(sigmas) for _, sigmas in asked} == {(1.0,), (0.375,)}
+    first = samples.rollouts[0]
+    noise = policy.noise([seed_of(1, 0, 0, "noised", 2, row) for row in first.row_B], first.size)
+    noisy = next(x for x, sigmas in asked if sigmas == [0.375])
+    torch.testing.assert_close(noisy, 0.625 * first.final_BNC + 0.375 * noise)
 
 
 def test_endpoints_that_were_not_judged_teach_nothing(policy: ToyPolicy) -> None:
