@@ -15,6 +15,7 @@ from tiny_runs import metrics
 from toy_world import toy_config, toy_world
 
 from pacorl import PolicyTrainer
+from pacorl.core.objectives.diffusion_nft import lag
 from pacorl.grpo import builders, checkpoint
 from pacorl.grpo.checkpoint import best_checkpoint, write_checkpoint
 from pacorl.models.adapters import adapter_state
@@ -46,9 +47,23 @@ def copied(state: Mapping[str, Tensor]) -> Weights:
     return {name: value.clone() for name, value in state.items()}
 
 
+def between(first: Mapping[str, Tensor], second: Mapping[str, Tensor], share: float) -> Weights:
+    """first + share·(second − first)."""
+    return {name: value + share * (second[name] - value) for name, value in first.items()}
+
+
 def assert_equal(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, within: float = 0.0) -> None:
     for name, value in expected.items():
         torch.testing.assert_close(state[name], value, rtol=0, atol=within)
+
+
+def test_nfts_sampling_policy_lags_by_the_steps_taken(tmp_path: Path) -> None:
+    made = trainer(tmp_path / "run", "objective.name=diffusion_nft")
+    assert made.lora.old is not None
+    start = copied(made.lora.old.state)
+    made.run_epoch()
+    assert made.lora.step == 2
+    assert_equal(made.lora.old.state, between(start, adapter_state(made.lora.transformer), 1 - lag(2)), within=1e-7)
 
 
 def test_without_a_lag_each_epoch_is_sampled_by_the_policy_that_was_trained(tmp_path: Path) -> None:
