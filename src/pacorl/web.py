@@ -1,7 +1,7 @@
 """Guard of all servers: Host, Origin, token and body size, for requests and for the handshake of a websocket.
 
-door = Door("pacorl studio", cookie="pacorl_studio", page_of=page_of)   # token → path of its page
-app.include_router(door.router())                                       # /join#TOKEN trades the token for a cookie
+door = Door("pacorl_studio", page_of)      # token → path of its page
+app.include_router(door.router())          # /join#TOKEN trades the token for a cookie
 app.add_middleware(Guard, admit=door.admit)
 with listening("127.0.0.1", 8767) as (listener, url):
     run(app, listener)
@@ -9,27 +9,22 @@ with listening("127.0.0.1", 8767) as (listener, url):
 
 from __future__ import annotations
 
-import html
-import ipaddress
 import os
+import re
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Annotated, Any
 
 import uvicorn
-from fastapi import APIRouter, Response
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi import APIRouter, Body, HTTPException, Request, Response
+from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
-from pydantic import BaseModel, Field
 from starlette.datastructures import MutableHeaders
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from pacorl.io.documents import read_text
 
 SHARED_FILES = Path(__file__).parent / "shared_page"
 HOSTS_VARIABLE = "PACORL_HOSTS"
@@ -37,9 +32,11 @@ HOSTS_VARIABLE = "PACORL_HOSTS"
 HEALTH = "/health"
 """Path that answers under any name: a load balancer may have another than callers, and the answer is no secret."""
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
+ADDRESS = re.compile(r"(\d+\.){3}\d+|\[[0-9a-f:.]+\]")
 BODY_BYTES = 4 * 2**20
 """Largest body of a route without uploads."""
 COOKIE_SECONDS = 365 * 24 * 3600
+GRACE_SECONDS = 5
 HEADERS = {
     # No content from other servers and no inline scripts: markup in a theme or a reason cannot run.
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
@@ -51,26 +48,26 @@ POLICY_VIOLATION = 1008
 """Close code of a refused websocket."""
 
 
-class RefusedError(ValueError):
-    """A refused request, without any effect. `status` is its HTTP status."""
+class RefusedError(HTTPException):
+    """A refused request, without any effect."""
 
     def __init__(self, message: str, *, status: int = 400) -> None:
-        super().__init__(message)
-        self.status = status
+        super().__init__(status, message)
 
 
-def error_response(refusal: RefusedError) -> JSONResponse:
-    return JSONResponse({"error": str(refusal)}, status_code=refusal.status)
+def refusal_response(refusal: RefusedError) -> Response:
+    """Write a refusal as FastAPI does."""
+    return JSONResponse({"detail": refusal.detail}, refusal.status_code)
 
 
 @dataclass(frozen=True)
 class Guard:
-    """ASGI middleware of all checks, in order of cost; a body is read last."""
+    """ASGI middleware of all checks, in order of cost."""
 
     app: ASGIApp
-    admit: Callable[[HTTPConnection], Awaitable[None]]
+    admit: Callable[[HTTPConnection], None]
     """Raises RefusedError for a forbidden connection, by its path and headers alone."""
-    answer: Callable[[RefusedError], ASGIApp] = error_response
+    answer: Callable[[RefusedError], Response] = refusal_response
     """The server's form of an error."""
     is_upload: Callable[[str], bool] = lambda path: False
     """Whether a path's bodies may have `upload_bytes`; others have BODY_BYTES."""
@@ -80,8 +77,17 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-            return
+            return await self.app(scope, receive, send)
+        most = self.upload_bytes if self.is_upload(scope["path"]) else BODY_BYTES
+        read = 0
+
+        async def receive_up_to() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > most:
+                raise RefusedError(f"the body is larger than {most} bytes", status=413)
+            return message
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -94,137 +100,87 @@ class Guard:
         try:
             check_host(connection)
             check_origin(connection)
-            await self.admit(connection)
-            if scope["type"] == "http":
-                receive = await self._read(scope["path"], receive)
-            await self.app(scope, receive, send_with_headers)  # an endpoint may refuse too, before it answers
+            self.admit(connection)
         except RefusedError as refusal:
             if scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": POLICY_VIOLATION})
-            else:
-                await self.answer(refusal)(scope, receive, send_with_headers)
-
-    async def _read(self, path: str, receive: Receive) -> Receive:
-        """Read the whole body, and return what gives it again. Raises RefusedError if it is too large."""
-        most = self.upload_bytes if self.is_upload(path) else BODY_BYTES
-        body = b""
-        message: Message = {"more_body": True}
-        while message.get("more_body"):
-            message = await receive()
-            body += message.get("body", b"")
-            if len(body) > most:
-                raise RefusedError(f"the body is larger than {most} bytes", status=413)
-        replayed = iter([{"type": "http.request", "body": body, "more_body": False}])
-
-        async def replay() -> Message:
-            return next(replayed, None) or await receive()
-
-        return replay
+                return await send({"type": "websocket.close", "code": POLICY_VIOLATION})
+            return await self.answer(refusal)(scope, receive, send_with_headers)
+        await self.app(scope, receive_up_to, send_with_headers)
+        return None
 
 
 def check_host(connection: HTTPConnection) -> None:
     """Raise RefusedError for a name of another machine: a page of that name may have been rebound to this one."""
-    try:
-        host = (urlsplit(f"//{connection.headers.get('host', '')}").hostname or "").rstrip(".")
-    except ValueError:
-        host = ""
-    with suppress(ValueError):
-        ipaddress.ip_address(host)
-        return  # no page can rebind an address
+    host = re.sub(r":\d*$", "", connection.headers.get("host", "").lower()).rstrip(".")
+    # No page can rebind an address.
+    if ADDRESS.fullmatch(host) or connection.scope["path"] == HEALTH:
+        return
     own = socket.gethostname().lower()
     further = os.environ.get(HOSTS_VARIABLE, "").lower().replace(",", " ").split()
-    if host not in {"localhost", own, f"{own}.local", *further} and connection.scope["path"] != HEALTH:
-        fix = f"open it by its address, or start it with {HOSTS_VARIABLE}={host[:80]}"
-        raise RefusedError(f"this server is not called {host[:80]!r}; {fix}", status=421)
+    if host not in {"localhost", own, *further}:
+        fix = f"open it by its address, or start it with {HOSTS_VARIABLE}={host}"
+        raise RefusedError(f"this server is not called {host!r}; {fix}", status=421)
 
 
 def check_origin(connection: HTTPConnection) -> None:
     """Raise RefusedError if a page of another origin asks for a change, or opens a websocket."""
-    if connection.scope.get("method") in READING:
-        return
-    origin = connection.headers.get("origin")
-    # Not by urlsplit, which raises for half an address.
-    foreign = origin is not None and origin.partition("://")[2].lower() != connection.headers.get("host", "").lower()
-    if foreign or connection.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+    origin = connection.headers.get("origin", "")
+    is_own = origin.partition("://")[2].lower() == connection.headers.get("host", "").lower()
+    # Browsers name the origin of every change; programs have none.
+    if origin and not is_own and connection.scope.get("method") not in READING:
         raise RefusedError("a page of another site may change nothing here", status=403)
-
-
-class JoinForm(BaseModel):
-    token: str = Field(max_length=1000)
 
 
 @dataclass(frozen=True, slots=True)
 class Door:
     """Links that sign people in: `/join#TOKEN` trades the token for a cookie."""
 
-    title: str
     cookie: str
     page_of: Callable[[str], str]
     """Token → path of its page. Raises RefusedError for an unknown token."""
-    is_open: Callable[[str], bool] = lambda path: False
-    """Whether a path is read without a token; /join and /page are."""
 
     def token(self, connection: HTTPConnection) -> str:
-        """Read the token, from `Authorization: Bearer` (programs have no cookies) or the cookie; empty without one."""
-        scheme, _, bearer = connection.headers.get("authorization", "").partition(" ")
-        return bearer if scheme.lower() == "bearer" else connection.cookies.get(self._cookie(connection), "")
+        """Read the token from the cookie; empty without one."""
+        return connection.cookies.get(self._cookie(connection), "")
 
-    async def admit(self, connection: HTTPConnection) -> None:
-        """Refuse a connection without a valid token."""
-        path = connection.scope["path"]
-        is_read = connection.scope.get("method") in READING
-        if path in ("/join", HEALTH) or (is_read and (path.startswith("/page/") or self.is_open(path))):
-            return
-        token = self.token(connection)
-        if not token:
-            raise RefusedError("open the page by the link that you were given", status=401)
-        self.page_of(token)
+    def admit(self, connection: HTTPConnection) -> None:
+        """Refuse a connection without a valid token; pages without content are read by everybody."""
+        if not re.match(r"/join$|/health$|/page/", connection.scope["path"]):
+            self.page_of(self.token(connection))
 
     def router(self) -> APIRouter:
         """Serve the page of every join link, whose script posts the token behind the `#`, and the shared files."""
         router = APIRouter()
         router.get(HEALTH)(lambda: {"status": "ok"})
+        router.get("/join")(lambda: FileResponse(SHARED_FILES / "join.html"))
         router.mount("/page/shared", StaticFiles(directory=SHARED_FILES))
 
-        @router.get("/join")
-        def join_page(request: Request) -> Response:
-            # A link on a foreign page could sign a person in as another, so a visitor from a page is asked first.
-            asks = "no" if request.headers.get("sec-fetch-site") == "none" else "yes"
-            page = read_text(SHARED_FILES / "join.html")
-            return HTMLResponse(page.format(title=html.escape(self.title), asks=asks))
-
         @router.post("/join")
-        def join(form: JoinForm, request: Request) -> Response:
-            response = JSONResponse({"path": self.page_of(form.token)})
+        def join(token: Annotated[str, Body(embed=True)], request: Request) -> Response:
+            response = JSONResponse({"path": self.page_of(token)})
             # "strict": pages of other sites cannot send it, and so cannot act for the signed-in person.
-            is_secure = request.url.scheme == "https"
-            options: dict[str, Any] = {"httponly": True, "samesite": "strict", "secure": is_secure}
-            response.set_cookie(self._cookie(request), form.token, max_age=COOKIE_SECONDS, **options)
+            options: dict[str, Any] = {"secure": request.url.scheme == "https", "max_age": COOKIE_SECONDS}
+            response.set_cookie(self._cookie(request), token, httponly=True, samesite="strict", **options)
             return response
 
         return router
 
     def _cookie(self, connection: HTTPConnection) -> str:
         # A cookie belongs to all ports of a host, and two servers must not overwrite each other's.
-        return f"{self.cookie}_{(connection.scope.get('server') or ('', 0))[1]}"
+        return f"{self.cookie}_{connection.scope['server'][1]}"
 
 
 @contextmanager
 def listening(host: str, port: int) -> Iterator[tuple[socket.socket, str]]:
     """Bind a socket, and yield it with its URL; port 0 takes a free port. Raises OSError if the port is in use."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
-        # Else closed connections would hold the port for a minute.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-            listener.listen(128)  # early requests wait until the server starts
-        except OSError as error:
-            raise OSError(f"{host}:{port} cannot be listened on ({error.strerror}); give another --port") from None
-        yield listener, f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+    is_v6 = ":" in host
+    # Early requests wait in its queue until the server starts.
+    with socket.create_server((host, port), family=socket.AF_INET6 if is_v6 else socket.AF_INET) as listener:
+        yield listener, f"http://{f'[{host}]' if is_v6 else host}:{listener.getsockname()[1]}"
 
 
-def run(app: Any, listener: socket.socket, *, grace_seconds: int = 3) -> None:
-    """Serve until SIGINT or SIGTERM, and finish running answers within `grace_seconds`."""
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=grace_seconds)
+def run(app: Any, listener: socket.socket) -> None:
+    """Serve until SIGINT or SIGTERM, and finish running answers within `GRACE_SECONDS`."""
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_SECONDS)
     with suppress(KeyboardInterrupt):  # uvicorn raises it again after it has shut down
         uvicorn.Server(config).run(sockets=[listener])

@@ -11,6 +11,7 @@ from tests.twins.parts import tiny_judge
 from typer import Exit
 from typer.testing import CliRunner, Result
 
+from pacorl import web
 from pacorl.cli import app
 from pacorl.io.versions import install_command
 from pacorl.serve import server, vllm
@@ -32,7 +33,8 @@ def judge_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def calls(monkeypatch: pytest.MonkeyPatch) -> CALLS:
     """What would be served, instead of serving it."""
     seen: CALLS = {}
-    monkeypatch.setattr(server, "serve_judge", lambda served, judge, **options: seen.update(options, served=served))
+    monkeypatch.setattr(server, "create_app", lambda name, judge, **options: seen.update(options, name=name))
+    monkeypatch.setattr(web, "run", lambda app, listener: seen.update(address=listener.getsockname()))
 
     def run_vllm(served: Any, **options: Any) -> None:
         seen.update(options, served=served)
@@ -50,7 +52,7 @@ def run(*arguments: object) -> Result:
 def test_the_built_in_server_gets_a_judge_and_its_address(calls: CALLS, judge_folder: Path) -> None:
     result = run("serve", judge_folder, "--name", "mine", "--port", 9001)
     assert result.exit_code == 0, result.output
-    assert calls["served"] == vllm.Served(str(judge_folder), "mine", port=9001)
+    assert (calls["name"], calls["address"]) == ("mine", ("127.0.0.1", 9001))
     assert "serving mine at http://127.0.0.1:9001/v1" in result.stderr
 
 

@@ -25,10 +25,10 @@ def run(*arguments: object) -> dict:
 
 def serve_and_simulate(folder, people):
     """People rank through a real server; returns how many rankings each made."""
-    from pacorl.annotate.server import Annotation, Sharing, make_app
+    from pacorl.annotate.server import Annotation, make_app
 
     annotation = Annotation(folder)
-    annotation.start(people, [], Sharing())
+    annotation.start(people)
     with serving_app(make_app(annotation)) as url:
         return simulate(url, {name: annotation.token(name) for name in people}, noise=0.3)
 

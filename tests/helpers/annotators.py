@@ -65,7 +65,7 @@ class Client:
         return dict(parse_json(self._retrying(path, {**body, "request": secrets.token_hex(16)})))
 
     def _retrying(self, path: str, body: Mapping[str, Any] | None = None) -> bytes:
-        headers = {"Authorization": f"Bearer {self._token}"}
+        headers = {"Cookie": f"pacorl_annotator_{self._url.rpartition(':')[2]}={self._token}"}
         deadline = time.monotonic() + GIVE_UP_SECONDS
         while True:
             try:

@@ -20,22 +20,21 @@ import pytest
 import torch
 from judges import serving
 from PIL import Image
+from tests.twins.parts import tiny_judge
 from tiny_sets import set_of
 from torch import Tensor
 from typer.testing import CliRunner
 
 from pacorl.cli import app
-from pacorl.core.calibration import Curve
 from pacorl.core.questions import consistent, shows_text
 from pacorl.gate.paco_reward import PacoReward
 from pacorl.io.net import ServiceRefusedError
-from pacorl.judge.calibration import Calibration
 from pacorl.judge.http import HttpJudge
 from pacorl.judge.images import DistinctImage
 from pacorl.judge.local import LocalJudge
 from pacorl.judge.prompting import ChatPrompt
 from pacorl.serve.server import ChatRequest, ServedJudge, completion, data_of
-from pacorl.tiny.world import all_panels, draw, with_another
+from pacorl.tiny.world import all_panels, draw, vocabulary, with_another
 from pacorl.types import Question
 
 PANELS = [draw(panel, 32) for panel in all_panels()[::8000]]
@@ -43,7 +42,26 @@ QUESTIONS = [
     *(Question(pair, consistent()) for pair in itertools.permutations(PANELS, 2)),
     *(Question((panel,), shows_text("red round hero")) for panel in PANELS),
 ]
-TEXT = {"model": "judge", "messages": [{"role": "user", "content": "Yes or No?"}], "temperature": 0}
+
+
+def turn(text: str, *images: str) -> dict[str, Any]:
+    parts = [{"type": "image_url", "image_url": {"url": image}} for image in images]
+    return {"messages": [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]}
+
+
+TEXT = {"model": "judge", "temperature": 0, **turn("Yes or No?")}
+
+
+@pytest.fixture(scope="module")
+def local_judge() -> LocalJudge:
+    torch.manual_seed(0)
+    return LocalJudge(*tiny_judge(vocabulary()), batch_tokens=600)
+
+
+@pytest.fixture(scope="module")
+def url(local_judge: LocalJudge) -> Iterator[str]:
+    with serving({"judge": local_judge}) as url:
+        yield url
 
 
 def url_of(image: Image.Image) -> str:
@@ -61,15 +79,6 @@ def ask(url: str, body: Any = None, **headers: str) -> tuple[int, Any]:
     except urllib.error.HTTPError as error:
         with error:
             return error.code, json.load(error)
-
-
-def chat(url: str, **fields: Any) -> tuple[int, Any]:
-    return ask(f"{url}/v1/chat/completions", TEXT | fields)
-
-
-def about(*images: str) -> list[dict[str, Any]]:
-    parts = [{"type": "image_url", "image_url": {"url": image}} for image in images]
-    return [{"role": "user", "content": [*parts, {"type": "text", "text": "Same?"}]}]
 
 
 URLS = list(map(url_of, PANELS))
@@ -91,14 +100,13 @@ def test_the_server_agrees_with_the_judge_it_serves(url: str, local_judge: Local
     assert words == local_judge.explain(QUESTIONS[0], max_new_tokens=12)
 
 
-def test_the_likeliest_tokens_come_first_and_then_those_asked_for_by_id(url: str) -> None:
-    options = {"max_tokens": 1, "logprobs": True, "return_tokens_as_token_ids": True}
-    _, answer = chat(url, **options, top_logprobs=20, logprob_token_ids=[3, 4])
+def test_the_likeliest_tokens_come_first_and_then_all_spellings_of_yes_and_no(url: str) -> None:
+    _, answer = ask(f"{url}/v1/chat/completions", TEXT | {"max_tokens": 1, "logprobs": True, "top_logprobs": 20})
     (first,) = answer["choices"][0]["logprobs"]["content"]
     values = [entry["logprob"] for entry in first["top_logprobs"]]
     assert values[:20] == sorted(values, reverse=True)[:20]
     assert first["logprob"] == values[0]
-    assert {"token_id:3", "token_id:4"} <= {entry["token"] for entry in first["top_logprobs"]}
+    assert {"Yes", "No"} <= {entry["token"] for entry in first["top_logprobs"]}
 
 
 @pytest.mark.parametrize("options", [{}, {"theme": "a red hero"}])
@@ -117,8 +125,7 @@ def test_a_set_has_the_scores_of_the_judge_in_this_process(
 
 @pytest.fixture(scope="module")
 def tiny_url() -> Iterator[str]:
-    judge = LocalJudge.from_pretrained("tiny", calibration=Calibration("tiny", Curve(), {"panels": {3: 0.5}}))
-    with serving({"mine": judge}) as url:
+    with serving({"mine": LocalJudge.from_pretrained("tiny")}) as url:
         yield url
 
 
@@ -146,24 +153,17 @@ def test_a_gate_answers_with_the_document_of_the_command(tiny_url: str, hero: li
     assert of_command["note"] == f"{tiny_url}/v1: {answer['note']}"
 
 
-def test_a_gate_has_references_or_the_threshold_of_the_calibration(tiny_url: str, hero: list[str]) -> None:
+def test_a_gate_has_references_and_refuses_if_its_controls_fail(tiny_url: str, hero: list[str]) -> None:
     def gate(images: list[str], **fields: Any) -> Any:
-        status, answer = ask(f"{tiny_url}/v1/consistency", {"images": images, **fields})
-        assert status == 200
-        return answer
+        return ask(f"{tiny_url}/v1/consistency", {"images": images, "least": 0.5, **fields})
 
-    answer = gate(hero[1:], references={"hero": hero[:1]}, least=0.5)
+    _, answer = gate(hero[1:], references={"hero": hero[:1]})
     assert [panel["passed"] for panel in answer["panels"]] == [True, True, True, False]
     assert answer["panels"][3]["lowest_character"] == "hero"
     # The other one's image is the wrong panel, which the three sound ones do not resemble.
-    answer = gate(hero[1:4], references={"hero": hero[:1], "other": hero[4:]}, least=0.5)
+    _, answer = gate(hero[1:4], references={"hero": hero[:1], "other": hero[4:]})
     assert {panel["lowest_character"] for panel in answer["panels"]} == {"other"}
-    answer = gate(hero[1:4], gate=True)
-    assert (answer["passed"], answer["least"], answer["calibrated"]) == (True, 0.5, True)
-
-
-def test_a_judge_that_fails_its_controls_refuses(tiny_url: str, hero: list[str]) -> None:
-    status, answer = ask(f"{tiny_url}/v1/consistency", {"images": hero[1:], "least": 0.0})
+    status, answer = gate(hero[1:], least=0.0)
     assert (status, answer["error"]["type"], answer["error"]["image"]) == (422, "refused", "image 1")
     assert answer["error"]["control"]["name"] == "a drawn figure of another character"
 
@@ -173,6 +173,8 @@ def test_a_judge_that_fails_its_controls_refuses(tiny_url: str, hero: list[str])
 
 SETS = "consistency"
 CHATS = "chat/completions"
+BACKWARDS = turn("Same?", *URLS[:1])
+BACKWARDS["messages"][0]["content"].reverse()
 
 
 @pytest.mark.parametrize(
@@ -180,19 +182,19 @@ CHATS = "chat/completions"
     [
         (CHATS, {"stop": ["."]}, "stop"),
         (CHATS, {"messages": []}, "messages"),
+        (CHATS, {"messages": [*TEXT["messages"]] * 2}, "messages"),
+        (CHATS, BACKWARDS, "turn"),
         (CHATS, {"logprobs": True, "max_tokens": 2}, "max_tokens"),
         (CHATS, {"chat_template_kwargs": {"enable_thinking": True}}, "enable_thinking"),
-        (CHATS, {"messages": [{"role": "user", "content": "<|im_end|>"}]}, "control token"),
-        (CHATS, {"messages": [{"role": "user", "content": "\ud800"}]}, "unicode string"),
-        (CHATS, {"messages": [{"role": "user", "content": "a " * 9000}]}, "8,192"),
-        (CHATS, {"messages": about("file:///etc/hostname")}, "image 1"),
-        (CHATS, {"messages": about("data:image/png;base64,%%%")}, "image 1"),
-        (CHATS, {"messages": about("data:image/png;base64,aGVsbG8=")}, "image 1"),
-        (CHATS, {"messages": about(*[url_of(PANELS[0])] * 65)}, "65 images"),
+        (CHATS, turn("<|im_end|>"), "control token"),
+        (CHATS, turn("\ud800"), "unicode string"),
+        (CHATS, turn("Same?", "file:///etc/hostname"), "image 1"),
+        (CHATS, turn("Same?", "data:image/png;base64,%%%"), "image 1"),
+        (CHATS, turn("Same?", "data:image/png;base64,aGVsbG8="), "image 1"),
+        (CHATS, turn("Same?", *URLS[:1] * 65), "65 items"),
         (SETS, {"images": URLS[:1]}, "1 image"),
         (SETS, {"images": [URLS[0], "/etc/passwd"]}, "image 2"),
         (SETS, {"images": URLS, "theme": "x" * 200_000}, "theme"),
-        (SETS, {"images": URLS, "gate": True}, "threshold"),
         (SETS, {}, "images"),
     ],
 )
@@ -220,10 +222,11 @@ def test_names_bodies_hosts_and_origins_are_guarded(url: str) -> None:
     with pytest.raises(ServiceRefusedError, match="it serves judge"):
         HttpJudge.connect(url, model="other")
     assert ask(f"{url}/nowhere")[0] == 404
-    assert ask(f"{url}/tokenize", b" " * (4 * 2**20 + 1))[0] == 413
-    assert ask(f"{url}/v1/chat/completions", b" " * (4 * 2**20 + 1))[0] in (400, 422)
+    large = b" " * (4 * 2**20 + 1)
+    assert [ask(f"{url}/v1/{path}", large)[0] for path in (SETS, CHATS, "models")] == [400, 400, 405]
+    assert ask(f"{url}/v1/{SETS}", large * 17)[0] == 413
     assert ask(f"{url}/v1/models", Host="evil.example")[0] == 421
-    assert ask(f"{url}/tokenize", {"prompt": "a"}, Origin="http://evil.example")[0] == 403
+    assert ask(f"{url}/v1/{SETS}", {}, Origin="http://evil.example")[0] == 403
     assert ask(f"{url}/health", Host="balancer.example")[0] == 200
 
 
@@ -267,11 +270,8 @@ def test_questions_share_a_forward_and_a_fault_is_answered(
 
     async def answers(*texts: str) -> list[Any]:
         served = ServedJudge("judge", local_judge)
-        work = asyncio.create_task(served.work())
         asked = [served.log_probs(ChatPrompt(text, ())) for text in texts]
-        found = await asyncio.gather(*asked, return_exceptions=True)
-        work.cancel()
-        return found
+        return await asyncio.gather(*asked, return_exceptions=True)
 
     monkeypatch.setattr(local_judge, "log_probs", log_probs)
     assert list(map(float, asyncio.run(answers("1", "2")))) == [1.0, 2.0]
@@ -303,7 +303,8 @@ def test_many_callers_are_all_answered_rightly(url: str, local_judge: LocalJudge
 @pytest.mark.parametrize(("end", "reason"), [(0, "stop"), (1, "length")])
 def test_an_answer_says_why_it_ends_and_is_json(local_judge: LocalJudge, end: int, reason: str) -> None:
     request = ChatRequest.model_validate({**TEXT, "logprobs": True, "top_logprobs": 3})
-    log_probs = torch.tensor([0.0, -math.inf, -1.0], dtype=torch.float64)
+    log_probs = torch.full((len(local_judge.processor.tokenizer),), -math.inf, dtype=torch.float64)
+    log_probs[[0, 2]] = torch.tensor([0.0, -1.0], dtype=torch.float64)
     served = ServedJudge("judge", local_judge)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local_judge.model.generation_config, "eos_token_id", [end])
@@ -311,4 +312,4 @@ def test_an_answer_says_why_it_ends_and_is_json(local_judge: LocalJudge, end: in
     (choice,) = json.loads(json.dumps(answer, allow_nan=False))["choices"]
     assert choice["finish_reason"] == reason
     listed = [entry["logprob"] for entry in choice["logprobs"]["content"][0]["top_logprobs"]]
-    assert listed == [0.0, -1.0, -9999.0]
+    assert listed[:3] == [0.0, -1.0, -9999.0]

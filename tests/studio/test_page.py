@@ -189,11 +189,11 @@ def client(tmp_path_factory):
 
 def test_nothing_is_read_without_the_link_and_the_socket_asks_for_it_too(client):
     client, studio = client
-    own = {"Authorization": f"Bearer {studio.folder.key}"}
+    own = {"cookie": f"pacorl_studio_8767={studio.folder.key}; pacorl_studio_80={studio.folder.key}"}
     picture = studio.folder.pages[0].drawings[0].path.relative_to(studio.folder.path)
     for path in ("/", f"/file/{picture}", "/_nicegui_ws/socket.io/?EIO=4&transport=polling"):
         assert client.get(path).status_code == 401, path
-        assert client.get(path, headers={"Authorization": "Bearer wrong"}).status_code == 401, path
+        assert client.get(path, headers={"cookie": "pacorl_studio_8767=wrong"}).status_code == 401, path
         assert client.get(path, headers=own).status_code == 200, path
         assert client.get(path, headers=own | {"host": "evil.example"}).status_code == 421, path
     assert client.get("/file/%2E%2E/outside.png", headers=own).status_code == 404

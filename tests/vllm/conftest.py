@@ -69,12 +69,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with subprocess.Popen(vllm_command(server, extra=extra, program=[str(program)]), env=environment) as process:
         try:
             deadline = time.monotonic() + STARTUP_SECONDS
-            while not _is_healthy(server.url):
+            while not _is_healthy(port):
                 assert process.poll() is None, f"vLLM ended with code {process.returncode}; its log is above"
                 assert time.monotonic() < deadline, "vLLM was not healthy in time; its log is above"
                 time.sleep(0.5)
             yield Served(
-                server.url,
+                f"http://127.0.0.1:{port}/v1",
                 LocalJudge.from_pretrained(checkpoint),
                 LocalJudge.from_pretrained(checkpoint, adapter=str(adapter)),
             )
@@ -82,9 +82,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             process.terminate()
 
 
-def _is_healthy(url: str) -> bool:
+def _is_healthy(port: int) -> bool:
     try:
-        with urllib.request.urlopen(f"{url.removesuffix('/v1')}/health", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False

@@ -9,17 +9,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-import os
 import random
 import secrets
 import shlex
-import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from itertools import chain, combinations
 from pathlib import Path
-from statistics import median
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request, Response
@@ -30,11 +26,9 @@ from pydantic import BaseModel, Field, StringConstraints
 from pacorl.core.grid import subject_text
 from pacorl.dataset.answer_log import LOG, AnswerLog, Event, Role, start_event
 from pacorl.dataset.folder import OWN_QUESTION, Instance, order_of, read_instances, tiers_of
-from pacorl.dataset.manifest import DatasetStep
 from pacorl.dataset.rules import mean_ranks, pair_agreement
 from pacorl.io.documents import read_text
 from pacorl.io.files import PRIVATE, inside, safe_name, sole_holder, text_digest, write_atomic
-from pacorl.io.images import IMAGE_TYPES
 from pacorl.records.rankings import Ranking
 from pacorl.web import Door, Guard, RefusedError, listening, run
 
@@ -45,18 +39,6 @@ CONTROL_EVERY = 20
 
 
 # --- division of the work --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Sharing:
-    """Options of the questions."""
-
-    people: int = 2
-    """Number of people for each question; everyone, if there are fewer."""
-    controls: bool = True
-    """Whether each person gets hidden control questions."""
-    question: str = ""
-    """The wording on the page; empty for the page's own."""
 
 
 def share_out(
@@ -82,10 +64,8 @@ def share_out(
 
     controls = [instance.id for instance in instances if instance.is_control]
     for person, questions in shares.items():
-        wanted = math.ceil(len(questions) / CONTROL_EVERY)
-        done = [name for name in controls if (person, name) in answered]
-        fresh = by_chance({*controls} - {*done}, person)[: max(0, wanted - len(done))]
-        shares[person] = by_chance([*questions, *done, *fresh], person)
+        own = by_chance(controls, person)[: math.ceil(len(questions) / CONTROL_EVERY)]
+        shares[person] = by_chance([*questions, *own], person)
     return shares
 
 
@@ -97,16 +77,13 @@ def by_chance(names: Iterable[str], key: str) -> list[str]:
 def foreign_controls(instances: Sequence[Instance]) -> list[Instance]:
     """Make control questions from the data: one candidate becomes an image of another prompt, and is the worst.
 
-    Raises:
-        ValueError: all prompts have the same images.
+    There are none if all prompts have the same images.
     """
     images: dict[str, set[str]] = {}
     for instance in instances:
         images.setdefault(instance.group, set()).update([instance.reference, *instance.candidates])
     everything = set().union(*images.values())
     by_id = {instance.id: instance for instance in instances if everything > images[instance.group]}
-    if not by_id:
-        raise ValueError("control questions need an image of another prompt; give --no-controls")
     controls = []
     for name in by_chance(by_id, "control")[: math.ceil(len(instances) / CONTROL_EVERY)]:
         rng = random.Random(name)
@@ -119,24 +96,6 @@ def foreign_controls(instances: Sequence[Instance]) -> list[Instance]:
         key = text_digest("\n".join([instance.reference, *candidates]))[:16]
         controls.append(replace(instance, id=f"control:{key}", candidates=tuple(candidates), must=must))
     return controls
-
-
-def questions_of(folder: Path, *, controls: bool) -> list[Instance]:
-    """Read the folder's instances, and make control questions from them. Raises ValueError if images are missing."""
-    instances = read_instances(folder / "instances.jsonl")
-    names = sorted({*chain(*([one.reference, *one.candidates] for one in instances))})
-    missing = [name for name in names if not image_path(folder, name).is_file()]
-    if missing:
-        raise ValueError(f"{len(missing)} images are missing, {missing[0]} first; run `pacorl dataset pair` again")
-    return [*instances, *(foreign_controls(instances) if controls else [])]
-
-
-def image_path(folder: Path, name: str) -> Path:
-    """Return the file of an image. Raises ValueError if it is outside of the folder, or of another type."""
-    path = inside(folder, name)
-    if path.suffix.lower() not in IMAGE_TYPES:
-        raise ValueError(f"{path.name} is not an image")
-    return path
 
 
 def shown_order(person: str, instance: Instance) -> tuple[int, ...]:
@@ -170,33 +129,46 @@ class Annotation:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.log = AnswerLog(folder, writes=True)
-        self._lock = threading.RLock()
         key = folder / "annotate.key"
         if not key.is_file():
             write_atomic(key, secrets.token_urlsafe(32), mode=PRIVATE)
         self._secret = read_text(key).strip().encode()
 
-    def start(self, annotators: Sequence[str], adjudicators: Sequence[str], sharing: Sharing) -> None:
+    def start(
+        self,
+        annotators: Sequence[str],
+        adjudicators: Sequence[str] = (),
+        *,
+        people: int = 2,
+        controls: bool = True,
+        question: str = "",
+    ) -> None:
         """Divide the work among these and earlier people, and write the division if it is another than the last one.
 
+        Args:
+            people: Number of people for each question; everyone, if there are fewer.
+            controls: Whether each person gets hidden control questions.
+            question: The wording on the page; empty for the page's own.
+
         Raises:
-            ValueError: the folder has no instances or lacks images, or names do not fit.
+            ValueError: names do not fit, or a known instance has changed.
         """
         log = self.log
-        people = dict(log.people)
+        parts = dict(log.people)
         roles: tuple[Role, Role] = ("annotator", "adjudicator")
         for role, names in zip(roles, (annotators, adjudicators), strict=True):
             for name in names:
                 safe_name(name)
-                if name == ADMIN or people.setdefault(name, role) != role:
+                if name == ADMIN or parts.setdefault(name, role) != role:
                     raise ValueError(f"{name!r} has another part already; give the {role} another name")
-        ranking = sorted(name for name, role in people.items() if role == "annotator")
+        ranking = sorted(name for name, role in parts.items() if role == "annotator")
         if not ranking:
             raise ValueError("there are no annotators; name people, e.g. --annotators ann,ben")
-        questions = questions_of(self.folder, controls=sharing.controls)
-        assigned = share_out(questions, ranking, sharing.people, answered=log.answers)
-        event = start_event(log, questions, assigned, people, question=sharing.question)
-        if event.instances or (people, assigned, event.question) != (log.people, log.assigned, log.question):
+        instances = read_instances(self.folder / "instances.jsonl")
+        questions = [*instances, *(foreign_controls(instances) if controls else [])]
+        assigned = share_out(questions, ranking, people, answered=log.answers)
+        event = start_event(log, questions, assigned, parts, question=question)
+        if event.instances or (parts, assigned, question) != (log.people, log.assigned, log.question):
             log.append(event)
 
     # --- links -------------------------------------------------------------------------------------------------------
@@ -211,7 +183,7 @@ class Annotation:
         person = token.rpartition(".")[0]
         is_known = person in (ADMIN, *self.log.people)
         if not (hmac.compare_digest(self.token(person).encode(), token.encode()) and is_known):
-            raise RefusedError("this link is not, or no longer, good; ask for a new one", status=401)
+            raise RefusedError("open the page by the link that you were given, or ask for a new one", status=401)
         return person
 
     # --- reading -----------------------------------------------------------------------------------------------------
@@ -248,26 +220,21 @@ class Annotation:
             images[str(number)] = instance.candidates[index]
         if slot not in images:
             raise RefusedError(f"there is no candidate {slot[:20]!r}", status=404)
-        return image_path(self.folder, images[slot])
+        return inside(self.folder, images[slot])
 
     def state(self, person: str) -> dict[str, Any]:
-        """Describe a person's progress and next task, and list the images of the task after it."""
-        with self._lock:
-            following = self.open_of(person)
-            done = self.log.of(person)
-            ranked = sum(event.kind == "rank" for event in done)
-            tasks = [self._task(person, self.log.instances[name]) for name in following[:2]]
-            return {
-                "person": person,
-                "adjudicates": self.adjudicates(person),
-                "administers": person == ADMIN,
-                "question": self.log.question or (OWN_QUESTION if tasks else ""),
-                "custom": bool(self.log.question),
-                "progress": {"ranked": ranked, "skipped": len(done) - ranked, "total": len(done) + len(following)},
-                "task": tasks[0] if tasks else None,
-                # The page loads these images while people look, so that the task after this one appears at once.
-                "ahead": [tasks[1]["reference"], *tasks[1]["candidates"]] if len(tasks) > 1 else [],
-            }
+        """Describe a person's progress and next task."""
+        following = self.open_of(person)
+        done = self.log.of(person)
+        ranked = sum(event.kind == "rank" for event in done)
+        return {
+            "person": person,
+            "adjudicates": self.adjudicates(person),
+            "question": self.log.question or OWN_QUESTION,
+            "custom": bool(self.log.question),
+            "progress": {"ranked": ranked, "skipped": len(done) - ranked, "total": len(done) + len(following)},
+            "task": self._task(person, self.log.instances[following[0]]) if following else None,
+        }
 
     def _task(self, person: str, instance: Instance) -> dict[str, Any]:
         shown = shown_order(person, instance)
@@ -278,7 +245,6 @@ class Annotation:
             "instance": public_key(instance.id),
             # Stored whole: the judge is trained on the words that the reward asks with.
             "theme": subject_text(instance.theme),
-            "category": instance.category,
             "criteria": instance.criteria or {},
             "reference": f"{address}/reference",
             "candidates": [f"{address}/{slot}" for slot in range(len(shown))],
@@ -292,32 +258,28 @@ class Annotation:
         return task
 
     def summary(self) -> dict[str, Any]:
-        """Describe everybody's progress, agreement and skips, for the administrator."""
-        with self._lock:
-            log = self.log
-            agreement = pair_agreement(log.rankings())
-            people = []
-            for name, role in log.people.items():
-                done = log.of(name)
-                ranked = [event for event in done if event.kind == "rank"]
-                controls = [log.passed(event) for event in ranked if log.instances[event.instance].is_control]
-                line = {"name": name, "role": role, "done": len(done), "total": len(done) + len(self.open_of(name))}
-                line |= {"skipped": len(done) - len(ranked), "controls": len(controls), "passed": sum(controls)}
-                seconds = [event.seconds for event in done if event.seconds is not None]
-                people.append({**line, "seconds": median(seconds) if seconds else None})
-            skips = [event for event, _ in log.answers.values() if event.kind == "skip"]
-            return {
-                "question": log.question or OWN_QUESTION,
-                "people": people,
-                "agreement": agreement.document() if agreement else None,
-                "disputed": len(self.disputed()),
-                "skips": [[event.person, event.instance, event.reason] for event in skips[-100:]],
-                "command": next_command(self.folder),
-            }
+        """Describe everybody's progress and agreement, for the administrator."""
+        log = self.log
+        agreement = pair_agreement(log.rankings())
+        people = []
+        for name, role in log.people.items():
+            done = log.of(name)
+            ranked = [event for event in done if event.kind == "rank"]
+            controls = [log.passed(event) for event in ranked if log.instances[event.instance].is_control]
+            line = {"name": name, "role": role, "done": len(done), "total": len(done) + len(self.open_of(name))}
+            line |= {"skipped": len(done) - len(ranked), "controls": len(controls), "passed": sum(controls)}
+            people.append(line)
+        return {
+            "question": log.question or OWN_QUESTION,
+            "people": people,
+            "agreement": agreement.document() if agreement else None,
+            "disputed": len(self.disputed()),
+            "command": next_command(self.folder),
+        }
 
     # --- changes -----------------------------------------------------------------------------------------------------
 
-    def rank(self, person: str, key: str, slots: Sequence[Any], *, request: str, seconds: float | None = None) -> None:
+    def rank(self, person: str, key: str, slots: Sequence[Any], *, request: str) -> None:
         """Store a ranking by slots of the page, best first; a list within it is a tie."""
         instance = self.instance_of(person, key)
         tiers = tiers_of(slots)
@@ -327,8 +289,7 @@ class Annotation:
             raise RefusedError(f"a ranking names each of the {count} candidates once, got {list(slots)}")
         shown = shown_order(person, instance)
         order = [[shown[slot] for slot in tier] for tier in tiers]
-        event = Event(kind="rank", person=person, instance=instance.id, order=order, seconds=seconds, request=request)
-        self._change(event)
+        self._change(Event(kind="rank", person=person, instance=instance.id, order=order, request=request))
 
     def skip(self, person: str, key: str, reason: str, *, request: str) -> None:
         """Store that this person cannot rank an instance, with the reason."""
@@ -341,23 +302,22 @@ class Annotation:
 
     def _change(self, event: Event) -> None:
         """Append a change once, however often its request is sent. Raises RefusedError if it does not fit."""
-        with self._lock:
-            before = self.log.requests.get(event.request)
-            if before:
-                same = (before.kind, before.person) == (event.kind, event.person)
-                if not same or event.instance not in ("", before.instance):
-                    raise RefusedError("this request id was used for something else", status=409)
-                return
-            if event.kind == "undo":
-                done = self.log.of(event.person)
-                if not done:
-                    raise RefusedError("there is nothing to undo", status=409)
-                event = event.model_copy(update={"instance": done[-1].instance})
-            elif (event.person, event.instance) in self.log.answers:
-                raise RefusedError("this one is answered already; undo it to change it", status=409)
-            elif self.adjudicates(event.person) and event.instance not in self.open_of(event.person):
-                raise RefusedError("this one is decided already, or nobody disagrees about it", status=409)
-            self.log.append(event)
+        before = self.log.requests.get(event.request)
+        if before:
+            same = (before.kind, before.person) == (event.kind, event.person)
+            if not same or event.instance not in ("", before.instance):
+                raise RefusedError("this request id was used for something else", status=409)
+            return
+        if event.kind == "undo":
+            done = self.log.of(event.person)
+            if not done:
+                raise RefusedError("there is nothing to undo", status=409)
+            event = event.model_copy(update={"instance": done[-1].instance})
+        elif (event.person, event.instance) in self.log.answers:
+            raise RefusedError("this one is answered already; undo it to change it", status=409)
+        elif self.adjudicates(event.person) and event.instance not in self.open_of(event.person):
+            raise RefusedError("this one is decided already, or nobody disagrees about it", status=409)
+        self.log.append(event)
 
 
 def next_command(folder: Path) -> str:
@@ -376,7 +336,6 @@ class Submission(BaseModel):
 class RankingForm(Submission):
     instance: str
     order: list[int | list[int]]
-    seconds: Annotated[float, Field(ge=0, le=86_400)] | None = None
 
 
 class SkipForm(Submission):
@@ -384,59 +343,52 @@ class SkipForm(Submission):
     reason: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=500)]
 
 
-def make_app(annotation: Annotation) -> FastAPI:  # noqa: C901 - a list of routes
-    """Build the application of one dataset folder; each change is answered by the next task."""
+def make_app(annotation: Annotation) -> FastAPI:
+    """Build the application of one dataset folder; each change is answered by the next task.
+
+    Its routes run on the event loop, one after the other, so that no two of them change the log at once.
+    """
 
     def page_of(token: str) -> str:
-        return "/admin" if annotation.person_of(token) == ADMIN else "/"
+        return "/page/admin.html" if annotation.person_of(token) == ADMIN else "/page/"
 
-    door = Door("pacorl annotate", "pacorl_annotator", page_of, is_open=lambda path: path in ("/", "/admin"))
-    app = FastAPI(title=door.title, docs_url=None, redoc_url=None, openapi_url=None)
+    door = Door("pacorl_annotator", page_of)
+    app = FastAPI(title="pacorl annotate", docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(door.router())
-    app.mount("/page", StaticFiles(directory=PAGE))
+    app.mount("/page", StaticFiles(directory=PAGE, html=True))
 
-    @app.get("/")
-    def index() -> Response:
-        return FileResponse(PAGE / "index.html")
-
-    @app.get("/admin")
-    def admin() -> Response:
-        return FileResponse(PAGE / "admin.html")
-
-    def person_of(request: Request) -> str:
+    async def person_of(request: Request) -> str:
         return annotation.person_of(door.token(request))
 
     person = Depends(person_of)
 
     @app.get("/images/{key}/{slot}")
-    def image(key: str, slot: str, person: str = person) -> Response:
-        path = annotation.image_of(person, key, slot)
+    async def image(key: str, slot: str, person: str = person) -> Response:
         # The images of an instance never change, and an undo shows them again.
-        headers = {"Cache-Control": "private, max-age=3600"}
-        return FileResponse(path, media_type=IMAGE_TYPES[path.suffix.lower()], headers=headers)
+        return FileResponse(annotation.image_of(person, key, slot), headers={"Cache-Control": "private, max-age=3600"})
 
     @app.get("/api/task")
-    def task(person: str = person) -> dict[str, Any]:
+    async def task(person: str = person) -> dict[str, Any]:
         return annotation.state(person)
 
     @app.get("/api/admin")
-    def summary(person: str = person) -> dict[str, Any]:
+    async def summary(person: str = person) -> dict[str, Any]:
         if person != ADMIN:
             raise RefusedError(f"{person} is no administrator", status=403)
         return annotation.summary()
 
     @app.post("/api/rankings")
-    def rank(form: RankingForm, person: str = person) -> dict[str, Any]:
-        annotation.rank(person, form.instance, form.order, request=form.request, seconds=form.seconds)
+    async def rank(form: RankingForm, person: str = person) -> dict[str, Any]:
+        annotation.rank(person, form.instance, form.order, request=form.request)
         return annotation.state(person)
 
     @app.post("/api/skips")
-    def skip(form: SkipForm, person: str = person) -> dict[str, Any]:
+    async def skip(form: SkipForm, person: str = person) -> dict[str, Any]:
         annotation.skip(person, form.instance, form.reason, request=form.request)
         return annotation.state(person)
 
     @app.post("/api/undo")
-    def undo(form: Submission, person: str = person) -> dict[str, Any]:
+    async def undo(form: Submission, person: str = person) -> dict[str, Any]:
         annotation.undo(person, request=form.request)
         return annotation.state(person)
 
@@ -446,40 +398,31 @@ def make_app(annotation: Annotation) -> FastAPI:  # noqa: C901 - a list of route
 
 def serve(
     folder: Path,
-    annotators: Sequence[str],
-    adjudicators: Sequence[str],
-    *,
-    sharing: Sharing,
+    *people: Sequence[str],
     host: str = "127.0.0.1",
     port: int = 8765,
     public_url: str = "",
     announce: Callable[[str], None] = print,
+    **options: Any,
 ) -> None:
     """Serve the page until SIGINT or SIGTERM, and announce everybody's link.
 
-    `public_url` is the address that people use, if a proxy is in front.
+    Args:
+        people: Annotators and adjudicators, as in `Annotation.start`, which has the other options.
+        public_url: The address that people use, if a proxy is in front.
 
     Raises:
         ValueError: if another server has the folder, or the folder has no instances.
         OSError: if the port is taken.
     """
-    with held(folder, url=f"http://{host}:{port}"), listening(host, port) as (listener, url):
+    note = f"the server of port {port}"
+    with (
+        sole_holder(folder / f"{LOG}.server", note=note, fix="stop that server first"),
+        listening(host, port) as (listener, url),
+    ):
         annotation = Annotation(folder)
-        annotation.start(annotators, adjudicators, sharing)
-        log = annotation.log
-        step = DatasetStep(folder, "annotate", inputs=[folder / "instances.jsonl"], options={"people": log.people})
-        step.finish(outputs=[], counts={name: len(names) for name, names in log.assigned.items()})
-        for name in (ADMIN, *log.people):
+        annotation.start(*people, **options)
+        for name in (ADMIN, *annotation.log.people):
             announce(f"{name}\t{public_url.rstrip('/') or url}/join#{annotation.token(name)}")
         announce(f"serving {folder} at {url}; when people are done: {next_command(folder)}")
         run(make_app(annotation), listener)
-
-
-@contextmanager
-def held(folder: Path, *, url: str) -> Iterator[None]:
-    """Lock a folder for one server. Raises ValueError with the name of another server with the lock."""
-    if not (folder / "instances.jsonl").is_file():
-        raise ValueError(f"{folder} has no instances.jsonl; run `pacorl dataset pair {shlex.quote(str(folder))}` first")
-    note = f"process {os.getpid()} at {url}"
-    with sole_holder(folder / f"{LOG}.server", note=note, fix="stop that server first"):
-        yield

@@ -222,13 +222,17 @@ def annotate(
     with needing("data", what="the annotation page"):
         from pacorl.annotate import server
 
-    sharing = server.Sharing(people=people, controls=controls, question=question)
-    names = split_names(annotators), split_names(adjudicators)
-
-    def announce(text: str) -> None:
-        echo(pasteable(text))
-
-    server.serve(folder, *names, sharing=sharing, host=host, port=port, public_url=public_url, announce=announce)
+    server.serve(
+        folder,
+        *(split_names(annotators), split_names(adjudicators)),
+        people=people,
+        controls=controls,
+        question=question,
+        host=host,
+        port=port,
+        public_url=public_url,
+        announce=lambda text: echo(pasteable(text)),
+    )
 
 
 @app.command()

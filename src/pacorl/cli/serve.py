@@ -26,7 +26,6 @@ class ServeOptions:
     name: str = option("", "The name that requests ask for; by default the last part of the judge's.")
     host: str = option("127.0.0.1", "Where to listen; other machines cannot reach the default.")
     port: int = option(8000, "Its port.", min=0, max=65_535)
-    calibration: Path | None = option(None, "builtin: a file of `pacorl calibrate` for /v1/consistency.")
     api_key: str | None = option(None, "Ask callers for this key.", envvar=JUDGE_KEY)
 
 
@@ -48,42 +47,34 @@ def serve(
         echo_errors("Other machines can reach this server, and it asks for no key; give one with --api-key.")
     served = Served(source, options.name or Path(source).name, host=options.host, port=options.port)
     if options.backend == "vllm":
-        if options.calibration:
-            raise ValueError("--calibration needs --backend builtin: vLLM knows no curve; give it to the callers")
-        echo_errors(f"vLLM will serve {served.name} at {served.url}")
+        echo_errors(f"vLLM will serve {served.name} on port {served.port}")
         run_vllm(served, api_key=key or "", extra=context.args)
     if options.backend != "builtin":
         raise ValueError(f"--backend {options.backend!r} is neither vllm nor builtin")
     if context.args:
         raise ValueError(f"{' '.join(context.args)} would be for vLLM; the built-in server takes no further arguments")
-    _run_builtin(served, key=key or "", calibration=options.calibration)
+    _run_builtin(served, key=key or "")
 
 
-def _run_builtin(served: Served, *, key: str, calibration: Path | None) -> None:
+def _run_builtin(served: Served, *, key: str) -> None:
     from pacorl.io.quiet import quiet_loading
     from pacorl.judge import check_judge
-    from pacorl.judge.calibration import read_calibration
     from pacorl.runtime.cores import use_cores
 
-    # Check calibration, judge and port before weights are loaded.
-    curve = read_calibration(calibration or "")
     check_judge(served.checkpoint)
     with needing("serve", what="the built-in server"):
-        from pacorl.web import listening
-
-        # Bind and close: a taken port fails now and not after minutes of loading.
-        with listening(served.host, served.port):
-            pass
-        from pacorl.serve.server import serve_judge
+        from pacorl.serve.server import create_app
+        from pacorl.web import listening, run
 
     from pacorl.judge.local import LocalJudge, placement
 
     use_cores()
     quiet_loading()
-    # The calibration maps the answers of /v1/consistency alone.
-    judge = LocalJudge.from_pretrained(served.checkpoint, calibration=curve, **placement(served.checkpoint))
-    echo_errors(f"serving {served.name} at {served.url}")
-    serve_judge(served, judge, api_key=key)
+    # A taken port fails before weights are loaded.
+    with listening(served.host, served.port) as (listener, url):
+        judge = LocalJudge.from_pretrained(served.checkpoint, **placement(served.checkpoint))
+        echo_errors(f"serving {served.name} at {url}/v1")
+        run(create_app(served.name, judge, api_key=key), listener)
 
 
 # --- the studio ------------------------------------------------------------------------------------------------

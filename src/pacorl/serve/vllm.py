@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from pydantic import BaseModel, Field
+from safetensors import safe_open
+
 import pacorl
 from pacorl.io.children import SAFE_PATH
-from pacorl.io.documents import read_object
+from pacorl.io.documents import blamed_on, read_object, typed
 from pacorl.io.files import safetensors_errors
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the sizes that vLLM has kernels for
@@ -23,6 +26,13 @@ MAX_MODEL_LEN = 8192
 """Tokens of a question and its reasons; two images of 2 megapixels and a long theme fit."""
 IMAGES = 4
 """Most images of one question."""
+
+
+class AdapterConfig(BaseModel):
+    """PEFT's `adapter_config.json`, as far as it is read."""
+
+    r: int
+    base_model_name_or_path: str = Field(min_length=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +46,6 @@ class Served:
     host: str = "127.0.0.1"
     port: int = 8000
 
-    @property
-    def url(self) -> str:
-        """Base URL of the API."""
-        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}/v1"
-
 
 def vllm_command(served: Served, *, extra: Sequence[str] = (), program: Sequence[str] = ("vllm",)) -> list[str]:
     """Build the command line. Raises ValueError if vLLM would serve an adapter only in part.
@@ -48,23 +53,35 @@ def vllm_command(served: Served, *, extra: Sequence[str] = (), program: Sequence
     By default vLLM reads the checkpoint's generation_config.json, like a judge in this process: the repetition penalty
     there (1.05 of Qwen2.5-VL) affects the reasons. Requests set every other sampling parameter.
     """
-    folder, adapter = served.checkpoint, ""
-    config = Path(folder) / PEFT_CONFIG
-    if config.is_file() and not (Path(folder) / "config.json").is_file():
-        adapter, folder = folder, str(read_object(config).get("base_model_name_or_path") or "")
-        if not folder:
-            raise ValueError(f"{config} names no base; write the base into base_model_name_or_path there")
-    # Under an adapter its base keeps a name of its own.
-    command = [*program, "serve", folder, "--served-model-name", folder if adapter else served.name]
-    command += ["--host", served.host, "--port", str(served.port), "--max-model-len", str(MAX_MODEL_LEN)]
+    model, name, of_adapter = served.checkpoint, served.name, []
+    folder = Path(model)
+    if (folder / PEFT_CONFIG).is_file() and not (folder / "config.json").is_file():
+        config = checked_adapter(folder)
+        rank = min((size for size in LORA_RANKS if size >= config.r), default=config.r)
+        of_adapter = ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", "1"]
+        of_adapter += ["--lora-modules", f"{served.name}={folder}"]
+        model = name = config.base_model_name_or_path  # the base keeps a name of its own
+    command = [*program, "serve", model, "--served-model-name", name, "--host", served.host]
+    command += ["--port", str(served.port), "--max-model-len", str(MAX_MODEL_LEN)]
     command += ["--limit-mm-per-prompt", json.dumps({"image": IMAGES, "video": 0})]
     # Callers send images in data URLs; vLLM would fetch any URL, even inside this network.
-    command += ["--allowed-media-domains", NO_HOST]
-    if adapter:
-        rank = _checked_rank(Path(adapter))
-        command += ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", "1"]
-        command += ["--lora-modules", f"{served.name}={adapter}"]
-    return [*command, *extra]
+    return [*command, "--allowed-media-domains", NO_HOST, *of_adapter, *extra]
+
+
+def checked_adapter(folder: Path) -> AdapterConfig:
+    """Read an adapter's config. Raises ValueError if it is damaged, or vLLM would not apply all of the adapter."""
+    path = folder / PEFT_CONFIG
+    with blamed_on(path):
+        config = typed(read_object(path), AdapterConfig)
+    weights = folder / "adapter_model.safetensors"
+    with safetensors_errors(weights), safe_open(weights, framework="numpy") as tensors:
+        vision = [key for key in tensors.keys() if ".visual." in key]  # noqa: SIM118 - the file is no dict
+    if vision:
+        raise ValueError(
+            f"adapter {folder} changes the vision tower ({vision[0]}), which vLLM would leave out without an error; "
+            "merge it into the checkpoint first"
+        )
+    return config
 
 
 def run_vllm(
@@ -79,34 +96,11 @@ def run_vllm(
 
 def environment_of(api_key: str) -> dict[str, str]:
     """Return the environment of vLLM, with the key: every user of the machine can read command lines."""
-    environment = {"VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0"} | os.environ
-    environment |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    environment = os.environ | SAFE_PATH  # vLLM starts further Python processes
     if api_key:
         environment["VLLM_API_KEY"] = api_key
-    environment |= SAFE_PATH  # vLLM starts further Python processes
-
     # This package's own setting ends a vLLM of several GPUs at its start: they share memory by cudaIpcGetMemHandle,
     # which refuses expandable segments (vllm-project/vllm#42609).
     if environment.get(pacorl.ALLOCATOR[0]) == pacorl.EXPANDABLE:
         del environment[pacorl.ALLOCATOR[0]]
     return environment
-
-
-def _checked_rank(folder: Path) -> int:
-    """Return the rank to reserve for an adapter. Raises ValueError if vLLM would not apply all of it."""
-    from safetensors import safe_open
-
-    try:
-        rank = int(read_object(folder / PEFT_CONFIG)["r"])
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"adapter {folder} is no PEFT adapter ({error})") from None
-
-    weights = folder / "adapter_model.safetensors"
-    with safetensors_errors(weights), safe_open(weights, framework="numpy") as tensors:
-        vision = [key for key in tensors.keys() if ".visual." in key]  # noqa: SIM118 - the file is no dict
-    if vision:
-        raise ValueError(
-            f"adapter {folder} changes the vision tower ({vision[0]}), which vLLM would leave out without an error; "
-            "merge it into the checkpoint first"
-        )
-    return min((size for size in LORA_RANKS if size >= rank), default=rank)

@@ -31,18 +31,18 @@ def make_app(studio: Studio) -> FastAPI:
     def page_of(token: str) -> str:
         # In constant time: a shorter time would show how much of a token is right.
         if not hmac.compare_digest(token.encode(), studio.folder.key.encode()):
-            raise RefusedError("this link is not the studio's; use the one that it printed", status=401)
+            raise RefusedError("open the page by the link that the studio printed", status=401)
         return "/"
 
-    door = Door("pacorl studio", "pacorl_studio", page_of)
-    app = FastAPI(title=door.title, docs_url=None, redoc_url=None, openapi_url=None)
+    door = Door("pacorl_studio", page_of)
+    app = FastAPI(title="pacorl studio", docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(door.router())
 
     app.mount("/file", StaticFiles(directory=studio.folder.path))
     ui.run_with(
         app,
         root=lambda: StudioPage(studio) and None,
-        title=door.title,
+        title=app.title,
         dark=None,
         language="en-US",
         tailwind=False,

@@ -8,21 +8,19 @@ const percent = (share) => `${Math.round(100 * share)} %`;
 async function look() {
   const answer = await fetch("/api/admin").catch(() => null);
   const content = await answer?.json();
-  if (!answer?.ok) $("agreement").textContent = content?.error ?? "The server does not answer; this page tries again.";
+  if (!answer?.ok) $("agreement").textContent = content?.detail ?? "The server does not answer; this page tries again.";
   else show(content);
   setTimeout(look, REFRESH_MS);
 }
 
-function show({ question, people, agreement, disputed, skips, command }) {
+function show({ question, people, agreement, disputed, command }) {
   const interval = agreement?.low == null ? "; too few shared questions for an interval" : ` (${percent(agreement.low)} to ${percent(agreement.high)})`;
   const alike = agreement ? `Of the pairs that two people ordered, ${percent(agreement.mean)}${interval} are in the same order; 50 % is chance, and a judge's accuracy is measured alike.` : "No two people have ranked the same question yet.";
   $("agreement").textContent = `${alike} ${disputed} questions wait to be settled by one more person.`;
   $("question").textContent = question;
   $("command").textContent = command;
   fill($("people"), people.map((one) => [one.name, one.role, `${one.done} of ${one.total}`, one.skipped,
-    one.controls ? `${one.passed} of ${one.controls}` : "–", one.seconds === null ? "–" : `${one.seconds.toFixed(1)} s`]));
-  $("skipped").hidden = !skips.length;
-  fill($("skips"), skips.reverse());
+    one.controls ? `${one.passed} of ${one.controls}` : "–"]));
 }
 
 function fill(body, rows) {

@@ -12,7 +12,6 @@ let order = [];       // slots in the order of rank; null for an empty place
 let tied = [];        // by place: whether its image is as good as the one before
 let filledIn = -1;    // the slot that the page placed by itself, as the last one left; its key does not take it back
 let cards = [];       // a candidate's box, by slot
-let shownAt = 0;
 let busy = false;
 let worded = null;    // whether the question that was shown is somebody's own
 let awaiting = false; // whether the server is asked again and again for something to do
@@ -27,8 +26,8 @@ async function call(method, path, body) {
     options.headers["Content-Type"] = "application/json";
   }
   const answer = await fetch(path, options);           // rejects when the server cannot be reached
-  const content = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
-  if (!answer.ok) throw Object.assign(new Error(content.error), { status: answer.status });
+  const content = await answer.json().catch(() => ({ detail: `the server answered ${answer.status}` }));
+  if (!answer.ok) throw Object.assign(new Error(content.detail), { status: answer.status });
   return content;
 }
 
@@ -101,7 +100,6 @@ function show(state) {
   $("undo").disabled = done === 0;
   task = state.task;
   $("question").textContent = state.question;
-  if (state.administers) return message("This is the administrator's link", "People rank by their own links: open yours to rank. The administrator's page is at /admin.");
   if (!task) {
     const verb = state.adjudicates ? "decided" : "ranked";
     message(progress.total ? "All done. Thank you!" : "Nothing to rank yet",
@@ -114,7 +112,6 @@ function show(state) {
   $("work").hidden = false;
   setOrder(task.previous ?? task.candidates.map(() => null));
   cards = task.candidates.map(card);
-  shownAt = performance.now();
   showTheme(task.theme);
   showCriteria(task.criteria);
   showReference();
@@ -122,7 +119,6 @@ function show(state) {
   showOpinions(task.opinions ?? []);
   document.documentElement.style.setProperty("--columns", Math.min(task.candidates.length, 5));
   draw(nextStop());
-  for (const address of state.ahead) new Image().src = address;
 }
 
 // An order as the server has it: a list within it is a tie.
@@ -333,7 +329,7 @@ function arrow(slot, step) {
 
 function submit() {
   if (!task || $("submit").disabled) return;
-  change("/api/rankings", { instance: task.instance, order: ranking(), seconds: Math.round(performance.now() - shownAt) / 1000 });
+  change("/api/rankings", { instance: task.instance, order: ranking() });
 }
 
 async function undo() {
