@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
@@ -287,8 +286,9 @@ def test_a_folder_has_one_server(dataset):
         pytest.raises(ValueError, match="port 1"),
     ):
         serve(folder, ["ann"], port=0)
-    with pytest.raises(OSError, match=r"instances\.jsonl"):
-        serve(Path(folder, "images"), ["ann"], port=0)
+    with pytest.raises(ValueError, match=r"instances\.jsonl"):
+        serve(folder / "typo", ["ann"], port=0)
+    assert not (folder / "typo").exists()
 
 
 # --- the page's API ----------------------------------------------------------------------------------------------

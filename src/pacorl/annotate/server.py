@@ -415,6 +415,7 @@ def serve(
         ValueError: if another server has the folder, or the folder has no instances.
         OSError: if the port is taken.
     """
+    read_instances(folder / "instances.jsonl")  # before anything is written into a folder of another name
     note = f"the server of port {port}"
     with (
         sole_holder(folder / f"{LOG}.server", note=note, fix="stop that server first"),
