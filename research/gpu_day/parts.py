@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import platform
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from itertools import cycle, product
 from pathlib import Path
 
@@ -18,7 +21,6 @@ import torch
 from PIL import Image
 
 from pacorl.core.devices import available_device
-from pacorl.io.versions import versions
 from pacorl.judge.local import LocalJudge, placement
 from pacorl.plan.plan import plan_policy
 from pacorl.rewards.consistency import Consistency
@@ -39,7 +41,10 @@ EPOCHS = (
 
 def measure_card(options: argparse.Namespace) -> Iterator[Record]:
     """The machine, then FLOP/s of square products in the generator's type: in a burst, and window by window."""
-    packages = versions(("torch", "accelerate", "diffusers", "peft", "transformers", "triton"))
+    packages = {"python": platform.python_version()}
+    for name in ("torch", "accelerate", "diffusers", "peft", "transformers", "triton"):
+        with suppress(PackageNotFoundError):  # no triton without a card
+            packages[name] = version(name)
     yield {"recipe": options.recipe, "tiny": options.tiny, **packages, **sensors()}
 
     side, dtype = (512, torch.float32) if options.tiny else (8192, torch.bfloat16)

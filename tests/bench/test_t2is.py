@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from pacorl.bench import t2is
 from pacorl.bench.benchmarks import BenchmarkOptions
 from pacorl.bench.running import run
-from pacorl.bench.t2is import TAB_3, T2isBench, average, load_aesthetics, read_cases
+from pacorl.bench.t2is import PAPER, T2isBench, average, load_aesthetics, read_cases
 from pacorl.cli import app
 from pacorl.core.ranking import Interval
 from pacorl.gate.paco_reward import PacoReward
@@ -33,9 +33,9 @@ def command(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["benchmark", "t2is", "--judge", "tiny", *[str(argument) for argument in arguments]])
 
 
-@pytest.mark.parametrize("name", TAB_3.rows)
+@pytest.mark.parametrize("name", [name for name in PAPER.rows if "Qwen" in name])
 def test_the_ten_published_averages_are_reproduced(name: str) -> None:
-    aesthetics, *figures, published = TAB_3.rows[name]
+    aesthetics, *figures, published = PAPER.rows[name]
     assert round(average(aesthetics, figures[:3], figures[3:]), 3) == pytest.approx(published, abs=0.0011)
 
 
@@ -170,7 +170,7 @@ def test_a_missing_image_is_named(t2is_folder: Path, tmp_path: Path) -> None:
     images = finished(t2is_folder, tmp_path / "images")
     (images / "0002_0001_0003.png").unlink()
     done = command(t2is_folder, "--images", images, "--out", tmp_path / "run")
-    assert "0002_0001_0003.png is missing" in str(done.exception)
+    assert "0002_0001_0003.png: cannot be read" in str(done.exception)
 
 
 # --- leaks ---------------------------------------------------------------------------------------------------------

@@ -31,8 +31,8 @@ def test_captions_are_files_or_the_card_with_the_trigger(tmp_path: Path) -> None
 def test_captions_of_other_tools_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     hero = make_hero(tmp_path / "zorp", captions=False)
     (hero / "card.yaml").write_text("description: a hero\n")
-    (hero / "0.caption").write_text("[trigger] waving")
-    (hero / "1.png.txt").write_text("zorp, jumping")
+    (hero / "0.txt").write_text("[trigger] waving")
+    (hero / "1.txt").write_text("zorp, jumping")
     (hero / "2.txt").write_text("a zorplike thing")  # the trigger is no part of a word
     rows = [{"file_name": "3.png", "text": "{trigger} by a lamp"}, {"file_name": "4.png", "caption": "<trigger>"}]
     (hero / "metadata.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
@@ -83,7 +83,7 @@ def test_pictures_of_other_shapes_are_cropped(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("pictures", "fault"),
-    [(0, "has 0 images; a character has in training 3 to 200"), (2, "has 2 images; a character has in training 3")],
+    [(0, "has 0 images; 3 to 200"), (2, "has 2 images; 3")],
 )
 def test_too_few_pictures_are_refused(tmp_path: Path, pictures: int, fault: str) -> None:
     hero = make_hero(tmp_path / "zorp", pictures=pictures)

@@ -150,7 +150,8 @@ def test_a_character_s_images_are_references(hero, checkpoint, tmp_path):
 
 
 def test_a_dry_run_refuses_what_the_run_refuses(hero, checkpoint, tmp_path, no_weights):
-    image, record = hero / "front.png", {"prompt": "a hero waves", "references": ["characters/hero/front.png"]}
+    image = hero / "front.png"
+    record = {"idx": "1", "prompt": "a hero waves", "references": ["characters/hero/front.png"]}
     (tmp_path / "sets.jsonl").write_text(json.dumps(record) + "\n")
     plain = ("--record", "sets.jsonl:1", "--model", "stabilityai/stable-diffusion-3.5-medium")
     many = (*["--image", image] * 5, "--instruction", "a hat", "--model", checkpoint)

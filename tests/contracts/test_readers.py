@@ -53,7 +53,7 @@ from pacorl.judge_training.judge_config import JudgeConfig
 from pacorl.models.adapters import load_lora
 from pacorl.models.lora import save_lora
 from pacorl.records.characters import read_character
-from pacorl.records.comparisons import comparisons_from, missing_file
+from pacorl.records.comparisons import comparisons_from
 from pacorl.records.prompts import load_prompts
 from pacorl.records.rankings import load_rankings
 from pacorl.report.folder import read_run
@@ -106,13 +106,13 @@ def write_document(path: Path, document: Any) -> None:
 # --- documents --------------------------------------------------------------------------------------------------
 
 CRITERIA = {"Dimension": {"name": "text"}}
-COMPARISON = {"images": ["a.png", "b.png"], "question": "Same?", "consistent": True, "reasons": "r", "answer": "Yes. r"}
+COMPARISON = {"images": ["a.png", "b.png"], "question": "Same?", "consistent": True, "reasons": "r"}
 PROMPT = {"prompt": "Hats.", "layout": "2x1", "theme": "t", "criteria": CRITERIA, "height": 64, "width": 64}
 EDIT = {"image": ["a.png"], "instruction": "A hat.", "category": "c", "panels": ["x"]}
 RANKING = {"reference": "a.png", "candidates": ["b.png", ["c.png", "d.png"]], "criteria": CRITERIA, "group": "g"}
 CSV = b"reference,candidates,theme\na.png,b.png | c.png = d.png,t\nb.png,a.png|c.png,u\n"
 INSTANCE = {"id": "i", "group": "g", "reference": "a.png", "candidates": ["b.png", "c.png"], "must": [[0, 1]]}
-ANSWER = {"instance": "i", "annotator": "p", "group": "g", "reference": "a", "candidates": ["b", "c"], "ranks": [1, 2]}
+ANSWER = {"instance": "i", "annotator": "p", "group": "g", "reference": "a", "tiers": [["b", "d"], ["c"]]}
 ENTRY = {"file_name": "d.json", "formatting": "sharegpt"}
 TURNS = [{"role": "user", "content": "<image>q"}, {"role": "assistant", "content": "Yes. r"}]
 SAMPLE = {"prompt_id": 1, "seed": 2, "image": "a.png", "grid": "1x2", "p_yes": [[None, 0.5]], "scores": {"a": 0.5}}
@@ -139,7 +139,7 @@ def read_run_and_card(path: Path) -> object:
 
 def read_sharegpt(path: Path) -> object:
     folder = path.parent
-    return missing_file(f"{folder}:d"), comparisons_from(f"{folder}:d")
+    return comparisons_from(f"{folder}:d")
 
 
 def read_benchmark(path: Path, *, number: int) -> object:
@@ -394,14 +394,12 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     *(("prompts.jsonl", {"references": value}, str(value[-1])) for value in (["../../secret.png"], ["none.png"])),
     *(("edits.jsonl", {"image": value}, value) for value in ("gone.png", "../a.png", "/etc/hostname")),
     ("edits.jsonl", {"panels": ["one", "two"]}, "panels"),
-    ("comparisons.jsonl", {"answer": "No."}, "answer"),
     ("comparisons.jsonl", {"question": " "}, "question"),
     ("comparisons.jsonl", {"question": "<image>Same?"}, "<image>"),
     ("comparisons.jsonl", {"reasons": "R.<|im_end|>"}, "<|im_end|>"),
     *(("rankings.jsonl", {"candidates": value}, "candidates") for value in ("a | b", ["a", []], ["a", ["b", 3]])),
     *(("rankings.jsonl", {"candidates": value}, "a.png") for value in (["b.png", "a.png"], ["a.png"])),
     ("instances.jsonl", {"candidates": ["b.png"]}, "b.png"),
-    ("instances.jsonl", {"must": [[0, 2]]}, "must"),
     *(("dataset_prompts.jsonl", {"idx": value}, "idx") for value in ("../x", None)),
     *(("d.json", {"images": value}, word) for value, word in (("a.png", "images"), (["../a.png"], "../a.png"))),
     ("d.json", {"messages": [TURNS[0], {"role": "assistant", "content": "Yesterday."}]}, "Yesterday"),

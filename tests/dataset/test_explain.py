@@ -36,13 +36,13 @@ def told(messages):
 def test_every_pair_gets_reasons_that_reach_the_export(ranked, llm):
     server, model = llm(lambda messages, number: say(told(messages)))
     counts = explain(ranked, model)
-    pairs = label(ranked).pairs
+    pairs, _, _ = label(ranked)
     assert counts["explained"] == len(pairs) == len(server.requests)
     content = server.requests[0][0]["content"]
     assert [part["type"] for part in content] == ["image_url", "image_url", "text"]
     assert content[0]["image_url"]["url"].startswith("data:image/png;base64,")
     export(ranked, test_share=0.0)
-    rows = json.loads((ranked / "export/consistency_train.json").read_text())
+    rows = read_jsonl(ranked / "export/consistency_train.jsonl")
     assert all(row["messages"][1]["content"].endswith("Logic: Both show the same hat.") for row in rows)
     assert {row["messages"][1]["content"].split(".")[0] for row in rows} == {"Yes", "No"}
     assert explain(ranked, model)["explained"] == len(server.requests) == len(pairs)
@@ -54,7 +54,7 @@ def test_contradictions_are_retried_then_flagged_and_left_out(ranked, llm):
 
     _, model = llm(stubborn)
     counts = explain(ranked, model, attempts=2, workers=1)
-    pairs = {pair_key(pair): pair for pair in label(ranked).pairs}
+    pairs = {pair_key(pair): pair for pair in label(ranked)[0]}
     no = sum(not pair.consistent for pair in pairs.values())
     assert (counts["explained"], counts["contradicted"]) == (len(pairs) - no, no)
     flagged = [row for row in read_jsonl(ranked / "explanations.jsonl") if row["status"] == "contradicted"]

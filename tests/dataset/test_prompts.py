@@ -61,7 +61,6 @@ def test_llm_writes_everything_and_a_second_call_asks_nothing(tmp_path, llm):
     layouts = [SQUARE, Grid(1, 7), Grid(3, 4)]
     counts = run(tmp_path, llm_writer(model), workers=4, grids=layouts)
     assert counts["records"] == 12
-    assert set(counts["by_category"].values()) == {2}
     records = read_prompts(tmp_path / "prompts.jsonl")
     assert [record.idx for record in records] == [f"{n:04d}" for n in range(12)]
     for record in records:
@@ -110,19 +109,15 @@ def test_what_stays_malformed_is_reported_and_tried_again(tmp_path, llm):
     assert run(tmp_path, llm_writer(model), count=32)["records"] == 32
 
 
-@pytest.mark.parametrize("workers", [1, 4])
-def test_themes_are_told_and_not_repeated(tmp_path, llm, workers):
+def test_themes_are_told_and_not_repeated(tmp_path, llm):
     def dull(messages, number):
         return json.dumps(reply(messages, f"Theme {number // 2} of all."))  # every one of them twice
 
     server, model = llm(dull)
-    counts = run(tmp_path, llm_writer(model, attempts=24), count=6, subjects=SUBJECTS[:1], workers=workers)
-    assert counts["records"] == 6
-    themes = [row["theme"] for row in read_jsonl(tmp_path / "prompts.jsonl")]
-    assert len(set(themes)) == 6
-    if workers == 1:
-        told = server.requests[-1][0]["content"]
-        assert all(theme in told for theme in sorted(themes)[:5])
+    assert run(tmp_path, llm_writer(model), count=6, subjects=SUBJECTS[:1], workers=1)["records"] == 6
+    themes = {row["theme"] for row in read_jsonl(tmp_path / "prompts.jsonl")}
+    assert len(themes) == 6
+    assert all(theme in server.requests[-1][0]["content"] for theme in sorted(themes)[:5])
 
 
 def test_the_tiny_writer_needs_no_network_and_the_oracle_reads_it(tmp_path):

@@ -122,7 +122,7 @@ def test_records_of_github_are_pinned_and_compared(
     with pytest.raises(OSError, match=r"X-GenGroup/PaCo-RL cannot be downloaded: .*404"):
         pinned.download(tmp_path / "t2is")
     assert not (tmp_path / "t2is").exists()
-    monkeypatch.setattr(Files, "contents", {test: CONTENT})  # the first file is not asked for again
+    monkeypatch.setattr(Files, "contents", {train: CONTENT, test: CONTENT})
     pinned.download(tmp_path / "t2is")
     assert {path.name: path.read_bytes() for path in (tmp_path / "t2is").iterdir()} == dict.fromkeys(names, CONTENT)
     with pytest.raises(ValueError, match="is there already"):

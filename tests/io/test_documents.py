@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from weakref import ref
 
 import pytest
 
@@ -15,32 +13,11 @@ from pacorl.io.documents import (
     dump_yaml,
     parse_yaml,
     read_journal,
-    read_json,
     read_jsonl,
     read_object,
     write_json,
-    write_json_list,
     write_jsonl,
 )
-
-
-def test_a_list_is_written_row_by_row(tmp_path: Path) -> None:
-    class Row(dict[str, int]):
-        """A row that can be referred to weakly."""
-
-    made: list[ref[Row]] = []
-
-    def rows() -> Iterator[Row]:
-        for number in range(9):
-            row = Row(number=number)
-            made.append(ref(row))
-            assert sum(known() is not None for known in made) <= 2
-            yield row
-
-    write_json_list(tmp_path / "list.json", rows())
-    assert read_json(tmp_path / "list.json") == [{"number": number} for number in range(9)]
-    write_json_list(tmp_path / "list.json", [])
-    assert read_json(tmp_path / "list.json") == []
 
 
 def test_what_is_written_is_read_back_and_no_number_as_null(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_hostile_names_are_refused(name: str) -> None:
         safe_name(name)
 
 
-@pytest.mark.parametrize("path", ["../up", "/etc/passwd", "a/../../up", "link", "a\0b", "x" * 300, "a/" * 1500])
+@pytest.mark.parametrize("path", ["../up", "/etc/passwd", "a/../../up", "link", "a\0b", "x" * 300, "a/" * 3000])
 def test_paths_and_links_cannot_leave_the_folder(tmp_path: Path, path: str) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "link").symlink_to(tmp_path / "secret")

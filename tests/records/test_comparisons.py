@@ -1,6 +1,7 @@
 """Comparisons are read as they are, and what is wrong with them is named by file and record."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_what_is_saved_is_read_back_with_each_tag_once(folder: Path) -> None:
     write(folder, sharegpt(group="g"), sharegpt("First <image>, then <image>: same?", "No. The hat.", category="Story"))
     read = comparisons_from(f"{folder}:cot_train")
     save_comparisons(read, folder / "lines.jsonl")
-    assert load_comparisons(folder / "lines.jsonl") == read
+    assert load_comparisons(folder / "lines.jsonl") == [replace(pair, answer="") for pair in read]
     save_sharegpt({"again": read}, folder)
     again = comparisons_from(f"{folder}:again")
     shown = [[(pair.question, pair.answer, pair.images) for pair in pairs] for pairs in (again, read)]

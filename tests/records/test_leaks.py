@@ -107,5 +107,5 @@ def test_a_leak_is_refused_unless_the_training_prompts_are_evaluated_on_purpose(
         check_leaks(train, [], benchmarks=bench, deliberate=deliberate)
     assert check_leaks(train, prompts("a hat"), benchmarks={}, deliberate=False) == ""
     assert "2 of 2 training prompts" in check_leaks(train, train, benchmarks={}, deliberate=True)
-    with pytest.raises(ValueError, match=r"2 of 2 training prompts are measured on: 2 in prompts\.evaluation"):
+    with pytest.raises(ValueError, match=r"2 of 2 training prompts .* prompts\.evaluation's 0"):
         check_leaks(train, train, benchmarks={}, deliberate=False)

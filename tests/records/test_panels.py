@@ -28,7 +28,7 @@ def test_every_example_becomes_a_set_of_its_number(kind):
 def test_the_articles_dentist_is_in_every_panel_and_a_note_names_what_is_missing(caplog):
     draft = write_panels(THE_DENTIST)
     assert draft.theme == "the same dentist in scrubs in various medical scenarios"
-    assert draft.panels[1] == "the same dentist in scrubs, in a medical scenario, in the midst of it"
+    assert draft.panels[1] == "the same dentist in scrubs, in one medical scenario, in the midst of it"
     assert len(set(draft.panels)) == 4
     assert "language model" in draft.note
     assert "Logic" not in draft.criteria

@@ -67,12 +67,12 @@ def test_where_the_layout_comes_from(tmp_path: Path, record: dict[str, Any], gri
 
 
 def test_plain_text_is_one_prompt_a_line_without_marks_of_a_list(tmp_path: Path) -> None:
-    lines = ["A cat, 3 x 4 cm.", "", SET, "1. Two images of one fox: it runs, it sleeps", "- a fox", '"a red owl"']
-    prompts = load_prompts(file_of(tmp_path, *lines, '"Yes" and "No", carved in wood', name="mine.txt"))
+    lines = ["A cat, 3 x 4 cm.", "", SET, "1. Two images of one fox: it runs, it sleeps", "- a fox", '"Yes" in wood']
+    prompts = load_prompts(file_of(tmp_path, *lines, name="mine.txt"))
     assert [prompt.text for prompt in prompts[:2]] == ["A cat, 3 x 4 cm.", SET]
     assert [prompt.grid for prompt in prompts[:2]] == [Grid(1, 1), Grid(1, 2)]
     assert prompts[2].panels == ("one fox, it runs", "one fox, it sleeps")
-    assert [prompt.text for prompt in prompts[3:]] == ["a fox", "a red owl", '"Yes" and "No", carved in wood']
+    assert [prompt.text for prompt in prompts[3:]] == ["a fox", '"Yes" in wood']
     assert prompts[2].origin == f"{tmp_path / 'mine.txt'}:4"
 
 
@@ -104,12 +104,11 @@ def test_syntax_of_other_tools_is_refused_by_line(tmp_path: Path, line: str) -> 
         load_prompts(file_of(tmp_path, "a fox -- a small one, 3-4 cm", line, name="mine.txt"))
 
 
-def test_a_record_is_found_by_its_idx_or_without_one_by_its_number(tmp_path: Path) -> None:
-    path = file_of(tmp_path, {"idx": "0007", "prompt": "a fox"}, "", {"prompt": "an owl"})
-    assert [find_record(f"{path}:{name}").text for name in ("0007", "2")] == ["a fox", "an owl"]
-    for address, named in ((f"{path}:3", "'3'"), ("prompts", "'prompts'")):
-        with pytest.raises(ValueError, match=named):
-            find_record(address)
+def test_a_record_is_found_by_its_idx(tmp_path: Path) -> None:
+    path = file_of(tmp_path, {"prompt": "a fox"}, "", {"idx": "0007", "prompt": "an owl"})
+    assert find_record(f"{path}:0007").text == "an owl"
+    with pytest.raises(ValueError, match="'2'"):
+        find_record(f"{path}:2")
 
 
 # --- images of a record ------------------------------------------------------------------------------------------
@@ -213,8 +212,6 @@ def test_tiny_sources_and_a_limit_that_spreads_evenly() -> None:
     assert prompts_from("tiny:dev:12") == load_prompts("tiny:dev")[:12]
     assert [prompt.id for prompt in prompts_from("tiny:dev:10", limit=4)] == [0, 2, 5, 7]
     assert [prompt.id for prompt in prompts_from("tiny:dev:3", limit=8)] == [0, 1, 2]
-    with pytest.raises(ValueError, match=r"limit of 0 .*tiny:dev"):
-        prompts_from("tiny:dev", limit=0)
     for source in ("tiny:", "tiny:eval", "tiny:dev:3:4", "tiny:dev:0", "tiny:dev:x"):
         with pytest.raises(ValueError, match=f"'{source}'"):
             prompts_from(source)

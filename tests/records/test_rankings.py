@@ -11,7 +11,6 @@ import pytest
 from pacorl.records.rankings import Ranking, load_rankings
 
 TIERS = (("a.png",), ("b.png", "c.png"), ("d.png",))
-ORDER = {"candidates": ("a.png", "b.png", "c.png", "d.png"), "ranks": (1, 2, 2, 4)}
 
 
 def written(folder: Path, text: str, name: str = "mine.csv") -> Path:
@@ -30,8 +29,8 @@ def test_every_column_is_read(tmp_path: Path) -> None:
     line = '"r 1.png",a.png | b.png = c.png | d.png,"A fox, red",ann,fox,Animals'
     ranking = only(written(tmp_path, f"{header}\n{line}\n"))
     named = {"theme": "A fox, red", "category": "Animals", "own_group": True}
-    assert ranking == Ranking("2", "ann", "fox", "r 1.png", **ORDER, **named)
-    assert ranking.tiers == TIERS
+    assert ranking == Ranking("2", "ann", "fox", "r 1.png", TIERS, **named)
+    assert ranking.candidates == ("a.png", "b.png", "c.png", "d.png")
 
 
 @pytest.mark.parametrize(
@@ -52,7 +51,7 @@ def test_jsonl_has_ties_as_lists(tmp_path: Path) -> None:
     criteria = {"Identity": {"Hat": "Same hat."}}
     row = {"reference": "r.png", "candidates": ["a.png", ["b.png", "c.png"], "d.png"], "criteria": criteria, "id": 7}
     ranking = only(written(tmp_path, "\n" + json.dumps(row), "mine.jsonl"))
-    assert ranking == Ranking("2", "", "", "r.png", criteria=criteria, **ORDER)
+    assert ranking == Ranking("2", "", "", "r.png", TIERS, criteria=criteria)
 
 
 GOOD = "reference,candidates\nr.png,a.png | b.png\n"
@@ -63,7 +62,7 @@ GOOD = "reference,candidates\nr.png,a.png | b.png\n"
     [
         ("", "1: .*'reference'"),
         ("reference;candidates\nr.png;a | b\n", "1: .*'reference'"),
-        ("reference,candidates,candidates\n", "1: .*'candidates'"),
+        ("reference,order\n", "1: .*'candidates'"),
         ("reference,candidates\n", ".*rankings"),
         ("reference,candidates,anotator\nr.png,a | b,x\n", "2: .*'anotator'.*'annotator'"),
         (f"{GOOD}r.png,a.png,b.png\n", "3: .*'b.png'"),

@@ -45,7 +45,7 @@ NOTE = (
 def read_rank_data(folder: Path, *, limit: int | None = None) -> Dataset[Ranked]:
     """Read and check the folder. Raises ValueError naming the file and line of a fault."""
     items = by_key(load_ranked(folder), lambda item: item.key, source=folder / RANKS)
-    orders = [[key, item.best_first] for key, item in items.items()]
+    orders = [[key, item.rank_images] for key, item in items.items()]
     return Dataset.selected(items, content=orders, source=folder / RANKS, limit=limit)
 
 
@@ -73,8 +73,8 @@ class ConsistencyRank:
         questions = {}
         for key in keys:
             item = self.data.items[key]
-            reference = cache.open(f"{item.folder}/{item.reference}")
-            for name in item.candidates:
+            reference = cache.open(f"{item.folder}/{item.ref_image}")
+            for name in item.comp_images:
                 pair = (reference, cache.open(f"{item.folder}/{name}"))
                 questions[key, name] = Question(pair, wordings.consistent())
         answers = ask(self.judge.judge, questions)
@@ -82,13 +82,13 @@ class ConsistencyRank:
         rows: list[Row] = []
         for key in keys:
             item = self.data.items[key]
-            verdicts = [answers[key, name] for name in item.candidates]
+            verdicts = [answers[key, name] for name in item.comp_images]
             fault = next((verdict.error for verdict in verdicts if verdict.p_yes is None), None)
             if fault is not None:
                 rows.append({"key": key, "error": fault})
                 continue
             # The raw scores with the released evaluation's keys, so that other ties or measures need no second run.
-            row: Row = {"key": key, "folder": item.folder, "ref_image": item.reference, "comp_images": item.candidates}
+            row: Row = {"key": key, "folder": item.folder, "ref_image": item.ref_image, "comp_images": item.comp_images}
             rows.append(row | {"scores": [verdict.p_yes for verdict in verdicts]})
         return rows
 
@@ -97,7 +97,7 @@ class ConsistencyRank:
         measures = []
         for row in rows:
             item = self.data.items[row["key"]]
-            true = [item.candidates.index(name) for name in item.best_first]
+            true = [item.comp_images.index(name) for name in item.rank_images]
             if len(row["scores"]) != len(true):
                 raise ValueError(f"{item.key}: {len(row['scores'])} scores are stored for {len(true)} candidates")
             agreement = rank_agreement(order_of(row["scores"]), true)

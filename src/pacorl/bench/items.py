@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pacorl.io.files import inside, text_digest
-from pacorl.io.images import IMAGE_TYPES, open_image
+from pacorl.io.images import open_image
 from pacorl.records.prompts import evenly_spread
 
 if TYPE_CHECKING:
@@ -59,10 +59,3 @@ class ImageCache:
         if name not in self._opened:
             self._opened[name] = open_image(inside(self.folder, name))  # names in the data are untrusted input
         return self._opened[name]
-
-    def open_any(self, stem: str) -> Image:
-        """Open the image of this name, in any format. Raises ValueError if there is none."""
-        for suffix in IMAGE_TYPES:
-            if (self.folder / f"{stem}{suffix}").is_file():
-                return self.open(f"{stem}{suffix}")
-        raise ValueError(f"{self.folder / stem}.png is missing")

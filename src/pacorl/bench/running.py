@@ -4,7 +4,7 @@
     print(outcome.table.markdown)
 
 A run's folder contains `settings.json` (everything that affects the results), `results.jsonl` (one line per item; one
-file per process under torchrun), `table.md`, `table.html` and `summary.json`. The figures are computed from the stored
+file per process under torchrun), `table.html` and `summary.json`. The figures are computed from the stored
 raw judgements at the end. Therefore a run can be resumed item by item, no item counts twice, and tables can be made
 again without the judge.
 """
@@ -15,7 +15,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from pacorl.bench.benchmarks import BENCHMARKS, BenchmarkOptions
 from pacorl.bench.suite import Benchmark, Line, PaperTable, Row, Table
 from pacorl.config.options import UsageError, packed_form
 from pacorl.core.batches import in_batches
-from pacorl.core.ranking import FEWEST, FEWEST_FOR_INTERVAL, Interval, difference
+from pacorl.core.ranking import FEWEST, Interval, difference
 from pacorl.gate.paco_reward import PacoReward
 from pacorl.gate.scores import UNCALIBRATED
 from pacorl.generate.image_queue import Shard
@@ -60,8 +59,6 @@ class Outcome:
     trained_on: Mapping[str, str]
     """Item in the training data of the measured model → the shared text."""
     table: Table
-    comparison: str = ""
-    """What the differences from another run show; empty without one."""
     note: str = ""
     """Remark about the judge; empty for most."""
 
@@ -79,7 +76,7 @@ class Outcome:
             "complete": self.complete,
             "missing": dict(self.missing),
             "trained_on": dict(self.trained_on),
-            "table": self.table.to_dict(),
+            "table": as_read_back(self.table.to_dict()),  # JSON has no NaN, the mean of no values
         }
 
     @property
@@ -89,24 +86,15 @@ class Outcome:
         lines = []
         if not self.complete:
             lines.append(f"Incomplete: {self.measured} of {self.total} items are measured.")
-        leaked = f"Leak: {len(self.trained_on)} of {self.measured} items are among the training data"
-        for items, text in (
-            (self.missing, f"{len(self.missing)} items without a judgement"),
-            (self.trained_on, leaked),
-        ):
-            for key, why in list(items.items())[:1]:
-                lines.append(f"{text}, such as {key} ({why.removesuffix('.')}).")
+        for key, why in list(self.missing.items())[:1]:
+            lines.append(f"{len(self.missing)} items without a judgement, such as {key} ({why.removesuffix('.')}).")
+        for key, text in list(self.trained_on.items())[:1]:
+            leaked = f"{len(self.trained_on)} of {self.measured}"
+            lines.append(f"Leak: {leaked} items are among the training data, such as {key} ({text}).")
         # A figure without its number of items would be read beside the published ones as their equal.
-        counted = "1 item is measured" if self.measured == 1 else f"{self.measured} items are measured"
         cells = self.table.lines[0].cells if self.measured else ()
-        figures = [cell for cell in cells if isinstance(cell, Interval) and not isnan(cell.mean)]
-        if figures and figures[0].groups not in (None, self.measured):
-            counted += f", of {figures[0].groups} independent groups (such as folders or prompts)"
-        if any(figure.low is None for figure in figures):
-            counted += f"; there are no intervals, which need {FEWEST_FOR_INTERVAL} groups"
-        lines.append(f"{counted}.")
-        if self.comparison:
-            lines.append(self.comparison)
+        groups = max((cell.groups or 0 for cell in cells if isinstance(cell, Interval)), default=0)
+        lines.append(f"Items measured: {self.measured}, of {groups} independent groups (such as folders or prompts).")
         if self.measured < FEWEST:
             lines.append(f"Fewer than {FEWEST} items are too few for a conclusion.")
         return lines
@@ -211,9 +199,7 @@ def run(
     # Tabulate the results of all processes.
     outcome = _gather(benchmark, out, name=options.subject, trained_on=trained_on, against=options.against)
     remarks = [*outcome.remarks, UNCALIBRATED]
-    texts = "\n\n".join([outcome.table.markdown, *remarks])
-    # The same table as Markdown, as a page and as JSON.
-    write_atomic(out / "table.md", f"# {benchmark.title}\n\n{texts}\n")
+    # The table as a page and as JSON.
     page = render(
         "benchmark.html",
         title=benchmark.title,
@@ -279,39 +265,19 @@ def read_results(out: Path) -> dict[str, Row]:
     return rows
 
 
-def _compared(benchmark: Benchmark, rows: Sequence[Row], against: Path | None, *, name: str) -> tuple[list[Line], str]:
-    """Compare with another run on the items that both have measured.
-
-    Returns:
-        The other run's line and the differences, and what these show.
-    """
-    if not rows or not against:
-        return [], ""
+def _compared(benchmark: Benchmark, rows: Sequence[Row], against: Path, *, name: str) -> list[Line]:
+    """Compare with another run on the items that both have measured: its line, and the paired differences."""
     other = read_results(against)
     shared = [row for row in rows if "error" not in other.get(row["key"], {"error": ""})]
     if not shared:
-        return [], f"{against.name} has measured none of these items, so there is no difference."
+        return [Line(f"{against.name} has measured none of these items", (None,) * len(benchmark.columns))]
     # The same items in one order are resampled alike, so that the differences are paired.
     before = benchmark.figures([other[row["key"]] for row in shared])
     after = benchmark.figures(shared)
-    changes = list(map(difference, before, after))
-    lines = [
+    return [
         Line(f"{against.name}, the same {len(shared)} items", tuple(before)),
-        Line(f"difference: {name} − {against.name}", tuple(changes)),
+        Line(f"difference: {name} − {against.name}", tuple(map(difference, before, after))),
     ]
-
-    shown: dict[str, list[str]] = {"higher": [], "lower": [], "no difference shown": []}
-    for column, change in zip(benchmark.columns, changes, strict=True):
-        sign = "no difference shown"
-        # Too few groups have no interval.
-        if change.low is not None and change.low > 0:
-            sign = "higher"
-        elif change.high is not None and change.high < 0:
-            sign = "lower"
-        if not isnan(change.mean):
-            shown[sign].append(column)
-    parts = [f"{sign} in {', '.join(columns)}" for sign, columns in shown.items() if columns]
-    return lines, f"Compared with {against.name} on the same {len(shared)} items: {'; '.join(parts)}."
 
 
 def _gather(
@@ -341,10 +307,10 @@ def _gather(
     lines = []
     if good:
         lines.append(Line(name, tuple(benchmark.figures(good))))
-    if leaked and clean:
-        lines.append(Line(f"{name}, without its training data", tuple(benchmark.figures(clean))))
-    compared, comparison = _compared(benchmark, good, against, name=name)
-    lines += compared
+        if leaked and clean:
+            lines.append(Line(f"{name}, without its training data", tuple(benchmark.figures(clean))))
+        if against:
+            lines += _compared(benchmark, good, against, name=name)
     # The paper's rows, padded to our columns.
     paper = benchmark.paper or PaperTable("", {})
     for paper_name, figures in paper.rows.items():
@@ -358,5 +324,4 @@ def _gather(
         missing=missing,
         trained_on=leaked,
         table=Table(benchmark.title, benchmark.columns, tuple(lines), source=paper.source, notes=benchmark.notes),
-        comparison=comparison,
     )

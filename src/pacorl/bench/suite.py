@@ -100,11 +100,6 @@ class Table:
     """Citation of the published rows, e.g. `arXiv 2512.04784, Tab. 2`."""
     notes: Sequence[str] = ()
 
-    def __post_init__(self) -> None:
-        for line in self.lines:
-            # A short row would shift figures under other columns.
-            assert len(line.cells) == len(self.columns), f"{self.title}: {line.name} has {len(line.cells)} cells"
-
     @property
     def footnotes(self) -> tuple[str, ...]:
         """Notes, and the meaning of the mark of published rows."""
@@ -138,22 +133,10 @@ class Table:
         # Figures under the columns' names, since a list of numbers could be misread.
         rows = []
         for line in self.lines:
-            values: JsonObject = {}
-            for column, cell in zip(self.columns, line.cells, strict=True):
-                values[column] = cell
-                if isinstance(cell, Interval):
-                    # JSON has no NaN.
-                    values[column] = None if isnan(cell.mean) else cell.document()
-
+            cells = [cell.document() if isinstance(cell, Interval) else cell for cell in line.cells]
             source = "published, not measured here" if line.published else "measured"
-            rows.append({"name": line.name, "source": source, "values": values})
-        return {
-            "title": self.title,
-            "columns": list(self.columns),
-            "rows": rows,
-            "published_in": self.source,
-            "notes": list(self.notes),
-        }
+            rows.append({"name": line.name, "source": source, "values": dict(zip(self.columns, cells, strict=True))})
+        return {"title": self.title, "rows": rows, "notes": self.footnotes}
 
 
 def cell_text(cell: Interval | float | None) -> str:

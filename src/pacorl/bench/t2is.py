@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, zip_longest
+from itertools import combinations
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
@@ -26,7 +26,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_va
 
 from pacorl.bench.benchmarks import GENERATOR, BenchmarkOptions, BenchmarkSpec
 from pacorl.bench.items import Dataset, ImageCache
-from pacorl.bench.suite import PaperTable, Row, Texts, paper_table
+from pacorl.bench.suite import Row, Texts, paper_table
 from pacorl.core import questions as wordings
 from pacorl.core.devices import available_device
 from pacorl.core.grid import split
@@ -66,14 +66,7 @@ AESTHETIC, AESTHETIC_SCALE = "aesthetic", 0.1
 WEIGHTS = (0.2, 0.3, 0.5)
 """Weights of aesthetics, alignment and consistency."""
 
-TAB_3 = paper_table("t2is")
-GEMMA = paper_table("t2is_gemma")
-# Only consistency and the average depend on the judge: a row of Gemma's begins as Qwen's does.
-PAPER = PaperTable(
-    TAB_3.source,
-    {f"{name} (judge: Qwen2.5-VL-7B)": figures for name, figures in TAB_3.rows.items()}
-    | {f"{name} (judge: Gemma-3-4B)": (*TAB_3.rows[name][:4], *figures) for name, figures in GEMMA.rows.items()},
-)
+PAPER = paper_table("t2is")
 COLUMNS = ("Aesthetics", *ALIGNED, *CONSISTENT, "Average", *(f"{n}, all cases" for n in CONSISTENT))
 NOTE = (
     "Average = 0.2 · aesthetics + 0.3 · mean alignment + 0.5 · mean consistency. Consistency leaves out cases whose "
@@ -170,7 +163,7 @@ class T2isBench:
 
     data: Dataset[Case]
     images: Path
-    """Folder of the images `{case}_{number:04d}`."""
+    """Folder of the images `{case}_{number:04d}.png`."""
     judge: PacoReward
     made_by: JsonObject
     """Description of the images in the settings."""
@@ -196,11 +189,8 @@ class T2isBench:
         rows: list[Row] = []
         for key in keys:
             case = self.data.items[key]
-            # A user's finished images may have any format.
             cache = ImageCache(self.images)
-            images = []
-            for number in range(1, len(case.captions) + 1):
-                images.append(cache.open_any(f"{key}_{number:04d}"))
+            images = [cache.open(f"{key}_{number:04d}.png") for number in range(1, len(case.captions) + 1)]
             try:
                 scores: Row = {"alignment": self._aligned(case, images), "consistency": self._consistent(case, images)}
                 rows.append({"key": key, **scores, "aesthetics": self._aesthetics(case, images)})
@@ -269,28 +259,22 @@ class T2isBench:
         return _means((dimension, mean) for (dimension, _), mean in of_criterion.items())
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
-        aesthetic_CN = _padded([row["aesthetics"] for row in rows])
-        aligned_CN = []
+        # The scores of each case by column. A case without any, as without criteria, counts nowhere: 0 is a judgement.
+        aesthetics = [row["aesthetics"] for row in rows]
+        alignment = []
+        consistency = []
         for name in ALIGNED:
-            cases = []
-            for row in rows:
-                cases.append([means[name] for means in row["alignment"] if name in means])
-            aligned_CN.append(_padded(cases))
-        consistent = []
-        for row in rows:
-            # NaN for a dimension without criteria, because 0 is a judgement.
-            consistent.append([row["consistency"].get(name, np.nan) for name in CONSISTENT])
-        consistent_CD = np.array(consistent)
+            alignment.append([[means[name] for means in row["alignment"] if name in means] for row in rows])
+        for name in CONSISTENT:
+            consistency.append([[row["consistency"][name]] if name in row["consistency"] else [] for row in rows])
+        # The released evaluation leaves out 0, the mean of cases without criteria in a dimension.
+        released = [[[score for score in scores if score > 0] for scores in cases] for cases in consistency]
+        columns = [_pooled(cases) for cases in (aesthetics, *alignment, *released, *consistency)]
 
         def statistic(drawn: Indices) -> Floats:
-            aesthetic = _mean(aesthetic_CN[drawn])
-            alignment = [_mean(scores_CN[drawn]) for scores_CN in aligned_CN]
-            columns = consistent_CD[drawn].T
-            # The released evaluation leaves out 0, the mean of cases without criteria in a dimension.
-            released = [_mean(column[column > 0]) for column in columns]
-            every = [_mean(column) for column in columns]
+            means = [_mean(sum_C2[drawn]) for sum_C2 in columns]
             # Without aesthetics the average is NaN: one of two parts would not be comparable with the paper's.
-            return np.array([aesthetic, *alignment, *released, average(aesthetic, alignment, released), *every])
+            return np.array([*means[:7], average(means[0], means[1:4], means[4:7]), *means[7:]])
 
         return bootstrap([row["key"] for row in rows], statistic)
 
@@ -322,15 +306,15 @@ def _means(values: Iterable[tuple[Name, float]]) -> dict[Name, float]:
     return {name: fmean(numbers) for name, numbers in by_name.items()}
 
 
-def _padded(cases: Sequence[Sequence[float]]) -> Floats:
-    """Return (cases, images), NaN behind the scores of a case with fewer images than another."""
-    return np.array([*zip_longest(*cases, fillvalue=np.nan)], dtype=float).reshape(-1, len(cases)).T
+def _pooled(cases: Sequence[Sequence[float]]) -> Floats:
+    """Return (cases, 2): the sum of a case's scores, and their number."""
+    return np.array([(sum(scores), len(scores)) for scores in cases], dtype=float)
 
 
-def _mean(scores: Floats) -> float:
-    """Return the mean of the scores, NaN aside; NaN if there are none."""
-    present = scores[~np.isnan(scores)]
-    return float(present.mean()) if len(present) else float("nan")
+def _mean(sum_C2: Floats) -> float:
+    """Return the mean of all scores of some cases; NaN if there are none."""
+    total, count = sum_C2.sum(0)
+    return float(total / count) if count else float("nan")
 
 
 def _build(data: Dataset[Case], options: BenchmarkOptions, reward: PacoReward, out: Path) -> T2isBench:

@@ -188,19 +188,13 @@ def generate(
 def pair(
     folder: Path = FOLDER,
     *,
-    from_folder: Path | None = Option(None, help="Your own images in place of grids: one folder for each theme."),
     limit: int | None = Option(None, min=1, max=LARGEST, help="Questions at most, evenly spread; 20 for a pilot."),
     step: StepOptions,
 ) -> None:
-    """Cut the grids, or take images of your own, and combine them into questions for people."""
-    if from_folder:
-        from pacorl.dataset.own_images import pair_images
+    """Cut the grids, and combine them into questions for people."""
+    from pacorl.dataset.grids import pair as cut
 
-        counts = step.run("copying", pair_images, folder, from_folder, limit=limit)
-    else:
-        from pacorl.dataset.grids import pair as cut
-
-        counts = step.run("cutting", cut, folder, limit=limit)
+    counts = step.run("cutting", cut, folder, limit=limit)
     step.print(counts, f"{following('annotate', folder)} --annotators ann,ben")
 
 

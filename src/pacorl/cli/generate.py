@@ -39,7 +39,7 @@ class RequestOptions(WriterOptions):
     )
     panels: list[str] = option([], "What one panel shows; repeat it, row by row.", "--panel")
     layout: str = option("", "ROWSxCOLS of the panels; the squarest if left out.")
-    record: str = option("", "A T2IS record, as FILE.jsonl:IDX (or a line number).")
+    record: str = option("", "A T2IS record, as FILE.jsonl:IDX.")
     storyboard: Path | None = option(None, "A YAML of characters, style and scenes.")
     images: list[Path] = option([], "An image to edit; may be repeated for editors of several.", "--image")
     instruction: str = option("", "What to change in it.")
@@ -308,7 +308,7 @@ def _check_output(output: OutputOptions, request: GenerationRequest) -> None:
     check_writable(output.out, folder=True)
     written = [output.out / request.stem] if request.page else sorted(output.out.glob(f"{request.stem}-[0-9]*.png"))
     for image in written:
-        check_made(image, mark=IMAGE_MARK, limit=4096)
+        check_made(image, mark=IMAGE_MARK)
 
 
 # --- the result ------------------------------------------------------------------------------------------------

@@ -268,7 +268,7 @@ def train_reward(
     from pacorl.io.files import check_no_run, check_writable
     from pacorl.judge import check_judge
     from pacorl.judge_training.judge_config import JudgeConfig
-    from pacorl.records.comparisons import comparisons_from, missing_file
+    from pacorl.records.comparisons import check_source
 
     run = load(JudgeConfig, config, overrides or [])
 
@@ -279,8 +279,7 @@ def train_reward(
             check_no_run(run.out)
         check_judge(run.model.checkpoint, adapter=run.tuning.start)
         for source in (*run.data.train, *run.data.evaluation):
-            if missing_file(source):
-                comparisons_from(source)  # for its error message
+            check_source(source)
 
     # transformers is imported now, which takes seconds.
     from transformers.utils.logging import disable_progress_bar

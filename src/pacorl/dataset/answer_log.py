@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict
 from pacorl.dataset.folder import OWN_QUESTION, Instance, read_answers, write_records
 from pacorl.io.documents import append_jsonl, read_log, typed
 from pacorl.io.files import PRIVATE
-from pacorl.records.rankings import Ranking, ranks_of
+from pacorl.records.rankings import Ranking
 
 LOG = "answers.jsonl"
 Role = Literal["annotator", "adjudicator"]
@@ -116,10 +116,9 @@ class AnswerLog:
                     event.person,
                     instance.group,
                     instance.reference,
-                    tuple(instance.candidates[index] for index in chain(*event.order)),
+                    tuple(tuple(instance.candidates[index] for index in tier) for tier in event.order),
                     instance.theme,
                     instance.category,
-                    ranks_of(event.order),
                     instance.criteria or {},
                     adjudicated=self.people.get(event.person) == "adjudicator",
                     question=question,

@@ -4,7 +4,7 @@ The paper reduces 2,000 prompts to 708 by "graph-based diversification" and does
 greedy maximal independent set of the graph "closer than d", fewest neighbours first. No two selected prompts are closer
 than d, and none can be added (Halldórsson & Radhakrishnan 1997); d is the largest that leaves enough prompts.
 
-Distance is 1 − cosine of TF-IDF vectors. N prompts, C dimensions, K neighbours, M selected.
+Distance is 1 − cosine of TF-IDF vectors. N prompts, C dimensions.
 """
 
 from __future__ import annotations
@@ -26,17 +26,13 @@ Vectors = NDArray[np.float32]
 """(N, C), each row of length 1."""
 
 DIMENSIONS = 128
-NEIGHBOURS = 32
 HALVINGS = 24
 """Halvings of [0, 2] give the distance to 1e-7, below the resolution of float32 cosines."""
 MANY = 20_000
 """Prompts above which the cost is announced."""
-FLOPS = 2e10
-"""Operations of a core in a second, of products of float32."""
-VECTOR_FLOPS = 3e9
-"""The same, of a matrix and a vector, which is read once for each."""
-BLOCK = 1024
-"""Rows compared at a time: bounds the memory at BLOCK × N floats."""
+PAIRS_PER_MINUTE = 1e9
+"""Pairs of prompts that a core compares at all distances."""
+BYTES_PER_PAIR = 5
 
 
 def diversify(folder: Path, *, number: int, seed: int = 0, progress: Progress = silent) -> JsonObject:
@@ -57,7 +53,9 @@ def diversify(folder: Path, *, number: int, seed: int = 0, progress: Progress = 
         return finished
     records = read_prompts(source)
     if len(records) > MANY:
-        logger.warning("%s", cost(len(records), number))
+        pairs = len(records) ** 2
+        minutes, gigabytes = pairs / PAIRS_PER_MINUTE, BYTES_PER_PAIR * pairs / 1e9
+        logger.warning("%d prompts take about %.0f minutes and %.0f GB of memory", len(records), minutes, gigabytes)
 
     vectors_NC = embedded([record.prompt.text for record in records], seed=seed)
     progress(1, 2)
@@ -65,15 +63,6 @@ def diversify(folder: Path, *, number: int, seed: int = 0, progress: Progress = 
     write_jsonl(target, [records[index].row for index in selected])
     progress(2, 2)
     return step.finish(outputs=[target], counts={"prompts": len(records), "kept": len(selected)})
-
-
-def cost(prompts: int, number: int) -> str:
-    """Describe the time and memory of a selection. The time grows with the square of the prompts."""
-    neighbours = 2 * DIMENSIONS * prompts**2 / FLOPS
-    selections = HALVINGS * min(number, prompts) * DIMENSIONS * prompts / VECTOR_FLOPS
-    minutes = (neighbours + selections) / 60
-    gigabytes = 4 * prompts * (DIMENSIONS + NEIGHBOURS + BLOCK) / 1e9
-    return f"{prompts:,} prompts take about {minutes:,.0f} minutes on one core, and {gigabytes:.1f} GB"
 
 
 def embedded(texts: Sequence[str], *, seed: int = 0) -> Vectors:
@@ -99,35 +88,23 @@ def embedded(texts: Sequence[str], *, seed: int = 0) -> Vectors:
 def independent_set(vectors_NC: Vectors, number: int) -> list[int]:
     """Select `number` prompts without two closer than a distance, the largest that leaves enough."""
     number = min(number, len(vectors_NC))
-    similarity_NK = _nearest_similarities(vectors_NC)
+    similarity_NN = vectors_NC @ vectors_NC.T
     low = 0.0
     high = 2.0
     best = list(range(len(vectors_NC)))
     for _ in range(HALVINGS):
         middle = (low + high) / 2
+        near_NN = similarity_NN > 1 - middle
         # Fewest neighbours first, then by their own order.
         selected: list[int] = []
         free_N = np.ones(len(vectors_NC), bool)
-        for row in np.argsort((similarity_NK > 1 - middle).sum(1), kind="stable"):
+        for row in np.argsort(near_NN.sum(1), kind="stable"):
             if free_N[row] and len(selected) < number:
                 selected.append(int(row))
-                free_N &= vectors_NC @ vectors_NC[row] <= 1 - middle
+                free_N &= ~near_NN[row]
         if len(selected) == number:
             low = middle
             best = selected
         else:
             high = middle
     return best[:number]
-
-
-def _nearest_similarities(vectors_NC: Vectors) -> Vectors:
-    """(N, K) similarities of each prompt to its nearest neighbours, in no order."""
-    size = len(vectors_NC)
-    count = min(NEIGHBOURS, size - 1)
-    nearest_NK = np.empty((size, count), np.float32)
-    for start in range(0, size, BLOCK):
-        similarity = vectors_NC[start : start + BLOCK] @ vectors_NC.T
-        rows = np.arange(len(similarity))
-        similarity[rows, rows + start] = -np.inf
-        nearest_NK[start : start + BLOCK] = np.partition(similarity, size - count, axis=1)[:, size - count :]
-    return nearest_NK

@@ -20,7 +20,7 @@ from pacorl.dataset.manifest import DatasetStep
 from pacorl.dataset.rules import pair_key
 from pacorl.io.documents import Journal, JsonObject
 from pacorl.io.files import inside
-from pacorl.io.images import IMAGE_TYPES
+from pacorl.io.images import open_image, png_bytes
 from pacorl.io.terminal import Progress, silent
 from pacorl.judge.chat import ChatError, ChatModel
 from pacorl.types import Comparison
@@ -60,7 +60,7 @@ def explain(
     Returns:
         The number of explained, flagged and failed pairs.
     """
-    pairs = {pair_key(pair): pair for pair in label(folder).pairs[:limit]}
+    pairs = {pair_key(pair): pair for pair in label(folder)[0][:limit]}
 
     path = folder / "explanations.jsonl"
     journal = Journal(path)
@@ -88,11 +88,8 @@ def explain_pair(folder: Path, model: ChatModel, pair: Comparison, *, attempts: 
     row: JsonObject = {"key": pair_key(pair), "consistent": pair.consistent, "reasons": "", "error": ""}
     content: list[JsonObject] = []
     for image in pair.images:
-        path = inside(folder, image.as_posix())
-        kind = IMAGE_TYPES.get(path.suffix.lower())
-        if kind is None or not path.is_file():
-            raise ValueError(f"{path} is missing or no image; put it back, or export without its rankings")
-        url = f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
+        data = png_bytes(open_image(inside(folder, image.as_posix())))
+        url = f"data:image/png;base64,{base64.b64encode(data).decode()}"
         content.append({"type": "image_url", "image_url": {"url": url}})
     messages = [{"role": "user", "content": [*content, {"type": "text", "text": request_text(pair)}]}]
 

@@ -1,8 +1,8 @@
 """Rankings → files for training and testing (`pacorl dataset export`).
 
-    dataset_info.json, consistency_SPLIT.json   LLaMA-Factory's sharegpt form
-    comparisons_SPLIT.jsonl                     the project's own
-    benchmark/                                  ConsistencyRank's layout, of the test split
+    dataset_info.json, consistency_SPLIT.jsonl   LLaMA-Factory's sharegpt form
+    comparisons_SPLIT.jsonl                      the project's own
+    benchmark/                                   ConsistencyRank's layout, of the test split
 
 The folder is self-contained: images are linked into it, or copied if the file system has no links.
 """
@@ -13,7 +13,6 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from pacorl.dataset.answer_log import collect_answers
 from pacorl.dataset.folder import read_answers
@@ -31,7 +30,7 @@ TEST_SHARE = 0.1
 BENCHMARK = "benchmark"
 IMPORTED = "imported/*/rankings.jsonl"
 FILES = (
-    *("comparisons_train.jsonl", "comparisons_test.jsonl", "consistency_train.json", "consistency_test.json"),
+    *("comparisons_train.jsonl", "comparisons_test.jsonl", "consistency_train.jsonl", "consistency_test.jsonl"),
     *(INFO, f"{BENCHMARK}/{PROMPTS}", f"{BENCHMARK}/{RANKS}"),
 )
 """All files that an export may have, images aside."""
@@ -52,17 +51,11 @@ def link_or_copy(source: Path, target: Path) -> None:
         write_atomic(target, source.read_bytes(), flush=False)
 
 
-class Labelled(NamedTuple):
-    """Pairs, and the rankings that they follow from."""
-
-    pairs: list[Comparison]
-    """Images are named relative to the dataset's folder."""
-    answers: list[Ranking]
-    balance: dict[str, int]
-
-
-def label(folder: Path) -> Labelled:
+def label(folder: Path) -> tuple[list[Comparison], list[Ranking], dict[str, int]]:
     """Label pairs by a folder's own rankings and the imported ones.
+
+    Returns:
+        The pairs, whose images are named relative to the folder, the rankings, and counts of votes and labels.
 
     Raises:
         ValueError: there are none.
@@ -76,7 +69,7 @@ def label(folder: Path) -> Labelled:
             "with --rankings FILE.csv"
         )
     pairs, balance = label_pairs(answers)
-    return Labelled(pairs, answers, balance)
+    return pairs, answers, balance
 
 
 def ranking_files(folder: Path) -> list[Path]:
@@ -101,16 +94,16 @@ def export(
         Counts per split and of the labels, and people's agreement.
     """
     # Label the pairs and split the groups.
-    labelled = label(folder)
-    pairs = with_reasons(folder, labelled.pairs)
-    split_of = splits(pairs, labelled.answers, test_share=test_share, seed=seed)
+    pairs, answers, balance = label(folder)
+    pairs = with_reasons(folder, pairs)
+    split_of = splits(pairs, answers, test_share=test_share, seed=seed)
     by_split: dict[Split, list[Comparison]] = {}
     for split in sorted(set(split_of.values())):
         by_split[split] = [pair for pair in pairs if split_of[pair.group] == split]
-    ranked = benchmark([answer for answer in labelled.answers if split_of.get(answer.group) == "test"])
+    ranked = benchmark([answer for answer in answers if split_of.get(answer.group) == "test"])
 
     # Count.
-    counts: JsonObject = {"balance": labelled.balance, "splits": {}, "benchmark_rankings": len(ranked)}
+    counts: JsonObject = {"balance": balance, "splits": {}, "benchmark_rankings": len(ranked)}
     for split, members in by_split.items():
         counts["splits"][split] = {
             "groups": len({pair.group for pair in members}),
@@ -118,7 +111,7 @@ def export(
             "no": sum(not pair.consistent for pair in members),
             "with_reasons": sum(bool(pair.reasons) for pair in members),
         }
-    if agreement := pair_agreement(labelled.answers):
+    if agreement := pair_agreement(answers):
         counts["agreement"] = agreement.document()
 
     # Link the images, and wait for the disk once before a file names them.
@@ -127,7 +120,7 @@ def export(
     images = {out / image: image.as_posix() for pair in pairs for image in pair.images}
     for item in ranked:
         shown = out / BENCHMARK / IMAGES / item.folder
-        images |= {shown / image: image for image in (item.reference, *item.candidates)}
+        images |= {shown / image: image for image in (item.ref_image, *item.comp_images)}
     for done, (target, image) in enumerate(images.items(), 1):
         link_or_copy(inside(folder, image), target)
         progress(done, len(images))
@@ -163,10 +156,10 @@ def benchmark(answers: Sequence[Ranking]) -> list[Ranked]:
         Ranked(
             # A folder has one prompt and one set of criteria.
             folder=text_digest(f"{ranking.group} {ranking.theme} {ranking.criteria}")[:16],
-            reference=ranking.reference,
+            ref_image=ranking.reference,
             # By name: the order of the list must not reveal the answer.
-            candidates=sorted(ranking.candidates),
-            best_first=list(ranking.candidates),
+            comp_images=sorted(ranking.candidates),
+            rank_images=list(ranking.candidates),
             category=ranking.category,
             prompt=ranking.theme,
             criteria=ranking.criteria,

@@ -60,8 +60,6 @@ class Instance:
         count = len(self.candidates)
         if count < 2 or len(set(self.candidates)) < count:
             raise ValueError(f"an instance needs at least two different candidates, got {list(self.candidates)}")
-        if any(not 0 <= min(pair) <= max(pair) < count for pair in self.must):
-            raise ValueError(f"`must` names candidates beyond the {count} that there are: {list(self.must)}")
 
     @property
     def is_control(self) -> bool:

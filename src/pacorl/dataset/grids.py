@@ -10,9 +10,9 @@ at that position in all grids of the prompt (arXiv 2512.04784, §3.1): 4 grids o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
-from itertools import accumulate, pairwise, permutations
+from itertools import permutations
 from pathlib import Path
 from random import Random
 
@@ -32,6 +32,7 @@ from pacorl.io.documents import blamed_on, read_records, typed, write_jsonl
 from pacorl.io.files import digest, flush_all, inside, read_bytes, write_atomic
 from pacorl.io.images import open_image, png_bytes
 from pacorl.io.terminal import Progress, silent
+from pacorl.records.fields import by_key
 from pacorl.tiny.words import check_tiny_grid
 from pacorl.types import TINY
 
@@ -136,30 +137,14 @@ def pair(
     Raises:
         ValueError: a prompt has no grids, or a grid is missing, changed, no image, or too small to cut.
     """
-    # Count the questions before they are made: 100,000 prompts have five million.
     prompts = prompts_file(folder)
-    records = read_prompts(prompts)
     grids = grids_of(folder)
-    counted = []
-    for record in records:
-        if record.idx not in grids:
-            raise ValueError(f"grids.jsonl lacks prompt {record.idx}; run `pacorl dataset generate` to the end")
-        count, positions = len(grids[record.idx]), record.prompt.grid.count
-        if count < 2 or positions < 2:
-            few = f"{record.idx}: {count} grids of {record.prompt.grid}"
-            raise ValueError(f"{few} give nothing to rank; at least two of each are needed")
-        counted.append(count * positions * (positions - 1))
-    # Evenly over the prompts.
-    total = sum(counted)
-    most = total if limit is None else min(limit, total)
-    ends = [end * most // max(total, 1) for end in accumulate(counted, initial=0)]
-    shares = [after - before for before, after in pairwise(ends)]
-    asked = [(record, share) for record, share in zip(records, shares, strict=True) if share]
+    asked = _shares(read_prompts(prompts), grids, limit)
 
     def instances() -> Iterator[Instance]:
         for record, share in asked:
             of_prompt = list(instances_of(record, grids=len(grids[record.idx])))
-            if limit is not None:
+            if share < len(of_prompt):
                 # The first ones would ask about the same panels of every prompt.
                 Random(record.idx).shuffle(of_prompt)
             yield from of_prompt[:share]
@@ -168,7 +153,7 @@ def pair(
     panels = []
     for record, number in cuts:
         panels += [panel_path(record.idx, number, position) for position in range(record.prompt.grid.count)]
-    counts = {"prompts": len(asked), "panels": len(panels), "instances": sum(shares)}
+    counts = {"prompts": len(asked), "panels": len(panels), "instances": sum(share for _, share in asked)}
 
     # The manifest covers the instances but not the panels, which a copied folder may lack: check the files.
     step = DatasetStep(folder, "pair", inputs=[prompts, folder / "grids.jsonl"])
@@ -185,6 +170,24 @@ def pair(
     return step.finish(outputs=[target], counts=counts)
 
 
+def _shares(
+    records: Sequence[PromptRecord], grids: Mapping[str, Sequence[GridRow]], limit: int | None
+) -> list[tuple[PromptRecord, int]]:
+    """Return the prompts with their numbers of questions, counted before any is made: 100,000 prompts have millions."""
+    shares = []
+    for number, record in enumerate(records):
+        count, positions = len(grids.get(record.idx, ())), record.prompt.grid.count
+        if count < 2 or positions < 2:
+            few = f"{record.idx}: {count} grids of {record.prompt.grid}"
+            raise ValueError(f"{few} give nothing to rank; run `pacorl dataset generate` to the end")
+        share = count * positions * (positions - 1)
+        if limit is not None:
+            share = min(share, (number + 1) * limit // len(records) - number * limit // len(records))
+        if share:
+            shares.append((record, share))
+    return shares
+
+
 class GridRow(BaseModel):
     """A line of grids.jsonl."""
 
@@ -197,14 +200,12 @@ class GridRow(BaseModel):
 def grids_of(folder: Path) -> dict[str, list[GridRow]]:
     """Group → its grids in order, as listed in grids.jsonl."""
     path = folder / "grids.jsonl"
+    rows = read_records(path, lambda row: typed(row, GridRow), fix="run `pacorl dataset generate` first")
     grids: dict[str, list[GridRow]] = {}
-    for row in read_records(path, lambda row: typed(row, GridRow), fix="run `pacorl dataset generate` first"):
+    for row in by_key(rows, lambda row: (row.group, row.number), source=path).values():
         grids.setdefault(row.group, []).append(row)
-    for group, rows in grids.items():
-        rows.sort(key=lambda row: row.number)
-        for one, other in pairwise(rows):
-            if one.number == other.number:
-                raise ValueError(f"{path}: grid {one.number} of {group!r} is listed twice")
+    for of_group in grids.values():
+        of_group.sort(key=lambda row: row.number)
     return grids
 
 

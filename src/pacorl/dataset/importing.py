@@ -8,13 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from pacorl.dataset.export import link_or_copy
 from pacorl.dataset.folder import write_records
 from pacorl.dataset.manifest import DatasetStep
 from pacorl.io.documents import blamed_on
-from pacorl.io.files import digest, flush_all, inside, safe_name, text_digest, twin_hint
+from pacorl.io.files import digest, flush_all, inside, safe_name, twin_hint
 from pacorl.io.images import check_readable, listed
 from pacorl.records.rankings import Ranking, load_rankings
 
@@ -25,7 +26,7 @@ def import_rankings(folder: Path, source: Path) -> dict[str, int]:
     Rankings of one reference are a group, unless the file names its groups.
 
     Returns:
-        The number of rankings, groups, annotators and images.
+        The number of rankings and images.
 
     Raises:
         ValueError: another source has the name, or a record is malformed or an image missing (with file and record);
@@ -33,11 +34,11 @@ def import_rankings(folder: Path, source: Path) -> dict[str, int]:
     """
     if not source.is_file():
         raise ValueError(f"{source} is no file; rankings come from a .csv or .jsonl file above its images: name it")
-    name = safe_name(_folder_name(source.stem))
+    name = safe_name(re.sub(r"[^A-Za-z0-9_.-]+", "-", source.stem))
     step = DatasetStep(folder, f"import-{name}", inputs=[source], options={"source": str(source.resolve())})
-    # Another source may not have the name; the same file may be imported again, even from elsewhere.
+    # The same file may be imported again, but another one may not replace it.
     last = step.last()
-    if last and last.plan["options"] != step.options and [*last.plan["inputs"].values()] != [digest(source)]:
+    if last and last.plan["options"] != step.options:
         raise ValueError(f"{name!r} is already the import of {last.plan['options']['source']}; rename this one")
 
     # The whole source is read before anything is written, so that a fault leaves no half of an import.
@@ -53,12 +54,7 @@ def import_rankings(folder: Path, source: Path) -> dict[str, int]:
         link_or_copy(inside(source.parent, file), target / "files" / file)
     flush_all()  # one wait for all images, before a file names them
     write_records(target / "rankings.jsonl", rankings)
-    counts = {
-        "rankings": len(rankings),
-        "groups": len({ranking.group for ranking in rankings}),
-        "annotators": len({ranking.annotator for ranking in rankings}),
-        "images": len(images),
-    }
+    counts = {"rankings": len(rankings), "images": len(images)}
     return step.finish(outputs=[target / "rankings.jsonl"], counts=counts)
 
 
@@ -69,13 +65,15 @@ def _named(source: Path, rankings: Sequence[Ranking], stored: dict[str, str], na
     ranked: set[tuple[str, str]] = set()
     named = []
     for ranking in rankings:
-        reference, *candidates = (stored[image] for image in (ranking.reference, *ranking.candidates))
+        reference = stored[ranking.reference]
+        tiers = tuple(tuple(stored[image] for image in tier) for tier in ranking.tiers)
+        candidates = frozenset(chain.from_iterable(tiers))
         # The same images and question are one instance, in any order of the lines.
-        key = (ranking.group, reference, frozenset(candidates), ranking.theme, repr(ranking.criteria))
+        key = (ranking.group, reference, candidates, ranking.theme, repr(ranking.criteria))
         instance = instances.setdefault(key, f"{name}:{len(instances) + 1}")
         annotator = ranking.annotator or name
         with blamed_on(f"{source}:{ranking.instance}"):
-            if len({reference, *candidates}) <= len(candidates):
+            if len({reference, *candidates}) <= len(ranking.candidates):
                 raise ValueError("two of its images are the same; take one out")
             # Two rankings of one instance need two people, or a vote would count twice.
             if (instance, annotator) in ranked:
@@ -85,7 +83,7 @@ def _named(source: Path, rankings: Sequence[Ranking], stored: dict[str, str], na
                 )
         ranked.add((instance, annotator))
         # The reference's path without its suffix, unless the file has groups.
-        group = _folder_name(ranking.group or Path(ranking.reference).with_suffix("").as_posix())
+        group = ranking.group or Path(ranking.reference).with_suffix("").as_posix()
         named.append(
             replace(
                 ranking,
@@ -93,7 +91,7 @@ def _named(source: Path, rankings: Sequence[Ranking], stored: dict[str, str], na
                 annotator=annotator,
                 group=f"{name}:{group}",
                 reference=reference,
-                candidates=tuple(candidates),
+                tiers=tiers,
             )
         )
     return named
@@ -115,9 +113,3 @@ def _images(source: Path, rankings: Sequence[Ranking]) -> dict[str, str]:
     # By content: a copy under another name in another split would leak.
     first: dict[str, str] = {}
     return {name: first.setdefault(digest(path), path.relative_to(root).as_posix()) for name, path in paths.items()}
-
-
-def _folder_name(text: str) -> str:
-    """Turn a group's name into a folder name. Two groups with one folder name become one group, which is no leak."""
-    short = re.sub(r"[^\w.-]+", "-", text).strip("-.")
-    return short if 0 < len(short) <= 80 else f"{short[:60]}-{text_digest(text)[:8]}"

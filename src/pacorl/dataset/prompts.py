@@ -6,12 +6,10 @@ turns an order into a record. `llm_writer` asks a language model; `tiny_writer` 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from threading import Lock
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -28,7 +26,7 @@ from pacorl.tiny.world import set_prompts
 from pacorl.types import Grid, Size
 
 Dimensions = Annotated[list[Literal["Style", "Identity", "Logic"]], Field(min_length=1)]
-Taxonomy = dict[str, dict[str, Dimensions]]
+Taxonomy = Annotated[dict[str, Annotated[dict[str, Dimensions], Field(min_length=1)]], Field(min_length=1)]
 PAPER = Path(__file__).with_name("taxonomy.yaml")
 TINY = Path(__file__).with_name("taxonomy_tiny.yaml")
 REMEMBERED_THEMES = 12
@@ -68,8 +66,6 @@ def read_taxonomy(path: Path = PAPER) -> list[Subject]:
     subjects = []
     for category, entries in taxonomy.items():
         subjects += [Subject(category, name, tuple(dimensions)) for name, dimensions in entries.items()]
-    if not subjects:
-        raise ValueError(f"{path}: names no subcategories")
     return subjects
 
 
@@ -97,21 +93,15 @@ def orders(subjects: Sequence[Subject], *, count: int, grids: Sequence[Grid]) ->
 
 def llm_writer(model: ChatModel, *, attempts: int = 3) -> Writer:
     """Writer that asks a language model for one record of a subject at a time."""
-    used_themes = set[str]()
-    lock = Lock()
 
     def write(order: PromptOrder, themes: Sequence[str]) -> JsonObject:
-        # Another thread's answer may have the same theme, so the check and its note share a lock.
         def check(reply: SetReply) -> None:
             dimensions = order.subject.dimensions
             if set(reply.criteria) != set(dimensions) or not all(reply.criteria.values()):
                 raise ValueError(f"criteria must be given for exactly {', '.join(dimensions)}")
+            if reply.theme in themes:
+                raise ValueError("this theme exists already")
             compose(reply.theme, reply.panels, order.grid, shared=reply.shared)
-            theme = reply.theme.casefold()
-            with lock:
-                if theme in used_themes | {theme.casefold() for theme in themes}:
-                    raise ValueError("this theme exists already")
-                used_themes.add(theme)
 
         text = request_text(order, themes)
         reply = ask_for_set(model, text, count=order.grid.count, check=check, attempts=attempts)
@@ -176,8 +166,7 @@ def write_all(
         options: the writer's name and settings, for the manifest.
 
     Returns:
-        The number of records, the number per category, and order → fault of the `failed` records, which the next call
-        tries again.
+        The number of records, and order → fault of the `failed` records, which the next call tries again.
     """
     # Stop if the step is done.
     grids = list(dict.fromkeys(str(order.grid) for order in planned))
@@ -187,41 +176,14 @@ def write_all(
     if finished is not None:
         return finished
 
-    # Write the missing records into the journal.
-    journal = Journal(folder / "manifests" / "prompts.journal.jsonl")
-    failed = _write_missing(writer, planned, journal, workers=workers, progress=progress)
-
-    # List all records in the order of the plan.
-    written = []
-    by_category: Counter[str] = Counter()
-    for order in planned:
-        if order.key in journal:
-            record = journal.items[order.key]["record"]
-            written.append(record | {"idx": f"{order.number:04d}"})
-            by_category[record["category"]] += 1
-    write_jsonl(folder / "prompts.jsonl", written)
-
-    counts = {"records": len(written), "failed": failed, "by_category": dict(sorted(by_category.items()))}
-    # With failed records the step is not finished, so that the next call tries again.
-    if failed:
-        return counts
-    return step.finish(outputs=[folder / "prompts.jsonl"], counts=counts)
-
-
-def _write_missing(
-    writer: Writer, planned: Sequence[PromptOrder], journal: Journal, *, workers: int, progress: Progress
-) -> dict[str, str]:
-    """Write the records that the journal lacks; return key → fault of the failed orders."""
     # Themes so far, by subject, and the orders without a record.
+    journal = Journal(folder / "manifests" / "prompts.journal.jsonl")
     failed: dict[str, str] = {}
-    themes: dict[Subject, list[str]] = {}
-    missing = []
+    themes: dict[Subject, list[str]] = {order.subject: [] for order in planned}
+    missing = [order for order in planned if order.key not in journal]
     for order in planned:
-        subject_themes = themes.setdefault(order.subject, [])
         if order.key in journal:
-            subject_themes.append(journal.items[order.key]["record"]["theme"])
-        else:
-            missing.append(order)
+            themes[order.subject].append(journal.items[order.key]["record"]["theme"])
 
     # Runs in a thread of the pool; only the main thread writes the journal.
     def write(order: PromptOrder) -> JsonObject | None:
@@ -235,4 +197,16 @@ def _write_missing(
         return {"key": order.key, "record": record}
 
     fill_journal(journal, missing, write, workers=workers, progress=progress)
-    return failed
+
+    # List all records in the order of the plan.
+    written = []
+    for order in planned:
+        if order.key in journal:
+            written.append(journal.items[order.key]["record"] | {"idx": f"{order.number:04d}"})
+    write_jsonl(folder / "prompts.jsonl", written)
+
+    counts = {"records": len(written), "failed": failed}
+    # With failed records the step is not finished, so that the next call tries again.
+    if failed:
+        return counts
+    return step.finish(outputs=[folder / "prompts.jsonl"], counts=counts)

@@ -9,12 +9,12 @@ A download appears whole or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pacorl.io.files import check_new, digest, inside, make_folder, write_atomic
-from pacorl.io.hub import connection_errors
 
 GITHUB = "https://raw.githubusercontent.com"
 UNSTATED = "not stated by its authors: ask them before you redistribute it"
@@ -39,9 +39,8 @@ class PublishedData:
 
     def describe(self) -> list[str]:
         """Describe source, licence, commit, size and hashes, in lines."""
-        facts = {"source": self.source, "licence": self.licence, "commit": self.revision}
-        facts["size"] = f"{self.size / 1e6:,.1f} MB"
-        lines = [f"{name + ':':8} {value}" for name, value in facts.items()]
+        lines = [f"source:  {self.source}", f"licence: {self.licence}", f"commit:  {self.revision}"]
+        lines.append(f"size:    {self.size / 1e6:,.1f} MB")
         return lines + [f"sha256:  {digits}  {name}" for name, digits in self.sha256.items()]
 
     def download(self, folder: Path) -> None:
@@ -58,11 +57,10 @@ class PublishedData:
         check_new(folder, fix="name a new folder with --out")
         partial = folder.with_name(f".{folder.name}-{self.revision[:12]}.part")
         make_folder(partial)
-        with connection_errors(self.source):
+        with _connection_errors(self.source):
             for name, path in self.on_github.items():
-                if not inside(partial, name).is_file():
-                    answer = get_session().get(f"{GITHUB}/{self.source}/{self.revision}/{path}", follow_redirects=True)
-                    write_atomic(partial / name, answer.raise_for_status().content)
+                answer = get_session().get(f"{GITHUB}/{self.source}/{self.revision}/{path}", follow_redirects=True)
+                write_atomic(partial / name, answer.raise_for_status().content)
             if not self.on_github:
                 snapshot_download(self.source, repo_type="dataset", revision=self.revision, local_dir=partial)
         for name, expected in self.sha256.items():
@@ -72,6 +70,17 @@ class PublishedData:
                 file.unlink()
                 raise ValueError(f"{self.source}, {name} differs from its SHA-256 {expected}; download again")
         partial.rename(folder)
+
+
+@contextmanager
+def _connection_errors(source: str) -> Iterator[None]:
+    """Name `source` in errors of the hub's HTTP client, in one line."""
+    import httpx2
+
+    try:
+        yield
+    except (httpx2.HTTPError, ConnectionError) as error:
+        raise OSError(f"{source} cannot be downloaded: {' '.join(str(error).split())}") from None
 
 
 T2IS = "PaCo-GRPO/dataset/T2IS/half_2by2"
@@ -115,7 +124,7 @@ def find_published(name: str) -> PublishedData:
         raise ValueError(f"there is no data set {name!r}; there are {', '.join(FOLDERS)}")
     from huggingface_hub import HfApi
 
-    with connection_errors(HUB[name]):
+    with _connection_errors(HUB[name]):
         info = HfApi().dataset_info(HUB[name], files_metadata=True)
     # The hub states hashes of large files alone.
     files = info.siblings or []

@@ -132,18 +132,10 @@ def label_pairs(answers: Sequence[Ranking]) -> tuple[list[Comparison], dict[str,
         if yes != no:
             pairs.append(replace(voted[key], consistent=yes > no))
 
-    # Statistics of people's rankings: decisions are counted apart.
-    ranked = [answer for answer in answers if not answer.adjudicated]
     yes_count = sum(pair.consistent for pair in pairs)
-    return pairs, {
-        "rankings": len(ranked),
-        "annotators": len({answer.annotator for answer in ranked}),
-        "adjudicated": len(answers) - len(ranked),
-        "votes": sum(map(sum, votes.values())),
-        "yes": yes_count,
-        "no": len(pairs) - yes_count,
-        "tied": len(voted) - len(pairs),
-    }
+    no_count = len(pairs) - yes_count
+    counts = {"votes": sum(map(sum, votes.values())), "yes": yes_count, "no": no_count}
+    return pairs, counts | {"tied": len(voted) - len(pairs)}
 
 
 def pair_key(pair: Comparison) -> str:
@@ -177,8 +169,8 @@ def mean_rankings(answers: Sequence[Ranking]) -> list[Ranking]:
             for name, rank in mean_ranks(ranking.tiers).items():
                 rank_sum[name] += rank
         if len(set(rank_sum.values())) == len(rank_sum):
-            best_first = tuple(sorted(rank_sum, key=rank_sum.__getitem__))
-            merged.append(replace(rankings[0], candidates=best_first, ranks=()))
+            best_first = sorted(rank_sum, key=rank_sum.__getitem__)
+            merged.append(replace(rankings[0], tiers=tuple((name,) for name in best_first)))
     return merged
 
 

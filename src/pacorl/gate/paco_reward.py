@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pacorl.judge.judge import Judge
 
 ImageLike = Any
-"""A path, PIL's image, or an array or tensor of pixels (`pacorl.io.images.as_rgb`)."""
+"""A path, a URL, or PIL's image."""
 
 
 class PacoReward(AbstractContextManager["PacoReward", None]):
@@ -145,7 +145,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         """Score every pair of two or more images.
 
         Args:
-            images: Two or more images: files, http(s) URLs, PIL images, arrays or tensors.
+            images: Two or more images: files, http(s) URLs or PIL images.
             theme: The common theme; without theme and criteria the plain question is asked.
             criteria: Label → text of further questions; a pair's score is the mean over all questions.
             ranking: Compare only the first image with each candidate.

@@ -32,14 +32,10 @@ JsonObject = dict[str, Any]
 
 MAX_BYTES = 2**30
 """Limit of a text file. PaCo-Dataset's largest has a few hundred million."""
-MAX_OBJECT_BYTES = 2**24
-"""Limit of a file with one JSON object, such as a summary or a config: parsed it takes up to 70 times the memory."""
 MAX_YAML_BYTES = 2**20
 """Limit of a YAML file: people write these by hand, and the parser takes ten seconds for a million characters."""
 SHOWN = 300
 """Characters of a refused value that a message shows."""
-SHOWN_FAULTS = 3
-"""Largest number of faults in a message."""
 JSON_FAULT = re.compile(r"(?P<fault>.*) at line (?P<line>\d+) column (?P<column>\d+)")
 """Message of pydantic's parser."""
 
@@ -66,7 +62,7 @@ def read_json(path: Path) -> Any:
 
 def read_object(path: Path, *, fix: str = "") -> JsonObject:
     """Read a JSON document that must be an object."""
-    document = parse_json(read_text(path, fix=fix, limit=MAX_OBJECT_BYTES), name=str(path))
+    document = parse_json(read_text(path, fix=fix), name=str(path))
     with blamed_on(path):
         return _checked_object(document)
 
@@ -86,17 +82,18 @@ def read_records(path: Path, parse: Callable[[JsonObject], Item], *, fix: str = 
 
     A record of a list has its number in place of the line.
     """
-    rows: Iterable[tuple[int, Any]] = text_lines(path, fix=fix)
-    is_list = path.suffix.lower() == ".json"
-    if is_list:
+    items = []
+    if path.suffix.lower() == ".json":
         records = parse_json(read_text(path, fix=fix), name=str(path))
         if not isinstance(records, list):
             raise ValueError(f"{path}: must hold a list of records, this is a {type(records).__name__}")
-        rows = enumerate(records, start=1)
-    items = []
-    for number, record in rows:
-        with blamed_on(f"{path}, record {number}" if is_list else f"{path}:{number}"):
-            items.append(parse(_checked_object(record) if is_list else parse_object(record)))
+        for number, record in enumerate(records, start=1):
+            with blamed_on(f"{path}, record {number}"):
+                items.append(parse(_checked_object(record)))
+        return items
+    for number, line in text_lines(path, fix=fix):
+        with blamed_on(f"{path}:{number}"):
+            items.append(parse(parse_object(line)))
     return items
 
 
@@ -137,22 +134,17 @@ def faults_of(error: ValidationError, *, unknown: Callable[[Any], str] | None = 
         unknown: describes an unknown key by its path.
         whole: the key of a fault of the whole document.
     """
-    faults = error.errors()
     lines = []
-    for fault in faults[:SHOWN_FAULTS]:
+    for fault in error.errors()[:3]:
         if unknown and fault["type"] == "extra_forbidden":
             lines.append(unknown(fault["loc"]))
             continue
         key = ".".join(map(str, fault["loc"])) or whole
         message = fault["msg"].removeprefix("Value error, ")
-        if fault["type"] == "tuple_type":
-            message = "must be a list, such as [A,B]"
         # A whole section as the value would not help.
         if not isinstance(fault["input"], dict | BaseModel):
             message += f" (got {repr(fault['input'])[:SHOWN]})"
         lines.append(f"{key}: {message}".removeprefix(": "))
-    if len(faults) > SHOWN_FAULTS:
-        lines.append(f"and {len(faults) - SHOWN_FAULTS} more")
     return "; ".join(lines).replace("\n", "\\n")
 
 
@@ -161,13 +153,12 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)  # costs a hundred times as much as reading one record
 
 
-def parse_json(text: str | bytes, *, name: str = "") -> Any:
+def parse_json(text: str, *, name: str = "") -> Any:
     """Parse a JSON document; `name` is the file, to which the message of a fault adds the line.
 
     Raises:
-        ValueError: it is not JSON, not UTF-8, nested too deeply, or has NaN or half of a surrogate pair.
+        ValueError: it is not JSON, nested too deeply, or has NaN or half of a surrogate pair.
     """
-    text = _decoded(text, name or "the text") if isinstance(text, bytes) else text
     try:
         return from_json(text, allow_inf_nan=False)
     except ValueError as error:
@@ -177,7 +168,7 @@ def parse_json(text: str | bytes, *, name: str = "") -> Any:
         raise ValueError(f"{place}not valid JSON at column {match['column']} ({match['fault']})") from None
 
 
-def parse_object(line: str | bytes) -> JsonObject:
+def parse_object(line: str) -> JsonObject:
     """Parse one line of JSONL."""
     return _checked_object(parse_json(line))
 
@@ -189,38 +180,17 @@ def _checked_object(document: Any) -> JsonObject:
 
 
 def object_within(text: str) -> JsonObject:
-    """Parse the last JSON object in a model's answer. Raises ValueError if there is none, or it is malformed.
+    """Parse the JSON object in a model's answer, from the first brace behind its thoughts to the last one.
 
-    Models wrap JSON into code fences and courtesies, and think before it, with drafts of the answer among the thoughts.
+    Raises:
+        ValueError: if there is none, or it is malformed; an answer with drafts of the object is.
     """
     answer = text.rpartition("</think>")[2]
-    if "<think>" in answer:
-        raise ValueError(f"it breaks off within its thoughts: {text[:60]!r}")
-    start = answer.find("{")
-    if start < 0:
+    start, end = answer.find("{"), answer.rfind("}") + 1
+    if "<think>" in answer or start < 0:
         raise ValueError(f"it holds no JSON object: {text[:60]!r}")
-    last = answer[start:]
-    while start >= 0:
-        try:
-            end = json.JSONDecoder().raw_decode(answer, start)[1]
-            last = answer[start:end]
-        except (ValueError, RecursionError):
-            # A malformed object is the answer too, and no object within it; braces in prose hold no texts.
-            end = _balanced(answer, start)
-            last = answer[start:end] if '"' in answer[start:end] else last
-        start = answer.find("{", end)
     with blamed_on("its JSON is malformed or breaks off"):
-        return dict(parse_json(last))
-
-
-def _balanced(text: str, start: int) -> int:
-    """Return the end of the braces that open at `start`; of the text if they stay open."""
-    depth = 0
-    for end, letter in enumerate(text[start:], start + 1):
-        depth += (letter == "{") - (letter == "}")
-        if not depth:
-            return end
-    return len(text)
+        return parse_object(answer[start:end])
 
 
 def parse_yaml(text: str, *, name: str) -> Any:
@@ -229,19 +199,15 @@ def parse_yaml(text: str, *, name: str) -> Any:
     Raises:
         ValueError: it is not YAML, or has a repeated key.
     """
-    from ruamel.yaml.error import MarkedYAMLError
-
     try:
         return _yaml().load(text)
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
+    # Of YAML's own, and others: for a tag that does not fit its text, an escape beyond Unicode, a deep nesting.
+    except Exception as error:
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         line = f":{mark.line + 1}" if mark and "\n" in text else ""
         # A repeated key is quoted with both values, which may have many lines.
-        problem = str(error.problem or error.context).partition(" with value ")[0]
-        raise ValueError(f"{name}{line}: not valid YAML: {problem}") from None
-    except Exception as error:  # of a tag that does not fit its text, an escape beyond Unicode, a deep nesting
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{name}: not valid YAML: {type(error).__name__} {reason}") from None
+        problem = str(getattr(error, "problem", None) or error).partition(" with value ")[0]
+        raise ValueError(f"{name}{line}: not valid YAML: {' '.join(problem.split())}") from None
 
 
 def _yaml() -> Any:
@@ -283,16 +249,6 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]], *, mode: int = SH
     """Write all rows, or none; they are not held in memory."""
     with replacing(path, mode=mode) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as handle:
         handle.writelines(dump_json(row, indent=None) + "\n" for row in rows)
-
-
-def write_json_list(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a JSON list, one row a line, whole or not at all; the rows are not held in memory."""
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as handle:
-        handle.write("[")
-        for number, row in enumerate(rows):
-            separator = ",\n" if number else "\n"
-            handle.write(separator + dump_json(row, indent=None))
-        handle.write("\n]\n")
 
 
 def append_jsonl(path: Path, *rows: Mapping[str, Any]) -> None:

@@ -22,10 +22,6 @@ from functools import lru_cache
 from itertools import count
 from pathlib import Path
 
-LONGEST_NAME = 255
-"""Bytes of a file's name."""
-LONGEST_PATH = 2000
-"""Characters of a path below a folder."""
 PART = ".part"
 """Suffix of unfinished files, `.NAME.MACHINE-PROCESS-RANDOM.part`."""
 PRIVATE = 0o600
@@ -89,14 +85,12 @@ def read_bytes(path: Path, *, limit: int | None = None, fix: str = "") -> bytes:
         ValueError: it cannot be read, is a folder, a pipe or a device, or is larger than `limit` bytes.
     """
     try:
-        # Opening a pipe would otherwise wait for its writer.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as handle:
-            status = os.fstat(handle.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise OSError(errno.EINVAL, "not a regular file")
-            if limit is not None and status.st_size > limit:
-                raise OSError(errno.EFBIG, f"{status.st_size:,} bytes, and at most {limit:,} are read")
-            return handle.read()
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # reading a pipe would wait for its writer
+            raise OSError(errno.EINVAL, "not a regular file")
+        if limit is not None and status.st_size > limit:
+            raise OSError(errno.EFBIG, f"{status.st_size:,} bytes, and at most {limit:,} are read")
+        return path.read_bytes()
     except OSError as error:
         ending = f"; {fix}" if fix else ""
         raise ValueError(f"{path}: cannot be read ({error.strerror or error}){ending}") from None
@@ -112,22 +106,16 @@ def check_writable(path: Path, *, folder: bool = False) -> None:
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     # The nearest existing folder decides, since the missing ones will be made in it.
     above = next(ancestor for ancestor in (path if folder else path.parent, *path.parents) if ancestor.exists())
-    if not above.is_dir():
-        raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(above))
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(above))
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        code = errno.EACCES if above.is_dir() else errno.ENOTDIR
+        raise OSError(code, os.strerror(code), str(above))
 
 
 def check_no_run(folder: Path) -> None:
     """Raise ValueError if a folder holds a training run, of a generator or of a judge, or files with a run's names."""
-    if (folder / "metrics.jsonl").exists() or any((folder / "checkpoints").glob("[!.]*")):
-        raise ValueError(
-            f"{folder} holds a run already; go on with --resume auto (in Python resume='auto'), or name another folder "
-            "with out=…"
-        )
+    names = ("metrics.jsonl", "checkpoints", "config.yaml", "report.html", "summary.json", "leaks.txt")
     fix = "go on with --resume auto if it is of a run that was stopped, or name another folder with out=…"
-    for name in ("config.yaml", "report.html", "summary.json", "leaks.txt"):
-        check_new(folder / name, fix=fix)
+    check_new(*(folder / name for name in names), fix=fix)
 
 
 def check_new(*paths: Path, fix: str) -> None:
@@ -137,17 +125,10 @@ def check_new(*paths: Path, fix: str) -> None:
             raise ValueError(f"{path} is there already, and is not replaced; {fix}")
 
 
-def check_made(path: Path, *, mark: bytes = PAGE_MARK, limit: int = -1) -> None:
-    """Raise ValueError if an existing output file was not made by this package.
-
-    Args:
-        mark: text in all files of this package.
-        limit: number of leading bytes to search for the mark; -1 for all.
-    """
-    if path.is_file():
-        with path.open("rb") as handle:
-            if mark not in handle.read(limit):
-                raise ValueError(f"{path} was not made by pacorl, and is not replaced; name another file or folder")
+def check_made(path: Path, *, mark: bytes = PAGE_MARK) -> None:
+    """Raise ValueError if an existing output file lacks the mark of those that this package makes."""
+    if path.is_file() and mark not in path.read_bytes():
+        raise ValueError(f"{path} was not made by pacorl, and is not replaced; name another file or folder")
 
 
 def claim_folder(folder: Path, *marks: str) -> None:
@@ -283,8 +264,7 @@ def sweep(folder: Path) -> None:
 def flush_tree(folder: Path) -> None:
     """Wait until everything below a folder is on the disk, except for the folder's own name."""
     for path in [*folder.rglob("*"), folder]:
-        if stat.S_IFMT(path.lstat().st_mode) in (stat.S_IFREG, stat.S_IFDIR):  # a pipe of the user would be waited for
-            flush_to_disk(path)
+        flush_to_disk(path)
 
 
 def flush_all() -> None:
@@ -342,7 +322,7 @@ def sole_holder(
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = handle.read(LONGEST_NAME).strip() or "another process"
+            holder = handle.read(255).strip() or "another process"
             raise ValueError(f"{path.parent} is being written by {holder}; {fix}") from None
         handle.truncate()  # an earlier holder's note
         note = note or f"process {os.getpid()} on {platform.node()}"
@@ -390,8 +370,7 @@ def weight_write_errors(path: Path) -> Iterator[None]:
 
 def safe_name(name: str) -> str:
     """Return the name. Raises ValueError if it is not a valid folder name on every system."""
-    allowed = name.replace("-", "").replace("_", "").replace(".", "")
-    if not (allowed.isascii() and allowed.isalnum()) or name.startswith(".") or len(name) > 120:
+    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,119}", name):
         raise ValueError(f"{name[:140]!r} cannot name a folder; use at most 120 letters, digits, '-', '_' and '.'")
     return name
 
@@ -402,11 +381,11 @@ def inside(folder: Path, relative: str) -> Path:
     In a snapshot of the hub's cache, whose files are links into the `blobs` beside it, the path is not resolved.
     """
     root = folder.resolve()
-    # Linux raises for longer names at any later access, when the origin of the name is lost.
-    longest = max((len(name.encode(errors="replace")) for name in Path(relative).parts), default=0)
-    if "\0" in relative or longest > LONGEST_NAME or len(relative) > LONGEST_PATH:
-        raise ValueError(f"{relative[:60]!r} is not a path of a file")
-    path = (root / relative).resolve()
+    try:
+        path = (root / relative).resolve()
+        path.exists()
+    except (OSError, ValueError):  # a name that is too long, or holds a zero
+        raise ValueError(f"{relative[:60]!r} is not a path of a file") from None
     if not Path(relative).is_absolute():
         if path.is_relative_to(root):
             return path

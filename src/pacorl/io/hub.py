@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -127,15 +125,3 @@ def _silence(endpoint: str) -> str:
     except Exception as error:  # the client, and so its errors, are the library's choice
         return f"{endpoint}: {' '.join(str(error).split()) or type(error).__name__}"
     return ""
-
-
-@contextmanager
-def connection_errors(source: str) -> Iterator[None]:
-    """Convert errors of the hub's HTTP client to an OSError in one line that names `source`."""
-    import httpx2
-
-    try:
-        yield
-    except (httpx2.HTTPError, ConnectionError) as error:
-        fault = " ".join(str(error).split()) or type(error).__name__
-        raise OSError(f"{source} cannot be downloaded: {fault}") from None

@@ -16,9 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from PIL import ExifTags, Image, ImageCms, ImageOps, PngImagePlugin, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageChops, ImageCms, ImageOps, PngImagePlugin, UnidentifiedImageError
 
 from pacorl.io.files import read_bytes
 from pacorl.types import Size
@@ -48,6 +47,9 @@ MAX_BYTES = 2**29
 SIDEWAYS = (5, 6, 7, 8)
 """EXIF orientations whose rows are columns; larger numbers have no meaning, and no reader turns by them."""
 
+ROUNDING = 2
+"""Largest change of a channel by a conversion between two profiles of one colour space."""
+
 SHOWN_FAULTS = 10
 """Unusable images listed in a message; the rest is counted."""
 
@@ -70,7 +72,7 @@ def open_image(
     """
     name = name or ("the image" if isinstance(source, bytes) else str(source))
     data = source if isinstance(source, bytes) else read_bytes(Path(source), limit=MAX_BYTES)
-    with _decoder_errors(name, data, max_pixels):
+    with _decoder_errors(name):
         image = Image.open(io.BytesIO(data), formats=formats)
         # Before the pixels are decoded: a bomb of a few kilobytes would fill the memory. And after: some formats store
         # their size a second time, with the pixels.
@@ -103,21 +105,17 @@ def natural(path: Path) -> list[str | int]:
 
 
 @contextmanager
-def _decoder_errors(name: str, data: bytes, max_pixels: int) -> Iterator[None]:
+def _decoder_errors(name: str) -> Iterator[None]:
     """Replace any error of a decoder by an ImageError with the image's name."""
     try:
         yield
     except ImageError:
         raise
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise ImageError(f"{name}: too large; an image may have {max_pixels:,} pixels") from None
     except UnidentifiedImageError:
-        raise ImageError(f"{name}: {'not an image of a known format' if data else 'empty'}") from None
-    except MemoryError:
-        raise ImageError(f"{name}: too large to be decoded in this machine's memory") from None
+        raise ImageError(f"{name}: not an image of a known format") from None
     except Exception as error:  # decoders raise any class: struct.error, TypeError, RuntimeError
         reason = " ".join(str(error).split())[:120] or type(error).__name__
-        raise ImageError(f"{name}: damaged or cut off ({reason})") from None
+        raise ImageError(f"{name}: damaged, cut off or too large ({reason})") from None
 
 
 def _check_pixels(image: Image.Image, name: str, most: int) -> None:
@@ -129,9 +127,8 @@ def _check_pixels(image: Image.Image, name: str, most: int) -> None:
 def upright_size(path: Path) -> Size:
     """Read height and width of an upright image from its header. Raises as `open_image` does."""
     data = read_bytes(path, limit=MAX_BYTES)
-    with _decoder_errors(str(path), data, MAX_PIXELS), Image.open(io.BytesIO(data), formats=FORMATS) as image:
-        sideways = image.getexif().get(ExifTags.Base.Orientation) in SIDEWAYS
-        if sideways:
+    with _decoder_errors(str(path)), Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        if image.getexif().get(ExifTags.Base.Orientation) in SIDEWAYS:
             return Size(image.width, image.height)
         return Size(image.height, image.width)
 
@@ -148,10 +145,7 @@ def check_readable(paths: Iterable[Path]) -> None:
 
     # In threads: Pillow's decoders release the interpreter lock.
     with ThreadPoolExecutor(8) as pool:
-        faults = []
-        for fault in pool.map(fault_of, dict.fromkeys(paths)):
-            if fault:
-                faults.append(fault)
+        faults = [fault for fault in pool.map(fault_of, dict.fromkeys(paths)) if fault]
     if faults:
         raise ImageError(f"{len(faults)} image(s) cannot be used; mend them or take their records out:{listed(faults)}")
 
@@ -164,17 +158,14 @@ def listed(faults: Sequence[object]) -> str:
     return "".join(lines)
 
 
-def as_rgb(pixels: Any, name: str) -> Image.Image:
-    """Convert pixels to an 8-bit RGB image; an RGB image is returned as it is.
-
-    Args:
-        pixels: PIL's image, or an array or tensor: H×W×3 or 3×H×W of uint8, or of floats from 0 to 1.
+def as_rgb(image: Image.Image, name: str) -> Image.Image:
+    """Convert an image to 8-bit RGB, as judges read it; an RGB image is returned as it is.
 
     Raises:
         ImageError: no judge can take it.
     """
-    # Judges read three channels of 8 bits.
-    image = pixels if isinstance(pixels, Image.Image) else _from_array(pixels, name)
+    if not isinstance(image, Image.Image):
+        raise ImageError(f"{name}: a {type(image).__name__} is no image; give PIL's, as of PIL.Image.fromarray(array)")
     check_shape(image, name)
     if image.info.get("icc_profile"):
         image = _as_srgb(image, name)
@@ -191,17 +182,6 @@ def as_rgb(pixels: Any, name: str) -> Image.Image:
     return image.convert("RGB")
 
 
-def _is_srgb(profile: ImageCms.ImageCmsProfile, srgb: ImageCms.ImageCmsProfile) -> bool:
-    """Whether a profile has the name and the primaries of sRGB; a name alone does not make it one."""
-    if "sRGB" not in ImageCms.getProfileDescription(profile):
-        return False
-    for name in ("red_primary", "green_primary", "blue_primary"):
-        primary, expected = getattr(profile.profile, name), getattr(srgb.profile, name)
-        if primary is None or max(abs(x - y) for x, y in zip(primary[0], expected[0], strict=True)) > 0.01:
-            return False
-    return True
-
-
 def _as_srgb(image: Image.Image, name: str) -> Image.Image:
     """Convert an image with a colour profile to sRGB, as every screen shows it; one without RGB or CMYK is left."""
     colours = image
@@ -211,15 +191,11 @@ def _as_srgb(image: Image.Image, name: str) -> Image.Image:
         return image
     try:
         profile = ImageCms.ImageCmsProfile(io.BytesIO(image.info["icc_profile"]))
-        srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB"))
-        # The same space, whose conversion would only round.
-        if _is_srgb(profile, srgb):
-            return image
         # As browsers do: colours of both spaces stay, and black stays black.
         converted = ImageCms.profileToProfile(
             colours,
             profile,
-            srgb,
+            ImageCms.createProfile("sRGB"),
             renderingIntent=ImageCms.Intent.RELATIVE_COLORIMETRIC,
             outputMode="RGB",
             flags=ImageCms.Flags.BLACKPOINTCOMPENSATION,
@@ -228,37 +204,17 @@ def _as_srgb(image: Image.Image, name: str) -> Image.Image:
         logger.warning("%s: its colour profile cannot be used, and is ignored (%s)", name, error)
         return image
     assert converted is not None, "not in place"
+    # Of the same space, a conversion only rounds.
+    if colours.mode == "RGB":
+        difference = ImageChops.difference(colours, converted)
+        if not difference.point(lambda value: max(0, value - ROUNDING)).getbbox():
+            converted = image.copy()
     # A copy that is saved must not carry the profile that it no longer has.
     converted.info.pop("icc_profile", None)
     if image.has_transparency_data:
         converted.putalpha(image.convert("RGBA").getchannel("A"))
         converted.info.pop("transparency", None)
     return converted
-
-
-def _from_array(array: Any, name: str) -> Image.Image:
-    import numpy as np
-
-    # NumPy has no bfloat16, no graphs and no devices.
-    if hasattr(array, "detach"):
-        array = array.detach().cpu()
-        array = array.float() if array.is_floating_point() else array
-    pixels = np.asarray(array)
-    # Torch's order, unless the last dimension could be colours too.
-    if pixels.ndim == 3 and pixels.shape[-1] != 3:
-        pixels = np.moveaxis(pixels, 0, -1)
-    is_float = pixels.dtype.kind == "f"
-    if pixels.ndim != 3 or pixels.shape[-1] != 3 or not (is_float or pixels.dtype == np.uint8):
-        raise ImageError(
-            f"{name}: a {type(array).__name__} of shape {(*pixels.shape,)} and type {pixels.dtype} is no image; give a "
-            "PIL image, or H×W×3 or 3×H×W of uint8, or of floats from 0 to 1"
-        )
-    if is_float:
-        low, high = float(pixels.min(initial=0)), float(pixels.max(initial=0))
-        if not (low >= 0 and high <= 1):  # also for NaN
-            raise ImageError(f"{name}: floats from {low:g} to {high:g}; an image's are from 0 to 1")
-        pixels = (pixels.astype(np.float64) * 255).round().astype(np.uint8)
-    return Image.fromarray(np.ascontiguousarray(pixels))
 
 
 def check_shape(image: Image.Image, name: str) -> None:

@@ -11,14 +11,11 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from pacorl import __version__
-
-if TYPE_CHECKING:
-    import httpx2
 
 UNAVAILABLE = frozenset({502, 503, 504})
 """HTTP statuses of a gateway, or of a loading server, in place of a silent service."""
@@ -87,37 +84,23 @@ def service_faults(url: str, *, model: str, seconds: float, key: str, key_variab
     except openai.APIConnectionError as error:
         raise wire_fault(error, url=url) from None
     except openai.APIStatusError as error:
-        status, said = error.status_code, status_line(error.response, key=key)
+        # The server's own message: of an error's JSON document, else the beginning of the body.
+        status, body = error.status_code, error.body
+        words = body.get("message", body.get("detail")) if isinstance(body, dict) else body
+        said = f"HTTP {status} {_on_one_line(words or error.response.text)}".strip()
+        # No message may show a key.
+        said = said.replace(key, "***") if key else said
         if status in (401, 403):
             raise ServiceRefusedError(
                 f"{error.request.url}: {said}; put the server's key into {key_variable}"
             ) from None
-        if status == 404 or error.response.has_redirect_location:
+        if 300 <= status < 400 or status == 404:
             fix = f"check the address and the model's name {model!r}"
             raise ServiceRefusedError(f"{error.request.url}: {said}; {fix}") from None
         passing = status == 429 or status >= 500
         raise ServiceFault(said, passing=passing, unreachable=status in UNAVAILABLE) from None
     except MALFORMED as error:
         raise ServiceFault(f"an answer of another form ({type(error).__name__})") from None
-
-
-def status_line(response: httpx2.Response, *, key: str = "") -> str:
-    """Return the status of a refusal in the server's words."""
-    # The message of an error's JSON document, else the beginning of the body.
-    words: Any = None
-    try:
-        document = response.json()
-        error = document.get("error", document.get("detail"))
-        words = error.get("message") if isinstance(error, dict) else error
-    except MALFORMED:
-        pass
-    text = _on_one_line(words or response.text)
-    # No message may show a key.
-    text = text.replace(key, "***") if key else text
-    fault = f"HTTP {response.status_code} {text}".strip()
-    if response.has_redirect_location:
-        fault += f"; redirects are not followed, name {shown_url(response.headers['location'])} if it is yours"
-    return fault
 
 
 def wire_fault(error: BaseException, *, url: str) -> ServiceFault:
@@ -130,7 +113,7 @@ def wire_fault(error: BaseException, *, url: str) -> ServiceFault:
     if isinstance(error, ConnectionError) and error.errno:
         reason = os.strerror(error.errno)  # asyncio's text names the address without the reason
     proxy = proxy_of(url)
-    way = f" through the proxy {shown_url(proxy)} (NO_PROXY={urlsplit(url).hostname} goes round it)" if proxy else ""
+    way = f" through the proxy {shown_url(proxy)}" if proxy else ""
     return ServiceFault(f"no connection{way}: {_on_one_line(reason)}", unreachable=True)
 
 

@@ -73,9 +73,6 @@ def _refusal(message: str) -> str:
     """Explain a library's refusal of a checkpoint; empty for any other error."""
     if "trust_remote_code" in message:
         return f"needs Python code of its own, and no code of a checkpoint is run; {FIX}"
-    unknown = re.search(r"model type `([^`]*)` but Transformers does not recognize", message)
-    if unknown:
-        return f"is a {unknown[1]!r}, which this version of transformers does not know; update it, or {FIX}"
     if NO_SAFETENSORS.search(message):
         return f"has no weights as safetensors, and pickled ones (.bin, .pt) are not read: they could run code; {FIX}"
     return ""

@@ -65,10 +65,7 @@ def load_processor(source: str | Path, **hub: Any) -> ImageTextProcessor:
     # The processor's own older file wins, as in transformers.
     path = cached_file(source, "chat_template.json", _raise_exceptions_for_missing_entries=False, **hub)
     if path:
-        try:
-            template = str(read_object(Path(path))["chat_template"]) or template
-        except (ValueError, KeyError):
-            raise ValueError(f'{path} holds no chat template; it must be JSON, {{"chat_template": "…"}}') from None
+        template = str(read_object(Path(path)).get("chat_template") or template)
     if not template:
         raise ValueError(f"{source} has no chat template, so no question can be put to it; is it a chat model?")
     return ImageTextProcessor(image_processor=image_processor, tokenizer=tokenizer, chat_template=template)

@@ -16,7 +16,6 @@ import os
 import resource
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -30,13 +29,10 @@ from pacorl.io.images import MAX_PIXELS, ImageError, open_image
 FORMATS = ("PNG", "JPEG", "WEBP")
 MAX_CPU_SECONDS = 10
 """CPU time of one image, so that a busy machine refuses no honest one; 64 million pixels of PNG take two."""
-MAX_SECONDS = 120.0
-"""Wall time of one image, in case the process waits instead of computing."""
 BASE_BYTES = 2**29
 """Address space of the process without an image."""
 BYTES_PER_PIXEL = 16
 """Address space per permitted pixel: transparent images are four buffers of four channels before they are three."""
-LONGEST_LINE = 2**16
 INHERITED = ("PATH", "LANG", "PYTHONPATH", "LD_LIBRARY_PATH")
 """Environment variables of the process; some Python installations do not start without the last one."""
 
@@ -71,13 +67,11 @@ class _Decoder:
                 stderr=subprocess.DEVNULL,  # Ctrl-C reaches it too, and its traceback would be noise
                 env={name: os.environ[name] for name in INHERITED if name in os.environ},
             )
-        alarm = threading.Timer(MAX_SECONDS, self.process.kill)
-        alarm.start()
         try:
             question = {"name": name, "max_pixels": max_pixels, "bytes": len(data)}
             _send(cast(IO[bytes], self.process.stdin), question, data)
             answers = cast(IO[bytes], self.process.stdout)
-            answer = json.loads(answers.readline(LONGEST_LINE))
+            answer = json.loads(answers.readline(2**16))
             if "fault" not in answer:
                 width, height = answer["size"]
                 if not 0 < width * height <= max_pixels:
@@ -88,8 +82,6 @@ class _Decoder:
             raise ImageError(
                 f"{name}: decoding it takes too much time or memory, or the decoder ended; save it anew as PNG"
             ) from None
-        finally:
-            alarm.cancel()
         raise ImageError(str(answer["fault"]))
 
     def close(self) -> None:

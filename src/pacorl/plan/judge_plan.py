@@ -17,7 +17,7 @@ from pacorl.plan.generators import model_on_meta
 from pacorl.plan.ledger import META
 from pacorl.plan.plan import Plan
 from pacorl.plan.sources import MissingFile
-from pacorl.records.comparisons import SOURCES, MissingImagesError, comparisons_from, missing_file
+from pacorl.records.comparisons import MissingDataError, comparisons_from
 from pacorl.types import Comparison
 
 STATE_BYTES = 16
@@ -70,14 +70,8 @@ def _comparisons(config: JudgeConfig, name: str, absences: list[MissingFile]) ->
     for source in getattr(config.data, name):
         with blamed_on(f"{key} = {source}"):
             try:
-                if missing := missing_file(source):
-                    remedy = (
-                        f"{missing} is not there; name {SOURCES}, or `pacorl data paco-dataset` fetches published ones"
-                    )
-                    absences.append(MissingFile(key, source, remedy))
-                else:
-                    comparisons += comparisons_from(source, limit=limit, scratch=config.out / "data")
-            except MissingImagesError as error:
+                comparisons += comparisons_from(source, limit=limit, scratch=config.out / "data")
+            except MissingDataError as error:
                 # Its list of files may have thousands of lines.
                 absences.append(MissingFile(key, source, str(error).partition(":\n")[0]))
     return comparisons

@@ -66,27 +66,22 @@ def read_character(folder: Path, *, least: int = 1, most: int = MAX_IMAGES) -> C
         card = typed(document, Card)
     images = images_in(folder)
     if not least <= len(images) <= most:
-        purpose = "in training " if least > 1 else ""
-        raise ValueError(f"{folder} has {len(images)} images; a character has {purpose}{least} to {most}")
+        raise ValueError(f"{folder} has {len(images)} images; {least} to {most} are needed")
     # Opened now: a damaged image must not stop a training hours later.
     for image in images:
         open_image(image)
-    name = folder.resolve().name
-    keep = {}
-    for trait, looks in card.keep.items():
-        keep[str(trait)] = looks
-    return Character(name, card.description.strip(), images, keep, tuple(card.may_change))
+    keep = {str(trait): looks for trait, looks in card.keep.items()}
+    return Character(folder.resolve().name, card.description.strip(), images, keep, tuple(card.may_change))
 
 
 def read_caption(image: Path) -> tuple[Path | None, str]:
     """Read an image's caption where trainers write it: the file and the text; no file without one."""
-    for file in (image.with_suffix(".txt"), image.with_suffix(".caption"), image.with_name(f"{image.name}.txt")):
-        if file.is_file():
-            return file, " ".join(read_text(file).split())
-    table = image.with_name(METADATA)
+    file, table = image.with_suffix(".txt"), image.with_name(METADATA)
+    if file.is_file():
+        return file, " ".join(read_text(file).split())
     for row in read_jsonl(table) if table.is_file() else ():
         if row.get("file_name") == image.name:
-            return table, next((str(row[key]) for key in ("text", "caption", "prompt") if row.get(key)), "")
+            return table, str(row.get("text") or row.get("caption") or row.get("prompt") or "")
     return None, ""
 
 
@@ -101,21 +96,17 @@ def characters_of(prompt: Prompt) -> list[list[Character]]:
 
     If no text names a character, every panel has all of them.
     """
-    texts = prompt.panels or (prompt.text,) * prompt.grid.count
-    casts = []
-    for text in texts:
+
+    def is_named(character: Character, text: str) -> bool:
         folded = text.casefold()
-        cast = []
-        for character in prompt.characters:
-            # Its name as whole words, or its description.
-            name = re.escape(character.name.replace("_", " ").casefold())
-            is_described = character.text and character.text.casefold() in folded
-            if is_described or re.search(rf"(?<!\w){name}(?!\w)", folded.replace("_", " ")):
-                cast.append(character)
-        casts.append(cast)
+        # Its name as whole words, or its description.
+        name = re.escape(character.name.replace("_", " ").casefold())
+        if re.search(rf"(?<!\w){name}(?!\w)", folded.replace("_", " ")):
+            return True
+        return bool(character.text) and character.text.casefold() in folded
+
+    texts = prompt.panels or (prompt.text,) * prompt.grid.count
+    casts = [[character for character in prompt.characters if is_named(character, text)] for text in texts]
     if not any(casts):
         casts = [list(prompt.characters)] * prompt.grid.count
-    shown = []
-    for cast in casts:
-        shown.append([character for character in cast if character.images])
-    return shown
+    return [[character for character in cast if character.images] for cast in casts]

@@ -14,7 +14,7 @@ An error names the file and the line or record. No record is skipped.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
@@ -28,13 +28,12 @@ from pacorl.io.documents import (
     read_records,
     typed,
     write_json,
-    write_json_list,
     write_jsonl,
 )
 from pacorl.io.files import inside, make_folder
 from pacorl.io.images import listed
 from pacorl.records.fields import Name, Spoken, Text, validated
-from pacorl.records.prompts import TINY, TINY_COUNTS, evenly_spread, tiny_source
+from pacorl.records.prompts import TINY, evenly_spread, tiny_source
 from pacorl.tiny.comparisons import draw_comparisons
 from pacorl.types import Comparison
 
@@ -56,8 +55,8 @@ OPENAI_FORM = {
 }
 
 
-class MissingImagesError(ValueError):
-    """Images of a source are missing; the message lists them."""
+class MissingDataError(ValueError):
+    """The file of a source is missing, or images of it, which the message lists."""
 
 
 def comparisons_from(source: str, *, limit: int | None = None, scratch: Path | None = None) -> list[Comparison]:
@@ -67,67 +66,66 @@ def comparisons_from(source: str, *, limit: int | None = None, scratch: Path | N
         scratch: folder in which pairs of the tiny world are drawn.
 
     Raises:
-        ValueError: for an unknown or empty source, a faulty record, or a missing image.
+        ValueError: for an unknown or empty source, or a faulty record.
+        MissingDataError: for a missing file or image.
     """
+    entry = ""
     if source.startswith(TINY):
         assert scratch is not None, "pairs of the tiny world are drawn into files, which need a folder"
-        split, count = tiny_source(source, counts=dict.fromkeys(TINY_COUNTS, TINY_COUNT))
-        path = scratch / f"tiny-{split}-{count}" / "comparisons.jsonl"
+        split, count = tiny_source(source)
+        count = count or TINY_COUNT
+        folder = scratch / f"tiny-{split}-{count}"
+        path = folder / "comparisons.jsonl"
         if not path.is_file():
-            make_folder(path.parent)
-            drawn = draw_comparisons(path.parent, split=split, count=count)
-            save_comparisons(drawn, path)  # last: an existing file is whole
-        comparisons = load_comparisons(path)
+            make_folder(folder)
+            save_comparisons(
+                draw_comparisons(folder, split=split, count=count), path
+            )  # last: an existing file is whole
     else:
-        path, folder, name = _located(source)
-        if not path.is_file():
-            raise ValueError(f"{source}: {path} does not exist; give {SOURCES}")
-        comparisons = load_comparisons(path, entry=name, folder=folder)
+        path, folder, entry = _located(source)
+    comparisons = load_comparisons(path, entry=entry, folder=folder)
     if not comparisons:
         raise ValueError(f"{source}: holds no comparisons; give {SOURCES}")
-    return evenly_spread(comparisons, limit, source=source)
+    return evenly_spread(comparisons, limit)
 
 
-def missing_file(source: str) -> Path | None:
-    """Return the missing file of a source, images aside; None if it exists, or belongs to the tiny world.
-
-    Raises:
-        ValueError: if dataset_info.json is invalid or lacks the entry, or the source is a file of another form.
-    """
-    if source.startswith(TINY):
-        return None
-    path = _located(source)[0]
-    if path.is_file():
-        return None
-    return path
+def check_source(source: str) -> None:
+    """Raise as `comparisons_from` does unless the file of a source exists."""
+    if not source.startswith(TINY):
+        _located(source)
 
 
 class DatasetEntry(BaseModel):
     """An entry of dataset_info.json, without the keys that only LLaMA-Factory reads."""
 
     file_name: Name
+    # LLaMA-Factory's default form is alpaca.
     formatting: Literal["sharegpt"]
 
 
 def _located(source: str) -> tuple[Path, Path, str]:
-    """Return the file of a source, the folder of its images, and the name of its entry; or a missing file alone."""
+    """Return the file of a source, the folder of its images, and the name of its entry."""
     path = Path(source)
     if path.suffix.lower() == ".jsonl":
-        return path, path.parent, ""
-    folder, _, name = source.rpartition(":")
-    if path.exists() or not name or not folder:
+        return _there(path), path.parent, ""
+    folder_name, _, name = source.rpartition(":")
+    if path.exists() or not name or not folder_name:
         raise ValueError(f"{source} has another form; give {SOURCES}")
-    info = Path(folder) / INFO
-    if not info.is_file():
-        return info, info.parent, ""
+    folder = Path(folder_name)
+    info = _there(folder / INFO)
     entries = read_object(info)
     with blamed_on(info):
         if name not in entries:
-            raise ValueError(f"{name!r} is not in it; name one as {folder}:NAME, of {', '.join(entries)}")
-        # LLaMA-Factory's default form is alpaca.
+            raise ValueError(f"{name!r} is not in it; it has {', '.join(entries)}")
         with blamed_on(name):
-            entry = typed(entries[name], DatasetEntry)
-        return inside(info.parent, entry.file_name), info.parent, name
+            file_name = typed(entries[name], DatasetEntry).file_name
+        return _there(inside(folder, file_name)), folder, name
+
+
+def _there(path: Path) -> Path:
+    if not path.is_file():
+        raise MissingDataError(f"{path} does not exist; give {SOURCES}, or fetch data by `pacorl data paco-dataset`")
+    return path
 
 
 def answer_text(comparison: Comparison) -> str:
@@ -143,36 +141,31 @@ def group_of(comparison: Comparison) -> str:
     return comparison.group or str(comparison.images[0])
 
 
-def _decision(answer: str) -> tuple[bool, str]:
-    """Split an answer into its Yes (True) or No and the text after it."""
-    decision = DECISION.match(answer)
-    if not decision:
-        raise ValueError(f"the answer must begin with Yes or No, it is {answer[:40]!r}")
-    return decision[1] == "Yes", answer[decision.end() :]
-
-
-def _check_tags(question: str, images: Sequence[str]) -> None:
-    count = question.count(IMAGE_TAG)
-    if count != len(images):
-        raise ValueError(f"it has {len(images)} images and {count} {IMAGE_TAG} tags; there must be one for each")
-
-
-# --- the project's JSONL ---------------------------------------------------------------------------------------
-
-
-Images = Annotated[list[Name], Field(min_length=1)]
-
-
 class ComparisonRecord(BaseModel):
     """A line of the project's own JSONL."""
 
-    images: Images
+    images: Annotated[list[Name], Field(min_length=1)]
     question: Annotated[Spoken, Field(pattern=r"\S")]
     consistent: bool
     reasons: Spoken = ""
     category: Text = ""
     group: Text = ""
-    answer: Spoken = ""
+
+
+class Turn(BaseModel):
+    """A question or its answer, in OpenAI's names or in LLaMA-Factory's own."""
+
+    role: Literal["user", "human", "assistant", "gpt"] = Field(validation_alias=AliasChoices("role", "from"))
+    content: Spoken = Field(validation_alias=AliasChoices("content", "value"))
+
+
+class Conversation(BaseModel):
+    """A record of the sharegpt form: a question about images, and its answer."""
+
+    messages: tuple[Turn, Turn] = Field(validation_alias=AliasChoices("messages", "conversations"))
+    images: Annotated[list[Name], Field(min_length=1)]
+    category: Text = ""
+    group: Text = ""
 
 
 def load_comparisons(path: str | Path, *, entry: str = "", folder: Path | None = None) -> list[Comparison]:
@@ -185,30 +178,50 @@ def load_comparisons(path: str | Path, *, entry: str = "", folder: Path | None =
 
     Raises:
         ValueError: naming file, line or record, fault and fix.
-        MissingImagesError: with a list of the missing images.
+        MissingDataError: with a list of the missing images.
     """
     path = Path(path)
     images = folder or path.parent
 
     def parse(record: JsonObject) -> Comparison:
-        row = _conversation(record, entry) if entry else validated(record, ComparisonRecord)
-        if row.answer and _decision(row.answer)[0] != row.consistent:
-            raise ValueError(f"'consistent' is {row.consistent} and the answer begins with {row.answer[:40]!r}")
-        if IMAGE_TAG in row.question:
-            _check_tags(row.question, row.images)
-        for name in row.images:
+        if entry:
+            fields = _of_conversation(typed(record, Conversation), entry)
+        else:
+            fields = validated(record, ComparisonRecord).model_dump()
+        names, tags = fields["images"], fields["question"].count(IMAGE_TAG)
+        if tags not in (0, len(names)):
+            raise ValueError(f"it has {len(names)} images and {tags} {IMAGE_TAG} tags; there must be one for each")
+        for name in names:
             inside(images, name)
-        return Comparison(**row.model_dump() | {"images": tuple(images / name for name in row.images)})
+        return Comparison(**fields | {"images": tuple(images / name for name in names)})
 
     comparisons = read_records(path, parse, fix=f"give {SOURCES}")
     # A dict keeps the order, in which the message lists them.
     paths = dict.fromkeys(chain.from_iterable(comparison.images for comparison in comparisons))
     missing = [path for path in paths if not path.is_file()]
     if missing:
-        raise MissingImagesError(
+        raise MissingDataError(
             f"{path}: {len(missing)} image(s) missing; unpack them into its folder:{listed(missing)}"
         )
     return comparisons
+
+
+def _of_conversation(row: Conversation, category: str) -> JsonObject:
+    """Return the fields of a comparison."""
+    question, answer = (turn.content for turn in row.messages)
+    decision = DECISION.match(answer)
+    if not decision:
+        raise ValueError(f"the answer must begin with Yes or No, it is {answer[:40]!r}")
+    return {
+        "images": row.images,
+        # A judge's template puts images in front of the question; tags within it stay.
+        "question": question.removeprefix(IMAGE_TAG * len(row.images)),
+        "consistent": decision[1] == "Yes",
+        "reasons": answer[decision.end() :],
+        "answer": answer,
+        "category": row.category or category,
+        "group": row.group,
+    }
 
 
 def save_comparisons(comparisons: Iterable[Comparison], path: Path) -> None:
@@ -219,57 +232,13 @@ def save_comparisons(comparisons: Iterable[Comparison], path: Path) -> None:
             row = {"images": [image.relative_to(path.parent).as_posix() for image in comparison.images]}
             for name in ("question", "consistent", "reasons", "category", "group"):
                 row[name] = getattr(comparison, name)
-            yield row | ({"answer": comparison.answer} if comparison.answer else {})
+            yield row
 
     write_jsonl(path, rows())
 
 
-# --- LLaMA-Factory's sharegpt form -----------------------------------------------------------------------------
-
-
-ROLE = Field(validation_alias=AliasChoices("role", "from"))
-CONTENT = Field(validation_alias=AliasChoices("content", "value"))
-
-
-class UserTurn(BaseModel):
-    """A question, in OpenAI's names or in LLaMA-Factory's own."""
-
-    role: Annotated[Literal["user", "human"], ROLE]
-    content: Annotated[Spoken, CONTENT]
-
-
-class AssistantTurn(BaseModel):
-    """Its answer."""
-
-    role: Annotated[Literal["assistant", "gpt"], ROLE]
-    content: Annotated[Spoken, CONTENT]
-
-
-class Conversation(BaseModel):
-    """A record of the sharegpt form: a question about images, and its answer."""
-
-    messages: Annotated[
-        tuple[UserTurn, AssistantTurn], Field(validation_alias=AliasChoices("messages", "conversations"))
-    ]
-    images: Images
-    category: Text = ""
-    group: Text = ""
-
-
-def _conversation(record: JsonObject, category: str) -> ComparisonRecord:
-    """Read a conversation as a record of the project's own."""
-    row = typed(record, Conversation)
-    question, answer = (turn.content for turn in row.messages)
-    _check_tags(question, row.images)
-    consistent, reasons = _decision(answer)
-    # A judge's template puts images in front of the question; tags within it stay.
-    question = question.removeprefix(IMAGE_TAG * len(row.images))
-    fields = {"images": row.images, "question": question, "group": row.group, "category": row.category or category}
-    return typed(fields | {"consistent": consistent, "reasons": reasons, "answer": answer}, ComparisonRecord)
-
-
 def save_sharegpt(datasets: Mapping[str, Iterable[Comparison]], folder: Path) -> list[Path]:
-    """Write NAME.json for each name and one dataset_info.json, for `load_comparisons` and LLaMA-Factory.
+    """Write NAME.jsonl for each name and one dataset_info.json, for `load_comparisons` and LLaMA-Factory.
 
     Images must be below `folder`. LLaMA-Factory ignores the keys `group` and `category`.
 
@@ -292,9 +261,8 @@ def save_sharegpt(datasets: Mapping[str, Iterable[Comparison]], folder: Path) ->
     paths = []
     info = {}
     for name, comparisons in datasets.items():
-        path = folder / f"{name}.json"
-        write_json_list(path, map(row_of, comparisons))
-        paths.append(path)
-        info[name] = {"file_name": path.name, **OPENAI_FORM}
+        paths.append(folder / f"{name}.jsonl")
+        write_jsonl(paths[-1], map(row_of, comparisons))
+        info[name] = {"file_name": paths[-1].name, **OPENAI_FORM}
     write_json(folder / INFO, info)
     return [*paths, folder / INFO]

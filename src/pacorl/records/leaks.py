@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,14 +63,12 @@ def find_leaks(train: Sequence[Prompt], against: Mapping[str, Sequence[Prompt]])
 
 
 def leak_report(leaks: Sequence[Leak], *, total: int) -> str:
-    """Count the leaks per source and show the first. Empty if there are none."""
+    """Count the leaks and show the first. Empty if there are none."""
     if not leaks:
         return ""
-    counts = Counter(leak.against for leak in leaks)
-    by_source = "; ".join([f"{count} in {name}" for name, count in counts.items()])
     first = leaks[0]
     return (
-        f"{len(leaks)} of {total} training prompts are measured on: {by_source}. Training prompt {first.prompt.id} is "
+        f"{len(leaks)} of {total} training prompts are measured on. Training prompt {first.prompt.id} is "
         f"{first.against}'s {first.other.id}: {first.prompt.text[:60]!r}"
     )
 

@@ -9,7 +9,7 @@ It reads counts, lists and quotations from the sentence. `generate.language_writ
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from pacorl.core.grid import QUOTED, panel_texts
@@ -97,16 +97,17 @@ REQUESTS = (
     re.compile(rf"{OPENING}(?:{COUNT}|{SEVERAL})\s+{GAP}(?P<unit>{PICTURE})(?:e?s)\b", re.I),
     # `Images of …`
     re.compile(rf"{OPENING}(?P<unit>image|picture|panel|photo)s\b", re.I),
+    # `a 3-step guide`, `a four-panel comic`
+    re.compile(rf".*?\b{COUNT}[- ](?P<unit>step|stage|panel|part|phase|frame|image|scene|picture)\b", re.I | re.S),
+    # `A dentist in four scenes`
+    re.compile(
+        rf"\s*{VERB}(?P<subject>.*?)\s*\b(?:in|into|as|over|across)\s+{COUNT}\s+(?:[\w-]+\s+)?"
+        r"(?P<unit>image|picture|panel|scene|stage|step|phase)s\b",
+        re.I | re.S,
+    ),
 )
 COUNTED = re.compile(rf"{OPENING}{COUNT}\s+{GAP}(?P<unit>[a-z]\w{{1,30}}?)(?:e?s)\b", re.I)
 """`Three chalkboards …`: any plural, which asks for a set if the text lists as many."""
-HYPHENED = re.compile(rf"\b{COUNT}[- ](?P<unit>step|stage|panel|part|phase|frame|image|scene|picture)\b", re.I)
-"""`a 3-step guide`, `a four-panel comic`."""
-WITHIN = re.compile(
-    rf"\b(?:in|into|as|over|across)\s+{COUNT}\s+(?:[\w-]+\s+)?(?P<unit>image|picture|panel|scene|stage|step|phase)s\b",
-    re.I,
-)
-"""`A dentist in four scenes`."""
 OF_THE_SET = re.compile(r"\b(?:coherent|consistent|matching|similar|related|different|distinct|separate)\s*", re.I)
 """Adjectives that describe the set and not a panel."""
 
@@ -118,11 +119,6 @@ def read_request(text: str) -> SetRequest | None:
     for pattern in REQUESTS:
         if match := pattern.match(text):
             return _request_of(text, match)
-    if match := HYPHENED.search(text):
-        return _request_of(text, match)
-    if match := WITHIN.search(text):
-        before = re.sub(rf"\s*{VERB}", "", text[: match.start()], count=1, flags=re.I)
-        return _request_of(text, match, before=before.rstrip())
 
     # Any plural, if the text lists as many: "three chalkboards … featuring: 'Fresh Brew', …".
     match = COUNTED.match(text)
@@ -132,21 +128,19 @@ def read_request(text: str) -> SetRequest | None:
     return None
 
 
-def _request_of(text: str, match: re.Match[str], *, before: str = "") -> SetRequest | None:
-    groups = match.groupdict(default="")
-    count = groups.get("count", "").lower()
-    if count in ("one", "1"):
-        return None
+def _request_of(text: str, match: re.Match[str]) -> SetRequest | None:
+    groups = {"count": "", "subject": "", "adjectives": ""} | match.groupdict(default="")
+    count = groups["count"].lower()
     number = None
-    if count.isdigit():
-        number = int(count)
-    elif count:
-        number = NUMBERS.index(count)
+    if count:
+        number = int(count) if count.isdigit() else NUMBERS.index(count)
+    if number == 1:
+        return None
 
     # Words before the content that describe the panels: the adjectives, and a noun such as "menu".
     unit = match["unit"].lower()
-    content = before + text[match.end() :]
-    adjectives = OF_THE_SET.sub("", groups.get("adjectives", "")).strip()
+    content = groups["subject"] + text[match.end() :]
+    adjectives = OF_THE_SET.sub("", groups["adjectives"]).strip()
     if adjectives or not re.fullmatch(VIEW, unit):
         content = " ".join([adjectives, unit, content.strip()]).strip()
     return SetRequest(text, number, unit, content)
@@ -177,7 +171,7 @@ VAGUE = re.compile(
 """`in various medical scenarios`, `each image …`: said of the set, and not of one panel."""
 PROGRESS = re.compile(r"\b(?:progress\w*|stages?|steps?|phases?|growth|evolution)\b", re.I)
 ACTION = re.compile(r"\s(?=\w+ing\b)")
-VIEWS = ("seen from the front", "seen from the side", "in a close-up", "in a wide view")
+VIEWS = ["seen from the front", "seen from the side", "in a close-up", "in a wide view"]
 SCENES = ("preparing for it", "in the midst of it", "explaining it to somebody", "when it is done")
 SCENE = re.compile(r"(.*\b(?:scenario|scene|situation|task|moment|event))s", re.I)
 """What becomes scenes: `medical scenarios`."""
@@ -203,9 +197,8 @@ def write_by_template(request: SetRequest, count: int) -> PanelDraft:
     note = ""
     if not items:
         if progress:
-            noun = request.unit if request.unit in {"step", "phase"} else "stage"
             states = ["just begun", *["further along"] * (count - 2), "finished"]
-            items = [f"{noun} {number} of {count}, {state}" for number, state in enumerate(states, 1)]
+            items = [f"stage {number} of {count}, {state}" for number, state in enumerate(states, 1)]
         else:
             items = _varied(VAGUE.search(theme), count)
         note = (
@@ -230,10 +223,7 @@ def _varied(vague: re.Match[str] | None, count: int) -> list[str]:
     scene = SCENE.fullmatch(various)
     if various and not scene:
         return [f"{various.removesuffix('s')} {number} of {count}" for number in range(1, count + 1)]
-    ways: Sequence[str] = VIEWS
-    if scene:
-        article = "an" if scene[1][0].lower() in "aeiou" else "a"
-        ways = [f"in {article} {scene[1]}, {way}" for way in SCENES]
+    ways = [f"in one {scene[1]}, {way}" for way in SCENES] if scene else VIEWS
     return [ways[number % len(ways)] + MOMENTS[number // len(ways)] for number in range(count)]
 
 

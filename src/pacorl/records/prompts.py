@@ -84,7 +84,7 @@ def prompts_from(source: str, *, limit: int | None = None, model: str = "") -> l
     Raises:
         ValueError: as `load_prompts` does, and for an unknown split.
     """
-    return evenly_spread(load_prompts(source, model=model), limit, source=source)
+    return evenly_spread(load_prompts(source, model=model), limit)
 
 
 def load_prompts(path: str | Path, *, model: str = "") -> list[Prompt]:
@@ -101,7 +101,8 @@ def load_prompts(path: str | Path, *, model: str = "") -> list[Prompt]:
     """
     # The tiny world's prompts are generated and have no file.
     if str(path).startswith(TINY):
-        return set_prompts(*tiny_source(str(path), counts=TINY_COUNTS))
+        split, count = tiny_source(str(path))
+        return set_prompts(split, count or TINY_COUNTS[split])
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix not in (".jsonl", ".txt"):
@@ -122,19 +123,12 @@ def load_prompts(path: str | Path, *, model: str = "") -> list[Prompt]:
 
 
 def find_record(address: str) -> Prompt:
-    """Load the record of an address `FILE.jsonl:ID`; the ID is its `idx`, or its number if it has none.
-
-    Raises:
-        ValueError: if there is no such record; the message lists existing ids.
-    """
+    """Load the record of an address `FILE.jsonl:IDX`. Raises ValueError if there is no such record."""
     file, _, name = address.rpartition(":")
-    if not file:
-        raise ValueError(f"{address!r} is not of the form FILE:ID, e.g. prompts.jsonl:0001")
-    prompts = load_prompts(file)
-    names = [str(record.get("idx", number)) for number, record in enumerate(read_jsonl(Path(file)), 1)]
-    if name not in names:
-        raise ValueError(f"{file} has no record {name!r}; the first of its {len(names)} are {', '.join(names[:5])}")
-    return prompts[names.index(name)]
+    for prompt, row in zip(load_prompts(file), read_jsonl(Path(file)), strict=True):
+        if row.get("idx") == name:
+            return prompt
+    raise ValueError(f"{file} has no record with the idx {name!r}")
 
 
 # --- one prompt --------------------------------------------------------------------------------------------------
@@ -150,8 +144,6 @@ def sentence_prompt(text: str, *, model: str = "") -> Prompt:
     if foreign:
         raise ValueError(f"{foreign[0][:40]!r} is a comment or option of another tool, and would be drawn; delete it")
     text = MARKED.sub("", text)
-    if text[0] == text[-1] == '"' and text.count('"') == 2:
-        text = text[1:-1].strip()
     # The words of one image are checked by the generator that draws it.
     return prompt_from(model if read_request(text) else "", theme=text)
 
@@ -163,13 +155,12 @@ def record_prompt(record: Mapping[str, Any], *, folder: Path, model: str = "") -
         ValueError: a field is missing or of another type, or an image cannot be used; the message names it.
     """
     line = validated(record, PromptLine)
-    # An edit of images, or a set.
-    if "instruction" in record or ("image" in record and "prompt" not in record):
-        if not line.instruction.strip() or not line.image:
-            raise ValueError("'image' or 'instruction' is missing or empty; an edit has both")
+    if line.instruction.strip() and line.image:
         panels = tuple(line.panels or ())
         check_panel_count(Grid(1, 1), panels)
         prompt = Prompt(0, line.instruction.strip(), panels=panels, sources=images_beside(line.image, folder))
+    elif line.instruction or (line.image and not line.prompt):
+        raise ValueError("'image' or 'instruction' is missing or empty; an edit has both")
     else:
         prompt = _set_of(line, model)
 
@@ -196,11 +187,11 @@ def _set_of(line: PromptLine, model: str) -> Prompt:
     else:
         raise ValueError("'prompt' is missing or empty; give the text for the generator, or 'theme' and 'panels'")
 
-    if line.height and line.width:
-        return replace(prompt, size=Size(line.height, line.width))
-    if line.height or line.width:
+    if not (line.height or line.width):
+        return prompt
+    if not (line.height and line.width):
         raise ValueError("'height' or 'width' is missing; give both sides, or neither")
-    return prompt
+    return replace(prompt, size=Size(line.height, line.width))
 
 
 # --- writing -----------------------------------------------------------------------------------------------------
@@ -209,38 +200,30 @@ def _set_of(line: PromptLine, model: str) -> Prompt:
 def save_prompts(prompts: Sequence[Prompt], path: str | Path) -> None:
     """Write prompts as records for `load_prompts`, without their ids: an id is the position in the file.
 
-    Images are copied into a folder beside the file. The file appears whole or not at all. Raises OSError.
+    Images are copied into a folder beside the file, so that the file can be moved with it. The file appears whole or
+    not at all. Raises OSError.
     """
     path = Path(path)
     rows = []
     for prompt in prompts:
-        row = record_of(prompt)
-        # Images are copied, so that the file can be moved with its folder.
-        if prompt.sources:
-            row["image"] = copied_images(prompt.sources, path)
         characters = {}
         for character in prompt.characters:
             images = copied_images(character.images, path)
             characters[character.name] = {"description": character.text, "images": images}
-        if characters:
-            row["characters"] = characters
+        row = record_of(prompt) | {"image": copied_images(prompt.sources, path), "characters": characters}
         if prompt.references != in_turn([character.images for character in prompt.characters]):
             row["references"] = copied_images(prompt.references, path)
-        rows.append(row)
+        rows.append({name: value for name, value in row.items() if value or name == "references"})
     write_jsonl(path, rows)
 
 
 def record_of(prompt: Prompt) -> JsonObject:
     """Convert a prompt to a record, without its images and characters."""
-    row: JsonObject = {"idx": f"{prompt.id:04d}"}
-    if prompt.sources:
-        row |= {"instruction": prompt.text, "category": prompt.category}
-        return row | {"panels": list(prompt.panels)}
-    row["prompt"] = prompt.text
-    if prompt.size:
-        row |= {"height": prompt.size.height, "width": prompt.size.width}
+    row: JsonObject = {"idx": f"{prompt.id:04d}", "instruction" if prompt.sources else "prompt": prompt.text}
     row |= {"layout": str(prompt.grid), "theme": prompt.theme, "category": prompt.category}
     row["criteria"] = prompt.criteria
+    if prompt.size:
+        row |= {"height": prompt.size.height, "width": prompt.size.width}
     # Panels in the text are parsed from it again; a second copy could differ.
     if prompt.panels != panel_texts(prompt.text):
         row["panels"] = list(prompt.panels)
@@ -250,26 +233,15 @@ def record_of(prompt: Prompt) -> JsonObject:
 # --- shared with sources of comparisons --------------------------------------------------------------------------
 
 
-def evenly_spread(items: Sequence[Item], limit: int | None, *, source: object = "") -> list[Item]:
-    """Return at most `limit` of the items, evenly spread from the first on; all without a limit.
-
-    Raises:
-        ValueError: if the limit is below 1; the message names `source`.
-    """
-    if limit is None:
-        return list(items)
-    if limit < 1:
-        raise ValueError(f"a limit of {limit} leaves nothing of {source or 'the items'}; give at least 1, or none")
+def evenly_spread(items: Sequence[Item], limit: int | None) -> list[Item]:
+    """Return at most `limit` of the items, evenly spread from the first on; all without a limit."""
     # Not the first `limit` items: files are often in the order of their categories.
-    count = min(limit, len(items))
+    count = len(items) if limit is None else min(limit, len(items))
     return [items[index * len(items) // count] for index in range(count)]
 
 
-def tiny_source(source: str, *, counts: Mapping[Split, int]) -> tuple[Split, int]:
-    """Parse the split and the count of `tiny:SPLIT` or `tiny:SPLIT:COUNT`.
-
-    Args:
-        counts: default count of each split.
+def tiny_source(source: str) -> tuple[Split, int]:
+    """Parse the split and the count, by default 0, of `tiny:SPLIT` or `tiny:SPLIT:COUNT`.
 
     Raises:
         ValueError: if there is no such split, or the count is not a whole number above 0.
@@ -278,4 +250,4 @@ def tiny_source(source: str, *, counts: Mapping[Split, int]) -> tuple[Split, int
     if not match:
         raise ValueError(f"{source!r}: give tiny:train, tiny:dev or tiny:test, or one with a count, as in tiny:dev:12")
     split: Split = match[1]  # type: ignore[assignment]
-    return split, int(match[2] or counts[split])
+    return split, int(match[2] or 0)

@@ -20,9 +20,8 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator, Sequence
-from itertools import chain, groupby
-from operator import itemgetter
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,6 +38,16 @@ TIE = re.compile(r"(?<=\s)=(?=\s)")
 RECORD = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
 
+def _as_tier(entry: Any) -> Any:
+    if isinstance(entry, str):
+        return (entry,)
+    return tuple(entry) if isinstance(entry, list) else entry
+
+
+Tier = Annotated[tuple[Name, ...], Field(min_length=1), BeforeValidator(_as_tier)]
+"""Candidates that are tied, or one candidate."""
+
+
 @dataclass(frozen=True, slots=True, config=RECORD)
 class Ranking:
     """One person's ranking of the candidates of one instance."""
@@ -49,12 +58,10 @@ class Ranking:
     group: str
     """Rankings of one group are never divided between training and test; empty if a file has no groups."""
     reference: str
-    candidates: tuple[str, ...]
-    """Best first."""
+    tiers: tuple[Tier, ...]
+    """Best first; the candidates of one tier are tied."""
     theme: str = ""
     category: str = ""
-    ranks: tuple[int, ...] = ()
-    """Ranks of the candidates from 1, e.g. (1, 2, 2, 4) if the second and third are tied; empty stands for 1, 2, 3 …"""
     criteria: Criteria = Field(default_factory=dict)
     """Criteria of the ranking, if they were recorded."""
     adjudicated: bool = False
@@ -65,25 +72,9 @@ class Ranking:
     """The page's wording when it was ranked; empty if it was not recorded."""
 
     @property
-    def tiers(self) -> tuple[tuple[str, ...], ...]:
-        """Tiers of candidates, best first; the candidates of one tier are tied."""
-        ranks = self.ranks or range(len(self.candidates))
-        tiers = []
-        for _, tier in groupby(zip(ranks, self.candidates, strict=True), key=itemgetter(0)):
-            tiers.append(tuple(name for _, name in tier))
-        return tuple(tiers)
-
-
-def ranks_of(tiers: Sequence[Sequence[Any]]) -> tuple[int, ...]:
-    """Rank every candidate from 1, best first; the candidates of one tier share a rank."""
-    ranks: list[int] = []
-    for tier in tiers:
-        ranks += [len(ranks) + 1] * len(tier)
-    return tuple(ranks)
-
-
-Tier = Annotated[list[Name], Field(min_length=1), BeforeValidator(lambda c: [c] if isinstance(c, str) else c)]
-"""Candidates that are tied, or one candidate."""
+    def candidates(self) -> tuple[str, ...]:
+        """Candidates, best first."""
+        return tuple(chain.from_iterable(self.tiers))
 
 
 class RankingRecord(BaseModel):
@@ -107,31 +98,25 @@ def load_rankings(path: str | Path) -> list[Ranking]:
 
     Example:
         for ranking in load_rankings("examples/rankings/rankings.csv"):
-            print(ranking.reference, ranking.candidates)
+            print(ranking.reference, ranking.tiers)
     """
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix not in (".csv", ".jsonl"):
         raise ValueError(f"{path}: rankings are read from .csv and .jsonl files; save a spreadsheet as CSV (UTF-8)")
-    records = _csv_records(path) if suffix == ".csv" else text_lines(path)
     rankings = []
-    for line, record in records:
+    for line, record in _csv_records(path) if suffix == ".csv" else text_lines(path):
         with blamed_on(f"{path}:{line}"):
-            rankings.append(_ranking(parse_object(record) if isinstance(record, str) else record, line))
+            row = validated(parse_object(record) if isinstance(record, str) else record, RankingRecord)
+            images = [row.reference, *chain.from_iterable(row.candidates)]
+            for name in images:
+                if images.count(name) > 1:
+                    raise ValueError(f"{name!r} is named twice; name the reference and each candidate once")
+            named = row.model_dump(exclude={"candidates"})
+            rankings.append(Ranking(str(line), tiers=tuple(row.candidates), own_group=bool(row.group), **named))
     if not rankings:
         raise ValueError(f"{path}: holds no rankings; give one a line, below a header such as {EXAMPLE} in a CSV")
     return rankings
-
-
-def _ranking(record: JsonObject, line: int) -> Ranking:
-    row = validated(record, RankingRecord)
-    candidates = tuple(chain.from_iterable(row.candidates))
-    images = [row.reference, *candidates]
-    repeated = [name for name in images if images.count(name) > 1]
-    if repeated:
-        raise ValueError(f"{repeated[0]!r} is named twice; name the reference and each candidate once")
-    order = {"candidates": candidates, "ranks": ranks_of(row.candidates)}
-    return Ranking(instance=str(line), own_group=bool(row.group), **row.model_dump() | order)
 
 
 def _csv_records(path: Path) -> Iterator[tuple[int, JsonObject]]:
@@ -140,15 +125,13 @@ def _csv_records(path: Path) -> Iterator[tuple[int, JsonObject]]:
     # strict: a stray quote is a fault and no part of a path.
     rows = csv.DictReader(io.StringIO(read_text(path), newline=""), restval="", strict=True)
     try:
-        header = rows.fieldnames or []
-        for name in ("reference", "candidates"):
-            if header.count(name) != 1:
-                raise ValueError(
-                    f"{path}:1: {header.count(name)} columns are called {name!r}; the first line names the columns, "
-                    f"e.g. {EXAMPLE}"
-                )
+        missing = {"reference", "candidates"}.difference(rows.fieldnames or ())
+        if missing:
+            raise ValueError(
+                f"{path}:1: there is no column {max(missing)!r}; the first line names the columns, e.g. {EXAMPLE}"
+            )
         for row in rows:
-            surplus: Any = row.pop(None, [])
+            surplus: Any = row.pop(None, None)
             if surplus:
                 raise ValueError(f"{path}:{rows.line_num}: {surplus[0]!r} has no column name; name it, or quote commas")
             if any(row.values()):
