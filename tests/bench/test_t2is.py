@@ -165,14 +165,6 @@ def test_images_of_others_and_their_aesthetics(t2is_folder: Path, tmp_path: Path
     assert values["aesthetic"] == pytest.approx(0.1 * values["jpeg_size"])  # LAION's are from 0 to 10
 
 
-@pytest.mark.slow
-def test_a_missing_image_is_named(t2is_folder: Path, tmp_path: Path) -> None:
-    images = finished(t2is_folder, tmp_path / "images")
-    (images / "0002_0001_0003.png").unlink()
-    done = command(t2is_folder, "--images", images, "--out", tmp_path / "run")
-    assert "0002_0001_0003.png: cannot be read" in str(done.exception)
-
-
 # --- leaks ---------------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -31,11 +30,10 @@ def test_captions_are_files_or_the_card_with_the_trigger(tmp_path: Path) -> None
 def test_captions_of_other_tools_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     hero = make_hero(tmp_path / "zorp", captions=False)
     (hero / "card.yaml").write_text("description: a hero\n")
-    (hero / "0.txt").write_text("[trigger] waving")
-    (hero / "1.txt").write_text("zorp, jumping")
-    (hero / "2.txt").write_text("a zorplike thing")  # the trigger is no part of a word
-    rows = [{"file_name": "3.png", "text": "{trigger} by a lamp"}, {"file_name": "4.png", "caption": "<trigger>"}]
-    (hero / "metadata.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    # The trigger is no part of a word.
+    texts = ("[trigger] waving", "zorp, jumping", "a zorplike thing", "{trigger} by a lamp", "<trigger>")
+    for number, text in enumerate(texts):
+        (hero / f"{number}.txt").write_text(text)
     pictures = read_pictures(hero_config(hero, tmp_path / "run"))
     captions = {picture.path.name: picture.caption for picture in (*pictures.train, *pictures.held_out)}
     assert captions == {

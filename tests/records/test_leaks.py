@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pacorl.records.leaks import check_leaks, find_leaks, split_prompts, trained_on
-from pacorl.records.prompts import prompts_from
 from pacorl.types import Prompt
 
 
@@ -36,12 +35,6 @@ def test_case_spaces_and_punctuation_do_not_hide_a_prompt() -> None:
     assert [(leak.prompt.id, leak.other.id) for leak in leaks] == [(0, 0), (2, 0), (3, 1)]
 
 
-def test_edits_leak_by_their_picture(tmp_path: Path) -> None:
-    train = edits(tmp_path, ("red", "Make it blue."), ("green", "Make it blue."))
-    bench = edits(tmp_path / "bench", ("red", "把它变成蓝色"))
-    assert [leak.prompt.id for leak in find_leaks(train, {"GEdit": bench})] == [0]
-
-
 def test_sets_of_one_text_differ_by_their_references(tmp_path: Path) -> None:
     for name in ("ann", "bob", "copy"):
         (tmp_path / name).write_text(name if name != "copy" else "ann")
@@ -52,12 +45,6 @@ def test_sets_of_one_text_differ_by_their_references(tmp_path: Path) -> None:
     (tmp_path / "bob").write_text("ann")
     os.utime(tmp_path / "bob", ns=(1, 1))
     assert len(find_leaks([ann], {"test": [bob]})) == 1
-
-
-def test_the_tiny_world_s_splits_do_not_leak() -> None:
-    train = prompts_from("tiny:train")
-    assert find_leaks(train, {"dev": prompts_from("tiny:dev"), "test": prompts_from("tiny:test")}) == []
-    assert len(find_leaks(train, {"train": train})) == len(train)
 
 
 def test_a_split_keeps_families_and_benchmarks_apart(tmp_path: Path) -> None:

@@ -15,15 +15,13 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pacorl.io.documents import blamed_on, read_jsonl, read_text, read_yaml, typed
+from pacorl.io.documents import blamed_on, read_text, read_yaml, typed
 from pacorl.io.images import images_in, open_image
 from pacorl.types import Character, Prompt
 
 FOLDER = "characters"
 CARD = "card.yaml"
 MAX_IMAGES = 14
-METADATA = "metadata.jsonl"
-"""Table of captions by `file_name`, as Hugging Face's image folders have it."""
 
 Text = Annotated[str, Field(min_length=1, max_length=2000)]
 
@@ -75,14 +73,11 @@ def read_character(folder: Path, *, least: int = 1, most: int = MAX_IMAGES) -> C
 
 
 def read_caption(image: Path) -> tuple[Path | None, str]:
-    """Read an image's caption where trainers write it: the file and the text; no file without one."""
-    file, table = image.with_suffix(".txt"), image.with_name(METADATA)
-    if file.is_file():
-        return file, " ".join(read_text(file).split())
-    for row in read_jsonl(table) if table.is_file() else ():
-        if row.get("file_name") == image.name:
-            return table, str(row.get("text") or row.get("caption") or row.get("prompt") or "")
-    return None, ""
+    """Read an image's caption from the .txt beside it: the file and the text; no file without one."""
+    file = image.with_suffix(".txt")
+    if not file.is_file():
+        return None, ""
+    return file, " ".join(read_text(file).split())
 
 
 def in_turn(images: Sequence[Sequence[Path]]) -> tuple[Path, ...]:

@@ -31,8 +31,6 @@ class SetRequest:
     """The whole sentence."""
     count: int | None
     """Number of panels; None if the sentence names none."""
-    unit: str = "image"
-    """Singular noun of the counted things, such as "stage"."""
     content: str = ""
     """The sentence behind its count: the subject, and a list if there is one."""
 
@@ -101,7 +99,7 @@ REQUESTS = (
     re.compile(rf".*?\b{COUNT}[- ](?P<unit>step|stage|panel|part|phase|frame|image|scene|picture)\b", re.I | re.S),
     # `A dentist in four scenes`
     re.compile(
-        rf"\s*{VERB}(?P<subject>.*?)\s*\b(?:in|into|as|over|across)\s+{COUNT}\s+(?:[\w-]+\s+)?"
+        rf"\s*+{VERB}(?P<subject>.*?)\b(?:in|into|as|over|across)\s+{COUNT}\s+(?:[\w-]+\s+)?"
         r"(?P<unit>image|picture|panel|scene|stage|step|phase)s\b",
         re.I | re.S,
     ),
@@ -139,11 +137,11 @@ def _request_of(text: str, match: re.Match[str]) -> SetRequest | None:
 
     # Words before the content that describe the panels: the adjectives, and a noun such as "menu".
     unit = match["unit"].lower()
-    content = groups["subject"] + text[match.end() :]
+    content = groups["subject"].rstrip() + text[match.end() :]
     adjectives = OF_THE_SET.sub("", groups["adjectives"]).strip()
     if adjectives or not re.fullmatch(VIEW, unit):
         content = " ".join([adjectives, unit, content.strip()]).strip()
-    return SetRequest(text, number, unit, content)
+    return SetRequest(text, number, content)
 
 
 # --- the template ----------------------------------------------------------------------------------------------
