@@ -35,7 +35,6 @@ from pacorl.judge_training.loop import (
     training_arguments,
 )
 from pacorl.judge_training.tuning import load_model, processor_of, save_processor, source_of, tune
-from pacorl.plan.judge_plan import plan_reward
 from pacorl.records.comparisons import comparisons_from, save_comparisons
 from pacorl.runtime.stopping import Interrupted
 from pacorl.types import Question
@@ -381,14 +380,10 @@ def test_a_config_that_makes_no_sense_is_refused(override: str, message: str) ->
 
 
 @pytest.mark.slow
-def test_the_plan_counts_what_training_does(run: Any) -> None:
+def test_the_last_batch_of_an_epoch_is_smaller(run: Any) -> None:
     config = run("epochs=1.5", "optimizer.batch=5")
-    facts = plan_reward(config).facts
-    # Three steps an epoch, the last of two comparisons.
-    assert (facts["train_pairs"], facts["optimizer_steps"]) == (12, 5)
     JudgeTrainer(config).train()
     assert lines(config.out)[-1]["step"] == 5
-    assert facts["trained_parameters"] == sum(value.numel() for value in weights(config.out).values())
 
 
 def test_rows_open_their_images_in_order(data: Path) -> None:

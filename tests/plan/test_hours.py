@@ -97,13 +97,15 @@ def test_hours_add_up_and_divide_among_the_processes(tmp_path: Path) -> None:
 
 def test_hours_are_those_of_the_card_that_is_here_or_of_the_smallest_that_hold_the_run() -> None:
     hours = {card.name: (2.0, 3.0) for card in CARDS}
-    plan = Plan(memory=Memory({"train": 30 * 2**30}), hours=hours, processes=2, device="CPU", device_bytes=None)
-    assert f"2 to 3 on 2 × {CARDS[3].name}" in str(plan)
-    assert CARDS[2].name not in str(plan)
+    plan = Plan(Memory({"train": 30 * 2**30}), hours=hours, processes=2, device="CPU", device_bytes=None)
+    shown = [line for line in str(plan).splitlines() if line.startswith("hours on 2 ×")]
+    assert [card.name for card in CARDS if any(card.name in line for line in shown)] == [
+        card.name for card in CARDS[3:6]
+    ]
+    assert all(line.endswith("2 to 3") for line in shown)
     here = dataclasses.replace(plan, device=CARDS[-1].name, device_bytes=141 * 10**9)
     assert f"2 × {CARDS[-1].name}" in str(here).splitlines()[-1]
     assert CARDS[3].name not in str(here)
-    assert "hours" not in str(dataclasses.replace(plan, hours={card.name: (0.01, 0.02) for card in CARDS}))
 
 
 def test_questions_are_counted_as_rewards_ask_them(tmp_path: Path) -> None:
@@ -118,7 +120,7 @@ def test_questions_are_counted_as_rewards_ask_them(tmp_path: Path) -> None:
     assert tokens(visual=True) == 4 * 81
     assert 2 * 6.5e9 * alone + 8 * 0.68e9 * tokens(visual=True) == pytest.approx(15.5e12, rel=0.1)
     assert alone < tokens("rewards=[{name: consistency}, {name: panel_match}]") < 10 / 6 * alone + alone
-    contrast = tokens("rewards=[{name: consistency, args: {contrast: 1}}]", "sampling.batch=4", "group_size=16")
+    contrast = tokens("rewards=[{name: consistency, args: {contrast: 1}}]")
     assert 1.1 < contrast / alone <= 1.5
     # An edit's source is as large as the image.
     edit = ["model.kind=kontext", "rewards=[{name: edit_consistency}]"]

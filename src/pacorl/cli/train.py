@@ -6,11 +6,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Literal
 
 from typer import Argument, Exit, Option
 
@@ -19,10 +19,8 @@ from pacorl.config.options import inherited, option
 from pacorl.types import TINY
 
 if TYPE_CHECKING:
-    from pacorl.config.base import Section
     from pacorl.grpo.policy_config import PolicyConfig
     from pacorl.grpo.start import Resume
-    from pacorl.plan.plan import Plan
 
 QUICKSTART = Path("runs/quickstart")
 EX_TEMPFAIL = 75
@@ -42,22 +40,16 @@ class RunOptions:
     allow_changes: bool = option(
         False, "With --resume: accept a config that differs from the run's; the log lists the changes."
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyRunOptions(RunOptions):
+    """Options of a policy's training."""
+
     dry_run: bool = option(
         False, "Check the config and print its requirements. Exit code 2: something is absent or does not fit."
     )
     as_json: bool = option(False, "With --dry-run: print the plan as JSON.", "--json")
-
-    def show(self, plan: Callable[[], Plan], config: Path, run: Section) -> NoReturn:
-        """Print a dry run, and end the command with its exit code."""
-        from pacorl.config.base import config_errors
-
-        with config_errors(config, run):
-            planned = plan()
-        if self.as_json:
-            echo_json(planned.to_json())
-        else:
-            echo(planned)
-        raise Exit(planned.exit_code)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +74,10 @@ def train_policy(
     config: Path = Argument(help="A YAML file, or a recipe of `pacorl recipes`, such as tiny."),
     overrides: list[str] = OVERRIDES,
     *,
-    options: RunOptions,
+    options: PolicyRunOptions,
 ) -> None:
     """Train a generator with PaCo-GRPO."""
-    from pacorl.config.base import load
+    from pacorl.config.base import config_errors, load
     from pacorl.config.user_files import user_files
     from pacorl.grpo.policy_config import PolicyConfig
 
@@ -95,7 +87,13 @@ def train_policy(
     if options.dry_run:
         from pacorl.plan.plan import plan_policy
 
-        options.show(lambda: plan_policy(run, ask=True), config, run)
+        with config_errors(config, run):
+            plan = plan_policy(run, ask=True)
+        if options.as_json:
+            echo_json(plan.to_json())
+        else:
+            echo(plan)
+        raise Exit(plan.exit_code)
     # Train; a SIGTERM still ends the command by its handlers.
     with exit_on_sigterm():
         _train_policy(run, config, options)
@@ -234,10 +232,6 @@ def train_character(
     # Before anything slow: the parent may end while this process still imports.
     if options.stop_with_stdin:
         stop_with_stdin()
-    if options.dry_run:
-        from pacorl.plan.character_plan import plan_character
-
-        options.show(lambda: plan_character(run), config, run)
 
     # Import. The pipeline's class imports diffusers, which takes seconds.
     from pacorl.io.imports import frozen_imports
@@ -272,14 +266,13 @@ def train_reward(
 
     run = load(JudgeConfig, config, overrides or [])
 
-    # Check the run before the imports, which take seconds. A dry run reports absent files itself.
+    # Check the run before the imports, which take seconds.
     check_writable(run.out, folder=True)
-    if not options.dry_run:
-        if not options.resume:
-            check_no_run(run.out)
-        check_judge(run.model.checkpoint, adapter=run.tuning.start)
-        for source in (*run.data.train, *run.data.evaluation):
-            check_source(source)
+    if not options.resume:
+        check_no_run(run.out)
+    check_judge(run.model.checkpoint, adapter=run.tuning.start)
+    for source in (*run.data.train, *run.data.evaluation):
+        check_source(source)
 
     # transformers is imported now, which takes seconds.
     from transformers.utils.logging import disable_progress_bar
@@ -288,10 +281,6 @@ def train_reward(
 
     use_cores()
     disable_progress_bar()  # of loading weights; training has its own
-    if options.dry_run:
-        from pacorl.plan.judge_plan import plan_reward
-
-        options.show(lambda: plan_reward(run), config, run)
 
     # Train; the trainer imports the heavy libraries.
     from pacorl.judge_training.judge_trainer import JudgeTrainer

@@ -26,25 +26,19 @@ def plan_generation(options: PolicyOptions, *, size: Size | None = None, judge: 
         images: number of sources and references.
     """
     spec = POLICIES[options.kind]
-    if size is None:
-        size = spec.committed.size if options.checkpoint == TINY else SIZE
     generator = sources.generator_of(options, spec)
-    absences = list(generator.absences)
-    scorers = []
+    settings = None
     if judge:
         api_key = JUDGE_KEY if os.environ.get(JUDGE_KEY) else ""
         settings = JudgeSettings(checkpoint=judge, api_key_env=api_key).in_memory(options.memory)
-        judge_files = sources.judge("--judge", settings, ask=True)
-        absences += judge_files.absences
-        if judge_files.configs:
-            scorers.append(judge_scorer(settings, judge_files.configs))
+    of_judge = sources.judge("--judge", settings, ask=True)
     job = Job(
         spec=spec,
         options=options,
         configs=generator.configs,
-        batches=[Batch(size, "size")],
+        batches=[Batch(size or (spec.committed.size if options.checkpoint == TINY else SIZE), "size")],
         images=images or None,
-        scorers=scorers,
+        scorers=[judge_scorer(settings, of_judge.configs)] if settings and of_judge.configs else [],
         in_turns=options.memory != "normal",
     )
-    return Plan(absences, memory=measure(job))
+    return Plan(measure(job), [*generator.absences, *of_judge.absences])

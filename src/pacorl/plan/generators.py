@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pacorl.io.pretrained import model_of
 from pacorl.io.processor import image_tokens
@@ -56,10 +56,11 @@ def policy_on_meta(spec: PolicySpec, options: PolicyOptions, configs: Parts | No
 
     configs = configs or spec.parts
     components: dict[str, Any] = {"scheduler": model_of(spec.parts["scheduler"])}
-    for name in configs.keys() - WITHOUT_WEIGHTS:
-        # The published class: a checkpoint's config.json may lack it.
-        classes = {key: spec.parts[name][key] for key in CLASS_KEYS if key in spec.parts[name]}
-        components[name] = model_on_meta({**configs[name], **classes}, dtype=getattr(torch, options.dtype))
+    for name, published in spec.parts.items():
+        if name not in WITHOUT_WEIGHTS:
+            # The published class: a checkpoint's config.json may lack it.
+            classes = {key: published[key] for key in CLASS_KEYS if key in published}
+            components[name] = model_on_meta({**configs[name], **classes}, dtype=getattr(torch, options.dtype))
 
     # Absent components are None. Qwen-Image's config has the processor of its editors.
     pipeline = spec.pipeline_type
@@ -108,29 +109,27 @@ class Inputs:
         config: Any = policy.pipeline.transformer.config
         is_shared = isinstance(policy, QwenImage21Policy)  # all rows share the conditioning of one prompt
 
+        def empty(*shape: int) -> Tensor:
+            rows = 1 if is_shared else batch
+            return torch.empty(rows, *shape, device=policy.device, dtype=policy.pipeline.vae.dtype)
+
         # Texts.
         width = config.context_in_dim if is_shared else config.joint_attention_dim
-        shapes: dict[str, tuple[int, ...]] = {"tokens": (self.text_tokens(size), width)}
+        tensors = {"tokens": empty(self.text_tokens(size), width)}
         if isinstance(policy, FluxPolicy | SD3Policy):
-            shapes["pooled"] = (config.pooled_projection_dim,)
+            tensors["pooled"] = empty(config.pooled_projection_dim)
         if policy.options.negative_text is not None:
-            shapes |= {f"negative_{name}": shape for name, shape in shapes.items()}
+            tensors |= {f"negative_{name}": tensor for name, tensor in tensors.items()}
 
         # Images, and their positions.
         if self.count:
-            count = 1 if policy.stitched else self.count
-            tokens = count * math.prod(policy.token_grid(size))
-            shapes["source"] = (tokens, policy.patch**2 * policy.latent_channels)
+            tokens = (1 if policy.stitched else self.count) * math.prod(policy.token_grid(size))
+            tensors["source"] = empty(tokens, policy.patch**2 * policy.latent_channels)
             if isinstance(policy, KleinPolicy):
-                shapes["source_ids"] = (tokens, 4)
-
-        tensors = {}
-        for name, shape in shapes.items():
-            rows = 1 if is_shared else batch
-            tensors[name] = torch.empty(rows, *shape, device=policy.device, dtype=policy.pipeline.vae.dtype)
-        if is_shared and self.count:
-            grids = [(image * self._slots(size), *policy.token_grid(size)) for image in range(self.count)]
-            tensors["source_grid"] = torch.tensor([grids])
+                tensors["source_ids"] = empty(tokens, 4)
+            if is_shared:
+                grids = [(image * self._slots(size), *policy.token_grid(size)) for image in range(self.count)]
+                tensors["source_grid"] = torch.tensor([grids])
         return Conditioning(tensors)
 
     def text_tokens(self, size: Size) -> int:

@@ -60,7 +60,6 @@ def forwards_of(config: PolicyConfig) -> Forwards:
     """
     spec = OBJECTIVES[config.objective.name]
     division = divide(config, world=config.processes)
-    samples = division.prompts * config.group_size
     sampler = config.sampling.sampler(0, group_size=config.group_size, seed=config.seed, spec=spec)
     tree = sampler.tree
     levels = range(len(tree.branches))
@@ -74,10 +73,9 @@ def forwards_of(config: PolicyConfig) -> Forwards:
         sampled += count * (step - before)
 
     # Training: each node once, or each sample at each trained step.
-    is_path = spec.needs == "path"
-    trained = sum(nodes) if is_path else float(len(sampler.sde_steps))
-    node_batch = config.sampling.batch
-    if is_path:
+    trained, node_batch = float(len(sampler.sde_steps)), config.sampling.batch
+    if spec.needs == "path":
+        trained = sum(nodes)
         node_batch = max(tree.nodes_of_batch(division.batch, level, least=config.nodes_of_step) for level in levels)
 
     # Other policies: the base, and the sampling policy. Without a lag the sampling policy is the trained policy until
@@ -87,7 +85,7 @@ def forwards_of(config: PolicyConfig) -> Forwards:
         other_policies += trained if spec.lag else trained * (1 - 1 / config.optimizer.updates_per_epoch)
 
     per_image = {"sampling": sampled, "training": trained, "other_policies": other_policies}
-    return Forwards(sampler, samples, node_batch, per_image)
+    return Forwards(sampler, division.prompts * config.group_size, node_batch, per_image)
 
 
 def hours_of(config: PolicyConfig, *, flops: float) -> dict[str, tuple[float, float]]:
@@ -100,6 +98,6 @@ def hours_of(config: PolicyConfig, *, flops: float) -> dict[str, tuple[float, fl
     low, high = MEASURED[config.memory]
     hours = {}
     for card in CARDS:
-        computed = flops / (PRODUCTS_SHARE * card.tflops * 1e12 * config.processes)
-        hours[card.name] = (low * computed / 3600, high * computed / 3600)
+        computed = flops / (PRODUCTS_SHARE * card.tflops * 1e12 * config.processes) / 3600
+        hours[card.name] = (low * computed, high * computed)
     return hours

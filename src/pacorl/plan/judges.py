@@ -1,17 +1,12 @@
-"""Models that score a run's images: their memory, and the work of the questions that rewards really ask."""
+"""Models that score a run's images: their memory, and the work of the questions that rewards ask."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 
 from pacorl.core.devices import best_dtype
 from pacorl.grpo.policy_config import PolicyConfig
@@ -21,23 +16,20 @@ from pacorl.models.int8 import parameter_count, quantize_model, streamed_bytes, 
 from pacorl.models.policies.policy import Parts
 from pacorl.plan import sources
 from pacorl.plan.generators import model_on_meta
-from pacorl.plan.ledger import META, measured
+from pacorl.plan.ledger import META
 from pacorl.plan.peaks import Scorer, language_pass
-from pacorl.rewards.consistency import Consistency, Contrast, JudgedReward
-from pacorl.types import Character, Grid, Prompt, Question, Size, Verdict
+from pacorl.types import Grid, Prompt, Size
 
 ROWS = 16
 """Questions in a full batch of a judge."""
 SHARED = 0.6
 """Share of a batch's tokens that are prefixes of further questions, so that their keys and values are kept."""
-TEMPLATE_TOKENS = 6
-"""Tokens of the chat template after the text."""
-TOKEN = re.compile(r"\w+|[^\w\s]")
-"""About a token of a question's text: a word or a sign."""
-THEME = "A small red fox who runs a lighthouse by the northern sea, painted in soft watercolour on cream paper."
-"""Theme of absent prompts."""
+TEXT = 60
+"""Tokens of a question's text, and of the template after it."""
 CLIP_BATCH = 32
 """Images per forward of a CLIP."""
+CLIP_NUMBERS = 5_263_360
+"""Numbers that a forward of CLIP ViT-H-14 holds at its peak, for each image."""
 
 
 def judge_scorer(settings: JudgeSettings, configs: Parts) -> Scorer:
@@ -56,81 +48,58 @@ def judge_scorer(settings: JudgeSettings, configs: Parts) -> Scorer:
     width = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
     cache_bytes = 2 * shape.num_hidden_layers * shape.num_key_value_heads * width * model.dtype.itemsize
     return Scorer(
-        weight_bytes(model),
-        ledger.peak + round(SHARED * BATCH_TOKENS * cache_bytes),
-        files,
-        streamed_bytes(model),
-        ledger.flops / BATCH_TOKENS,
-        per_visual_token,
+        weights=weight_bytes(model),
+        buffers=ledger.peak + round(SHARED * BATCH_TOKENS * cache_bytes),
+        files=files,
+        streamed=streamed_bytes(model),
+        per_token=ledger.flops / BATCH_TOKENS,
+        per_visual_token=per_visual_token,
     )
 
 
 def clip_scorers(config: PolicyConfig, prompts: Sequence[Prompt]) -> Iterator[Scorer]:
-    """Measure the encoders of rewards, on the panels of a batch; rewards of one checkpoint share an encoder."""
-    panels = prompts[0].grid.count if prompts else 4
+    """List the encoders of rewards, with the panels of a batch; rewards of one checkpoint share an encoder."""
     for encoder in sources.clip_encoders(config):
-        model: Any = model_on_meta(sources.CLIP_PARTS["model"], dtype=getattr(torch, encoder.dtype))
-        side = model.config.vision_config.image_size
-        images = min(CLIP_BATCH, config.sampling.batch * panels)
-        pixels = torch.empty(images, 3, side, side, device=META, dtype=model.dtype)
-        peak = measured(lambda: model.vision_model(pixel_values=pixels)).peak  # noqa: B023 - runs at once
-        yield Scorer(weight_bytes(model), peak, files=weight_bytes(model))
-
-
-# --- questions -------------------------------------------------------------------------------------------------
-
-
-class Recorder:
-    """A judge that counts the tokens of each call's questions, and answers none; a common prefix is read once."""
-
-    def __init__(self, processor: Mapping[str, Any]) -> None:
-        self.processor = processor
-        self.read = 0
-        """Tokens of the language model, those of common prefixes once."""
-        self.visual = 0
-        """Tokens of distinct images."""
-
-    def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
-        visual: dict[bytes, int] = {}
-        read: dict[tuple[str | bytes, ...], int] = {}
-        for question in questions:
-            prefix: tuple[bytes, ...] = ()
-            for image in question.images:
-                content = image.tobytes()
-                prefix += (content,)
-                visual[content] = read[prefix] = image_tokens(Size(image.height, image.width), self.processor)
-            read[*prefix, question.text] = len(TOKEN.findall(question.text)) + TEMPLATE_TOKENS
-        self.visual += sum(visual.values())
-        self.read += sum(read.values())
-        return [Verdict(None, "planned")] * len(questions)
-
-    def explain(self, question: Question) -> str:
-        return ""
+        width = getattr(torch, encoder.dtype).itemsize
+        images = min(CLIP_BATCH, config.sampling.batch * example_prompt(config, prompts).grid.count)
+        weights = sources.CLIP_PARAMETERS * width
+        yield Scorer(weights, images * CLIP_NUMBERS * width, files=weights)
 
 
 def judging_flops(config: PolicyConfig, scorer: Scorer, configs: Parts, prompts: Sequence[Prompt]) -> float:
-    """Count the FLOPs of the questions about a training image: rewards are called with images of noise.
+    """Count the FLOPs of the questions about a training image; images that several questions begin with are read once.
 
     Args:
         configs: of the judge.
         prompts: of training, the first of which stands for all; without them a set of 2 × 2, or an edit.
     """
-    # A call holds whole groups if a reward compares their samples.
-    count = math.lcm(config.sampling.batch, config.group_size) if config.whole_groups else config.sampling.batch
-    noise = np.random.default_rng(0).integers(0, 256, (1 + count, *config.sampling.size, 3), np.uint8)
-    shown, *images = [Image.fromarray(pixels) for pixels in noise]
-    recorder = Recorder(configs["processor"])
-    with TemporaryDirectory() as folder:
-        source = Path(folder, "source.png")
-        shown.save(source)
-        hero = Character("", "", (source,))
-        prompt = Prompt(0, THEME, THEME, Grid(2, 2), ("the hero in a scene",) * 4, characters=(hero,))
-        if sources.planned_images(config):
-            prompt = Prompt(0, "Change it.", sources=(source,))
-        repeated = [*prompts[:1], prompt][:1] * count
-        for reward in sources.rewards_of(config.rewards, judge=recorder).values():
-            if isinstance(reward, Consistency) and reward.contrast:
-                Contrast(reward, range(count))(repeated, images)
-            elif isinstance(reward, JudgedReward):
-                reward(repeated, images)
-    return (scorer.per_token * recorder.read + scorer.per_visual_token * recorder.visual) / count
+    prompt = example_prompt(config, prompts)
+    height, width = config.sampling.size
+    image = image_tokens(Size(height // prompt.grid.rows, width // prompt.grid.cols), configs["processor"])
+    panels = prompt.grid.count
+
+    visual = read = 0.0
+    for reward in config.rewards:
+        match reward.name:
+            case "consistency":
+                # As many pairs across sets as half of those within.
+                pairs = math.comb(panels, 2) * (1.5 if reward.compares_samples else 1)
+                criteria = sum(map(len, prompt.criteria.values())) if reward.args.get("ask") == "criteria" else 1
+                visual += panels * image
+                read += (panels - 1) * image + pairs * (image + criteria * TEXT)
+            case "panel_match":
+                visual += panels * image
+                read += panels * (image + TEXT)
+            case "reference":
+                visual += (panels + 1) * image
+                read += image + 2 * panels * (image + TEXT)
+            case "edit_consistency":
+                visual += 2 * image
+                read += 2 * (image + TEXT)
+    return scorer.per_token * read + scorer.per_visual_token * visual
+
+
+def example_prompt(config: PolicyConfig, prompts: Sequence[Prompt]) -> Prompt:
+    """Return the first prompt, or in place of absent ones a set of 2 × 2, or an edit."""
+    absent = Prompt(0, "", grid=Grid(1, 1) if sources.planned_images(config) else Grid(2, 2))
+    return prompts[0] if prompts else absent

@@ -8,10 +8,9 @@ reads its text.
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -48,14 +47,12 @@ the latents and images of an epoch."""
 class Memory:
     """Peak bytes of a command, and its work."""
 
-    phases: Mapping[Phase, int] = field(default_factory=dict)
+    phases: Mapping[Phase, int]
     """On each process's card."""
     host: int = 0
     """In main memory, for all processes of a machine, loading included."""
     held: int = 0
     """`host` without pages of files, which the system may drop and read again."""
-    adapter: int = 0
-    """Trained weights."""
     flops: float = 0
     """FLOPs of the generator in the run."""
 
@@ -79,20 +76,17 @@ class Scorer(NamedTuple):
     """FLOPs of an image's token in its vision tower."""
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """Images that are sampled together."""
 
     size: Size
     key: str
     """Key of the size."""
-    count: int = 1
-    averaged: bool = False
-    """Whether the moving average generates them, for which the adapter is set aside."""
+    per_forward: int = 1
+    images: int = 0
+    """Number of images of the run."""
     forwards: float = 0
     """Number of such forwards in the run."""
-    images: float = 0
-    """Number of images of the run."""
 
 
 class Training(NamedTuple):
@@ -101,6 +95,8 @@ class Training(NamedTuple):
     config: LoraConfig
     sampler: Sampler
     batch: int
+    copies: int = 4
+    """Tensors of the adapter's size beside its gradients: weights, average and AdamW's two moments."""
     compiles_sampling: bool = False
     """Whether samples are drawn with gradients, as compiled steps are."""
     steps: float = 0
@@ -116,15 +112,12 @@ class Job:
     configs: Parts
     """config.json of each component."""
     batches: Sequence[Batch]
+    """In a training the images that are trained on, and those of evaluations, by the moving average."""
     training: Training | None = None
     """None for generating, when text encoders stay with the transformer."""
-    copies: int = 4
-    """Tensors of the adapter's size beside its gradients: weights, average and AdamW's two moments."""
     images: int | None = None
     """Sources and references of a prompt; None for one of an editor."""
     prompts: Sequence[Prompt] = ()
-    encodes_images: bool = False
-    """Whether images pass the VAE's encoder even if the generator is no editor."""
     scorers: Sequence[Scorer] = ()
     """They work one at a time, in a training while the next batch is sampled."""
     in_turns: bool = False
@@ -142,9 +135,8 @@ def measure(job: Job) -> Memory:
         ValueError: A size does not fit the generator or a prompt's source, or the adapter's targets match no module.
     """
     units = block_units(job.configs)
-    # Targets that name a block are found at the full depth alone.
-    is_named = job.training and any(re.search(r"blocks\.\d", target) for target in job.training.config.adapter.targets)
-    is_cut = units > 3 and not is_named
+    # Targets of a config may name a block, which is there at the full depth alone.
+    is_cut = units > 3 and not (job.training and job.training.config.adapter.targets)
     policy = policy_on_meta(job.spec, job.options, with_units(job.configs, 2) if is_cut else job.configs)
     for batch in job.batches:
         with blamed_on(batch.key):
@@ -152,114 +144,111 @@ def measure(job: Job) -> Memory:
         for prompt in job.prompts:
             policy.size_of(prompt, batch.size)
 
-    figures: Iterable[tuple[str, float]] = _figures(job, policy)
+    figures = list(_figures(job, policy))
     if is_cut:
         deeper = _figures(job, policy_on_meta(job.spec, job.options, with_units(job.configs, 3)))
-        figures = [
-            (name, low + (units - 2) * (high - low)) for (name, low), (_, high) in zip(figures, deeper, strict=True)
-        ]
+        pairs = zip(figures, deeper, strict=True)
+        figures = [(name, low + (units - 2) * (high - low)) for (name, low), (_, high) in pairs]
 
     largest: dict[Any, int] = defaultdict(int)
     for name, figure in figures:
         largest[name] = max(largest[name], round(figure))
     phases = {phase: largest[phase] for phase in PHASES if phase in largest}
-    host = max(largest["held"], largest["host"])
-    return Memory(phases, host, largest["held"], largest["adapter"], largest["flops"])
+    return Memory(phases, max(largest["held"], largest["host"]), largest["held"], largest["flops"])
 
 
 def _figures(job: Job, policy: PipelinePolicy) -> Iterator[tuple[str, float]]:
-    """List a job's bytes by phase, `host` and `held` bytes, the adapter's, and FLOPs; the largest of a name counts.
+    """List a job's bytes by phase, `host` and `held` bytes, and FLOPs; the largest of a name counts.
 
     Each is linear in the number of blocks.
     """
-    if job.training:
+    training = job.training
+    if training:
         with META, blamed_on("adapter.targets"):
-            add_adapter(job.training.config, policy)
+            add_adapter(training.config, policy)
     inputs = Inputs(policy, job.images)
-    transformer = policy.transformer
-    adapter = sum(weight.nbytes for weight in transformer.parameters() if weight.requires_grad)
-    yield "adapter", adapter
-    loaded = weight_bytes(transformer) - adapter
+
+    # Weights. A training frees its text encoders before it loads the transformer.
+    vae = weight_bytes(policy.pipeline.vae)
+    adapter = sum(weight.nbytes for weight in policy.transformer.parameters() if weight.requires_grad)
+    frozen = weight_bytes(policy.transformer) - adapter
+    encoding = sum(map(weight_bytes, inputs.encoders))
     scoring = sum(scorer.weights for scorer in job.scorers)
-    streamed = [streamed_bytes(transformer), *(scorer.streamed for scorer in job.scorers)]
-    if not job.training:
-        loaded += sum(map(weight_bytes, inputs.encoders))
-        streamed += map(streamed_bytes, inputs.encoders)
-    yield from _on_the_card(job, inputs, adapter=adapter, loaded=loaded, scoring=scoring)
-
-    # Loading. An encoder's pages are dropped before the next one's are read, unless it is streamed.
-    prompt = inputs.conditioning(policy.nearest_size(job.batches[0].size), batch=1)
-    process = PROCESS + job.encoded * sum(tensor.nbytes for tensor in prompt.tensors.values())
-    placed = job.world * (process + streamed[0] + adapter)
-    files = [weight_bytes(encoder) + streamed_bytes(encoder) for encoder in inputs.encoders]
-    yield "held", placed
-    yield "host", placed + (sum(files) if job.options.stream else max(files))
-    yield "host", placed + (parameter_count(transformer) - adapter // FP32) * policy.pipeline.vae.dtype.itemsize
-
-    # Scoring models are read while the generator waits for its turn, and then wait as well.
-    waiting = process + sum(streamed)
+    buffers = max((scorer.buffers for scorer in job.scorers), default=0)
+    loaded = frozen if training else frozen + encoding
+    generating = judging = loaded + scoring
     if job.in_turns:
-        waiting += loaded
-    for scorer in job.scorers:
-        yield "host", job.world * waiting + scorer.files
-    if job.in_turns:
-        waiting += scoring
-    yield "held", job.world * waiting
+        generating, judging = frozen, scoring
+    elif not training:
+        encoding = generating
+    lasting = vae + (training.copies * adapter if training else 0)
+
+    # Encoding, judging, and the rest.
+    most = max((policy.nearest_size(batch.size) for batch in job.batches), key=lambda size: size.height * size.width)
+    yield "encode", vae + encoding + text_pass(inputs, most, prompts=policy.encode_batch if training else 1).peak
+    if policy.max_sources:
+        yield "encode", vae + encoding + image_pass(policy, most).peak
+    if job.scorers:
+        yield "score", lasting + judging + adapter + buffers
+    besides = buffers if training and not job.in_turns else 0
+    yield from _generating(job, inputs, adapter=adapter, present=lasting + generating, besides=besides)
+    yield from _main_memory(job, inputs, adapter=adapter, waiting=loaded if job.in_turns else 0)
 
 
-def _on_the_card(job: Job, inputs: Inputs, *, adapter: int, loaded: int, scoring: int) -> Iterator[tuple[str, float]]:
-    """List the bytes of each phase, and FLOPs.
+def _generating(job: Job, inputs: Inputs, *, adapter: int, present: int, besides: int) -> Iterator[tuple[str, float]]:
+    """List the bytes of training, sampling and decoding, and FLOPs.
 
     Args:
         adapter: bytes of the trained weights.
-        loaded: bytes of the transformer, and for generating of the text encoders.
-        scoring: bytes of the models that score.
+        present: bytes on the card beside the passes.
+        besides: bytes of the scoring of the batch before.
     """
-    policy = inputs.policy
-    training = job.training
-    vae = weight_bytes(policy.pipeline.vae)
-    encoding = sum(map(weight_bytes, inputs.encoders))
-    buffers = max((scorer.buffers for scorer in job.scorers), default=0)
-    generating = judging = loaded + scoring
-    if job.in_turns:
-        generating = weight_bytes(policy.transformer) - adapter
-        judging = scoring
-
-    # Encoding. A training loads its transformer after it.
-    most = policy.nearest_size(max((batch.size for batch in job.batches), key=lambda size: size.height * size.width))
-    present = vae + (encoding if training or job.in_turns else generating)
-    yield "encode", present + text_pass(inputs, most, prompts=policy.encode_batch if training else 1).peak
-    if job.encodes_images or policy.max_sources:
-        yield "encode", present + image_pass(policy, most).peak
-
-    # Training. AdamW's step needs one number per trained weight beside its moments.
-    lasting = vae + job.copies * adapter
+    training, policy = job.training, inputs.policy
     flops = 0.0
     if training:
         size = policy.nearest_size(training.sampler.size)
-        step = forward_pass(inputs, size, batch=training.batch, sampler=training.sampler)
+        step = trained_step(inputs, size, batch=training.batch, sampler=training.sampler)
         flops = training.steps * step.flops
+        # AdamW's step needs one number per trained weight beside its moments.
         for peak in (step.peak, adapter):
-            yield "train", lasting + generating + adapter + peak
-
-    # Sampling and decoding.
+            yield "train", present + adapter + peak
+        if training.compiles_sampling:
+            yield "sample", present + besides + step.peak
     for batch in job.batches:
         size = policy.nearest_size(batch.size)
-        forward = forward_pass(inputs, size, batch=batch.count)
+        forward = forward_pass(inputs, size, batch=batch.per_forward)
         decoding = decoding_pass(policy, size)
         flops += batch.forwards * forward.flops + batch.images * decoding.flops
-        besides = lasting + generating
-        if batch.averaged:
-            besides += adapter
-        elif training and not job.in_turns:
-            besides += buffers
-        yield "sample", besides + forward.peak
-        yield "decode", besides + decoding.peak
-        if training and training.compiles_sampling and not batch.averaged:
-            yield "sample", besides + step.peak
-    if job.scorers:
-        yield "score", lasting + judging + adapter + buffers
+        yield "sample", present + besides + forward.peak
+        yield "decode", present + besides + decoding.peak
+        besides = adapter  # set aside: the average generates an evaluation's images
     yield "flops", flops
+
+
+def _main_memory(job: Job, inputs: Inputs, *, adapter: int, waiting: int) -> Iterator[tuple[str, float]]:
+    """List `host` and `held` bytes.
+
+    Args:
+        adapter: bytes of the trained weights.
+        waiting: bytes of the generator while it waits for its turn on the card.
+    """
+    transformer = inputs.policy.transformer
+    prompt = inputs.conditioning(inputs.policy.nearest_size(job.batches[0].size), batch=1)
+    process = PROCESS + job.encoded * sum(tensor.nbytes for tensor in prompt.tensors.values())
+
+    # Loading. An encoder's pages are dropped before the next one's are read, unless it is streamed.
+    placed = job.world * (process + streamed_bytes(transformer) + adapter)
+    files = [weight_bytes(encoder) + streamed_bytes(encoder) for encoder in inputs.encoders]
+    yield "held", placed
+    yield "host", placed + (sum(files) if job.options.stream else max(files))
+    yield "host", placed + (parameter_count(transformer) - adapter // FP32) * inputs.policy.pipeline.vae.dtype.itemsize
+
+    # Scoring models are read while the generator waits, and then wait as well.
+    kept = [transformer] if job.training else [transformer, *inputs.encoders]
+    waiting += process + sum(map(streamed_bytes, kept)) + sum(scorer.streamed for scorer in job.scorers)
+    for scorer in job.scorers:
+        yield "host", job.world * waiting + scorer.files
+    yield "held", job.world * (waiting + job.in_turns * sum(scorer.weights for scorer in job.scorers))
 
 
 # --- depth -----------------------------------------------------------------------------------------------------
@@ -311,23 +300,22 @@ def language_pass(model: Any, rows: int, tokens: int, **options: Any) -> MemoryL
     return measured(lambda: model(inputs_embeds=embedded, **options))
 
 
-def forward_pass(inputs: Inputs, size: Size, *, batch: int, sampler: Sampler | None = None) -> MemoryLedger:
-    """Measure a forward, or two if the generator is guided, with the prefix that steps share.
-
-    Args:
-        size: of the images.
-        batch: images of the forward.
-        sampler: of training, for a trained step, forward and backward, without its gradients.
-    """
+def forward_pass(inputs: Inputs, size: Size, *, batch: int) -> MemoryLedger:
+    """Measure a forward of so many images, or two if the generator is guided, with the prefix that steps share."""
     policy = inputs.policy
     conditioning = inputs.conditioning(size, batch=batch)
     x_BNC = policy.noise(range(batch), size)
     sigma_B = torch.empty(batch, device=META)
-    if sampler is None:
-        return measured(lambda: policy.velocity(x_BNC, sigma_B, policy.with_prefix(conditioning, size), size))
+    return measured(lambda: policy.velocity(x_BNC, sigma_B, policy.with_prefix(conditioning, size), size))
 
+
+def trained_step(inputs: Inputs, size: Size, *, batch: int, sampler: Sampler) -> MemoryLedger:
+    """Measure a forward and backward of so many images, without the weights' gradients."""
+    policy = inputs.policy
+    conditioning = inputs.conditioning(size, batch=batch)
+    x_BNC, after_BNC = policy.noise(range(batch), size), policy.noise(range(batch), size)
+    sigma_B = torch.empty(batch, device=META)
     sigmas = policy.sigmas(sampler.steps, size)
-    after_BNC = policy.noise(range(batch), size)
     # Gradients are allocated outside the ledger: the phases count them.
     for parameter in policy.transformer.parameters():
         parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None

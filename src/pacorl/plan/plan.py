@@ -22,18 +22,16 @@ from pacorl.core.objectives import OBJECTIVES
 from pacorl.grpo.builders import read_prompts, without_idle_judges
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.plan import sources
-from pacorl.plan.hours import CARDS, Forwards, forwards_of, hours_of
+from pacorl.plan.hours import CARDS, forwards_of, hours_of
 from pacorl.plan.judges import clip_scorers, judge_scorer, judging_flops
 from pacorl.plan.peaks import PHASES, Batch, Job, Memory, Training, measure
 from pacorl.plan.sources import MissingFile
 from pacorl.rewards import check_rewards
-from pacorl.types import Prompt, Size
+from pacorl.types import Size
 
 NOT_READY = 2
 """Exit code of a dry run if something is absent, or does not fit."""
 SHOWN_CARDS = 3
-LEAST_HOURS = 0.05
-"""Hours below which a run's time is not printed."""
 CUDA_BYTES = 2**30
 """CUDA's context, kernels' scratch space and the allocator's fragments, which the plan does not count."""
 CARD_MARGIN = 2 * CUDA_BYTES
@@ -48,19 +46,17 @@ def device() -> tuple[str, int | None]:
             return card.name, int(card.total_memory)
         case "mps":
             return "Apple GPU", int(torch.mps.recommended_max_memory())
-    return "CPU (no GPU here)", None
+    return "no card here", None
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Requirements of a command."""
 
+    memory: Memory
     absences: Sequence[MissingFile] = ()
-    notes: Sequence[str] = ()
-    memory: Memory = field(default_factory=Memory)
-    """Empty for a judge's training."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Counts of data, steps and weights."""
+    """Counts of data and steps, and what is to be known of them."""
     hours: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Card → hours of a policy's training on one for each process: at best, and as measured."""
     processes: int = 1
@@ -73,7 +69,7 @@ class Plan:
     @property
     def peak_bytes(self) -> int:
         """Peak memory of the device."""
-        return max(self.memory.phases.values(), default=0)
+        return max(self.memory.phases.values())
 
     @property
     def shortage(self) -> str:
@@ -95,10 +91,9 @@ class Plan:
     @property
     def verdict(self) -> str:
         """The first line of the dry run."""
+        fits = self.shortage or ("fits this card" if self.device_bytes else self.device)
         keys = ", ".join(dict.fromkeys(absence.key for absence in self.absences))
-        absent = f"{len(self.absences)} absent ({keys})" if keys else "nothing is absent"
-        fits = self.shortage or ("fits this card" if self.device_bytes else "no card here")
-        return f"verdict: {fits}; {absent}" if self.memory.phases else f"verdict: {absent}"
+        return f"{fits}; absent: {keys or 'nothing'}"
 
     @property
     def exit_code(self) -> int:
@@ -117,39 +112,30 @@ class Plan:
 
 def _lines(plan: Plan) -> Iterator[str]:
     """List the lines of the screen."""
-    yield plan.verdict
+    yield f"verdict: {plan.verdict}"
     for absence in plan.absences:
         yield f"absent {absence.key} = {absence.source}: {absence.remedy}"
     if plan.download_bytes:
         yield f"to download: {plan.download_bytes / 10**9:.0f} GB"
-    for note in plan.notes:
-        yield f"note {note}"
 
     memory = plan.memory
-    if memory.phases:
-        yield f"card: {size_text(plan.peak_bytes, plan.device_bytes)}, and about 1 GiB for CUDA; {plan.device}"
-        yield "  " + ", ".join(f"{PHASES[phase]} {size_text(size)}" for phase, size in memory.phases.items())
-        yield f"main memory: {size_text(memory.host, plan.main_bytes)}, loading included"
+    phases = ", ".join(f"{PHASES[phase]} {size_text(size)}" for phase, size in memory.phases.items())
+    yield f"card: {size_text(plan.peak_bytes, plan.device_bytes)}, and about 1 GiB for CUDA; {plan.device}\n  {phases}"
+    yield f"main memory: {size_text(memory.host, plan.main_bytes)}, loading included"
     for name, fact in plan.facts.items():
         yield re.sub("[{}']", "", f"{name}: {fact}").replace("_", " ")
 
-    # On the card that is here or those of its size, else on the smallest that hold the run.
-    shown = [card for card in CARDS if plan.device == card.name or plan.device_bytes == card.gigabytes * 2**30]
-    fitting = [card for card in CARDS if plan.peak_bytes + CARD_MARGIN <= card.gigabytes * 10**9]
-    hours = []
-    for card in shown or fitting[:SHOWN_CARDS]:
-        low, high = plan.hours.get(card.name, (0, 0))
-        if high > LEAST_HOURS:
-            hours.append(f"{low:.2g} to {high:.2g} on {plan.processes} × {card.name}")
-    if hours:
-        yield f"hours, with evaluations and judging: {', '.join(hours)}"
+    # On the card that is here, else on the smallest that hold the run.
+    holding = [card.name for card in CARDS if plan.peak_bytes + CARD_MARGIN <= card.gigabytes * 10**9]
+    for card in [plan.device] if plan.device in plan.hours else holding[:SHOWN_CARDS]:
+        if card in plan.hours:
+            low, high = plan.hours[card]
+            yield f"hours on {plan.processes} × {card}, with evaluations and judging: {low:.2g} to {high:.2g}"
 
 
 def size_text(number: int, of: int | None = None) -> str:
-    """Format bytes as `3.0 GiB`, or as `3.0 GiB of 8.0 GiB`."""
-    text = f"{number / 2**30:.1f} GiB"
-    if number < 2**30:
-        text = f"{number / 2**20:.1f} MiB"
+    """Format bytes as `3.1 GiB`, or as `3.1 GiB of 8 GiB`."""
+    text = f"{number / 2**30:.3g} GiB"
     return f"{text} of {size_text(of)}" if of else text
 
 
@@ -175,7 +161,7 @@ def plan_policy(config: PolicyConfig, *, ask: bool = False) -> Plan:
     check_rewards(config.rewards, run=False)
     check_rewards(config.evaluation.rewards, key="evaluation.rewards", run=False)
     config = without_idle_judges(config, run=False)
-    evaluation = config.evaluation
+    sampling, evaluation = config.sampling, config.evaluation
     config.generator.check_trainable(config.model.checkpoint)
 
     # Prompts, if all are here.
@@ -183,85 +169,74 @@ def plan_policy(config: PolicyConfig, *, ask: bool = False) -> Plan:
     train, shown, leaks = ([], [], "") if absences else read_prompts(config)
     prompts = [*train, *shown]
     for rewards, checked in ((config.rewards, prompts), (evaluation.rewards, shown)):
-        for reward in sources.rewards_of(rewards).values():
+        for reward in sources.rewards_of(rewards):
             reward.check(checked)
-
-    # Checkpoints.
-    generator = sources.generator_of(config.model, config.generator)
-    judge = sources.judge("judge.checkpoint", config.judge, ask=ask)
-    other = sources.judge("evaluation.judge", evaluation.judge_settings, ask=ask)
-    absences += [*sources.absences_of(config), *generator.absences, *judge.absences, *other.absences]
-    notes = [leaks] if leaks else []
-    if other.configs:
-        notes.append("the memory and work of evaluation.judge are not in the plan")
 
     # Images of the run. There is an evaluation before, one after, and some between.
     images = config.epochs * forwards.samples
-    between = (config.epochs - 1) // evaluation.every if evaluation.every else 0
-    images_shown = (2 + between) * evaluation.samples_per_prompt * (len(shown) or config.prompts.evaluation_limit)
+    evaluations = 2 + ((config.epochs - 1) // evaluation.every if evaluation.every else 0)
+    images_shown = evaluations * evaluation.samples_per_prompt * (len(shown) or config.prompts.evaluation_limit)
 
-    # What scores them: an evaluation's questions are as many per pixel.
+    # Checkpoints, and what scores the images: an evaluation's questions are as many per pixel.
+    generator = sources.generator_of(config.model, config.generator)
+    absences += [*sources.absences_of(config), *generator.absences]
     scorers = list(clip_scorers(config, prompts))
     judging = 0.0
-    if config.judge and judge.configs:
-        scorers.append(judge_scorer(config.judge, judge.configs))
-        area = math.prod(evaluation.size) / math.prod(config.sampling.size)
-        per_image = judging_flops(config, scorers[-1], judge.configs, prompts)
-        judging = per_image * (images + images_shown * area)
+    for key, settings in (("judge.checkpoint", config.judge), ("evaluation.judge", evaluation.judge_settings)):
+        judge = sources.judge(key, settings, ask=ask)
+        absences += judge.absences
+        if settings and judge.configs:
+            scorers.append(judge_scorer(settings, judge.configs))
+            if settings is config.judge:
+                area = math.prod(evaluation.size) / math.prod(sampling.size)
+                judging = judging_flops(config, scorers[-1], judge.configs, prompts) * (images + images_shown * area)
 
-    job = _job(config, forwards, images=images, images_shown=images_shown, prompts=prompts)
-    in_turns = config.in_turns and bool(scorers)
-    memory = measure(dataclasses.replace(job, configs=generator.configs, scorers=scorers, in_turns=in_turns))
-    facts: dict[str, Any] = {
-        "epochs": config.epochs,
-        "images_per_epoch": forwards.samples,
-        "forwards_per_image": forwards.per_image,
-        "prompts": {"training": len(train), "evaluation": len(shown)},
-    }
-    if train:
-        facts["times_seen"] = round(images / config.group_size / len(train), 1)
-    hours = hours_of(config, flops=memory.flops + judging)
-    return Plan(absences, notes, memory, facts, hours, config.processes)
-
-
-def _job(config: PolicyConfig, forwards: Forwards, *, images: int, images_shown: int, prompts: Sequence[Prompt]) -> Job:
-    """Describe a run that samples and evaluates so many images."""
-    training = config.sampling
-    evaluation = config.evaluation
     per_image = forwards.per_image
     sampled = images * (per_image["sampling"] + per_image["other_policies"])
     is_path = OBJECTIVES[config.objective.name].needs == "path"
-    return Job(
+    job = Job(
         spec=config.generator,
         options=config.model,
-        configs=config.generator.parts,
+        configs=generator.configs,
         batches=(
-            Batch(
-                Size(*training.size), "sampling.size", training.batch, forwards=sampled / training.batch, images=images
-            ),
+            Batch(Size(*sampling.size), "sampling.size", sampling.batch, images, sampled / sampling.batch),
             Batch(
                 Size(*evaluation.size),
                 "evaluation.size",
                 evaluation.batch,
-                averaged=True,
-                forwards=images_shown * evaluation.steps / evaluation.batch,
-                images=images_shown,
+                images_shown,
+                images_shown * evaluation.steps / evaluation.batch,
             ),
         ),
         training=Training(
             config,
             forwards.sampler,
             forwards.node_batch,
+            # Besides the four: gradients' buckets of DDP, and the adapter that samples for an objective of the
+            # endpoint.
+            copies=4 + (config.processes > 1) + (not is_path),
             compiles_sampling=config.model.compile != "none" and is_path,
             steps=images * per_image["training"] / forwards.node_batch,
         ),
-        # Besides the four: gradients' buckets of DDP, and the adapter that samples for an objective of the endpoint.
-        copies=4 + (config.processes > 1) + (not is_path),
         images=sources.planned_images(config, prompts),
         prompts=prompts,
+        scorers=scorers,
+        in_turns=config.in_turns and bool(scorers),
         encoded=len(prompts) or config.prompts_per_epoch + config.prompts.evaluation_limit,
         world=config.processes,
     )
+    memory = measure(job)
+    facts: dict[str, Any] = {
+        "images_per_epoch": forwards.samples,
+        "forwards_per_image": per_image,
+        "prompts": {"training": len(train), "evaluation": len(shown)},
+    }
+    if train:
+        facts["times_seen"] = round(images / config.group_size / len(train), 1)
+    if leaks:
+        facts["leaks"] = leaks
+    hours = hours_of(config, flops=memory.flops + judging)
+    return Plan(memory, absences, facts, hours, config.processes)
 
 
 def plan_training(config: PolicyConfig, rewards: Collection[str] = ()) -> Plan:
@@ -277,11 +252,7 @@ def plan_training(config: PolicyConfig, rewards: Collection[str] = ()) -> Plan:
         ValueError: if the run cannot be made; one line with the key, the value and the fix.
     """
     planned = tuple(reward for reward in config.rewards if reward.name not in rewards)
-    plan = plan_policy(config.model_copy(update={"rewards": planned}), ask=True)
-    if not rewards:
-        return plan
-    note = f"the memory of {', '.join(map(repr, rewards))}, of Python, is not in the plan"
-    return dataclasses.replace(plan, notes=[*plan.notes, note])
+    return plan_policy(config.model_copy(update={"rewards": planned}), ask=True)
 
 
 def decided(config: PolicyConfig, *, card_bytes: int | None) -> PolicyConfig:
