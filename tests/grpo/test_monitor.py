@@ -67,18 +67,9 @@ def test_copies_are_duplicates_and_the_smallest_redrawing_is_none() -> None:
 
 
 @pytest.mark.parametrize("colour", ["black", "white", "grey", (20, 24, 40)])
-def test_flat_and_dark_panels_are_blank(colour: str | tuple[int, int, int]) -> None:
+def test_flat_and_dark_panels_are_copies(colour: str | tuple[int, int, int]) -> None:
     panel = noisy(Image.new("RGB", (64, 64), colour), 0.05)
-    look = panel_statistics(prompt(), sheet([panel] * 4))
-    assert (look.blank, look.duplicates) == (1.0, 1.0)
-
-
-def test_a_faint_drawing_is_blank_only_in_the_dark() -> None:
-    """Contrast between the two limits; and what is dark with more contrast is a night."""
-    stripes = np.tile([[-1.0, 1.0]], (SIDE, SIDE // 2))[:, :, None] * np.ones(3)
-    for mean, std, blank in ((0.1, 0.06, 1.0), (0.5, 0.06, 0.0), (0.1, 0.09, 0.0)):
-        panel = Image.fromarray(((mean + std * stripes) * 255).round().astype(np.uint8))
-        assert panel_statistics(prompt(), sheet([panel] * 4)).blank == blank
+    assert panel_statistics(prompt(), sheet([panel] * 4)).duplicates == 1.0
 
 
 # --- many sheets -----------------------------------------------------------------------------------------------
@@ -140,7 +131,7 @@ def test_a_rise_of_three_epochs_mean_beyond_the_limit_is_an_alarm() -> None:
     assert (alarm.sign, alarm.reference, alarm.now) == ("duplicates", 0.0, pytest.approx(0.3))
     assert "duplicates went from 0.000 to 0.300" in str(alarm)
     # From the start, and not from the lowest: means of .2, .13, .07, .1, .2, .3
-    assert alarms("epoch", "monitor/blank", [0.2, 0.2, 0.2, 0.0, 0.0, 0.3, 0.3, 0.3]) == [False] * 8
+    assert alarms("epoch", "monitor/duplicates", [0.2, 0.2, 0.2, 0.0, 0.0, 0.3, 0.3, 0.3]) == [False] * 8
 
 
 def test_a_fall_is_a_share_of_the_best() -> None:
@@ -165,9 +156,9 @@ def test_the_draws_of_few_prompts_raise_no_alarm(prompts: int) -> None:
 
 def test_training_and_evaluation_have_starts_of_their_own() -> None:
     monitor = HackingMonitor(prompts=24)
-    assert alarms("evaluation", "monitor/blank", [0.0], monitor=monitor) == [False]
-    assert alarms("epoch", "monitor/blank", [0.3, 0.35, 0.3, 0.35], monitor=monitor) == [False] * 4
-    assert alarms("evaluation", "monitor/blank", [0.35], monitor=monitor) == [True]
+    assert alarms("evaluation", "monitor/duplicates", [0.0], monitor=monitor) == [False]
+    assert alarms("epoch", "monitor/duplicates", [0.3, 0.35, 0.3, 0.35], monitor=monitor) == [False] * 4
+    assert alarms("evaluation", "monitor/duplicates", [0.35], monitor=monitor) == [True]
 
 
 @pytest.mark.parametrize(("kappa", "raised"), [(0.3, True), (0.0, False)])

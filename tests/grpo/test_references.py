@@ -11,14 +11,11 @@ import yaml
 from edit_twins import klein_pipeline, kontext_pipeline, qwen_image_21_pipeline, qwen_pipeline, source_image
 from safetensors.torch import load_file
 from tiny_runs import JPEG_SIZE, train_policy
-from toy_world import toy_config
 from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.config.base import load
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.rows import divide
-from pacorl.types import Prompt
 
 PIPELINES = {
     "klein": klein_pipeline,
@@ -84,19 +81,3 @@ def test_a_run_is_on_policy_and_a_resumed_run_is_the_same(recipe: Path) -> None:
     adapters = [load_file(out / "adapter" / "adapter_model.safetensors") for out in (whole, cut)]
     assert adapters[0].keys() == adapters[1].keys()
     assert all(torch.equal(adapters[0][name], adapters[1][name]) for name in adapters[0])
-
-
-@pytest.mark.parametrize(
-    ("kind", "batches"), [("klein", (3, 1)), ("qwen_edit_plus", (3, 1)), ("kontext", (4, 4)), ("qwen_image_21", (3, 1))]
-)
-def test_a_sharded_batch_holds_prompts_that_share_a_forward(
-    kind: str, batches: tuple[int, int], tmp_path: Path
-) -> None:
-    """Kontext reads one stitched image, however many there are; prompts of Qwen-Image 2.1 share none."""
-    prompts = [Prompt(0, "a fox", references=(tmp_path / "a.png",)), Prompt(1, "a fox", references=(tmp_path,) * 2)]
-    settings = ["sampling.batch=4", "evaluation.batch=4", "group_size=6", "prompts_per_epoch=4"]
-    config = toy_config(tmp_path / "run", f"model.kind={kind}", *settings)
-    division = divide(config, sharded=True, train=prompts, evaluation=prompts)
-    assert (division.batch, division.evaluation_batch) == batches
-    alone = divide(config, sharded=True, train=prompts[:1], evaluation=prompts[1:])
-    assert (alone.batch, alone.evaluation_batch) == (4, 4)

@@ -81,7 +81,6 @@ def test_a_call_of_a_judge_on_a_gpu_has_several_batches_and_the_last_what_is_lef
             scorer.submit(rollout(rows))
         assert results(scorer) == {row: [float(row)] for row in range(10)}
     assert red.calls == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert scorer.largest_call == 4
 
 
 def test_a_call_holds_whole_groups_where_samples_are_compared() -> None:

@@ -140,25 +140,15 @@ def test_a_prompt_that_the_tiny_generator_does_not_know_is_named() -> None:
     assert flux.foreign_prompt("tiny", [known]) == flux.foreign_prompt("org/base", [foreign]) == ""
 
 
-def test_listeners_follow_the_log_and_may_end_the_run(tmp_path: Path) -> None:
+def test_listeners_follow_the_log(tmp_path: Path) -> None:
     heard: list[tuple[str, int, bool]] = []
 
     def listen(trainer: PolicyTrainer, line: Mapping[str, Any]) -> None:
         heard.append((line["kind"], line["epoch"], "red" in line or "reward/red/mean" in line))
-        trainer.should_training_stop = trainer.epoch == 2
 
-    config = run(tmp_path, "red", "epochs=9", "save_every=9")
+    config = run(tmp_path, "red", "epochs=2", "save_every=9")
     result = PolicyTrainer(config, rewards={"red": red}, listeners=[listen]).train()
     assert heard == [("evaluation", 0, True), ("epoch", 1, True), ("epoch", 2, True), ("evaluation", 2, True)]
-    assert (result.adapter / "adapter_model.safetensors").is_file()
-
-
-def test_a_run_that_ends_before_its_first_epoch_has_an_adapter(tmp_path: Path) -> None:
-    def stop(trainer: PolicyTrainer, line: Mapping[str, Any]) -> None:
-        trainer.should_training_stop = True
-
-    result = PolicyTrainer(run(tmp_path, "red"), rewards={"red": red}, listeners=[stop]).train()
-    assert not metrics(result.folder, "epoch")
     assert (result.adapter / "adapter_model.safetensors").is_file()
 
 

@@ -8,7 +8,7 @@ from tests.twins import tiny_flux
 from torch import Tensor, nn
 
 from pacorl.models.adapters import add_lora
-from pacorl.models.int8 import QuantizedLinear, parameter_count, quantize_model
+from pacorl.models.int8 import QuantizedLinear, parameter_count, quantize_model, unpack
 from pacorl.plan.ledger import MemoryLedger
 
 LARGEST_ERROR = 0.012
@@ -20,7 +20,7 @@ def layer(*, dtype: torch.dtype = torch.float32) -> tuple[QuantizedLinear, nn.Li
     torch.manual_seed(0)
     plain = nn.Linear(192, 128, dtype=dtype).requires_grad_(False)
     packed = QuantizedLinear(plain.weight, plain.bias)
-    plain.weight = nn.Parameter(packed.unpack(packed.weight, packed.scale), False)
+    plain.weight = nn.Parameter(unpack(packed.weight, packed.scale, packed.dtype), False)
     return packed, plain
 
 
@@ -46,7 +46,7 @@ def test_rows_of_any_size_are_equally_near() -> None:
     torch.manual_seed(0)
     weight = torch.randn(8, 192) * 10.0 ** torch.arange(-4, 4)[:, None]
     packed = QuantizedLinear(weight, None)
-    error_O = (packed.unpack(packed.weight, packed.scale) - weight).norm(dim=1) / weight.norm(dim=1)
+    error_O = (unpack(packed.weight, packed.scale, packed.dtype) - weight).norm(dim=1) / weight.norm(dim=1)
     assert error_O.max() < LARGEST_ERROR
 
 

@@ -91,7 +91,7 @@ def test_what_is_written_holds_together(job: str, kind: str, card: str) -> None:
     config = load(PolicyConfig, Path("my.yaml"))
     train, held_out, leaks = read_prompts(config)
     assert (bool(train), bool(held_out), leaks) == (True, True, "")
-    assert divide(config, world=config.processes, train=train).differences(config) == ""
+    assert divide(config, world=config.processes).differences(config) == ""
     check_rewards(config.rewards)
     judge = without_idle_judges(config).judge
     assert (judge is None) == (job == "own")

@@ -148,7 +148,7 @@ def test_a_value_that_is_not_finite_breaks_its_line(tmp_path: Path) -> None:
 
 
 def test_alarms_are_in_the_order_of_their_first_time(tmp_path: Path) -> None:
-    raised = {2: ["diversity"], 3: ["duplicates", "diversity"], 5: ["blank"]}
+    raised = {2: ["diversity"], 3: ["duplicates", "diversity"], 5: ["across"]}
     records = []
     for epoch in range(1, 7):
         alarms_of = {f"alarm/{name}": 1.0 for name in raised.get(epoch, [])}

@@ -10,18 +10,13 @@ MONITOR = "monitor/"
 HELD_OUT = "held_out/"
 ALARM = "alarm/"
 SECONDS = "seconds/"
-PROMPT_SHARE = "samples/prompts"
-"""Share of the training prompts that an epoch draws."""
 SHOWN_EVERY = 5
 """Epochs between training images in a run's folder, and between its pages."""
-PER_CALL = "samples/per_call"
-"""Most samples of a call of the rewards, on which the last bits of a judge on a GPU depend."""
 
 SHOWN_NAMES: Mapping[str, str] = {"consistency": "consistency_reward", "p_yes": "consistency"}
 
 SIGN_MEANINGS: Mapping[str, str] = {
     "duplicates": "panels of a set are becoming copies of each other",
-    "blank": "panels are becoming empty",
     "diversity": "different prompts get the same image",
     "across": "sets of one prompt are becoming alike: agreement is bought by collapse, not learned",
 }

@@ -16,9 +16,9 @@ from pacorl.core.metric_names import HELD_OUT
 from pacorl.core.objectives.grpo_clip import PANEL_RANGE, SET_RANGE, ClippedOptions
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.io.outage import OUTAGE_SECONDS, UnreachableError
+from pacorl.io.outage import UnreachableError
 from pacorl.judge import open_judge
-from pacorl.judge.judge import STARTUP_SECONDS, Judge
+from pacorl.judge.judge import Judge
 from pacorl.models.adapters import add_lora, start_from
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.records.leaks import check_leaks
@@ -169,13 +169,13 @@ def add_adapter(config: LoraConfig, policy: PipelinePolicy) -> None:
     """Add the config's adapter to a policy, and enable gradient checkpointing if configured.
 
     Raises:
-        ValueError: if a target matches no linear layer, or only layers without effect on the image.
+        ValueError: if a target matches no linear layer.
     """
     if config.model.gradient_checkpointing:
         policy.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
     targets = tuple(config.adapter.targets or policy.lora_targets)
     add_lora(policy.transformer, rank=config.adapter.rank, alpha=config.adapter.alpha, targets=targets)
-    freeze_idle_layers(policy, targets=targets)
+    freeze_idle_layers(policy)
 
 
 def compile_models(config: LoraConfig, policy: PipelinePolicy) -> None:
@@ -209,23 +209,12 @@ def place_transformer(
     torch.cuda.empty_cache()  # buffers of packing and casting
 
 
-def freeze_idle_layers(policy: PipelinePolicy, *, targets: tuple[str, ...]) -> None:
+def freeze_idle_layers(policy: PipelinePolicy) -> None:
     """Freeze adapted layers without effect on the image, so that DDP does not wait for their gradients.
 
     Example: Qwen-Image discards the text output of its last block.
-
-    Raises:
-        ValueError: if all layers of a target are idle.
     """
-    weights = policy.transformer.named_parameters()
-    adapted = {name.split(".lora_B.")[0] for name, _ in weights if ".lora_B." in name}
-    for target in targets:
-        if not any(name == target or name.endswith(f".{target}") for name in adapted - policy.idle_layers):
-            raise ValueError(
-                f"adapter target {target!r} changes nothing that {type(policy.transformer).__name__} generates: "
-                "no finite gradient reaches it; leave it out of adapter.targets"
-            )
-    for name in adapted & policy.idle_layers:
+    for name in policy.idle_layers:
         policy.transformer.get_submodule(name).requires_grad_(False)
 
 
@@ -240,17 +229,16 @@ def open_judges(
         ValueError: if a remote judge refuses.
         ConnectionError: if a judge does not answer; UnreachableError if the run was `resumed`.
     """
-    # A server that has answered this run before is away, and its address is right.
-    startup = max(STARTUP_SECONDS, OUTAGE_SECONDS) if resumed else STARTUP_SECONDS
     judges = {}
     for name, settings in (("rewards", config.judge), ("held_out", config.evaluation.judge_settings)):
         if settings and settings.remote == remote:
             try:
-                judges[name] = open_judge(settings, device=device, processes=processes, startup=startup)
+                judges[name] = open_judge(settings, device=device, processes=processes)
             except UnreachableError as fault:
-                if not resumed:
-                    raise ConnectionError(str(fault)) from None
-                raise UnreachableError(f"{fault}; start it again, and go on with --resume auto") from None
+                # A server that has answered this run before is away. The address of a new run may be wrong.
+                if resumed:
+                    raise
+                raise ConnectionError(str(fault)) from None
     return judges
 
 

@@ -16,7 +16,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from pacorl.core.advantages import advantages
-from pacorl.core.metric_names import ALARM, PER_CALL, PROMPT_SHARE, SHOWN_EVERY
+from pacorl.core.metric_names import ALARM, SHOWN_EVERY
 from pacorl.core.sampler import Sampler
 from pacorl.grpo.monitor import PanelStatistics, measure_agreement, panel_statistics
 from pacorl.grpo.rollout import draw_samples
@@ -102,9 +102,7 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
         reasons=reasons,
     )
     trainer.warn_once(str([name for name in checks if name.startswith(ALARM)]), warning)
-    shown = len({row.prompt.id for row in rows}) / len(trainer.train_prompts)
-    metrics = {**epoch_advantages.stats, **checks, **agreement, PROMPT_SHARE: shown}
-    metrics[PER_CALL] = float(trainer.scorer.largest_call)
+    metrics = {**epoch_advantages.stats, **checks, **agreement}
 
     # 4. Update: one optimizer step per share of the groups. The first replays sampling with ratio exactly 1.
     metrics |= learn(trainer, sampler, samples, epoch_advantages)

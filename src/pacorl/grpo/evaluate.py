@@ -126,7 +126,7 @@ def sample_and_score(
     config = trainer.config
     runtime = trainer.runtime
     size = Size(*config.evaluation.size)
-    most = trainer.division.evaluation_batch
+    most = trainer.config.evaluation.batch
 
     # 1. Cut batches, then shard them, so that batches do not depend on the number of processes.
     batches = one_size_batches(trainer.policy, [prompt for prompt, _ in jobs], size=size, batch=most)
@@ -168,7 +168,7 @@ def score_images(trainer: PolicyTrainer, jobs: Sequence[Job], images: Sequence[I
 
     # One call for all images, so that a judge shares prefixes; its limit grows with the batches.
     def ask(name: str, reward: object, act: Callable[[], Any]) -> Any:
-        batches = math.ceil(len(images) / trainer.division.evaluation_batch)
+        batches = math.ceil(len(images) / trainer.config.evaluation.batch)
         what = f"reward {name} (evaluation of {len(images)} images)"
         return trainer.scorer.ask(reward, act, what, batches=batches)
 

@@ -1,11 +1,10 @@
 """Monitor of reward hacking: signs of the images, compared with the start of the run.
 
-Equal or blank panels, or one image for every prompt, can win a reward, while its curve rises. So each epoch's and each
+Equal panels, or one image for every prompt, can win a reward, while its curve rises. So each epoch's and each
 evaluation's images are measured without a model, the judge compares sets of an epoch, held-out rewards (`held_out/…`)
 are evaluated, and a sign beyond its limit warns or stops the run.
 
     duplicates      share of a grid image's pairs of panels that are nearly the same, blank panels included
-    blank           share of empty panels: flat, or dark and nearly flat
     diversity       root mean squared distance, over pairs of prompts, of their mean images
     across          P(Yes) of panels of different sets of one prompt, by the run's judge
     held_out/…      an evaluation's measures that are not rewarded
@@ -43,9 +42,6 @@ SIDE = 32
 SAME_DISTANCE = 0.02
 """Root mean squared difference (0..1) below which two panels are one image: redrawing the smallest attribute of the
 tiny world changes more."""
-FLAT_STD = 0.04
-DARK_MEAN = 0.15
-"""A panel with less contrast than FLAT_STD is blank, and a darker panel with less than twice as much."""
 THUMBNAIL = 8
 LEAST_PROMPTS = 4
 """Prompts of which diversity is measured, at least."""
@@ -55,7 +51,6 @@ DIVERSITY_PROMPTS = 24
 of twelve prompts, diversity falls by 0.4 from its best within 300 epochs by their draws alone."""
 LIMITS = {
     "duplicates": 0.2,
-    "blank": 0.1,
     "diversity": 0.4,
     "across": 0.15,
     "held_out": 0.15,
@@ -81,7 +76,6 @@ class PanelStatistics:
 
     group: int
     duplicates: float
-    blank: float
     thumbnail: tuple[float, ...]
     """Downscaled mean panel, RGB in 0..1."""
 
@@ -97,13 +91,9 @@ def panel_statistics(prompt: Prompt, image: Image.Image) -> PanelStatistics:
     small_PHWC, tiny_PHWC = pixels
     first, second = np.triu_indices(len(panels), 1)
     distance = np.sqrt(((small_PHWC[first] - small_PHWC[second]) ** 2).mean((1, 2, 3)))
-    contrast_P = small_PHWC.std((1, 2)).mean(1)
-    mean_P = small_PHWC.mean((1, 2, 3))
-    is_blank_P = (contrast_P < FLAT_STD) | ((mean_P < DARK_MEAN) & (contrast_P < 2 * FLAT_STD))
     return PanelStatistics(
         group=prompt.id,
         duplicates=float((distance < SAME_DISTANCE).mean()) if len(first) else 0.0,
-        blank=float(is_blank_P.mean()),
         thumbnail=tuple(tiny_PHWC.mean(0).reshape(-1).tolist()),
     )
 
@@ -111,10 +101,7 @@ def panel_statistics(prompt: Prompt, image: Image.Image) -> PanelStatistics:
 def signs_of(statistics: Sequence[PanelStatistics]) -> dict[str, float]:
     """Average the signs over images, as metrics. Diversity, absent with few prompts, is the root mean squared distance
     of groups' mean thumbnails over pairs of groups."""
-    signs = {
-        f"{MONITOR}duplicates": fmean(image.duplicates for image in statistics),
-        f"{MONITOR}blank": fmean(image.blank for image in statistics),
-    }
+    signs = {f"{MONITOR}duplicates": fmean(image.duplicates for image in statistics)}
     groups: dict[int, list[tuple[float, ...]]] = defaultdict(list)
     for image in statistics:
         groups[image.group].append(image.thumbnail)

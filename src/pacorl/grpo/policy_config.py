@@ -56,7 +56,7 @@ class SamplingConfig(SamplingSteps):
     """Height and width."""
     steps: Steps = 10
     """Denoising steps from noise to image."""
-    sde_steps: tuple[Annotated[int, Field(ge=0)], ...] = (1,)
+    sde_steps: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (1,)
     """Indices of the sampling steps that are stochastic, and trained. An objective of the endpoint noises endpoints to
     their sigmas, under the shift of the checkpoint's own training, and samples without noise, except to branch a tree
     of fewer seeds than samples."""
@@ -69,8 +69,6 @@ class SamplingConfig(SamplingSteps):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> SamplingConfig:
-        if not self.sde_steps:
-            raise ValueError("sde_steps is empty, so nothing would be trained; name at least one step, e.g. [1]")
         if list(self.sde_steps) != sorted(set(self.sde_steps)):
             raise ValueError(f"sde_steps {list(self.sde_steps)} must be ascending and distinct")
         if self.sde_steps[-1] >= self.steps:
@@ -200,7 +198,7 @@ class PolicyConfig(LoraConfig):
     judge: JudgeSection = JudgeSettings()
     """Who answers the rewards' questions, or `none`. It is neither reached nor loaded unless a reward or a measure of
     the evaluation asks it."""
-    rewards: tuple[RewardConfig, ...] = (
+    rewards: Annotated[tuple[RewardConfig, ...], Field(min_length=1)] = (
         RewardConfig(name="consistency", weight=0.2),
         RewardConfig(name="panel_match", weight=0.8),
     )
@@ -238,15 +236,6 @@ class PolicyConfig(LoraConfig):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> PolicyConfig:
-        # Lists of all samples are kept in memory.
-        samples = self.prompts_per_epoch * self.group_size
-        if samples > LARGEST:
-            raise ValueError(
-                f"prompts_per_epoch {self.prompts_per_epoch} with {self.group_size} samples each makes "
-                f"{samples:,} samples an epoch, and at most {LARGEST:,} are drawn; lower one of them"
-            )
-        if not self.rewards:
-            raise ValueError("rewards is empty, so there is nothing to learn from; name at least one")
         for key, rewards in (("rewards", self.rewards), ("evaluation.rewards", self.evaluation.rewards)):
             # Curves, tables and absences are keyed by these names.
             names = [reward.key for reward in rewards]

@@ -95,18 +95,12 @@ class Division:
     """Whether each group is sampled by one process, and scored in one call."""
     batch: int
     """Samples per forward, at most `sampling.batch`."""
-    evaluation_batch: int
-    """Images per forward of an evaluation, at most `evaluation.batch`."""
 
     def differences(self, config: PolicyConfig) -> str:
         """Describe in a line what differs from the config; empty if nothing does."""
-        values = {
-            "prompts_per_epoch": (config.prompts_per_epoch, self.prompts),
-            "sampling.batch": (config.sampling.batch, self.batch),
-            "evaluation.batch": (config.evaluation.batch, self.evaluation_batch),
-        }
-        changes = [f"{key} is {now} in place of {before}" for key, (before, now) in values.items() if now != before]
-        return f"so that the samples divide, {', '.join(changes)}" if changes else ""
+        if (self.prompts, self.batch) == (config.prompts_per_epoch, config.sampling.batch):
+            return ""
+        return f"so that samples divide, prompts_per_epoch is {self.prompts} and sampling.batch {self.batch}"
 
 
 def divide(
@@ -115,8 +109,6 @@ def divide(
     world: int = 1,
     sharded: bool = False,
     mixed_sizes: bool = False,
-    train: Sequence[Prompt] = (),
-    evaluation: Sequence[Prompt] = (),
 ) -> Division:
     """Find the fewest prompts and the largest batches that divide over updates and processes.
 
@@ -130,26 +122,15 @@ def divide(
     while (prompts if config.whole_groups else prompts * group) % shares:
         prompts += 1
 
-    within_groups = mixed_sizes or (sharded and _take_own_forwards(config, train))
     samples = prompts * group // shares
     leaves = config.sampling.tree.resolve(group, steps=config.sampling.stochastic_steps).leaves(0)
     for batch in range(min(config.sampling.batch, samples), 0, -1):
         unit = math.lcm(batch, group) if config.whole_groups else batch
-        divides = samples % unit == 0 and not (within_groups and group % batch)
+        divides = samples % unit == 0 and not (mixed_sizes and group % batch)
         # Ranks that cut through a subtree would need its nodes on both of them.
         if divides and not (sharded and samples % math.lcm(batch, leaves) and leaves % batch):
             break
-    own_evaluations = sharded and _take_own_forwards(config, evaluation)
-    evaluation_batch = 1 if own_evaluations else config.evaluation.batch
-    return Division(prompts, config.whole_groups, batch, evaluation_batch)
-
-
-def _take_own_forwards(config: PolicyConfig, prompts: Sequence[Prompt]) -> bool:
-    """Check whether prompts of one batch would take forwards of their own."""
-    # Images of different shapes are found only when they are encoded.
-    per = config.generator.policy.forward_per
-    counts = {len(prompt.sources) + len(prompt.references) for prompt in prompts}
-    return (per == "prompt" and len(prompts) > 1) or (per == "layout" and len(counts) > 1)
+    return Division(prompts, config.whole_groups, batch)
 
 
 def _units(

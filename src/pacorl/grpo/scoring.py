@@ -66,8 +66,6 @@ class Scorer:
         self.check_stop = check_stop
         self.group_size = group_size
         self.per_call = per_call
-        self.largest_call = 0
-        """Most samples of a call so far."""
         # In-process models need not be thread-safe; remote judges take concurrent requests.
         context = torch_context()
         self._local = Workers(1, name="pacorl-reward", context=context)
@@ -118,7 +116,6 @@ class Scorer:
                 what = f"reward {name} (batch {len(self._batches) + 1}: {named(prompts)})"
                 calls.append(self.begin(reward, act, what, batches=len(rollouts)))
             self._batches.append((rows, calls))
-            self.largest_call = max(self.largest_call, len(rows))
         self._waiting.clear()
 
     def results(self) -> dict[int, list[PanelScores]]:

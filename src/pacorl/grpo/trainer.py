@@ -90,8 +90,7 @@ class PolicyTrainer:
             config: the run.
             rewards: functions of prompts and images, by name. A reward of the config with that name sets the weight;
                 without one the function joins the config's rewards.
-            listeners: functions that are called with each line of the log. With `should_training_stop` set to true on
-                any process, the run ends on all after the epoch, evaluated and saved.
+            listeners: functions that are called with each line of the log.
             extra_metrics: additional metrics of each evaluation's images.
             resume: False for a new run, True or "auto" to continue from the newest checkpoint, or a checkpoint folder.
             allow_changes: whether a resumed run may change its config. The log records the changes.
@@ -114,8 +113,6 @@ class PolicyTrainer:
         """Epoch of the newest evaluation; −1 before the first."""
         self.score: float | None = None
         """Score of the newest evaluation: the weighted sum of its rewards."""
-        self.should_training_stop = False
-        """Whether the run ends after this epoch, evaluated and saved."""
         self.alarms: list[Alarm] = []
         """Alarms of the monitor that are not raised yet."""
         self._warned: set[str] = set()
@@ -187,8 +184,6 @@ class PolicyTrainer:
             world=self.runtime.world,
             sharded=self.runtime.sharded,
             mixed_sizes=len(sizes) > 1,
-            train=self.train_prompts,
-            evaluation=self.evaluation_prompts,
         )
         """Prompts and batches of an epoch that divide over updates and processes."""
         self.cache = ConditioningCache(self.policy)
@@ -307,9 +302,8 @@ class PolicyTrainer:
             if note:
                 self.progress.say(note)
         self.progress.epoch(self.epoch)
-        if self._evaluate_if_due() and (self.epoch or self.finished):
-            # The run was stopped in this evaluation, and its checkpoint has no score yet; or a listener ends it before
-            # its first epoch, and it has no checkpoint.
+        if self._evaluate_if_due() and self.epoch:
+            # The run was stopped in this evaluation, and its checkpoint has no score yet.
             self._save_if_due()
 
         while not self.finished:
@@ -358,8 +352,8 @@ class PolicyTrainer:
 
     @property
     def finished(self) -> bool:
-        """Whether all epochs are done, or a listener stopped the training."""
-        return self.should_training_stop or self.epoch >= self.config.epochs
+        """Whether all epochs are done."""
+        return self.epoch >= self.config.epochs
 
     # --- policies and scorers of the epoch ---------------------------------------------------------------------
 
@@ -390,9 +384,6 @@ class PolicyTrainer:
         self.logbook.write(kind, epoch=self.epoch, step=self.lora.step, values=metrics)
         for listener in self.listeners:
             listener(self, {"kind": kind, "epoch": self.epoch, "step": self.lora.step, **metrics})
-        # One rank that stopped alone would leave the others in a collective.
-        if self.listeners:
-            self.should_training_stop = any(self.runtime.gather(self.should_training_stop))
         return metrics
 
     def warn_once(self, topic: str, message: str) -> None:

@@ -56,13 +56,9 @@ class QuantizedLinear(nn.Linear):
         self.scale = nn.Parameter(scale, False)
         self.register_parameter("bias", bias)
 
-    def unpack(self, codes: Tensor, scale: Tensor) -> Tensor:
-        """Unpack the weight (out, in)."""
-        return unpack(codes, scale, self.dtype)
-
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - nn.Linear's name for it
         product: Tensor = _FrozenProduct.apply(  # type: ignore[no-untyped-call]
-            input, self.bias, self.unpack, self.weight, self.scale
+            input, self.bias, self.dtype, self.weight, self.scale
         )
         return product
 
@@ -83,7 +79,6 @@ class StreamedLinear(nn.Linear):
         self.unpack: Callable[..., Tensor] = lambda weight: weight
         weights = [layer.weight]
         if isinstance(layer, QuantizedLinear):
-            # Not the layer's own method, which would keep its codes on the device.
             self.unpack = partial(unpack, dtype=layer.dtype)
             weights.append(layer.scale)
         # Neither parameters nor buffers, so that moving the model leaves them in main memory.
@@ -106,15 +101,16 @@ class _FrozenProduct(torch.autograd.Function):
     # No `*packed`: without gradients torch.compile passes `ctx` only if there are fewer arguments than parameters.
     @staticmethod
     def forward(  # noqa: PLR0917 - autograd functions take no keywords
-        ctx: Any, x: Tensor, bias: Tensor | None, unpack: Callable[..., Tensor], codes: Tensor, scale: Tensor
+        ctx: Any, x: Tensor, bias: Tensor | None, dtype: torch.dtype, codes: Tensor, scale: Tensor
     ) -> Tensor:
-        ctx.unpack = unpack
+        ctx.dtype = dtype
         ctx.save_for_backward(codes, scale)
-        return F.linear(x, unpack(codes, scale), bias)
+        return F.linear(x, unpack(codes, scale, dtype), bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return gradient @ ctx.unpack(*ctx.saved_tensors), None, None, None, None
+        codes, scale = ctx.saved_tensors
+        return gradient @ unpack(codes, scale, ctx.dtype), None, None, None, None
 
 
 class _StreamedProduct(torch.autograd.Function):
@@ -215,7 +211,7 @@ class WeightStream:
         """The GPU stream that uses the copies."""
         self._copier: torch.cuda.Stream | None = None
         """The GPU's side stream for copies."""
-        self._pinned = Arena(pinned=True)
+        self._pinned = Arena()
 
     def park(self, tensor: Tensor, home: torch.device) -> Tensor:
         """Move a tensor to `home`; from a GPU into pinned memory, for asynchronous copies."""
@@ -268,7 +264,7 @@ class WeightStream:
 
 
 class Arena:
-    """Main memory, allocated in large pieces.
+    """Pinned memory, allocated in large pieces.
 
     torch rounds each pinned tensor up to a power of two: an int8 layer of FLUX.1's, 3,072 × 3,072, from 9 to 16 MiB.
     """
@@ -276,8 +272,8 @@ class Arena:
     PIECE = 2**28
     """Bytes, a power of two."""
 
-    def __init__(self, *, pinned: bool) -> None:
-        self._is_pinned = pinned
+    def __init__(self) -> None:
+        self._is_pinned = True
         self._free = torch.empty(0, dtype=torch.uint8)
 
     def copy_of(self, tensor: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from tests.twins import parts as twins
 from torch import Tensor
 
 from pacorl.models.policies.flux import FluxPolicy
-from pacorl.models.policies.pipeline import check_area, use_channels_last
+from pacorl.models.policies.pipeline import use_channels_last
 from pacorl.types import Size
 
 SIZE = Size(32, 32)
@@ -62,7 +62,5 @@ def test_sigmas_shift_with_size(flux: FluxPolicy) -> None:
 
 def test_an_image_that_could_not_be_read_again_is_refused(flux: FluxPolicy) -> None:
     flux.check_size(Size(8000, 8000))
-    with pytest.raises(ValueError, match=r"size 8000x8008 has more than 64,000,000 pixels"):
+    with pytest.raises(ValueError, match=r"size 8000x8008 must have from 64 to 64,000,000 pixels"):
         flux.check_size(Size(8000, 8008))
-    with pytest.raises(ValueError, match=r"size 1000000x1000000 has more than 64,000,000 pixels"):
-        check_area(Size(10**6, 10**6), step=16)

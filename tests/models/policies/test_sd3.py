@@ -1,19 +1,10 @@
-"""Stable Diffusion 3: its sizes and its published encoders."""
+"""Stable Diffusion 3: its published encoders."""
 
-import pytest
 import torch
-from tests.twins import tiny_sd3
 
 from pacorl.models.int8 import parameter_count
 from pacorl.models.policies.sd3 import SD3
 from pacorl.plan.generators import model_on_meta
-from pacorl.tiny.world import vocabulary
-from pacorl.types import Size
-
-
-def test_a_size_beyond_the_learned_positions_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"size 64x1032 .* at most 1024x1024"):
-        SD3.over(tiny_sd3(vocabulary()), max_sequence_length=48).check_size(Size(64, 1032))
 
 
 def test_the_published_encoders_have_the_published_number_of_parameters() -> None:

@@ -33,8 +33,6 @@ from pacorl.types import Conditioning, Prompt, Size
 
 SOURCE_AREA = 1024 * 1024
 """Largest area of a source in the pipeline."""
-MAX_ASPECT = 8
-"""Largest ratio of a source's sides in the pipeline."""
 SOURCE_STRIDE = 10
 """Distance of the position ids of consecutive images, by the pipeline's rule."""
 
@@ -88,8 +86,6 @@ class KleinPolicy(PipelinePolicy):
         """Compute the size of at most `area` pixels in the aspect of a source."""
         source = upright_size(path)
         step = self.token_pixels
-        if max(source.height, source.width) > MAX_ASPECT * min(source.height, source.width):
-            raise ValueError(f"image {path} is {source}, and FLUX.2 takes sides of at most {MAX_ASPECT}:1; crop it")
         # Integer arithmetic: a rounded root would cut a token off one square source of eight.
         rows = math.isqrt(area * source.height // (source.width * step**2))
         cols = math.isqrt(area * source.width // (source.height * step**2))

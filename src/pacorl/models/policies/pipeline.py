@@ -103,21 +103,17 @@ def best_sides(area: int, source: Size, *, step: int, rule: Size) -> Size:
 
 
 def check_multiple(size: Size, *, step: int) -> None:
-    """Raise ValueError with the nearest size if a side is no multiple of `step` pixels, or the image is too large."""
-    check_area(size, step=1)
+    """Raise ValueError with the nearest size if a side is no multiple of `step` pixels, or the area is out of range."""
     nearest = nearest_multiple(size, step=step)
     if size != nearest:
         raise ValueError(f"size {size} must be a multiple of {step} pixels on both sides; the nearest is {nearest}")
+    check_area(size, step=step)
 
 
 def check_area(size: Size, *, step: int) -> None:
     """Raise ValueError if an area is smaller than one token of `step` pixels, or above the limit for images."""
-    if size.height * size.width > MAX_PIXELS:
-        raise ValueError(
-            f"size {size} has more than {MAX_PIXELS:,} pixels, and no larger image is read; give a smaller one"
-        )
-    if size.height * size.width < step * step:
-        raise ValueError(f"size {size} is smaller than one token; give at least {Size(step, step)}")
+    if not step * step <= size.height * size.width <= MAX_PIXELS:
+        raise ValueError(f"size {size} must have from {step * step} to {MAX_PIXELS:,} pixels")
 
 
 class PipelinePolicy:

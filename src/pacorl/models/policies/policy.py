@@ -93,22 +93,17 @@ def check_images(policy: type[PipelinePolicy], prompt: Prompt, model: str) -> No
     Raises:
         ValueError: An edit for a generator of sets, or the reverse, an image too many, or references to a kind without.
     """
-    name = f"{prompt.place} ({prompt.text[:60]!r})"
     sources, references = len(prompt.sources), len(prompt.references)
+    fault = ""
     if references and not policy.max_references:
-        raise ValueError(
-            f"{model} takes no reference images of characters, and {name} has {references}; take a model that does "
-            "(docs/models.md), or leave them out: the descriptions in the prompt then act alone"
-        )
-    if references and sources + references > policy.max_references:
-        raise ValueError(
-            f"{name} has {sources + references} images ({references} of them references), and {model} takes at most "
-            f"{policy.max_references}; leave some out"
-        )
-    if sources and not policy.max_sources:
-        raise ValueError(f"{model} generates sets and edits no images, and {name} has one; name an editor")
-    if sources > policy.max_sources:
-        raise ValueError(f"{name} has {sources} sources, and {model} takes {policy.max_sources}; leave some out")
-    if not sources and not references and policy.max_sources and not policy.source_optional:
-        characters = ", or characters with --character" if policy.max_references else ""
-        raise ValueError(f"{model} edits images, and {name} has none; give one with --image{characters}")
+        fault = "takes no reference images of characters: leave them out, and their descriptions act alone"
+    elif sources and not policy.max_sources:
+        fault = "generates sets and edits no images; name an editor"
+    elif sources > policy.max_sources or (references and sources + references > policy.max_references):
+        in_all = max(policy.max_sources, policy.max_references)
+        fault = f"takes {policy.max_sources} sources, and {in_all} images in all; leave some out"
+    elif policy.max_sources and not (sources or references or policy.source_optional):
+        fault = "edits images; give one with --image, or characters with --character"
+    if fault:
+        name = f"{prompt.place} ({prompt.text[:60]!r})"
+        raise ValueError(f"{name} has {sources} sources and {references} references, and {model} {fault}")

@@ -269,13 +269,7 @@ def sides_for(area: int, path: Path) -> Size:
 
     source = upright_size(path)
     width, height, _ = calculate_dimensions(area, source.width / source.height)
-    size = Size(height, width)
-    if not height or not width:
-        raise ValueError(
-            f"image {path} is {source}, too long to be drawn on {area} pixels with sides of multiples of {SIDE}; "
-            "crop it, or raise the size"
-        )
-    return size
+    return Size(max(SIDE, height), max(SIDE, width))
 
 
 QWEN_IMAGE = PolicySpec(

@@ -50,14 +50,6 @@ class QwenImage21Options(TrueGuidance):
     checkpoint: str = "Qwen/Qwen-Image-2.1"
     """A diffusers folder, or a name on the hub."""
 
-    @property
-    def warning(self) -> str:
-        """The limit of the published weights' licence."""
-        return (
-            f"{self.checkpoint}: the weights of Qwen-Image 2.1 are under the Qwen Research licence, for research and "
-            "evaluation only; that holds for images and adapters made with them"
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class PrefixedConditioning(Conditioning):
@@ -83,11 +75,7 @@ class QwenImage21Policy(QwenEditPolicy):
     def __init__(self, pipeline: Any, options: PolicyOptions) -> None:
         from pacorl.models.policies.shared_prefix import share_prefix  # imports diffusers, which options do without
 
-        if not pipeline.transformer.config.causal_condition:
-            raise ValueError(
-                "this Qwen-Image 2.1 has causal_condition false, so its text depends on the step, which is not "
-                "supported; name a checkpoint with causal_condition true"
-            )
+        assert pipeline.transformer.config.causal_condition, "else texts depend on the step"
         super().__init__(pipeline, options)
         share_prefix(pipeline.transformer)
 

@@ -45,13 +45,6 @@ class SD3Policy(PipelinePolicy):
     clip_tokens: ClassVar[int] = 77
     scheduler_spaced: ClassVar[bool] = True
 
-    def check_size(self, size: Size) -> None:
-        super().check_size(size)
-        # Positions are a table, of which a smaller image takes the middle; there are none beyond its edges.
-        most = self.token_pixels * int(self.pipeline.transformer.config.pos_embed_max_size)
-        if max(size.height, size.width) > most:
-            raise ValueError(f"size {size} is beyond this checkpoint's positions; ask for at most {Size(most, most)}")
-
     def encode_texts(self, texts: list[str]) -> dict[str, Tensor]:
         """The `tokens` (B, 77 + L, D) of both CLIPs, side by side, and of T5, and the CLIPs' `pooled` (B, D')."""
         # Guidance is `velocity`'s own; the pipeline would encode an empty negative prompt with every batch.
