@@ -141,15 +141,12 @@ def test_undo_shows_the_last_again_as_it_was(annotation):
     annotation.undo("ann", request=request())
     state = annotation.state("ann")
     assert (state["task"]["instance"], state["progress"]["ranked"]) == (second, 1)
-    instance = annotation.instance_of("ann", second)
-    shown = shown_order("ann", instance)
+    shown = shown_order("ann", annotation.instance_of("ann", second))
     assert [shown[slot] for slot in state["task"]["previous"]] == sorted(shown, reverse=True)
     annotation.undo("ann", request=request())
-    assert annotation.state("ann")["task"]["instance"] == first
     with pytest.raises(RefusedError, match="nothing to undo"):
         annotation.undo("ann", request=request())
-    assert rank_next(annotation, "ann") == first
-    assert rank_next(annotation, "ann") == second
+    assert [rank_next(annotation, "ann"), rank_next(annotation, "ann")] == [first, second]
 
 
 def test_a_foreign_image_tied_with_the_others_fails_its_control(dataset):
@@ -236,16 +233,6 @@ def test_any_cut_of_the_log_is_a_start_of_it(annotation):
         assert len(AnswerLog(annotation.folder).of("ann")) == 3
 
 
-def test_a_damaged_line_is_named(annotation):
-    path = annotation.folder / LOG
-    content = path.read_text()
-    ranking = '{"kind": "rank", "person": "ann", "instance": "?"}'
-    for line in ("{", "[]", '{"kind": "vote"}', ranking, '{"kind": "undo"}'):
-        path.write_text(content + line + "\n")
-        with pytest.raises((ValueError, KeyError), match=f"{LOG}:2|\\?|''"):
-            AnswerLog(annotation.folder)
-
-
 def test_on_a_full_disk_nothing_is_acknowledged_and_with_room_all_goes_on(annotation, monkeypatch):
     before = (annotation.folder / LOG).read_bytes()
 
@@ -326,19 +313,19 @@ def test_people_rank_to_the_end_by_the_api(annotation, client):
 
 def test_strangers_see_nothing_and_annotators_administer_nothing(annotation, client):
     task = annotation.state("ann")["task"]
-    for path in ("/api/task", "/api/admin", task["reference"]):
-        assert client.get(path).status_code == 401
-        for token in (f"ben.{annotation.token('ann').partition('.')[2]}", annotation.token("eve"), "ann.", "ann.0"):
-            assert client.get(path, headers={"cookie": f"pacorl_annotator_8765={token}"}).status_code == 401
-    for path in ("/api/rankings", "/api/skips", "/api/undo"):
-        assert client.post(path, json={"request": request()}).status_code == 401
-    assert client.get("/api/admin", headers=key_of(annotation, "ann")).status_code == 403
+    for token in ("", f"ben.{annotation.token('ann').partition('.')[2]}", annotation.token("eve"), "ann.", "ann.0"):
+        headers = {"cookie": f"pacorl_annotator_8765={token}"}
+        for path in ("/api/task", "/api/admin", task["reference"]):
+            assert client.get(path, headers=headers).status_code == 401
+        for path in ("/api/rankings", "/api/skips", "/api/undo"):
+            assert client.post(path, json={"request": request()}, headers=headers).status_code == 401
+    ann = key_of(annotation, "ann")
+    assert client.get("/api/admin", headers=ann).status_code == 403
     for person in (ADMIN, "cy"):
         with pytest.raises(RefusedError, match=r"no instance|nobody disagrees"):
             annotation.rank(person, task["instance"], list(range(len(task["candidates"]))), request=request())
-    ann = key_of(annotation, "ann")
-    assert client.get("/images/none/0", headers=ann).status_code == 404
-    assert client.get(task["reference"].replace("reference", "99"), headers=ann).status_code == 404
+    for path in ("/images/none/0", task["reference"].replace("reference", "99")):
+        assert client.get(path, headers=ann).status_code == 404
     for path in ("/page/", "/page/admin.html", "/page/page.js", "/page/shared/base.css"):
         assert client.get(path).status_code == 200
 

@@ -161,14 +161,13 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
     hero = Panel("red", "round", "crown", "night", "town", "waving", "flag")
     name = studio.folder.new_character("hero", "a red hero with a crown")
     studio.folder.add_picture(name, draw(hero, 64), "waving, flag")
-    sentence = "Two pictures of a hero: waves; jumps"
-    recipe = Recipe(sentence=sentence, theme="a hero", prompt="a hero", layout="1x2").updated(panels=["waves", "jumps"])
+    recipe = Recipe(theme="a hero", prompt="a hero", layout="1x2").updated(panels=["waves", "jumps"])
     recipe = recipe.updated(score=0.5, tied=2, checked=["Odd one out: panel 2, 0.1000."], odd=1)
-    recipe = recipe.updated(matrix=((None, 0.1), (0.1, None)), parts={"kept": 0.5})
+    recipe = recipe.updated(matrix=((None, 0.1), (0.1, None)))
     picture = draw_grid([hero, hero], Grid(1, 2), 64)
     drawings = [(picture, recipe), (picture, recipe), (picture, Recipe(note="Panel 2: 0.5, accepted"))]
     page = studio.folder.add_page(drawings)
-    studio.keep(page=page, sentence=sentence, theme="a hero", panels=["waves", "jumps"], character=name)
+    studio.keep(page=page, words="a hero\nwaves\njumps", character=name)
     studio.close()
     command = [sys.executable, "-m", "pacorl", "studio", "--port", "0", "--folder", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

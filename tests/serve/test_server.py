@@ -98,6 +98,7 @@ def test_the_server_agrees_with_the_judge_it_serves(url: str, local_judge: Local
     assert [verdict.p_yes for verdict in served[:-1]] == pytest.approx([each.p_yes for each in local], abs=1e-6)
     assert served[-1].error == local_judge.verdicts([CONTROL_TOKEN])[0].error != ""
     assert words == local_judge.explain(QUESTIONS[0], max_new_tokens=12)
+    assert 'pacorl_request_seconds_count{path="/v1/chat/completions",status="200"}' in ask(f"{url}/metrics")[1]
 
 
 def test_the_likeliest_tokens_come_first_and_then_all_spellings_of_yes_and_no(url: str) -> None:
@@ -218,16 +219,13 @@ def test_a_fault_of_the_judge_is_no_fault_of_the_caller(
         assert "/srv/judge" not in answer["error"]["message"]
 
 
-def test_names_bodies_hosts_and_origins_are_guarded(url: str) -> None:
+def test_names_and_bodies_are_guarded(url: str) -> None:
     with pytest.raises(ServiceRefusedError, match="it serves judge"):
         HttpJudge.connect(url, model="other")
-    assert ask(f"{url}/nowhere")[0] == 404
     large = b" " * (4 * 2**20 + 1)
-    assert [ask(f"{url}/v1/{path}", large)[0] for path in (SETS, CHATS, "models")] == [400, 400, 405]
+    assert [ask(f"{url}/v1/{path}", large)[0] for path in (SETS, CHATS)] == [400, 400]
     assert ask(f"{url}/v1/{SETS}", large * 17)[0] == 413
-    assert ask(f"{url}/v1/models", Host="evil.example")[0] == 421
-    assert ask(f"{url}/v1/{SETS}", {}, Origin="http://evil.example")[0] == 403
-    assert ask(f"{url}/health", Host="balancer.example")[0] == 200
+    assert [ask(f"{url}/{path}", Host="balancer.example")[0] for path in ("health", "v1/models")] == [200, 421]
 
 
 def test_a_key_is_asked_for_but_by_health(local_judge: LocalJudge, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,18 +243,6 @@ def test_a_key_is_asked_for_but_by_health(local_judge: LocalJudge, monkeypatch: 
 
 
 # --- the queue -------------------------------------------------------------------------------------------------
-
-
-def test_requests_are_measured(url: str) -> None:
-    def count() -> float:
-        name = 'pacorl_request_seconds_count{path="/v1/chat/completions",status="200"} '
-        lines = ask(f"{url}/metrics")[1].splitlines()
-        return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
-
-    before = count()
-    with HttpJudge.connect(url) as judge:
-        judge.verdicts(QUESTIONS)
-    assert count() - before == len(QUESTIONS)
 
 
 def test_questions_share_a_forward_and_a_fault_is_answered(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -44,8 +45,7 @@ def visit(studio: Studio, story: Callable[[Any], Awaitable[None]]) -> None:
     asyncio.run(simulate())
 
 
-SENTENCE = "Two pictures of a fox: runs; sleeps"
-RECIPE = Recipe(sentence=SENTENCE, theme="a fox", layout="1x2", prompt="a fox", model=TINY, Software="pacorl 1")
+RECIPE = Recipe(theme="a fox", layout="1x2", prompt="a fox", model=TINY, Software="pacorl 1")
 RECIPE = RECIPE.updated(panels=["runs", "sleeps"], seed=7, tied=2)
 
 
@@ -55,19 +55,20 @@ def add_page(studio: Studio) -> None:
 
 
 def test_a_sentence_unfolds_into_panels_that_are_kept_as_they_are_typed(studio):
+    studio.keep(words="")
+
     async def story(user):
         user.find("What should the pictures show?").type("Three pictures of a fox: runs; sleeps; eats")
         user.find("Show the panels").click()
-        await user.should_see("runs\nsleeps\neats", retries=20)
-        assert (studio.draft.theme, studio.draft.panels) == ("a fox", ["runs", "sleeps", "eats"])
-        user.find("A line for each panel").type("\nhides")
+        await user.should_see("a fox\nruns\nsleeps\neats", retries=20)
+        user.find("What should the pictures show?").type("\nhides")
         press(user, "Draw")  # the practice model knows no fox, and says so at once
         await user.should_see("'fox'", retries=20)
 
     visit(studio, story)
     assert studio.job.ended
     studio.save()
-    assert studio.folder.read_draft().panels == ["runs", "sleeps", "eats", "hides"]
+    assert studio.folder.read_draft().words == "a fox\nruns\nsleeps\neats\nhides"
 
 
 def test_pages_are_shown_ranked_removed_and_brought_back(studio):
@@ -93,11 +94,8 @@ def test_a_recipe_fills_the_form_in_and_says_which_models_differ(studio):
 
     async def story(user):
         user.find("Fill in its words").click()
-        await user.should_see("In all of them", retries=20)
-        assert (studio.draft.sentence, studio.draft.seed) == (SENTENCE, 7)
-        studio.names = studio.names.__class__(adapter="somebody/else")
-        user.find("Fill in its words").click()
-        await user.should_see("LoRA none", retries=20)
+        await user.should_see("was drawn with LoRA none", retries=20)
+        assert (studio.draft.words, studio.draft.seed) == ("a fox\nruns\nsleeps", 7)
 
     visit(studio, story)
 
@@ -108,7 +106,7 @@ def test_dropped_pictures_become_a_page_with_its_recipe_and_what_is_none_is_name
     async def story(user):
         for texts in dropped:
             await drop(user, {"fox.png": png_bytes(Image.new("RGB", (16, 8)), texts)})
-        assert [page.drawings[0].recipe.theme for page in reversed(studio.folder.pages)] == ["a fox", "", ""]
+        assert [page[0].recipe.theme for page in reversed(studio.folder.pages)] == ["a fox", "", ""]
         studio.folder.remove("all", studio.folder.path / "pages")
         await drop(user, {"a.png": png_bytes(Image.new("RGB", (8, 8))), "b.png": b"no image"})
         await user.should_see("b.png", retries=20)
@@ -118,7 +116,7 @@ def test_dropped_pictures_become_a_page_with_its_recipe_and_what_is_none_is_name
         await user.should_see("Check and repair", retries=20)
 
     visit(studio, story)
-    assert studio.folder.pages[0].drawings[0].recipe.layout == "1x5"
+    assert studio.folder.pages[0][0].recipe.layout == "1x5"
 
 
 def press(user: Any, name: str) -> None:
@@ -190,7 +188,7 @@ def client(tmp_path_factory):
 def test_nothing_is_read_without_the_link_and_the_socket_asks_for_it_too(client):
     client, studio = client
     own = {"cookie": f"pacorl_studio_8767={studio.folder.key}; pacorl_studio_80={studio.folder.key}"}
-    picture = studio.folder.pages[0].drawings[0].path.relative_to(studio.folder.path)
+    picture = studio.folder.pages[0][0].path.relative_to(studio.folder.path)
     for path in ("/", f"/file/{picture}", "/_nicegui_ws/socket.io/?EIO=4&transport=polling"):
         assert client.get(path).status_code == 401, path
         assert client.get(path, headers={"cookie": "pacorl_studio_8767=wrong"}).status_code == 401, path
@@ -224,10 +222,8 @@ def test_a_page_is_drawn_by_keys_and_outlasts_a_reload_and_a_restart(browser, tm
     page.on("pageerror", lambda error: faults.append(str(error)))
     page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
     page.goto(link)
-    example = page.get_by_role("button", name="An example")
-    example.press("Enter")
-    playwright.expect(page.get_by_label("A line for each panel")).to_be_visible()
-    page.get_by_label("What should the pictures show?").press("Control+Enter")
+    words = page.get_by_label("What should the pictures show?")
+    words.press("Control+Enter")
     playwright.expect(page.locator(".hero img").first).to_be_visible(timeout=PATIENCE)
     playwright.expect(page.locator(".candidates button")).to_have_count(4)
     page.reload()
@@ -241,7 +237,7 @@ def test_a_page_is_drawn_by_keys_and_outlasts_a_reload_and_a_restart(browser, tm
     assert again.partition("#")[2] == link.partition("#")[2]
     page.goto(again)
     playwright.expect(page.locator(".candidates button")).to_have_count(4)
-    playwright.expect(page.get_by_label("A line for each panel")).to_be_visible()
+    playwright.expect(words).to_have_value(re.compile("^a white hero in town at night\n"))
     process.terminate()
     process.wait(30)
     context.close()

@@ -63,15 +63,16 @@ def _run_builtin(served: Served, *, key: str) -> None:
 
     check_judge(served.checkpoint)
     with needing("serve", what="the built-in server"):
-        from pacorl.serve.server import create_app
         from pacorl.web import listening, run
 
-    from pacorl.judge.local import LocalJudge, placement
-
-    use_cores()
-    quiet_loading()
-    # A taken port fails before weights are loaded.
+    # A taken port fails before libraries and weights are loaded.
     with listening(served.host, served.port) as (listener, url):
+        with needing("serve", what="the built-in server"):
+            from pacorl.serve.server import create_app
+        from pacorl.judge.local import LocalJudge, placement
+
+        use_cores()
+        quiet_loading()
         judge = LocalJudge.from_pretrained(served.checkpoint, **placement(served.checkpoint))
         echo_errors(f"serving {served.name} at {url}/v1")
         run(create_app(served.name, judge, api_key=key), listener)
@@ -95,7 +96,7 @@ def studio(
 
     # Otherwise the page would open at once, and report missing models half a minute later.
     check_writable(folder, folder=True)
-    spec = POLICIES.named(models.kind or kind_of(models.model))
+    spec = POLICIES.named(kind_of(models.model))
     spec.check_source(models.model, adapters=spec.adapters_of(models.model, read_adapters(models.adapter)))
     if models.model != TINY and models.judge == TINY:
         raise UsageError(NO_JUDGE)

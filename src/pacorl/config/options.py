@@ -132,9 +132,11 @@ class WriterOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudioModels(ModelOptions, CalibratedJudge, WriterOptions):
-    """The generator, the judge and the panel writer of the studio's page."""
+class StudioModels(JudgeOptions):
+    """The generator and the judge of the studio's page."""
 
+    model: str = inherited(ModelOptions, "model")
+    adapter: str = inherited(ModelOptions, "adapter")
     judge: str = inherited(JudgeOptions, "judge", default=TINY)
 
 

@@ -20,7 +20,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram, generate_latest
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
@@ -56,13 +56,7 @@ WINDOW_SECONDS = 0.003
 # --- requests --------------------------------------------------------------------------------------------------
 
 
-def _plain(text: str) -> str:
-    if fault := text_fault(text):
-        raise ValueError(fault)
-    return text
-
-
-Text = Annotated[str, Field(max_length=LETTERS), AfterValidator(_plain)]
+Text = Annotated[str, Field(max_length=LETTERS)]
 Images = Annotated[list[str], Field(min_length=1, max_length=MOST_IMAGES)]
 """Data URLs."""
 
@@ -222,6 +216,8 @@ def create_app(name: str, judge: LocalJudge, *, api_key: str = "") -> FastAPI:  
         *parts, last = request.messages[0].content
         if [*{part.type for part in parts}, last.type] not in (["image_url", "text"], ["text"]):
             raise RefusedError("messages: a question is one turn of images, and then one text")
+        if fault := text_fault(last.text):
+            raise RefusedError(f"messages: {fault}")
         images = await decoded([part.image_url.get("url", "") for part in parts])
         (prompt,) = judge.prompting.chat_prompts([Question(tuple(images), last.text)])
         if request.max_tokens == 1:

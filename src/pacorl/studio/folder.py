@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 from PIL.Image import Image
-from pydantic import BaseModel, ConfigDict, Json, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Json
 
 from pacorl.core.grid import parse_layout, split
-from pacorl.io.documents import dump_yaml, read_json, read_text, read_yaml, typed, write_json
+from pacorl.io.documents import dump_yaml, read_json, read_text, typed
 from pacorl.io.files import make_folder, safe_name, sole_holder, sweep, write_atomic
 from pacorl.io.images import images_in, natural, open_image, png_bytes, png_texts
 from pacorl.judge.pairwise import Matrix
@@ -34,14 +34,13 @@ from pacorl.types import Character, Grid
 
 MOST_PICTURES = 60
 """Most pictures of a character that is taught."""
+EXAMPLE = (
+    "Four pictures of a white hero in town at night: standing with house; waving with tree; waving with boat; "
+    "waving with ball"
+)
+"""First sentence, which every model can draw."""
 SIDE = 1536
 """Longer side of a character's picture: training and generators read 1,024 pixels."""
-COMMAND = re.compile(
-    r"^((change|make|turn) .*? (in)?to|let .*? be|show the scene|(give|paint) (it|her|him|them|the \w+)( an?)?"
-    r"|put (it|her|him|them|the \w+)(?= (at|in|on))|(put|add|draw)( an?)?) ",
-    re.IGNORECASE,
-)
-"""Beginning of an instruction; the rest is what the picture shows."""
 
 
 class Recipe(BaseModel):
@@ -51,7 +50,7 @@ class Recipe(BaseModel):
 
     prompt: str = ""
     """Empty for a picture of another program."""
-    layout: str = "1x1"
+    layout: Annotated[str, AfterValidator(lambda text: str(parse_layout(text)))] = "1x1"
     theme: str = ""
     panels: Json[list[str]] = []
     characters: Json[list[str]] = []
@@ -64,27 +63,18 @@ class Recipe(BaseModel):
     """Pictures that it changes, by their paths in the folder."""
 
     # Of the studio
-    sentence: str = ""
     note: str = ""
     """How it came about, such as `panel 2 drawn again`."""
     tied: Json[int] = 1
     """Number of drawings that the judge does not tell apart, itself included."""
     matrix: Json[Matrix] = ()
-    """Score of each pair of panels; empty for an edit."""
-    parts: Json[dict[str, float | None]] = {}
-    """Score of each question about an edit."""
+    """Score of each pair of panels; empty for a changed picture."""
     checked: Json[list[str]] = []
     """Sentences of the last check; empty before one."""
     tries: Json[list[str]] = []
     """Verdicts of the panels that a repair drew."""
     odd: Json[int | None] = None
     """Index of the panel that fits least, if the check failed."""
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if len(self.panels) not in (0, self.grid.count):
-            raise ValueError(f"the layout {self.layout} does not have {len(self.panels)} panels")
-        return self
 
     def updated(self, **changes: object) -> Self:
         """Copy it with other values, which are not checked."""
@@ -105,33 +95,20 @@ class Recipe(BaseModel):
         return next(iter(self.characters), "")
 
     @property
-    def captions(self) -> list[str]:
-        """Describe what each panel shows, as far as words drew it."""
-        texts = [self.prompt] if self.sources else self.panels
-        return [described(text) for text in texts] or [""] * self.grid.count
-
-    @property
     def name(self) -> str:
-        return self.theme or self.sentence or self.prompt or self.note or "a page"
+        return self.theme or self.prompt or self.note or "a page"
 
 
 class Draft(BaseModel):
     """The form of the page, and what is open."""
 
-    sentence: str = ""
-    unfolded: str = ""
-    """The sentence of which the panels were written."""
-    theme: str = ""
-    panels: list[str] = []
-    layout: str = ""
-    """Rows x columns; empty for what suits the number of panels."""
+    words: str = EXAMPLE
+    """A sentence; or what all panels show, and a line for each; or with sources a line for each new picture."""
     character: str = ""
     sources: list[str] = []
-    """Pictures that a line of the sentence changes, by their paths in the folder."""
+    """Pictures that each line changes, by their paths in the folder."""
     seed: int | None = None
     """Of the next drawing; None for a new one."""
-    adapter: str | None = None
-    """LoRAs of the next drawing; None for the ones of its character."""
     tab: str = "Pages"
     page: str = ""
     """Name of the open page."""
@@ -158,14 +135,6 @@ class Drawing:
         write_atomic(self.path, png_bytes(open_image(self.path), self.recipe.updated(**changes).texts))
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """A page on the disk."""
-
-    folder: Path
-    drawings: tuple[Drawing, ...]
-
-
 class Folder:
     """The folder of one studio, which holds its lock until `close`."""
 
@@ -179,41 +148,30 @@ class Folder:
         sweep(path)
         if not (path / "key").is_file():
             write_atomic(path / "key", secrets.token_urlsafe(16))
-        self.removed: tuple[str, dict[Path, Path]] | None = None
-        """The last removal: in words, and former path → path in the trash."""
+        self.key = read_text(path / "key")
+        """The secret of the link, the same at every start, so that the address and its cookie stay good."""
+        self.removed: tuple[str, Path, Path] | None = None
+        """The last removal: in words, the former path, and the path in the trash."""
 
     def close(self) -> None:
         self._held.close()
 
-    @property
-    def key(self) -> str:
-        """The secret of the link, the same at every start, so that the address and its cookie stay good."""
-        return read_text(self.path / "key").strip()
-
     def read_draft(self) -> Draft:
         path = self.path / "draft.json"
-        try:
-            return typed(read_json(path), Draft) if path.is_file() else Draft()
-        except ValueError:  # of another version: a form is no work that could be lost
-            return Draft()
-
-    def keep_draft(self, draft: Draft) -> None:
-        write_json(self.path / "draft.json", draft.model_dump())
+        return typed(read_json(path), Draft) if path.is_file() else Draft()
 
     # --- pages -------------------------------------------------------------------------------------------------------
 
     @property
-    def pages(self) -> list[Page]:
+    def pages(self) -> list[list[Drawing]]:
         """All pages, the newest first."""
-        names = sorted((folder.name for folder in (self.path / "pages").glob("*")), reverse=True)
-        return [page for name in names if (page := self.page(name))]
+        folders = sorted((self.path / "pages").glob("*"), reverse=True)
+        return [page for folder in folders if (page := self.page(folder.name))]
 
-    def page(self, name: str) -> Page | None:
-        """Read a page; None without a drawing. A file of another program in its folder is left alone."""
-        folder = self.path / "pages" / name
-        paths = sorted(folder.glob("[0-9]*.png"), key=natural)
-        drawings = [drawing for path in paths if (drawing := _drawing(path, path.stat().st_mtime_ns))]
-        return Page(folder, tuple(drawings)) if drawings else None
+    def page(self, name: str) -> list[Drawing]:
+        """Read a page; empty if there is none. A file of another program in its folder is left alone."""
+        paths = sorted((self.path / "pages" / name).glob("[0-9]*.png"), key=natural)
+        return [drawing for path in paths if (drawing := _drawing(path, path.stat().st_mtime_ns))]
 
     def add_page(self, drawings: Sequence[tuple[Image, Recipe]]) -> str:
         """Write a page, all of its files or none, and return its name."""
@@ -249,17 +207,9 @@ class Folder:
         name = safe_name(re.sub(r"\s+", "_", name.strip()))
         if name in self.characters():
             raise ValueError(f"there is a character called {name} already; give another name")
-        self.describe(name, description)
+        card = typed({"description": description.strip()}, Card)
+        write_atomic(self.character_folder(name) / CARD, dump_yaml(card.model_dump()))
         return name
-
-    def describe(self, name: str, description: str) -> None:
-        """Write what a character looks like; traits that a person wrote into the card by hand stay."""
-        if not description.strip():
-            raise ValueError(f"{name} has no description; say what the character looks like")
-        path = self.character_folder(name) / CARD
-        document = read_yaml(path) if path.is_file() else {}
-        card = typed({**document, "description": description.strip()}, Card)
-        write_atomic(path, dump_yaml(card.model_dump()))
 
     def pictures(self, name: str) -> list[tuple[Path, str]]:
         """List the pictures of a character, each with its caption."""
@@ -284,20 +234,17 @@ class Folder:
 
     # --- removal -----------------------------------------------------------------------------------------------------
 
-    def remove(self, what: str, *paths: Path) -> None:
-        """Move files or folders into the trash; `undo` brings the last ones back."""
-        trash = self.path / "trash" / timestamp()
-        moved = {}
-        for path in filter(Path.exists, paths):
-            moved[path] = trash / path.relative_to(self.path)
-            make_folder(moved[path].parent)
-            path.rename(moved[path])
-        self.removed = (what, moved)
+    def remove(self, what: str, path: Path) -> None:
+        """Move a file or folder into the trash; `undo` brings the last one back. A picture's caption waits for it."""
+        trashed = self.path / "trash" / timestamp() / path.relative_to(self.path)
+        make_folder(trashed.parent)
+        path.rename(trashed)
+        self.removed = (what, path, trashed)
 
     def undo(self) -> None:
-        """Put the files back that were removed last. Raises OSError if a new folder has the place of one."""
-        _, moved = self.removed or ("", {})
-        for path, trashed in moved.items():
+        """Put back what was removed last. Raises OSError if a new folder has its place."""
+        if self.removed:
+            _, path, trashed = self.removed
             trashed.rename(path)
         self.removed = None
 
@@ -305,12 +252,6 @@ class Folder:
 def timestamp() -> str:
     """Name a new file: no other has or had this name, and names sort by age."""
     return f"{datetime.now():%Y%m%d-%H%M%S-%f}"
-
-
-def described(text: str) -> str:
-    """Turn an instruction into what the picture shows: "Change the scene to sunset." → "at sunset"."""
-    text = re.sub(r"^(change|turn) the (scene|time|light|sky) (in)?to ", "at ", text.strip().rstrip("."), flags=re.I)
-    return COMMAND.sub("", text)
 
 
 @lru_cache(maxsize=4096)

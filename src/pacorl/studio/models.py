@@ -19,12 +19,11 @@ PACE = {"normal": "", "low": ", slower", "lowest": ", slowly"}
 
 
 def offers() -> dict[str, str]:
-    """Name the practice model, the published generators and the judge, each with what it does, and its licence."""
-    listed = {TINY: "draws and changes pictures; licence Apache-2.0"}
+    """Name the practice model, the published generators and the judge, each with what it does."""
+    listed = {TINY: "draws and changes pictures"}
     for spec in POLICIES.values():
-        does = " and ".join(["draws"] * spec.sets + ["changes pictures"] * spec.edits)
-        listed[spec.published] = f"{does}; licence {spec.licence[1] or spec.licence[0]}"
-    return {**listed, JUDGE: "judges; licence Apache-2.0"}
+        listed[spec.published] = " and ".join(["draws"] * spec.sets + ["changes pictures"] * spec.edits)
+    return {**listed, JUDGE: "judges"}
 
 
 def is_here(name: str) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from pacorl.config.options import StudioModels
 from pacorl.config.recipes import recipe
 from pacorl.io.documents import read_jsonl
+from pacorl.io.images import images_in
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.types import TINY
 
@@ -36,15 +37,12 @@ class Training:
         return self.run / "adapter" / "pytorch_lora_weights.safetensors"
 
     @property
-    def samples(self) -> list[tuple[str, Path, Path]]:
-        """(text, image without the LoRA, image with it) of the newest evaluation; at the end it is of `lora`."""
-        evaluations = sorted((self.run / "samples").glob("evaluation-*.jsonl"))
+    def samples(self) -> list[tuple[Path, Path]]:
+        """Images without the LoRA and with it, of the newest evaluation; at the end it is of `lora`."""
+        folders = sorted(path for path in (self.run / "samples").glob("evaluation-*") if path.is_dir())
         samples = []
-        for record in read_jsonl(evaluations[-1]) if evaluations else []:
-            file = Path(str(record["image"])).name
-            before, after = (path.with_suffix("") / file for path in (evaluations[0], evaluations[-1]))
-            if after.is_file():  # not while it is written
-                samples.append((str(record["text"]), before, after))
+        for after in images_in(folders[-1]) if folders else ():
+            samples.append((folders[0] / after.name, after))
         return samples
 
 
@@ -55,10 +53,9 @@ def newest_training(folder: Path) -> Training | None:
 
 def training_recipe(names: StudioModels) -> list[str]:
     """Name the recipe for a model as arguments of `pacorl train-character`. Raises ValueError if there is none."""
-    kind = names.kind or kind_of(names.model)
+    kind = kind_of(names.model)
     # A distilled checkpoint is trained by its base, whose LoRA fits both.
-    bases = {name.casefold(): base for name, base in POLICIES.named(kind).distilled.items()}
-    model = bases.get(Path(names.model).name.casefold(), names.model)
+    model = POLICIES.named(kind).distilled.get(Path(names.model).name, names.model)
     name = RECIPES.get(TINY if model == TINY else kind)
     if name is None:
         raise ValueError(f"no recipe teaches a character to {model}; `pacorl recipes` lists the models that learn")

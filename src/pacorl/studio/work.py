@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +23,12 @@ from PIL.Image import Image, Resampling
 
 from pacorl.config.options import StudioModels
 from pacorl.config.user_files import NO_USER_FILES
-from pacorl.core.grid import join, parse_layout, shared_text
+from pacorl.core.grid import join, shared_text
 from pacorl.io.children import start_python
+from pacorl.io.documents import write_json
 from pacorl.io.files import inside
 from pacorl.io.images import open_image
 from pacorl.judge import judge_for
-from pacorl.judge.calibration import read_calibration, threshold
 from pacorl.models.adapters import adapter_names, read_adapters
 from pacorl.models.policies import POLICIES, kind_of, tiny_spec
 from pacorl.records.compose import check_for, layout_for, prompt_from
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from pacorl.models.policies.spec import PolicySpec
 
 LEAST = 0.5
-"""Threshold of a check without a calibration."""
+"""Threshold of a check."""
 DRAWINGS = 4
 """Drawings of a page or a panel, of which the best comes first."""
 TRIES = 6
@@ -87,8 +88,7 @@ class Studio:
         self.names = names or StudioModels()
         # The model that was chosen on the page, unless the command names one.
         if self.names == StudioModels() and self.draft.model:
-            self._choose(self.draft.model, self.draft.memory)
-        self.calibration = read_calibration(self.names.calibration or "")
+            self.names = self._chosen()
         self.job = Job("", ended=True)
         self.version = 0
         """Counts changes, so that every open window shows them."""
@@ -115,10 +115,10 @@ class Studio:
         """Write the draft if it has changed: fields of the page are bound to it."""
         document = self.draft.model_dump()
         if document != self._kept:
-            self.folder.keep_draft(self.draft)
+            write_json(self.folder.path / "draft.json", document)
             self._kept = document
 
-    def submit(self, work: Callable[[Job], object]) -> Job:
+    def submit(self, work: Callable[..., object], **options: Any) -> Job:
         """Start a job. Raises ValueError while another one runs."""
         if not self.job.ended:
             raise ValueError(f"{self.job.phase} is under way; stop it, or wait")
@@ -126,7 +126,7 @@ class Studio:
 
         def run() -> None:
             try:
-                work(job)
+                work(job, **options)
             except StoppedError:
                 pass
             except Exception as error:
@@ -150,12 +150,10 @@ class Studio:
 
     def spec(self, *, edits: bool = False) -> PolicySpec:
         """Return the kind of the chosen model; the practice model is two, of which one changes pictures."""
-        return POLICIES.named(self.names.kind or kind_of(self.names.model, edits=edits))
+        return POLICIES.named(kind_of(self.names.model, edits=edits))
 
     def adapters(self, character: str, *, edits: bool = False) -> dict[str, float]:
-        """List the LoRAs of the next drawing: a recipe's, or the command's and what was learned of the character."""
-        if self.draft.adapter is not None:
-            return read_adapters(self.draft.adapter)
+        """List the LoRAs of the next drawing: the command's, and what was learned of the character."""
         if edits and self.names.model == TINY:
             return dict.fromkeys(tiny_spec(edits=True).committed.adapters, 1.0)
         adapters = read_adapters(self.names.adapter)
@@ -175,7 +173,7 @@ class Studio:
                 job.enter(f"Measuring {shown_name(name)}")
                 self.fits[name] = fit_of(name)[1]
 
-    def use(self, job: Job, name: str, adapter: str | None = None) -> None:
+    def use(self, job: Job, name: str) -> None:
         """Draw with another model from now on.
 
         Raises:
@@ -185,19 +183,19 @@ class Studio:
         # The recipe of a file from elsewhere may name anything, and is to download nothing.
         if not is_here(name):
             raise ValueError(f"{name} is not on this machine; download it above, or give the path of its file")
-        spec = POLICIES.named(kind_of(name, edits=bool(self.draft.sources)))
-        spec.check_source(name, adapters=spec.adapters_of(name, read_adapters(adapter or "")))
+        POLICIES.named(kind_of(name)).check_source(name)
         # Planned before a load that would fill the machine.
         memory, words = fit_of(name)
         if not memory:
             raise ValueError(f"{name} {words}")
         self.unload()
-        self._choose(name, memory)
-        self.keep(model=name, memory=memory, adapter=adapter)
+        self.keep(model=name, memory=memory)
+        self.names = self._chosen()
 
-    def _choose(self, name: str, memory: Any) -> None:
-        # A LoRA and a kind belong to the command's model.
-        self.names = replace(self.names, model=name, kind="", adapter="", memory=memory, judge=judge_of(name))
+    def _chosen(self) -> StudioModels:
+        # Without the command's LoRA, which belongs to its model.
+        memory: Any = self.draft.memory
+        return StudioModels(model=self.draft.model, memory=memory, judge=judge_of(self.draft.model))
 
     def download(self, job: Job, name: str, token: str) -> None:
         """Fetch a model. The token is written nowhere, and is no argument, which other users could read."""
@@ -220,7 +218,7 @@ class Studio:
         quiet_loading()
         generator = Generator.from_pretrained(names.model, kind=kind, adapter=adapters, memory=names.memory)
         with generator.judging():
-            reward = PacoReward.from_pretrained(judge_for(names.judge, edits=edits), **names.judge_access)
+            reward = PacoReward.from_pretrained(judge_for(names.judge, edits=edits), memory=names.memory)
         generator.judged_by(reward.judge)
         self._loaded = ((kind, adapters), generator, reward)
         return generator, reward
@@ -228,21 +226,28 @@ class Studio:
     # --- drawing -----------------------------------------------------------------------------------------------------
 
     def unfold(self) -> None:
-        """Write the panels of the draft's sentence, unless they were. Raises ValueError for no such sentence."""
-        from pacorl.generate.language_writers import open_writer
+        """Turn the draft's sentence into what all panels show, and a line for each, unless it was.
 
-        draft = self.draft
-        if draft.panels and draft.unfolded == draft.sentence:
+        Raises:
+            ValueError: it is no such sentence.
+        """
+        if self.panels[1]:
             return
-        sentence, name = draft.sentence, draft.character
+        sentence, name = self.draft.words, self.draft.character
         if name:
             text = self.folder.character(name, least=0).text
             # A LoRA learned the name too; the practice model knows no names.
             described = text if self.names.model == TINY else f"{name}, {text}"
             sentence = sentence.replace(name.replace("_", " "), described)
-        written = write_panels(sentence, writer=open_writer(self.names.writer))
+        written = write_panels(sentence)
         panels = [text.removeprefix(f"{written.theme}, ") for text in written.panels]
-        self.keep(theme=written.theme, panels=panels, unfolded=draft.sentence, layout="")
+        self.keep(words="\n".join([written.theme, *panels]))
+
+    @property
+    def panels(self) -> tuple[str, list[str]]:
+        """What all panels of the draft show, and a line for each; no line before `unfold`."""
+        theme, *lines = self.draft.words.split("\n")
+        return theme.strip(), [line.strip() for line in lines if line.strip()]
 
     def prompts(self) -> list[Prompt]:
         """Build the prompt of the draft, or one for each line that changes its pictures.
@@ -256,19 +261,16 @@ class Studio:
             verb = "changes" if draft.sources else "draws"
             raise ValueError(f"{shown_name(self.names.model)} {verb} no pictures; choose a model above that does")
         if draft.sources:
-            sources = tuple(self.folder.path / name for name in draft.sources[: spec.policy.max_sources])
-            lines = [line.strip() for line in draft.sentence.splitlines() if line.strip()]
+            sources = tuple(self.folder.path / name for name in draft.sources)
+            lines = [line.strip() for line in draft.words.splitlines() if line.strip()]
             if not lines:
                 raise ValueError("say what should change, a line for each new picture")
             prompts = [Prompt(number, line, sources=sources) for number, line in enumerate(lines)]
             for prompt in prompts:
                 check_for(self.names.model, prompt)
             return prompts
-        panels = [text for text in draft.panels if text.strip()]
-        grid = parse_layout(draft.layout) if draft.layout else None
-        if grid and grid.count != len(panels):  # a line was added
-            grid = None
-        prompt = prompt_from(self.names.model, theme=draft.theme, panels=panels, grid=grid)
+        theme, panels = self.panels
+        prompt = prompt_from(self.names.model, theme=theme, panels=panels)
         if draft.character:
             character = self.folder.character(draft.character)
             references = character.images[: spec.policy.max_references]
@@ -283,43 +285,42 @@ class Studio:
         prompts, draft = self.prompts(), self.draft.model_copy()
         generator, reward = self._models(job, draft.character, edits=bool(draft.sources))
         seed = new_seed() if draft.seed is None else draft.seed
-        # A single picture belongs with nothing, and has no rank.
-        is_ranked = bool(draft.sources) or prompts[0].grid.count > 1
-        options: dict[str, Any] = {"count": DRAWINGS}
-        if is_ranked:
-            options = {"best_of": DRAWINGS, "judge": reward, "keep_all": True}
         # `go_on` stops a drawing between two of its steps.
-        job.enter(f"Drawing {prompts[0].theme or draft.sentence}")
-        made = generate_sets(generator, prompts, seed=seed, **options, on_step=job.go_on)
+        job.enter(f"Drawing {prompts[0].theme or prompts[0].text}")
+        options: dict[str, Any] = {"best_of": DRAWINGS, "judge": reward, "keep_all": True, "on_step": job.go_on}
         drawings = []
-        for each in made:
+        for each in generate_sets(generator, prompts, seed=seed, **options):
             recipe = Recipe.model_validate(recipe_texts(each, judge=self.names.judge))
-            recipe = recipe.updated(sentence=draft.sentence, tied=each.tied)
             if draft.sources:
                 recipe = recipe.updated(note=each.prompt.text.rstrip("."), sources=draft.sources)
-            if each.judged:
-                recipe = recipe.updated(matrix=each.judged.matrix, parts=dict(each.judged.parts))
-            drawings.append((each.image, recipe))
+            matrix = each.judged.matrix if each.judged else ()
+            drawings.append((each.image, recipe.updated(tied=each.tied, matrix=matrix)))
         self._open(drawings)
-        self.draft.seed = self.draft.adapter = None
+        self.draft.seed = None
 
     def _open(self, drawings: Sequence[tuple[Image, Recipe]]) -> None:
         self.keep(page=self.folder.add_page(drawings), drawing=0)
 
-    def restore(self, recipe: Recipe) -> list[str]:
-        """Fill the draft in from a recipe; returns what was different then, so that another picture would be drawn."""
+    def restore(self, recipe: Recipe) -> None:
+        """Fill the draft in from a recipe, so that the same picture is drawn first.
+
+        Raises:
+            ValueError: a picture that it changes is not here, or models of now would draw another picture.
+        """
         # A dropped file may name any path.
         if not all(inside(self.folder.path, name).is_file() for name in recipe.sources):
             raise ValueError("the picture that it changes is not here; choose Change on another one")
         edits = bool(recipe.sources)
         character = self.draft.character if edits else self.known(recipe)
-        sentence = recipe.prompt if edits else recipe.sentence or recipe.prompt
-        words = {name: getattr(recipe, name) for name in ("theme", "panels", "layout", "seed", "sources")}
-        self.keep(**words, sentence=sentence, unfolded=sentence, character=character, adapter=None)
-        then = {"model": recipe.model, "LoRA": recipe.adapter, "character": recipe.character}
+        words = "\n".join([recipe.theme or recipe.prompt, *recipe.panels])
+        self.keep(words=words, sources=recipe.sources, seed=recipe.seed, character=character)
+        then = {"model": recipe.model, "LoRA": recipe.adapter, "character": recipe.character, "layout": recipe.layout}
         chosen = self.spec(edits=edits).adapters_of(self.names.model, self.adapters(character, edits=edits))
         now = {"model": self.names.model, "LoRA": adapter_names(chosen), "character": "" if edits else character}
-        return [f"{name} {value or 'none'}" for name, value in then.items() if value != now[name]]
+        now["layout"] = str(layout_for(len(recipe.panels) or 1))
+        differing = [f"{name} {value or 'none'}" for name, value in then.items() if value != now[name]]
+        if differing:
+            raise ValueError(f"this page was drawn with {', '.join(differing)}, and would be another now")
 
     # --- a page that is there ----------------------------------------------------------------------------------------
 
@@ -331,27 +332,26 @@ class Studio:
         self._open([(image, Recipe.model_validate({"layout": str(grid), "note": note, **texts}))])
 
     def redraw(self, job: Job, drawing: Drawing, panel: int) -> None:
-        """Draw one panel again some times, and rank these pages with the page before."""
+        """Draw one panel again some times, and rank these pages with the page before, so that none is worse."""
         from pacorl.generate.sets import best_first, judge_sets
 
         recipe, panels = drawing.recipe, drawing.panels
         generator, reward = self._models(job, self.known(recipe))
         draw = self._redrawing(job, generator, recipe, panels[0], seed=new_seed())
-        # The page before is ranked too, so that a redrawn panel never makes the best page worse.
-        drawn = [(open_image(drawing.path), recipe.updated(note="as before"))]
+        pages = [(open_image(drawing.path), recipe.updated(note="as before"))]
         changed = recipe.updated(checked=[], odd=None, note=f"panel {panel + 1} drawn again")
         for number in range(DRAWINGS):
             job.enter(f"Drawing panel {panel + 1} again, {number + 1} of {DRAWINGS}")
-            image, _ = draw(panel, number)
-            drawn.append((page_of([*panels[:panel], image, *panels[panel + 1 :]], recipe.grid), changed))
+            panels[panel], _ = draw(panel, number)
+            pages.append((page_of(panels, recipe.grid), changed))
         job.enter("Comparing")
         prompt = Prompt(0, recipe.prompt, theme=recipe.theme, grid=recipe.grid, panels=tuple(recipe.panels))
         with generator.judging():
-            judged = judge_sets(reward.judge, [prompt] * len(drawn), [image for image, _ in drawn])
+            judged = judge_sets(reward.judge, [prompt] * len(pages), [image for image, _ in pages])
         ranked = []
         for group in best_first(judged):
             for index in group:
-                image, recipe = drawn[index]
+                image, recipe = pages[index]
                 scores = {"score": judged[index].score, "matrix": judged[index].matrix, "tied": len(group)}
                 ranked.append((image, recipe.updated(**scores)))
         self._open(ranked)
@@ -371,18 +371,17 @@ class Studio:
             raise ValueError(
                 "the practice judge reads pictures of the practice model alone; choose another model above"
             )
-        if not recipe.panels and len(self.draft.panels) == recipe.grid.count:
-            recipe = recipe.updated(theme=self.draft.theme, panels=self.draft.panels)
+        theme, lines = self.panels
+        if not recipe.panels and len(lines) == recipe.grid.count:
+            recipe = recipe.updated(theme=theme, panels=lines)
         generator, reward = self._models(job, self.known(recipe))
-        # A calibration's thresholds are for the plain question.
-        theme = "" if self.calibration else shared_text(recipe.prompt)
-        least = threshold(self.calibration, None if self.calibration else LEAST, panels=len(panels))
         names = [f"panel {number}" for number in range(1, len(panels) + 1)]
+        ask = partial(check_set, least=LEAST, names=names, questions=questions_about(shared_text(recipe.prompt)))
 
         def gate(images: Sequence[Image]) -> Check:
             job.enter("Checking")
             with generator.judging():
-                return check_set(reward.judge, images, least=least, names=names, questions=questions_about(theme))
+                return ask(reward.judge, images)
 
         redraw = self._redrawing(job, generator, recipe, panels[0], seed=recipe.seed + 1)
         most = TRIES if recipe.panels and self.spec().sets else 0
@@ -392,10 +391,11 @@ class Studio:
         drawing.rewrite(**verdict)
         if repair.tries:
             tries = [Recipe(note=f"Panel {each.panel + 1}: {each.verdict}") for each in repair.tries]
-            repaired = drawing.recipe.updated(note="repaired", **self._verdict(repair.after))
-            drawings = [(page_of(repair.images, recipe.grid), repaired.updated(tries=[each.note for each in tries]))]
-            drawings.append((open_image(drawing.path), drawing.recipe.updated(note="as before", **verdict)))
-            self._open([*drawings, *zip((each.image for each in repair.tries), tries, strict=True)])
+            repaired = drawing.recipe.updated(tries=[each.note for each in tries], **self._verdict(repair.after))
+            before = drawing.recipe.updated(note="as before", **verdict)
+            pages = [(page_of(repair.images, recipe.grid), repaired.updated(note="repaired"))]
+            pages.append((open_image(drawing.path), before))
+            self._open([*pages, *zip((each.image for each in repair.tries), tries, strict=True)])
 
     def _verdict(self, check: Check) -> dict[str, Any]:
         """Return what a check adds to a recipe."""
@@ -411,7 +411,7 @@ class Studio:
 
         character = self.known(recipe)
         images = self.folder.character(character).images if character else ()
-        options: dict[str, Any] = {"theme": recipe.theme, "kind": self.names.kind, "references": images}
+        options: dict[str, Any] = {"theme": recipe.theme, "references": images}
         prompts = [panel_prompt(self.names.model, text, **options) for text in recipe.panels]
         # The practice model has a size of its own.
         size = None
@@ -437,12 +437,12 @@ class Studio:
             training = Training(self.loras(character) / timestamp())
         command = ["-m", "pacorl", "train-character", str(folder), f"out={training.run}"]
         command += [*training_recipe(self.names), "--resume", "auto", "--stop-with-stdin"]
-        samples = training.samples
+        shown = len(training.samples)
 
         def phase() -> str:
-            nonlocal samples
-            if training.samples != samples:
-                samples = training.samples
+            nonlocal shown
+            if len(training.samples) != shown:
+                shown = len(training.samples)
                 self.version += 1
             return f"Learning {character.replace('_', ' ')}, step {training.step}"
 
@@ -454,7 +454,7 @@ class Studio:
 
 def run_child(job: Job, command: Sequence[str], environment: Mapping[str, str], *, phase: Callable[[], str]) -> None:
     """Run Python until it ends, or the job is stopped. Raises RuntimeError with its last line if it fails."""
-    with tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
         # Its standard input ends with this process, however that ends: a trainer saves, and stops.
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": log, "stderr": subprocess.STDOUT}
         with start_python(*command, **pipes, env=os.environ | environment) as process:
@@ -467,8 +467,7 @@ def run_child(job: Job, command: Sequence[str], environment: Mapping[str, str], 
                 raise
         if process.returncode:
             log.seek(0)
-            lines = log.read().decode(errors="replace").strip().splitlines()
-            raise RuntimeError(lines[-1][:400] if lines else f"it ended with status {process.returncode}")
+            raise RuntimeError(log.read().strip().rpartition("\n")[2] or f"it ended with {process.returncode}")
 
 
 def new_seed() -> int:
