@@ -164,7 +164,6 @@ class StudioPage:
         with tag("section", "card"):
             box = text_field("What should the pictures show?", multiline=True).bind_value(self.draft, "words")
             box.on("keydown.ctrl.enter", lambda: self.act(self.draw))
-            ui.label("A sentence; or what all of them show, and then a line for each.").classes("soft")
             with ui.row():
                 self.button("Draw", self.draw, look="")
                 self.button("Show the panels", self.studio.unfold)
@@ -172,9 +171,11 @@ class StudioPage:
 
     @ui.refreshable_method
     def subject(self) -> None:
-        """The pictures that are changed by the words, and who is in it."""
+        """The form of the words, the pictures that are changed by them, and who is in it."""
+        form = "Write a sentence; or what all of them show, and then a line for each."
         if self.draft.sources:
-            ui.label("These pictures are changed, by a line for each new one:").classes("soft")
+            form = "Write what should change in this, a line for each new picture."
+        ui.label(form).classes("soft")
         with ui.row():
             for name in self.draft.sources:
                 with tag("div", "thumb small"):
@@ -348,9 +349,8 @@ class StudioPage:
             self.button("What fits this machine?", self.studio.submit, self.studio.measure, look="")
             for name, about in offers().items():
                 with tag("div", "offer"):
-                    ui.label(shown_name(name))
-                    ui.label().bind_text_from(self.studio.fits, name)
-                    ui.label(about).classes("soft")
+                    ui.label(f"{shown_name(name)} {about}")
+                    ui.label().classes("soft").bind_text_from(self.studio.fits, name)
                     if not is_here(name):
                         self.download(name).on_click(dialog.close)
                     elif name != JUDGE:

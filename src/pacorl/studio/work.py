@@ -340,8 +340,8 @@ class Studio:
         draw = self._redrawing(job, generator, recipe, panels[0], seed=new_seed())
         pages = [(open_image(drawing.path), recipe.updated(note="as before"))]
         changed = recipe.updated(checked=[], odd=None, note=f"panel {panel + 1} drawn again")
+        job.enter(f"Drawing panel {panel + 1} again")
         for number in range(DRAWINGS):
-            job.enter(f"Drawing panel {panel + 1} again, {number + 1} of {DRAWINGS}")
             panels[panel], _ = draw(panel, number)
             pages.append((page_of(panels, recipe.grid), changed))
         job.enter("Comparing")
