@@ -10,8 +10,9 @@ import asyncio
 import base64
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -44,6 +45,7 @@ T = TypeVar("T")
 
 BODY_BYTES = 64 * 2**20
 """Limit of a request with images."""
+UPLOADS = ("/v1/chat/completions", "/v1/consistency")
 MOST_IMAGES = 64
 LETTERS = 2**16
 """Limit of a text: one thread answers all callers, and tokenizing a megabyte takes 20 s."""
@@ -182,6 +184,11 @@ def create_app(name: str, judge: LocalJudge, *, api_key: str = "") -> FastAPI:  
     registry = CollectorRegistry()
     seconds = Histogram("pacorl_request_seconds", "Time of a request.", ["path", "status"], registry=registry)
 
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        served.thread.shutdown(cancel_futures=True)  # or Python would answer all that wait before it exits
+
     def admit(connection: HTTPConnection) -> None:
         _, _, sent = connection.headers.get("authorization", "").partition(" ")
         # Compared in constant time, or the time of an answer would show how much of a key is right.
@@ -196,19 +203,14 @@ def create_app(name: str, judge: LocalJudge, *, api_key: str = "") -> FastAPI:  
         seconds.labels(path, str(response.status_code)).observe(time.perf_counter() - start)
         return response
 
-    app = FastAPI(title="pacorl judge", docs_url=None, redoc_url=None)
-    uploads = ("/v1/chat/completions", "/v1/consistency")
-    app.add_middleware(Guard, answer=error_of, admit=admit, is_upload=uploads.__contains__, upload_bytes=BODY_BYTES)
+    faults: list[type[Exception]] = [HTTPException, ImageError, ControlError, RequestValidationError, Exception]
+    handlers: dict[Any, Any] = dict.fromkeys(faults, lambda _, fault: error_of(fault))
+    app = FastAPI(title="pacorl judge", lifespan=lifespan, exception_handlers=handlers, docs_url=None, redoc_url=None)
+    app.add_middleware(Guard, answer=error_of, admit=admit, is_upload=UPLOADS.__contains__, upload_bytes=BODY_BYTES)
     app.middleware("http")(measured)
-    for kind in (HTTPException, ImageError, ControlError, RequestValidationError, Exception):
-        app.add_exception_handler(kind, lambda _, fault: error_of(fault))
     app.get(HEALTH)(lambda: {"status": "ok"})
     app.get("/metrics")(lambda: Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST))
-
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        """List the model, with the note of its answers."""
-        return {"object": "list", "data": [{"id": name, "object": "model", **about}]}
+    app.get("/v1/models")(lambda: {"object": "list", "data": [{"id": name, "object": "model", **about}]})
 
     @app.post("/v1/chat/completions")
     async def chat(request: ChatRequest) -> dict[str, Any]:
