@@ -55,7 +55,6 @@ def test_a_card_holds_config_data_figures_and_licence(run: Path) -> None:
 
 def test_a_card_says_how_to_use_it(run: Path) -> None:
     text = (write_card(run) / "README.md").read_text()
-    assert yaml.safe_load(text.split("---")[1])["pipeline_tag"] == "text-to-image"
     (command,) = re.findall(r"^pacorl (.+)$", text, re.MULTILINE)
     name, *words = shlex.split(command)
     parsed = typer.main.get_command(app).commands[name].make_context(name, words).params
@@ -64,26 +63,21 @@ def test_a_card_says_how_to_use_it(run: Path) -> None:
     compile(code, "card", "exec")
 
 
-def test_a_card_says_nothing_of_the_machine(run: Path) -> None:
-    text = (write_card(run) / "README.md").read_text()
-    for private in ("/home", "SECRET_KEY", "10.0.0.5", "sk-live", "Bearer", "hf_"):
-        assert private not in text
-
-
 @pytest.mark.parametrize(
     "section",
     [
+        {},
         {"prompts": {"train": "hf_abcdefghij.jsonl"}},
         {"prompts": {"train": "https://me:pass@host/x"}},
         {"model": {"checkpoint": "https://host/x?token=abcdef"}},
     ],
 )
-def test_a_card_shows_no_secret(run: Path, section: dict[str, Any]) -> None:
+def test_a_card_shows_no_secret_and_nothing_of_the_machine(run: Path, section: dict[str, Any]) -> None:
     config = yaml.safe_load((run / "config.yaml").read_text()) | section
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     text = (write_card(run, licence="mit") / "README.md").read_text()
-    for secret in ("hf_", "me:pass", "abcdef"):
-        assert secret not in text
+    for private in ("/home", "SECRET_KEY", "10.0.0.5", "sk-live", "Bearer", "hf_", "me:pass", "abcdef"):
+        assert private not in text
 
 
 def test_neither_a_secret_beside_the_weights_nor_a_link_is_published(run: Path, tmp_path: Path) -> None:
@@ -97,7 +91,7 @@ def test_neither_a_secret_beside_the_weights_nor_a_link_is_published(run: Path, 
     settings.unlink()
     link = run / "adapter" / "adapter_model.safetensors"
     link.symlink_to(victim)
-    with pytest.raises(ValueError, match=f"{link.name} is a link, and links are not published"):
+    with pytest.raises(ValueError, match=f"{link.name} is a link"):
         push(write_card(run), "me/it", private=True)
     assert victim.read_text() == "of the user"
 
@@ -114,19 +108,16 @@ def test_every_file_that_a_judge_is_saved_as_is_published(tmp_path: Path) -> Non
     assert len(saved) > 10
 
 
-def test_an_unknown_base_needs_a_licence(run: Path) -> None:
+def test_an_unknown_base_needs_a_licence_and_a_card_that_is_there_stays(run: Path) -> None:
     path = run / "config.yaml"
     path.write_text(path.read_text().replace("black-forest-labs/FLUX.1-dev", "my/model"))
-    with pytest.raises(ValueError, match="the licence of my/model is not known here; name one, e"):
+    with pytest.raises(ValueError, match="the licence of my/model"):
         write_card(run)
-    assert "license: mit" in (write_card(run, licence="mit") / "README.md").read_text()
-
-
-def test_a_card_that_is_there_stays_as_it_is(run: Path) -> None:
-    card = write_card(run) / "README.md"
+    card = write_card(run, licence="mit") / "README.md"
+    assert "license: mit" in card.read_text()
     card.write_text("My own words.\n")
     write_card(run)
-    with pytest.raises(ValueError, match=r"README\.md is there already, and is not replaced"):
+    with pytest.raises(ValueError, match=r"README\.md is there already"):
         write_card(run, licence="mit")
     assert card.read_text() == "My own words.\n"
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -17,18 +16,16 @@ from statistics import fmean
 from typing import Any
 
 from pacorl.core.ranking import Interval
-from pacorl.io.files import check_made, kept_digest, write_atomic
+from pacorl.io.files import check_made, write_atomic
 from pacorl.report.figures import change, interval_text, label
 from pacorl.report.folder import RunFolder, Sample, read_run
 from pacorl.report.html import render
-from pacorl.report.page import gallery, match, story
+from pacorl.report.page import gallery, match, next_command, story
 from pacorl.report.results import Result, alarms, compared, interval_note, pair_up, paired, summarised
 
 NOT_COMPARED = {"out", "seed"}
 OWN_FILE = re.compile(r"-[0-9a-f]{8}\.jsonl$")
 """Ending of the prompts that `PolicyTrainer` writes into a run's folder: eight digits of their digest."""
-MOST_NAME = 80
-"""Letters of a page's name."""
 
 Runs = tuple[RunFolder, RunFolder]
 """Runs of one seed, a run of each setting."""
@@ -76,24 +73,13 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
         "differences": differing_keys(settings[0][0], settings[1][0]),
         "alarms": [(run.path.name, alarms(run)) for run in used],
         "leaks": [(run.path.name, run.leaks) for run in used if run.leaks],
-        "next": _next_command(settings[1][0], used),
+        "next": next_command(settings[1][0]),
     }
-    file = re.sub(r"[^\w.-]+", "-", f"compare-{names[0]}-{names[1]}")[:MOST_NAME]
+    file = re.sub(r"[^\w.-]+", "-", f"compare-{names[0]}-{names[1]}")
     path = settings[1][0].path.resolve().parent / f"{file}.html"
     check_made(path)
     write_atomic(path, render("compare.html", **contents, **gallery(matched, names=names)))
     return path, [*lines, *([alone_runs] if alone_runs else []), *[f"warning: {line}" for line in unlike]]
-
-
-def _next_command(run: RunFolder, used: Sequence[RunFolder]) -> str:
-    """Build the command of a further seed, until there are three of each setting; then the one that publishes."""
-    folder = run.path
-    seeds = {int(text) for one in used if (text := one.settings.get("seed", "")).isdecimal()}
-    if len(used) >= 6 or not seeds or "objective.name" not in run.settings:
-        return f"pacorl publish {shlex.quote(str(folder))}"
-    seed = max(seeds) + 1
-    config = shlex.quote(str(folder / "config.yaml"))
-    return f"pacorl train-policy {config} seed={seed} out={shlex.quote(f'{folder}-seed-{seed}')}"
 
 
 # --- settings and seeds ----------------------------------------------------------------------------------------------
@@ -127,14 +113,12 @@ def by_seed(first: Sequence[RunFolder], second: Sequence[RunFolder]) -> dict[str
     Raises:
         ValueError: a setting has a seed twice, or the settings share none.
     """
-    sides: list[dict[str, RunFolder]] = []
-    for runs in (first, second):
-        side: dict[str, RunFolder] = {}
+    sides: list[dict[str, RunFolder]] = [{}, {}]
+    for side, runs in zip(sides, (first, second), strict=True):
         for run in runs:
             other = side.setdefault(run.settings.get("seed", ""), run)
             if other is not run:
                 raise ValueError(f"{other.path} and {run.path} have one setting and one seed; name one")
-        sides.append(side)
     pairs = {seed: (run, sides[1][seed]) for seed, run in sides[0].items() if seed in sides[1]}
     if not pairs:
         seeds = " and ".join(", ".join(side) for side in sides)
@@ -143,39 +127,29 @@ def by_seed(first: Sequence[RunFolder], second: Sequence[RunFolder]) -> dict[str
 
 
 def side_names(first: Sequence[RunFolder], second: Sequence[RunFolder]) -> tuple[str, str]:
-    """Return what the folders of each setting begin with, with as many parents as distinguish the two."""
-    sides = []
+    """Return what the names of each setting's folders begin with; the first folders' paths if that is the same."""
+    names = []
     for runs in (first, second):
-        paths = [str(run.path.resolve()) for run in runs]
-        start = os.path.commonprefix(paths)  # noqa: RUF071 - by characters: runs/plain-1 and -2 are runs/plain
-        sides.append(Path(start.rstrip("-_.") if len(paths) > 1 else start).parts)
-    count = 1
-    while sides[0][-count:] == sides[1][-count:] and count < max(map(len, sides)):
-        count += 1
-    return "/".join(sides[0][-count:]), "/".join(sides[1][-count:])
+        folders = [run.path.resolve().name for run in runs]
+        start = os.path.commonprefix(folders)  # noqa: RUF071 - by characters: plain-1 and plain-2 are plain
+        names.append(start.rstrip("-_.") or folders[0])
+    if names[0] == names[1]:
+        return str(first[0].path), str(second[0].path)
+    return names[0], names[1]
 
 
 def differing_keys(first: RunFolder, second: RunFolder) -> list[tuple[str, str, str]]:
     """List (key, value, value) of every setting in which two configs differ, in their order; `–` if one lacks it.
 
-    Seeds and folders are left out. Two files of equal content are no difference.
+    Seeds and folders are left out, and of files that a run wrote for itself all but the name.
     """
     differing = []
     for key in dict.fromkeys([*first.settings, *second.settings]):
         values = [run.settings.get(key, "–") for run in (first, second)]
-        if key not in NOT_COMPARED and not _are_same(*values):
+        compared = [Path(value).name if OWN_FILE.search(value) else value for value in values]
+        if key not in NOT_COMPARED and compared[0] != compared[1]:
             differing.append((key, values[0], values[1]))
     return differing
-
-
-def _are_same(first: str, second: str) -> bool:
-    """Whether two values are equal, or name files of equal content."""
-    if first == second:
-        return True
-    paths = [Path(first), Path(second)]
-    if OWN_FILE.search(first):
-        return paths[0].name == paths[1].name
-    return all(map(Path.is_file, paths)) and kept_digest(paths[0]) == kept_digest(paths[1])
 
 
 # --- measures --------------------------------------------------------------------------------------------------------
@@ -239,15 +213,15 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def unequal(first: RunFolder, second: RunFolder) -> list[str]:
     """State why two runs cannot be compared: evaluated after different epochs, or judges on different pairs."""
-    names = side_names([first], [second])
     lines = []
     if first.last != second.last and None not in (first.last, second.last):
-        epochs = [f"{name} after epoch {run.last}" for name, run in zip(names, (first, second), strict=True)]
-        lines.append(f"{epochs[0]} and {epochs[1]} were evaluated; compare evaluations after the same epoch.")
-    stated = [[run.summary.get(key) for key in ("held_out_pairs", "held_out_digest")] for run in (first, second)]
-    if all(pairs for pairs, _ in stated) and stated[0] != stated[1]:
-        counts = [f"{name} on {pairs}" for name, (pairs, _) in zip(names, stated, strict=True)]
-        lines.append(f"{counts[0]} and {counts[1]} held-out pairs were evaluated, and the pairs differ.")
+        lines.append(
+            f"{first.path.name} was evaluated after epoch {first.last} and {second.path.name} after {second.last}; "
+            "compare evaluations after the same epoch."
+        )
+    pairs = [tuple(run.summary.get(key) for key in ("held_out_pairs", "held_out_digest")) for run in (first, second)]
+    if pairs[0] != pairs[1] and (None, None) not in pairs:
+        lines.append(f"{first.path.name} and {second.path.name} were evaluated on different held-out pairs.")
     return lines
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from pacorl.core.metric_names import MONITOR, SECONDS
-from pacorl.report.figures import MEANINGS, MINUS, Scale, extent, label, tag, ticks
+from pacorl.report.figures import MEANINGS, amount, label, tag
 from pacorl.report.folder import Record, RunFolder, number
 
 Points = list[tuple[float, float | None]]
@@ -66,27 +66,35 @@ TOP = 10
 BOTTOM = 154
 
 
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A straight line from values to coordinates; equal values lie in the middle."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        share = (value - self.low) / (self.high - self.low) if self.high > self.low else 0.5
+        return self.start + share * (self.end - self.start)
+
+
 def line_chart_svg(chart: Chart) -> Markup:
-    """Draw the chart's lines with axes; a dot per point if there are few."""
+    """Draw the chart's lines; its axes have their lowest and their highest value. Few points have a dot each."""
     points = [point for line in chart.lines.values() for point in line]
     epochs = [epoch for epoch, _ in points]
-    last = max(epochs) if max(epochs) > min(epochs) else min(epochs) + 1  # a run of one epoch has a single point
-    low, high = extent(value for _, value in points if value is not None)
-    x = Scale(min(epochs), last, LEFT, RIGHT)
-    y = Scale(low, high, BOTTOM, TOP)  # SVG's y grows downwards
+    values = [value for _, value in points if value is not None]
+    x = Scale(min(epochs), max(epochs), LEFT, RIGHT)
+    y = Scale(min(values), max(values), BOTTOM, TOP)  # SVG's y grows downwards
 
-    drawn = []
-    for value in ticks(low, high):
-        text = f"{0 if abs(value) < 1e-12 else value:.4g}".replace("-", MINUS)
+    drawn = [tag("text", "epoch", x=LEFT - 8, y=HEIGHT - 8, text_anchor="end")]
+    for value in dict.fromkeys((y.low, y.high)):
         drawn.append(tag("line", x1=LEFT, x2=RIGHT, y1=y(value), y2=y(value), class_="grid"))
-        drawn.append(tag("text", text, x=LEFT - 8, y=y(value) + 3.5, text_anchor="end"))
-    for epoch in ticks(x.low, x.high):
-        if epoch == int(epoch):  # a short run has ticks between its epochs
-            drawn.append(tag("text", str(int(epoch)), x=x(epoch), y=HEIGHT - 8, text_anchor="middle"))
-    drawn.append(tag("text", "epoch", x=LEFT - 8, y=HEIGHT - 8, text_anchor="end"))
-
-    for index, line in enumerate(chart.lines.values()):
-        drawn.append(_line_svg(line, x, y, index))
+        drawn.append(tag("text", amount(value), x=LEFT - 8, y=y(value) + 3.5, text_anchor="end"))
+    for epoch in dict.fromkeys((x.low, x.high)):
+        drawn.append(tag("text", f"{epoch:g}", x=x(epoch), y=HEIGHT - 8, text_anchor="middle"))
+    drawn += [_line_svg(line, x, y, index) for index, line in enumerate(chart.lines.values())]
     box = f"0 0 {WIDTH} {HEIGHT}"
     return tag("svg", *drawn, class_="chart", viewBox=box, role="img", aria_label=chart.title)
 
@@ -102,6 +110,4 @@ def _line_svg(line: Points, x: Scale, y: Scale, index: int) -> Markup:
             stretches[-1].append(f"{x(epoch):.1f},{y(value):.1f}")
             dots.append(tag("circle", cx=x(epoch), cy=y(value), r=2.5))
     marks = [tag("polyline", points=" ".join(stretch)) for stretch in stretches if stretch]
-    if len(dots) <= 12:
-        marks += dots
-    return tag("g", *marks, class_=f"line-{index % MOST_LINES}")
+    return tag("g", *marks, *(dots if len(dots) <= 12 else []), class_=f"line-{index}")

@@ -1,4 +1,4 @@
-"""Elements of a page: numbers in words, escaped SVG elements, plots of few numbers, images as data URLs.
+"""Elements of a page: numbers in words, escaped SVG elements, pair matrices, images as data URLs.
 
 Colours come from the page's stylesheet through classes and custom properties, so that every plot follows the reader's
 light or dark setting.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,10 +35,8 @@ STRONG = 0.728
 
 PIXEL_ART_BELOW = 200 * 200
 """An image of fewer pixels is kept lossless and shown with hard pixel edges."""
-LADDER = ((1024, 88), (768, 76), (512, 76), (384, 66))
-"""(longer side in pixels, JPEG quality), tried in turn until an image fits its budget; the last is always taken."""
-BUDGET = 200_000
-"""Bytes of one data URL: a page of 36 images stays under 8 MB."""
+LARGEST, QUALITY = 768, 80
+"""Longer side in pixels and JPEG quality of a larger image, about 100 kB: a page of many images is mailed."""
 COLUMN = 384
 """CSS pixels of an image's column; small images grow by the largest whole factor that fits."""
 WIDE = 1.8
@@ -65,13 +62,6 @@ def amount(value: float | None) -> str:
     places = 3 if size < 10 else 1 if size < 1000 else 0
     form = f".{places}f" if 0.01 <= size < 1e6 else ".2g"
     return f"{value:{form}}".replace("-", MINUS)
-
-
-def score(value: float | None) -> str:
-    """Format a value between 0 and 1 to three places, so that nearly 0 reads as 0; any other as `amount` does."""
-    if value is not None and 0 <= value <= 1:
-        return f"{value:.3f}"
-    return amount(value)
 
 
 def change(value: float | None) -> str:
@@ -102,64 +92,6 @@ def tag(name: str, *children: str, **attributes: object) -> Markup:
         written += f' {key.rstrip("_").replace("_", "-")}="{escape(shown)}"'
     content = "".join([escape(child) for child in children])
     return Markup(f"<{name}{written}>{content}</{name}>")
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """A straight line from values to coordinates."""
-
-    low: float
-    high: float
-    start: float
-    end: float
-
-    def __call__(self, value: float) -> float:
-        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
-
-
-def extent(values: Iterable[float]) -> tuple[float, float]:
-    """Return an axis' ends: 8 % of air around the values."""
-    numbers = list(values)
-    low = min(numbers)
-    high = max(numbers)
-    air = (high - low) * 0.08 or abs(high) * 0.08 or 1.0
-    return low - air, high + air
-
-
-def ticks(low: float, high: float) -> list[float]:
-    """Return about five round values (1, 2, 2.5 or 5 times a power of ten apart) between two ends."""
-    rough = (high - low) / 5
-    power = 10.0 ** math.floor(math.log10(rough))
-    # The tolerances keep a tick just beyond its step or its end by rounding.
-    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
-    return [index * step for index in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
-
-
-# --- intervals -------------------------------------------------------------------------------------------------------
-
-
-def interval_svg(before: Interval | None, after: Interval | None) -> Markup:
-    """Draw before above after on one axis: 0 to 1 if all values are in it, else just around them."""
-    sides = [(name, y, side) for name, y, side in (("before", 12, before), ("after", 24, after)) if side]
-    ends = {name: _ends(side) for name, _, side in sides}
-    values = [end for pair in ends.values() for end in pair]
-    low, high = (0.0, 1.0) if min(values) >= 0 and max(values) <= 1 else extent(values)
-    scale = Scale(low, high, 6, 254)
-
-    drawn = [tag("line", x1=x, x2=x, y1=3, y2=33, class_="grid") for x in (6, 130, 254)]
-    for name, y, side in sides:
-        left, right = ends[name]
-        whisker = tag("line", x1=scale(left), x2=scale(right), y1=y, y2=y)
-        drawn.append(tag("g", whisker, tag("circle", cx=scale(side.mean), cy=y, r=4.5), class_=name))
-    for x, value, anchor in ((6, low, "start"), (254, high, "end")):
-        drawn.append(tag("text", f"{value:.3g}".replace("-", MINUS), x=x, y=48, text_anchor=anchor))
-    return tag("svg", *drawn, class_="interval", viewBox="0 0 260 52", aria_hidden="true")
-
-
-def _ends(interval: Interval) -> tuple[float, float]:
-    if interval.low is None or interval.high is None:
-        return interval.mean, interval.mean
-    return interval.low, interval.high
 
 
 # --- pair matrices ---------------------------------------------------------------------------------------------------
@@ -224,22 +156,12 @@ def show(image: Image.Image) -> ShownImage:
 
 
 def data_url(image: Image.Image) -> str:
-    """Encode the image as a data URL of about BUDGET bytes at most: PNG below PIXEL_ART_BELOW, else JPEG."""
-    image = image.convert("RGB")  # JPEG has no transparency, and a page no use for it
-    if image.width * image.height < PIXEL_ART_BELOW:
-        return f"data:image/png;base64,{_base64(image, 'PNG')}"
-
-    # The largest that fits the budget: a page of many images is mailed.
-    for side, quality in LADDER:
-        resized = image.copy()
-        resized.thumbnail((side, side), Image.Resampling.LANCZOS)
-        encoded = _base64(resized, "JPEG", quality=quality)
-        if len(encoded) <= BUDGET:
-            break
-    return f"data:image/jpeg;base64,{encoded}"
-
-
-def _base64(image: Image.Image, kind: str, **options: int) -> str:
+    """Encode the image as a data URL: PNG below PIXEL_ART_BELOW, else a JPEG of at most LARGEST pixels a side."""
+    image = image.convert("RGB")  # a copy; JPEG has no transparency, and a page no use for it
+    kind = "png"
+    if image.width * image.height >= PIXEL_ART_BELOW:
+        kind = "jpeg"
+        image.thumbnail((LARGEST, LARGEST), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
-    image.save(buffer, kind, optimize=True, **options)
-    return base64.b64encode(buffer.getvalue()).decode()
+    image.save(buffer, kind, optimize=True, quality=QUALITY)
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,12 @@ from pacorl.config.public import public
 from pacorl.core.grid import parse_layout
 from pacorl.core.metric_names import HELD_OUT, shown_names
 from pacorl.io.documents import (
-    MAX_YAML_BYTES,
     blamed_on,
     dump_yaml,
     parse_object,
-    parse_yaml,
     read_object,
     read_text,
+    read_yaml,
     typed,
 )
 from pacorl.io.files import inside
@@ -74,6 +72,8 @@ class RunFolder:
     """summary.json; empty until the run has ended."""
     config: str
     """config.yaml for publication: keys are masked."""
+    settings: Mapping[str, str]
+    """Every leaf of the config by its dotted key; items of a list by their number."""
     samples: dict[int, list[Sample]]
     """Evaluation images by epoch, ascending."""
     leaks: str
@@ -83,11 +83,6 @@ class RunFolder:
     def last(self) -> int | None:
         """Epoch of the newest evaluation with images; None without one."""
         return max(self.samples, default=None)
-
-    @property
-    def settings(self) -> Mapping[str, str]:
-        """Every leaf of the config by its dotted key; items of a list by their number."""
-        return _settings(self.config)
 
 
 def read_run(run: Path) -> RunFolder:
@@ -121,24 +116,18 @@ def read_run(run: Path) -> RunFolder:
             samples[epoch] = listed
 
     # Summary and config are absent while the run has not ended or has just begun.
-    summary = run / "summary.json"
-    config = run / "config.yaml"
+    summary, config, leaks = (run / name for name in ("summary.json", "config.yaml", LEAKS))
+    document = read_yaml(config) if config.is_file() else None
     return RunFolder(
         path=run,
         epochs=[record for record in records if record.get("kind") == "epoch"],
         evaluations=evaluations,
         summary=read_object(summary) if summary.is_file() else {},
-        config=_masked(read_text(config, limit=MAX_YAML_BYTES), str(config)) if config.is_file() else "",
+        config=dump_yaml(public(document)) if document else "",
+        settings=dict(_leaves(public(document or {}))),
         samples=samples,
-        leaks=read_text(run / LEAKS).strip() if (run / LEAKS).is_file() else "",
+        leaks=read_text(leaks).strip() if leaks.is_file() else "",
     )
-
-
-@lru_cache(maxsize=1)  # a run builds its page after each evaluation, from the same config
-def _masked(text: str, name: str) -> str:
-    """Mask a config's keys, and write it as YAML again; "" for an empty config."""
-    document = parse_yaml(text, name=name)
-    return dump_yaml(public(document)) if document else ""
 
 
 def number(value: object) -> float | None:
@@ -199,11 +188,6 @@ def _lines(path: Path) -> Iterator[tuple[str, Record]]:
             with blamed_on(location):
                 record = parse_object(line)
             yield location, record
-
-
-@lru_cache(maxsize=16)
-def _settings(config: str) -> Mapping[str, str]:
-    return dict(_leaves(parse_yaml(config, name="config.yaml") or {}))
 
 
 def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:

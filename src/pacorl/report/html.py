@@ -26,7 +26,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for name in ("label", "amount", "score", "change"):
+    for name in ("label", "amount", "change"):
         environment.filters[name] = getattr(figures, name)
-    environment.globals |= {"MEANINGS": figures.MEANINGS, "interval_svg": figures.interval_svg, "zip": zip}
+    environment.globals |= {"MEANINGS": figures.MEANINGS, "zip": zip}
     return environment

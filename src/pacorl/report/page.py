@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 from markupsafe import Markup
-from PIL import Image
 
 from pacorl.core.grid import panel_texts
 from pacorl.core.metric_names import SHOWN_EVERY
@@ -35,10 +34,8 @@ REWARD = "reward"
 MEASURES = {CONSISTENCY: "the judge’s consistency", REWARD: "the reward"}
 """Measure that orders the gallery → its words on the page."""
 
-SHOWN = 15
-"""Odd, so that evenly spread ranks include the median."""
-OPEN_SETS = 5
-"""Number of sets that are open at first; the rest of the gallery is folded."""
+SHOWN = 9
+"""Sets of a gallery: odd, so that evenly spread ranks include the median."""
 
 
 def write_report(run: Path) -> Path:
@@ -120,16 +117,13 @@ def next_command(run: RunFolder) -> str:
     """Build the command that comes next: the rest of a stopped run, or the use of its result; empty if unknown."""
     settings = run.settings
     folder = shlex.quote(str(run.path))
-    model = shlex.quote(settings.get("model.checkpoint", ""))
     kinds = {"character": "train-character", "data.train.0": "train-reward", "objective.name": "train-policy"}
     command = next((command for key, command in kinds.items() if key in settings), "")
     if not command:
         return ""
     if not run.summary and not (run.path / "adapter").is_dir():
-        config = f"{folder}/config.yaml"
-        if command == "train-character":
-            config = f"{shlex.quote(settings['character'])} --config {config}"
-        return f"pacorl {command} {config} --resume auto"
+        character = f"{shlex.quote(settings['character'])} --config " if "character" in settings else ""
+        return f"pacorl {command} {character}{folder}/config.yaml --resume auto"
     if command == "train-reward":
         judge = "merged" if (run.path / "merged").is_dir() else "adapter"
         data = shlex.quote(settings.get("data.evaluation.0") or settings["data.train.0"])
@@ -137,6 +131,7 @@ def next_command(run: RunFolder) -> str:
     kind = settings.get("model.kind", "")
     is_editor = kind in POLICIES and not POLICIES[kind].sets
     request = "--image IMAGE --instruction TEXT" if is_editor else "--prompt TEXT"
+    model = shlex.quote(settings.get("model.checkpoint", ""))
     return f"pacorl generate --model {model} --adapter {folder}/adapter {request}"
 
 
@@ -210,12 +205,10 @@ def value_of(sample: Sample, measure: str) -> float | None:
 def gallery(pairs: Sequence[Pair], *, names: Sequence[str] = ("Before", "After")) -> dict[str, Any]:
     """Choose the sets of a page and encode their images; `lead` is the one of the median change."""
     sets = choose(pairs, names=names)
-    open_sets = [sets[index] for index in spread(len(sets), count=OPEN_SETS)]
     return {
         "measure": MEASURES[pairs[0].measure if pairs else CONSISTENCY],
         "lead": sets[len(sets) // 2] if sets else None,  # a page is not to open on its best
-        "open_sets": open_sets,
-        "folded_sets": [row for row in sets if row not in open_sets],
+        "sets": sets,
         "is_ordered": any(pair.change is not None for pair in pairs),
     }
 
@@ -247,42 +240,20 @@ def choose(pairs: Sequence[Pair], *, count: int = SHOWN, names: Sequence[str] = 
     """
     # Evenly over the ranks, so that no eye chooses the images.
     sets = []
-    for index in spread(len(pairs), count=count):
+    for index in map(int, np.linspace(0, len(pairs) - 1, min(len(pairs), count)).round()):
         pair = pairs[index]
         sides = []
         for name, sample in zip(names, (pair.before, pair.after), strict=True):
             if sample:
                 matrix = pair_matrix_svg(sample.p_yes, title=f"P(Yes) of each pair of panels, {name.lower()}")
-                image = show(_open(sample.image))
+                image = show(open_image(sample.image))
                 sides.append(Side(name, sample, image, matrix, value_of(sample, pair.measure)))
         sets.append(Set(pair, _rank_name(pairs, index), sides))
     return sets
 
 
-def spread(length: int, *, count: int) -> list[int]:
-    """Return at most `count` distinct indices of a sequence, evenly spread from its first to its last."""
-    return [int(index) for index in np.linspace(0, length - 1, min(length, count)).round()]
-
-
-def _open(path: Path) -> Image.Image:
-    try:
-        return open_image(path)
-    except ValueError as error:
-        raise ValueError(f"{error}; generate it again or delete it") from None
-
-
 def _rank_name(pairs: Sequence[Pair], index: int) -> str:
-    change = pairs[index].change
-    if change is None:
-        return f"Image {index + 1} of {len(pairs)}"
-    # The first may have lost and the last may have gained, so the sign chooses the name.
     judged = sum(pair.change is not None for pair in pairs)
-    if change == 0 and index in (0, judged - 1):
-        return "No change"
-    if index == 0:
-        return "Largest gain" if change > 0 else "Smallest loss"
-    if index == judged - 1:
-        return "Smallest gain" if change > 0 else "Largest loss"
     if index == round((judged - 1) / 2):
         return "Median change"
-    return f"Rank {index + 1} of {judged}"
+    return f"Rank {index + 1} of {judged}" if index < judged else f"Image {index + 1} of {len(pairs)}"

@@ -102,7 +102,7 @@ def write_card(run: Path, *, licence: str = "") -> Path:
         base=_name_of(base),
         method=method,
         trained_on=", ".join(trained_on),
-        usage=_usage(f"OWNER/{run.resolve().name}", _name_of(base), is_judge=is_judge, is_adapter=is_adapter),
+        usage=_usage(f"OWNER/{run.resolve().name}", _name_of(base), is_judge=is_judge),
         measured=_measured(rows_of(read)),
     )
     write_atomic(folder / CARD, str(card))
@@ -141,11 +141,10 @@ def published_files(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.iterdir()) if path.is_file() and any(map(path.match, PUBLISHED))]
 
 
-def _usage(name: str, base: str, *, is_judge: bool, is_adapter: bool) -> str:
+def _usage(name: str, base: str, *, is_judge: bool) -> str:
     """Show how to load it, with this project and, for a generator's adapter, with diffusers."""
     if is_judge:
-        source = f"{base} --adapter {name}" if is_adapter else name
-        return f"```bash\npacorl score a.png b.png --judge {source}\n```"
+        return f"```bash\npacorl score a.png b.png --judge {name}\n```"
     usage = f"```bash\npacorl generate --prompt TEXT --model {base} --adapter {name}\n```"
     if base == TINY:
         return usage

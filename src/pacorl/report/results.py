@@ -67,19 +67,20 @@ def paired(groups: Sequence[Hashable], before: Sequence[float], after: Sequence[
     members: dict[Hashable, list[int]] = {}
     for index, group in enumerate(groups):
         members.setdefault(group, []).append(index)
-    firsts = [fmean([before[index] for index in indices]) for indices in members.values()]
-    seconds = [fmean([after[index] for index in indices]) for indices in members.values()]
-    sides = np.array([firsts, seconds, np.subtract(seconds, firsts)])
+    firsts, seconds = (
+        [fmean([side[index] for index in each]) for each in members.values()] for side in (before, after)
+    )
+    return _interval(firsts), _interval(seconds), _interval(np.subtract(seconds, firsts).tolist())
 
-    if len(members) < BOOTSTRAP_FROM:
-        intervals = [t_interval(side.tolist()) for side in sides]
-    else:
-        intervals = bootstrap(list(members), lambda rows: np.asarray(sides[:, rows].mean(1)), draws=1000)
-    plain = []
-    for side, interval in zip(sides, intervals, strict=True):
-        is_constant = float(np.ptp(side)) < 1e-12
-        plain.append(Interval(interval.mean, groups=len(members)) if is_constant else interval)
-    return plain[0], plain[1], plain[2]
+
+def _interval(values: Sequence[float]) -> Interval:
+    """Average values of independent groups, with an interval unless all are equal."""
+    if max(values) - min(values) < 1e-12:
+        return Interval(fmean(values), groups=len(values))
+    if len(values) < BOOTSTRAP_FROM:
+        return t_interval(values)
+    array = np.array(values)
+    return bootstrap(range(len(values)), lambda rows: array[rows].mean(keepdims=True), draws=1000)[0]
 
 
 def interval_note(unit: str) -> str:
@@ -101,14 +102,10 @@ def rows_of(run: RunFolder) -> list[Result]:
 
 def summarised(summary: Record) -> list[Result]:
     """Read every metric that the summary has before or after, in the order of MEANINGS and then the summary's."""
-    sides = [_intervals(summary, key) for key in ("before", "after", "difference")]
-    measured = dict.fromkeys([*sides[0], *sides[1]])
+    before, after, difference = (_intervals(summary, key) for key in ("before", "after", "difference"))
+    measured = {**before, **after}
     names = dict.fromkeys([name for name in MEANINGS if name in measured] + list(measured))
-    rows = []
-    for name in names:
-        before, after, difference = (side.get(name) for side in sides)
-        rows.append(Result(name, before, after, difference))
-    return rows
+    return [Result(name, before.get(name), after.get(name), difference.get(name)) for name in names]
 
 
 def _intervals(summary: Record, key: str) -> dict[str, Interval]:

@@ -17,8 +17,3 @@ for (const set of document.querySelectorAll(".set")) {
   second.classList.add("wiped");
   place();
 }
-
-// A bar of the overview opens the fold that its set lies in.
-const unfold = () => document.getElementById(location.hash.slice(1))?.closest("details")?.setAttribute("open", "");
-window.addEventListener("hashchange", unfold);
-unfold();
