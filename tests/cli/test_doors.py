@@ -77,7 +77,6 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*MAKE, "--size", "33x35"], "32x32"),
     ([*MAKE, "--layout", "1x4"], "2x2"),
     ([*MAKE, "--image", "a.png"], "--instruction"),
-    ([*MAKE, "--record", "x.jsonl:1"], "--record"),
     ([*MAKE, "a fox"], "'a fox'"),
     ([*MAKE, "--out", "a.png"], "a.png: Not a directory"),
     ([*MAKE, "--model", "tiny", "--out", "mine"], "mine/set-2.png"),

@@ -12,17 +12,6 @@ from pacorl import cli
 from pacorl.runtime.stopping import Interrupted
 
 
-def test_a_megabyte_in_a_message_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
-    def fail() -> None:
-        raise ValueError("a.yaml: seed: " + "9" * 10**6 + "\nb.yaml: too")
-
-    assert cli.exit_code(fail) == 1
-    first, second, _ = capsys.readouterr().err.split("\n")
-    assert first.startswith("pacorl: a.yaml: seed: 999")
-    assert len(first) < 2100
-    assert second == "b.yaml: too"
-
-
 @pytest.mark.parametrize(
     ("fault", "code", "line"),
     [

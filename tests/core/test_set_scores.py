@@ -11,51 +11,31 @@ from hypothesis import strategies as st
 
 from pacorl.core.set_scores import (
     TIE,
-    LowestPanel,
     contrast_scores,
     draw_pairs_across,
     equal_shares,
     kappa,
-    lowest_panel,
+    median_with,
     pairs_within,
-    panel_medians,
     panel_shares,
     tied_groups,
     whole_mean,
 )
 
 
-def one_wrong(panels: int, wrong: int) -> dict[tuple[int, int], float | None]:
-    """Pairs of a set in which one panel fits none of the others."""
-    return {pair: 0.0 if wrong in pair else 1.0 for pair in combinations(range(panels), 2)}
-
-
 @pytest.mark.parametrize("panels", [4, 8, 16])
 def test_one_wrong_panel_is_the_lowest_at_any_size(panels: int) -> None:
-    pairs = one_wrong(panels, wrong=2)
-    assert lowest_panel(pairs) == LowestPanel(2, 0.0)
-    assert panel_medians(pairs)[0] == 1.0, "the sound panels stay sound"
+    pairs = {pair: 0.0 if 2 in pair else 1.0 for pair in combinations(range(panels), 2)}
+    medians = [median_with(pairs, panel, set(range(panels)) - {panel}) for panel in range(panels)]
+    assert medians == [0.0 if panel == 2 else 1.0 for panel in range(panels)]
     assert whole_mean(pairs.values()) == pytest.approx(1 - 2 / panels)
-
-
-def test_two_panels_have_one_pair() -> None:
-    assert lowest_panel({(0, 1): 0.3}) == LowestPanel(0, 0.3)
-    assert whole_mean([0.3]) == 0.3
-
-
-def test_medians_by_hand() -> None:
-    pairs = {(0, 1): 0.9, (0, 2): 0.5, (0, 3): 0.7, (1, 2): 0.1, (1, 3): 0.6, (2, 3): 0.2}
-    assert panel_medians(pairs) == {0: 0.7, 1: 0.6, 2: 0.2, 3: 0.6}
-    assert lowest_panel(pairs) == LowestPanel(2, 0.2)
-    assert lowest_panel(pairs, among=[0, 1]) == LowestPanel(1, 0.6)
 
 
 def test_a_missing_pair_is_no_score_and_no_zero() -> None:
     pairs = {(0, 1): 0.9, (0, 2): None, (1, 2): 0.8}
     assert whole_mean(pairs.values()) is None
-    assert lowest_panel(pairs) == LowestPanel(2, 0.8)
-    assert lowest_panel({(0, 1): None}) is None
-    assert whole_mean([]) is None
+    assert [median_with(pairs, panel, {0, 1, 2} - {panel}) for panel in range(3)] == [None, pytest.approx(0.85), None]
+    assert median_with(pairs, 0, []) is whole_mean([]) is None
 
 
 def test_ties_are_in_the_order_of_their_indices() -> None:

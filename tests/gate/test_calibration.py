@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pacorl.core.calibration import Curve, fit_curve
+from pacorl.core.calibration import Curve, calibration_error, fit_curve
 from pacorl.core.questions import consistent
 from pacorl.gate.calibrate import ask_comparisons
 from pacorl.gate.paco_reward import PacoReward
@@ -83,5 +83,5 @@ def test_the_error_of_the_tiny_judge_halves_on_held_out_pairs(tmp_path: Path) ->
     judge = LocalJudge.from_pretrained("tiny")
     dev = ask_comparisons(judge, comparisons_from("tiny:dev:300", scratch=tmp_path))
     test = ask_comparisons(judge, comparisons_from("tiny:test:300", scratch=tmp_path))
-    before, after = test.errors(fit_curve(dev.p_N, dev.yes_N))
-    assert after.mean < before.mean / 2
+    p_N, yes_N = test
+    assert calibration_error(fit_curve(*dev).of(p_N), yes_N) < calibration_error(p_N, yes_N) / 2

@@ -3,15 +3,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 
 import pytest
 from PIL import Image
 
-from pacorl.core.set_scores import LowestPanel
 from pacorl.gate.paco_reward import PacoReward
 from pacorl.gate.panels import open_panels
-from pacorl.gate.scores import UNCALIBRATED, Scores, questions_about, score_set, summary, table
+from pacorl.gate.scores import UNCALIBRATED, questions_about, score_set, table
 from pacorl.io.images import ImageError
 from pacorl.types import Question, Verdict
 
@@ -55,19 +53,6 @@ def test_a_set_is_scored_in_one_call_pair_by_pair() -> None:
     assert scores.mean == pytest.approx(sum(p(a, b) for a, b in [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]) / 6)
 
 
-def test_the_odd_one_out_is_the_image_that_fits_least() -> None:
-    odd = score_set(GreyJudge(), IMAGES).odd_one_out
-    assert odd is not None
-    assert odd == LowestPanel(2, pytest.approx(median([p(0, 2), p(1, 2), p(2, 3)])))
-    assert score_set(GreyJudge(), IMAGES[:2]).odd_one_out is None
-    assert score_set(GreyJudge(), [IMAGES[0]] * 3).odd_one_out is None, "of equals"
-
-
-def test_the_lowest_of_a_ranking_is_a_candidate() -> None:
-    scores = score_set(GreyJudge(), IMAGES, ranking=True)
-    assert scores.odd_one_out == LowestPanel(2, pytest.approx(p(0, 2)))
-
-
 def test_several_questions_are_averaged_and_kept_apart() -> None:
     questions = questions_about("grey things", {"Strict": "strict", "Loose": "loose"})
     (pair,) = score_set(GreyJudge(), IMAGES[:2], questions=questions).pairs
@@ -82,20 +67,19 @@ def test_a_pair_of_which_a_question_is_unanswered_has_no_score() -> None:
     assert scores.mean is None
     assert len(scores.missing) == 6
     assert scores.pairs[0].error == "it fell silent"
-    assert scores.odd_one_out is None
 
 
 def test_ranking_compares_with_the_first_only() -> None:
     scores = score_set(GreyJudge(), IMAGES, names="wxyz", ranking=True)
     assert [scores.names[pair.second] for pair in scores.ranked] == ["z", "x", "y"]
     assert scores.matrix[1][2] is None
-    assert summary(scores) == [f"Closest to w: z, {p(0, 3):.4f}.", UNCALIBRATED]
+    assert table(scores).splitlines()[0] == f" {p(0, 3):.4f}  z"
 
 
 def test_no_reasons_are_asked_for_what_has_no_score() -> None:
     scores = score_set(GreyJudge(silent_about="Do"), IMAGES[:2], reasons=True)
     assert (scores.pairs[0].error, scores.pairs[0].reasons) == ("it fell silent", "")
-    assert summary(scores) == ["No score: image 1 and image 2 (it fell silent)."]
+    assert table(scores) == "No score: image 1 and image 2 (it fell silent)."
 
 
 # --- images ----------------------------------------------------------------------------------------------------
@@ -126,21 +110,12 @@ def test_a_page_is_cut_into_panels(folder: Path) -> None:
 # --- words -----------------------------------------------------------------------------------------------------
 
 
-def scored() -> Scores:
-    return score_set(GreyJudge(), IMAGES, names="wxyz", reasons=True)
-
-
-def test_the_terminal_shows_matrix_odd_one_and_reasons() -> None:
-    text = table(scored())
-    assert f"{p(0, 1):.4f}" in text
-    assert "Fits least: y" in text
-    assert "w and x: " in text
-    assert "Asked: Do the two" in text
-
-
-def test_the_json_names_images() -> None:
-    document = json.loads(json.dumps(scored().to_dict()))
-    assert document["odd_one_out"]["image"] == "y"
+def test_the_terminal_and_the_json_have_matrix_and_reasons() -> None:
+    scores = score_set(GreyJudge(), IMAGES, names="wxyz", reasons=True)
+    text = table(scores)
+    for shown in (f"{p(0, 1):.4f}", "Mean P(Yes) of 6 of 6 pairs", UNCALIBRATED, "w and x: ", "Asked: Do the two"):
+        assert shown in text
+    document = json.loads(json.dumps(scores.to_dict()))
     assert document["pairs"][0]["images"] == ["w", "x"]
     assert document["pairs"][0]["reasons"].startswith("Asked")
     assert document["matrix"][0][0] is None

@@ -64,7 +64,7 @@ def test_the_words_have_the_paired_difference(
     assert "AUC 0." in line
     assert words in line
     assert (" to " in line) == (prompts == 12)  # few prompts give no interval
-    assert judge_lines(tmp_path) == ["20 steps", *summary["verdict"]]
+    assert judge_lines(tmp_path) == ["steps: 20", *summary["verdict"]]
 
     # The page begins with the same lines, and has no row of a position or a time.
     page = write_report(tmp_path).read_text("utf-8")

@@ -50,7 +50,7 @@ def test_a_character_s_recipe_fits_the_card_that_it_names(name: str) -> None:
 def test_generating_fits_small_cards() -> None:
     def peak(*flags: str) -> float:
         """GiB of the card."""
-        result = CliRunner().invoke(app, ["generate", "--dry-run", "--json", *flags])
+        result = CliRunner().invoke(app, ["generate", "a hero", "--dry-run", "--json", *flags])
         document = json.loads(result.stdout)
         assert result.exit_code == (2 if document["absences"] else 0), result.output
         return float(document["peak_bytes"]) / 2**30

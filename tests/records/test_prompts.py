@@ -14,7 +14,7 @@ from pacorl.core.grid import panel_texts, shared_text
 from pacorl.io.files import digest
 from pacorl.records import images
 from pacorl.records.compose import compose
-from pacorl.records.prompts import find_record, load_prompts, prompts_from, save_prompts
+from pacorl.records.prompts import load_prompts, prompts_from, save_prompts
 from pacorl.types import Character, Grid, Prompt, Size
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "prompts.jsonl"
@@ -102,13 +102,6 @@ def test_a_composed_prompt_reads_back(grid: Grid) -> None:
 def test_syntax_of_other_tools_is_refused_by_line(tmp_path: Path, line: str) -> None:
     with pytest.raises(ValueError, match=r"mine\.txt:2: '(--[wn]|#|//)"):
         load_prompts(file_of(tmp_path, "a fox -- a small one, 3-4 cm", line, name="mine.txt"))
-
-
-def test_a_record_is_found_by_its_idx(tmp_path: Path) -> None:
-    path = file_of(tmp_path, {"prompt": "a fox"}, "", {"idx": "0007", "prompt": "an owl"})
-    assert find_record(f"{path}:0007").text == "an owl"
-    with pytest.raises(ValueError, match="'2'"):
-        find_record(f"{path}:2")
 
 
 # --- images of a record ------------------------------------------------------------------------------------------

@@ -18,8 +18,6 @@ from pacorl.cli import benchmark, dataset, files, gate, generate, serve, train
 from pacorl.cli.shared import Commands, echo, echo_errors, fault_line, print_json
 from pacorl.io.terminal import PrintableFormatter, printable
 
-LONGEST_LINE = 2000
-"""Characters of a fault."""
 INTERRUPTED = 130
 """Exit code of a Ctrl-C, as a shell has it."""
 
@@ -69,10 +67,6 @@ def options(
 def main() -> None:
     """Run the command line; a fault becomes one line and exit code 1, a wrong option one line and exit code 2."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # else it warns that torchvision is missing
-    # A stream that is closed at the start is None to Python, and libraries ask it whether it is a terminal.
-    for stream in ("stdout", "stderr"):
-        if getattr(sys, stream) is None:
-            setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     # The handler of unconfigured loggers, such as pacorl's own.
     if logging.lastResort:
         logging.lastResort.setFormatter(PrintableFormatter())
@@ -105,11 +99,7 @@ def exit_code(command: Callable[[], object]) -> int:
         users = (ValueError, OSError, RuntimeError, ImportError, MemoryError)
         if not isinstance(error, users) and type(error).__name__ != "SafetensorError":
             raise
-        # A message may quote a value, and a value may be a megabyte.
-        lines = []
-        for line in fault_line(error).split("\n"):
-            lines.append(line if len(line) <= LONGEST_LINE else line[:LONGEST_LINE] + "…")
-        _print_fault("\n".join(lines), printed=hasattr(error, "to_dict"))
+        _print_fault(fault_line(error))
         return int(getattr(error, "exit_code", 1))
     return code if isinstance(code, int) else 0
 
@@ -118,10 +108,10 @@ def _print_traceback(kind: type[BaseException], error: BaseException, trace: Tra
     echo_errors("".join(traceback.format_exception(kind, error, trace)).rstrip())
 
 
-def _print_fault(message: str, *, printed: bool = False) -> None:
-    """Print a fault for people, and with `--json` as a document, unless the command has `printed` one about it."""
+def _print_fault(message: str) -> None:
+    """Print a fault for people, and with `--json` as a document."""
     # The command line itself is read, since a wrong option ends the command before its options have values.
-    if "--json" in sys.argv and not printed:
+    if "--json" in sys.argv:
         print_json({"error": message})
     echo_errors(f"pacorl: {message}")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typer import Argument, Option
 
-from pacorl.cli.shared import Commands, JsonOption, echo, echo_errors, needing, pasteable, print_json, progress
+from pacorl.cli.shared import Commands, echo, echo_errors, needing, pasteable, progress
 from pacorl.config.options import (
     LARGEST,
     SEEDS,
@@ -46,25 +46,17 @@ def split_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepOptions(JsonOption):
-    """Options of every step."""
+def run(activity: str, step: Callable[..., JsonObject], *inputs: Any, **options: Any) -> JsonObject:
+    """Run a step under a progress bar and return its counts."""
+    with progress(activity) as advance:
+        return step(*inputs, **options, progress=advance)
 
-    def run(
-        self, activity: str, step: Callable[..., JsonObject], *inputs: Any, lines: bool = False, **options: Any
-    ) -> JsonObject:
-        """Run a step under a progress bar (or `lines` of it) and return its counts."""
-        with progress(activity, lines=lines) as advance:
-            return step(*inputs, **options, progress=advance)
 
-    def print(self, counts: JsonObject, following: str = "") -> None:
-        """Print counts: JSON for programs, a line for each count for people, and the next command."""
-        if self.as_json:
-            print_json(counts)
-            return
-        echo("\n".join(_lines(counts)))
-        if following:
-            echo(pasteable(f"next: pacorl {following}"))
+def show(counts: JsonObject, following: str) -> None:
+    """Print a line for each count, and the next command."""
+    for label, count in _flat(counts):
+        echo(f"{label:<28} {f'{count:.4f}' if isinstance(count, float) else count}")
+    echo(pasteable(f"next: pacorl {following}"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +92,6 @@ class GridGeneratorOptions(GeneratorOptions):
         help="Folder, hub name or tiny; else FLUX.1-dev.",
     )
     steps: int = inherited(GeneratorOptions, "steps", default=20, help="Denoising steps.")
-    seed: int = inherited(GeneratorOptions, "seed", help="Of everything that is drawn.")
     memory: str = inherited(JudgeOptions, "memory")
     batch: int = option(4, "Grids at a time.", min=1, max=LARGEST)
 
@@ -114,7 +105,6 @@ def prompts(
     layouts: str = Option("2x2", help="Layouts that take turns, separated by commas."),
     seed: int = SEED,
     chat: ChatOptions,
-    step: StepOptions,
 ) -> None:
     """Write prompts, balanced over a taxonomy."""
     from pacorl.core.grid import parse_layout
@@ -138,7 +128,7 @@ def prompts(
             workers=chat.workers if writer == "llm" else 1,
             progress=advance,
         )
-    step.print(counts, following("diversify", folder))
+    show(counts, following("diversify", folder))
 
     # After the counts, which are of use all the same.
     failed = counts.get("failed")
@@ -152,13 +142,12 @@ def diversify(
     *,
     number: int = Option(..., min=1, max=LARGEST, help="Select so many prompts."),
     seed: int = SEED,
-    step: StepOptions,
 ) -> None:
     """Select prompts that differ."""
     from pacorl.dataset.diversify import diversify as select
 
-    counts = step.run("selecting", select, folder, number=number, seed=seed)
-    step.print(counts, following("generate", folder))
+    counts = run("selecting", select, folder, number=number, seed=seed)
+    show(counts, following("generate", folder))
 
 
 @app.command()
@@ -167,7 +156,6 @@ def generate(
     *,
     grids: int = Option(4, min=1, max=1000, help="Grids per prompt."),
     generator: GridGeneratorOptions,
-    step: StepOptions,
 ) -> None:
     """Generate grids of every prompt, going on where an earlier call stopped."""
     from pacorl.dataset import grids as module
@@ -180,8 +168,8 @@ def generate(
     del options["options"]
     source = image_source(options.pop("model") or default_options().checkpoint, **options)
     shard = Shard.of_process()
-    counts = step.run("generating", module.generate, folder, source, lines=True, grids=grids, shard=shard)
-    step.print(counts, following("pair", folder))
+    counts = run("generating", module.generate, folder, source, grids=grids, shard=shard)
+    show(counts, following("pair", folder))
 
 
 @app.command()
@@ -189,13 +177,12 @@ def pair(
     folder: Path = FOLDER,
     *,
     limit: int | None = Option(None, min=1, max=LARGEST, help="Questions at most, evenly spread; 20 for a pilot."),
-    step: StepOptions,
 ) -> None:
     """Cut the grids, and combine them into questions for people."""
     from pacorl.dataset.grids import pair as cut
 
-    counts = step.run("cutting", cut, folder, limit=limit)
-    step.print(counts, f"{following('annotate', folder)} --annotators ann,ben")
+    counts = run("cutting", cut, folder, limit=limit)
+    show(counts, f"{following('annotate', folder)} --annotators ann,ben")
 
 
 @app.command()
@@ -235,13 +222,12 @@ def explain(
     *,
     limit: int | None = Option(None, min=1, max=LARGEST, help="At most so many pairs."),
     chat: ChatOptions,
-    step: StepOptions,
 ) -> None:
     """Write reasons for the labelled pairs."""
     from pacorl.dataset.explain import explain as write
 
-    counts = step.run("explaining", write, folder, chat.connect(), limit=limit, workers=chat.workers)
-    step.print(counts, following("export", folder))
+    counts = run("explaining", write, folder, chat.connect(), limit=limit, workers=chat.workers)
+    show(counts, following("export", folder))
 
 
 @app.command()
@@ -252,7 +238,6 @@ def export(
     out: Path | None = Option(None, help="Where to write; FOLDER/export unless named."),
     test_share: float = Option(0.1, min=0, max=1, help="Share of the prompts that is held out."),
     seed: int = SEED,
-    step: StepOptions,
 ) -> None:
     """Turn rankings into training pairs, held-out pairs and a benchmark."""
     from pacorl.dataset.export import export as write
@@ -262,22 +247,13 @@ def export(
     for source in rankings:
         counts = import_rankings(folder, source)
         echo_errors(f"{source}: {counts['rankings']} rankings of {counts['images']} images")
-    counts = step.run("exporting", write, folder, out=out, test_share=test_share, seed=seed)
+    counts = run("exporting", write, folder, out=out, test_share=test_share, seed=seed)
     files = [shlex.quote(str((out or folder / "export") / f"comparisons_{name}.jsonl")) for name in ("train", "test")]
     manifest = folder / "manifests" / "generate.json"
     generator = read_object(manifest)["plan"]["options"]["generator"] if manifest.is_file() else {}
     recipe = "tiny" if generator.get("checkpoint") == TINY else "paco_reward_7b"
     command = f"train-reward reward/{recipe} data.train=[{files[0]}] data.evaluation=[{files[1]}]"
-    step.print(counts, command)
-
-
-def _lines(counts: JsonObject) -> list[str]:
-    """Format counts for people, a line for each."""
-    lines = []
-    for label, count in _flat(counts):
-        shown = f"{count:.4f}" if isinstance(count, float) else count
-        lines.append(f"{label:<28} {shown}")
-    return lines
+    show(counts, command)
 
 
 def _flat(counts: JsonObject, prefix: str = "") -> Iterator[tuple[str, Any]]:

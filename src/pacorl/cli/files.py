@@ -7,33 +7,25 @@ from typing import TYPE_CHECKING, Literal
 
 from typer import Argument, Option
 
-from pacorl.cli.shared import JsonOption, echo, pasteable, print_json
+from pacorl.cli.shared import echo, pasteable, print_json
 from pacorl.config.options import LARGEST, SEEDS, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def recipes(*, output: JsonOption) -> None:
+def recipes() -> None:
     """List the recipes by the card that they need."""
-    from pacorl.config.recipes import read_header, recipe, recipe_command, recipe_names
+    from pacorl.config.recipes import read_header, recipe, recipe_names
 
-    rows = []
+    # A recipe's purpose and hardware are in the comment at its top.
+    rows: dict[str, list[str]] = {}
     for name in recipe_names():
-        # A recipe's purpose and hardware are in the comment at its top.
         card, purpose = read_header(recipe(name))
-        rows.append({"name": name, "card": card, "command": recipe_command(name), "purpose": purpose})
-    if output.as_json:
-        print_json({"recipes": rows})
-        return
-    width = max(len(row["name"]) for row in rows)
+        rows.setdefault(card, []).append(f"  {name:23}  {purpose}")
     # The smallest first.
-    cards = sorted({row["card"] for row in rows}, key=lambda card: (card.startswith("Eight"), card.casefold()))
-    for card in cards:
-        echo(card)
-        for row in rows:
-            if row["card"] == card:
-                echo(f"  {row['name']:{width}}  {row['purpose']}")
+    for card in sorted(rows, key=lambda card: (card.startswith("Eight"), card.casefold())):
+        echo("\n".join([card, *rows[card]]))
     plan, own = "pacorl train-policy NAME --dry-run", "pacorl init my.yaml --prompts FILE"
     echo(pasteable(f"`{plan}` plans a run; `{own}` writes one of your own"))
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pacorl.gate.check import Check
     from pacorl.gate.paco_reward import PacoReward
     from pacorl.gate.panels import Panels
+    from pacorl.gate.scores import Questions
 
 SEVERITY = (0, INCOMPLETE, BELOW, 5, 2, 1, 75)
 """Exit codes of a set, the worst last: an error outranks a verdict, and an absent judge any other error."""
@@ -48,9 +49,10 @@ class QuestionOptions:
     grid: str = option("", "Cut the one image into ROWSxCOLS panels; by default the layout in its recipe.")
 
     @property
-    def texts(self) -> dict[str, str]:
-        """Label → text of the criteria."""
-        return {text: text for text in self.criteria}
+    def questions(self) -> Questions:
+        from pacorl.gate.scores import questions_about
+
+        return questions_about(self.theme, {text: text for text in self.criteria})
 
 
 # --- score -----------------------------------------------------------------------------------------------------
@@ -71,9 +73,9 @@ def score(
     ask: ScoreOptions,
     output: JsonOption,
 ) -> None:
-    """Score how well images belong together: P(Yes) for two, a matrix and the odd one out for more."""
+    """Score how well images belong together: P(Yes) for two, a matrix for more."""
     from pacorl.gate.panels import files_of, open_panels
-    from pacorl.gate.scores import questions_about, score_set, table
+    from pacorl.gate.scores import score_set, table
     from pacorl.runtime.cores import use_cores
 
     # Questions and images, before a judge is loaded, which takes minutes.
@@ -90,17 +92,15 @@ def score(
                 reward.judge,
                 panels.images,
                 names=panels.names,
-                questions=questions_about(ask.theme, ask.texts),
+                questions=ask.questions,
                 ranking=ask.rank,
                 reasons=ask.reasons,
                 progress=advance,
             )
-        document = {"judge": reward.name, "note": reward.note} | scores.to_dict()
-
-    if output.as_json:
-        print_json(document)
-    else:
-        echo(table(scores))
+        if output.as_json:
+            print_json({"judge": reward.name, "note": reward.note, **scores.to_dict()})
+        else:
+            echo(table(scores))
     if scores.missing:
         raise Exit(INCOMPLETE)
 
@@ -120,80 +120,61 @@ class CheckOptions(QuestionOptions):
     least: float | None = option(None, "Least P(same) of a panel; by default the calibration's.", "--min", min=0, max=1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckOutput(JsonOption):
-    """Output of the check."""
-
-    panel: ClassVar[str | None] = "Output"
-
-    report: Path | None = option(None, "Write a self-contained page.")
-
-
 def check(
     images: list[str] = Argument([], help="Panels: files or folders; or one page of panels."),
     *,
-    sets: Path | None = Option(
-        None, "--sets", help="Check each subfolder of this folder as a set, with one load of the judge."
-    ),
+    sets: Path | None = Option(None, help="Check each subfolder of this folder as a set, with one load of the judge."),
     judge: CalibratedJudge,
     ask: CheckOptions,
-    output: CheckOutput,
+    report: Path | None = Option(None, help="Write a self-contained page."),
+    output: JsonOption,
 ) -> None:
     """Check that images show the same; exit code 4 and the odd one out if not, 5 if its judge fails the controls."""
-    from pacorl.gate.check import ControlError, check_lines, check_page
+    from pacorl.gate.check import check_lines, check_page
     from pacorl.gate.panels import files_of, open_panels
     from pacorl.io.files import check_made, check_writable, write_atomic
     from pacorl.runtime.cores import use_cores
 
+    use_cores()
     if bool(images) == bool(sets):
         raise BadParameter("give images, or --sets with a folder of sets", param_hint="'IMAGES...'")
     if sets:
-        use_cores()
-        raise Exit(_check_sets(sets, judge, ask, output))
+        if ask.grid or report:
+            raise UsageError("--grid cuts one image, and --report shows one set; --sets has many, for --json")
+        raise Exit(_check_sets(sets, judge, ask, as_json=output.as_json))
 
     # An earlier page would pass for the page of a check that fails.
-    if output.report:
-        check_writable(output.report)
-        check_made(output.report)
-        output.report.unlink(missing_ok=True)
-    use_cores()
+    if report:
+        check_writable(report)
+        check_made(report)
+        report.unlink(missing_ok=True)
     # Panels, references, questions and threshold, before a judge is loaded.
     panels = open_panels(images, grid=ask.grid)
-    if not ask.character:
-        panels.check_several()
     gate = Gate(ask, judge.calibration)
     gate.least(len(panels.images))
     source = _judge_of(judge, [*files_of(images), *gate.references])
 
     with load_judge(source, judge) as reward:
-        judge_names = {"judge": reward.name, "note": reward.note}
         echo_errors(reward.note)
-        try:
-            checked = gate.check(reward, panels)
-        except ControlError as refusal:
-            if output.as_json:
-                print_json(judge_names | refusal.to_dict())
-            raise
+        checked = gate.check(reward, panels)
 
     # The page comes before the output, which may fail on a closed pipe.
-    if output.report:
-        write_atomic(output.report, check_page(checked, judge=reward.name, note=reward.note))
-        echo_errors(f"page: {output.report}")
+    if report:
+        write_atomic(report, check_page(checked, judge=reward.name, note=reward.note))
+        echo_errors(f"page: {report}")
     if output.as_json:
-        print_json(judge_names | checked.to_dict())
+        print_json({"judge": reward.name, "note": reward.note, **checked.to_dict()})
     else:
-        echo("\n".join(check_lines(checked, judge=judge_names["judge"])))
+        echo("\n".join(check_lines(checked, judge=reward.name)))
     echo_errors(*dict.fromkeys(pair.error for pair in checked.scores.missing))
     raise Exit(code_of(checked))
 
 
-def _check_sets(folder: Path, judge: CalibratedJudge, ask: CheckOptions, output: CheckOutput) -> int:
+def _check_sets(folder: Path, judge: CalibratedJudge, ask: CheckOptions, *, as_json: bool) -> int:
     """Check each subfolder with one load of the judge, and return the worst exit code."""
-    from pacorl.gate.check import ControlError, verdict_lines
+    from pacorl.gate.check import verdict_lines
     from pacorl.gate.panels import open_panels, panels_in
 
-    if ask.grid or output.report:
-        raise UsageError("--grid cuts one image, and --report shows one set; --sets has many, for --json")
     sets = {path.name: panels_in(path) for path in sorted(folder.iterdir()) if path.is_dir()}
     if not any(sets.values()):
         raise ValueError(f"{folder} has no subfolder with images; --sets takes a folder with a subfolder for each set")
@@ -208,21 +189,19 @@ def _check_sets(folder: Path, judge: CalibratedJudge, ask: CheckOptions, output:
     with load_judge(source, judge) as reward:
         echo_errors(reward.note)
         for title, files in sets.items():
-            about = {"set": title, "judge": reward.name, "note": reward.note}
             try:
                 checked = gate.check(reward, open_panels(files))
             except (ValueError, OSError, RuntimeError) as fault:
-                code, line = int(getattr(fault, "exit_code", 1)), fault_line(fault)
-                found = fault.to_dict() if isinstance(fault, ControlError) else {"passed": None, "error": line}
-                lines = ["no verdict", *line.split("\n")]
+                codes.append(int(getattr(fault, "exit_code", 1)))
+                found: dict[str, Any] = {"passed": None, "error": fault_line(fault)}
+                lines = ["no verdict", *fault_line(fault).split("\n")]
             else:
-                code, found = code_of(checked), checked.to_dict()
-                lines = verdict_lines(checked, judge=reward.name)
-            codes.append(code)
-            documents.append({**about, "code": code, **found})
-            if not output.as_json:
+                codes.append(code_of(checked))
+                found, lines = checked.to_dict(), verdict_lines(checked, judge=reward.name)
+            documents.append({"set": title, "judge": reward.name, "note": reward.note, "code": codes[-1], **found})
+            if not as_json:
                 echo("\n    ".join([f"{title}: {lines[0]}", *lines[1:]]))
-    if output.as_json:
+    if as_json:
         print_json(documents)
     return max(codes, key=SEVERITY.index)
 
@@ -265,7 +244,6 @@ class Gate:
     def check(self, reward: PacoReward, panels: Panels) -> Check:
         """Check a set under a progress bar."""
         from pacorl.gate.check import check_set
-        from pacorl.gate.scores import questions_about
 
         least = self.least(len(panels.images))
         with asking(reward.name) as advance:
@@ -276,7 +254,7 @@ class Gate:
                 names=panels.names,
                 characters=self._opened,
                 casts=self._casts(panels.texts),
-                questions=questions_about(self.ask.theme, self.ask.texts),
+                questions=self.ask.questions,
                 progress=advance,
             )
 
@@ -337,19 +315,16 @@ def calibrate(
 ) -> None:
     """Fit a temperature and a bias on labelled pairs, and write a calibration file."""
     from pacorl.core.calibration import fit_curve
-    from pacorl.gate.calibrate import ask_comparisons, calibration_lines
+    from pacorl.gate.calibrate import ask_comparisons, error_line
     from pacorl.gate.paco_reward import PacoReward
-    from pacorl.io.files import check_writable
+    from pacorl.io.files import check_new, check_writable
     from pacorl.io.images import check_readable
     from pacorl.judge import check_judge
-    from pacorl.judge.calibration import Calibration, read_calibration
+    from pacorl.judge.calibration import Calibration
     from pacorl.records.comparisons import comparisons_from
     from pacorl.runtime.cores import use_cores
 
-    if out.exists():
-        earlier = read_calibration(out)  # raises unless it is such a file, which alone is replaced
-        if earlier and earlier.thresholds:
-            raise ValueError(f"{out} has thresholds, which would be lost; name another file with --out")
+    check_new(out, fix="name another file with --out")
     check_writable(out)
     check_judge(judge)
     use_cores()
@@ -363,8 +338,14 @@ def calibrate(
             answers = ask_comparisons(reward.judge, pairs, progress=advance)
             held_out = ask_comparisons(reward.judge, test_pairs, progress=advance) if test_pairs else None
 
-    curve = fit_curve(answers.p_N, answers.yes_N)
-    lines = calibration_lines(answers, curve, held_out)
+    curve = fit_curve(*answers)
+    lines = [
+        f"{len(pairs)} pairs, {int(answers[1].sum())} labelled Yes",
+        f"temperature {curve.temperature:.3f}, bias {curve.bias:+.3f}",
+        error_line("that the curve has seen", answers, curve),
+    ]
+    if held_out:
+        lines.append(error_line("held out", held_out, curve))
     # Saved before the output, which may fail on a closed pipe.
     Calibration(name, curve).save(out)
     following = f"pacorl check FOLDER --judge {shlex.quote(judge)} --calibration {shlex.quote(str(out))} --min 0.5"

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from pacorl.types import Prompt
 
 
-SOURCES = ("--prompt", "--record", "--storyboard", "--instruction", "--from")
+SOURCES = ("--prompt", "--storyboard", "--instruction", "--from")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestOptions(WriterOptions):
-    """The request: a prompt, a record, a storyboard, an edit, or a finished page."""
+    """The request: a prompt, a storyboard, an edit, or a finished page."""
 
     panel: ClassVar[str] = "Request"
 
@@ -39,7 +39,6 @@ class RequestOptions(WriterOptions):
     )
     panels: list[str] = option([], "What one panel shows; repeat it, row by row.", "--panel")
     layout: str = option("", "ROWSxCOLS of the panels; the squarest if left out.")
-    record: str = option("", "A T2IS record, as FILE.jsonl:IDX.")
     storyboard: Path | None = option(None, "A YAML of characters, style and scenes.")
     images: list[Path] = option([], "An image to edit; may be repeated for editors of several.", "--image")
     instruction: str = option("", "What to change in it.")
@@ -53,11 +52,10 @@ class RequestOptions(WriterOptions):
 
     def check(self) -> None:
         """Raise ValueError unless there is one source, with the flags that go with it."""
-        sources = (self.prompt, self.record, self.storyboard, self.instruction, self.page)
+        sources = (self.prompt, self.storyboard, self.instruction, self.page)
         flags = [flag for flag, value in zip(SOURCES, sources, strict=True) if value]
         if len(flags) != 1:
-            not_both = f", not {' and '.join(flags)}" if flags else ""
-            raise ValueError(f"give one of {', '.join(SOURCES)}{not_both}")
+            raise ValueError(f"give one of {', '.join(SOURCES)}, not {' and '.join(flags) or 'none'}")
         of_prompt = {"--panel": self.panels, "--layout": self.layout, "--character": self.characters}
         for flag, value in of_prompt.items():
             if value and not (self.prompt or self.page):
@@ -73,7 +71,7 @@ class GenerationRequest:
     prompts: Sequence[Prompt]
     board: Storyboard | None = None
     panels: Sequence[str] = ()
-    """Text of each panel for people; empty for one image, an edit or a record."""
+    """Text of each panel for people; empty for one image or an edit."""
     stem: str = "set"
     """Beginning of the images' names; the name of a page that is drawn again."""
     page: FinishedPage | None = None
@@ -93,10 +91,7 @@ def generate(
     if text and request.prompt:
         raise ValueError(f"{text!r} and --prompt {request.prompt!r} are two prompts; give one")
     request = replace(request, prompt=text or request.prompt)
-    # A dry run without a request plans the model alone.
-    model_alone = output.dry_run and request == RequestOptions()
-    if not model_alone:
-        request.check()
+    request.check()
     gate = None
     if choice.least is not None or request.page:
         gate = Gate(CheckOptions(character=request.characters, least=choice.least), choice.calibration)
@@ -106,12 +101,11 @@ def generate(
         generator = generator.by_recipe(recipe_of(request.page))
 
     # Check all arguments before torch and weights are loaded.
-    requested = GenerationRequest([]) if model_alone else read_request(request, generator, gate)
+    requested = read_request(request, generator, gate)
     _check_request(requested, generator, gate, separate=request.separate)
     judge = _judge_source(choice, generator.model, requested, gate)
     if output.dry_run:
-        of_request: Any = {"prompts": requested.prompts, "panels": requested.panels}
-        dry_run(generator, choice, judge, as_json=output.as_json, **of_request)
+        dry_run(generator, choice, judge, prompts=requested.prompts, panels=requested.panels, as_json=output.as_json)
     _check_output(output, requested)
     spec = generator.check(requested.prompts)
     if judge:
@@ -194,7 +188,6 @@ def read_request(options: RequestOptions, generator: AdaptedGenerator, gate: Gat
     from pacorl.generate.storyboard import board_prompt, pages, read_storyboard
     from pacorl.io.images import open_image
     from pacorl.records.compose import check_for, prompt_from
-    from pacorl.records.prompts import find_record
     from pacorl.types import Prompt
 
     model = generator.model
@@ -217,12 +210,9 @@ def read_request(options: RequestOptions, generator: AdaptedGenerator, gate: Gat
         return GenerationRequest([prompt], panels=options.panels or list(panel_texts(options.prompt)))
     for path in options.images:
         open_image(path)  # refused by name before weights are loaded
-    if options.record:
-        prompt = find_record(options.record)
-    else:
-        prompt = Prompt(id=0, text=options.instruction, sources=tuple(options.images))
+    prompt = Prompt(id=0, text=options.instruction, sources=tuple(options.images))
     check_for(model, prompt)
-    return GenerationRequest([prompt], stem="edit" if prompt.sources else "set")
+    return GenerationRequest([prompt], stem="edit")
 
 
 def _max_references(board: Storyboard, generator: AdaptedGenerator) -> int:
@@ -277,8 +267,7 @@ def _judge_source(choice: ChoiceOptions, model: str, request: GenerationRequest,
         return source or default_judge([request.page.path, *map(Path, gate.references)])
     if not source and (choice.best_of > 1 or choice.least is not None):
         if model != TINY:
-            flag = f"--best-of {choice.best_of}" if choice.best_of > 1 else f"--min {choice.least:g}"
-            raise UsageError(f"{flag}: {NO_JUDGE}")
+            raise UsageError(NO_JUDGE)
         source = TINY
     return judge_for(source, edits=any(prompt.sources for prompt in request.prompts))
 
@@ -338,46 +327,43 @@ def _deliver(
     redrawing: Redrawing | None,
 ) -> int:
     """Save the images, draw failing panels again, and print the paths; returns the exit code."""
-    from pacorl.gate.scores import UNCALIBRATED
     from pacorl.generate import generated_images
     from pacorl.io.files import write_atomic
-    from pacorl.io.images import open_image
 
     # Images come first: an interrupted command leaves them.
     judge = reward.name if reward else ""
     saved = generated_images.save(images, output.out, judge=judge, stem=request.stem)
-    checks: list[dict[str, Any]] = [{} for _ in saved]
+    made: list[dict[str, Any]] = []
     codes = [0]
-    for number, file in enumerate(saved):
+    for each in saved:
+        file = each
+        verdict: dict[str, Any] = {}
         if redrawing and file.image.rank == 1:
             write_atomic(file.path.parent / "tries" / f"{file.path.stem}-before.png", file.path.read_bytes())
             page = read_page(file.path, redrawing.options, file.image.prompt.characters)
-            after, checks[number] = redrawing.repaired(page, file.path)
-            saved[number] = replace(file, image=replace(file.image, image=open_image(file.path), judged=None))
+            after, verdict = redrawing.repaired(page, file.path)
             codes.append(code_of(after))
+            # The score was that of the earlier page.
+            file = replace(file, image=replace(file.image, judged=None))
+        made.append(generated_images.to_dict(file) | verdict)
+        if not output.as_json:
+            echo(_line(file, verdict))
 
-    # The terminal. Notes go to the error stream, which a pipe does not read.
-    remarks = [model.note]
-    if reward:
-        calibrated = getattr(reward.judge, "calibration", None)
-        remarks += [reward.note, "" if calibrated else UNCALIBRATED]
-    notes = list(filter(None, remarks))
+    notes = list(filter(None, [model.note, reward.note if reward else ""]))
     if output.as_json:
         names = {"model": model.model, "adapter": model.adapter, "judge": judge, "notes": notes}
-        made = [generated_images.to_dict(file) | check for file, check in zip(saved, checks, strict=True)]
         print_json(names | {"made": made})
-    else:
-        echo("\n".join(_line(file, check) for file, check in zip(saved, checks, strict=True)))
+    # On the error stream, which a pipe does not read.
     echo_errors(*notes)
     return max(codes)
 
 
 def _line(saved: SavedImage, check: Mapping[str, Any]) -> str:
     image = saved.image
-    judged = image.judged
     columns = [str(saved.path), f"size {Size(image.image.height, image.image.width)}", f"seed {image.recipe.seed}"]
-    if judged:
-        columns.append(f"no score: {judged.error}" if judged.score is None else f"score {judged.score:.4f}")
+    if image.judged:
+        score = image.judged.score
+        columns.append(f"no score: {image.judged.error}" if score is None else f"score {score:.4f}")
     if image.candidates > 1:
         columns.append(image.place)
     if check:

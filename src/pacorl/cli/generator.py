@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from pacorl.types import Prompt
 
 
+RECIPE_OPTIONS = ("guidance_scale", "true_cfg_scale", "negative_prompt", "max_sequence_length")
+"""Options of a kind that a recipe has."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AdaptedGenerator(GeneratorOptions):
     """The generator, with adapters of any strength."""
@@ -84,16 +88,16 @@ class AdaptedGenerator(GeneratorOptions):
         return model
 
     def by_recipe(self, texts: Mapping[str, str]) -> AdaptedGenerator:
-        """Take what is not given from the recipe of an image."""
-        options = self.policy_options
-        names = ("guidance_scale", "true_cfg_scale", "negative_prompt", "max_sequence_length")
-        further = [f"{name}={texts[name]}" for name in names if name in texts and name not in options]
+        """Take the generator of an image's recipe, unless a model is named; what is given wins."""
+        if self.model != TINY:
+            return self
+        options = [f"{name}={texts[name]}" for name in RECIPE_OPTIONS if name in texts]
         return replace(
             self,
-            model=texts.get("model", TINY) if self.model == TINY else self.model,
+            model=texts.get("model", TINY),
             adapter=self.adapter or texts.get("adapter", ""),
             steps=self.steps or int(texts.get("steps", 0)) or None,
-            options=[*self.options, *further] if self.model == TINY else self.options,
+            options=[*options, *self.options],
         )
 
 

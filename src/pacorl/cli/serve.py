@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 from typer import Argument, Option
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class ServeOptions:
     """The server."""
 
-    backend: str = option("builtin", "vllm, or builtin (small judges, tests).")
+    backend: Literal["builtin", "vllm"] = option("builtin", "builtin is for small judges and tests.")
     name: str = option("", "The name that requests ask for; by default the last part of the judge's.")
     host: str = option("127.0.0.1", "Where to listen; other machines cannot reach the default.")
     port: int = option(8000, "Its port.", min=0, max=65_535)
@@ -49,8 +49,6 @@ def serve(
     if options.backend == "vllm":
         echo_errors(f"vLLM will serve {served.name} on port {served.port}")
         run_vllm(served, api_key=key or "", extra=context.args)
-    if options.backend != "builtin":
-        raise ValueError(f"--backend {options.backend!r} is neither vllm nor builtin")
     if context.args:
         raise ValueError(f"{' '.join(context.args)} would be for vLLM; the built-in server takes no further arguments")
     _run_builtin(served, key=key or "")

@@ -16,9 +16,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import Field, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
-from inspect import Parameter, get_annotations, signature
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
 
@@ -56,13 +56,10 @@ class Commands(typer.Typer):
 
 
 def pasteable(text: str) -> str:
-    """Replace `pacorl` in commands by what it was started as, unless the shell finds it, e.g. `python -m pacorl`."""
-    started = Path(sys.argv[0])
-    programs = {"pacorl/__main__.py": f"{sys.executable} -m pacorl", f"{started.parent.name}/pacorl": str(started)}
-    program = programs.get(f"{started.parent.name}/{started.name}")
-    if program is None or shutil.which("pacorl"):
+    """Replace `pacorl` in commands by `python -m pacorl`, unless the shell finds it."""
+    if shutil.which("pacorl"):
         return text
-    return re.sub(r"(?<![\w/.-])pacorl (?=[a-z])", f"{program} ", text)
+    return re.sub(r"(?<![\w/.-])pacorl (?=[a-z])", f"{sys.executable} -m pacorl ", text)
 
 
 @contextmanager
@@ -93,7 +90,7 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
             if (value == "" and info.default) or (isinstance(value, list) and "" in value):
                 raise UsageError(f"{(info.param_decls or [parameter.name])[0]} is empty; is the variable set?")
         for name, group in groups.items():
-            values[name] = group(**{each.name: values.pop(each.name) for each in _options_of(group)})
+            values[name] = group(**{each.name: values.pop(each.name) for each in fields(group)})
         return command(**values)
 
     # typer reads parameters from here; `__wrapped__` would lead it back to the groups.
@@ -103,28 +100,20 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _options_of(group: type) -> list[Field[Any]]:
-    """List the fields with an option; a command overrides an inherited option by a plain field to drop its flag."""
-    return [each for each in fields(group) if FLAG in each.metadata]
-
-
 def _flags(group: type) -> Iterator[Parameter]:
     """Yield typer's parameters of a group's flags."""
     hints = get_type_hints(group)
-    for each in _options_of(group):
+    for each in fields(group):
         settings = dict(each.metadata[FLAG])
         # Only a switch with the default True needs a negative name.
         flag = f"--{each.name.replace('_', '-')}"
         flags = settings.pop("flags") or [f"{flag}/--no-{flag.removeprefix('--')}" if each.default is True else flag]
-        # The heading of the help comes from the first group to declare the field.
-        declaring = next(base for base in reversed(group.__mro__) if each.name in get_annotations(base))
-        panel = getattr(declaring, "panel", None)
         default = each.default_factory() if callable(each.default_factory) else each.default
         if isinstance(each.default, bool):
             settings["metavar"] = ""
         if parse := settings.get("parser"):
             settings["parser"] = _named_fault(parse)
-        info = typer.Option(default, *flags, rich_help_panel=panel, **settings)
+        info = typer.Option(default, *flags, rich_help_panel=getattr(group, "panel", None), **settings)
         yield Parameter(each.name, Parameter.KEYWORD_ONLY, default=info, annotation=hints[each.name])
 
 
@@ -144,20 +133,13 @@ def _named_fault(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
 
 
 @contextmanager
-def progress(activity: str, *, lines: bool = False) -> Iterator[Progress]:
-    """Show a bar on the error stream, so that `--json` stays clean; yields (done, total) → None.
-
-    `lines` prints a line for each call in place of the bar if the stream is no terminal.
-    """
+def progress(activity: str) -> Iterator[Progress]:
+    """Show a bar on the error stream, if that is a terminal; yields (done, total) → None."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
-    if lines and not console.is_terminal:
-        yield lambda done, total: echo_errors(f"{activity}: {done} of {total}")
-        return
-
     # Transient below: only the results stay on a terminal. A judge's name is no markup.
     shown = TextColumn(printable(activity), markup=False)
     columns = shown, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()

@@ -6,8 +6,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -80,6 +78,7 @@ def train_policy(
     from pacorl.config.base import config_errors, load
     from pacorl.config.user_files import user_files
     from pacorl.grpo.policy_config import PolicyConfig
+    from pacorl.io.imports import frozen_imports
 
     # A plan does not execute the user's Python files.
     with user_files(run=not options.dry_run):
@@ -94,16 +93,8 @@ def train_policy(
         else:
             echo(plan)
         raise Exit(plan.exit_code)
-    # Train; a SIGTERM still ends the command by its handlers.
-    with exit_on_sigterm():
-        _train_policy(run, config, options)
-
-
-def _train_policy(run: PolicyConfig, config: Path, options: RunOptions) -> None:
-    from pacorl.config.base import config_errors
-    from pacorl.io.imports import frozen_imports
-
     # Check the run before the imports, which take seconds.
+    exit_on_sigterm()
     with config_errors(config, run):
         check_run(run, resume=options.resume)
     with frozen_imports():
@@ -147,23 +138,12 @@ def _echo_start(source: str) -> None:
         echo(f"LoRA {source}: {read_lora(source).facts}")
 
 
-@contextmanager
-def exit_on_sigterm() -> Iterator[None]:
-    """Exit on a SIGTERM during loading, with the exit code for a restart by the scheduler.
+def exit_on_sigterm() -> None:
+    """Exit on a SIGTERM during loading with the exit code for a restart; the training's own handlers, later, save.
 
-    The training installs its own handlers later, which save.
+    No exception ends the process, which the loading code could catch.
     """
-
-    def end(number: int, frame: object) -> None:
-        echo_errors("pacorl: told to stop before training began; start the same command again")
-        # No exception, which the loading code could catch.
-        os._exit(EX_TEMPFAIL)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(EX_TEMPFAIL))
 
 
 def stop_with_stdin() -> None:
@@ -177,11 +157,8 @@ def stop_with_stdin() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def check_run(run: PolicyConfig, *, resume: Resume | None = None) -> None:
+def check_run(run: PolicyConfig, *, resume: Resume) -> None:
     """Check a run's folder, rewards and models before the imports of the training, which take seconds.
-
-    Args:
-        resume: start of the training; None if there is no training.
 
     Raises:
         ValueError: if a checkpoint or adapter is missing or does not fit, a reward has another type, or the folder
@@ -197,8 +174,7 @@ def check_run(run: PolicyConfig, *, resume: Resume | None = None) -> None:
 
     # Folder and rewards.
     check_writable(run.out, folder=True)
-    if resume is not None:
-        named_start(run.out, resume)
+    named_start(run.out, resume)
     check_rewards(run.rewards, key="rewards", run=False)
     check_rewards(run.evaluation.rewards, key="evaluation.rewards", run=False)
 
@@ -236,14 +212,15 @@ def train_character(
     # Import. The pipeline's class imports diffusers, which takes seconds.
     from pacorl.io.imports import frozen_imports
 
-    with exit_on_sigterm(), frozen_imports():
+    exit_on_sigterm()
+    with frozen_imports():
         from pacorl.character_training.character_trainer import CharacterTrainer
         from pacorl.runtime.cores import use_cores
 
         _ = run.generator.pipeline_type
     use_cores()
     # Train.
-    with exit_on_sigterm(), config_errors(config, run):
+    with config_errors(config, run):
         _echo_start(run.adapter.start)
         trainer = CharacterTrainer(run, resume=options.resume, allow_changes=options.allow_changes)
         result = trainer.train()
@@ -299,10 +276,8 @@ def judge_lines(folder: Path) -> list[str]:
     from pacorl.io.documents import read_object
 
     summary = read_object(folder / "summary.json")
-    steps = "1 step" if summary["steps"] == 1 else f"{summary['steps']} steps"
-    if "verdict" not in summary:
-        return [f"{steps}; no pairs were held out, so nothing says whether the judge has improved"]
-    return [steps, *summary["verdict"]]
+    verdict = summary.get("verdict", ["no pairs were held out, so nothing says whether the judge has improved"])
+    return [f"steps: {summary['steps']}", *verdict]
 
 
 def quickstart(

@@ -12,7 +12,6 @@ agreement within sets beside that across the sets of one prompt.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from math import ceil, comb
 from random import Random
@@ -27,29 +26,6 @@ TIE = 0.01
 which moves P(Yes) by up to 1/64, and another batch rounds them otherwise. The pages print two digits."""
 
 
-@dataclass(frozen=True, slots=True)
-class LowestPanel:
-    """The panel that fits the other panels least.
-
-    Attributes:
-        panel: Index of the panel; of equal panels the first.
-        median: Median score of its pairs.
-    """
-
-    panel: int
-    median: float
-
-
-def panel_medians(score_of_pair: Mapping[Pair, float | None]) -> dict[int, float]:
-    """Compute the median score of each panel's pairs; panels without a scored pair are left out."""
-    scores_of: dict[int, list[float]] = {}
-    for pair, score in score_of_pair.items():
-        for panel in pair:
-            if score is not None:
-                scores_of.setdefault(panel, []).append(score)
-    return {panel: median(scores) for panel, scores in sorted(scores_of.items())}
-
-
 def median_with(score_of_pair: Mapping[Pair, float | None], panel: int, group: Collection[int]) -> float | None:
     """Compute a panel's median score with other images; None if one of these pairs has no score, or there is none."""
     scores: list[float] = []
@@ -59,22 +35,6 @@ def median_with(score_of_pair: Mapping[Pair, float | None], panel: int, group: C
             return None
         scores.append(score)
     return median(scores) if scores else None
-
-
-def lowest_panel(
-    score_of_pair: Mapping[Pair, float | None], *, among: Collection[int] | None = None
-) -> LowestPanel | None:
-    """Find the panel with the lowest median; None if no pair has a score.
-
-    Args:
-        among: The panels to choose from; all of them by default.
-    """
-    medians = panel_medians(score_of_pair)
-    panels = [panel for panel in medians if among is None or panel in among]
-    if not panels:
-        return None
-    lowest = min(panels, key=lambda panel: medians[panel])
-    return LowestPanel(lowest, medians[lowest])
 
 
 def whole_mean(scores: Collection[float | None]) -> float | None:

@@ -3,43 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pacorl.core.batches import in_batches
 from pacorl.core.calibration import Curve, Floats, calibration_error
-from pacorl.core.ranking import Interval, bootstrap
 from pacorl.io.images import open_image
 from pacorl.io.terminal import Progress, silent
 from pacorl.judge.judge import Judge
 from pacorl.judge.pairwise import ask
-from pacorl.records.comparisons import group_of
 from pacorl.types import Comparison, Question
 
 CHUNK = 256
 """Comparisons whose images are in memory at a time."""
 
-
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """A judge's answers to labelled comparisons."""
-
-    p_N: Floats
-    """P(Yes)."""
-    yes_N: NDArray[np.bool_]
-    """Labels."""
-    groups: tuple[str, ...]
-    """Comparisons of one group share images."""
-
-    def errors(self, curve: Curve) -> list[Interval]:
-        """Compute the expected calibration error before and after a curve, with bootstrap intervals over groups."""
-        versions = (self.p_N, curve.of(self.p_N))
-        return bootstrap(
-            self.groups,
-            lambda index_N: np.array([calibration_error(p_N[index_N], self.yes_N[index_N]) for p_N in versions]),
-        )
+Answers = tuple[Floats, NDArray[np.bool_]]
+"""P(Yes) of comparisons, and their labels."""
 
 
 def ask_comparisons(judge: Judge, comparisons: Sequence[Comparison], *, progress: Progress = silent) -> Answers:
@@ -56,26 +36,11 @@ def ask_comparisons(judge: Judge, comparisons: Sequence[Comparison], *, progress
             if verdict.p_yes is None:
                 raise RuntimeError(f"the judge gave no answer: {verdict.error}")
             p_yes.append(verdict.p_yes)
-    labels = np.array([comparison.consistent for comparison in comparisons], dtype=bool)
-    return Answers(np.array(p_yes), labels, tuple(map(group_of, comparisons)))
+    return np.array(p_yes), np.array([comparison.consistent for comparison in comparisons], dtype=bool)
 
 
-def calibration_lines(answers: Answers, curve: Curve, held_out: Answers | None) -> list[str]:
-    """Say in lines what a curve does to the error of the pairs that it was fit on, and of held-out pairs."""
-    lines = [
-        f"{len(answers.p_N)} pairs, {int(answers.yes_N.sum())} labelled Yes",
-        f"temperature {curve.temperature:.3f}, bias {curve.bias:+.3f}",
-    ]
-    samples = [("of these pairs, which the curve has seen", answers)]
-    if held_out:
-        samples.append((f"held out, {len(held_out.p_N)} pairs", held_out))
-    for kind, of_part in samples:
-        before, after = of_part.errors(curve)
-        lines.append(f"ECE, {kind}: {_interval(before)} before, {_interval(after)} after")
-    return lines
-
-
-def _interval(interval: Interval) -> str:
-    if interval.low is None:
-        return f"{interval.mean:.4f}"
-    return f"{interval.mean:.4f} ({interval.low:.4f} to {interval.high:.4f})"
+def error_line(kind: str, answers: Answers, curve: Curve) -> str:
+    """Say what a curve does to the expected calibration error of some pairs."""
+    p_N, yes_N = answers
+    before, after = calibration_error(p_N, yes_N), calibration_error(curve.of(p_N), yes_N)
+    return f"ECE of {len(p_N)} pairs {kind}: {before:.4f} before, {after:.4f} after"

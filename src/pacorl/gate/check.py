@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations, product
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,22 +65,12 @@ class ControlError(RuntimeError):
     exit_code = 5
 
     def __init__(self, control: Control, least: float) -> None:
-        side = "must stay below"
-        if control.same:
-            side = "must reach"
+        side = "must reach" if control.same else "must stay below"
         super().__init__(
             f"the judge cannot judge these images, controls of each fail: {control.image} with {control.name} "
             f"has P(Yes) {control.p_yes:.4f}, and {side} {least:g}; look at that image, take another judge, calibrate "
             "it, or ask another question"
         )
-        self.control = control
-        """The first wrong answer."""
-        self.least = least
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON document of a refusal, without a verdict."""
-        document = {"passed": None, "refused": str(self), "image": self.control.image}
-        return document | {"control": asdict(self.control), "least": self.least}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +78,18 @@ class PanelScore:
     """The gate's score of one panel.
 
     Attributes:
-        name: Name of the panel.
+        image: Name of the panel.
         score: Lowest median P(Yes), from 0 to 1; None if a question failed.
-        question: Label of the lowest question.
-        character: Character with the lowest median; None without characters.
-        cast: Characters that the panel was compared with.
+        lowest_question: Label of the lowest question.
+        lowest_character: Character with the lowest median; None without characters.
+        characters: Characters that the panel was compared with.
     """
 
-    name: str
+    image: str
     score: float | None
-    question: str = ""
-    character: str | None = None
-    cast: tuple[str, ...] = ()
+    lowest_question: str = ""
+    lowest_character: str | None = None
+    characters: tuple[str, ...] = ()
 
     @property
     def rank(self) -> float:
@@ -128,7 +118,7 @@ class Check:
     @property
     def with_characters(self) -> bool:
         """Whether the panels were compared with characters, and not with each other."""
-        return any(panel.character is not None for panel in self.panels)
+        return any(panel.characters for panel in self.panels)
 
     @property
     def failed(self) -> tuple[int, ...]:
@@ -151,34 +141,20 @@ class Check:
 
     def reason(self, number: int) -> str:
         """Name a failing panel's lowest question, of several, and its character, in brackets; empty if it passes."""
-        if number not in self.failed:
-            return ""
         panel = self.panels[number]
-        reasons = []
-        if len(self.scores.questions) > 1:
-            reasons.append(f"lowest for {panel.question}")
-        if panel.character is not None:
-            reasons.append(panel.character)
-        if not reasons:
-            return ""
-        return f" ({', '.join(reasons)})"
+        question = f"lowest for {panel.lowest_question}" if len(self.scores.questions) > 1 else ""
+        reasons = list(filter(None, [question, panel.lowest_character]))
+        return f" ({', '.join(reasons)})" if reasons and number in self.failed else ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of `--json`, with names in place of images; the verdict comes first."""
-        panels = []
         failed = self.failed
-        for number, panel in enumerate(self.panels):
-            entry: dict[str, Any] = {"image": panel.name, "passed": number not in failed, "score": panel.score}
-            entry |= {"lowest_question": panel.question, "lowest_character": panel.character}
-            if self.with_characters:
-                entry["characters"] = list(panel.cast)
-            panels.append(entry)
         return {
             "passed": self.passed,
             "least": self.least,
             "calibrated": self.scores.calibrated,
-            "odd_one_out": self.panels[failed[0]].name if failed else None,
-            "panels": panels,
+            "odd_one_out": self.panels[failed[0]].image if failed else None,
+            "panels": [{"passed": number not in failed, **asdict(each)} for number, each in enumerate(self.panels)],
             "controls": list(map(asdict, self.controls)),
             "questions": dict(self.scores.questions),
             "asked": self.asked,
@@ -196,12 +172,12 @@ def panel_score(
         groups: Reference images of each character, or the other panels.
         answers: Question → pair of images → P(Yes).
     """
-    cast = tuple(character for character, _ in groups if character is not None)
+    characters = tuple(character for character, _ in groups if character is not None)
     lowest = PanelScore(name, None)
     for (character, group), (question, p_yes) in product(groups, answers.items()):
         middle = median_with(p_yes, panel, group)
         if middle is None or lowest.score is None or middle < lowest.score:
-            lowest = PanelScore(name, middle, question, character, cast)
+            lowest = PanelScore(name, middle, question, character, characters)
         if middle is None:
             break
     return lowest
@@ -235,47 +211,41 @@ def check_set(
     questions = questions or questions_about()
     # References first, then panels.
     every: list[Image] = []
-    every_name: list[str] = []
+    labels: list[str] = []
     references: list[Group] = []
     for name, of_character in characters:
         references.append((name, range(len(every), len(every) + len(of_character))))
         every += of_character
-        every_name += [f"{name}, reference {number}" for number in range(1, len(of_character) + 1)]
+        labels += [f"{name}, reference {number}" for number in range(1, len(of_character) + 1)]
     panels = range(len(every), len(every) + len(images))
     every += images
-    every_name += names or [f"image {number}" for number in range(1, len(images) + 1)]
+    labels += names or [f"image {number}" for number in range(1, len(images) + 1)]
 
     # Each panel with the references of its characters, or with all other panels.
-    groups: list[list[Group]] = []
-    pairs: list[Pair] = []
+    groups: dict[int, list[Group]] = {}
+    pairs: dict[Pair, None] = {}
     for number, panel in enumerate(panels):
-        of_panel: list[Group] = [(None, [other for other in panels if other != panel])]
+        groups[panel] = [(None, [other for other in panels if other != panel])]
         if references:
-            of_panel = [group for group in references if not casts or group[0] in casts[number]]
-            pairs += [(reference, panel) for _, indices in of_panel for reference in indices]
-        groups.append(of_panel)
-    if not references:
-        pairs = list(combinations(panels, 2))
+            groups[panel] = [group for group in references if not casts or group[0] in casts[number]]
+        pairs |= {(min(other, panel), max(other, panel)): None for _, group in groups[panel] for other in group}
 
     # Controls first: a judge that fails them is not asked about the set.
-    controls = _controlled(judge, every, least, names=every_name, questions=questions)
-    scores = score_set(judge, every, names=every_name, questions=questions, pairs=pairs, progress=progress)
+    controls = _controlled(judge, every, least, names=labels, questions=questions)
+    scores = score_set(judge, every, names=labels, pairs=pairs, questions=questions, progress=progress)
     answers: dict[str, dict[Pair, float | None]] = {question: {} for question in questions}
     for pair in scores.pairs:
         for question, p_yes in pair.by_question.items():
             answers[question][pair.first, pair.second] = p_yes
-    judged = []
-    for panel, of_panel in zip(panels, groups, strict=True):
-        judged.append(panel_score(every_name[panel], panel, of_panel, answers))
-    asked = (len(pairs) + len(controls)) * len(questions)
-    return Check(scores, least, tuple(controls), tuple(judged), asked)
+    judged = tuple(panel_score(labels[panel], panel, groups[panel], answers) for panel in panels)
+    return Check(scores, least, tuple(controls), judged, (len(pairs) + len(controls)) * len(questions))
 
 
 # --- controls ----------------------------------------------------------------------------------------------------
 
 
 def _controlled(
-    judge: Judge, images: Sequence[Image], least: float, *, names: Sequence[str], **of_set: Any
+    judge: Judge, images: Sequence[Image], least: float, *, names: Sequence[str], questions: Questions
 ) -> list[Control]:
     """Ask the controls of one image after the other until one passes them; return all answers.
 
@@ -284,30 +254,29 @@ def _controlled(
     """
     controls: list[Control] = []
     for image, name in zip(images, names, strict=True):
-        of_image = _controls_of(judge, as_rgb(image, name), name, **of_set)
+        of_image = _controls_of(judge, as_rgb(image, name), name, questions)
         controls += of_image
         if all(control.passes(least) for control in of_image):
             return controls
     raise ControlError(next(control for control in controls if not control.passes(least)), least)
 
 
-def _controls_of(judge: Judge, image: Image, name: str, **of_set: Any) -> list[Control]:
+def _controls_of(judge: Judge, image: Image, name: str, questions: Questions) -> list[Control]:
     """Ask about an image with itself, with a crop of itself, and with the drawn figure of another character."""
     width, height = image.size
     # At least one pixel: an uncropped copy of a small image would repeat the first control.
     margin_x = max(1, width // CROP)
     margin_y = max(1, height // CROP)
     crop = image.crop((margin_x, margin_y, width - margin_x, height - margin_y)).resize(image.size, Resampling.BICUBIC)
-    figure = open_image(CONTROL_FIGURE)
 
     # As a ranking: each control is compared with the image, and not with the other controls.
-    scores = score_set(judge, [image, image, crop, figure], ranking=True, **of_set)
+    images = [image, image, crop, open_image(CONTROL_FIGURE)]
     controls = []
-    for pair, second in zip(scores.pairs, CONTROLS, strict=True):
-        answers = [p_yes for p_yes in pair.by_question.values() if p_yes is not None]
-        if len(answers) < len(pair.verdicts):
+    for pair, second in zip(score_set(judge, images, ranking=True, questions=questions).pairs, CONTROLS, strict=True):
+        if pair.p_yes is None:
             raise RuntimeError(f"the judge gave no answer about a control: {pair.error}")
-        controls.append(Control(name, second, second != CONTROLS[-1], min(answers)))
+        lowest = min(p_yes for p_yes in pair.by_question.values() if p_yes is not None)
+        controls.append(Control(name, second, second != CONTROLS[-1], lowest))
     return controls
 
 
@@ -319,41 +288,34 @@ def check_lines(check: Check, *, judge: str) -> list[str]:
     lines = []
     for number, panel in enumerate(check.panels):
         verdict = "fails" if number in check.failed else "ok"
-        lines.append(f"{p_yes_text(panel.score):>7}  {verdict:<5}  {panel.name}{check.reason(number)}")
+        lines.append(f"{p_yes_text(panel.score):>7}  {verdict:<5}  {panel.image}{check.reason(number)}")
     return [*lines, *verdict_lines(check, judge=judge)]
 
 
 def verdict_lines(check: Check, *, judge: str) -> list[str]:
     """Summarize the result in sentences."""
     # The threshold means something only with its comparison.
-    side = "the other panels"
-    if check.with_characters:
-        side = "the references"
+    side = "the references" if check.with_characters else "the other panels"
     count = len(check.panels)
-    limit = f"{check.least:g} with {side} ({check.scores.calibration})"
+    limit = f"{check.least:g} with {side} ({'' if check.scores.calibrated else 'un'}calibrated)"
     lines = [f"Passed: all {count} panels have P(same) of at least {limit}."]
     if check.failed:
         odd = check.failed[0]
+        panel = check.panels[odd]
         lines = [
             f"Failed: {len(check.failed)} of {count} panels are below {limit}.",
-            f"Odd one out: {check.panels[odd].name}, {p_yes_text(check.panels[odd].score)}{check.reason(odd)}.",
+            f"Odd one out: {panel.image}, {p_yes_text(panel.score)}{check.reason(odd)}.",
         ]
-    # The last image asked about is the one whose controls passed.
     failed = dict.fromkeys(control.image for control in check.controls if not control.passes(check.least))
-    controls = "all 3 controls passed"
-    if failed:
-        controls = f"controls passed for {check.controls[-1].image} and failed for {', '.join(failed)}"
+    controls = f"controls failed for {', '.join(failed)}" if failed else "all 3 controls passed"
     return [*lines, f"{check.asked} questions to {judge}, {controls}."]
 
 
 def check_page(check: Check, *, judge: str, note: str = "") -> str:
     """Render the self-contained page."""
-    title = "All panels pass"
-    if check.failed:
-        title = f"{len(check.failed)} of {len(check.panels)} panels fail"
     return render(
         "check.html",
-        title=title,
+        title=f"{len(check.failed)} of {len(check.panels)} panels fail" if check.failed else "All panels pass",
         name="check",
         # A caveat about the judge comes before its verdict: it decides how the verdict is to be read.
         verdict=[*filter(None, [note]), *verdict_lines(check, judge=judge)],

@@ -37,11 +37,6 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
     """
 
     def __init__(self, judge: Judge, *, name: str = "") -> None:
-        # A likely slip, which would fail at the first question only.
-        if isinstance(judge, str | Path):
-            raise TypeError(
-                f"PacoReward takes a judge; PacoReward.from_pretrained({str(judge)!r}) loads one by its name"
-            )
         self.judge = judge
         """The judge."""
         self.name = name or type(judge).__name__

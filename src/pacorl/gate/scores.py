@@ -1,7 +1,7 @@
 """Scores of image pairs and of whole sets: the questions, the answers, and their text.
 
-A pair's score is the judge's P(Yes), averaged over the questions (and over both orders, if requested). A pair with an
-unanswered question has no score, but an error message.
+A pair's score is the judge's P(Yes), averaged over the questions. A pair with an unanswered question has no score, but
+an error message.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pacorl.core import questions as wordings
 from pacorl.core.batches import in_batches
-from pacorl.core.set_scores import LowestPanel, lowest_panel, panel_medians, whole_mean
+from pacorl.core.set_scores import whole_mean
 from pacorl.io.images import as_rgb
 from pacorl.io.terminal import Progress, silent
 from pacorl.judge.pairwise import Matrix, Pair, ask_pairs, errors_of, symmetric_matrix
@@ -41,7 +41,7 @@ class PairScore:
     Attributes:
         first: Index of the first image.
         second: Index of the second image.
-        verdicts: Question → verdict; the mean of both orders if both were asked.
+        verdicts: Question → verdict.
         reasons: The judge's answer in words, if requested.
     """
 
@@ -98,21 +98,9 @@ class Scores:
         return tuple(pair for pair in self.pairs if pair.p_yes is None)
 
     @property
-    def score_of_pair(self) -> dict[Pair, float | None]:
-        """Pair of indices → score."""
-        return {(pair.first, pair.second): pair.p_yes for pair in self.pairs}
-
-    @property
     def matrix(self) -> Matrix:
         """Symmetric score matrix, images × images; None on the diagonal and for missing scores."""
-        return symmetric_matrix(self.score_of_pair, len(self.names))
-
-    @property
-    def odd_one_out(self) -> LowestPanel | None:
-        """The image of three or more with the lowest median, in a ranking a candidate; None if all have the same."""
-        lowest = lowest_panel(self.score_of_pair, among=range(int(self.ranking), len(self.names)))
-        alike = len(set(panel_medians(self.score_of_pair).values())) < 2
-        return None if len(self.names) < 3 or alike else lowest
+        return symmetric_matrix({(pair.first, pair.second): pair.p_yes for pair in self.pairs}, len(self.names))
 
     @property
     def ranked(self) -> tuple[PairScore, ...]:
@@ -120,31 +108,19 @@ class Scores:
         # A score of 0 must sort before a missing score.
         return tuple(sorted(self.pairs, key=lambda pair: (pair.p_yes is None, -(pair.p_yes or 0.0))))
 
-    @property
-    def calibration(self) -> str:
-        """Describe the calibration in words."""
-        return "calibrated" if self.calibrated else "uncalibrated"
-
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of `--json`, with names in place of images."""
         pairs = []
         for pair in self.pairs:
             images = [self.names[pair.first], self.names[pair.second]]
-            document: dict[str, Any] = {"images": images, "p_yes": pair.p_yes, "by_question": pair.by_question}
-            # What a pair does not have is left out.
-            if pair.error:
-                document["error"] = pair.error
-            if pair.reasons:
-                document["reasons"] = pair.reasons
-            pairs.append(document)
-        odd = self.odd_one_out
+            words = {"error": pair.error, "reasons": pair.reasons}
+            pairs.append({"images": images, "p_yes": pair.p_yes, "by_question": pair.by_question, **words})
         return {
             "images": list(self.names),
             "questions": dict(self.questions),
             "calibrated": self.calibrated,
             "mean": self.mean,
             "missing": len(self.missing),
-            "odd_one_out": odd and {"image": self.names[odd.panel], "with_others": odd.median},
             "pairs": pairs,
             "matrix": [list(row) for row in self.matrix],
         }
@@ -204,9 +180,8 @@ def score_set(
     questions = questions or questions_about()
 
     # Verdicts.
-    per_pair = len(questions)
     scored: list[PairScore] = []
-    progress(0, per_pair * len(pairs))
+    progress(0, len(questions) * len(pairs))
     for chunk in in_batches(pairs, TOGETHER):
         (answers,) = ask_pairs(judge, [images], [questions], pairs=[chunk])
         for (first, second), verdicts in answers.items():
@@ -215,7 +190,7 @@ def score_set(
             if reasons and all(verdict.valid for verdict in verdicts.values()):
                 words = _reasons(judge, (images[first], images[second]), questions)
             scored.append(PairScore(first, second, verdicts, words))
-        progress(per_pair * len(scored), per_pair * len(pairs))
+        progress(len(questions) * len(scored), len(questions) * len(pairs))
     calibrated = getattr(judge, "calibration", None) is not None
     return Scores(names, tuple(images), questions, tuple(scored), ranking, calibrated)
 
@@ -231,57 +206,46 @@ def _reasons(judge: Judge, images: tuple[Image, Image], questions: Questions) ->
 # --- for people ------------------------------------------------------------------------------------------------
 
 
-def summary(scores: Scores) -> list[str]:
-    """Summarize the scores in sentences."""
-    notes = []
-    for pair in scores.missing:
-        notes.append(f"No score: {scores.names[pair.first]} and {scores.names[pair.second]} ({pair.error}).")
-    scored = len(scores.pairs) - len(notes)
-    if not scored:
-        return notes
-    if not scores.calibrated:
-        notes.append(UNCALIBRATED)
-
-    # The best candidate of a ranking, or the mean of a set and its outlier.
-    if scores.ranking:
-        best = scores.ranked[0]
-        return [f"Closest to {scores.names[0]}: {scores.names[best.second]}, {p_yes_text(best.p_yes)}.", *notes]
-    if len(scores.pairs) == 1:
-        return [f"P(Yes), the two images belong together: {p_yes_text(scores.mean)}.", *notes]
-    count = f"{scored} of {len(scores.pairs)}" if scores.missing else f"{scored}"
-    lines = [f"Mean consistency of {count} pairs: {p_yes_text(scores.mean)}."]
-    odd = scores.odd_one_out
-    if odd is not None:
-        lines.append(f"Fits least: {scores.names[odd.panel]}, median {p_yes_text(odd.median)} with the others.")
-    return lines + notes
-
-
 def table(scores: Scores) -> str:
     """Format the scores for a terminal: one line for a pair, a matrix for a set, a list for a ranking."""
-    rows = []
-    if scores.ranking:
-        rows = [f"{p_yes_text(pair.p_yes):>7}  {scores.names[pair.second]}" for pair in scores.ranked]
-    elif len(scores.pairs) > 1:
-        numbers = range(1, len(scores.names) + 1)
-        rows = ["     " + "".join(f"{number:>7}" for number in numbers)]
-        for number, row, name in zip(numbers, scores.matrix, scores.names, strict=True):
-            cells = [p_yes_text(p_yes) for p_yes in row]
-            # A dash on the diagonal would read as a missing score.
-            cells[number - 1] = "·"
-            rows.append(f"{number:>5}{''.join(f'{cell:>7}' for cell in cells)}   {name}")
+    lines = _rows(scores)
+    if scores.mean is not None and not scores.ranking:
+        about = "P(Yes), the two images belong together"
+        if len(scores.pairs) > 1:
+            about = f"Mean P(Yes) of {len(scores.pairs) - len(scores.missing)} of {len(scores.pairs)} pairs"
+        lines.append(f"{about}: {p_yes_text(scores.mean)}.")
+    for pair in scores.missing:
+        lines.append(f"No score: {scores.names[pair.first]} and {scores.names[pair.second]} ({pair.error}).")
+    if scores.mean is not None and not scores.calibrated:
+        lines.append(UNCALIBRATED)
 
     # The answers in words, and those to each of several questions.
-    words = []
     for pair in scores.pairs:
-        lines = []
+        words = []
         if len(scores.questions) > 1:
-            lines += [f"  {p_yes_text(p_yes):>7}  {label}" for label, p_yes in pair.by_question.items()]
+            words += [f"  {p_yes_text(p_yes):>7}  {label}" for label, p_yes in pair.by_question.items()]
         if pair.reasons:
-            lines.append("  " + pair.reasons.replace("\n", "\n  "))
-        if lines:
-            title = f"\n{scores.names[pair.first]} and {scores.names[pair.second]}: {p_yes_text(pair.p_yes)}"
-            words += [title, *lines]
-    return "\n".join([*rows, *summary(scores), *words])
+            words.append("  " + pair.reasons.replace("\n", "\n  "))
+        if words:
+            title = f"{scores.names[pair.first]} and {scores.names[pair.second]}: {p_yes_text(pair.p_yes)}"
+            lines += ["", title, *words]
+    return "\n".join(lines)
+
+
+def _rows(scores: Scores) -> list[str]:
+    """Format the ranking, or the matrix of a set."""
+    if scores.ranking:
+        return [f"{p_yes_text(pair.p_yes):>7}  {scores.names[pair.second]}" for pair in scores.ranked]
+    if len(scores.pairs) == 1:
+        return []
+    numbers = range(1, len(scores.names) + 1)
+    rows = ["     " + "".join(f"{number:>7}" for number in numbers)]
+    for number, row, name in zip(numbers, scores.matrix, scores.names, strict=True):
+        cells = [p_yes_text(p_yes) for p_yes in row]
+        # A dash on the diagonal would read as a missing score.
+        cells[number - 1] = "·"
+        rows.append(f"{number:>5}{''.join(f'{cell:>7}' for cell in cells)}   {name}")
+    return rows
 
 
 def p_yes_text(p_yes: float | None) -> str:

@@ -54,11 +54,8 @@ class BoardFile(BaseModel):
     characters: dict[str, NonBlank] | list[NonBlank] = {}
     """Name → description, or folders of characters."""
     scenes: Annotated[list[NonBlank], Field(min_length=1)]
-    """A text per panel."""
+    """A text per panel; one that begins with a mention needs quotes, or YAML reads a mapping."""
     criteria: dict[str, dict[str, NonBlank]] = {}
-
-
-KEYS = tuple(BoardFile.model_fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +95,7 @@ def read_storyboard(path: Path) -> Storyboard:
 
 
 def _parse(document: Any, folder: Path) -> Storyboard:
-    if not isinstance(document, dict):
-        raise ValueError(f"a storyboard is a mapping of {', '.join(KEYS)}, this is a {type(document).__name__}")
-    scenes = document.get("scenes")
-    # YAML reads an unquoted "{hero} waves" as a mapping.
-    if isinstance(scenes, list) and any(isinstance(scene, dict) for scene in scenes):
-        raise ValueError(f"scenes must be texts, got {scenes!r}; put quotes around a scene that begins with a mention")
-    given = typed({key: value for key, value in document.items() if value is not None}, BoardFile)
+    given = typed(document, BoardFile)
 
     # Characters, in the file or in folders; the layout.
     if isinstance(given.characters, dict):

@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from pacorl.core.grid import LAYOUT, panel_texts, parse_layout
-from pacorl.io.documents import JsonObject, blamed_on, parse_object, read_jsonl, text_lines, write_jsonl
+from pacorl.io.documents import JsonObject, blamed_on, parse_object, text_lines, write_jsonl
 from pacorl.records.characters import in_turn
 from pacorl.records.compose import check_panel_count, prompt_from
 from pacorl.records.fields import Criteria, Listed, Name, NonBlank, Text, validated
@@ -120,15 +120,6 @@ def load_prompts(path: str | Path, *, model: str = "") -> list[Prompt]:
     if not prompts:
         raise ValueError(f"{path}: holds no prompts; give {SOURCES}")
     return prompts
-
-
-def find_record(address: str) -> Prompt:
-    """Load the record of an address `FILE.jsonl:IDX`. Raises ValueError if there is no such record."""
-    file, _, name = address.rpartition(":")
-    for prompt, row in zip(load_prompts(file), read_jsonl(Path(file)), strict=True):
-        if row.get("idx") == name:
-            return prompt
-    raise ValueError(f"{file} has no record with the idx {name!r}")
 
 
 # --- one prompt --------------------------------------------------------------------------------------------------

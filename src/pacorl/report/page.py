@@ -240,7 +240,8 @@ def choose(pairs: Sequence[Pair], *, count: int = SHOWN, names: Sequence[str] = 
     """
     # Evenly over the ranks, so that no eye chooses the images.
     sets = []
-    for index in map(int, np.linspace(0, len(pairs) - 1, min(len(pairs), count)).round()):
+    places = np.linspace(0, len(pairs) - 1, min(len(pairs), count))
+    for index in map(int, places + 0.5):
         pair = pairs[index]
         sides = []
         for name, sample in zip(names, (pair.before, pair.after), strict=True):
@@ -254,6 +255,6 @@ def choose(pairs: Sequence[Pair], *, count: int = SHOWN, names: Sequence[str] = 
 
 def _rank_name(pairs: Sequence[Pair], index: int) -> str:
     judged = sum(pair.change is not None for pair in pairs)
-    if index == round((judged - 1) / 2):
+    if index == judged // 2 and judged:
         return "Median change"
     return f"Rank {index + 1} of {judged}" if index < judged else f"Image {index + 1} of {len(pairs)}"

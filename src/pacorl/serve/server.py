@@ -274,16 +274,14 @@ def completion(
 def error_of(fault: Exception) -> JSONResponse:
     """Write an error as the API does."""
     status, kind, message = 400, "invalid_request_error", str(fault)
-    document: dict[str, Any] = {}
     if isinstance(fault, HTTPException):
         status, message = fault.status_code, fault.detail
     elif isinstance(fault, ControlError):
-        status, kind, document = 422, "refused", fault.to_dict()
+        status, kind = 422, "refused"
     elif isinstance(fault, RequestValidationError):
         first = fault.errors()[0]
         message = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     elif not isinstance(fault, ImageError):
         # A fault of the judge: the server's log has it, and a client need not read it.
         status, kind, message = 500, "server_error", f"the judge failed ({type(fault).__name__})"
-    error = {"message": message, "type": kind, "code": status, **document}
-    return JSONResponse({"error": error}, status_code=status)
+    return JSONResponse({"error": {"message": message, "type": kind, "code": status}}, status_code=status)
