@@ -127,7 +127,9 @@ def test_a_reward_that_hangs_ends_the_run_saved_at_its_limit_or_at_a_signal(
     reward = hanging(hangs_in=call, first=lambda: number and os.kill(os.getpid(), number))
     limit = [] if number else ["reward_timeout=0.5"]
     cause = rf"reward brightness \({batch}.*\) has not returned for \S+ s; mend it, or raise reward_timeout; "
-    said = rf"^{'' if number else cause}stopped after epoch {finished}, and saved; go on with --resume auto$"
+    said = (
+        rf"^{'told to stop; ' if number else cause}stopped after epoch {finished}, and saved; go on with --resume auto$"
+    )
     with overlapping(overlap), pytest.raises(Interrupted, match=said) as stop:
         run(tmp_path / "run", reward, *limit)
     assert stop.value.exit_code == 75

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -73,22 +73,18 @@ def test_a_held_out_score_that_is_no_number_is_missing_and_ends_no_run(small: li
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("toy", "dark_from_epoch_two")
-def test_a_hacked_run_warns(small: list[str], caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        folder = train_policy(tiny_run([*small, "epochs=5"]))
-    epochs = metrics(folder, "epoch")
-    assert ["alarm/blank" in line for line in epochs] == [False, False, False, True, True]
-    said = [record.getMessage() for record in caplog.records if "reward hacking?" in record.getMessage()]
-    assert len([text for text in said if "blank went from 0.667 to 1.000" in text]) == 1, "said once"
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("toy", "dark_from_epoch_two")
-def test_a_hacked_run_can_be_stopped_and_is_saved(small: list[str]) -> None:
-    config = tiny_run([*small, "epochs=5", "monitor=stop", "save_every=100"])
-    with pytest.raises(ValueError, match=r"stopped after epoch 4, and saved: .*blank went from 0\.667 to 1\.0"):
+@pytest.mark.parametrize("action", ["warn", "stop"])
+def test_a_hacked_run_warns_or_is_stopped_and_saved(
+    small: list[str], caplog: pytest.LogCaptureFixture, action: str
+) -> None:
+    config = tiny_run([*small, "epochs=5", f"monitor={action}", "save_every=100"])
+    with pytest.raises(ValueError, match="stopped after epoch 4, and saved") if action == "stop" else nullcontext():
         train_policy(config)
-    assert [path.name for path in checkpoint.checkpoints(config.out / "checkpoints")] == ["step-000008"]
+    epochs = metrics(config.out, "epoch")
+    assert ["alarm/duplicates" in line for line in epochs] == [False, False, False, True, True][: len(epochs)]
+    assert caplog.text.count("duplicates went from") == 1, "said once"
+    saved = [path.name for path in checkpoint.checkpoints(config.out / "checkpoints")]
+    assert saved == ["step-000008" if action == "stop" else "step-000010"]
 
 
 @pytest.mark.slow
@@ -115,7 +111,7 @@ def test_a_resumed_run_remembers_where_the_signs_stood(
 @pytest.mark.usefixtures("toy")
 def test_prompts_that_are_also_measured_on_are_refused(small: list[str], caplog: pytest.LogCaptureFixture) -> None:
     shared = [*small, "prompts.train=tiny:train:3", "prompts.benchmarks=[tiny:train]"]
-    with pytest.raises(ValueError, match="3 of 3 training prompts are measured on: 3 in tiny:train"):
+    with pytest.raises(ValueError, match="3 of 3 training prompts are measured on"):
         train_policy(tiny_run(shared))
     train_policy(tiny_run([*small, "prompts.train=tiny:train:3", "prompts.evaluation=tiny:train:3"]))
     assert "3 of 3 training prompts are measured on" in caplog.text

@@ -18,10 +18,10 @@ from safetensors.torch import load_file
 from tiny_runs import metrics, train_policy
 from toy_world import toy_config, toy_world
 
-from pacorl.grpo import builders
 from pacorl.grpo.start import checkpoints
 from pacorl.io.files import digests
 from pacorl.io.outage import UnreachableError
+from pacorl.judge import open_judge
 from pacorl.judge.http import HttpJudge
 
 pytestmark = [pytest.mark.usefixtures("toy"), pytest.mark.slow]
@@ -128,7 +128,6 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """An outage of a second ends a run."""
     monkeypatch.setattr(HttpJudge.wait_for_outages, "__defaults__", (1.0,))
-    monkeypatch.setattr("pacorl.grpo.builders.OUTAGE_SECONDS", 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +170,7 @@ def test_a_run_that_gives_up_is_saved_and_resumed_as_if_undisturbed(
         message = str(given_up.value)
         assert message.startswith(f"judge judge at {url} has not answered for ")
         assert "--resume auto" in message
-        assert message.endswith("saved after epoch 1")
+        assert "stopped after epoch 1, and saved" in message
         assert [line["kind"] for line in metrics(run)] == ["evaluation", "epoch"]
         server.come_back()
         train_policy(toy_config(run, *settings(url)), resume="auto")
@@ -194,8 +193,8 @@ def test_only_a_run_that_was_answered_before_is_to_be_started_again(
         with pytest.raises(UnreachableError):
             train_policy(toy_config(run, *settings(url)))
         again = settings(url)
-        monkeypatch.setattr(builders, "STARTUP_SECONDS", 0.0)
-        with pytest.raises(UnreachableError, match=r"no judge at \S+: no connection: .* --resume auto") as resumed:
+        monkeypatch.setitem(open_judge.__kwdefaults__, "startup", 0.0)
+        with pytest.raises(UnreachableError, match=r"no judge at \S+: no connection") as resumed:
             train_policy(toy_config(run, *again), resume="auto")
         with pytest.raises(ConnectionError, match="no judge at") as new:
             train_policy(toy_config(tmp_path / "new", *again))

@@ -35,7 +35,7 @@ def test_a_run_goes_on_from_the_checkpoint_that_is_named(small: list[str], tmp_p
 
     with pytest.raises(ValueError, match=r"is not a checkpoint .*the run has step-000002, step-000004"):
         train_policy(config, resume=folder / "step-000003")
-    with pytest.raises(ValueError, match="holds a run already"):
+    with pytest.raises(ValueError, match="is there already"):
         train_policy(config, resume=other.out / "checkpoints" / "step-000006")
 
 

@@ -127,12 +127,6 @@ class EvaluationConfig(Section):
         """Settings of `judge`; None without one."""
         return self._judge_settings if self.judge else None
 
-    @model_validator(mode="after")
-    def _judge_has_work(self) -> EvaluationConfig:
-        if self.judge and not self.rewards:
-            raise ValueError("evaluation.judge is given and evaluation.rewards is empty, so it would not be asked")
-        return self
-
     def judged_like(self, judge: JudgeSettings | None) -> EvaluationConfig:
         """Return a copy whose judge has the other settings of the run's."""
         copy = self.model_copy()

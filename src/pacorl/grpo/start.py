@@ -27,9 +27,7 @@ def named_start(out: Path, resume: Resume) -> Path | None:
         check_no_run(out)
     if start and not (start / "state.json").is_file():
         names = ", ".join(path.name for path in checkpoints(folder))
-        raise ValueError(
-            f"--resume {resume} is not a checkpoint (no state.json)" + (f"; the run has {names}" if names else "")
-        )
+        raise ValueError(f"--resume {resume} is not a checkpoint (no state.json); the run has {names or 'none'}")
     return start
 
 

@@ -43,7 +43,6 @@ from pacorl.runtime.logbook import Logbook, Progress, TrainResult
 from pacorl.runtime.processes import Runtime, SharedFault, allow_tf32, lost_ranks
 from pacorl.runtime.stopping import Interrupted
 from pacorl.runtime.turns import Turns
-from pacorl.runtime.workers import CallTimeout
 from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
@@ -435,13 +434,10 @@ class PolicyTrainer:
             except (Interrupted, SharedFault, BadGradientsError) as error:
                 self.save()
                 fault = error.fault if isinstance(error, SharedFault) else error
-                if isinstance(fault, Interrupted):
-                    cause = f"{fault}; " if isinstance(fault, CallTimeout) else ""
-                    stopped = f"{cause}stopped after epoch {self.epoch}, and saved; go on with --resume auto"
-                    raise Interrupted(stopped) from None
-                if isinstance(fault, UnreachableError):
-                    saved = f"the run is saved after epoch {self.epoch}"
-                    raise UnreachableError(f"{fault}, and go on with --resume auto: {saved}") from None
+                for kind in (Interrupted, UnreachableError):
+                    if isinstance(fault, kind):
+                        saved = f"stopped after epoch {self.epoch}, and saved; go on with --resume auto"
+                        raise kind(f"{fault}; {saved}") from None
                 raise fault from fault.__cause__
 
     def close(self) -> None:
