@@ -1,24 +1,15 @@
-"""Annotators without a browser: the page's HTTP API, and people of the tiny world.
-
-People of the tiny world rank like the oracle, with noise.
-"""
+"""Annotators without a browser: the page's HTTP API."""
 
 from __future__ import annotations
 
-import random
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from typing import Any
 
 import httpx2
 
 from pacorl.io.documents import parse_json
-from pacorl.io.images import open_image
-from pacorl.tiny.oracle import Oracle
-from pacorl.tiny.world import LOOKS, Panel
 
 Rank = Callable[["Client", Mapping[str, Any]], Sequence[int]]
 """(client, task) → slots, best first."""
@@ -82,54 +73,3 @@ class Client:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.2)
-
-
-ORACLE = Oracle()
-
-
-def simulate(
-    url: str, tokens: Mapping[str, str], *, noise: float = 0.5, attend: Sequence[str] = LOOKS
-) -> dict[str, int]:
-    """Let all people rank at the same time until all tasks are done; returns each person's number of rankings."""
-
-    def work(name: str) -> int:
-        return Client(url, tokens[name]).work(oracle_with_noise(name, noise=noise, attend=attend))
-
-    # A thread per person: they rank at the same time, as people do.
-    with ThreadPoolExecutor(len(tokens)) as pool:
-        return dict(zip(tokens, pool.map(work, tokens), strict=True))
-
-
-def oracle_with_noise(name: str, *, noise: float, attend: Sequence[str] = LOOKS) -> Rank:
-    """Rank by the number of attributes (of `attend`) that a candidate shares with the reference, plus Gaussian noise.
-
-    `noise` is its standard deviation in attributes; 0 ranks like the oracle, ties by chance.
-    """
-    # By name: a person's rankings do not depend on the other people.
-    rng = random.Random(name)
-
-    def rank(client: Client, task: Mapping[str, Any]) -> Sequence[int]:
-        reference = read_panel(client.image(task["reference"]))
-        candidates = []
-        for address in task["candidates"]:
-            candidates.append(read_panel(client.image(address)))
-        scores = []
-        for candidate in candidates:
-            shared = shared_attributes(reference, candidate, attend=attend)
-            # The last term breaks ties by chance, also without noise.
-            scores.append(shared + rng.gauss(0, noise) + 1e-6 * rng.random())
-        return sorted(range(len(scores)), key=lambda slot: -scores[slot])
-
-    return rank
-
-
-# With 4 grids of 2×2 each image is shown 15 times, and reading compares it with thousands of templates.
-@lru_cache(maxsize=50_000)
-def read_panel(image: bytes) -> Panel:
-    """Find the panel of the tiny world nearest to an image."""
-    return ORACLE.nearest([open_image(image)])[0][0]
-
-
-def shared_attributes(first: Panel, second: Panel, *, attend: Sequence[str] = LOOKS) -> int:
-    """Count the attributes of `attend` that two panels share."""
-    return sum(getattr(first, name) == getattr(second, name) for name in attend)

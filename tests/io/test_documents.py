@@ -44,6 +44,9 @@ def test_a_broken_document_is_named_with_its_line(tmp_path: Path, content: bytes
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(ValueError, match=fault):
         read_object(tmp_path / "a.json")
+    (tmp_path / "a.jsonl").write_bytes(b"{}\n" + content.replace(b"\n", b" "))
+    with pytest.raises(ValueError, match=r"a\.jsonl:2: "):
+        read_jsonl(tmp_path / "a.jsonl")
 
 
 NUMBERS = {"017": 17, "0o17": 15, "0x1f": 31, "1e-4": 1e-4, ".5": 0.5, "+3": 3, "true": True, "~": None, "": None}

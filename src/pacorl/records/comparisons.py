@@ -153,9 +153,8 @@ class ComparisonRecord(BaseModel):
 
 
 class Turn(BaseModel):
-    """A question or its answer, in OpenAI's names or in LLaMA-Factory's own."""
+    """A question or its answer, under OpenAI's name or LLaMA-Factory's own."""
 
-    role: Literal["user", "human", "assistant", "gpt"] = Field(validation_alias=AliasChoices("role", "from"))
     content: Spoken = Field(validation_alias=AliasChoices("content", "value"))
 
 
@@ -191,6 +190,8 @@ def load_comparisons(path: str | Path, *, entry: str = "", folder: Path | None =
         names, tags = fields["images"], fields["question"].count(IMAGE_TAG)
         if tags not in (0, len(names)):
             raise ValueError(f"it has {len(names)} images and {tags} {IMAGE_TAG} tags; there must be one for each")
+        # A judge's template puts images in front of the question; tags within it stay.
+        fields["question"] = fields["question"].removeprefix(IMAGE_TAG * len(names))
         for name in names:
             inside(images, name)
         return Comparison(**fields | {"images": tuple(images / name for name in names)})
@@ -214,8 +215,7 @@ def _of_conversation(row: Conversation, category: str) -> JsonObject:
         raise ValueError(f"the answer must begin with Yes or No, it is {answer[:40]!r}")
     return {
         "images": row.images,
-        # A judge's template puts images in front of the question; tags within it stay.
-        "question": question.removeprefix(IMAGE_TAG * len(row.images)),
+        "question": question,
         "consistent": decision[1] == "Yes",
         "reasons": answer[decision.end() :],
         "answer": answer,

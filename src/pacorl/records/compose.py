@@ -90,9 +90,8 @@ def compose(theme: str, panels: Sequence[str], grid: Grid, *, shared: str = "") 
     Raises:
         ValueError: a text is empty, or would be read as a panel's tag.
     """
-    for number, text in enumerate([theme, *panels]):
-        if not text.strip():
-            raise ValueError(f"{f'panel {number}' if number else 'the theme'} is empty; say what it shows")
+    if not all(text.strip() for text in (theme, *panels)):
+        raise ValueError("the theme or a panel is empty; say what it shows")
     count = NUMBERS[grid.count].upper() if grid.count <= SPELT else str(grid.count)
     subject = f" portraying {sentence(theme)}" if not shared else f". {sentence(shared)}"
     text = f"{count}-PANEL Images with a {grid} grid layout{subject}"

@@ -91,7 +91,7 @@ class RankingRecord(BaseModel):
 
 
 def load_rankings(path: str | Path) -> list[Ranking]:
-    """Read every ranking of a CSV or JSONL file; images are not opened.
+    """Read every ranking of a .jsonl, or of a file of any other name as CSV; images are not opened.
 
     Raises:
         ValueError: naming file, line, fault and fix.
@@ -101,11 +101,8 @@ def load_rankings(path: str | Path) -> list[Ranking]:
             print(ranking.reference, ranking.tiers)
     """
     path = Path(path)
-    suffix = path.suffix.lower()
-    if suffix not in (".csv", ".jsonl"):
-        raise ValueError(f"{path}: rankings are read from .csv and .jsonl files; save a spreadsheet as CSV (UTF-8)")
     rankings = []
-    for line, record in _csv_records(path) if suffix == ".csv" else text_lines(path):
+    for line, record in text_lines(path) if path.suffix.lower() == ".jsonl" else _csv_records(path):
         with blamed_on(f"{path}:{line}"):
             row = validated(parse_object(record) if isinstance(record, str) else record, RankingRecord)
             images = [row.reference, *chain.from_iterable(row.candidates)]
