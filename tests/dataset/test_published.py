@@ -94,10 +94,6 @@ def test_a_data_set_of_the_hub_is_described_downloaded_and_compared(
         assert shown in done.stdout
     assert (tmp_path / FOLDERS["consistencyrank"] / "pairs.zip").read_bytes() == CONTENT
 
-    again = data("consistencyrank", tmp_path, server)
-    assert again.returncode == 1
-    assert "ConsistencyRank-Bench is there already" in again.stderr
-
     monkeypatch.setattr(Files, "contents", hub_contents(b"other than it was"))
     damaged = data("consistencyrank", tmp_path, server, "--out", "new")
     assert damaged.returncode == 1
