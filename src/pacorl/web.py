@@ -118,8 +118,7 @@ def check_host(connection: HTTPConnection) -> None:
     own = socket.gethostname().lower()
     further = os.environ.get(HOSTS_VARIABLE, "").lower().replace(",", " ").split()
     if host not in {"localhost", own, *further}:
-        fix = f"open it by its address, or start it with {HOSTS_VARIABLE}={host}"
-        raise RefusedError(f"this server is not called {host!r}; {fix}", status=421)
+        raise RefusedError(f"open it by its address, or start it with {HOSTS_VARIABLE}={host}", status=421)
 
 
 def check_origin(connection: HTTPConnection) -> None:

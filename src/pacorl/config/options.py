@@ -135,6 +135,8 @@ class WriterOptions:
 class StudioModels(JudgeOptions):
     """The generator and the judge of the studio's page."""
 
+    panel: ClassVar[str] = "Models"
+
     model: str = inherited(ModelOptions, "model")
     adapter: str = inherited(ModelOptions, "adapter")
     judge: str = inherited(JudgeOptions, "judge", default=TINY)
