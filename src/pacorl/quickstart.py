@@ -162,7 +162,7 @@ def before_and_after(config: PolicyConfig) -> Image.Image:
     images = []
     for image in chain(*rows):
         # Nearest: a blurred enlargement would hide faults of the tiny generator.
-        large = image.resize((2 * image.width, 2 * image.height), Image.Resampling.NEAREST)
+        large = image.resize((3 * image.width, 3 * image.height), Image.Resampling.NEAREST)
         images.append(ImageOps.expand(large, 4, "white"))
     return join(images, Grid(len(rows), len(prompts)))
 
