@@ -14,6 +14,7 @@ from PIL import Image
 from tiny_sets import draw_grid, panels_of_prompt
 
 from pacorl.config.reward_section import RewardConfig
+from pacorl.core.questions import same_pose
 from pacorl.rewards import REWARDS, asks_judge, build_rewards, check_rewards, reward_spec
 from pacorl.rewards.reward import RewardError, scores_of
 from pacorl.rewards.spec import INJECTED
@@ -21,25 +22,24 @@ from pacorl.testing import check_reward
 from pacorl.tiny import world
 from pacorl.types import Character, Prompt, Question, Verdict
 
-REQUIRED: dict[str, dict[str, Any]] = {
-    "aesthetic": {"head": "head.pth"},
-    "reference": {"copy_penalty": 0},
-}
-"""Arguments without which a reward cannot be made, or would not rise with every answer."""
-STAND_INS = ("panel_clip_text", "panel_clip_image", "aesthetic", "ocr")
+REQUIRED: dict[str, dict[str, Any]] = {"aesthetic": {"head": "head.pth"}}
+"""Arguments without which a reward cannot be made."""
+STAND_INS = ("panel_clip_text", "aesthetic", "ocr")
 """Rewards that need weights or a package; `tests/rewards` checks their contract with a stand-in."""
 SET = world.set_prompts("dev", 1)[0]
 
 
 class Certain:
-    """A judge that says Yes to everything, and how often it was asked."""
+    """A judge that says Yes to everything but pasted references, and how often it was asked."""
 
     def __init__(self, p_yes: float | None = 1.0) -> None:
         self.p_yes, self.asked = p_yes, 0
 
     def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
         self.asked += len(questions)
-        return [Verdict(self.p_yes, "" if self.p_yes is not None else "asleep")] * len(questions)
+        if self.p_yes is None:
+            return [Verdict(None, "asleep")] * len(questions)
+        return [Verdict(1 - self.p_yes if question.text == same_pose() else self.p_yes) for question in questions]
 
     def explain(self, question: Question) -> str:
         return "Yes."

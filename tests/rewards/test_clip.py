@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 
@@ -15,7 +14,7 @@ from transformers import CLIPModel, CLIPProcessor, CLIPTokenizer
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from pacorl.core.grid import split
-from pacorl.rewards.clip import Aesthetic, PanelClipImage, PanelClipText, _once_each, clip_encoder
+from pacorl.rewards.clip import Aesthetic, PanelClipText, _once_each, clip_encoder
 from pacorl.rewards.reward import Reward
 from pacorl.testing import check_reward
 from pacorl.types import Grid, Prompt
@@ -74,22 +73,9 @@ def test_clip_t(tiny_clip: Path, reference: Reference, prompts: list[Prompt], sh
     close(PanelClipText(str(tiny_clip))(prompts, sheets), expected)
 
 
-@pytest.mark.slow
-def test_clip_i(tiny_clip: Path, reference: Reference, prompts: list[Prompt], sheets: list[Image.Image]) -> None:
-    expected = []
-    for prompt, sheet in zip(prompts, sheets, strict=True):
-        vectors = [reference(panel)[1] for panel in split(sheet, prompt.grid)]
-        expected.append(fmean(float(a @ b) for a, b in combinations(vectors, 2)))
-    close(PanelClipImage(str(tiny_clip))(prompts, sheets), expected)
-
-
 def test_parts_are_shares_of_the_mean(tiny_clip: Path, prompts: list[Prompt], sheets: list[Image.Image]) -> None:
-    for reward, panels_of_part in ((PanelClipText(str(tiny_clip)), 1), (PanelClipImage(str(tiny_clip)), 2)):
-        found = reward.panel_scores(prompts, sheets)
-        assert [one.score for one in found] == reward(prompts, sheets)
-        for one in found:
-            assert one.part_P is not None
-            assert one.score == pytest.approx(sum(part or 0.0 for part in one.part_P) / panels_of_part)
+    for found in PanelClipText(str(tiny_clip)).panel_scores(prompts, sheets):
+        assert found.score == pytest.approx(sum(part or 0.0 for part in found.part_P or ()))
 
 
 def test_aesthetic(
@@ -107,13 +93,12 @@ def test_aesthetic(
     close(Aesthetic(str(tiny_clip), head=str(head))(prompts, sheets), panels)
 
 
-@pytest.mark.parametrize("kind", ["panel_clip_text", "panel_clip_image", "aesthetic"])
+@pytest.mark.parametrize("kind", ["panel_clip_text", "aesthetic"])
 def test_batch_and_order_change_nothing(
     kind: str, tiny_clip: Path, head: Path, prompts: list[Prompt], sheets: list[Image.Image]
 ) -> None:
     makers: dict[str, Callable[[], Reward]] = {
         "panel_clip_text": lambda: PanelClipText(str(tiny_clip)),
-        "panel_clip_image": lambda: PanelClipImage(str(tiny_clip)),
         "aesthetic": lambda: Aesthetic(str(tiny_clip), head=str(head)),
     }
     check_reward(makers[kind](), prompts, sheets)
@@ -130,9 +115,8 @@ def test_a_long_text_is_cut_as_the_model_cuts_it(
 
 
 def test_one_checkpoint_is_loaded_once(tiny_clip: Path) -> None:
-    text, image = PanelClipText(str(tiny_clip)), PanelClipImage(str(tiny_clip))
-    assert text.clip is image.clip
-    assert text.clip is clip_encoder(str(tiny_clip))
+    reward = PanelClipText(str(tiny_clip))
+    assert reward.clip is clip_encoder(str(tiny_clip))
 
 
 def test_a_head_that_runs_code_is_refused(tiny_clip: Path, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def prompt(cast: tuple[Character, Character]) -> Prompt:
 SHEET = join([flat(value) for value in (100, 120, 140, 160)], Grid(2, 2))
 
 
-def by_hand(prompt: Prompt, answer: Answer, *, penalty: float) -> list[float]:
+def by_hand(prompt: Prompt, answer: Answer) -> list[float]:
     """The panels' scores from the answers to questions asked one by one."""
     ann, bob = prompt.characters
     scores = []
@@ -83,7 +83,7 @@ def by_hand(prompt: Prompt, answer: Answer, *, penalty: float) -> list[float]:
             present = answer(Question((panel,), questions.shows_text(looks)))
             same = [answer(Question((image, panel), questions.same_theme(looks))) for image in images]
             copied = [answer(Question((image, panel), questions.same_pose())) for image in images]
-            of_characters.append(present * fmean(same) * (1 - penalty * max(copied)))  # type: ignore
+            of_characters.append(present * fmean(same) * (1 - max(copied)))  # type: ignore
         if of_characters:
             scores.append(fmean(of_characters))
     return scores
@@ -107,23 +107,15 @@ def test_a_character_without_images_is_not_replaced_by_another(cast: tuple[Chara
         Reference(Asked(by_shade)).check([prompt])
 
 
-@pytest.mark.parametrize("penalty", [0.0, 0.5, 1.0])
-def test_the_score_is_that_of_plain_python(prompt: Prompt, penalty: float) -> None:
-    expected = by_hand(prompt, by_shade, penalty=penalty)
+def test_the_score_is_that_of_plain_python_and_has_parts(prompt: Prompt) -> None:
     judge = Asked(by_shade)
-    reward = Reference(judge, copy_penalty=penalty)
+    reward = Reference(judge)
     reward.check([prompt])
-    assert reward([prompt, prompt], [SHEET, SHEET]) == [pytest.approx(fmean(expected))] * 2
-    assert len(judge.questions) == 2 * (10 if penalty == 0 else 16)
-
-
-def test_parts_of_the_panels_add_up_for_panel_credit(prompt: Prompt) -> None:
-    expected = by_hand(prompt, by_shade, penalty=1.0)
-    reward = Reference(Asked(by_shade))
-    (result,) = panel_scores_of("reference", reward, [prompt], [SHEET])
-    first, second, last = (score / 3 for score in expected)
-    assert result.part_P == [pytest.approx(first), pytest.approx(second), 0, pytest.approx(last)]
-    assert result.score == pytest.approx(first + second + last)
+    results = panel_scores_of("reference", reward, [prompt, prompt], [SHEET, SHEET])
+    first, second, last = (score / 3 for score in by_hand(prompt, by_shade))
+    parts = [pytest.approx(first), pytest.approx(second), 0, pytest.approx(last)]
+    assert results == [PanelScores(pytest.approx(first + second + last), parts)] * 2
+    assert len(judge.questions) == 2 * 16
 
 
 def test_a_missing_answer_stays_missing(prompt: Prompt) -> None:
@@ -151,17 +143,9 @@ def looks(question: Question) -> float:
 
 
 def test_a_pasted_reference_scores_no_higher_than_a_sound_panel(cast: tuple[Character, Character]) -> None:
-    """Pasting wins without the penalty, also if it is one reference of two, and loses with it."""
+    """Also if it is one reference of two."""
     prompt = Prompt(0, "Ann waves", characters=cast[:1])
-    sheets = {"sound": flat(200), "pasted": flat(20)}
-
-    def scores(**options: float) -> dict[str, float]:
-        found = Reference(Asked(looks), **options)([prompt] * 2, [*sheets.values()])  # type: ignore[arg-type]
-        return dict(zip(sheets, found, strict=True))  # type: ignore[arg-type]
-
-    assert scores(copy_penalty=0) == pytest.approx({"sound": 0.8, "pasted": 0.9})
-    assert scores(copy_penalty=0.5) == pytest.approx({"sound": 0.8, "pasted": 0.45})
-    assert scores() == pytest.approx({"sound": 0.8, "pasted": 0.0})
+    assert Reference(Asked(looks))([prompt] * 2, [flat(200), flat(20)]) == pytest.approx([0.8, 0.0])
 
 
 def test_an_absent_character_counts_as_absent(cast: tuple[Character, Character]) -> None:
@@ -185,10 +169,7 @@ def test_an_edit_counts_as_far_as_its_instruction_was_followed(
             return 0.25
         return looks(question)
 
-    judge, free = Asked(answer), Asked(answer)
-    assert Reference(judge)([prompt], [flat(200)]) == [pytest.approx(0.2)]
-    assert Reference(free, follow=False)([prompt], [flat(200)]) == [pytest.approx(0.8)]
-    assert len(judge.questions) == len(free.questions) + 1
+    assert Reference(Asked(answer))([prompt], [flat(200)]) == [pytest.approx(0.25 * 0.8)]
 
 
 def test_a_list_of_separate_images_is_scored_like_their_grid_image(prompt: Prompt) -> None:

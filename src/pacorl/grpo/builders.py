@@ -25,7 +25,7 @@ from pacorl.records.leaks import check_leaks
 from pacorl.records.prompts import load_prompts, prompts_from, save_prompts
 from pacorl.rewards import asks_judge, build_rewards, check_rewards, has_parts
 from pacorl.rewards.reward import Reward, RewardFunction, smoke_test
-from pacorl.rewards.spec import user_reward
+from pacorl.rewards.spec import UserReward
 from pacorl.runtime.compiled import compile_blocks, compile_decoder
 from pacorl.types import Prompt, Size
 
@@ -262,7 +262,7 @@ def build_run_rewards(
     rewards: dict[str, Reward] = {}
     for reward in config.rewards:
         function = functions.get(reward.name)
-        rewards[reward.key] = user_reward(function, reward.name) if function else built[reward.key]
+        rewards[reward.key] = UserReward(function, reward.name) if function else built[reward.key]
     held_out_judge = judges.get("held_out") or judges.get("rewards")
     measures = build_rewards(config.evaluation.rewards, judge=held_out_judge, device=device)
     held_out = {f"{HELD_OUT}{key}": measure for key, measure in measures.items()}

@@ -28,7 +28,6 @@ REWARDS: Table[Callable[..., Reward]] = Table(
         "reference": "pacorl.rewards.reference:Reference",
         "edit_consistency": "pacorl.rewards.consistency:EditConsistency",
         "panel_clip_text": "pacorl.rewards.clip:PanelClipText",
-        "panel_clip_image": "pacorl.rewards.clip:PanelClipImage",
         "aesthetic": "pacorl.rewards.clip:Aesthetic",
         "ocr": "pacorl.rewards.ocr:Ocr",
     },

@@ -1,4 +1,4 @@
-"""Rewards that CLIP measures: a panel against its text, panels against each other, and aesthetics.
+"""Rewards that CLIP measures: a panel against its text, and aesthetics.
 
 All take the model's own processor (its PIL backend) and fp32 unless told otherwise. Weights load on first use, and
 rewards that name one checkpoint share it. Every distinct image and text is encoded once per call.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from itertools import chain, combinations, pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, TypeVar
@@ -23,7 +23,7 @@ from pacorl.core.batches import in_batches
 from pacorl.core.grid import split
 from pacorl.core.set_scores import panel_shares
 from pacorl.io.pretrained import pretrained
-from pacorl.rewards.reward import PanelReward, PanelScores, RewardError, check_pairs, check_panels
+from pacorl.rewards.reward import PanelReward, PanelScores, RewardError, check_panels
 from pacorl.types import Prompt
 
 CLIP_H = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
@@ -115,52 +115,23 @@ class ClipReward:
         return [self.clip.load()[0]]
 
 
-class PartsReward(ClipReward, PanelReward):
-    """Base class of CLIP rewards that are a mean over parts of a set."""
-
-    def parts(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[dict[tuple[int, ...], float]]:
-        """Compute per image the cosine of each part, by the panels that it contains."""
-        raise NotImplementedError
-
-    def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
-        """Score each image, with the cosines as parts."""
-        scores = []
-        for prompt, parts in zip(prompts, self.parts(prompts, images), strict=True):
-            shares = panel_shares(parts, prompt.grid.count)
-            scores.append(PanelScores(fmean(parts.values()), shares))
-        return scores
-
-
-class PanelClipText(PartsReward):
+class PanelClipText(ClipReward, PanelReward):
     """CLIP-T: the cosine of a panel and its own text, mean over panels (the paper's prompt reward for sets)."""
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         check_panels("panel_clip_text", prompts)
 
-    def parts(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[dict[tuple[int, ...], float]]:
+    def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
+        """Score each image, with the cosines of its panels as parts."""
         # All panels in one call: the encoders fill their batches.
         panels, counts = _panels(prompts, images)
         text_PC = self.clip.texts(list(chain(*(prompt.panels for prompt in prompts))))
-        parts: list[dict[tuple[int, ...], float]] = []
+        scores = []
         for cosine_P in (self.clip.images(panels) * text_PC).sum(1).split(counts):
-            parts.append({(panel,): cosine for panel, cosine in enumerate(cosine_P.tolist())})
-        return parts
-
-
-class PanelClipImage(PartsReward):
-    """CLIP-I: the cosine of two panels, mean over pairs: how alike they look, duplicates included."""
-
-    def check(self, prompts: Sequence[Prompt]) -> None:
-        check_pairs("panel_clip_image", prompts)
-
-    def parts(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[dict[tuple[int, ...], float]]:
-        panels, counts = _panels(prompts, images)
-        parts: list[dict[tuple[int, ...], float]] = []
-        for image_PC in self.clip.images(panels).split(counts):
-            cosine_PP = (image_PC @ image_PC.T).tolist()
-            pairs = combinations(range(len(cosine_PP)), 2)
-            parts.append({(first, second): cosine_PP[first][second] for first, second in pairs})
-        return parts
+            cosines = cosine_P.tolist()
+            parts = panel_shares({(panel,): cosine for panel, cosine in enumerate(cosines)}, len(cosines))
+            scores.append(PanelScores(fmean(cosines), parts))
+        return scores
 
 
 class Aesthetic(ClipReward):

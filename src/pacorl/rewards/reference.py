@@ -17,7 +17,6 @@ from pacorl.core.grid import SetImages, split
 from pacorl.core.set_scores import panel_shares
 from pacorl.io.images import open_image
 from pacorl.judge import pairwise
-from pacorl.judge.judge import Judge
 from pacorl.records.characters import characters_of
 from pacorl.rewards.consistency import JudgedReward
 from pacorl.rewards.reward import PanelReward, PanelScores, RewardError, named
@@ -43,31 +42,17 @@ class PanelQuestion:
 
 
 class Reference(JudgedReward, PanelReward):
-    """Mean over panels of P(present) · P(same character) · (1 − `copy_penalty` · P(same pose and framing)).
+    """Mean over panels of P(present) · P(same character) · (1 − P(same pose and framing)).
 
     A panel's score is the mean over the characters that its text names (`characters_of`); panels without a character
     have none. P(present) is about the panel alone. P(same character) is the mean over the images of a character, and
-    P(same pose and framing) the highest, since a pasted reference shows the same character. With a `copy_penalty` of 0
-    it is not asked.
+    P(same pose and framing) the highest, since a pasted reference shows the same character.
 
-    An edit's score is multiplied by P(followed) of its instruction, unless `follow` is false: keeping the character by
-    changing nothing is no merit.
+    An edit's score is multiplied by P(followed) of its instruction: keeping the character by changing nothing is no
+    merit.
     """
 
     name = "reference"
-
-    def __init__(
-        self,
-        judge: Judge,
-        temperature: float = 1.0,
-        copy_penalty: float = 1.0,
-        follow: bool = True,
-    ) -> None:
-        super().__init__(judge, temperature)
-        if not 0 <= copy_penalty <= 1:
-            raise ValueError(f"rewards.{self.name}.args.copy_penalty must be from 0 to 1, got {copy_penalty}")
-        self.copy_penalty = copy_penalty
-        self.follow = follow
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         for prompt in prompts:
@@ -80,10 +65,7 @@ class Reference(JudgedReward, PanelReward):
     def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[PanelScores]:
         """Score each image, with its panels as parts."""
         texts = [self._texts(prompt) for prompt in prompts]
-        paths = {key.other for key in chain(*texts) if key.other}
-        opened = {}
-        for path in paths:
-            opened[path] = open_image(path)
+        opened = {path: open_image(path) for path in {key.other for key in chain(*texts) if key.other}}
         questions = {}
         for sample, (prompt, image) in enumerate(zip(prompts, images, strict=True)):
             panels = split(image, prompt.grid)
@@ -107,11 +89,9 @@ class Reference(JudgedReward, PanelReward):
                 texts[PanelQuestion(panel, "present", character.name)] = wordings.shows_text(looks)
                 for path in character.images:
                     texts[PanelQuestion(panel, "same", character.name, path)] = wordings.same_theme(looks)
-                    if self.copy_penalty:
-                        texts[PanelQuestion(panel, "copied", character.name, path)] = wordings.same_pose()
-        if self.follow:
-            for path in prompt.sources:
-                texts[PanelQuestion(0, "followed", other=path)] = wordings.edit_followed(prompt.text)
+                    texts[PanelQuestion(panel, "copied", character.name, path)] = wordings.same_pose()
+        for path in prompt.sources:
+            texts[PanelQuestion(0, "followed", other=path)] = wordings.edit_followed(prompt.text)
         return texts
 
     def _reduce(self, prompt: Prompt, verdicts: Mapping[PanelQuestion, Verdict]) -> PanelScores:
@@ -146,8 +126,8 @@ class Reference(JudgedReward, PanelReward):
         for character in characters:
             present = answers[character.name, "present"][0]
             same = fmean(answers[character.name, "same"])
-            copied = max(answers.get((character.name, "copied"), [0.0]))
-            scores.append(present * same * (1 - self.copy_penalty * copied))
+            copied = max(answers[character.name, "copied"])
+            scores.append(present * same * (1 - copied))
         followed = fmean(answers.get(("", "followed"), [1.0]))
         return fmean(scores) * followed
 

@@ -14,14 +14,14 @@ not run it, and checks only that it has the name.
 
 from __future__ import annotations
 
+import ast
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from symtable import symtable
 from typing import TYPE_CHECKING, Any, NotRequired, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -132,7 +132,7 @@ def user_spec(name: str) -> RewardSpec:
     parameters = list(inspect.signature(target).parameters.items())
     if not inspect.isclass(target):
         del parameters[:2]  # a function's prompts and images
-    return RewardSpec(partial(user_reward, target, name, path), target, dict(parameters), is_users=True)
+    return RewardSpec(partial(UserReward, target, name, path), target, dict(parameters), is_users=True)
 
 
 def parsed_spec(name: str) -> RewardSpec:
@@ -143,24 +143,19 @@ def parsed_spec(name: str) -> RewardSpec:
     """
     try:
         path, attribute = file_and_name(name)
-        module = symtable(read_text(path), str(path), "exec")
+        module = ast.parse(text := read_text(path))
     except SyntaxError as error:
         raise RewardError(f"reward {name!r}, line {error.lineno}: SyntaxError: {error.msg}") from None
     except ValueError as error:
         raise RewardError(f"rewards: {error}") from None
-    if attribute not in module.get_identifiers():
+    if not re.search(rf"\b{attribute}\b", text):
         raise RewardError(f"rewards: {path} has no function or class {attribute!r}")
     accepted = {"args": inspect.Parameter("args", inspect.Parameter.VAR_KEYWORD)}
-    scopes = [scope for scope in module.get_children() if scope.get_name() == attribute]
-    for scope in [*scopes, *chain.from_iterable(scope.get_children() for scope in scopes)]:
-        for injected in INJECTED:
-            if injected in scope.get_identifiers() and scope.lookup(injected).is_parameter():
-                accepted[injected] = inspect.Parameter(injected, inspect.Parameter.KEYWORD_ONLY)
-    return RewardSpec(_unbuilt, _unbuilt, accepted, is_users=True)
-
-
-def _unbuilt(**args: Any) -> Any:
-    raise AssertionError("a reward whose file is only parsed is not built")
+    for definition in module.body:
+        if getattr(definition, "name", "") == attribute:
+            names = {node.arg for node in ast.walk(definition) if isinstance(node, ast.arg)}
+            accepted |= {name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names & {*INJECTED}}
+    return RewardSpec(UserReward, UserReward, accepted, is_users=True)
 
 
 class UserReward:
@@ -177,10 +172,13 @@ class UserReward:
         self.spec = spec
         self.path = path
         with self._blamed("when it was made"):
-            # An object that is called keeps its other methods, such as `panel_scores`.
+            # An object that is called keeps its other methods.
             self.reward: Any = (
                 target(**args) if inspect.isclass(target) else partial(target, **args) if args else target
             )
+        if hasattr(target, "panel_scores"):
+            self.panel_scores = self._panel_scores
+            """The reward has parts (`ScoresPanels`)."""
 
     def load(self) -> None:
         if hasattr(self.reward, "load"):
@@ -197,6 +195,11 @@ class UserReward:
             result = self.reward(prompts, images)
             return list(result) if isinstance(result, Iterator) else result
 
+    def _panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
+        with self._blamed(f"on {named(prompts)}"):
+            scores: list[PanelScores] = self.reward.panel_scores(prompts, images)
+            return scores
+
     @contextmanager
     def _blamed(self, when: str) -> Iterator[None]:
         """Convert exceptions of the block to RewardError with the file and line."""
@@ -205,19 +208,3 @@ class UserReward:
         except FAULTS as error:
             line = line_in(self.path, error) if self.path else ""
             raise RewardError(f"reward {self.spec!r}{line}: {type(error).__name__} {when}: {error}") from error
-
-
-class PartedUserReward(UserReward):
-    """A user's reward with parts (`ScoresPanels`)."""
-
-    def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
-        """Score each image, with its parts."""
-        with self._blamed(f"on {named(prompts)}"):
-            scores: list[PanelScores] = self.reward.panel_scores(prompts, images)
-            return scores
-
-
-def user_reward(target: Callable[..., Any], spec: str, path: Path | None = None, /, **args: Any) -> UserReward:
-    """Make a user's function or class a reward; with parts if it has `panel_scores`."""
-    kind = PartedUserReward if hasattr(target, "panel_scores") else UserReward
-    return kind(target, spec, path, **args)
