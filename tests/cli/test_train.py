@@ -80,7 +80,7 @@ def test_a_judges_training_ends_with_its_verdict_and_page(tmp_path: Path) -> Non
     assert shown.exit_code == 0, shown.exception
     steps, verdict, done, following = shown.stdout.splitlines()[-4:]
     assert steps == "steps: 1"
-    assert verdict.startswith("12 held-out pairs of 12 prompts or first images; AUC 0.")
+    assert verdict.startswith("12 held-out pairs of 12 prompts or first images; accuracy 0.")
     assert done == f"done: {tmp_path / 'run/report.html'}"
     assert following == f"next: pacorl calibrate {tmp_path / 'run/adapter'} tiny:dev:12"
     assert verdict in (tmp_path / "run/report.html").read_text()

@@ -61,7 +61,7 @@ def test_the_words_have_the_paired_difference(
     summary = evaluate(tmp_path, given, answers(given, right=before), answers(given, right=after, seed=1))
     (line,) = summary["verdict"]
     assert line.startswith(f"{6 * prompts} held-out pairs of {prompts} prompts")
-    assert "AUC 0." in line
+    assert "accuracy 0." in line
     assert words in line
     assert (" to " in line) == (prompts == 12)  # few prompts give no interval
     assert judge_lines(tmp_path) == ["steps: 20", *summary["verdict"]]

@@ -68,15 +68,13 @@ def test_answers_are_read_one_position_before_them() -> None:
     logits_BLV = torch.randn(2, 6, 10, dtype=torch.float64)
     ids_BL = torch.randint(10, (2, 6))
     answer_BL = torch.tensor([[0, 0, 0, 1, 1, 1], [0, 0, 1, 0, 0, 0]], dtype=torch.bool)
-    read = read_answers(Scripted(logits_BLV), {"input_ids": ids_BL, "answer": answer_BL}, yes=7, no=3)
+    log_prob_BL, p_yes_B = read_answers(Scripted(logits_BLV), {"input_ids": ids_BL, "answer": answer_BL}, yes=7, no=3)
     for row, positions in ((0, (3, 4, 5)), (1, (2,))):
         for position in range(6):
             said = logits_BLV[row, position - 1].log_softmax(-1)[ids_BL[row, position]]
-            assert float(read.log_prob_BL[row, position]) == pytest.approx(
-                float(said) if position in positions else 0.0
-            )
+            assert float(log_prob_BL[row, position]) == pytest.approx(float(said) if position in positions else 0.0)
         yes, no = logits_BLV[row, positions[0] - 1, [7, 3]]
-        assert float(read.p_yes_B[row]) == pytest.approx(1 / (1 + math.exp(no - yes)))
+        assert float(p_yes_B[row]) == pytest.approx(1 / (1 + math.exp(no - yes)))
 
 
 def test_means_are_of_what_came_since_the_last_ones() -> None:

@@ -15,7 +15,7 @@ import torch
 from judges import build, processor_of_any_size
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
-from transformers import AutoModelForImageTextToText, TrainerCallback, modeling_utils
+from transformers import AutoModelForImageTextToText, TrainerCallback
 
 from pacorl.config.base import ConfigError, dump, load
 from pacorl.core.objectives.decision_weighted import decision_weighted
@@ -24,6 +24,7 @@ from pacorl.io.images import open_image
 from pacorl.io.processor import load_processor
 from pacorl.judge.local import LocalJudge
 from pacorl.judge_training.examples import Collator, ComparisonDataset, in_both_orders, load_data
+from pacorl.judge_training.held_out import HeldOut
 from pacorl.judge_training.judge_config import JudgeConfig, RewardTuningConfig
 from pacorl.judge_training.judge_trainer import JudgeTrainer, build_trainer, checkpoints
 from pacorl.judge_training.loop import (
@@ -103,7 +104,7 @@ def test_every_family_learns_on_answers_alone(family: str, data: Path) -> None:
     inputs = {name: tensor for name, tensor in batch.items() if name not in LABEL_KEYS}
     logits = tuned(**inputs).logits[:, :-1].log_softmax(-1)
     every = F.pad(logits.gather(2, batch["input_ids"][:, 1:, None])[..., 0], (1, 0))
-    few = read_answers(tuned, batch, yes=0, no=1).log_prob_BL
+    few = read_answers(tuned, batch, yes=0, no=1)[0]
     losses = [decision_weighted(found, batch["answer"], alpha=0.1)[0] for found in (every, few)]
     learned = {name: parameter for name, parameter in tuned.named_parameters() if "lora_B" in name}
     assert any("linear_attn.in_proj_qkv" in name for name in learned) == (family == "qwen3_5")
@@ -128,10 +129,10 @@ def test_p_yes_is_the_judges(data: Path, model: Any) -> None:
     judge = LocalJudge(model, processor_of("tiny"))
     rows = in_both_orders(comparisons)
     collator = Collator(judge.processor, target="reasons")
-    found = read_answers(model, collator([rows[i] for i in range(len(rows))]), yes=collator.yes, no=collator.no)
+    _, p_yes_B = read_answers(model, collator([rows[i] for i in range(len(rows))]), yes=collator.yes, no=collator.no)
     asked = [Question(tuple(map(open_image, row.images)), row.question) for row in rows.rows]
     assert len(asked) == 7
-    assert found.p_yes_B.tolist() == pytest.approx([v.p_yes for v in judge.verdicts(asked)], abs=1e-5)
+    assert p_yes_B.tolist() == pytest.approx([v.p_yes for v in judge.verdicts(asked)], abs=1e-5)
 
 
 def test_image_tags_stand_where_the_question_puts_them(data: Path) -> None:
@@ -146,10 +147,9 @@ def test_targets(data: Path) -> None:
     yes, no = comparisons_from(str(data))[:2]
     processor = processor_of("tiny")
     decode = processor.tokenizer.decode
-    found = {target: Collator(processor, target=target) for target in ("reasons", "label", "token")}
+    found = {target: Collator(processor, target=target) for target in ("reasons", "label")}
     assert decode(found["reasons"].answer_ids(no)) == f"No. {no.reasons}<|im_end|>"
     assert decode(found["label"].answer_ids(yes)) == "Yes.<|im_end|>"
-    assert decode(found["token"].answer_ids(yes)) == "Yes"
     assert decode(found["reasons"].answer_ids(dataclasses.replace(yes, answer="Yes! All."))) == "Yes! All.<|im_end|>"
     with pytest.raises(ValueError, match="does not begin with the token of 'No'"):
         found["reasons"].answer_ids(dataclasses.replace(no, answer=" No."))
@@ -170,7 +170,7 @@ class Gradients(TrainerCallback):
 
 def gradients(config: JudgeConfig) -> list[torch.Tensor]:
     arguments, seen = training_arguments(config, evaluates=False), Gradients()
-    trainer = build_trainer(config, load_data(config), arguments, callbacks=[seen])
+    trainer = build_trainer(config, load_data(config), HeldOut([], config.out), arguments, callbacks=[seen])
     trainer.train()
     return seen.steps
 
@@ -244,19 +244,6 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     assert any(value.abs().sum() > 0 for name, value in resumed.items() if "lora_B" in name)
 
 
-def test_links_in_the_folder_lead_nothing_out_of_it(run: Any, tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.mkdir()
-    (victim / "adapter_config.json").write_text("{}")
-    for name in ("adapter", "merged"):
-        config = run(out=f"linked-{name}")
-        config.out.mkdir()
-        (config.out / name).symlink_to(victim)
-        with pytest.raises(OSError, match=r"a link, through which nothing is written; remove it"):
-            JudgeTrainer(config).train()
-    assert (victim / "adapter_config.json").read_text() == "{}"
-
-
 def test_evaluation_is_logged_and_summarised(run: Any, data: Path) -> None:
     config = run(f"data.evaluation=['{data}']", "max_steps=1")
     JudgeTrainer(config).train()
@@ -326,12 +313,6 @@ def test_two_processes_train_as_one(run: Any, tmp_path: Path) -> None:
         assert [line[name] for line in other] == pytest.approx([line[name] for line in one], rel=1e-4), name
 
 
-def test_an_older_transformers_is_refused(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(modeling_utils, "slice_logits_to_keep")
-    with pytest.raises(ValueError, match=r"transformers 5\.23"):
-        JudgeTrainer(run())
-
-
 def test_what_is_trained(model: Any) -> None:
     tuned = tune(load_model("tiny", dtype="float32"), RewardTuningConfig())
     adapter = {name for name, parameter in tuned.named_parameters() if parameter.requires_grad}
@@ -359,7 +340,7 @@ def test_an_adapter_may_be_the_start(tmp_path: Path) -> None:
     found = {name: parameter for name, parameter in second.named_parameters() if parameter.requires_grad}
     assert found.keys() == trained.keys()
     assert all(torch.equal(found[name], value) for name, value in trained.items())
-    with pytest.raises(ValueError, match=r"rank 4, alpha 8.*; set tuning\.rank=4"):
+    with pytest.raises(ValueError, match=r"rank 4, alpha 8.*rank 8"):
         tune(load_model("tiny", dtype="float32"), start.model_copy(update={"rank": 8}))
 
 

@@ -158,14 +158,7 @@ class Prompting:
             pixels = {name: tensor.to(self._model.device) for name, tensor in self._pixels(batch).items()}
             output = self._model.model.get_image_features(**pixels, return_dict=True)
             maps = [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
-            levels = []
-            for level in maps:
-                # Before transformers 5.23 the deeper levels are not split by image.
-                if isinstance(level, Tensor):
-                    levels.append(level)
-                else:
-                    levels.append(torch.cat(list(level)))
-            features.append(torch.stack(levels).to(embedding.dtype))
+            features.append(torch.stack([torch.cat(list(level)) for level in maps]).to(embedding.dtype))
         feature_KND = torch.cat(features, dim=1)
         if len(features) == 1:  # a larger table would cost memory of a generator in training
             self._last_features = (key, feature_KND)

@@ -25,7 +25,7 @@ from pacorl.types import Comparison
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Target = Literal["reasons", "label", "token"]
+Target = Literal["reasons", "label"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +130,6 @@ class Collator:
         Raises:
             ValueError: the first token is another.
         """
-        if self.target == "token":
-            return [self.yes if comparison.consistent else self.no]
         label = "Yes." if comparison.consistent else "No."
         text = label if self.target == "label" else answer_text(comparison)
         tokenizer = self.processor.tokenizer
@@ -154,7 +152,6 @@ class JudgeData:
 
     train: list[Comparison]
     evaluation: list[Comparison]
-    processor: Any
     collator: Collator
 
 
@@ -180,13 +177,8 @@ def load_data(config: JudgeConfig) -> JudgeData:
 
     processor = processor_of(config.model.checkpoint, max_pixels=config.model.max_pixels)
     collator = Collator(processor, target=config.loss.target)
-    check_answers(collator, [*train, *evaluation])
-    return JudgeData(train, evaluation, processor, collator)
-
-
-def check_answers(collator: Collator, comparisons: Sequence[Comparison]) -> None:
-    """Raise ValueError for an answer whose first token is not its decision."""
-    # One answer of each beginning: the first token does not depend on later text.
-    beginnings = {(comparison.consistent, comparison.answer[:16]): comparison for comparison in comparisons}
+    # One answer of each beginning, since the first token does not depend on later text, must begin with its decision.
+    beginnings = {(comparison.consistent, comparison.answer[:16]): comparison for comparison in [*train, *evaluation]}
     for comparison in beginnings.values():
         collator.answer_ids(comparison)
+    return JudgeData(train, evaluation, collator)

@@ -24,7 +24,7 @@ from pacorl.types import Comparison
 
 BEFORE, AFTER = SIDES = ("before", "after")
 DRAWS = 1000
-ACCURACY, AUC = "decision_accuracy", "auc"
+ACCURACY = "decision_accuracy"
 
 
 class HeldOut:
@@ -41,10 +41,10 @@ class HeldOut:
     @cached_property
     def digest(self) -> str:
         """Digest of the questions, labels, groups and images."""
-        content = []
-        for pair in self.comparisons:
-            images = [kept_digest(path) for path in pair.images]
-            content.append([images, pair.question, pair.consistent, pair.group])
+        content = [
+            [[kept_digest(path) for path in pair.images], pair.question, pair.consistent, pair.group]
+            for pair in self.comparisons
+        ]
         return text_digest(json.dumps(content))[:16]
 
     def measure(self, p_yes: Mapping[int, float], step: int) -> dict[str, float]:
@@ -71,19 +71,15 @@ class HeldOut:
         """
         before, after = (self._intervals(side) for side in SIDES)
         changes = {name: difference(before[name], after[name]) for name in after if before}
-        groups = len(set(self.groups))
-        line = f"{len(self.groups)} held-out pairs of {groups} prompts or first images"
+        line = f"{len(self.groups)} held-out pairs of {len(set(self.groups))} prompts or first images"
         if after:
-            # AUC needs no threshold, but both labels.
-            name, words = (AUC, "AUC") if not np.isnan(after[AUC].mean) else (ACCURACY, "accuracy")
-            line += f"; {words} {after[name].mean:.3f}"
-            if changes:
-                change = changes[name]
-                ends = "" if change.low is None else f" ({change.low:+.3f} to {change.high:+.3f})"
-                line += f", {change.mean:+.3f}{ends} from before training"
+            line += f"; accuracy {after[ACCURACY].mean:.3f}"
+        if changes:
+            change = changes[ACCURACY]
+            ends = "" if change.low is None else f" ({change.low:+.3f} to {change.high:+.3f})"
+            line += f", {change.mean:+.3f}{ends} from before training"
         return {
             "held_out_pairs": len(self.groups),
-            "held_out_groups": groups,
             "held_out_digest": self.digest,
             BEFORE: _plain(before),
             AFTER: _plain(after),
@@ -110,8 +106,4 @@ class HeldOut:
 
 def _plain(intervals: Mapping[str, Interval]) -> JsonObject:
     """Convert to JSON, which has no NaN."""
-    plain: JsonObject = {}
-    for name, interval in intervals.items():
-        if not np.isnan(interval.mean):
-            plain[name] = interval.document()
-    return plain
+    return {name: interval.document() for name, interval in intervals.items() if not np.isnan(interval.mean)}

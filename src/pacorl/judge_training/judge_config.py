@@ -60,8 +60,8 @@ class DecisionLossConfig(Section):
     plain sum over tokens. released: the released code's, divided by the batch's tokens."""
     alpha: Share | Literal["uniform"] = 0.1
     """Weight of the decision token; further tokens share the rest. `uniform` weighs all alike: plain SFT."""
-    target: Literal["reasons", "label", "token"] = "reasons"
-    """Target text: decision and reasons; `Yes.` or `No.` (the paper's Fast judge); the decision token alone."""
+    target: Literal["reasons", "label"] = "reasons"
+    """Target text: decision and reasons; or `Yes.` or `No.` (the paper's Fast judge)."""
 
 
 class RewardOptimizerConfig(Section):
@@ -115,7 +115,6 @@ class JudgeConfig(Section):
     def _makes_sense(self) -> JudgeConfig:
         if not self.data.train:
             raise ValueError("data.train is empty, so there is nothing to learn from; name at least one source")
-        # With the decision token as the only target, its weight has no counterpart.
-        if self.loss.target != "token" and self.loss.alpha == 0:
+        if self.loss.alpha == 0:
             raise ValueError("loss.alpha 0 would not train the decision, which is the score; set it above 0")
         return self

@@ -20,8 +20,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import reduce
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, modeling_utils, set_seed
-from transformers import __version__ as transformers_version
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 from transformers.trainer_callback import PrinterCallback
 
 from pacorl.config.base import changes_to, check_changes
@@ -32,7 +31,6 @@ from pacorl.io.documents import read_object, read_yaml, typed, write_json
 from pacorl.io.files import (
     aside_of,
     check_digests,
-    check_no_link,
     check_no_run,
     disk_errors,
     open_aside,
@@ -87,16 +85,13 @@ class JudgeTrainer:
             allow_changes: allow a resumed run another config; the log lists the changes.
 
         Raises:
-            ValueError: transformers is too old, the folder holds a run already and `resume` is not set, or bfloat16
+            ValueError: the folder holds a run already and `resume` is not set, or bfloat16
                 would train on the CPU beside a card.
         """
-        if not hasattr(modeling_utils, "slice_logits_to_keep"):
-            raise ValueError(f"training a judge needs transformers 5.23, and this is {transformers_version}; update it")
         check_card_used(config.model.dtype, torch.device(available_device()))
         self.config, self.resume = config, resume
         if not resume:
             check_no_run(config.out)
-        check_no_link(*(config.out / name for name in ("adapter", "merged")))
         existing = checkpoints(config.out / "checkpoints") if resume else []
         self.checkpoint = newest_whole(existing, check_whole) if existing else None
         """The checkpoint for resuming; None at the start."""
@@ -127,6 +122,7 @@ class JudgeTrainer:
     def _run(self) -> Path:
         # Check data and arguments before changing the folder, and load weights last, for early faults.
         data = load_data(self.config)
+        held_out = HeldOut(data.evaluation, self.config.out / "held_out")
         evaluates = bool(data.evaluation)
         arguments = training_arguments(self.config, evaluates=evaluates, resumed=self.checkpoint is not None)
         # Log lines that a resumed run will write again are dropped.
@@ -136,20 +132,23 @@ class JudgeTrainer:
         keeper = RunKeeper(logbook, StopSignals(), evaluates=evaluates)
         try:
             with keeper.signals:
-                trainer = build_trainer(self.config, data, arguments, callbacks=[keeper])
+                trainer = build_trainer(self.config, data, held_out, arguments, callbacks=[keeper])
                 trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
             if keeper.failure:
                 raise ValueError(keeper.failure)
             if keeper.stopped:
                 step = trainer.state.global_step
                 raise Interrupted(f"stopped after step {step}, and saved; go on with --resume auto")
-            self._save(trainer, data)
+            self._save(trainer, data.collator.processor)
+            if processes().is_main_process:
+                summary = {"steps": trainer.state.global_step, "seed": self.config.seed}
+                write_json(self.config.out / "summary.json", summary | (held_out.summary() if evaluates else {}))
         finally:
             logbook.close()
         return self.config.out
 
-    def _save(self, trainer: WeightedLikelihoodTrainer, data: JudgeData) -> None:
-        """Write the trained weights and summary.json."""
+    def _save(self, trainer: WeightedLikelihoodTrainer, processor: Any) -> None:
+        """Write the trained weights."""
         config = self.config
         # Save to a temporary folder.
         folder = config.out / "adapter"
@@ -165,32 +164,22 @@ class JudgeTrainer:
             return
 
         # Move file by file: a user's own files in the folder, such as a model card, stay.
-        save_decision(aside, data.processor)
+        save_decision(aside, processor)
         for path in sorted(aside.iterdir()):
             if path.name not in UNUSED_FILES:
                 with replacing(folder / path.name) as temporary:
                     path.replace(temporary)
         shutil.rmtree(aside)
 
-        # Merged weights, and the summary.
         if config.merge:
-            merged = config.out / "merged"
-            base, dtype = config.model.checkpoint, config.model.dtype
-            merge_and_save(base, folder, merged, dtype=dtype, processor=data.processor)
-        summary: dict[str, Any] = {"steps": trainer.state.global_step, "seed": config.seed}
-        if data.evaluation:
-            summary |= held_out_of(config, data).summary()
-        write_json(config.out / "summary.json", summary)
-
-
-def held_out_of(config: JudgeConfig, data: JudgeData) -> HeldOut:
-    """Return a run's evaluation pairs, with the folder of their answers."""
-    return HeldOut(data.evaluation, config.out / "held_out")
+            source, dtype = config.model.checkpoint, config.model.dtype
+            merge_and_save(source, folder, config.out / "merged", dtype=dtype, processor=processor)
 
 
 def build_trainer(
     config: JudgeConfig,
     data: JudgeData,
+    held_out: HeldOut,
     arguments: TrainingArguments,
     *,
     callbacks: Sequence[Any],
@@ -201,7 +190,6 @@ def build_trainer(
     model = tune(load_model(config.model.checkpoint, dtype=config.model.dtype), config.tuning)
 
     # The trainer.
-    held_out = held_out_of(config, data)
     trainer = WeightedLikelihoodTrainer(
         alpha=None if config.loss.alpha == "uniform" else float(config.loss.alpha),
         form=config.loss.form,
@@ -297,14 +285,13 @@ class RunKeeper(TrainerCallback):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         """Write the Trainer's logs as lines of kind `train` and `evaluation`."""
-        # The Trainer logs both kinds through one callback.
-        values = dict(logs or {})
-        kind = "train" if "loss" in values else "evaluation"
-        if "eval_runtime" in values:
-            values = {name.removeprefix("eval_"): number for name, number in values.items() if name != "epoch"}
-            values[f"{SECONDS}evaluation"] = values["runtime"]
-        elif kind == "evaluation":
+        # The Trainer logs both kinds, and its own sum of a run, through one callback.
+        values = {name.removeprefix("eval_"): number for name, number in (logs or {}).items()}
+        if "train_runtime" in values:
             return
+        kind = "evaluation" if "runtime" in values else "train"
+        if kind == "evaluation":
+            values[f"{SECONDS}evaluation"] = values["runtime"]
         for name in UNLOGGED:
             values.pop(name, None)
 

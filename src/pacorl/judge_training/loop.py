@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,20 +41,14 @@ def processes() -> PartialState:
 # --- the loss --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """Probabilities of a batch's answers from one forward."""
-
-    log_prob_BL: Tensor
-    """Log-probability of each answer token, 0 elsewhere; fp32 or wider."""
-    p_yes_B: Tensor
-
-
-def read_answers(model: Any, batch: Mapping[str, Tensor], *, yes: int, no: int) -> Answers:
-    """Compute the log-probabilities of the answers' tokens, and P(Yes | Yes or No) at their first token.
+def read_answers(model: Any, batch: Mapping[str, Tensor], *, yes: int, no: int) -> tuple[Tensor, Tensor]:
+    """Compute the log-probabilities of the answers' tokens, and P(Yes | Yes or No) at their first token, in a forward.
 
     The language-model head runs only before answer tokens: these are few in a prompt with images, and a row of logits
     spans the whole vocabulary.
+
+    Returns:
+        (B, L) log-probability of each answer token, 0 elsewhere, in fp32 or wider; and (B,) P(Yes).
     """
     # The logits before each answer token.
     answer_BL = batch["answer"]
@@ -71,20 +64,7 @@ def read_answers(model: Any, batch: Mapping[str, Tensor], *, yes: int, no: int) 
     count_B = answer_BL.sum(1)
     first_B = count_B.cumsum(0) - count_B
     decision_B2 = logits_TV.detach()[first_B][:, [yes, no]].to(wide)
-    return Answers(log_prob_BL, decision_B2.softmax(-1)[:, 0])
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Loss and decisions of a batch."""
-
-    loss: Tensor
-    """Mean over the rows, or over the answers' tokens."""
-    p_yes_B: Tensor
-    """P(Yes) of each row."""
-    right: int
-    """Number of right decisions."""
-    metrics: Mapping[str, float]
+    return log_prob_BL, decision_B2.softmax(-1)[:, 0]
 
 
 class LossSums:
@@ -157,12 +137,10 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
         self, model: Any, inputs: Mapping[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Compute this micro-batch's share of the optimizer step's mean."""
-        outcome = self._outcome(model, inputs)
-        self.sums.add(
-            pairs=len(inputs["index"]), right=outcome.right, means={"loss": outcome.loss.item(), **outcome.metrics}
-        )
-        share = outcome.loss * items_of(inputs["answer"], form=self.form) / num_items_in_batch
-        return (share, outcome) if return_outputs else share
+        loss, p_yes_B, metrics = self._loss(model, inputs)
+        right = int(((p_yes_B > 0.5) == inputs["consistent"]).sum())
+        self.sums.add(pairs=len(inputs["index"]), right=right, means={"loss": loss.item(), **metrics})
+        return loss * items_of(inputs["answer"], form=self.form) / num_items_in_batch
 
     def prediction_step(
         self, model: Any, inputs: Mapping[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
@@ -170,14 +148,14 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
         """Compute (loss, P(Yes), row) of a batch."""
         batch = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
-            outcome = self._outcome(model, batch)
-        return outcome.loss, outcome.p_yes_B, batch["index"]
+            loss, p_yes_B, _ = self._loss(model, batch)
+        return loss, p_yes_B, batch["index"]
 
-    def _outcome(self, model: Any, batch: Mapping[str, Any]) -> Outcome:
-        answers = read_answers(model, batch, yes=self.yes, no=self.no)
-        loss, metrics = decision_weighted(answers.log_prob_BL, batch["answer"], alpha=self.alpha, form=self.form)
-        right = int(((answers.p_yes_B > 0.5) == batch["consistent"]).sum())
-        return Outcome(loss, answers.p_yes_B, right, metrics)
+    def _loss(self, model: Any, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, dict[str, float]]:
+        """Compute the mean loss over the rows, or over the answers' tokens; P(Yes) of each row; and metrics."""
+        log_prob_BL, p_yes_B = read_answers(model, batch, yes=self.yes, no=self.no)
+        loss, metrics = decision_weighted(log_prob_BL, batch["answer"], alpha=self.alpha, form=self.form)
+        return loss, p_yes_B, metrics
 
     def _save_checkpoint(self, *model_and_trial: Any) -> None:
         """Add the digests of a checkpoint's files, the last of its files."""
@@ -294,13 +272,8 @@ def decision_metrics(p_yes_N: Values, consistent_N: Labels, *, swapped_N: Values
 
 def auc(p_yes: Values, consistent: Labels) -> float:
     """Compute the probability that a Yes is scored above a No, ties counted half; NaN if either is absent."""
-    yes = int(consistent.sum())
-    no = int((~consistent).sum())
-    if not yes or not no:
-        return float("nan")
-    _, value_index, count = np.unique(p_yes, return_inverse=True, return_counts=True)
-    rank = np.cumsum(count) - (count - 1) / 2  # the mean rank of each value, from 1
-    return float((rank[value_index][consistent].sum() - yes * (yes + 1) / 2) / (yes * no))
+    above_YN = p_yes[consistent][:, None] - p_yes[~consistent]
+    return float(((above_YN > 0) + 0.5 * (above_YN == 0)).mean()) if above_YN.size else float("nan")
 
 
 def order_gap(p_yes: Values, swapped: Values) -> float:

@@ -10,7 +10,6 @@ import torch
 from peft import LoraConfig
 from torch import nn
 from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
-from transformers.utils import cached_file
 
 from pacorl.io.documents import read_object, write_json
 from pacorl.io.files import write_atomic
@@ -33,7 +32,6 @@ PROCESSORS = {
     "qwen3_5": "Qwen3VLProcessor",
 }
 VIDEO_PROCESSORS = dict.fromkeys(("qwen3_vl", "qwen3_5"), "Qwen3VLVideoProcessor")
-VIDEO_FILE = "video_preprocessor_config.json"
 
 
 def source_of(checkpoint: str) -> str:
@@ -107,26 +105,20 @@ def parameter_counts(model: nn.Module) -> tuple[int, int]:
 # --- saving ----------------------------------------------------------------------------------------------------
 
 
-def merge_and_save(
-    checkpoint: str, adapter: Path, out: Path, *, dtype: str = "bfloat16", processor: Any = None
-) -> Path:
-    """Write the checkpoint with an adapter merged into it, as transformers and vLLM load it.
-
-    `processor` is saved with it; by default the checkpoint's own.
-    """
+def merge_and_save(checkpoint: str, adapter: Path, out: Path, *, dtype: str, processor: Any) -> None:
+    """Write the checkpoint with an adapter merged into it and the processor, as transformers and vLLM load it."""
     model = merge_adapter(load_model(checkpoint, dtype=dtype), str(adapter))
     if isinstance(model.generation_config, GenerationConfig) and not model.generation_config.do_sample:
         # transformers refuses to save a greedy checkpoint's unused sampling settings.
         model.generation_config.update(temperature=None, top_p=None, top_k=None)
     model.save_pretrained(out)
-    save_processor(processor or processor_of(checkpoint), out, source=source_of(checkpoint))
-    return out
+    save_processor(processor, out, source=source_of(checkpoint))
 
 
 def save_processor(processor: Any, out: Path, *, source: str) -> None:
     """Write the processor under the file names of the released checkpoints.
 
-    vLLM's transformers loads a part for videos too: the checkpoint's own, or one with the images' settings.
+    vLLM's transformers loads a part for videos too, which has the images' settings.
     """
     kind = pretrained(AutoConfig, source).model_type
     out.mkdir(parents=True, exist_ok=True)
@@ -144,12 +136,8 @@ def save_processor(processor: Any, out: Path, *, source: str) -> None:
     save_decision(out, processor)
 
     # The part for videos.
-    video_file = cached_file(source, VIDEO_FILE, _raise_exceptions_for_missing_entries=False)
-    if video_file:
-        write_atomic(out / VIDEO_FILE, Path(video_file).read_bytes())
-    else:
-        video = image | {"video_processor_type": VIDEO_PROCESSORS.get(kind, "Qwen2VLVideoProcessor")}
-        del video["image_processor_type"]
-        write_json(out / VIDEO_FILE, video)
+    video = image | {"video_processor_type": VIDEO_PROCESSORS.get(kind, "Qwen2VLVideoProcessor")}
+    del video["image_processor_type"]
+    write_json(out / "video_preprocessor_config.json", video)
     tokenizer = out / "tokenizer_config.json"
     write_json(tokenizer, read_object(tokenizer) | {"processor_class": PROCESSORS[kind]})
