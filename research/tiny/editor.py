@@ -24,11 +24,11 @@ from pacorl.models.lora import save_lora
 from pacorl.models.policies.kontext import KONTEXT
 from pacorl.models.policies.pipeline import PipelinePolicy, pack, stitch
 from pacorl.tiny.words import INSTRUCTIONS
-from pacorl.tiny.world import IDENTITY, VALUES, Panel, draw, heroes_of
+from pacorl.tiny.world import IDENTITY, VALUES, Panel, draw
 from pacorl.types import Conditioning, Size
 from research.tiny.edits import Edit, draw_edit
 from research.tiny.generator import GUIDANCE, LENGTH, Latents
-from research.tiny.heroes import HeroTask, draw_task, panel_of
+from research.tiny.heroes import HeroTask, draw_task, heroes_of, panel_of
 from research.tiny.panels import indices_of
 from research.tiny.stage import STATE, Stage, flow_matching_loss, publish, seeded
 

@@ -32,9 +32,10 @@ from pacorl.io.files import check_new
 from pacorl.io.quiet import quiet_loading
 from pacorl.judge.calibration import Calibration, Mode
 from pacorl.judge.local import LocalJudge
-from pacorl.tiny.world import LOOKS, SCENES, VALUES, Panel, Split, draw, heroes_of, with_another
+from pacorl.tiny.world import LOOKS, SCENES, VALUES, Panel, Split, draw, with_another
 from pacorl.types import Question
 from research.tiny.damage import DEFECTS, mixed, worn
+from research.tiny.heroes import heroes_of
 
 SIZES: dict[Mode, tuple[int, ...]] = {"references": (4, 8, 16, 32, 64), "panels": (4, 8, 16)}
 """What panels are compared with → numbers of panels."""

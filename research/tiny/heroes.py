@@ -5,6 +5,7 @@ A task has two or three panels of one hero and a text of a new scene, which name
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,12 +18,18 @@ from pacorl.io.documents import write_jsonl
 from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.tiny.oracle import Oracle
-from pacorl.tiny.world import IDENTITY, PALETTE_WORDS, PLACE_WORDS, SCENES, VALUES, Panel, Split, draw, heroes_of
+from pacorl.tiny.world import IDENTITY, PALETTE_WORDS, PLACE_WORDS, SCENES, VALUES, Panel, Split, draw, split_of_hero
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 HERO_GRADES = ("identity", "all_traits", "scene", "pasted", "valid")
+
+
+def heroes_of(split: Split) -> tuple[tuple[str, str, str], ...]:
+    """List the heroes (colour, shape, hat) of a split."""
+    heroes = itertools.product(*(VALUES[name] for name in IDENTITY))
+    return tuple(hero for hero in heroes if split_of_hero(*hero) == split)  # type: ignore[misc]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`pacorl quickstart`: judge, generator, RL and a page on the tiny world, from the committed checkpoints.
+"""`pacorl quickstart`: RL of a generator by a judge, and a page on the tiny world, from the committed checkpoints.
 
 The judge rewards. The oracle reads the true attributes of every drawing; its grades are never rewarded.
 """
@@ -12,7 +12,6 @@ from statistics import fmean
 
 from PIL import Image, ImageOps
 
-from pacorl.config import base as configs
 from pacorl.core.grid import join, parse_layout, split
 from pacorl.core.ranking import Interval
 from pacorl.generate.generator import Generator
@@ -24,14 +23,12 @@ from pacorl.io.documents import JsonObject, read_jsonl, write_json
 from pacorl.io.files import write_atomic
 from pacorl.io.images import open_image, png_bytes
 from pacorl.io.quiet import quiet_loading
-from pacorl.judge import open_judge
-from pacorl.judge.judge import close_judge
 from pacorl.report.figures import interval_text
 from pacorl.report.page import keep_page, write_report
 from pacorl.report.results import Change, paired
 from pacorl.runtime.stopping import Interrupted
 from pacorl.tiny.generators import COLLAPSED
-from pacorl.tiny.grading import jackknife, kappas, looks, names_no_look, pair_accuracy
+from pacorl.tiny.grading import jackknife, kappas, looks, names_no_look
 from pacorl.tiny.oracle import Oracle, evenness, grade, majority
 from pacorl.tiny.words import asked_in
 from pacorl.tiny.world import Panel
@@ -54,27 +51,16 @@ def run_quickstart(config: PolicyConfig, *, say: Callable[[str], None] = lambda 
     quiet_loading()  # the models load in less than a second
     out = config.out
     check_unfinished(out)
-    if config.judge is None:
-        raise configs.ConfigError("judge is none, and the quickstart measures how its judge answers; name one")
 
-    # The judge is measured before it may reward anything.
-    say("1 of 3: the judge answers held-out questions")
-    judge = open_judge(config.judge, device="cpu")
-    try:
-        accuracy = pair_accuracy(judge.verdicts)
-    finally:
-        close_judge(judge)
-    say(f"it is right about {accuracy:.0%} of pairs")
-
-    say(f"2 of 3: the generator is trained for {config.epochs} epochs, and evaluated before and after")
+    say(f"1 of 2: the generator is trained for {config.epochs} epochs, and evaluated before and after")
     try:
         PolicyTrainer(config, resume=True, extra_metrics=looks, listeners=[keep_page]).train()
     except Interrupted:
         raise Interrupted(f"stopped, and saved; go on with pacorl quickstart --out {out}") from None
 
-    say("3 of 3: before and after are graded")
+    say("2 of 2: before and after are graded")
     write_atomic(out / "before-after.png", png_bytes(before_and_after(config)))
-    summary = summarize(out, accuracy=accuracy)
+    summary = summarize(out)
     # The page reads the summary; a kill between the two leaves a finished run, and `pacorl report` writes its page.
     write_json(out / SUMMARY, summary)
     return write_report(out), summary["verdict"]
@@ -92,8 +78,8 @@ VERDICT = {
 """Metric → its words in the verdict."""
 
 
-def summarize(out: Path, *, accuracy: float) -> JsonObject:
-    """Grade the first and the last evaluation, with paired intervals over prompts; `accuracy` is the judge's."""
+def summarize(out: Path) -> JsonObject:
+    """Grade the first and the last evaluation, with paired intervals over prompts."""
     values: list[dict[str, list[float]]] = []
     free: list[list[list[Panel | None]]] = []
     for evaluation in _first_and_last(out):
@@ -119,7 +105,7 @@ def summarize(out: Path, *, accuracy: float) -> JsonObject:
         start, end, change = figures[name]
         verdict.append(f"{words}: {start.mean:.2f} → {end.mean:.2f}; {interval_text(change, signed=True)}")
     verdict.append("an oracle of the tiny world read these looks and attributes; it is never rewarded")
-    facts = {"judge": {"pair_accuracy": accuracy}, "prompts": len(values[0]["consistency"]), "verdict": verdict}
+    facts = {"prompts": len(values[0]["consistency"]), "verdict": verdict}
     return {"title": "pacorl quickstart", **tables, **facts}
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from research.tiny.edits import EDIT_GRADES, edit_of, grade_edits, world_edits, write_edits
+from research.tiny.heroes import heroes_of
 from tiny_sets import draw_grid
 
 from pacorl.core.grid import panel_texts, split
@@ -19,7 +20,7 @@ from pacorl.core.set_scores import kappa
 from pacorl.records.prompts import prompts_from
 from pacorl.tiny.oracle import Oracle, agreement, evenness, grade, majority
 from pacorl.tiny.words import asked_in, check_tiny, check_tiny_edit, tiny_prompt, tiny_scene
-from pacorl.tiny.world import IDENTITY, LOOKS, VALUES, Panel, draw, heroes_of, panels_of, set_prompts
+from pacorl.tiny.world import IDENTITY, LOOKS, VALUES, Panel, draw, panels_of, set_prompts
 from pacorl.types import Grid, Prompt
 
 SPLITS = ("train", "dev", "test")

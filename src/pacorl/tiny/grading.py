@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from random import Random
+from collections.abc import Sequence
 from statistics import fmean
 
 import numpy as np
 from PIL import Image
 
-from pacorl.core import questions
 from pacorl.core.grid import split
 from pacorl.core.ranking import Interval, t_interval
 from pacorl.core.set_scores import kappa
 from pacorl.tiny.oracle import Oracle, agreement, evenness, grade, majority
 from pacorl.tiny.words import asked_in
-from pacorl.tiny.world import LOOKS, SCENES, Panel, draw, panels_of, theme_text, with_another
-from pacorl.types import Prompt, Question, Verdict
+from pacorl.tiny.world import LOOKS, Panel
+from pacorl.types import Prompt
 
 Sets = Sequence[Sequence[Panel | None]]
 
@@ -78,24 +75,3 @@ def jackknife(sets: Sets, others: Sets, name: str) -> Interval:
         return Interval(whole, groups=count)
     half = (interval.high - interval.low) / 2
     return Interval(whole, whole - half, whole + half, count)
-
-
-def pair_accuracy(ask: Callable[[Sequence[Question]], Sequence[Verdict]], *, pairs: int = 200) -> float:
-    """Measure a judge's accuracy on pairs of held-out heroes; a missing answer counts as No.
-
-    Half of the pairs are equal, half have one look redrawn.
-    """
-    rng = Random(0)  # every run measures on the same questions
-    pool = panels_of("test")
-    posed = []
-    for number in range(pairs):
-        first = rng.choice(pool)
-        size = rng.choice((32, 64))
-        pose, prop = rng.choice(SCENES)
-        second = replace(first, pose=pose, prop=prop)
-        if number % 2:
-            second = with_another(second, rng.choice(LOOKS), rng)
-        text = questions.same_theme(f"2x2 grid layout of {theme_text(first.place)}.")
-        posed.append(Question((draw(first, size), draw(second, size)), text))
-    verdicts = enumerate(ask(posed))
-    return fmean([((verdict.p_yes or 0.0) > 0.5) == (number % 2 == 0) for number, verdict in verdicts])

@@ -6,12 +6,10 @@ words in texts, in any order, and writes that form. An unknown word is an error,
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
-from pacorl.io.terminal import did_you_mean
 from pacorl.tiny.world import LOOKS, PALETTE_WORDS, PLACE_WORDS, SCENE, VALUES, theme_text, write_prompt
 from pacorl.types import Grid, Prompt
 
@@ -64,8 +62,6 @@ PASSED_OVER = frozenset(
     "next of on our same set she style the their them there they time to wearing wears while who with".split()
 )
 """Ignored, so that "a red hero with a crown, who waves beside a boat" is understood."""
-MISSPELT = 0.8
-"""Least similarity of a misspelt word: "nihgt" is night, and "teal" is not tall."""
 WORD = re.compile(r"[a-z]+(?:-[a-z]+)*")
 EXAMPLE = "--prompt 'a hero with a crown in town' --panel 'waving, flag' --panel 'jumping, boat' …"
 
@@ -164,15 +160,14 @@ def check_tiny_edit(prompt: Prompt) -> None:
     """Check that the tiny editor was taught an edit's instruction, or with references a scene's words.
 
     Raises:
-        ValueError: It was not; the message names near ones.
+        ValueError: It was not; the message names one of each kind.
     """
     instruction = prompt.text
     if prompt.references:
         tiny_scene(instruction)
         return
     if instruction not in EDIT_TEXTS:
-        near = difflib.get_close_matches(instruction, EDIT_TEXTS, n=2, cutoff=0.5)
-        forms = near or [next(iter(texts.values())) for texts in INSTRUCTIONS.values()]
+        forms = [next(iter(texts.values())) for texts in INSTRUCTIONS.values()]
         raise ValueError(f"the tiny editor has no instruction {instruction!r}; write {' or '.join(map(repr, forms))}")
 
 
@@ -195,45 +190,25 @@ def attributes_in(
     Raises:
         ValueError: for an unknown word, two values of an attribute, or an attribute that is missing or not allowed.
     """
-    # Sort the words.
+    words = [word for word in WORD.findall(text.lower().replace("top hat", "top-hat")) if word not in PASSED_OVER]
+    values = {word: VALUE_OF.get(word) or VALUE_OF.get(word.removesuffix("s"), "") for word in words}
+    # Unknown words first, the likeliest mistake.
+    if unknown := [word for word, value in values.items() if not value]:
+        vocabulary = "; ".join(f"{name}: {', '.join(VALUES[name])}" for name in allowed)
+        quoted = ", ".join(map(repr, unknown[:5]))
+        raise ValueError(f"{where} has unknown words, {quoted}; the tiny generator has {vocabulary}")
+
     attributes: dict[str, str] = {}
-    unknown = []
-    # The first fault is reported; the other words are still sorted.
-    fault = ""
-    for word in dict.fromkeys(WORD.findall(text.lower().replace("top hat", "top-hat"))):
-        value = VALUE_OF.get(word) or VALUE_OF.get(word.removesuffix("s"))
-        if value is None:
-            if word not in PASSED_OVER:
-                unknown.append(word)
-            continue
+    for word, value in values.items():
         name = ATTRIBUTE_OF[value]
         if passed_over.get(name) == value:
             continue
         if name not in allowed:
             other = "a panel" if name in SCENE else "the theme"
-            fault = fault or f"{where} names a {name}, {value}; in the tiny world {other} does"
-        elif attributes.setdefault(name, value) != value:
-            fault = fault or f"{where} has two values of {name}, {attributes[name]} and {word}; give one"
-
-    # Report unknown words first, the likeliest mistake.
-    if unknown:
-        vocabulary = "; ".join(f"{name}: {', '.join(VALUES[name])}" for name in allowed)
-        raise ValueError(
-            f"{where} has unknown words, {_quoted(unknown, attributes)}; the tiny generator has {vocabulary}"
-        )
-    if fault:
-        raise ValueError(fault)
+            raise ValueError(f"{where} names a {name}, {value}; in the tiny world {other} does")
+        if attributes.setdefault(name, value) != value:
+            raise ValueError(f"{where} has two values of {name}, {attributes[name]} and {word}; give one")
     missing = [f"a {name} ({', '.join(VALUES[name])})" for name in required if name not in attributes]
     if missing:
         raise ValueError(f"{where}, {text!r}, lacks {'; '.join(missing)}")
     return attributes
-
-
-def _quoted(unknown: Sequence[str], attributes: Container[str]) -> str:
-    """Quote the first five words, each with a misspelt value of an attribute that the text lacks."""
-    lacking = [word for word, name in ATTRIBUTE_OF.items() if name not in attributes]
-    quoted = []
-    for word in unknown[:5]:
-        hint = did_you_mean(word, lacking, cutoff=MISSPELT)
-        quoted.append(f"{word!r} ({hint})" if hint else repr(word))
-    return ", ".join([*quoted, *(["…"] if len(unknown) > 5 else [])])

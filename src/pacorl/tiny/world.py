@@ -177,13 +177,6 @@ def split_of_hero(colour: str, shape: str, hat: str) -> Split:
     return {0: "test", 1: "dev"}.get((colour_index + shape_index + 2 * hat_index) % 6, "train")  # type: ignore[return-value]
 
 
-@cache
-def heroes_of(split: Split) -> tuple[tuple[str, str, str], ...]:
-    """List the heroes (colour, shape, hat) of a split."""
-    heroes = itertools.product(*(VALUES[name] for name in IDENTITY))
-    return tuple(hero for hero in heroes if split_of_hero(*hero) == split)  # type: ignore[misc]
-
-
 def draw_scenes(split: Split, place: str, count: int, rng: Random) -> list[tuple[str, str]]:
     """Draw `count` scenes of one split; they repeat only beyond all scenes."""
     while True:
