@@ -192,7 +192,12 @@ def test_a_contrast_that_cannot_be_is_named(args: dict[str, Any]) -> None:
 
 def test_the_parts_of_panel_match_are_tempered_and_sum_up_to_the_score() -> None:
     prompt = Prompt(id=5, text="a set", grid=Grid(1, 3), panels=("one", "two", "three"))
-    texts = {questions.shows_text(text): [p_yes] for text, p_yes in zip(prompt.panels, (0.1, 0.5, 0.8), strict=True)}
-    (found,) = PanelMatch(Answering(dict(texts)), temperature=2.0).panel_scores([prompt], [SHEET])
+    texts: dict[str, list[float | None]] = {
+        questions.shows_text(text): [p_yes] for text, p_yes in zip(prompt.panels, (0.1, 0.5, 0.8), strict=True)
+    }
+    (found,) = PanelMatch(Answering(texts), temperature=2.0).panel_scores([prompt], [SHEET])
     assert found.part_P == pytest.approx([0.25 / 3, 0.5 / 3, 2 / 3 / 3])
     assert found.score == pytest.approx(sum(part for part in found.part_P or () if part is not None))
+    texts[questions.shows_text("two")] = [None]
+    (missing,) = PanelMatch(Answering(texts)).panel_scores([prompt], [SHEET])
+    assert missing.score is None
