@@ -66,11 +66,6 @@ def test_vllm_gets_what_follows_the_dashes(calls: CALLS) -> None:
     assert (calls["extra"], calls["api_key"]) == (["--seed", "1"], "secret")
 
 
-def test_an_open_server_without_a_key_is_warned_about(calls: CALLS) -> None:
-    assert "asks for no key" in run("serve", "x", "--backend", "vllm", "--host", "0.0.0.0").stderr
-    assert "asks for no key" not in run("serve", "x", "--backend", "vllm", "--host", "0.0.0.0", "--api-key", "k").stderr
-
-
 @pytest.mark.parametrize("backend", ["builtin", "vllm"])
 @pytest.mark.parametrize("key", ["", "  "])
 def test_an_empty_key_starts_no_server(

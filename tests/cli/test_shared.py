@@ -88,10 +88,3 @@ def test_many_questions_are_announced_with_their_time(
     first, second = capsys.readouterr().err.splitlines()
     assert first == "500 questions to judge"
     assert second.startswith("about 2 more minutes; --character")
-
-
-def test_few_questions_are_not_announced(capsys: pytest.CaptureFixture[str]) -> None:
-    with asking("judge") as show:
-        show(0, 9)
-        show(9, 9)
-    assert capsys.readouterr().err == ""

@@ -53,9 +53,7 @@ def test_a_worse_panel_is_rejected_and_the_tries_end() -> None:
     redraw, asked = redraws(130, 120, 100)
     repair = repair_set(grey(20, 20, 20, 110), gate=GATE, redraw=redraw, tries=2)
     assert asked == [3, 3]
-    assert repair.replaced == {}
     assert repair.after is repair.before
-    assert [attempt.to_dict()["score"] for attempt in repair.tries] == [0.0, 0.0]
 
 
 def test_a_panel_that_changes_nothing_is_rejected() -> None:
@@ -63,13 +61,6 @@ def test_a_panel_that_changes_nothing_is_rejected() -> None:
     repair = repair_set(grey(20, 20, 20, 110), gate=GATE, redraw=redraw, tries=1)
     assert [attempt.accepted for attempt in repair.tries] == [False]
     assert repair.replaced == {}
-
-
-def test_of_two_equally_low_panels_each_is_repaired() -> None:
-    redraw, asked = redraws(20, 20)
-    repair = repair_set(grey(20, 20, 200, 210), gate=partial(GATE, characters=HERO), redraw=redraw)
-    assert asked == [2, 3]
-    assert repair.after.passed
 
 
 def test_a_failed_control_is_a_rejected_try() -> None:
@@ -123,17 +114,6 @@ def test_a_panel_is_redrawn_from_text_references_or_by_an_edit() -> None:
     assert (edit.sources, edit.references) == ((references[0],), ())
     with pytest.raises(ValueError, match="lab/kontext edits images; give a character"):
         panel_prompt("lab/kontext", "She waves", kind="kontext")
-
-
-def test_the_tiny_editor_draws_from_references_what_is_no_instruction() -> None:
-    references = tuple(Path(f"{number}.png") for number in range(9))
-    prompt = panel_prompt("tiny", TEXT, theme=THEME, kind="kontext", references=references)
-    assert (prompt.text, prompt.panels, prompt.sources) == (TEXT, (TEXT,), ())
-    assert prompt.references == references[:4]
-    edit = panel_prompt("tiny", "Put a boat beside the hero.", kind="kontext", references=references)
-    assert (edit.sources, edit.references) == (references[:1], ())
-    with pytest.raises(ValueError, match="the panel has unknown words, 'dentist'"):
-        panel_prompt("tiny", "a dentist", kind="kontext", references=references)
 
 
 @pytest.mark.slow

@@ -18,9 +18,7 @@ from pacorl.generate.generator import Generator
 from pacorl.generate.sets import best_first, generate_sets, judge_edits
 from pacorl.generate.storyboard import Storyboard, generate_storyboard
 from pacorl.io.images import png_texts
-from pacorl.models.adapters import adapter_state, add_lora
-from pacorl.models.lora import save_lora
-from pacorl.models.policies.flux import FLUX, LORA_TARGETS
+from pacorl.models.policies.flux import FLUX
 from pacorl.rewards.consistency import EditConsistency
 from pacorl.tiny.world import set_prompts
 from pacorl.types import Prompt, Question, Size, Verdict
@@ -60,19 +58,6 @@ def prompts() -> list[Prompt]:
     return set_prompts("test", 2)
 
 
-@pytest.fixture(scope="module")
-def adapter(tmp_path_factory):
-    """A LoRA whose α is not its rank, so that a reader who forgets α is found out."""
-    transformer = FLUX.from_pretrained("tiny").transformer
-    add_lora(transformer, rank=2, alpha=6, targets=LORA_TARGETS)
-    generator = torch.Generator().manual_seed(0)
-    state = adapter_state(transformer)
-    state = {name: torch.randn(value.shape, generator=generator) * 0.15 for name, value in state.items()}
-    folder = tmp_path_factory.mktemp("adapter")
-    save_lora(folder, state, rank=2, alpha=6, targets=LORA_TARGETS)
-    return folder
-
-
 def apart(first: Image.Image, second: Image.Image) -> int:
     """The largest difference of a pixel's channel, in levels."""
     return max(high for _, high in ImageChops.difference(first, second).getextrema())
@@ -95,17 +80,8 @@ def test_a_seed_means_what_it_means_to_diffusers(painter, prompts):
 
 
 def test_no_two_candidates_of_a_call_share_a_seed(painter: Generator, prompts: list[Prompt]) -> None:
-    made = generate_sets(
-        painter,
-        prompts,
-        seed=5,
-        count=2,
-        best_of=2,
-        judge=Brightness(),
-        keep_all=True,
-        size=SIZE,
-        steps=1,
-    )
+    options = {"count": 2, "best_of": 2, "judge": Brightness(), "keep_all": True, "size": SIZE, "steps": 1}
+    made = generate_sets(painter, prompts, seed=5, **options)
     assert sorted(image.recipe.seed for image in made) == list(range(5, 13))
 
 
@@ -128,25 +104,15 @@ def test_the_best_of_several_is_the_judges(painter, prompts):
     assert [one.image.tobytes() for one in best] == [ranked[0].image.tobytes(), ranked[3].image.tobytes()]
 
 
-def test_criteria_are_asked_for_where_wanted(painter, prompts):
-    judge = Brightness()
-    (made,) = generate_sets(painter, prompts[:1], judge=judge, ask="criteria", size=SIZE, steps=STEPS)
-    assert judge.asked == 6 * 4  # the tiny world's criteria: colour, shape, hat, palette
-    assert made.judged.score == pytest.approx(score_of(made.image, prompts[0]))
-
-
 def test_every_step_is_told_and_may_stop_the_painting(painter, prompts):
     told: list[int] = []
     generate_sets(painter, prompts[:1], count=2, size=SIZE, steps=STEPS, on_step=told.append)
     assert sum(told) == 2 * STEPS
 
-    class Enough(Exception):
-        pass
-
     def stop(pictures: int) -> None:
-        raise Enough
+        raise KeyboardInterrupt
 
-    with pytest.raises(Enough):
+    with pytest.raises(KeyboardInterrupt):
         generate_sets(painter, prompts[:1], size=SIZE, steps=STEPS, on_step=stop)
 
 
@@ -164,14 +130,10 @@ def test_the_first_of_tied_candidates_is_kept_and_the_tie_is_named(painter, prom
         return generate_sets(painter, prompts[:1], best_of=3, judge=Certain(), size=SIZE, steps=1, keep_all=True)
 
     near = ranked_by(0.9971, 0.333, 0.9995)
-    assert [one.recipe.seed for one in near] == [0, 2, 1]
-    assert [one.tied for one in near] == [2, 2, 1]
+    assert [(one.recipe.seed, one.tied) for one in near] == [(0, 2), (2, 2), (1, 1)]
     assert near[0].place == "number 1 of 3, a tie of 2"
-    saved = save(near, tmp_path)
-    assert [to_dict(one)["tied"] for one in saved] == [2, 2, 1]
-    apart = ranked_by(0.9, 0.333, 0.95)
-    assert [one.recipe.seed for one in apart] == [2, 0, 1]
-    assert [one.place for one in apart] == ["number 1 of 3", "number 2 of 3", "number 3 of 3"]
+    assert [to_dict(one)["tied"] for one in save(near, tmp_path)] == [2, 2, 1]
+    assert [(one.recipe.seed, one.tied) for one in ranked_by(0.9, 0.333, 0.95)] == [(2, 1), (0, 1), (1, 1)]
 
 
 def test_an_edit_is_ranked_by_all_its_sources(tmp_path):
@@ -188,23 +150,6 @@ def test_an_edit_is_ranked_by_all_its_sources(tmp_path):
     one_source = Prompt(id=1, text="Make it grey.", sources=(paths[0],))
     (alone,) = judge_edits(Brightness(), [one_source], [both])
     assert alone.score == pytest.approx(EditConsistency(Brightness())([one_source], [both])[0])
-
-
-@pytest.mark.slow
-def test_an_adapter_is_worn(prompts, adapter):
-    worn = Generator.from_pretrained("tiny", adapter=str(adapter))
-    options = {"seed": 2, "size": SIZE, "steps": STEPS}
-    (own,) = generate_sets(worn, prompts[:1], **options)
-    (base,) = generate_sets(Generator.from_pretrained("tiny", adapter="none"), prompts[:1], **options)
-    assert apart(own.image, base.image) > 20
-    assert (own.recipe.adapter, base.recipe.adapter) == (str(adapter), "none")
-    # PEFT's own reading of the folder gives the same weights.
-    from peft import PeftModel
-
-    theirs = PeftModel.from_pretrained(FLUX.from_pretrained("tiny").transformer, adapter)
-    ours = dict(worn.policy.transformer.named_modules())["transformer_blocks.0.attn.to_q"]
-    other = theirs.base_model.model.transformer_blocks[0].attn.to_q
-    torch.testing.assert_close(ours.get_delta_weight("default"), other.get_delta_weight("default"))
 
 
 def test_a_picture_says_what_made_it(painter, prompts, tmp_path):

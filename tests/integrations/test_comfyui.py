@@ -73,20 +73,6 @@ def test_the_pack_needs_what_comfyui_has() -> None:
     assert (package["project"]["version"], package["project"]["dependencies"]) == (pacorl.__version__, [])
 
 
-@pytest.mark.parametrize("name", NODES)
-def test_a_node_has_what_comfyui_asks_of_one(name: str) -> None:
-    node = NODES[name]
-    assert name in PACK.NODE_DISPLAY_NAME_MAPPINGS
-    assert callable(getattr(node, node.FUNCTION))
-    assert node.CATEGORY == "pacorl"
-    assert isinstance(node.RETURN_TYPES, tuple)
-    assert len(getattr(node, "RETURN_NAMES", node.RETURN_TYPES)) == len(node.RETURN_TYPES)
-    for kind, fields in node.INPUT_TYPES().items():
-        for field in fields.values():
-            assert isinstance(field, str) if kind == "hidden" else isinstance(field[0], str)
-    assert node.__doc__
-
-
 # --- the nodes -------------------------------------------------------------------------------------------------
 
 
@@ -215,14 +201,6 @@ def test_the_workflow_of_a_check() -> None:
     assert [values[0] for values in outputs["PacoCheckPage"]][:2] == [False, 4]
     shown: Any = core["PreviewAny"]
     assert shown.shown[0] is False
-
-
-def test_the_workflow_of_a_ranking() -> None:
-    files = {"reference.png": batch(REFERENCE), "first.png": batch(WRONG), "second.png": batch(SOUND[0])}
-    outputs, core = executed("rank", files)
-    assert torch.equal(outputs["PacoRank"][0][0], batch(SOUND[0]))
-    shown: Any = core["PreviewImage"]
-    assert torch.equal(shown.shown[0], batch(SOUND[0]))
 
 
 def test_the_workflow_of_a_repair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
