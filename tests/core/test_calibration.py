@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pacorl.core.calibration import Curve, calibration_error, fit_curve, logits
+from pacorl.core.calibration import Curve, calibration_error, fit_curve
 
 
 def test_the_fit_recovers_the_curve_that_drew_the_labels() -> None:
@@ -34,9 +34,3 @@ def test_the_error_is_the_weighted_distance_of_the_bins() -> None:
     p_N = np.array([0.91, 0.93, 0.95, 0.11])
     yes_N = np.array([True, True, False, False])
     assert calibration_error(p_N, yes_N) == pytest.approx((3 * (0.93 - 2 / 3) + 0.11) / 4)
-
-
-def test_the_plain_curve_changes_nothing() -> None:
-    p_N = np.array([0.2, 0.7])
-    assert Curve().of(p_N) == pytest.approx(p_N)
-    assert np.isfinite(logits(np.array([0.0, 1.0]))).all()

@@ -56,11 +56,6 @@ def test_layouts_parse(layout: str, form: str) -> None:
     assert (grid.rows, grid.cols) == tuple(int(side) for side in layout.split("x"))
 
 
-@pytest.mark.parametrize("text", ["2x3", "2×3", "2⨉3", "2 x 3", "2 × 3", "2  ⨉ 3"])
-def test_every_cross_is_a_cross(text: str) -> None:
-    assert parse_layout(text) == Grid(rows=2, cols=3)
-
-
 def test_no_layout_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no layout such as '2x2' in 'two by two'"):
         parse_layout("two by two")
@@ -108,11 +103,6 @@ def test_colons_within_a_sentence_open_no_panel() -> None:
 )
 def test_the_subject_of_a_shared_text_is_without_its_layout(shared, subject):
     assert subject_text(shared) == subject
-
-
-def test_a_grid_unpacks_into_rows_and_columns() -> None:
-    rows, cols = Grid(2, 3)
-    assert (rows, cols) == (2, 3)
 
 
 def test_many_opening_marks_are_read_in_a_moment() -> None:

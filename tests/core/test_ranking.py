@@ -53,17 +53,6 @@ def test_orders_are_those_of_the_released_evaluation_ties_included() -> None:
     assert order_of([0.5, 0.5, 0.7, 0.5]) == (2, 3, 1, 0)
 
 
-@pytest.mark.slow
-def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
-    random = np.random.default_rng(1)
-    hits = 0
-    for trial in range(200):
-        values = random.normal(size=40)
-        (found,) = bootstrap(range(40), lambda chosen, v=values: np.array([v[chosen].mean()]), draws=400, seed=trial)
-        hits += found.low is not None and found.high is not None and found.low <= 0 <= found.high
-    assert 180 <= hits <= 199  # 95 % of 200, and percentile intervals of 40 values are a little narrow
-
-
 def test_an_interval_leaves_half_of_what_it_may_miss_at_each_end() -> None:
     """Of 100 halves it is the normal one: .5 ± 1.96·.05."""
     values = np.repeat([0.0, 1.0], 50)

@@ -63,15 +63,6 @@ def test_held_out_rewards_are_logged_and_never_trained_on(small: list[str], own:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("toy")
-def test_a_held_out_score_that_is_no_number_is_missing_and_ends_no_run(small: list[str], own: Path) -> None:
-    folder = train_policy(tiny_run([*small, f"evaluation.rewards=[{{name: '{own}:half_nan'}}]"]))
-    assert [line["held_out/half_nan"] for line in metrics(folder, "evaluation")] == [0.5, 0.5]
-    records = map(json.loads, (folder / "samples" / "evaluation-000000.jsonl").read_text().splitlines())
-    assert sorted(str(record["held_out"]["half_nan"]) for record in records) == ["0.5", "None"]
-
-
-@pytest.mark.slow
 @pytest.mark.usefixtures("toy", "dark_from_epoch_two")
 @pytest.mark.parametrize("action", ["warn", "stop"])
 def test_a_hacked_run_warns_or_is_stopped_and_saved(

@@ -84,20 +84,3 @@ def test_gradients_that_are_not_finite_are_skipped_then_stop_the_run(
         train_policy(config)
     assert metrics(config.out)[1]["skipped"] == 1.0
     assert checkpoint.checkpoints(config.out / "checkpoints")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("toy")
-def test_a_checkpoint_of_another_shape_is_refused(small: list[str]) -> None:
-    config = tiny_run([*small, "save_every=1"])
-    train_policy(config)
-    with pytest.raises(ValueError, match="was trained with another rank"):
-        train_policy(tiny_run([*small, "epochs=2", "adapter.rank=8"]), resume=True, allow_changes=True)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("toy")
-def test_an_adapter_may_be_the_start(small: list[str], tmp_path: Path) -> None:
-    first = train_policy(tiny_run(small))
-    second = train_policy(tiny_run([*small, f"out={tmp_path / 'second'}", f"adapter.start={first / 'adapter'}"]))
-    assert metrics(second)[0]["p_yes"] == metrics(first)[-1]["p_yes"]

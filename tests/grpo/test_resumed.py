@@ -41,21 +41,6 @@ def test_equal_runs_are_equal_and_other_seeds_draw_other_samples(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_what_comes_after_a_checkpoint_comes_again(tmp_path: Path) -> None:
-    config = toy_config(tmp_path / "run", *SETTINGS)
-    with recorded_epochs() as records:
-        run = train_policy(config)
-        before = outcome(run)
-        with (run / "metrics.jsonl").open("a") as file:
-            file.write('{"kind": "epo')  # a crash within a line
-        for _ in range(2):  # a start that leads to nothing leaves nothing
-            PolicyTrainer(config, resume=run / "checkpoints" / "step-000002").close()
-        train_policy(config, resume=run / "checkpoints" / "step-000002")
-    assert outcome(run) == before
-    assert records[3:] == records[1:3]
-
-
-@pytest.mark.slow
 def test_a_stopped_epoch_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = train_policy(toy_config(tmp_path / "whole", *SETTINGS))
     trainer = PolicyTrainer(toy_config(tmp_path / "run", *SETTINGS))

@@ -15,7 +15,6 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.judge.judge import Judge, JudgeSettings
 from pacorl.judge.local import TINY_JUDGE
-from pacorl.plan.plan import plan_policy
 
 JPEG = f"{{name: '{JPEG_SIZE}', args: {{prefer: large}}}}"
 UNREACHABLE = "judge.checkpoint=http://127.0.0.1:9/v1#paco"
@@ -148,14 +147,3 @@ def test_none_is_no_judge_and_is_written_and_read_again(word: str, tmp_path: Pat
     assert config.judge is None
     (tmp_path / "config.yaml").write_text(configs.dump(config))
     assert configs.load(PolicyConfig, tmp_path / "config.yaml") == config
-
-
-# --- the dry run -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_an_evaluation_s_own_judge_is_not_in_the_plan_and_listed_if_it_is_absent(tmp_path: Path) -> None:
-    measures = "evaluation={rewards: [{name: consistency}], judge: tiny}"
-    assert any("evaluation.judge" in note for note in plan_policy(tiny_run([f"out={tmp_path}", measures])).notes)
-    lacking = plan_policy(tiny_run([f"out={tmp_path}", measures.replace("judge: tiny", "judge: lab/judge")]))
-    assert [one.key for one in lacking.absences] == ["evaluation.judge"]

@@ -13,9 +13,7 @@ from tiny_runs import metrics, tiny_run, train_policy
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from pacorl.config.base import load
 from pacorl.core.objectives import RATIO_DEVIATION
-from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.judge.local import LocalJudge
 from pacorl.models.int8 import (
     QuantizedLinear,
@@ -173,12 +171,3 @@ def test_text_encoders_and_judge_answer_as_they_do_at_home() -> None:
     assert streamed_bytes(judges[0].model) > 0 == streamed_bytes(judges[1].model)
     (streamed,), (at_home,) = (judge.verdicts(questions) for judge in judges)
     assert streamed.p_yes == pytest.approx(at_home.p_yes, abs=1e-6)
-
-
-def test_the_lowest_memory_is_low_memory_whose_weights_are_streamed() -> None:
-    low, lowest = (load(PolicyConfig, None, [f"memory={memory}"]) for memory in ("low", "lowest"))
-    assert lowest.model.stream is lowest.judge.stream is True
-    assert low.model.stream is low.judge.stream is False
-    assert {**low.model_dump(), "memory": "lowest"} == lowest.model_dump()
-    served = ["judge={checkpoint: 'http://127.0.0.1:8000/v1#m'}"]
-    assert load(PolicyConfig, None, ["memory=lowest", *served]).judge.remote

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from edit_twins import edit, klein_pipeline, source_image
+from edit_twins import klein_pipeline
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -34,14 +34,6 @@ def over(pipeline: Any, **options: Any) -> KleinPolicy:
     return policy
 
 
-@pytest.mark.parametrize("side", [64, 65, 77, 100])
-def test_a_square_source_is_cut_nowhere(klein: KleinPolicy, tmp_path: Path, side: int) -> None:
-    path = source_image(tmp_path / "a.png", height=side, width=side)
-    assert [klein.size_of(edit(path), Size(area, area)) for area in (384, 512, 1024)] == [
-        Size(area, area) for area in (384, 512, 1024)
-    ]
-
-
 def test_a_distilled_klein_generates_and_is_not_trained(tmp_path: Path) -> None:
     index = {"_class_name": "Flux2KleinPipeline", "is_distilled": True}
     (tmp_path / "model_index.json").write_text(json.dumps(index))
@@ -54,12 +46,6 @@ def test_a_distilled_klein_generates_and_is_not_trained(tmp_path: Path) -> None:
     KLEIN.check_trainable(KLEIN.published)
     (tmp_path / "model_index.json").write_text(json.dumps(index | {"is_distilled": False}))
     KLEIN.check_trainable(str(tmp_path))
-
-
-def test_training_takes_the_lower_shift_that_klein_was_trained_with(klein: KleinPolicy) -> None:
-    """Its empirical shift is for sampling."""
-    size = Size(64, 96)
-    assert (klein.training_sigmas(4, size)[1:-1] < klein.sigmas(4, size)[1:-1]).all()
 
 
 SIDE = st.integers(64, 1500)

@@ -53,13 +53,6 @@ def test_an_accelerator_decodes_one_image_at_a_time(
     assert [image.size for image in images] == [(32, 32)] * 3
 
 
-def test_sigmas_shift_with_size(flux: FluxPolicy) -> None:
-    small, large = flux.sigmas(8, Size(64, 64)), flux.sigmas(8, Size(128, 128))
-    assert small[0] == large[0] == 1
-    assert small[-1] == large[-1] == 0
-    assert (large[1:-1] > small[1:-1]).all()
-
-
 def test_an_image_that_could_not_be_read_again_is_refused(flux: FluxPolicy) -> None:
     flux.check_size(Size(8000, 8000))
     with pytest.raises(ValueError, match=r"size 8000x8008 must have from 64 to 64,000,000 pixels"):

@@ -17,7 +17,6 @@ from pipelines import check_against_pipeline, diffusers_own
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.models.policies.pipeline import MixedConditioning, PipelinePolicy
 from pacorl.models.policies.qwen_image_21 import QWEN_IMAGE_21
 from pacorl.tiny.world import set_prompts
@@ -129,22 +128,6 @@ def test_four_references_are_computed_once_for_a_batch(images: tuple[Path, ...])
     assert per_row > 2.3 * shared > 5 * cached
 
 
-@pytest.mark.parametrize("name", ["set", "references"])
-def test_a_prefix_changes_no_velocity(name: str, images: tuple[Path, ...]) -> None:
-    """With both texts of guidance; of several prompts none is kept."""
-    ours = policy()
-    (encoded,) = ours.encode([with_images(name, images)], SIZE)
-    x_BNC, sigma_B = ours.noise(range(ROWS), SIZE), torch.tensor([0.9, 0.6, 0.3])
-    with torch.no_grad():
-        conditioning = ours.collate([encoded] * ROWS)
-        prefixed = ours.with_prefix(conditioning, SIZE)
-        assert len(prefixed) == len(conditioning) == ROWS
-        both = [ours.velocity(x_BNC, sigma_B, batch, SIZE) for batch in (conditioning, prefixed)]
-    torch.testing.assert_close(*both, rtol=0, atol=1e-5)
-    mixed = ours.collate([encoded, copy.copy(encoded)])
-    assert ours.with_prefix(mixed, SIZE) is mixed
-
-
 def test_an_image_s_steps_share_a_prefix_and_the_next_image_s_do_not(images: tuple[Path, ...]) -> None:
     ours = copy.copy(policy())
     ours.transformer = copy.deepcopy(ours.transformer)
@@ -158,22 +141,6 @@ def test_an_image_s_steps_share_a_prefix_and_the_next_image_s_do_not(images: tup
     after = loop(ours, [prompt], SIZE, steps=4)
     assert len(calls) == 4
     assert (after - before).abs().max() > 1e-3
-
-
-def test_the_rows_of_a_prompt_are_a_part_of_the_batch() -> None:
-    ours = policy()
-    cache = ConditioningCache(ours)
-    fox, owl = Prompt(0, "a fox"), Prompt(1, "an owl in a very old tree")
-    batch = cache.batch([fox, owl, fox], SIZE)
-    assert isinstance(batch, MixedConditioning)
-    assert [rows for rows, _ in batch.parts] == [(0, 2), (1,)]
-    assert [len(part) for _, part in batch.parts] == [1, 1]
-    x_BNC, sigma_B = ours.noise(range(3), SIZE), torch.tensor([0.9, 0.6, 0.3])
-    with torch.no_grad():
-        together = ours.velocity(x_BNC, sigma_B, batch, SIZE)
-        for row, prompt in enumerate([fox, owl, fox]):
-            alone = ours.velocity(x_BNC[row : row + 1], sigma_B[row : row + 1], cache.batch([prompt], SIZE), SIZE)
-            torch.testing.assert_close(together[row : row + 1], alone, rtol=0, atol=1e-5)
 
 
 # --- sizes, images, steps -------------------------------------------------------------------------------------------
