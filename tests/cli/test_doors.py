@@ -66,7 +66,7 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*AGAIN, "--panel", "one"], "2 panels have 1 texts"),
     ([*AGAIN, *TEXTS, "--kind", "kontext"], "tiny edits images"),
     ([*AGAIN, *TEXTS, "--out", "mine"], "mine/a-repaired.png"),
-    ([*MAKE, "--option", "cfg=2"], "takes no cfg"),
+    ([*MAKE, "--option", "cfg=2"], "cfg"),
     ([*MAKE, "--model", "nothere"], "nothere"),
     ([*MAKE, "--best-of", "2", "--judge", "nothere"], "nothere"),
     ([*MAKE, "--size", "33x35"], "32x32"),

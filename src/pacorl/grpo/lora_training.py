@@ -153,18 +153,12 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, transformer: nn.Module) 
 def set_optimizer_tensors(
     optimizer: torch.optim.Optimizer, transformer: nn.Module, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Restore an optimizer from `optimizer_tensors`, sharded like its parameters.
-
-    Raises:
-        ValueError: if the state belongs to other parameters.
-    """
+    """Restore an optimizer of the same parameters from `optimizer_tensors`, sharded like them."""
     parameters = _stepped(optimizer, transformer)
     numbers = {name: number for number, name in enumerate(parameters)}
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         kind, _, name = key.partition("/")
-        if name not in numbers:
-            raise ValueError(f"the optimizer's state has weights that this run does not train: {name}")
         # AdamW's step counters are scalars, which no launcher shards.
         sharded = shard_like(parameters[name], value) if value.dim() else value
         state.setdefault(numbers[name], {})[kind] = sharded

@@ -73,8 +73,9 @@ class Lora:
     @property
     def facts(self) -> str:
         """Modules, ranks, α and base, in a line."""
-        ranks = "/".join(f"{rank}" for rank in sorted(set(self.ranks.values())))
-        alphas = "/".join(f"{alpha:g}" for alpha in sorted(set(self.alphas.values())))
+        ranks, alphas = (
+            "/".join(f"{value:g}" for value in sorted(set(values.values()))) for values in (self.ranks, self.alphas)
+        )
         origin = f", trained on {self.base}" if self.base else ""
         return f"{len(self.alphas)} modules, rank {ranks}, alpha {alphas}{origin}"
 

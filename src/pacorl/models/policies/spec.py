@@ -158,15 +158,6 @@ class PolicySpec:
         settings = {name: value for name, value in options.items() if value is not None}
         if checkpoint == TINY:
             settings = {**self.committed.options, **settings}
-        # The options of this kind alone.
-        accepted = [name for name in self.options.model_fields if name not in PolicyOptions.model_fields]
-        # Checked before pydantic, whose message would list `dtype` etc., which callers cannot set here.
-        unknown = [name for name in settings if name not in accepted]
-        if unknown:
-            raise ValueError(
-                f"a generator of kind {self.kind} takes no {' and no '.join(unknown)}; leave it out "
-                f"(it takes {', '.join(accepted) or 'none of its own'})"
-            )
         return validated(self.options, {"checkpoint": checkpoint, "dtype": dtype, **settings}).in_memory(memory)
 
     @cached_property
