@@ -55,11 +55,10 @@ EXAMPLE = re.compile(r"^Example:\n((?:    .*\n?|\n)+)", re.MULTILINE)
 
 CONFIG_INTRODUCTION = """# Config keys
 
-Every key that a run's YAML may have, with its default. `pacorl config KEY` prints the same in a terminal, and
-`pacorl config --schema` a JSON schema for editors. A YAML needs only what differs from the defaults, which are the
-paper's settings for FLUX.1-dev. Any key can follow a command: `pacorl train-policy CONFIG sampling.steps=8`. `[]`
-stands for each item of a list. A note in brackets names the choice that has the key. Another choice brings keys of its
-own: `objective.name=awm` leaves out the file's other keys of `objective`, but no key on the command line.
+Every key that a run's YAML may have, with its type and default. `pacorl config KEY` prints the same in a terminal. A
+YAML needs only what differs from the defaults, which are the paper's settings for FLUX.1-dev. Any key can follow a
+command: `pacorl train-policy CONFIG sampling.steps=8`. Another choice in a section brings keys of its own:
+`objective.name=awm` leaves out the file's other keys of `objective`, but no key on the command line.
 """
 
 
@@ -67,11 +66,10 @@ def config_page() -> str:
     """All config keys in Markdown, a table for each run."""
     lines = [CONFIG_INTRODUCTION]
     for run, model in RUNS.items():
-        lines += [f"## `pacorl {run}`", "", "| Key | Type | Default | Meaning |", "|---|---|---|---|"]
-        for key in keys_of(model):
-            meaning = f"{key.text} (With {key.only}.)" if key.only else key.text
-            cells = (f"`{key.name}`", key.type, f"`{key.default}`" if key.default else "", meaning)
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        lines += [f"## `pacorl {run}`", "", "| Key | Meaning |", "|---|---|"]
+        for text in keys_of(model).values():
+            key, _, meaning = text.replace("|", "\\|").partition("\n")
+            lines.append(f"| `{key}` | {' '.join(meaning.split())} |")
         lines.append("")
     return "\n".join(lines)
 

@@ -56,13 +56,13 @@ def plain_held_out(trainer: CharacterTrainer, transformer: torch.nn.Module, adap
     transformer.load_state_dict(adapter, strict=False)
     rows, cols = trainer.policy.token_grid(trainer.size)
     losses = []
-    for number, example in enumerate(trainer.held_out):
-        caption = trainer.cache.batch([example.prompt], trainer.size).tensors
+    for number, (prompt, latents) in enumerate(trainer.held_out):
+        caption = trainer.cache.batch([prompt], trainer.size).tensors
         for level in range(8):
             sigma = trainer.sigmas[int((level + 0.5) / 8 * 1000)].double()
             noise = trainer.policy.noise([seed_of(42, "held out", number, level)], trainer.size).double()
             velocity = transformer(
-                hidden_states=(1 - sigma) * example.latents.double() + sigma * noise,
+                hidden_states=(1 - sigma) * latents.double() + sigma * noise,
                 timestep=sigma[None],
                 guidance=torch.tensor([3.5]).double(),
                 pooled_projections=caption["pooled"].double(),
@@ -71,14 +71,14 @@ def plain_held_out(trainer: CharacterTrainer, transformer: torch.nn.Module, adap
                 img_ids=torch.tensor([[0, row, col] for row in range(rows) for col in range(cols)]).float(),
                 return_dict=False,
             )[0]
-            losses.append(float(((velocity - (noise - example.latents.double())) ** 2).mean()))
+            losses.append(float(((velocity - (noise - latents.double())) ** 2).mean()))
     assert len(losses) == 8 * len(trainer.pictures.held_out) > 0
     return sum(losses) / len(losses)
 
 
 def test_latents_are_those_of_the_picture(trainer: CharacterTrainer) -> None:
     """Decoded, they are the autoencoder's own copy of the picture; it is of few weights, and blurs."""
-    (image,) = trainer.policy.decode(trainer.train_examples[2].latents, trainer.size)
+    (image,) = trainer.policy.decode(trainer.train_examples[2][1], trainer.size)
     drawn = torch.tensor(np.asarray(trainer.pictures.train[2].open(trainer.size))).permute(2, 0, 1)
     vae = trainer.policy.pipeline.vae
     with torch.no_grad():
@@ -93,7 +93,7 @@ def test_each_picture_is_drawn_once_a_turn_and_steps_take_rows_one_after_the_oth
     drawn: list[str] = []
 
     def losses_at(examples: Any, times: Any, seeds: Any) -> torch.Tensor:
-        drawn.extend(example.prompt.text for example in examples)
+        drawn.extend(prompt.text for prompt, _ in examples)
         weights = (weight.sum() for weight in trainer.lora.transformer.parameters() if weight.requires_grad)
         return sum(weights) * torch.zeros(len(examples))
 

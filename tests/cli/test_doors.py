@@ -90,7 +90,7 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*TRAIN, "rewards=[{name: nothere}]"], "rewards: unknown reward 'nothere'"),
     (["train-policy", "flux_t2is", "out=new", "model.checkpoint=b/FLUX.1-schnell"], "b/FLUX.1-schnell is distilled"),
     (["train-policy", "flux_t2is_24g"], "flux_t2is_24gb"),
-    (["train-policy", "mine.yaml"], "mine.yaml: rewards: unknown reward 'beauty'"),
+    (["train-policy", "mine.yaml"], "rewards: unknown reward 'beauty'"),
     ([*TEACH, "out=a.png/run"], "a.png: Not a directory"),
     ([*TEACH, "data.train=[absent.jsonl]"], "absent.jsonl"),
     (["train-character", "zorp", "out=new", "stepz=3"], "'steps'"),

@@ -71,7 +71,7 @@ class CharacterConfig(LoraConfig):
     seed: Seed = 42
     """Seed of every random draw."""
     steps: Positive = 1000
-    """Optimizer steps at most."""
+    """Optimizer steps at most; training ends before if the held-out loss falls no more."""
     evaluate_every: Positive = 50
     """Optimizer steps between evaluations on the held-out images, each with a checkpoint and a line of the log."""
     keep_checkpoints: Positive = 3
@@ -89,8 +89,6 @@ class CharacterConfig(LoraConfig):
     """Trigger word of captions; by default the folder's name."""
     held_out: Share = 0.15
     """Share of the images that is held out to measure overfitting, at least one image of 5 or more; 0 for none."""
-    patience: Positive = 3
-    """Evaluations without a lower held-out loss after which training ends."""
 
     model: Annotated[PolicyOptions, OneOf(POLICIES, default=DEFAULT_KIND)] = Field(default_factory=default_options)
     adapter: CharacterAdapterConfig = CharacterAdapterConfig()

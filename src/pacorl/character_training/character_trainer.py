@@ -14,7 +14,7 @@ import random
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from pacorl.grpo import checkpoint as checkpoints
 from pacorl.grpo.builders import build_adapted_policy, place_transformer
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.evaluate import EvaluatedSample, keep_samples, noise_seed
-from pacorl.grpo.lora_training import BadGradientsError, LoraTraining
+from pacorl.grpo.lora_training import LoraTraining
 from pacorl.grpo.rollout import sample_images
 from pacorl.grpo.start import SUMMARY, Resume, named_start
 from pacorl.io.documents import write_json
@@ -47,13 +47,12 @@ LEVELS = 1000
 HELD_OUT_TIMES = tuple((level + 0.5) / 8 for level in range(8))
 """Positions in the training schedule at which held-out images are measured, each with a noise of its own."""
 HELD_OUT_LOSS = "held_out_loss"
+PATIENCE = 3
+"""Evaluations without a lower held-out loss after which training ends."""
 
 
-class Example(NamedTuple):
-    """One image: its caption, and (1, N, C) latents in fp32, on the CPU."""
-
-    prompt: Prompt
-    latents: Tensor
+Example = tuple[Prompt, Tensor]
+"""One image: its caption, and (1, N, C) latents in fp32, on the CPU."""
 
 
 class CharacterTrainer:
@@ -121,11 +120,9 @@ class CharacterTrainer:
                     self._evaluate_if_due()
                     self.runtime.check_stop()
                 self._finish()
-            # The state of a whole step, so that the resumed run repeats none.
-            except (BadGradientsError, Interrupted) as fault:
+            except Interrupted:
+                # The state of a whole step, so that the resumed run repeats none.
                 self.save()
-                if isinstance(fault, BadGradientsError):
-                    raise
                 raise Interrupted(f"stopped after step {self.lora.step}, and saved; go on with --resume auto") from None
             finally:
                 self.checkpoints.close()
@@ -144,9 +141,9 @@ class CharacterTrainer:
 
     @property
     def finished(self) -> bool:
-        """Whether the last step is taken, or `patience` evaluations have not lowered the held-out loss."""
+        """Whether the last step is taken, or the last evaluations have not lowered the held-out loss."""
         stale = [step for step in self.held_out_losses if step > (self.best_step or 0)]
-        return self.lora.step >= self.config.steps or len(stale) >= self.config.patience
+        return self.lora.step >= self.config.steps or len(stale) >= PATIENCE
 
     # --- building ----------------------------------------------------------------------------------------------
 
@@ -158,12 +155,11 @@ class CharacterTrainer:
         self.policy = build_adapted_policy(config, sizes=[self.size], device=self.runtime.device)
         self.cache = ConditioningCache(self.policy)
         self.gallery = gallery_prompts(config, self.pictures.subject)
-        pictures = [*self.pictures.train, *self.pictures.held_out]
-        self.cache.prepare([*(picture.prompt for picture in pictures), *self.gallery], self.size)
         examples = []
-        for picture in pictures:
+        for picture in (*self.pictures.train, *self.pictures.held_out):
             latents = self.policy.encode_image(picture.open(self.size), self.size).float()
-            examples.append(Example(picture.prompt, latents))
+            examples.append((picture.prompt, latents))
+        self.cache.prepare([*(prompt for prompt, _ in examples), *self.gallery], self.size)
         self.train_examples = examples[: len(self.pictures.train)]
         self.held_out = examples[len(self.pictures.train) :]
 
@@ -229,11 +225,11 @@ class CharacterTrainer:
         """
         device = self.runtime.device
         sigma_B = to_device(torch.stack([self.sigmas[int(time * LEVELS)] for time in times]), device)
-        clean_BNC = to_device(torch.cat([example.latents for example in examples]), device)
+        clean_BNC = to_device(torch.cat([latents for _, latents in examples]), device)
         noise_BNC = self.policy.noise(seeds, self.size)
         sigma_B11 = sigma_B[:, None, None]
         noisy_BNC = (1 - sigma_B11) * clean_BNC + sigma_B11 * noise_BNC
-        conditioning = self.cache.batch([example.prompt for example in examples], self.size)
+        conditioning = self.cache.batch([prompt for prompt, _ in examples], self.size)
         velocity_BNC = self.policy.velocity(noisy_BNC, sigma_B, conditioning, self.size)
         return ((velocity_BNC - (noise_BNC - clean_BNC)) ** 2).mean((1, 2))
 
@@ -327,9 +323,7 @@ class CharacterTrainer:
         result = TrainResult.of(out)
         summary = {"seed": self.config.seed, "steps": self.lora.step, "before": result.before, "after": result.metrics}
         if self.best_step is not None:
-            loss = self.held_out_losses[self.best_step]
-            verdict = f"The held-out loss is lowest after step {self.best_step} of {self.lora.step}, at {loss:.4f}"
-            later = "more steps may lower it" if self.best_step == self.lora.step else "later steps overfit"
-            summary |= {"best_step": self.best_step, "verdict": [f"{verdict}; {later}. That LoRA is in adapter/."]}
+            verdict = f"The held-out loss is lowest after step {self.best_step}. That LoRA is in adapter/."
+            summary |= {"best_step": self.best_step, "verdict": [verdict]}
         write_json(out / SUMMARY, summary)
         write_page(out)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
-import numpy as np
 from PIL import Image, ImageOps
 
 from pacorl.character_training.character_config import CharacterConfig
@@ -22,17 +20,12 @@ from pacorl.types import Prompt, Size
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
 logger = logging.getLogger(__name__)
 
 LEAST, MOST = 3, 200
 """Fewest and most images to train on; all are in memory as latents."""
 HELD_OUT_FROM = 5
 """Fewest images of which one is held out."""
-COPY = 0.75
-"""Largest mean difference, of 255, between the thumbnails of a picture and a copy. JPEG at quality 75 makes 0.4,
-another pose of a drawn character 1.8."""
 PLACEHOLDER = re.compile(r"\[(trigger|name)\]|\{trigger\}|<trigger>", re.IGNORECASE)
 """The trigger word in captions of other tools."""
 SUBJECT = "{character}"
@@ -80,16 +73,14 @@ def read_pictures(config: CharacterConfig) -> PictureSet:
     Raises:
         ValueError: if there is no such character, it has too few or too many images, or one cannot be used.
     """
-    if not config.character:
-        raise ValueError("character is empty; name a folder with images and a card.yaml")
     character = find_character(config.character, least=LEAST, most=MOST)
     trigger = config.trigger or character.name
     subject = f"{trigger}, {character.text}"
-    pictures, plain = [], []
+    pictures = []
     for path in character.images:
         file, text = read_caption(path)
         if file is None:
-            plain.append(path.name)
+            logger.warning("%s has no caption, and is trained on as %r", path.name, subject)
             pictures.append(Picture(path, subject))
             continue
         caption = PLACEHOLDER.sub(lambda match: trigger, text)
@@ -98,33 +89,20 @@ def read_pictures(config: CharacterConfig) -> PictureSet:
         # The subject goes before a caption without the trigger word, which would teach the character no name.
         is_named = re.search(rf"(?<!\w){re.escape(trigger)}(?!\w)", caption, re.IGNORECASE)
         pictures.append(Picture(path, caption if is_named else f"{subject}, {caption}"))
-    if plain:
-        logger.warning("without a caption, so trained on as %r: %s", subject, ", ".join(plain))
 
-    # The last scenes in equal distances, so that a series of one scene is not held out whole.
+    # The last scenes in equal distances, so that a series of one scene is not held out whole. Copies of a file stay on
+    # one side.
+    copies: dict[str, list[Picture]] = {}
+    for picture in pictures:
+        copies.setdefault(digest(picture.path), []).append(picture)
+    scenes = list(copies.values())
     held_out: list[Picture] = []
-    scenes = together(pictures)
     if len(scenes) >= HELD_OUT_FROM and config.held_out:
         count = min(max(1, round(config.held_out * len(scenes))), len(scenes) - LEAST)
         stride = len(scenes) // count
         held_out = list(chain.from_iterable(scenes[stride - 1 :: stride][:count]))
     train = [picture for picture in pictures if picture not in held_out]
     return PictureSet(subject, tuple(train), tuple(held_out))
-
-
-def together(pictures: Sequence[Picture]) -> list[list[Picture]]:
-    """Group the copies of a picture, also saved again in another form or size: a split keeps them on one side."""
-    groups: list[tuple[NDArray[np.int16], list[Picture]]] = []
-    for picture in pictures:
-        # In grey, since JPEG keeps half of the colours' resolution.
-        small = open_image(picture.path).convert("L").resize((16, 16), Image.Resampling.BOX)
-        thumbnail = np.asarray(small, dtype=np.int16)
-        copies = [group for first, group in groups if np.abs(thumbnail - first).mean() <= COPY]
-        if copies:
-            copies[0].append(picture)
-        else:
-            groups.append((thumbnail, [picture]))
-    return [group for _, group in groups]
 
 
 def gallery_prompts(config: CharacterConfig, subject: str) -> list[Prompt]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from typer import Argument, Option
 
-from pacorl.cli.shared import echo, pasteable, print_json
-from pacorl.config.options import LARGEST, SEEDS, UsageError
+from pacorl.cli.shared import echo, pasteable
+from pacorl.config.options import LARGEST, SEEDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,19 +113,8 @@ def _convert(source: Path) -> None:
         echo(f"wrote {path}")
 
 
-def config(
-    key: str = Argument("", help="A key such as `sampling.tree`, or the end of one."),
-    *,
-    schema: Literal["train-policy", "train-reward", "train-character"] | None = Option(
-        None, help="Print the JSON schema of this command's config, which editors check YAML with."
-    ),
-) -> None:
+def config(key: str = Argument(help="A key such as `sampling.tree`, or the end of one.")) -> None:
     """Show a key's meaning, its values and its default; for a section, of all its keys."""
-    from pacorl.config.reference import RUNS, matching
+    from pacorl.config.reference import matching
 
-    if bool(key) == bool(schema):
-        raise UsageError("give a key, or --schema with a command")
-    if schema:
-        print_json(RUNS[schema].model_json_schema())
-    else:
-        echo("\n\n".join([str(entry) for entry in matching(key)]))
+    echo("\n\n".join(matching(key)))

@@ -75,7 +75,7 @@ def train_policy(
     options: PolicyRunOptions,
 ) -> None:
     """Train a generator with PaCo-GRPO."""
-    from pacorl.config.base import config_errors, load
+    from pacorl.config.base import load
     from pacorl.config.user_files import user_files
     from pacorl.grpo.policy_config import PolicyConfig
     from pacorl.io.imports import frozen_imports
@@ -86,8 +86,7 @@ def train_policy(
     if options.dry_run:
         from pacorl.plan.plan import plan_policy
 
-        with config_errors(config, run):
-            plan = plan_policy(run, ask=True)
+        plan = plan_policy(run, ask=True)
         if options.as_json:
             echo_json(plan.to_json())
         else:
@@ -95,8 +94,7 @@ def train_policy(
         raise Exit(plan.exit_code)
     # Check the run before the imports, which take seconds.
     exit_on_sigterm()
-    with config_errors(config, run):
-        check_run(run, resume=options.resume)
+    check_run(run, resume=options.resume)
     with frozen_imports():
         from pacorl.grpo.trainer import PolicyTrainer
         from pacorl.report.page import keep_page
@@ -107,16 +105,15 @@ def train_policy(
         _ = run.generator.pipeline_type
     use_cores()
 
-    # Train with the errors of the config's file and keys.
-    with config_errors(config, run):
-        if run.model.gradient_checkpointing == "auto":
-            from pacorl.plan.plan import decided, device
+    # Train.
+    if run.model.gradient_checkpointing == "auto":
+        from pacorl.plan.plan import decided, device
 
-            run = decided(run, card_bytes=device()[1])
-        _echo_start(run.adapter.start)
-        trainer = PolicyTrainer(run, resume=options.resume, allow_changes=options.allow_changes, listeners=[keep_page])
-        folder = trainer.train().folder
-        del trainer  # its transformer holds the process group
+        run = decided(run, card_bytes=device()[1])
+    _echo_start(run.adapter.start)
+    trainer = PolicyTrainer(run, resume=options.resume, allow_changes=options.allow_changes, listeners=[keep_page])
+    folder = trainer.train().folder
+    del trainer  # its transformer holds the process group
     # Only the main process prints.
     if destroy_process_group():
         echo_page(folder)
@@ -201,7 +198,7 @@ def train_character(
 ) -> None:
     """Train a LoRA of one character on your own images."""
     from pacorl.character_training.character_config import CharacterConfig
-    from pacorl.config.base import config_errors, load
+    from pacorl.config.base import load
 
     # The config, with the character of the command line.
     run = load(CharacterConfig, config, [f"character={folder}", *(overrides or [])])
@@ -220,10 +217,9 @@ def train_character(
         _ = run.generator.pipeline_type
     use_cores()
     # Train.
-    with config_errors(config, run):
-        _echo_start(run.adapter.start)
-        trainer = CharacterTrainer(run, resume=options.resume, allow_changes=options.allow_changes)
-        result = trainer.train()
+    _echo_start(run.adapter.start)
+    trainer = CharacterTrainer(run, resume=options.resume, allow_changes=options.allow_changes)
+    result = trainer.train()
 
     echo(f"done: {result.folder / 'report.html'}\nLoRA: {result.adapter}")
 
@@ -235,7 +231,7 @@ def train_reward(
     options: JudgeRunOptions,
 ) -> None:
     """Train a judge on comparisons; `pacorl dataset export --rankings` converts your own rankings."""
-    from pacorl.config.base import config_errors, load
+    from pacorl.config.base import load
     from pacorl.io.files import check_no_run, check_writable
     from pacorl.judge import check_judge
     from pacorl.judge_training.judge_config import JudgeConfig
@@ -263,8 +259,7 @@ def train_reward(
     from pacorl.judge_training.judge_trainer import JudgeTrainer
     from pacorl.runtime.processes import destroy_process_group
 
-    with config_errors(config, run):
-        folder = JudgeTrainer(run, resume=bool(options.resume), allow_changes=options.allow_changes).train()
+    folder = JudgeTrainer(run, resume=bool(options.resume), allow_changes=options.allow_changes).train()
     # Of several processes the main one has written the summary.
     if destroy_process_group():
         echo("\n".join(judge_lines(folder)))
@@ -285,7 +280,7 @@ def quickstart(
     out: Path = Option(None, help=f"The run's folder; by default {QUICKSTART}, with a number if that run is finished."),
 ) -> None:
     """Run the whole method on this machine, with judge, generator, RL and a page, in minutes and without downloads."""
-    from pacorl.config.base import config_errors, load
+    from pacorl.config.base import load
     from pacorl.config.recipes import recipe
     from pacorl.grpo.policy_config import PolicyConfig
     from pacorl.grpo.start import check_unfinished, free_folder
@@ -297,8 +292,7 @@ def quickstart(
     config = load(PolicyConfig, file, [f"out={folder}", *(overrides or [])])
     check_unfinished(config.out)
     # A second start goes on where the first was stopped.
-    with config_errors(file, config):
-        check_run(config, resume=True)
+    check_run(config, resume=True)
     if not out and config.out == folder != QUICKSTART:
         echo_errors(f"{QUICKSTART} is not changed; this run's folder is {folder}")
 

@@ -7,7 +7,6 @@ fix.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -109,12 +108,12 @@ class ModelSection(Section):
     @property
     def quantize(self) -> str:
         """Form of the blocks' weights: none, or int8."""
-        return str(MEMORY[self._memory]["quantize"])
+        return "none" if self._memory == "normal" else "int8"
 
     @property
     def stream(self) -> bool:
         """Whether the blocks' weights stay in main memory, and are sent to the device layer by layer."""
-        return bool(MEMORY[self._memory]["stream"])
+        return self._memory == "lowest"
 
 
 Run = TypeVar("Run", bound=Section)
@@ -196,19 +195,6 @@ def _apply(document: dict[str, Any], override: str) -> None:
 # --- faults ----------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def config_errors(path: Path, config: Section) -> Iterator[None]:
-    """Add the config's file to ValueErrors of the block that begin with a config key."""
-    try:
-        yield
-    except ValueError as error:
-        # Rewards and weights are checked long after the file was read. The error's type may have an exit code, so it
-        # stays.
-        if re.split(r"\W", str(error))[0] in type(config).model_fields and error.args == (str(error),):
-            error.args = (f"{path}: {error}",)
-        raise
-
-
 def validated(kind: type[Run], document: Any, *, prefix: str = "") -> Run:
     """Validate a document as a section of a config.
 
@@ -244,17 +230,16 @@ def changes_to(config: Section, before: Mapping[str, Any]) -> dict[str, list[Any
         config: the config now.
         before: the config that the run had, as JSON has it. Keys that only one of the two has are no change.
     """
-    return _changed_keys(before, config.model_dump(mode="json"))
+    return _changes("", before, config.model_dump(mode="json"))
 
 
-def _changed_keys(before: Mapping[str, Any], now: Mapping[str, Any], *, path: str = "") -> dict[str, list[Any]]:
+def _changes(key: str, before: Any, now: Any) -> dict[str, list[Any]]:
+    if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
+        return {key: [before, now]} if before != now else {}
     changes: dict[str, list[Any]] = {}
-    for key, new in now.items():
-        old = before.get(key, new)
-        if isinstance(old, dict) and isinstance(new, dict):
-            changes |= _changed_keys(old, new, path=f"{path}{key}.")
-        elif old != new:
-            changes[f"{path}{key}"] = [old, new]
+    for name in now:
+        if name in before:
+            changes |= _changes(f"{key}.{name}".removeprefix("."), before[name], now[name])
     return changes
 
 

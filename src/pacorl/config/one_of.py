@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import BaseModel, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from pacorl.config.table import Table
@@ -47,11 +47,3 @@ class OneOf:
         )
         # Not pydantic's own discriminated union: that would import the file of every entry, torch with some of them.
         return core_schema.no_info_plain_validator_function(self.validate, serialization=dump)
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Combine every entry's schema for documentation; imports all entries."""
-        # By the handler, which collects the definitions at the top of the schema.
-        options = [self.table[name].options for name in self.table]
-        return {
-            "oneOf": [each.__get_pydantic_json_schema__(each.__pydantic_core_schema__, handler) for each in options]
-        }

@@ -11,7 +11,6 @@ no heavy module, because `pacorl --help` reads it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,18 +37,13 @@ class UsageError(ValueError):
     """Exit code of a command that ends with it."""
 
 
-MEMORY: Mapping[str, Mapping[str, Any]] = {
-    "normal": {"quantize": "none", "stream": False},
-    "low": {"quantize": "int8", "stream": False},
-    "lowest": {"quantize": "int8", "stream": True},
-}
-"""`memory` → settings of the frozen weights of a model in this process."""
+MEMORY = ("normal", "low", "lowest")
+"""Forms of the frozen weights of a model in this process: as saved, in int8, and in int8 in main memory."""
 
 
 def packed_form(memory: str) -> dict[str, Any]:
     """Return the quantisation of a `memory`, on which images and scores depend; empty if there is none."""
-    form = MEMORY[memory]["quantize"]
-    return {} if form == "none" else {"quantize": form}
+    return {} if memory == "normal" else {"quantize": "int8"}
 
 
 # --- flags -----------------------------------------------------------------------------------------------------

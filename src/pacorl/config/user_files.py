@@ -6,8 +6,8 @@ environment variable NO_USER_FILES forbids it for a process and its children, su
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
+import json
 import os
 import re
 import sys
@@ -15,10 +15,12 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from pacorl.io.files import text_digest
+from pacorl.io.files import digest, text_digest
 
 FAULTS = (Exception, SystemExit)
 """Errors of a user's code. `sys.exit(0)` in a user's file must not look like the end of a finished run."""
@@ -74,13 +76,11 @@ def users_value(name: str) -> Any:
     # pydantic and dataclasses look a class's module up in sys.modules. This name is the file's own, so that it hides
     # no other module; a changed file is executed again.
     own_name = f"pacorl_user_{path.stem}_{text_digest(str(path.resolve()))[:8]}"
-    spec = importlib.util.spec_from_file_location(own_name, path)
-    assert spec is not None
-    assert spec.loader is not None  # always, of a .py file
-    module = importlib.util.module_from_spec(spec)
+    module = ModuleType(own_name)
+    module.__file__ = str(path)
     sys.modules[own_name] = module
     try:
-        spec.loader.exec_module(module)
+        SourceFileLoader(own_name, str(path)).exec_module(module)
     except FAULTS as error:
         del sys.modules[own_name]
         fault = f"{type(error).__name__} when the file was run"
@@ -92,14 +92,9 @@ def users_value(name: str) -> Any:
 
 def file_digests(document: Any) -> dict[str, str]:
     """Hash the file of every `path/to/file.py:NAME` in a dumped config: name → digest."""
-    from pacorl.io.documents import dump_json, read_text  # the commands import this file before they need pydantic
-
-    digests = {}
-    for name in re.findall(r'"([^"\\]+\.py:[A-Za-z_]\w*)"', dump_json(document)):
-        path = Path(name.rpartition(":")[0])
-        if path.is_file():
-            digests[name] = text_digest(read_text(path))
-    return digests
+    names = re.findall(r'"([^"\\]+\.py:[A-Za-z_]\w*)"', json.dumps(document, ensure_ascii=False))
+    files = {name: Path(name.rpartition(":")[0]) for name in names}
+    return {name: digest(file) for name, file in files.items() if file.is_file()}
 
 
 def code_digest(target: Any) -> str:
@@ -107,9 +102,7 @@ def code_digest(target: Any) -> str:
 
     Called functions, and values from outside its body, are not part of it.
     """
-    while isinstance(target, partial):
-        target = target.func
-    target = inspect.unwrap(target)
+    target = target.func if isinstance(target, partial) else target
     if not inspect.isroutine(target):
         target = type(target)
     # The source of a lambda is the whole statement around it, such as the call that makes the run.
@@ -121,9 +114,9 @@ def code_digest(target: Any) -> str:
 
 def line_in(path: Path, error: BaseException) -> str:
     """Return ", line N" for the line of a file where an error arose; empty if it is unknown."""
+    if isinstance(error, SyntaxError):  # its traceback does not contain the file
+        return f", line {error.lineno}"
     # The last frame of the file: the error itself often comes from a called library.
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename) == path]
-    if isinstance(error, SyntaxError):  # its traceback does not contain the file
-        lines.append(error.lineno)
-    return f", line {lines[-1]}" if lines and lines[-1] else ""
+    return f", line {lines[-1]}" if lines else ""

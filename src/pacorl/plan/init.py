@@ -24,11 +24,12 @@ from pacorl.models.policies import POLICIES, kind_of
 from pacorl.models.policies.policy import check_images
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.plan.plan import CARD_MARGIN, Plan, plan_policy, size_text, with_checkpointing
+from pacorl.plan.sources import rewards_of
 from pacorl.records.characters import find_character
 from pacorl.records.leaks import split_prompts
 from pacorl.records.prompts import prompts_from, save_prompts
 from pacorl.rewards import asks_judge
-from pacorl.types import TINY, Prompt
+from pacorl.types import Prompt
 
 CARD = re.compile(r"(?:([1-9]\d*)[x×])?([1-9]\d*)")
 GROUP = 16
@@ -161,9 +162,6 @@ def _read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, r
         raise ValueError(f"--card {card} is no size of a card: give its gigabytes, as 24, or 8x80 for eight of 80")
     spec = POLICIES[model if model in POLICIES else kind_of(model)]
     checkpoint = spec.published if model in POLICIES else model
-    if checkpoint == TINY:
-        raise ValueError("--model tiny has recipes of its own: `extends: tiny` in a file of yours")
-    spec.check_trainable(checkpoint)
 
     # Prompts, each with the character.
     records = prompts_from(prompts, model=checkpoint)
@@ -173,16 +171,14 @@ def _read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, r
             images = hero.images[: max(1, spec.policy.max_references - len(prompt.sources))]
             cast = (dataclasses.replace(hero, images=images),)
             records[number] = dataclasses.replace(prompt, characters=cast, references=images)
+    rewards = [{"name": reward}] if reward else _judged(records[0])
+    configs = [validated(RewardConfig, entry) for entry in rewards]
     for prompt in records:
         check_images(spec.policy, prompt, f"model.kind {spec.kind}")
-        if prompt.grid.count == 1 and not prompt.sources and not reward:
-            raise ValueError(
-                f"{prompt.place} is one image, and consistency needs several: write a set, as 'Four pictures of a "
-                "fox: asleep, in snow, in a boat, reading', or name a reward of yours with --reward file.py:NAME"
-            )
+    for function in rewards_of(configs):
+        function.check(records)
     train, held_out, _ = split_prompts(records, test=min(MOST_HELD_OUT, math.ceil(len(records) / 8)))
-    rewards = [{"name": reward}] if reward else _judged(train[0])
-    asking = any(asks_judge(validated(RewardConfig, entry), run=False) for entry in rewards)
+    asking = any(asks_judge(config, run=False) for config in configs)
     return Job(path, spec, checkpoint, train, held_out, rewards, asking, int(size[1] or 1), int(size[2]))
 
 
@@ -219,21 +215,14 @@ def _text(job: Job, memory: str) -> str:
     most = MOST_PROMPTS if trainers == 1 else MOST_PROMPTS // 2
     prompts = trainers * min(most, math.ceil(count / trainers))
     epochs = min(MOST_EPOCHS, max(LEAST_EPOCHS, math.ceil(SEEN * count / prompts)))
-    is_large = job.spec.parameters >= LARGE
-    settings = dict.fromkeys(("processes", "checkpoint", "guidance_scale", "advantages", *SMALL), DEFAULT)
-    if memory == "normal":
-        batch = 1 if is_large else 4
-    else:
-        batch = 4 if is_large else 8
-        settings |= SMALL
-    if job.cards > 1:
-        settings["processes"] = str(trainers)
-    if job.checkpoint != job.spec.published:
-        settings["checkpoint"] = repr(job.checkpoint)
-    if job.spec.kind == "kontext":
-        settings["guidance_scale"] = "2.5"
-    if len(job.rewards) == 1:
-        settings["advantages"] = "{aggregate: weighted_sum}"
+    batch, batch_of_large = (4, 1) if memory == "normal" else (8, 4)
+    settings = {
+        "processes": str(trainers) if job.cards > 1 else DEFAULT,
+        "checkpoint": repr(job.checkpoint) if job.checkpoint != job.spec.published else DEFAULT,
+        "guidance_scale": "2.5" if job.spec.kind == "kontext" else DEFAULT,
+        "advantages": "{aggregate: weighted_sum}" if len(job.rewards) == 1 else DEFAULT,
+        **(dict.fromkeys(SMALL, DEFAULT) if memory == "normal" else SMALL),
+    }
 
     text = TEMPLATE.format(
         job=job,
@@ -251,7 +240,7 @@ def _text(job: Job, memory: str) -> str:
         trained=count,
         held_out=f"{job.folder}/test.jsonl",
         size="[384, 384]  # an area" if job.train[0].sources else "[512, 512]  # judged at 1024",
-        batch=batch,
+        batch=batch_of_large if job.spec.parameters >= LARGE else batch,
         judge=f"{{checkpoint: '{SERVED_JUDGE if job.is_served else JUDGE}'}}" if job.asks_judge else "none",
         rewards="\n  - ".join(json.dumps(reward, ensure_ascii=False) for reward in job.rewards),
         **settings,

@@ -196,8 +196,7 @@ def absent_prompts(config: PolicyConfig) -> Iterator[MissingFile]:
     data = config.prompts
     remedy = "`pacorl data t2is`; or name a JSONL or text file of your own"
     if planned_images(config):
-        split = f"`pacorl data {config.generator.edit_data} --test 128 --out {Path(data.train).parent}`"
-        remedy = f"`pacorl data gedit`, then {split}; or name a JSONL of your own edits ({{image, instruction}})"
+        remedy = "`pacorl data gedit`, then the split that the recipe names; or a JSONL of your own edits"
     files = [("train", data.train), ("evaluation", data.evaluation)]
     for key, source in [*files, *(("benchmarks", name) for name in data.benchmarks)]:
         if not source.startswith("tiny:") and not Path(source).exists():

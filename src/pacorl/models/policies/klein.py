@@ -183,5 +183,4 @@ KLEIN = PolicySpec(
         "FLUX.2-klein-9B": "black-forest-labs/FLUX.2-klein-base-9B",
         "FLUX.2-klein-9B-KV": "black-forest-labs/FLUX.2-klein-base-9B",
     },
-    edit_data="GEdit-Bench/en.jsonl",  # its authors' examples are English
 )

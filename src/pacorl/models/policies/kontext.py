@@ -82,5 +82,4 @@ KONTEXT = PolicySpec(
     licence=DEV_LICENCE,
     gated=True,
     tiny="pacorl.tiny.generators:KONTEXT",
-    edit_data="GEdit-Bench/en.jsonl",  # its text encoders read English
 )

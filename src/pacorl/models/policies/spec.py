@@ -101,8 +101,6 @@ class PolicySpec:
     """Home of the fields of its committed checkpoint, `module:NAME`; empty if it has none."""
     distilled: Mapping[str, str] = field(default_factory=dict)
     """Published checkpoints that are distilled to few steps, by their last name, and the base to train instead."""
-    edit_data: str = "GEdit-Bench/edits.jsonl"
-    """Training records of its recipe, for edits."""
     vae_levels: str = "block_out_channels"
     """The list in the VAE's config.json with an entry for each of its levels."""
 
