@@ -71,7 +71,7 @@ def test_a_sentence_unfolds_into_panels_that_are_kept_as_they_are_typed(studio):
     assert studio.folder.read_draft().words == "a fox\nruns\nsleeps\neats\nhides"
 
 
-def test_pages_are_shown_ranked_removed_and_brought_back(studio):
+def test_pages_are_shown_ranked_removed_brought_back_and_fill_the_form_in(studio):
     add_page(studio)
 
     async def story(user):
@@ -84,20 +84,12 @@ def test_pages_are_shown_ranked_removed_and_brought_back(studio):
         assert studio.folder.pages == []
         user.find("Undo").click()
         await user.should_see("0.90 of 1", retries=20)
-
-    visit(studio, story)
-    assert len(studio.folder.pages) == 1
-
-
-def test_a_recipe_fills_the_form_in_and_says_which_models_differ(studio):
-    add_page(studio)
-
-    async def story(user):
         user.find("Fill in its words").click()
         await user.should_see("was drawn with LoRA none", retries=20)
         assert (studio.draft.words, studio.draft.seed) == ("a fox\nruns\nsleeps", 7)
 
     visit(studio, story)
+    assert len(studio.folder.pages) == 1
 
 
 def test_dropped_pictures_become_a_page_with_its_recipe_and_what_is_none_is_named(studio):
@@ -166,40 +158,27 @@ def test_a_character_is_made_kept_captioned_and_removed_by_one_rule(studio):
     assert studio.folder.characters() == []
 
 
-@pytest.fixture(scope="module")
-def client(tmp_path_factory):
-    """The real server of a studio, and the secret of its link."""
+def test_nothing_is_read_without_the_link_and_the_socket_asks_for_it_too(studio):
     from nicegui import core
     from nicegui.testing.general import nicegui_reset_globals
 
     from pacorl.studio.server import make_app
 
-    studio = Studio(tmp_path_factory.mktemp("served") / "studio")
     add_page(studio)
     core.app.middleware_stack = None  # of simulated users in this process
-    with (
-        nicegui_reset_globals(),
-        TestClient(make_app(studio), base_url="http://127.0.0.1:8767", raise_server_exceptions=False) as client,
-    ):
-        yield client, studio
-    studio.close()
-
-
-def test_nothing_is_read_without_the_link_and_the_socket_asks_for_it_too(client):
-    client, studio = client
     own = {"cookie": f"pacorl_studio_8767={studio.folder.key}; pacorl_studio_80={studio.folder.key}"}
     picture = studio.folder.pages[0][0].path.relative_to(studio.folder.path)
-    for path in ("/", f"/file/{picture}", "/_nicegui_ws/socket.io/?EIO=4&transport=polling"):
-        assert client.get(path).status_code == 401, path
-        assert client.get(path, headers={"cookie": "pacorl_studio_8767=wrong"}).status_code == 401, path
-        assert client.get(path, headers=own).status_code == 200, path
-        assert client.get(path, headers=own | {"host": "evil.example"}).status_code == 421, path
-    assert client.get("/file/%2E%2E/outside.png", headers=own).status_code == 404
-    socket = "/_nicegui_ws/socket.io/?EIO=4&transport=websocket"
-    own["host"] = "127.0.0.1:8767"  # the test client's own is another for websockets
-    for headers in ({"host": own["host"]}, own | {"origin": "http://evil.example"}, own | {"host": "evil.example"}):
-        with pytest.raises(WebSocketDisconnect), client.websocket_connect(socket, headers=headers):
-            pass
+    with nicegui_reset_globals(), TestClient(make_app(studio), base_url="http://127.0.0.1:8767") as client:
+        for path in ("/", f"/file/{picture}", "/_nicegui_ws/socket.io/?EIO=4&transport=polling"):
+            headers = {401: {"cookie": "pacorl_studio_8767=wrong"}, 200: own, 421: own | {"host": "evil.example"}}
+            assert [client.get(path, headers=each).status_code for each in headers.values()] == [*headers]
+            assert client.get(path).status_code == 401
+        assert client.get("/file/%2E%2E/outside.png", headers=own).status_code == 404
+        socket = "/_nicegui_ws/socket.io/?EIO=4&transport=websocket"
+        host = {"host": "127.0.0.1:8767"}  # the test client's own is another for websockets
+        for each in (host, own | host | {"origin": "http://evil.example"}, own | {"host": "evil.example"}):
+            with pytest.raises(WebSocketDisconnect), client.websocket_connect(socket, headers=each):
+                pass
 
 
 @pytest.mark.slow
