@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 from accelerate.utils import reduce
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, modeling_utils, set_seed
+from transformers import __version__ as transformers_version
 from transformers.trainer_callback import PrinterCallback
 
 from pacorl.config.base import changes_to, check_changes
@@ -85,9 +86,12 @@ class JudgeTrainer:
             allow_changes: allow a resumed run another config; the log lists the changes.
 
         Raises:
-            ValueError: the folder holds a run already and `resume` is not set, or bfloat16
+            ValueError: transformers is too old, the folder holds a run already and `resume` is not set, or bfloat16
                 would train on the CPU beside a card.
         """
+        # Everything else runs with transformers 5.17.
+        if not hasattr(modeling_utils, "slice_logits_to_keep"):
+            raise ValueError(f"training a judge needs transformers 5.23, and this is {transformers_version}; update it")
         check_card_used(config.model.dtype, torch.device(available_device()))
         self.config, self.resume = config, resume
         if not resume:
