@@ -60,8 +60,8 @@ HERE = BenchmarkOptions(judge="here")
 
 def test_every_item_is_measured_once_however_often_it_is_run(tmp_path: Path) -> None:
     bench = Numbers(KEYS)
-    first = run(bench, tmp_path, BenchmarkOptions(judge="here", batch=2))
-    again = run(bench, tmp_path, BenchmarkOptions(judge="here", batch=2))
+    first = run(bench, tmp_path, HERE, batch=2)
+    again = run(bench, tmp_path, HERE, batch=2)
     assert bench.measured == KEYS
     assert first == again
     assert first.complete
@@ -97,7 +97,7 @@ def test_batches_and_results_do_not_depend_on_the_number_of_processes(
         for index in range(count):
             monkeypatch.setenv("RANK", str(index))  # as torchrun numbers the processes
             monkeypatch.setenv("WORLD_SIZE", str(count))
-            outcomes.append(run(ByBatch(KEYS), tmp_path / str(count), BenchmarkOptions(judge="here", batch=2)))
+            outcomes.append(run(ByBatch(KEYS), tmp_path / str(count), HERE, batch=2))
     alone, half, both, *_, three = outcomes
     assert not half.complete
     assert "Incomplete: 3 of 5" in half.remarks[0]

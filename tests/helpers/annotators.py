@@ -26,7 +26,7 @@ class Client:
         self._token = token
 
     def task(self) -> dict[str, Any]:
-        return dict(parse_json(self._retrying("/api/task")))
+        return dict(parse_json(self._retrying("/api/task").decode()))
 
     def rank(self, instance: str, order: Sequence[int]) -> dict[str, Any]:
         """Send a ranking, and return the next state once the server has it on its disk."""
@@ -53,7 +53,7 @@ class Client:
 
     def _change(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         # One id per change and not per try: the server counts an id once.
-        return dict(parse_json(self._retrying(path, {**body, "request": secrets.token_hex(16)})))
+        return dict(parse_json(self._retrying(path, {**body, "request": secrets.token_hex(16)}).decode()))
 
     def _retrying(self, path: str, body: Mapping[str, Any] | None = None) -> bytes:
         headers = {"Cookie": f"pacorl_annotator_{self._url.rpartition(':')[2]}={self._token}"}

@@ -29,7 +29,6 @@ class BenchmarkOptions(GeneratorOptions, JudgeOptions):
 
     out: Path | None = option(None, "The folder of this run; runs/bench/NAME if left out.")
     limit: int | None = option(None, "At most so many items, evenly spread over the data.", min=1, max=LARGEST)
-    batch: int | None = option(None, "Items per call of the judge; 16, and 1 for t2is.", min=1, max=LARGEST)
     against: Path | None = option(None, "The folder of another run on the same data, for paired differences.")
     as_json: bool = option(False, "Print JSON.", "--json")
     aesthetics: str = option("", "t2is: a reward of single images, with scores from 0 to 1, or aesthetic (LAION's).")
@@ -41,17 +40,6 @@ class BenchmarkOptions(GeneratorOptions, JudgeOptions):
     def makes_images(self) -> bool:
         """Whether a generator or finished images are measured, and not a judge."""
         return bool(self.model or self.images)
-
-    @property
-    def items_per_call(self) -> int:
-        """Number of items of one call of the judge."""
-        return self.batch or 16
-
-    @property
-    def dealt(self) -> int:
-        """Number of items dealt to a process at a time."""
-        # A process judges the images that it generates.
-        return self.image_batch if self.makes_images else self.items_per_call
 
     @property
     def subject(self) -> str:
@@ -96,7 +84,7 @@ GENERATOR = (
     *("images", "image_batch"),
 )
 """Options of the benchmarks of generators, or of finished images."""
-COMMON = ("judge", "memory", "out", "limit", "batch", "against", "as_json")
+COMMON = ("judge", "memory", "out", "limit", "against", "as_json")
 """Options of every benchmark."""
 
 

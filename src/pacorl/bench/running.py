@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,6 @@ def run_benchmark(
     # Errors in the data are reported before a model is loaded.
     spec = BENCHMARKS.named(name)
     spec.check(name, options)
-    options = replace(options, batch=options.batch or spec.batch)
     items = spec.read(data, options)
     out = options.out or Path("runs") / "bench" / name
     check_writable(out, folder=True)
@@ -141,7 +141,7 @@ def run_benchmark(
     quiet_loading()
     with PacoReward.from_pretrained(options.judge, **options.judge_access, variants=spec.all_spellings) as reward:
         benchmark = spec.build(items, options, reward, out)
-        outcome = run(benchmark, out, options, progress=progress)
+        outcome = run(benchmark, out, options, batch=spec.batch, progress=progress)
     return replace(outcome, note=f"{reward.note} {UNCALIBRATED}".strip())
 
 
@@ -168,9 +168,10 @@ def run(
     out: Path,
     options: BenchmarkOptions,
     *,
+    batch: int = 16,
     progress: OpenProgress = without_bar,
 ) -> Outcome:
-    """Measure the remaining items and write the tables.
+    """Measure the remaining items, `batch` in a call of the judge, and write the tables.
 
     Raises:
         ValueError: if `out` holds results of other settings, or another process writes this shard.
@@ -194,7 +195,9 @@ def run(
     with lock, progress("judging") as advance:
         # Files that a killed process left unfinished.
         sweep(out)
-        _measure_missing(benchmark, Journal(out / shard.file), options, shard=shard, advance=advance)
+        # A process judges the images that it generates.
+        dealt = shard.batches(list(benchmark.texts()), size=options.image_batch if options.makes_images else batch)
+        _measure_missing(benchmark, Journal(out / shard.file), list(chain(*dealt)), batch=batch, advance=advance)
 
     # Tabulate the results of all processes.
     outcome = _gather(benchmark, out, name=options.subject, trained_on=trained_on, against=options.against)
@@ -227,24 +230,22 @@ def _check_settings(path: Path, settings: Mapping[str, Any], *, only: Sequence[s
 
 
 def _measure_missing(
-    benchmark: Benchmark, journal: Journal, options: BenchmarkOptions, *, shard: Shard, advance: Progress
+    benchmark: Benchmark, journal: Journal, keys: Sequence[str], *, batch: int, advance: Progress
 ) -> None:
-    """Measure the items of a shard without a judgement, batch by batch.
+    """Measure the items of `keys` without a judgement, batch by batch.
 
     The last bits of a judge's answer may depend on its batch, so those of a resumed run may differ.
     """
     # Rows of every process: an earlier run may have had other shards.
     row_of = read_results(journal.path.parent)
-    missing: list[str] = []
-    for batch in shard.batches(list(benchmark.texts()), size=options.dealt):
-        missing += [key for key in batch if key not in row_of or "error" in row_of[key]]
+    missing = [key for key in keys if key not in row_of or "error" in row_of[key]]
     done = 0
-    for keys in in_batches(missing, options.items_per_call):
-        rows = benchmark.measure(keys)
-        assert [row["key"] for row in rows] == list(keys), "a benchmark must return one row per item, in order"
+    for asked in in_batches(missing, batch):
+        rows = benchmark.measure(asked)
+        assert [row["key"] for row in rows] == list(asked), "a benchmark must return one row per item, in order"
         # One write per batch, so that an interruption loses one batch at most.
         journal.add(*rows)
-        done += len(keys)
+        done += len(asked)
         advance(done, len(missing))
 
 
