@@ -55,7 +55,7 @@ EXAMPLE = re.compile(r"^Example:\n((?:    .*\n?|\n)+)", re.MULTILINE)
 
 CONFIG_INTRODUCTION = """# Config keys
 
-Every key that a run's YAML may have, with its type and default. `pacorl config KEY` prints the same in a terminal. A
+Every key that a run's YAML may have, with its choices and default. `pacorl config KEY` prints the same in a terminal. A
 YAML needs only what differs from the defaults, which are the paper's settings for FLUX.1-dev. Any key can follow a
 command: `pacorl train-policy CONFIG sampling.steps=8`. Another choice in a section brings keys of its own:
 `objective.name=awm` leaves out the file's other keys of `objective`, but no key on the command line.

@@ -6,8 +6,7 @@ import json
 import textwrap
 from collections.abc import Sequence
 from difflib import get_close_matches
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -55,7 +54,7 @@ def unknown_key(model: type[BaseModel], path: Sequence[str | int]) -> str:
 
 
 def keys_of(model: type[BaseModel], *, prefix: str = "") -> dict[str, str]:
-    """List the keys of a config, each with its type, default and meaning; of a list of sections, the keys of one.
+    """List the keys of a config, each with its choices, default and meaning; of a list of sections, the keys of one.
 
     A key that several entries of a table have is explained by the first of them.
     """
@@ -64,8 +63,9 @@ def keys_of(model: type[BaseModel], *, prefix: str = "") -> dict[str, str]:
         sections, kind = _sections(field)
         if not sections:
             default = field.get_default(call_default_factory=True)
-            shown = "required" if field.is_required() else json.dumps(default, default=str)
-            kind = f"{_type_of(field.annotation)} = {shown}"
+            kind = "required" if field.is_required() else json.dumps(default, default=str)
+            if get_origin(field.annotation) is Literal:
+                kind = f"{' | '.join(map(str, get_args(field.annotation)))} = {kind}"
         text = field.description or (sections[0].__doc__ if sections else "") or ""
         keys[f"{prefix}{name}"] = f"{prefix}{name}: {kind}\n{textwrap.indent(textwrap.fill(text, 96), '    ')}"
         for section in reversed(sections):
@@ -85,16 +85,3 @@ def _sections(field: FieldInfo) -> tuple[list[type[BaseModel]], str]:
             sections.append(annotation)
         annotations += get_args(annotation)
     return sections, "section"
-
-
-def _type_of(annotation: Any) -> str:
-    arguments = get_args(annotation)
-    if get_origin(annotation) is Annotated:
-        return _type_of(arguments[0])
-    if get_origin(annotation) is Literal:
-        return " | ".join(map(str, arguments))
-    if get_origin(annotation) is tuple:
-        return f"list of {_type_of(arguments[0])}"
-    if get_origin(annotation) in (Union, UnionType):
-        return " | ".join(map(_type_of, arguments))
-    return str(getattr(annotation, "__name__", annotation)).replace("NoneType", "null")

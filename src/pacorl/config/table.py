@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from importlib import import_module
-from typing import Any, Generic, Literal, TypeVar, cast
+from pkgutil import resolve_name
+from typing import Any, Generic, Literal, TypeVar
 
 from pacorl.config.user_files import FORM, is_in_file, users_value
 from pacorl.io.terminal import did_you_mean
@@ -49,8 +49,8 @@ class Table(Mapping[str, Spec], Generic[Spec]):
             KeyError: if the table has no such entry. The message of `named` is for users.
         """
         if name in self._homes:
-            module, _, attribute = self._homes[name].partition(":")
-            return cast(Spec, getattr(import_module(module), attribute))
+            spec: Spec = resolve_name(self._homes[name])
+            return spec
         return self._users[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -80,12 +80,13 @@ class Table(Mapping[str, Spec], Generic[Spec]):
             # A subclass of its options whose `key` is `name`, as a config and its dump have it.
             from pydantic import create_model
 
-            options = cast(Any, entry).options
+            spec: Any = entry
+            options = spec.options
             field: Any = {self.key: (Literal[name], name)}
             own = create_model(
                 options.__name__, __base__=options, __module__=options.__module__, __doc__=options.__doc__, **field
             )
-            self._users[name] = cast(Spec, replace(cast(Any, entry), options=own))
+            self._users[name] = replace(spec, options=own)
         if name not in self:
             guess = f"{did_you_mean(name, self)} there are {', '.join(self)}".strip()
             of_user = f", or your own as {FORM}" if self.is_open else ""

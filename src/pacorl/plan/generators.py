@@ -140,8 +140,8 @@ class Inputs:
         if isinstance(policy, QwenEditPolicy):
             # A square source: other shapes of the area have nearly as many tokens.
             side = max(1, round(min(policy.condition_area, size.height * size.width) ** 0.5))
-            options = policy.pipeline.processor.to_dict()
-            tokens = image_tokens(Size(side, side), options.get("image_processor", options))
+            processor = policy.pipeline.processor
+            tokens = image_tokens(Size(side, side), getattr(processor, "image_processor", processor).to_dict())
             return self.count * tokens + INSTRUCTION_TOKENS
         return int(policy.clip_tokens + policy.options.max_sequence_length)
 

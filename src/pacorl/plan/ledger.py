@@ -27,15 +27,11 @@ def attention_flops(query_BHSD: Tensor, key_BHSD: Tensor, value_BHSD: Tensor, *_
     return scores * 2.0 * (query_BHSD.shape[-1] + value_BHSD.shape[-1])
 
 
-def attention_backward_flops(_: Tensor, query: Tensor, key: Tensor, value: Tensor, *__: Any, **___: Any) -> float:
-    """FLOPs of attention's gradients: the scores once more, and two products each for query, key and value."""
-    return attention_flops(query, key, value) * 2.5
-
-
 FLOPS = {
     **flop_registry,
     aten._scaled_dot_product_flash_attention_for_cpu: attention_flops,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward_flops,
+    # The scores once more, and two products each for query, key and value; its first argument is the gradient.
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda _, *QKV, **__: 2.5 * attention_flops(*QKV),
 }
 """torch's formulas of products and convolutions, and those of the attention in `fused_attention`."""
 

@@ -263,10 +263,9 @@ def decided(config: PolicyConfig, *, card_bytes: int | None) -> PolicyConfig:
     """
     # Recomputing activations costs time, so that it is off wherever the run fits without.
     without = with_checkpointing(config, on=False)
-    if without is config or card_bytes is None:
+    if without is config or card_bytes is None or plan_policy(without).peak_bytes + CARD_MARGIN <= card_bytes:
         return without
-    fits = plan_policy(without).peak_bytes + CARD_MARGIN <= card_bytes
-    return with_checkpointing(config, on=not fits)
+    return with_checkpointing(config, on=True)
 
 
 def with_checkpointing(config: PolicyConfig, *, on: bool) -> PolicyConfig:
