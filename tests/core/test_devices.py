@@ -8,13 +8,8 @@ import pytest
 import torch
 from toy_world import toy_config
 
-from pacorl.core.devices import available_device, best_dtype, check_card_used, widest_float
+from pacorl.core.devices import best_dtype, check_card_used
 from pacorl.grpo.trainer import PolicyTrainer
-
-
-def test_the_device_is_torchs_own_accelerator_or_the_cpu() -> None:
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    assert available_device() == (accelerator.type if accelerator else "cpu")
 
 
 @pytest.mark.parametrize(
@@ -24,11 +19,6 @@ def test_the_device_is_torchs_own_accelerator_or_the_cpu() -> None:
 )
 def test_weights_are_of_the_device_s_best_type(checkpoint: str, device: str, dtype: str) -> None:
     assert best_dtype(checkpoint, device) == dtype
-
-
-def test_metrics_are_added_up_in_what_the_device_has() -> None:
-    assert widest_float(torch.device("mps")) == torch.float32
-    assert {widest_float(torch.device(name)) for name in ("cpu", "cuda")} == {torch.float64}
 
 
 def test_bfloat16_on_the_cpu_beside_a_card_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ from pacorl.plan.plan import Plan, plan_policy
 from pacorl.plan.sources import JUDGE_PARTS
 from pacorl.runtime.processes import Runtime
 from pacorl.runtime.turns import Turns
-from pacorl.runtime.workers import Call, Workers
+from pacorl.runtime.workers import Workers
 from pacorl.tiny.world import set_prompts
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -143,10 +143,12 @@ def lent_to(self: Turns, models: Sequence[torch.nn.Module]) -> Iterator[None]:
     move(self.generator, self.device)
 
 
-def add(self: Workers, call: Call[Any]) -> None:
-    """`Workers.add`, at once: time limits cost no memory, and torch hands its modes to no thread."""
+def submit(self: Workers, act: Callable[[], Any]) -> Future[Any]:
+    """`Workers.submit`, at once: time limits cost no memory, and torch hands its modes to no thread."""
+    done: Future[Any] = Future()
     with self.context():
-        call.future.set_result(call.act())
+        done.set_result(act())
+    return done
 
 
 class AtOnce(ThreadPoolExecutor):
@@ -164,7 +166,7 @@ PHASES: tuple[tuple[str, Any, str], ...] = (
     ("place", builders, "place_transformer"),
     ("sample", rollout.Trunk, "grow"),
     ("sample", rollout.Trunk, "finish"),
-    ("judge", Workers, "add"),
+    ("judge", Workers, "submit"),
     ("score", epoch, "collect_scores"),
     ("score", epoch, "measure_agreement"),
     ("train", epoch, "update_policy"),
@@ -205,7 +207,7 @@ def pretended_run() -> Iterator[PretendedCard]:
         patch.setattr(diffusers.DiffusionPipeline, "from_pretrained", pipeline_loader(load_pipeline))
         patch.setattr(transformers.AutoModelForImageTextToText, "from_pretrained", load_model)
 
-        patch.setattr(Workers, "add", add)
+        patch.setattr(Workers, "submit", submit)
         patch.setattr(checkpoint, "ThreadPoolExecutor", AtOnce)
         patch.setattr(Turns, "lent_to", lent_to)
         for phase, owner, name in PHASES:

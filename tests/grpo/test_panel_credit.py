@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from recorded import recorded_epochs
 from rollouts import collect
-from tiny_runs import JPEG_SIZE, metrics, train_policy, weights
+from tiny_runs import JPEG_SIZE, metrics, train_policy
 from toy_world import ToyPolicy, toy_config, toy_world
 
 from pacorl.config import base as configs
@@ -109,23 +108,6 @@ def test_a_run_with_panel_credit_has_a_ratio_of_exactly_1(objective: str, tmp_pa
     assert {name: first[name] for name in first if name.startswith("reward/")} == {
         name: of_set[name] for name in of_set if name.startswith("reward/")
     }
-
-
-@pytest.mark.slow
-def test_parts_of_scores_add_up_and_no_share_of_panel_credit_is_credit_set(tmp_path: Path) -> None:
-    with toy_world(), recorded_epochs() as records:
-        for credit in ("set", "0", "panel"):
-            train_policy(toy_config(tmp_path / credit, f"advantages.credit={credit}", "epochs=1"))
-
-    of_set, of_no_share, of_panel = records
-    assert of_set == of_no_share, "no share of panel credit is credit set, to the bit"
-    assert weights(tmp_path / "set") == weights(tmp_path / "0")
-    rows = of_panel["parts"]
-    assert sorted(rows) == list(range(8))
-    assert [len(part_P) for part_P in rows[0]] == [4, 4]
-    consistency, panel_match = of_panel["scores"][0]
-    assert sum(rows[0][0]) == pytest.approx(2 * consistency), "a pair counts for both of its panels"
-    assert sum(rows[0][1]) == pytest.approx(panel_match)
 
 
 @pytest.mark.parametrize(

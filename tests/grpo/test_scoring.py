@@ -186,9 +186,9 @@ def test_services_keep_their_own_time_limits() -> None:
     asking.judge = ToyJudge()
     with closing(Scorer({}, overlap=False, timeout=0.2)) as scorer:
         with pytest.raises(CallTimeout):  # a judge of this process may hang as well
-            scorer.ask(asking, partial(time.sleep, 0.6), "the judge")
+            scorer.begin(asking, partial(time.sleep, 0.6), "the judge")()
         asking.judge = ToyService()
-        scorer.ask(asking, partial(time.sleep, 0.6), "the judge")
+        scorer.begin(asking, partial(time.sleep, 0.6), "the judge")()
 
 
 class ToyService(ToyJudge):

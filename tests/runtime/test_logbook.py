@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from accelerate import PartialState
 
 from pacorl.runtime.logbook import Logbook, Progress
 
@@ -43,27 +44,9 @@ def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
     assert lines(tmp_path) == [{"kind": "epoch", "epoch": 1, "step": 1, "good": 0.5, "bad": None}]
 
 
-def test_other_ranks_write_nothing(tmp_path: Path) -> None:
-    book = Logbook(None)
-    book.write("epoch", epoch=1, step=1, values={"a": 1.0})
-    book.records("evaluation", [{}])
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_tensorboard_has_the_values(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    book = Logbook(tmp_path, trackers=["tensorboard"])
-    book.write("epoch", epoch=3, step=6, values={"reward/consistency/mean": 0.25})
-    book.close()
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    (event,) = events.Scalars("reward/consistency/mean")
-    assert (event.step, event.value) == (6, 0.25)
-
-
 @pytest.mark.parametrize("name", ["wandb", "swanlab"])
 def test_a_service_is_given_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    PartialState()  # accelerate's trackers log by it
     given: list[dict[str, Any]] = []
     service = SimpleNamespace(init=lambda **options: given.append(options), config={})
     monkeypatch.setitem(sys.modules, name, service)

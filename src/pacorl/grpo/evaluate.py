@@ -170,7 +170,7 @@ def score_images(trainer: PolicyTrainer, jobs: Sequence[Job], images: Sequence[I
     def ask(name: str, reward: object, act: Callable[[], Any]) -> Any:
         batches = math.ceil(len(images) / trainer.config.evaluation.batch)
         what = f"reward {name} (evaluation of {len(images)} images)"
-        return trainer.scorer.ask(reward, act, what, batches=batches)
+        return trainer.scorer.begin(reward, act, what, batches=batches)()
 
     # 1. P(Yes) of pairs, asked once for the reward and the matrix.
     answers = ask("consistency", asking, partial(asking.pairs, prompts, images)) if asking else [{} for _ in images]

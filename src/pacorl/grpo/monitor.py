@@ -160,7 +160,7 @@ def measure_agreement(
     # 3. The answers, and their means without missing ones.
     ask = partial(reward.mean_verdicts, prompts, panels, pairs=pairs)
     what = f"the judge (agreement of {COUPLES} pairs of sets)"
-    answers = runtime.gather_rows(lambda: {0: trainer.scorer.ask(reward, ask, what)} if runtime.is_main else {})[0]
+    answers = runtime.gather_rows(lambda: {0: trainer.scorer.begin(reward, ask, what)()} if runtime.is_main else {})[0]
     p_yes: dict[bool, list[float]] = {True: [], False: []}
     for prompt, verdicts in zip(prompts, answers, strict=True):
         for (first, second), verdict in verdicts.items():

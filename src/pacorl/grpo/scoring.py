@@ -23,7 +23,7 @@ from pacorl.rewards.consistency import Consistency, Contrast
 from pacorl.rewards.reward import PanelScores, Reward, RewardFunction, named, panel_scores_of
 from pacorl.runtime.cores import available_cores
 from pacorl.runtime.processes import Runtime, SharedFault
-from pacorl.runtime.workers import Call, Workers
+from pacorl.runtime.workers import Workers, outcome_of
 from pacorl.types import Prompt, RewardTable, Rollout
 
 Outcome = TypeVar("Outcome")
@@ -74,8 +74,8 @@ class Scorer:
         """Rollouts whose call is not full."""
         self._waiting: list[list[Rollout]] = []
         """Rollouts of calls that have not begun."""
-        self._batches: list[tuple[list[int], list[Call[list[PanelScores]]]]] = []
-        """Global rows of samples, and one call per reward."""
+        self._batches: list[tuple[list[int], list[Callable[[], list[PanelScores]]]]] = []
+        """Global rows of samples, and per reward what waits for its scores."""
 
     def close(self) -> None:
         """Abandon queued and running calls."""
@@ -132,26 +132,24 @@ class Scorer:
         self._begin()
         scores_of_row: dict[int, list[PanelScores]] = {}
         for rows, calls in self._batches:
-            columns = [call.result(self.check_stop) for call in calls]
+            columns = [scores() for scores in calls]
             scores_of_row |= {row: scores for row, *scores in zip(rows, *columns, strict=True)}
         self._batches.clear()
         return scores_of_row
 
-    def begin(self, reward: object, act: Callable[[], Outcome], what: str, *, batches: int = 1) -> Call[Outcome]:
-        """Begin a call on a reward's thread.
+    def begin(
+        self, reward: object, act: Callable[[], Outcome], what: str, *, batches: int = 1
+    ) -> Callable[[], Outcome]:
+        """Begin a call on a reward's thread, and return a function that waits for its outcome.
 
         Args:
             what: subject of the message if it does not return.
             batches: number of batches, whose time limits add up.
         """
-        is_remote = isinstance(getattr(reward, "judge", None), RemoteJudge)
-        call = Call(act, what, math.inf if is_remote else batches * self.timeout)
-        (self._remote if is_remote else self._local).add(call)
-        return call
-
-    def ask(self, reward: object, act: Callable[[], Outcome], what: str, *, batches: int = 1) -> Outcome:
-        """Wait for a call on a reward's thread; the arguments are those of `begin`."""
-        return self.begin(reward, act, what, batches=batches).result(self.check_stop)
+        workers, seconds = self._local, batches * self.timeout
+        if isinstance(getattr(reward, "judge", None), RemoteJudge):
+            workers, seconds = self._remote, math.inf
+        return partial(outcome_of, workers.submit(act), what, seconds=seconds, check_stop=self.check_stop)
 
 
 def samples_per_call(judge: JudgeSettings | None, *, device: torch.device) -> int:

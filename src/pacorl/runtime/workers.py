@@ -11,9 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, field
 from threading import Lock, Thread, current_thread
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from pacorl.runtime.stopping import Interrupted
 
@@ -25,36 +24,6 @@ Outcome = TypeVar("Outcome")
 
 class CallTimeout(Interrupted):
     """A call has not returned within its time limit; its thread cannot be stopped, so the run has to end."""
-
-
-@dataclass(eq=False)
-class Call(Generic[Outcome]):
-    """A call for a thread of a pool."""
-
-    act: Callable[[], Outcome]
-    what: str
-    """Subject of the message if the limit is reached."""
-    seconds: float = math.inf
-    """Time limit, from the moment at which a thread takes the call."""
-    future: Future[Outcome] = field(default_factory=Future)
-    started: float = math.inf
-
-    def result(self, check_stop: Callable[[], None] = lambda: None) -> Outcome:
-        """Wait for the outcome, and return or raise it.
-
-        Args:
-            check_stop: polled during waiting; may raise to stop.
-
-        Raises:
-            CallTimeout: if the limit is reached.
-        """
-        while not wait([self.future], timeout=LOOK_SECONDS).done:
-            check_stop()
-            if time.monotonic() - self.started > self.seconds:
-                raise CallTimeout(
-                    f"{self.what} has not returned for {self.seconds:g} s; mend it, or raise reward_timeout"
-                )
-        return self.future.result()
 
 
 class Workers:
@@ -76,17 +45,19 @@ class Workers:
         self.count = count
         self.name = name
         self.context = context
-        self._queue: deque[Call[Any]] = deque()
+        self._queue: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._threads: list[Thread] = []
         self._lock = Lock()
 
-    def add(self, call: Call[Any]) -> None:
+    def submit(self, act: Callable[[], Outcome]) -> Future[Outcome]:
         """Queue a call."""
+        future: Future[Outcome] = Future()
         with self._lock:
-            self._queue.append(call)
+            self._queue.append((future, act))
             if len(self._threads) < self.count:
                 self._threads.append(Thread(target=self._work, name=self.name, daemon=True))
                 self._threads[-1].start()
+        return future
 
     def close(self) -> None:
         """Drop queued calls, and abandon those that are running."""
@@ -97,27 +68,43 @@ class Workers:
         for thread in threads:
             thread.join(LOOK_SECONDS)
 
-    def _next(self) -> Call[Any] | None:
-        with self._lock:
-            if self._queue:
-                return self._queue.popleft()
-            self._threads.remove(current_thread())
-            return None
-
     def _work(self) -> None:
         with self.context():
-            while call := self._next():
-                call.started = time.monotonic()
+            while True:
+                with self._lock:
+                    if not self._queue:
+                        self._threads.remove(current_thread())
+                        return
+                    future, act = self._queue.popleft()
                 try:
-                    call.future.set_result(call.act())
+                    future.set_result(act())
                 except BaseException as error:  # `sys.exit` in a user's code too
-                    call.future.set_exception(error)
-                del call  # it holds images
+                    future.set_exception(error)
+                del future, act  # they hold images
+
+
+def outcome_of(
+    future: Future[Outcome], what: str, *, seconds: float = math.inf, check_stop: Callable[[], None] = lambda: None
+) -> Outcome:
+    """Wait for a call's outcome, and return or raise it.
+
+    Args:
+        what: subject of the message if the limit is reached.
+        seconds: time limit from now on. Calls of one thread are waited for in their order.
+        check_stop: polled during waiting; may raise to stop.
+
+    Raises:
+        CallTimeout: if the limit is reached.
+    """
+    started = time.monotonic()
+    while not wait([future], timeout=LOOK_SECONDS).done:
+        check_stop()
+        if time.monotonic() - started > seconds:
+            raise CallTimeout(f"{what} has not returned for {seconds:g} s; mend it, or raise reward_timeout")
+    return future.result()
 
 
 def call_in_time(act: Callable[[], Outcome], what: str, *, seconds: float) -> Outcome:
-    """Call a function on a thread, which is abandoned at the time limit; see `Call`."""
-    call = Call(act, what, seconds)
+    """Call a function on a thread, which is abandoned at the time limit."""
     with closing(Workers(1, name="pacorl-call")) as workers:
-        workers.add(call)
-        return call.result()
+        return outcome_of(workers.submit(act), what, seconds=seconds)
