@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import traceback
 import warnings
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 from typer import Abort, Exit, Option
@@ -70,17 +68,14 @@ def main() -> None:
     # The handler of unconfigured loggers, such as pacorl's own.
     if logging.lastResort:
         logging.lastResort.setFormatter(PrintableFormatter())
-    try:
-        # Read here and not by typer, whose own faults it shows too.
-        if "--debug" in sys.argv:
-            sys.argv.remove("--debug")
-            app()
-            return
-        # Without the warning's line of code.
-        warnings.formatwarning = lambda message, *_, **__: f"pacorl: {printable(str(message))}\n"
-        sys.exit(exit_code(lambda: app(standalone_mode=False, prog_name="pacorl")))
-    finally:
-        sys.excepthook = _print_traceback  # typer has set its own
+    # Read here and not by typer, whose own faults it shows too.
+    if "--debug" in sys.argv:
+        sys.argv.remove("--debug")
+        app()
+        return
+    # Without the warning's line of code.
+    warnings.formatwarning = lambda message, *_, **__: f"pacorl: {printable(str(message))}\n"
+    sys.exit(exit_code(lambda: app(standalone_mode=False, prog_name="pacorl")))
 
 
 def exit_code(command: Callable[[], object]) -> int:
@@ -102,10 +97,6 @@ def exit_code(command: Callable[[], object]) -> int:
         _print_fault(fault_line(error))
         return int(getattr(error, "exit_code", 1))
     return code if isinstance(code, int) else 0
-
-
-def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    echo_errors("".join(traceback.format_exception(kind, error, trace)).rstrip())
 
 
 def _print_fault(message: str) -> None:

@@ -218,11 +218,8 @@ def read_request(options: RequestOptions, generator: AdaptedGenerator, gate: Gat
 def _max_references(board: Storyboard, generator: AdaptedGenerator) -> int:
     """Return the number of references that a model takes, and note on the error stream which images act."""
     from pacorl.generate.storyboard import references_note
-    from pacorl.models.policies import POLICIES, kind_of
 
-    if not any(character.images for character in board.characters):
-        return 0
-    limit = POLICIES.named(generator.kind or kind_of(generator.model)).policy.max_references
+    limit = generator.spec_of([]).policy.max_references
     echo_errors(references_note(board, generator.model, limit=limit))
     return limit
 

@@ -111,22 +111,8 @@ def _flags(group: type) -> Iterator[Parameter]:
         default = each.default_factory() if callable(each.default_factory) else each.default
         if isinstance(each.default, bool):
             settings["metavar"] = ""
-        if parse := settings.get("parser"):
-            settings["parser"] = _named_fault(parse)
         info = typer.Option(default, *flags, rich_help_panel=getattr(group, "panel", None), **settings)
         yield Parameter(each.name, Parameter.KEYWORD_ONLY, default=info, annotation=hints[each.name])
-
-
-def _named_fault(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
-    """Make a parser whose ValueError becomes the fault of its flag; typer would drop the message."""
-
-    def convert(text: Any) -> Any:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from None
-
-    return convert
 
 
 # --- printing --------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from typer import Argument, Exit, Option
 
-from pacorl.cli.shared import echo, echo_errors, echo_json, pasteable
+from pacorl.cli.shared import echo, echo_json, pasteable
 from pacorl.config.options import inherited, option
 from pacorl.types import TINY
 
@@ -293,8 +293,6 @@ def quickstart(
     check_unfinished(config.out)
     # A second start goes on where the first was stopped.
     check_run(config, resume=True)
-    if not out and config.out == folder != QUICKSTART:
-        echo_errors(f"{QUICKSTART} is not changed; this run's folder is {folder}")
 
     # Import torch and diffusers only now, after every check.
     with frozen_imports():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,7 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings by name, for JSON."""
-        settings = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        return settings | {"size": str(self.size)}
+        return asdict(self) | {"size": str(self.size)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +155,7 @@ def _json_list(texts: Sequence[str]) -> str | None:
     return json.dumps(list(texts), ensure_ascii=False) if texts else None
 
 
-def save(images: Sequence[GeneratedImage], out: Path, *, judge: str = "", stem: str = "") -> list[SavedImage]:
+def save(images: Sequence[GeneratedImage], out: Path, *, judge: str = "", stem: str = "set") -> list[SavedImage]:
     """Write each image and the panels of a set.
 
     Names are `STEM-NUMBER[-rank-RANK].png` and `…-panel-P.png`; the same call writes the same bytes. Existing files of
@@ -171,10 +170,7 @@ def save(images: Sequence[GeneratedImage], out: Path, *, judge: str = "", stem: 
         # The name: candidates of one image share its number.
         number += image.rank == 1
         prompt = image.prompt
-        name = stem or ("edit" if prompt.sources else "set")
-        name += f"-{number:0{width}d}"
-        if ranked:
-            name += f"-rank-{image.rank}"
+        name = f"{stem}-{number:0{width}d}" + (f"-rank-{image.rank}" if ranked else "")
 
         # The image, then its panels with their own texts.
         texts = recipe_texts(image, judge=judge)

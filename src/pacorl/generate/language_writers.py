@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from pacorl.config.options import TEMPLATE
-from pacorl.io.net import is_url, service_url
+from pacorl.io.net import is_url
 from pacorl.judge.chat import ChatModel
 from pacorl.records.compose import prompt_from
 from pacorl.records.panels import PanelDraft, PanelWriter, SetRequest
@@ -39,18 +39,9 @@ def open_writer(source: str) -> PanelWriter | None:
     if source == TEMPLATE:
         return None
     url, _, model = source.partition("#")
-    if not is_url(url):
-        raise ValueError(
-            f"the panel writer {source!r} is neither {TEMPLATE} nor a URL; serve a language model, e.g. with `vllm "
-            f"serve {source}`, and name http://127.0.0.1:8000/v1#{source}"
-        )
-    if not model:
-        raise ValueError(f"{service_url(url, name='writer')} needs a model's name: URL#MODEL")
-    return chat_writer(ChatModel(model, base_url=url))
-
-
-def chat_writer(chat: ChatModel) -> PanelWriter:
-    """Writer of the panels of a sentence."""
+    if not (is_url(url) and model):
+        raise ValueError(f"the panel writer {source!r} is neither {TEMPLATE} nor a URL#MODEL of a language model")
+    chat = ChatModel(model, base_url=url)
 
     def write(request: SetRequest, count: int) -> PanelDraft:
         reply = ask_for_set(chat, sentence_text(request.text, count), count=count)

@@ -74,9 +74,6 @@ def generate_sets(
         (best,) = generate_sets(generator, prompt, best_of=4, judge=PacoReward.from_pretrained("tiny"))
         best.image.save("set.png")
     """
-    # Arguments that contradict each other.
-    if count < 1 or best_of < 1:
-        raise ValueError(f"count {count} and best-of {best_of} must be at least 1")
     if best_of > 1 and judge is None:
         raise ValueError(f"the best of {best_of} needs a judge to choose; give one as judge=")
 
@@ -143,7 +140,11 @@ def _ranked_candidates(
 
     # Judge all candidates at once, so that the judge shares their prefix.
     with generator.judging():
-        judged = judge_prompts(judge, [prompt] * len(seeds), candidates, ask=ask)
+        prompts = [prompt] * len(seeds)
+        if prompt.sources:
+            judged = judge_edits(judge, prompts, candidates)
+        else:
+            judged = judge_sets(judge, prompts, candidates, ask=ask)
 
     # Tied candidates get different ranks, in the order of their seeds.
     ranked: list[GeneratedImage] = []
@@ -155,15 +156,6 @@ def _ranked_candidates(
 
 
 # --- candidates by a judge -------------------------------------------------------------------------------------
-
-
-def judge_prompts(
-    judge: Judge, prompts: Sequence[Prompt], images: Sequence[Image], *, ask: Ask = "theme"
-) -> list[Judged]:
-    """Score images of one kind: edits, or sets."""
-    if prompts[0].sources:
-        return judge_edits(judge, prompts, images)
-    return judge_sets(judge, prompts, images, ask=ask)
 
 
 def judge_sets(judge: Judge, prompts: Sequence[Prompt], images: Sequence[Image], *, ask: Ask = "theme") -> list[Judged]:
