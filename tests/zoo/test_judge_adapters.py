@@ -1,4 +1,4 @@
-"""Adapters of a judge in every form, by every tool: P(Yes) is that of PEFT's own model, merged, to the bit.
+"""Adapters of a judge in every form: P(Yes) is that of PEFT's own model, merged, to the bit.
 
 An image tool has no judge to put an adapter on, and no trainer writes a language model's adapter in its form.
 """
@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from judges import build, pairs, processor_of_any_size
-from peft import PeftModel
 
 from pacorl.gate.paco_reward import PacoReward
 from pacorl.io.processor import ImageTextProcessor
@@ -25,8 +24,6 @@ from pacorl.judge_training.tuning import save_processor, source_of, tune
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
 
 RANK, ALPHA = 4, 8
-JUDGE_FORMS = ("peft", "peft with old", "ours")
-JUDGE_TOOLS = ("ours", "peft")
 
 
 @pytest.fixture(scope="module")
@@ -78,26 +75,19 @@ def truth(base: Path, made: Any, processor: ImageTextProcessor) -> list[float | 
     return answers
 
 
-def saved(form: str, made: Any, folder: Path) -> Path:
+def saved(made: Any, folder: Path) -> Path:
     """`pacorl train-reward` saves by PEFT too, the one adapter that it has."""
-    made.save_pretrained(folder, selected_adapters=None if form == "peft with old" else ["default"])
-    assert (folder / "old").is_dir() == (form == "peft with old")
+    made.save_pretrained(folder, selected_adapters=["default"])
     return folder
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tool", JUDGE_TOOLS)
-@pytest.mark.parametrize("form", JUDGE_FORMS)
-def test_the_answers_are_those_of_the_adapter_as_it_was_made(
-    form: str, tool: str, *, base: Path, made: Any, processor: ImageTextProcessor, truth: list[float], tmp_path: Path
+def test_an_adapter_beside_another_is_the_one_in_the_folder_itself(
+    base: Path, made: Any, processor: ImageTextProcessor, truth: list[float], tmp_path: Path
 ) -> None:
-    folder = saved(form, made, tmp_path / "adapter")
-    model = loaded(base)
-    if tool == "ours":
-        model = merge_adapter(model, str(folder))
-    else:
-        model = PeftModel.from_pretrained(model, folder).merge_and_unload()
-    assert p_yes(model, processor) == truth
+    made.save_pretrained(tmp_path)
+    assert (tmp_path / "old").is_dir()
+    assert p_yes(merge_adapter(loaded(base), str(tmp_path)), processor) == truth
 
 
 # --- a judge's LoRA as the judge -------------------------------------------------------------------------------
@@ -111,7 +101,7 @@ def test_a_lora_as_the_judge_is_its_base_with_it(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    folder = saved("peft", made, tmp_path / "adapter")
+    folder = saved(made, tmp_path / "adapter")
     with caplog.at_level(logging.WARNING):
         judge = LocalJudge.from_pretrained(str(folder))
     assert [verdict.p_yes for verdict in judge.verdicts(pairs(6))] == truth
@@ -122,7 +112,7 @@ def test_a_lora_as_the_judge_is_its_base_with_it(
 
 
 def test_a_lora_is_no_checkpoint_to_train(made: Any, base: Path, tmp_path: Path) -> None:
-    folder = str(saved("peft", made, tmp_path / "adapter"))
+    folder = str(saved(made, tmp_path / "adapter"))
     with pytest.raises(ValueError, match=rf"is a LoRA adapter; set model\.checkpoint={base} tuning\.start={folder}"):
         source_of(folder)
 
@@ -130,7 +120,7 @@ def test_a_lora_is_no_checkpoint_to_train(made: Any, base: Path, tmp_path: Path)
 def test_an_adapter_file_of_another_name_is_one(
     base: Path, made: Any, processor: ImageTextProcessor, truth: list[float], tmp_path: Path
 ) -> None:
-    folder = saved("peft", made, tmp_path / "adapter")
+    folder = saved(made, tmp_path / "adapter")
     file = (folder / "adapter_model.safetensors").rename(folder / "judge-step-400.safetensors")
     assert p_yes(merge_adapter(loaded(base), str(file)), processor) == truth
 
@@ -143,7 +133,7 @@ def test_a_lora_on_the_hub_as_the_judge(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     repo = tmp_path / "models--lab--judge-lora"
-    saved("peft", made, repo / "snapshots" / "abc" / folder)
+    saved(made, repo / "snapshots" / "abc" / folder)
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text("abc")
     judge = LocalJudge.from_pretrained(name)
