@@ -91,5 +91,5 @@ def test_finite_weights_whose_product_is_not_are_refused(
     folder = rewritten(adapter, tmp_path / "loud")
     weights = load_file(adapter / "adapter_model.safetensors")
     save_file({name: value * 1e30 for name, value in weights.items()}, folder / "adapter_model.safetensors")
-    with pytest.raises(ValueError, match=r"^adapter .*loud: NaNs detected .*; fetch it again"):
+    with pytest.raises(ValueError, match=r"adapter .*loud: NaNs detected"):
         merge_adapter(base(processor).float(), str(folder))

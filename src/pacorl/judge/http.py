@@ -19,7 +19,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, Self, TypeVar
-from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -29,7 +28,6 @@ from pacorl.io.net import (
     ServiceFault,
     ServiceRefusedError,
     client_options,
-    is_loopback,
     key_from,
     own_headers,
     service_faults,
@@ -432,7 +430,7 @@ class HttpJudge:
                 return await self._handshake()
             except ServiceFault as fault:
                 if time.monotonic() >= deadline:
-                    raise UnreachableError(f"no judge at {self.url}: {fault}{_remedy(self.url)}") from None
+                    raise UnreachableError(f"no judge at {self.url}: {fault} (`pacorl serve` serves one)") from None
                 if not self._is_announced:
                     self._is_announced = True
                     logger.warning("no judge at %s: %s; waiting up to %g s for it", self.url, fault, patience)
@@ -489,11 +487,3 @@ class HttpJudge:
         except ServiceRefusedError:  # a gateway may guard such pages
             pass
         return {}
-
-
-def _remedy(url: str) -> str:
-    """Name the command that serves a judge at an address of this machine, as a clause; empty for any other address."""
-    address = urlsplit(url)
-    if not is_loopback(address.hostname or ""):
-        return ""
-    return f" (`pacorl serve CHECKPOINT --port {address.port}` serves one)"

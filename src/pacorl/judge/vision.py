@@ -9,7 +9,7 @@ Legend: S patches of all images, W windows of one length L, H heads, D width of 
 from __future__ import annotations
 
 from collections import defaultdict
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -21,43 +21,33 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLVisionA
 from pacorl.core.devices import to_device
 
 
-class Windows:
-    """Window layouts of a forward, read from the device once instead of three times per layer."""
+@lru_cache(maxsize=2)  # a forward has two layouts: windows, and whole images
+def window_rows(bounds: Tensor) -> list[Tensor]:
+    """Return the rows (W, L) of the windows of each length, read from the device once instead of three times per layer.
 
-    def __init__(self) -> None:
-        self._layouts: list[tuple[Tensor, list[Tensor]]] = []
-
-    def rows(self, bounds: Tensor) -> list[Tensor]:
-        """Return the rows (W, L) of the windows of each length."""
-        for of, rows in self._layouts:
-            if of is bounds:
-                return rows
-
-        starts = defaultdict[int, list[int]](list)
-        for start, end in pairwise(bounds.tolist()):
-            starts[end - start].append(start)
-        rows = []
-        for length, first in starts.items():
-            rows.append(to_device(torch.tensor(first)[:, None] + torch.arange(length), bounds.device))
-        # A forward has two layouts: windows, and whole images.
-        self._layouts = [*self._layouts[-1:], (bounds, rows)]
-        return rows
+    The cache is keyed by the tensor itself, not by its values.
+    """
+    starts = defaultdict[int, list[int]](list)
+    for start, end in pairwise(bounds.tolist()):
+        starts[end - start].append(start)
+    rows = []
+    for length, first in starts.items():
+        rows.append(to_device(torch.tensor(first)[:, None] + torch.arange(length), bounds.device))
+    return rows
 
 
 def batch_windows(model: nn.Module) -> None:
     """Batch windows of one length in the vision tower of a Qwen2.5-VL with SDPA."""
-    windows = Windows()
     for module in model.modules():
         if type(module) is not Qwen2_5_VLVisionAttention:
             continue
         attention: Any = module
         if attention.config._attn_implementation == "sdpa":
-            attention.forward = partial(_attend, attention, windows)
+            attention.forward = partial(_attend, attention)
 
 
 def _attend(
     attention: Any,
-    windows: Windows,
     hidden_states: Tensor,
     cu_seqlens: Tensor,
     position_embeddings: tuple[Tensor, Tensor],
@@ -68,7 +58,7 @@ def _attend(
     query_SHD, key_SHD, value_SHD = attention.qkv(hidden_states).view(count, 3, attention.num_heads, -1).unbind(1)
     query_SHD, key_SHD = apply_rotary_pos_emb_vision(query_SHD, key_SHD, *position_embeddings)
     attended_SHD = torch.empty_like(value_SHD)
-    for row_WL in windows.rows(cu_seqlens):
+    for row_WL in window_rows(cu_seqlens):
         query, key, value = (tensor[row_WL].transpose(1, 2) for tensor in (query_SHD, key_SHD, value_SHD))
         attended = F.scaled_dot_product_attention(query, key, value, scale=attention.scaling)
         attended_SHD[row_WL] = attended.transpose(1, 2)
