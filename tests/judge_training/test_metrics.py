@@ -9,7 +9,6 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from pacorl.core.calibration import calibration_error
 from pacorl.judge_training.loop import (
     LossSums,
     auc,
@@ -28,16 +27,6 @@ def test_auc_is_scikit_learns_ties_included() -> None:
         y[:2] = True, False
         assert auc(p, y) == pytest.approx(roc_auc_score(y, p), abs=1e-12)
     assert math.isnan(auc(np.array([0.1, 0.9]), np.array([True, True])))
-
-
-def test_calibration_by_hand() -> None:
-    p = np.array([0.05, 0.01, 0.95, 1.0, 0.55])
-    y = np.array([False, True, True, True, False])
-    # bins 0, 9 and 5: |.06 − 1|, |1.95 − 2|, |.55 − 0|
-    assert calibration_error(p, y) == pytest.approx((0.94 + 0.05 + 0.55) / 5)
-    rng = np.random.default_rng(1)
-    spread = rng.random(200_000)
-    assert calibration_error(spread, rng.random(200_000) < spread) < 0.005
 
 
 def test_order_gap_passes_over_single_images() -> None:

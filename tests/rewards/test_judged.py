@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import combinations
 from statistics import fmean
 from typing import Any
 
 import pytest
 from PIL import Image
-from tiny_sets import draw_grid, panels_of_prompt
 
 from pacorl.core import questions
-from pacorl.core.grid import join, shared_text, split
-from pacorl.judge.local import LocalJudge
+from pacorl.core.grid import join
 from pacorl.records.prompts import load_prompts
 from pacorl.rewards.consistency import Consistency, Contrast, PanelMatch
 from pacorl.rewards.reward import PanelScores, RewardError
-from pacorl.tiny import world
 from pacorl.types import Grid, Prompt, Question, Verdict
 
 CRITERIA = {"Style": {"Ink": "one ink", "Paper": "one paper"}, "Logic": {"Order": "in order"}}
@@ -69,37 +65,6 @@ def test_a_record_without_criteria_is_named() -> None:
     reward = Consistency(answering([], [], []), ask="criteria")
     with pytest.raises(ValueError, match="prompt 7 has no criteria"):
         reward.check([PROMPT, Prompt(id=7, text="a", grid=Grid(1, 2), criteria={"Style": {}})])
-
-
-@pytest.mark.slow
-def test_twenty_sheets_against_questions_asked_one_by_one() -> None:
-    judge = LocalJudge.from_pretrained("tiny")
-    prompts = world.set_prompts("dev", 20)
-    sheets = [
-        draw_grid(panels_of_prompt(prompt)[:3] * 2, Grid(2, 3), 32)
-        if number % 2
-        else draw_grid(panels_of_prompt(prompt), prompt.grid, 32)
-        for number, prompt in enumerate(prompts)
-    ]
-    sheets = [sheet.resize((64, 64)) for sheet in sheets]
-
-    def ask(*images: Image.Image, text: str) -> float:
-        return judge.verdicts([Question(images, text)])[0].p_yes or 0.0
-
-    expected: dict[str, list[float]] = {"consistency": [], "panel_match": []}
-    for prompt, sheet in zip(prompts, sheets, strict=True):
-        panels = split(sheet, prompt.grid)
-        theme = questions.same_theme(shared_text(prompt.text))
-        expected["consistency"].append(fmean(ask(*pair, text=theme) for pair in combinations(panels, 2)))
-        shown = [ask(one, text=questions.shows_text(text)) for one, text in zip(panels, prompt.panels, strict=True)]
-        expected["panel_match"].append(fmean(shown))
-    for name, reward in (
-        ("consistency", Consistency(judge)),
-        ("panel_match", PanelMatch(judge)),
-    ):
-        assert reward(prompts, sheets) == pytest.approx(expected[name], rel=1e-3), name
-        assert reward(prompts[::-1], sheets[::-1])[::-1] == pytest.approx(expected[name], rel=1e-3), name
-        assert len({f"{value:.2g}" for value in expected[name]}) > 5, f"{name} scores all alike, so nothing is shown"
 
 
 def test_the_parts_of_consistency_are_the_pairs_of_each_panel() -> None:
