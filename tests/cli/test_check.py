@@ -120,7 +120,6 @@ def test_the_example_s_workflow_fails_an_inconsistent_folder(folder: Path, tmp_p
     assert "wrong-panel-4.png" in (tmp_path / "check.html").read_text()
 
 
-@pytest.mark.slow
 def test_a_folder_is_a_set_of_all_its_pictures_in_natural_order_but_the_sheet_of_panels(
     folder: Path, tmp_path: Path
 ) -> None:
