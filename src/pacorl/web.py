@@ -70,7 +70,7 @@ class Guard:
     answer: Callable[[RefusedError], Response] = refusal_response
     """The server's form of an error."""
     is_upload: Callable[[str], bool] = lambda path: False
-    """Whether a path's bodies may have `upload_bytes`; others have BODY_BYTES."""
+    """Whether `upload_bytes` limits a path's bodies, instead of BODY_BYTES."""
     upload_bytes: int = BODY_BYTES
     headers: Mapping[str, str] = field(default_factory=lambda: HEADERS)
     """Headers of every response that does not set them itself."""
@@ -115,9 +115,9 @@ def check_host(connection: HTTPConnection) -> None:
     # No page can rebind an address.
     if ADDRESS.fullmatch(host) or connection.scope["path"] == HEALTH:
         return
-    own = socket.gethostname().lower()
+    hostname = socket.gethostname().lower()
     further = os.environ.get(HOSTS_VARIABLE, "").lower().replace(",", " ").split()
-    if host not in {"localhost", own, *further}:
+    if host not in {"localhost", hostname, *further}:
         raise RefusedError(f"open it by its address, or start it with {HOSTS_VARIABLE}={host}", status=421)
 
 

@@ -58,14 +58,14 @@ def share_out(
     for instance in instances:
         if not instance.is_control:
             holders = [name for name in people if (name, instance.id) in answered]
-            others = by_chance({*people} - {*holders}, instance.id)
-            for person in [*holders, *others][: max(count, len(holders))]:
+            newcomers = by_chance({*people} - {*holders}, instance.id)
+            for person in [*holders, *newcomers][: max(count, len(holders))]:
                 shares[person].append(instance.id)
 
     controls = [instance.id for instance in instances if instance.is_control]
     for person, questions in shares.items():
-        own = by_chance(controls, person)[: math.ceil(len(questions) / CONTROL_EVERY)]
-        shares[person] = by_chance([*questions, *own], person)
+        control_ids = by_chance(controls, person)[: math.ceil(len(questions) / CONTROL_EVERY)]
+        shares[person] = by_chance([*questions, *control_ids], person)
     return shares
 
 
@@ -113,18 +113,18 @@ def public_key(instance: str) -> str:
 def disagree(answers: Sequence[Ranking]) -> bool:
     """Whether two people order a pair of candidates in opposite ways."""
     ranks = [mean_ranks(answer.tiers) for answer in answers]
-    return any(
-        (one[first] - one[second]) * (other[first] - other[second]) < 0
-        for one, other in combinations(ranks, 2)
-        for first, second in combinations(one, 2)
-    )
+    for ranks_a, ranks_b in combinations(ranks, 2):
+        for first, second in combinations(ranks_a, 2):
+            if (ranks_a[first] - ranks_a[second]) * (ranks_b[first] - ranks_b[second]) < 0:
+                return True
+    return False
 
 
 # --- the work of people ----------------------------------------------------------------------------------------------
 
 
 class Annotation:
-    """The annotation of one folder: who may do what, and every change."""
+    """The annotation of one folder: its access rules and every change."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -154,21 +154,21 @@ class Annotation:
             ValueError: names do not fit, or a known instance has changed.
         """
         log = self.log
-        parts = dict(log.people)
+        role_of = dict(log.people)
         roles: tuple[Role, Role] = ("annotator", "adjudicator")
         for role, names in zip(roles, (annotators, adjudicators), strict=True):
             for name in names:
                 safe_name(name)
-                if name == ADMIN or parts.setdefault(name, role) != role:
+                if name == ADMIN or role_of.setdefault(name, role) != role:
                     raise ValueError(f"{name!r} has another part already; give the {role} another name")
-        ranking = sorted(name for name, role in parts.items() if role == "annotator")
+        ranking = sorted(name for name, role in role_of.items() if role == "annotator")
         if not ranking:
             raise ValueError("there are no annotators; name people, e.g. --annotators ann,ben")
         instances = read_instances(self.folder / "instances.jsonl")
         questions = [*instances, *(foreign_controls(instances) if controls else [])]
         assigned = share_out(questions, ranking, people, answered=log.answers)
-        event = start_event(log, questions, assigned, parts, question=question)
-        if event.instances or (parts, assigned, question) != (log.people, log.assigned, log.question):
+        event = start_event(log, questions, assigned, role_of, question=question)
+        if event.instances or (role_of, assigned, question) != (log.people, log.assigned, log.question):
             log.append(event)
 
     # --- links -------------------------------------------------------------------------------------------------------
@@ -200,10 +200,10 @@ class Annotation:
         return [name for name, answers in by_instance.items() if name not in settled and disagree(answers)]
 
     def open_of(self, person: str) -> list[str]:
-        """List a person's unanswered instances in order: what was taken back first, the latest first."""
+        """List a person's unanswered instances in order: answers taken back first, latest to earliest."""
         undone = [event.instance for event in reversed(self.log.undone.get(person, []))]
-        rest = self.disputed() if self.adjudicates(person) else self.log.assigned.get(person, [])
-        return [name for name in dict.fromkeys([*undone, *rest]) if (person, name) not in self.log.answers]
+        assigned = self.disputed() if self.adjudicates(person) else self.log.assigned.get(person, [])
+        return [name for name in dict.fromkeys([*undone, *assigned]) if (person, name) not in self.log.answers]
 
     def instance_of(self, person: str, key: str) -> Instance:
         """Find an instance of a public key that this person may see. Raises RefusedError for any other."""

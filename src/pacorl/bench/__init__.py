@@ -1,6 +1,6 @@
 """The field's benchmarks, computed as published: `pacorl benchmark NAME DATA`.
 
-`table` lists them and says what an entry brings, `suite` is the seam between items and tables, `run` runs any of them.
+`benchmarks` has the table of entries, `suite` the interface between items and tables, and `running` the loop.
 `consistency_rank` and `edit_reward_bench` measure judges, `t2is` and `gedit` generators; published.json holds the
 paper's rows.
 """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkOptions(GeneratorOptions, JudgeOptions):
-    """Options of `pacorl benchmark`; `BenchmarkSpec.takes` lists those that some benchmarks alone take."""
+    """Options of `pacorl benchmark`; `BenchmarkSpec.takes` lists the optional part."""
 
     panel: ClassVar[str] = "Run"
 
@@ -113,7 +113,7 @@ class BenchmarkSpec(Generic[Items]):
     batch: int = 16
     """Items per call of the judge."""
     takes: tuple[str, ...] = ()
-    """Options beside the common ones: of `GENERATOR`, or the benchmark's own."""
+    """Further options: of `GENERATOR`, or the benchmark's own."""
 
     def check(self, name: str, options: BenchmarkOptions) -> None:
         """Raise UsageError for an option of other benchmarks, or if nothing is named that makes images."""

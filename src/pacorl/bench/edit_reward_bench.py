@@ -220,8 +220,8 @@ class EditRewardBench:
             before, after = cache.open(choice.images[0]), cache.open(choice.images[1 + index])
             pair = (before, after.resize(before.size))  # as the released evaluation does
             # Rows of EditReward-Bench about other dimensions share the output.
-            asked = tuple(QUESTIONS) if self.kind == "edit-reward-bench" else (choice.dimension,)
-            for dimension in asked:
+            dimensions = tuple(QUESTIONS) if self.kind == "edit-reward-bench" else (choice.dimension,)
+            for dimension in dimensions:
                 questions[key, dimension] = Question(pair, QUESTIONS[dimension](choice.instruction))
 
         rows: list[Row] = [{"key": key} for key in keys]

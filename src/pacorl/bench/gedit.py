@@ -179,10 +179,10 @@ class GeditBench:
 
         # In the order of SUBSETS: of each language the intersection subset, then all.
         def statistic(drawn: Indices) -> Floats:
-            parts = []
-            for part in (drawn[within_N[drawn]], drawn):
-                parts.append(macro_means(figure_N3, task_N, language_N, part, shape=(len(tasks), len(LANGUAGES))))
-            return np.stack(parts).transpose(2, 0, 1).reshape(-1)
+            means = []
+            for subset in (drawn[within_N[drawn]], drawn):
+                means.append(macro_means(figure_N3, task_N, language_N, subset, shape=(len(tasks), len(LANGUAGES))))
+            return np.stack(means).transpose(2, 0, 1).reshape(-1)
 
         return bootstrap(keys, statistic)
 

@@ -92,7 +92,7 @@ class Outcome:
         for key, text in list(self.trained_on.items())[:1]:
             leaked = f"{len(self.trained_on)} of {self.measured}"
             lines.append(f"Leak: {leaked} items are among the training data, such as {key} ({text}).")
-        # A figure without its number of items would be read beside the published ones as their equal.
+        # Without the number of items, a partial result would pass for one comparable with the published rows.
         cells = self.table.lines[0].cells if self.measured else ()
         groups = max((cell.groups or 0 for cell in cells if isinstance(cell, Interval)), default=0)
         lines.append(f"Items measured: {self.measured}, of {groups} independent groups (such as folders or prompts).")
@@ -112,7 +112,7 @@ def run_benchmark(
 
     Args:
         data: the published data, as it was downloaded.
-        options: common options, and those that the entry takes.
+        options: common options, and the options of the entry.
         progress: opens a progress bar for an activity.
 
     Returns:
@@ -234,18 +234,18 @@ def _measure_missing(
 ) -> None:
     """Measure the items of `keys` without a judgement, batch by batch.
 
-    The last bits of a judge's answer may depend on its batch, so those of a resumed run may differ.
+    The last bits of a judge's answer may depend on its batch, so a resumed run may differ in them.
     """
     # Rows of every process: an earlier run may have had other shards.
     row_of = read_results(journal.path.parent)
     missing = [key for key in keys if key not in row_of or "error" in row_of[key]]
     done = 0
-    for asked in in_batches(missing, batch):
-        rows = benchmark.measure(asked)
-        assert [row["key"] for row in rows] == list(asked), "a benchmark must return one row per item, in order"
+    for batch_keys in in_batches(missing, batch):
+        rows = benchmark.measure(batch_keys)
+        assert [row["key"] for row in rows] == list(batch_keys), "a benchmark must return one row per item, in order"
         # One write per batch, so that an interruption loses one batch at most.
         journal.add(*rows)
-        done += len(asked)
+        done += len(batch_keys)
         advance(done, len(missing))
 
 

@@ -4,7 +4,7 @@ The published files as they are: `T2IS-Bench.json`, `prompt_consistency.json`, `
 images are `{case}_0001.png` and so on, as the released evaluation reads them.
 
 - Prompt alignment: P(Yes) that an image shows each of its texts; mean over texts per dimension, then over images.
-- Visual consistency: each pair of a case, resized once to what the judge reads of 512 × 512, against each criterion;
+- Visual consistency: each pair of a case, resized once to the judge's input size for 512 × 512, against each criterion;
   mean over pairs, criteria, then cases. The released evaluation leaves out cases whose mean is 0, and with them cases
   without criteria in a dimension. Further columns have the mean over all cases with criteria.
 - Average = 0.2 · aesthetics + 0.3 · mean alignment + 0.5 · mean consistency. The paper does not publish these weights;
@@ -128,8 +128,8 @@ def read_cases(folder: Path, *, limit: int | None = None) -> Dataset[Case]:
     for name, record in cases.items():
         with blamed_on(f"{folder / CASES}, case {name}"):
             entry = record if isinstance(record, dict) else {}
-            others = {"id": name, CRITERIA: criteria.get(name), ALIGNMENT: alignment.get(name)}
-            read.append(typed(entry | others, Case))
+            attached = {"id": name, CRITERIA: criteria.get(name), ALIGNMENT: alignment.get(name)}
+            read.append(typed(entry | attached, Case))
     items = by_key(read, lambda case: case.id, source=folder / CASES)
     return Dataset.selected(items, content=[cases, criteria, alignment], source=folder / CASES, limit=limit)
 

@@ -44,7 +44,7 @@ class GalleryConfig(Section):
         "{character}, close-up portrait",
         "{character}, sitting at a desk, seen from the side",
     )
-    """Prompts; `{character}` stands for the trigger word and the card's description."""
+    """Prompts; `{character}` is replaced by the trigger word and the card's description."""
     seeds: Positive = 2
     """Images per prompt, each from its own noise."""
     steps: Steps = 20

@@ -3,8 +3,8 @@
     pacorl train-character characters/hero --config character/flux_24gb
 
 Supervised flow matching on the generator's own forward, as in diffusers' DreamBooth scripts: the target of the velocity
-is noise − latents, at noise levels of the checkpoint's own training shift. LoRA, checkpoints and log are those of
-PaCo-GRPO, which can go on from the LoRA (`adapter.start`). An epoch of the log is `evaluate_every` steps.
+is noise − latents, at noise levels of the checkpoint's own training shift. LoRA, checkpoints and log have the
+format of PaCo-GRPO, which can start from the LoRA (`adapter.start`). An epoch of the log is `evaluate_every` steps.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class CharacterTrainer:
     """
 
     def __init__(self, config: CharacterConfig, *, resume: Resume = False, allow_changes: bool = False) -> None:
-        """Check a run before its weights are loaded; the arguments are those of `PolicyTrainer`.
+        """Check a run before its weights are loaded; same arguments as `PolicyTrainer`.
 
         Raises:
             ValueError: if the images, the model or the folder do not allow the run; one line with the fix.
@@ -116,7 +116,7 @@ class CharacterTrainer:
                 self._evaluate_if_due()  # before the first step, or cut short by a stop
                 while not self.finished:
                     self.train_step()
-                    # A step that is skipped for its gradients leaves an evaluated step.
+                    # A step skipped for its gradients keeps its number, and is not evaluated twice.
                     self._evaluate_if_due()
                     self.runtime.check_stop()
                 self._finish()

@@ -36,11 +36,11 @@ Seed = Annotated[int, Field(ge=-(2**53), le=2**53)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Memory = Literal["normal", "low", "lowest"]
 TrackerName = Literal["tensorboard", "wandb", "swanlab"]
-"""Where curves are watched beside report.html; the services need the extra `trackers`."""
+"""Service that shows the curves in addition to report.html; requires the extra `trackers`."""
 NAME, KIND = "name", "kind"
-"""Keys of a section that choose the section's other keys: an objective's, and a generator's."""
+"""Keys that select an entry and thereby the section's other keys: `name` of an objective, `kind` of a generator."""
 EXTENDS = "extends"
-"""Key of a file that names the config which it changes: a recipe, or a file beside it."""
+"""Key whose value is the base config: a recipe, or a file in the same folder."""
 
 
 class ConfigError(ValueError):
@@ -130,7 +130,7 @@ def load(kind: type[Run], path: Path | None, overrides: Sequence[str] = ()) -> R
         ValueError: The file or an override is no YAML.
     """
     document = read_config(path) if path else {}
-    # Names first: the other keys of a section are those of its entry.
+    # Names first, since a section's entry decides its other keys.
     for override in sorted(overrides, key=lambda override: f".{NAME}=" not in override):
         _apply(document, override)
     return validated(kind, document, prefix=f"{path}: " if path else "")
@@ -162,7 +162,7 @@ def read_config(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Change keys of a document, by section. A section that chooses another entry keeps no key of the former one."""
+    """Change keys of a document, by section. A section keeps none of its keys if it selects another entry."""
     document = dict(base)
     for key, value in changes.items():
         before = document.get(key)
@@ -186,7 +186,7 @@ def _apply(document: dict[str, Any], override: str) -> None:
         document = document.setdefault(section, {})
         if not isinstance(document, dict):
             raise ConfigError(f"override {override!r}: {section} is not a section")
-    # The file's other keys are those of the former entry, which the new one does not have, or means otherwise.
+    # The file's other keys belong to the former entry. The new entry lacks them or gives them another meaning.
     if sections and last == NAME and document.get(NAME) != value:
         document.clear()
     document[last] = value

@@ -34,7 +34,7 @@ class UsageError(ValueError):
     """A wrong use of a command."""
 
     exit_code = 2
-    """Exit code of a command that ends with it."""
+    """Exit code of the command."""
 
 
 MEMORY = ("normal", "low", "lowest")
@@ -90,7 +90,7 @@ class JudgeOptions:
 
     @property
     def judge_access(self) -> dict[str, Any]:
-        """Arguments of `PacoReward.from_pretrained` beside the judge's name."""
+        """Arguments of `PacoReward.from_pretrained` other than the judge's name."""
         return {"memory": self.memory}
 
 
@@ -166,6 +166,6 @@ class GeneratorOptions(ModelOptions):
             if not equals or not name.isidentifier():
                 raise ValueError(f"--option {text!r} is not NAME=VALUE, such as guidance_scale=4")
             values[name] = value
-            with suppress(ValueError):  # a text that is no number, or the like
+            with suppress(ValueError):  # plain text
                 values[name] = json.loads(value)
         return values

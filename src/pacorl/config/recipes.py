@@ -16,7 +16,7 @@ from pacorl.io.terminal import did_you_mean
 YAML = (".yaml", ".yml")
 """Endings of a config's file."""
 COMMANDS = {"character": "train-character", "reward": "train-reward"}
-"""Folder of recipes → the command that reads them; those without a folder are for train-policy."""
+"""Folder of recipes → the command that reads them. Recipes outside these folders belong to train-policy."""
 
 
 def recipe(name: str = "tiny") -> Path:
@@ -25,7 +25,7 @@ def recipe(name: str = "tiny") -> Path:
 
 
 def recipe_names() -> list[str]:
-    """List the recipes, those of generators first."""
+    """List the recipes, generators first."""
     folder = _folder()
     files = sorted(folder.glob("*.yaml"))
     for name in COMMANDS:
@@ -60,12 +60,12 @@ def read_header(path: Path) -> tuple[str, str]:
     """Read a recipe's leading comment: its card, and the first sentence about its purpose."""
     comment = re.match(r"(?:#.*\S.*\n)*", path.read_text("utf-8"))
     assert comment is not None, "no line matches too"
-    card, _, rest = " ".join(comment[0].replace("#", " ").split()).partition(": ")
-    return card, rest.partition(". ")[0].removesuffix(".")
+    card, _, purpose = " ".join(comment[0].replace("#", " ").split()).partition(": ")
+    return card, purpose.partition(". ")[0].removesuffix(".")
 
 
 def _folder() -> Path:
-    """Find the recipes: in a wheel inside the package, in a checkout beside src/."""
+    """Find the recipes: inside the package in a wheel, next to src/ in a checkout."""
     package = Path(__file__).parents[1]
     inside = package / "configs"
     return inside if inside.is_dir() else package.parents[1] / "configs"

@@ -45,8 +45,8 @@ def unknown_key(model: type[BaseModel], path: Sequence[str | int]) -> str:
     """Describe an unknown key of a config, and guess: a key of that name elsewhere, or one of a near name."""
     name = ".".join(step for step in path if isinstance(step, str))
     last = name.rpartition(".")[2]
-    known = keys_of(model)
-    guesses = [key for key in known if key.rpartition(".")[2] == last] or get_close_matches(name, known, n=1)
+    valid_keys = keys_of(model)
+    guesses = [key for key in valid_keys if key.rpartition(".")[2] == last] or get_close_matches(name, valid_keys, n=1)
     hint = "`pacorl config SECTION` lists the keys"
     if guesses:
         hint = f"did you mean {' or '.join(map(repr, guesses))}?"
@@ -56,7 +56,7 @@ def unknown_key(model: type[BaseModel], path: Sequence[str | int]) -> str:
 def keys_of(model: type[BaseModel], *, prefix: str = "") -> dict[str, str]:
     """List the keys of a config, each with its choices, default and meaning; of a list of sections, the keys of one.
 
-    A key that several entries of a table have is explained by the first of them.
+    If several entries of a table share a key, the first entry explains it.
     """
     keys: dict[str, str] = {}
     for name, field in model.model_fields.items():
@@ -74,7 +74,7 @@ def keys_of(model: type[BaseModel], *, prefix: str = "") -> dict[str, str]:
 
 
 def _sections(field: FieldInfo) -> tuple[list[type[BaseModel]], str]:
-    """List the sections that a key's value may be, or that its list may have; with what chooses among them."""
+    """List the sections that a key or its list accepts, and the key that selects one."""
     for choice in field.metadata:
         if isinstance(choice, OneOf):
             table = choice.table

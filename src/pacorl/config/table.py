@@ -1,4 +1,4 @@
-"""Tables of the entries of a config: policies, judges, rewards, objectives and others.
+"""Tables of the entries of a config: policies, judges, rewards, objectives and so on.
 
     POLICIES: Table[PolicySpec] = Table("generator", {"flux": "pacorl.models.policies.flux:FLUX", …}, key="kind")
     POLICIES["flux"].options      # imports the file of this entry alone
@@ -83,10 +83,10 @@ class Table(Mapping[str, Spec], Generic[Spec]):
             spec: Any = entry
             options = spec.options
             field: Any = {self.key: (Literal[name], name)}
-            own = create_model(
+            options_model = create_model(
                 options.__name__, __base__=options, __module__=options.__module__, __doc__=options.__doc__, **field
             )
-            self._users[name] = replace(spec, options=own)
+            self._users[name] = replace(spec, options=options_model)
         if name not in self:
             guess = f"{did_you_mean(name, self)} there are {', '.join(self)}".strip()
             of_user = f", or your own as {FORM}" if self.is_open else ""

@@ -27,7 +27,7 @@ FAULTS = (Exception, SystemExit)
 FORM = "path/to/file.py:NAME"
 NAME = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_]\w*)")
 NO_USER_FILES = "PACORL_NO_USER_FILES"
-"""Environment variable of a process that executes no user's file."""
+"""Environment variable that forbids a process to execute users' files."""
 
 
 @contextmanager

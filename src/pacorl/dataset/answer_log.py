@@ -5,8 +5,7 @@
 {"kind": "skip", "person": "ann", "instance": "i2", "reason": "…", "request": "…", "at": …}
 {"kind": "undo", "person": "ann", "instance": "i1", "request": "…", "at": …}
 
-What people answered follows from its lines alone. A line that a killed server wrote in part was acknowledged to nobody,
-and is cut off.
+The lines alone determine the answers. An incomplete last line of a killed server was never acknowledged and is cut off.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Event(BaseModel):
     person: str = ""
     instance: str = ""
     order: list[list[int]] = []
-    """Candidates of the instance, best first, in tiers of equally good ones."""
+    """Candidates of the instance, best first, in tiers of ties."""
     reason: str = ""
     request: str = ""
     """The browser's own id of the change, which counts once however often it is sent."""
@@ -53,7 +52,7 @@ class Event(BaseModel):
 
 
 class AnswerLog:
-    """The events of a folder, and what follows from them. One process at a time writes it."""
+    """The events of a folder and the state that they lead to. Only one process may write at a time."""
 
     def __init__(self, folder: Path, *, writes: bool = False) -> None:
         """Read the log, if there is one; `writes` cuts an unfinished line off.
@@ -67,7 +66,7 @@ class AnswerLog:
         self.assigned: dict[str, list[str]] = {}
         self.question = ""
         self.answers: dict[tuple[str, str], tuple[Event, str]] = {}
-        """(person, instance) → its ranking or skip that stands, and the wording of the page; the latest last."""
+        """(person, instance) → the valid ranking or skip, and the wording of the page; the latest last."""
         self.undone: dict[str, list[Event]] = {}
         """Person → answers that were taken back and not given again, the latest last."""
         self.requests: dict[str, Event] = {}
@@ -95,18 +94,18 @@ class AnswerLog:
             if event.kind == "rank" and sorted(chain(*event.order)) != list(range(len(instance.candidates))):
                 raise ValueError(f"a ranking of {event.instance} is {event.order}")
             self.answers[key] = (event, self.question or OWN_QUESTION)
-            # An answer that is given again is no longer taken back.
+            # A repeated answer replaces the one taken back.
             undone = self.undone.get(event.person, [])
             self.undone[event.person] = [other for other in undone if other.instance != event.instance]
         if event.request:
             self.requests[event.request] = event
 
     def of(self, person: str) -> list[Event]:
-        """List a person's answers that stand, the latest last."""
+        """List a person's valid answers, the latest last."""
         return [event for event, _ in self.answers.values() if event.person == person]
 
     def rankings(self, *, controls: bool = False) -> list[Ranking]:
-        """List every ranking that stands, by person; with `controls`, of control questions only."""
+        """List the valid rankings of all people; with `controls`, of control questions only."""
         answers = []
         for event, question in self.answers.values():
             instance = self.instances[event.instance]
@@ -142,17 +141,17 @@ def start_event(
     *,
     question: str,
 ) -> Event:
-    """Describe a start, whose instances are those that the log lacks.
+    """Build the event of a start, with the instances missing in the log.
 
     Raises:
         ValueError: an instance of the log has changed, so that its rankings would be of something else.
     """
     new = []
     for instance in instances:
-        known = log.instances.get(instance.id)
-        if known is None:
+        logged = log.instances.get(instance.id)
+        if logged is None:
             new.append(asdict(instance))
-        elif known != instance:
+        elif logged != instance:
             raise ValueError(f"{instance.id} has changed since people ranked it; give it another id")
     return Event(kind="start", people=dict(people), instances=new, assigned=dict(assigned), question=question)
 

@@ -1,8 +1,8 @@
-"""Published collections → JSONL with its images beside it, once (`pacorl data FILE`).
+"""Convert published collections to JSONL and image files, once (`pacorl data FILE`).
 
 Parquet files (a folder or one)     rows.jsonl of the same columns, whose images are paths in `images/`
 GEdit-Bench's parquet files         edits.jsonl, en.jsonl and cn.jsonl, images in `images/`
-ShareGPT-4o-Image, its JSON         NAME.jsonl beside it, images in its folder, as its archives unpack
+ShareGPT-4o-Image, its JSON         NAME.jsonl in its folder, images where its archives unpack them
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def convert(source: Path) -> list[Path]:
                 rows.append({name: _written(cell, folder) for name, cell in cells.items()})
         flush_all()
         files = {folder / "rows.jsonl": rows}
-        # Of GEdit-Bench, all edits, and those of each language.
+        # GEdit-Bench: all edits, and the edits per language.
         if rows and "intersection" in rows[0]:
             files = {folder / "edits.jsonl": rows}
             for language in LANGUAGES:
@@ -65,7 +65,7 @@ def convert(source: Path) -> list[Path]:
 
 
 def parquet_rows(source: Path) -> Iterator[JsonObject]:
-    """Read the rows of a parquet file, or of all those in a folder.
+    """Read the rows of a parquet file, or of every parquet file in a folder.
 
     Raises:
         ValueError: there is none, it is damaged, or pyarrow is missing; the message names the file, or the package.
@@ -82,8 +82,8 @@ def parquet_rows(source: Path) -> Iterator[JsonObject]:
     for file in files:
         try:
             with pq.ParquetFile(file) as table:
-                for part in table.iter_batches(batch_size=ROWS_AT_A_TIME):
-                    yield from part.to_pylist()
+                for record_batch in table.iter_batches(batch_size=ROWS_AT_A_TIME):
+                    yield from record_batch.to_pylist()
         # None of them names the file, and some are texts on several lines; UnicodeError is of a column's name or text.
         except (pa.ArrowException, OSError, UnicodeError) as error:
             raise ValueError(f"{file}: cannot be read as parquet ({' '.join(str(error).split())[:120]})") from None

@@ -42,7 +42,7 @@ def diversify(folder: Path, *, number: int, seed: int = 0, progress: Progress = 
         number: Number of prompts; all of them if there are fewer.
 
     Returns:
-        The number of prompts and of selected ones.
+        The number of prompts and the number of selected prompts.
     """
     # Stop if the step is done.
     source = folder / "prompts.jsonl"

@@ -97,7 +97,7 @@ def explain_pair(folder: Path, model: ChatModel, pair: Comparison, *, attempts: 
         # Each malformed answer may itself be requested again: at most attempts² requests.
         for _ in range(attempts):
             explanation = model.ask_json(messages, Explanation, check=lambda answer: None, attempts=attempts)
-            # The model may reject the label. A reason for the other label would teach the judge a lie.
+            # The model may reject the label. Its reasons then argue against the label that the judge is trained on.
             if (explanation.answer == "Yes") == pair.consistent:
                 return row | {"status": "explained", "reasons": explanation.reasons}
     except ChatError as error:

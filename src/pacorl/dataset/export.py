@@ -52,7 +52,7 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def label(folder: Path) -> tuple[list[Comparison], list[Ranking], dict[str, int]]:
-    """Label pairs by a folder's own rankings and the imported ones.
+    """Label pairs by a folder's own and its imported rankings.
 
     Returns:
         The pairs, whose images are named relative to the folder, the rankings, and counts of votes and labels.

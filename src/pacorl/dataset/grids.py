@@ -57,7 +57,7 @@ def generate(
         The number of grids in all, generated now, and missing (of other shards).
 
     Raises:
-        ValueError: a prompt has a layout that the tiny generator does not make.
+        ValueError: the tiny generator does not support a prompt's layout.
     """
     prompts = prompts_file(folder)
     records = read_prompts(prompts)
@@ -139,21 +139,21 @@ def pair(
     """
     prompts = prompts_file(folder)
     grids = grids_of(folder)
-    asked = _shares(read_prompts(prompts), grids, limit)
+    shares = _shares(read_prompts(prompts), grids, limit)
 
     def instances() -> Iterator[Instance]:
-        for record, share in asked:
+        for record, share in shares:
             of_prompt = list(instances_of(record, grids=len(grids[record.idx])))
             if share < len(of_prompt):
-                # The first ones would ask about the same panels of every prompt.
+                # Without a shuffle, every prompt would have questions about the same panels.
                 Random(record.idx).shuffle(of_prompt)
             yield from of_prompt[:share]
 
-    cuts = [(record, number) for record, _ in asked for number in range(len(grids[record.idx]))]
+    cuts = [(record, number) for record, _ in shares for number in range(len(grids[record.idx]))]
     panels = []
     for record, number in cuts:
         panels += [panel_path(record.idx, number, position) for position in range(record.prompt.grid.count)]
-    counts = {"prompts": len(asked), "panels": len(panels), "instances": sum(share for _, share in asked)}
+    counts = {"prompts": len(shares), "panels": len(panels), "instances": sum(share for _, share in shares)}
 
     # The manifest covers the instances but not the panels, which a copied folder may lack: check the files.
     step = DatasetStep(folder, "pair", inputs=[prompts, folder / "grids.jsonl"])

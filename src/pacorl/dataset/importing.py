@@ -63,7 +63,7 @@ def _named(source: Path, rankings: Sequence[Ranking], stored: dict[str, str], na
     # Instances are numbered in the order of the file.
     instances: dict[object, str] = {}
     ranked: set[tuple[str, str]] = set()
-    named = []
+    imported = []
     for ranking in rankings:
         reference = stored[ranking.reference]
         tiers = tuple(tuple(stored[image] for image in tier) for tier in ranking.tiers)
@@ -84,7 +84,7 @@ def _named(source: Path, rankings: Sequence[Ranking], stored: dict[str, str], na
         ranked.add((instance, annotator))
         # The reference's path without its suffix, unless the file has groups.
         group = ranking.group or Path(ranking.reference).with_suffix("").as_posix()
-        named.append(
+        imported.append(
             replace(
                 ranking,
                 instance=instance,
@@ -94,7 +94,7 @@ def _named(source: Path, rankings: Sequence[Ranking], stored: dict[str, str], na
                 tiers=tiers,
             )
         )
-    return named
+    return imported
 
 
 def _images(source: Path, rankings: Sequence[Ranking]) -> dict[str, str]:

@@ -46,7 +46,7 @@ class PublishedData:
     def download(self, folder: Path) -> None:
         """Download into a new folder, which appears when every stated hash has been compared.
 
-        Until then the files are in the hidden folder `.NAME-REVISION.part` beside it, from which a second call goes on.
+        Until then the files are in a hidden sibling folder `.NAME-REVISION.part`, from which a second call resumes.
 
         Raises:
             ValueError: the folder exists, or a file differs from its hash and was not kept.

@@ -45,7 +45,7 @@ def mean_ranks(tiers: Sequence[Sequence[str]]) -> dict[str, float]:
 
 
 def pair_agreement(answers: Sequence[Ranking]) -> Interval | None:
-    """Share of pairs of candidates that any two people put in the same order, of those that both put in an order.
+    """Agreement of any two people on the order of candidate pairs, as a share of the pairs that both order.
 
     Chance gives 0.5. The interval resamples instances. None if no two people ranked an instance.
     """
@@ -57,10 +57,10 @@ def pair_agreement(answers: Sequence[Ranking]) -> Interval | None:
     compared = []
     for rankings in by_instance.values():
         both = same = 0
-        for one, other in combinations([mean_ranks(answer.tiers) for answer in rankings], 2):
-            for first, second in combinations(one, 2):
+        for ranks_a, ranks_b in combinations([mean_ranks(answer.tiers) for answer in rankings], 2):
+            for first, second in combinations(ranks_a, 2):
                 # 0 for a tie in either ranking, which leaves the pair without an order.
-                order = (one[first] - one[second]) * (other[first] - other[second])
+                order = (ranks_a[first] - ranks_a[second]) * (ranks_b[first] - ranks_b[second])
                 both += order != 0
                 same += order > 0
         # Counts instead of shares: an instance with few ordered pairs must not weigh as much as one with many.
@@ -202,6 +202,6 @@ def split_groups(ties: Iterable[tuple[str, str]], *, test_share: float, seed: in
         if 0 < test_share < 1 and not empty and len(full) > 1:
             empty.append(full.pop(full.index(min(full, key=len))))
     split_of: dict[str, Split] = {}
-    for split, parts in members.items():
-        split_of |= dict.fromkeys(chain(*parts), split)
+    for split, families in members.items():
+        split_of |= dict.fromkeys(chain(*families), split)
     return split_of

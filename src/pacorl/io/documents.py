@@ -164,8 +164,8 @@ def parse_json(text: str, *, name: str = "") -> Any:
     except ValueError as error:
         match = JSON_FAULT.fullmatch(str(error))
         assert match is not None
-        place = f"{name}:{match['line']}: " if name else ""
-        raise ValueError(f"{place}not valid JSON at column {match['column']} ({match['fault']})") from None
+        line_prefix = f"{name}:{match['line']}: " if name else ""
+        raise ValueError(f"{line_prefix}not valid JSON at column {match['column']} ({match['fault']})") from None
 
 
 def parse_object(line: str) -> JsonObject:
@@ -201,7 +201,7 @@ def parse_yaml(text: str, *, name: str) -> Any:
     """
     try:
         return _yaml().load(text)
-    # Of YAML's own, and others: for a tag that does not fit its text, an escape beyond Unicode, a deep nesting.
+    # Not YAMLError alone: invalid tags, escapes beyond Unicode and deep nesting raise other types.
     except Exception as error:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         line = f":{mark.line + 1}" if mark and "\n" in text else ""

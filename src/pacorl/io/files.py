@@ -75,7 +75,7 @@ def check_digests(folder: Path, expected: Mapping[str, str]) -> None:
     for name, sha256 in expected.items():
         path = inside(folder, name)
         if digest(path) != sha256:
-            raise ValueError(f"{path} is damaged: it is not what was written")
+            raise ValueError(f"{path} is damaged: its SHA-256 differs from the recorded one")
 
 
 def read_bytes(path: Path, *, limit: int | None = None, fix: str = "") -> bytes:
@@ -104,7 +104,7 @@ def check_writable(path: Path, *, folder: bool = False) -> None:
     """
     if not folder and path.is_dir():
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    # The nearest existing folder decides, since the missing ones will be made in it.
+    # The nearest existing folder decides, since missing folders will be created in it.
     above = next(ancestor for ancestor in (path if folder else path.parent, *path.parents) if ancestor.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         code = errno.EACCES if above.is_dir() else errno.ENOTDIR
@@ -126,7 +126,7 @@ def check_new(*paths: Path, fix: str) -> None:
 
 
 def check_made(path: Path, *, mark: bytes = PAGE_MARK) -> None:
-    """Raise ValueError if an existing output file lacks the mark of those that this package makes."""
+    """Raise ValueError if an existing output file lacks the mark of this package's files."""
     if path.is_file() and mark not in path.read_bytes():
         raise ValueError(f"{path} was not made by pacorl, and is not replaced; name another file or folder")
 
@@ -221,7 +221,7 @@ def open_aside(target: Path) -> Path:
 
 
 def check_no_link(*folders: Path) -> None:
-    """Raise OSError for a link in the place of a folder that a command writes files into."""
+    """Raise OSError if an output folder of a command is a link."""
     for folder in folders:
         if folder.is_symlink():
             raise OSError(errno.ELOOP, "a link, through which nothing is written; remove it", str(folder))
@@ -235,7 +235,7 @@ def numbered(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def disk_errors(path: Path, *aliases: Path) -> Iterator[None]:
-    """Add `path` to an OSError without a file name, or with the name of one of the `others`."""
+    """Add `path` to an OSError without a file name, or with one of the `aliases` as its name."""
     try:
         yield
     except OSError as error:
@@ -378,24 +378,24 @@ def safe_name(name: str) -> str:
 def inside(folder: Path, relative: str) -> Path:
     """Resolve `folder/relative` and its links. Raises ValueError if it is outside of `folder`.
 
-    In a snapshot of the hub's cache, whose files are links into the `blobs` beside it, the path is not resolved.
+    In a snapshot of the hub's cache, whose files are links into its `blobs`, the path is not resolved.
     """
     root = folder.resolve()
     try:
         path = (root / relative).resolve()
         path.exists()
-    except (OSError, ValueError):  # a name that is too long, or holds a zero
+    except (OSError, ValueError):  # too long, or with a NUL
         raise ValueError(f"{relative[:60]!r} is not a path of a file") from None
     if not Path(relative).is_absolute():
         if path.is_relative_to(root):
             return path
         # REPOSITORY/snapshots/COMMIT, whose contents are in REPOSITORY/blobs.
-        named = Path(os.path.normpath(root / relative))
+        unresolved = Path(os.path.normpath(root / relative))
         for folder_above in (root, *root.parents):
             blobs = folder_above.parent.parent / "blobs"
             is_snapshot = folder_above.parent.name == "snapshots"
-            if is_snapshot and named.is_relative_to(root) and path.is_relative_to(blobs):
-                return named
+            if is_snapshot and unresolved.is_relative_to(root) and path.is_relative_to(blobs):
+                return unresolved
     raise ValueError(f"{relative!r} leads out of {folder}; paths must stay inside the folder")
 
 

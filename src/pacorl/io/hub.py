@@ -69,7 +69,7 @@ def check_checkpoint(source: str, *files: str) -> None:
 
 
 def download_command(source: str, *files: str) -> str:
-    """Return the command that fetches a checkpoint from the hub, or those of its files that options choose."""
+    """Return the command that downloads a checkpoint from the hub, or the files that its options select."""
     return " ".join(["hf download", source, *files])
 
 
@@ -97,8 +97,8 @@ def checkpoint_digest(source: str) -> str:
     """
     files = [Path(source)]
     if not Path(source).is_file():
-        found = [local_file(source, name) for name in CONFIGS]
-        configs = [path for path in found if path]
+        local_configs = [local_file(source, name) for name in CONFIGS]
+        configs = [path for path in local_configs if path]
         folder = Path(source)
         if configs:
             folder = configs[0].parent

@@ -32,7 +32,7 @@ BESIDE = (
     *(".txt", ".caption", ".yaml", ".yml", ".json", ".jsonl", ".csv", ".md", ".html", ".pdf", ".log", ".ini", ".db"),
     *(".zip", ".tar", ".gz", ".safetensors", ".mp4"),
 )
-"""Suffixes of files that may lie beside images: captions, cards, records, pages, archives."""
+"""Suffixes of files allowed in a folder of images: captions, cards, records, pages, archives."""
 
 MAX_PIXELS = 64_000_000
 """A decompressed image of this many pixels takes about 250 MB; larger images are bombs, or meant for print."""
@@ -87,8 +87,8 @@ def open_image(
 def images_in(folder: Path) -> tuple[Path, ...]:
     """List the images of a folder in natural order: 1, 2, 10. A missing folder has none.
 
-    These are all its files but hidden ones and those that may lie beside images (BESIDE), so that none passes unseen: a
-    file of another kind fails when it is opened.
+    All files count as images except hidden files and the suffixes in BESIDE. A file of another kind then fails when it
+    is opened, instead of being skipped silently.
     """
     images = []
     for path in sorted(folder.glob("*"), key=natural):
@@ -99,9 +99,9 @@ def images_in(folder: Path) -> tuple[Path, ...]:
 
 def natural(path: Path) -> list[str | int]:
     """Sort key by which 2.png comes before 10.png."""
-    parts: list[str | int] = [*re.split(r"([0-9]+)", path.name.casefold()), path.name]
-    parts[1:-1:2] = map(int, parts[1:-1:2])
-    return parts
+    sort_key: list[str | int] = [*re.split(r"([0-9]+)", path.name.casefold()), path.name]
+    sort_key[1:-1:2] = map(int, sort_key[1:-1:2])
+    return sort_key
 
 
 @contextmanager
@@ -209,7 +209,7 @@ def _as_srgb(image: Image.Image, name: str) -> Image.Image:
         difference = ImageChops.difference(colours, converted)
         if not difference.point(lambda value: max(0, value - ROUNDING)).getbbox():
             converted = image.copy()
-    # A copy that is saved must not carry the profile that it no longer has.
+    # The pixels are sRGB now; saved with the former profile they would be converted twice.
     converted.info.pop("icc_profile", None)
     if image.has_transparency_data:
         converted.putalpha(image.convert("RGBA").getchannel("A"))
@@ -242,7 +242,7 @@ def png_bytes(image: Image.Image, texts: Mapping[str, str] | None = None) -> byt
 
 
 def recipe_of(source: Path | bytes) -> dict[str, str]:
-    """Read the recipe of an image that pacorl generated, a file or its content; empty for other images."""
+    """Read the recipe of a generated image, from a file or its content; empty for an image of other programs."""
     texts = png_texts(source)
     return texts if texts.get("Software", "").startswith("pacorl ") else {}
 

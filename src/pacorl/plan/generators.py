@@ -104,7 +104,7 @@ class Inputs:
         return [getattr(self.policy.pipeline, name) for name in self.policy.encoders]
 
     def conditioning(self, size: Size, *, batch: int) -> Conditioning:
-        """Build what `encode` and `collate` make of `batch` prompts, as empty tensors."""
+        """Build the output of `encode` and `collate` for `batch` prompts, as empty tensors."""
         policy = self.policy
         config: Any = policy.pipeline.transformer.config
         is_shared = isinstance(policy, QwenImage21Policy)  # all rows share the conditioning of one prompt
@@ -133,7 +133,7 @@ class Inputs:
         return Conditioning(tensors)
 
     def text_tokens(self, size: Size) -> int:
-        """Count the tokens of a text, among which some encoders have those of its images."""
+        """Count the tokens of a text; some encoders include its images' tokens."""
         policy = self.policy
         if isinstance(policy, QwenImage21Policy):
             return self.count * self._slots(size) + TEXT_TOKENS

@@ -1,4 +1,4 @@
-"""Hours of a run on a card: FLOPs at half of the card's peak, times what a run of its form took of that on an H200."""
+"""Hours of a run on a card: FLOPs at half of the card's peak, times a ratio measured for such runs on an H200."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Forwards(NamedTuple):
     """Sampler of the first epoch."""
     samples: int
     node_batch: int
-    """The largest number of nodes in one trained forward; of samples for an objective that trains on these."""
+    """Most nodes in one trained forward, or most samples if the objective trains on samples."""
     per_image: Mapping[str, float]
     """`sampling`, `training` (with a backward each) and `other_policies` (the base for the KL, and the sampling policy
-    for an objective that compares with it)."""
+    if the objective compares with it)."""
 
 
 def forwards_of(config: PolicyConfig) -> Forwards:

@@ -46,7 +46,7 @@ MOST_EPOCHS = 100
 JUDGE = "X-GenGroup/PaCo-Reward-7B"
 SERVED_JUDGE = "http://127.0.0.1:8000/v1#PaCo-Reward-7B"
 LARGE = 15 * 10**9
-"""Parameters of a generator that samples one image a forward."""
+"""Parameters from which a generator samples one image per forward."""
 FORMS = {
     "normal": "bf16",
     "low": "int8; generator and what scores take turns on the card",
@@ -54,7 +54,7 @@ FORMS = {
 }
 """`memory` → how it holds the models on a card; the fastest first."""
 SMALL = {"tree": "{seeds: 2}", "suffix": "{solver: ab2, steps: 4}", "evaluation": "{every: 20}"}
-"""Settings of a small card, beside `memory`."""
+"""Settings of a small card, in addition to `memory`."""
 DEFAULT = "(default)"
 """Value of a setting whose line is left out."""
 COLUMN = 42
@@ -107,21 +107,21 @@ class Job(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """Folder of the prompts, beside the config."""
+        """Folder of the prompts, next to the config."""
         return self.path.with_name(f"{self.path.stem}-prompts")
 
     @property
     def is_served(self) -> bool:
-        """Whether the first card serves the judge, and the others train."""
+        """Whether the first card serves the judge and the remaining cards train."""
         return self.asks_judge and self.cards > 1
 
 
 def write_config(
     path: Path, *, prompts: str, model: str = "flux", card: str = "24", reward: str = "", references: str = ""
 ) -> tuple[Plan, list[str]]:
-    """Write a config, and its prompts into a folder beside it.
+    """Write a config, and its prompts into a folder next to it.
 
-    The arguments are those of `pacorl init`; an empty reward is the judge's.
+    Same arguments as `pacorl init`; an empty reward selects the judge's.
 
     Returns:
         The plan, and lines with the commands that follow.

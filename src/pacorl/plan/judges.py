@@ -71,7 +71,7 @@ def judging_flops(config: PolicyConfig, scorer: Scorer, configs: Parts, prompts:
 
     Args:
         configs: of the judge.
-        prompts: of training, the first of which stands for all; without them a set of 2 × 2, or an edit.
+        prompts: of training; the first represents all. A set of 2 × 2 or an edit if empty.
     """
     prompt = example_prompt(config, prompts)
     height, width = config.sampling.size
@@ -82,7 +82,7 @@ def judging_flops(config: PolicyConfig, scorer: Scorer, configs: Parts, prompts:
     for reward in config.rewards:
         match reward.name:
             case "consistency":
-                # As many pairs across sets as half of those within.
+                # Across sets, half as many pairs as within them.
                 pairs = math.comb(panels, 2) * (1.5 if reward.compares_samples else 1)
                 criteria = sum(map(len, prompt.criteria.values())) if reward.args.get("ask") == "criteria" else 1
                 visual += panels * image
@@ -100,6 +100,6 @@ def judging_flops(config: PolicyConfig, scorer: Scorer, configs: Parts, prompts:
 
 
 def example_prompt(config: PolicyConfig, prompts: Sequence[Prompt]) -> Prompt:
-    """Return the first prompt, or in place of absent ones a set of 2 × 2, or an edit."""
+    """Return the first prompt, or without prompts a set of 2 × 2 or an edit."""
     absent = Prompt(0, "", grid=Grid(1, 1) if sources.planned_images(config) else Grid(2, 2))
     return prompts[0] if prompts else absent

@@ -33,7 +33,7 @@ FLOPS = {
     # The scores once more, and two products each for query, key and value; its first argument is the gradient.
     aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda _, *QKV, **__: 2.5 * attention_flops(*QKV),
 }
-"""torch's formulas of products and convolutions, and those of the attention in `fused_attention`."""
+"""FLOP formulas: torch's for products and convolutions, ours for the attention in `fused_attention`."""
 
 
 class MemoryLedger(TorchDispatchMode):

@@ -90,13 +90,13 @@ class Batch(NamedTuple):
 
 
 class Training(NamedTuple):
-    """The trained adapter, and a forward that trains it."""
+    """The trained adapter and one of its training forwards."""
 
     config: LoraConfig
     sampler: Sampler
     batch: int
     copies: int = 4
-    """Tensors of the adapter's size beside its gradients: weights, average and AdamW's two moments."""
+    """Tensors of the adapter's size, gradients excluded: weights, average and AdamW's two moments."""
     compiles_sampling: bool = False
     """Whether samples are drawn with gradients, as compiled steps are."""
     steps: float = 0
@@ -112,7 +112,7 @@ class Job:
     configs: Parts
     """config.json of each component."""
     batches: Sequence[Batch]
-    """In a training the images that are trained on, and those of evaluations, by the moving average."""
+    """In a training run: training images, and images of evaluations, which use the moving average."""
     training: Training | None = None
     """None for generating, when text encoders stay with the transformer."""
     images: int | None = None
@@ -200,8 +200,8 @@ def _generating(job: Job, inputs: Inputs, *, adapter: int, present: int, besides
 
     Args:
         adapter: bytes of the trained weights.
-        present: bytes on the card beside the passes.
-        besides: bytes of the scoring of the batch before.
+        present: bytes on the card outside the passes.
+        besides: bytes of the concurrent scoring of the previous batch.
     """
     training, policy = job.training, inputs.policy
     flops = 0.0
@@ -209,7 +209,7 @@ def _generating(job: Job, inputs: Inputs, *, adapter: int, present: int, besides
         size = policy.nearest_size(training.sampler.size)
         step = trained_step(inputs, size, batch=training.batch, sampler=training.sampler)
         flops = training.steps * step.flops
-        # AdamW's step needs one number per trained weight beside its moments.
+        # AdamW's step needs one more number per trained weight than its moments.
         for peak in (step.peak, adapter):
             yield "train", present + adapter + peak
         if training.compiles_sampling:
@@ -244,8 +244,8 @@ def _main_memory(job: Job, inputs: Inputs, *, adapter: int, waiting: int) -> Ite
     yield "host", placed + (parameter_count(transformer) - adapter // FP32) * inputs.policy.pipeline.vae.dtype.itemsize
 
     # Scoring models are read while the generator waits, and then wait as well.
-    kept = [transformer] if job.training else [transformer, *inputs.encoders]
-    waiting += process + sum(map(streamed_bytes, kept)) + sum(scorer.streamed for scorer in job.scorers)
+    streamed_models = [transformer] if job.training else [transformer, *inputs.encoders]
+    waiting += process + sum(map(streamed_bytes, streamed_models)) + sum(scorer.streamed for scorer in job.scorers)
     for scorer in job.scorers:
         yield "host", job.world * waiting + scorer.files
     yield "held", job.world * (waiting + job.in_turns * sum(scorer.weights for scorer in job.scorers))
@@ -263,7 +263,7 @@ BLOCKS = {
 
 
 def block_units(configs: Parts) -> int:
-    """Return the largest number that divides the blocks of each kind; 0 for a class that is not in `BLOCKS`."""
+    """Return the greatest common divisor of the block counts per kind; 0 for a class not in `BLOCKS`."""
     transformer = configs["transformer"]
     return math.gcd(*(transformer[key] for key in BLOCKS.get(str(transformer.get("_class_name")), ())))
 

@@ -56,7 +56,7 @@ class Plan:
     memory: Memory
     absences: Sequence[MissingFile] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Counts of data and steps, and what is to be known of them."""
+    """Counts of data and steps, and findings about the data such as leaks."""
     hours: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Card → hours of a policy's training on one for each process: at best, and as measured."""
     processes: int = 1
@@ -85,7 +85,7 @@ class Plan:
 
     @property
     def download_bytes(self) -> int:
-        """Bytes of the absent weights, those of one source once."""
+        """Bytes of the absent weights, each source counted once."""
         return sum({absence.source: absence.bytes for absence in self.absences}.values())
 
     @property
@@ -152,7 +152,7 @@ def plan_policy(config: PolicyConfig, *, ask: bool = False) -> Plan:
 
     Raises:
         ConfigError: A size or the number of samples does not divide.
-        ValueError: A reward is unknown, or a prompt is bad (with file and line) or lacks what a reward needs.
+        ValueError: A reward is unknown, or a prompt is bad (with file and line) or lacks an input of a reward.
     """
     # The config alone. A plan does not execute users' files.
     card_bytes = device()[1]

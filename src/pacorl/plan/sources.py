@@ -37,7 +37,7 @@ CLIP_PARAMETERS = 986_109_441
 
 @dataclass(frozen=True, slots=True)
 class MissingFile:
-    """A run's file or checkpoint that is absent from this machine, or a judge that does not answer."""
+    """A run's absent file or checkpoint, or an unreachable judge."""
 
     key: str
     """The config key that names it."""
@@ -62,7 +62,7 @@ class Checkpoint:
 
 
 def generator_of(model: PolicyOptions, spec: PolicySpec) -> Checkpoint:
-    """Read the configs of a generator; those that are absent are the published ones.
+    """Read the configs of a generator; published configs replace absent ones.
 
     Raises:
         ValueError: The folder holds another kind of model.
@@ -70,7 +70,7 @@ def generator_of(model: PolicyOptions, spec: PolicySpec) -> Checkpoint:
     source = str(spec.committed.folder) if model.checkpoint == TINY else model.checkpoint
     needed = [name for name in spec.parts if name not in WITHOUT_WEIGHTS]
     if source.endswith(SINGLE_FILE):
-        # The transformer alone, beside the published other parts.
+        # The file has the transformer alone; its other components are the published ones.
         check_single_file(source)
         source = spec.published
         needed.remove("transformer")
@@ -104,8 +104,8 @@ def judge(key: str, settings: JudgeSettings | None, *, ask: bool = False) -> Che
             absences.append(MissingFile(key, settings.checkpoint, str(fault)))
         return Checkpoint({}, absences)
 
-    # A LoRA names its base, whose configs have the shapes. Absent ones are those of the published base that the name
-    # contains, or else of the first.
+    # A LoRA names its base, whose configs have the shapes. If they are absent, use the published base that the name
+    # contains, or else the first.
     source = base_of(settings.checkpoint) or settings.checkpoint
     base = next((base for base in BASES if base.lower() in source.lower()), next(iter(BASES)))
     source = str(EMBEDDED.get(source, source))
@@ -131,7 +131,7 @@ def _checkpoint(
         key: the config's key.
         source: its value.
         published: configs in place of absent ones.
-        files: options of the download that choose what is read.
+        files: options of the download that select files.
         needed: components whose weights are needed.
         folders: folder of each component; empty if there is no such checkpoint on this machine.
         what: description of the checkpoint, if all of it is absent.
@@ -192,7 +192,7 @@ def planned_images(config: PolicyConfig, prompts: Sequence[Prompt] = ()) -> int:
 
 
 def absent_prompts(config: PolicyConfig) -> Iterator[MissingFile]:
-    """List the absent prompts of a run; those of the tiny world are always here."""
+    """List the absent prompts of a run; the tiny world's are built in."""
     data = config.prompts
     remedy = "`pacorl data t2is`; or name a JSONL or text file of your own"
     if planned_images(config):
@@ -222,7 +222,7 @@ def _absence(key: str, source: str, what: str, *files: str, size: int = 0) -> Mi
 
     Args:
         what: description of it.
-        files: options of the download that choose what is read.
+        files: options of the download that select files.
         size: bytes of the download, if they are known.
     """
     in_repo = HUB_PATH.fullmatch(source)

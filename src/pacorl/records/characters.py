@@ -73,7 +73,7 @@ def read_character(folder: Path, *, least: int = 1, most: int = MAX_IMAGES) -> C
 
 
 def read_caption(image: Path) -> tuple[Path | None, str]:
-    """Read an image's caption from the .txt beside it: the file and the text; no file without one."""
+    """Read an image's caption from its .txt file: the path (None if it is missing) and the text."""
     file = image.with_suffix(".txt")
     if not file.is_file():
         return None, ""

@@ -30,8 +30,8 @@ def prompt_from(
 
     Args:
         theme: the panels' common theme. A text with panel tags is used unchanged. Without `panels`, the template writer
-            (`records.panels`) writes the panels of a sentence that requests several images.
-        grid: the layout; by default that of the text, else the squarest that fits.
+            (`records.panels`) writes them if the sentence requests several images.
+        grid: the layout; by default the text's, else the squarest that fits.
 
     Raises:
         ValueError: if a text is empty, panels and layout do not fit, or a word is unknown to the tiny generator.
@@ -81,11 +81,11 @@ def check_for(model: str, prompt: Prompt) -> None:
 
 
 def compose(theme: str, panels: Sequence[str], grid: Grid, *, shared: str = "") -> Prompt:
-    """Compose a prompt in the T2IS form: what the panels share, then each panel behind its tag.
+    """Compose a prompt in the T2IS form: the shared description, then each panel behind its tag.
 
     Args:
         theme: the request, for the judge.
-        shared: what all panels show, for the generator; the theme by default.
+        shared: description of all panels, for the generator; the theme by default.
 
     Raises:
         ValueError: a text is empty, or would be read as a panel's tag.

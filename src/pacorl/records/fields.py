@@ -28,23 +28,23 @@ def validated(record: Mapping[str, Any], kind: type[Fields]) -> Fields:
 
 def by_key(items: Iterable[Item], key: Callable[[Item], Key], *, source: object) -> dict[Key, Item]:
     """Map the key of each item to it. Raises ValueError for two of one key; it names the source."""
-    found: dict[Key, Item] = {}
+    item_of: dict[Key, Item] = {}
     for item in items:
-        if found.setdefault(key(item), item) is not item:
+        if item_of.setdefault(key(item), item) is not item:
             raise ValueError(f"{source}: two records have the key {key(item)!r}; take one out")
-    return found
+    return item_of
 
 
 def _with_text(criteria: Any) -> Any:
-    """Leave out what is null: published files have names without a text, and dimensions without names."""
+    """Drop null entries: published files have names without a text, and dimensions without names."""
     if not isinstance(criteria, dict):
         return criteria or {}
-    kept = {}
+    filled = {}
     for dimension, texts in criteria.items():
         written = {name: text for name, text in texts.items() if text} if isinstance(texts, dict) else texts
         if written:
-            kept[dimension] = written
-    return kept
+            filled[dimension] = written
+    return filled
 
 
 def _spoken(text: str) -> str:
@@ -57,7 +57,7 @@ def _spoken(text: str) -> str:
 Name = Annotated[str, Field(min_length=1)]
 NonBlank = Annotated[str, Field(pattern=r"\S")]
 Word = Annotated[Name, BeforeValidator(lambda name: str(name) if type(name) is int else name)]
-"""A text, or a number that names something."""
+"""A name, or an integer used as one."""
 Text = Annotated[str, BeforeValidator(lambda text: "" if text is None else text)]
 """A text; null is empty."""
 Listed = Annotated[list[Name], BeforeValidator(lambda names: [names] if isinstance(names, str) else names or [])]

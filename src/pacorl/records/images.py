@@ -29,7 +29,7 @@ def _check_image(path: Path, size: int, changed: int) -> None:
 
 
 def copied_images(images: Sequence[Path], path: Path) -> list[str]:
-    """Copy images into the folder beside the file `path`, and return their names in it."""
+    """Copy images into the folder `STEM_images` next to the file `path`, and return their relative names."""
     folder = path.parent / f"{path.stem}_images"
     names = []
     for image in images:

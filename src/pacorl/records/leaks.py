@@ -49,14 +49,14 @@ class Leak:
 
 def find_leaks(train: Sequence[Prompt], against: Mapping[str, Sequence[Prompt]]) -> list[Leak]:
     """Find the training prompts that are also in `against` (name → prompts), each once, with the first equal prompt."""
-    known: dict[str, tuple[Prompt, str]] = {}
+    first_equal: dict[str, tuple[Prompt, str]] = {}
     for name, prompts in against.items():
         for prompt in prompts:
             for key in _keys(prompt):
-                known.setdefault(key, (prompt, name))
+                first_equal.setdefault(key, (prompt, name))
     leaks = []
     for prompt in train:
-        equal = [known[key] for key in _keys(prompt) if key in known]
+        equal = [first_equal[key] for key in _keys(prompt) if key in first_equal]
         if equal:
             leaks.append(Leak(prompt, *equal[0]))
     return leaks
@@ -91,14 +91,14 @@ def check_leaks(
     Raises:
         ValueError: with the report and the fix, if there are leaks into a benchmark, or into other evaluation prompts.
     """
-    own = {"prompts.evaluation": evaluation}
-    report = leak_report(find_leaks(train, {**({} if deliberate else own), **benchmarks}), total=len(train))
+    held_out = {"prompts.evaluation": evaluation}
+    report = leak_report(find_leaks(train, {**({} if deliberate else held_out), **benchmarks}), total=len(train))
     if report:
         raise ValueError(
             f"{report}. Split them with `pacorl data SOURCE --test N --out FOLDER`, or set prompts.evaluation to the "
             "training prompts, and nothing is held out"
         )
-    return leak_report(find_leaks(train, own), total=len(train))
+    return leak_report(find_leaks(train, held_out), total=len(train))
 
 
 def split_prompts(
@@ -120,12 +120,12 @@ def split_prompts(
     Raises:
         ValueError: if no prompts are left for training.
     """
-    # Keep out what is measured elsewhere, and group what belongs together.
+    # Drop prompts that a benchmark or another test set measures, and group prompts that share a text.
     leaks = find_leaks(prompts, keep_out or {})
     # By identity: an id is a position in a file, and these prompts may come from several.
     dropped = {id(leak.prompt) for leak in leaks}
-    kept = {id(prompt): prompt for prompt in prompts if id(prompt) not in dropped}
-    families = components((name, key) for name, prompt in kept.items() for key in _keys(prompt))
+    remaining = {id(prompt): prompt for prompt in prompts if id(prompt) not in dropped}
+    families = components((name, key) for name, prompt in remaining.items() for key in _keys(prompt))
 
     # Whole families, until there are enough.
     Random(seed).shuffle(families)
@@ -137,8 +137,8 @@ def split_prompts(
             f"holding out {test} of {len(prompts)} prompts, {len(leaks)} kept out, leaves none to train on"
         )
 
-    train = [prompt for name, prompt in kept.items() if name not in held_out]
-    test_prompts = [prompt for name, prompt in kept.items() if name in held_out]
+    train = [prompt for name, prompt in remaining.items() if name not in held_out]
+    test_prompts = [prompt for name, prompt in remaining.items() if name in held_out]
     return train, test_prompts, leaks
 
 
@@ -159,14 +159,14 @@ def trained_on(texts: Mapping[str, Sequence[str]], run: Path) -> dict[str, str]:
     Raises:
         ValueError: if the folder or its training data is missing, since items must not count as clean unread.
     """
-    # A source that is gone would hide a leak.
+    # Skipping a missing source would hide a leak.
     with blamed_on(f"the training data of {run} cannot be compared with the items"):
         learned = {plain(text) for text in _trained_texts(run)} - {""}
     shared = {}
     for item, item_texts in texts.items():
-        known = [text for text in item_texts if plain(text) in learned]
-        if known:
-            shared[item] = known[0][:80]
+        leaked = [text for text in item_texts if plain(text) in learned]
+        if leaked:
+            shared[item] = leaked[0][:80]
     return shared
 
 

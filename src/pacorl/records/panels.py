@@ -85,7 +85,7 @@ VERB = (
 COLLECTION = r"(?:an?\s+)?(?:[\w-]+\s+){0,2}(?:set|series|sequence|collection|sheet|storyboard|strip|comic)\s+of\s+"
 OPENING = rf"\s{{0,9}}{VERB}(?:{COLLECTION})?(?:the\s+)?"
 SUBJECT = r"(?-i:[a-z]+[^\Wsu]s)\s+\w+ing\b"
-"""A plural that does something: `three friends taking photos` is one image."""
+"""Plural noun and participle: `three friends taking photos` is one image."""
 GAP = rf"(?P<adjectives>(?:(?!(?:of|in|on|at|with|for|and|the|an?)\b|{SUBJECT})[\w'’-]+\s+){{0,4}}?)"
 VIEW = "image|picture|pic|panel|photo|photograph|shot|scene|frame|still|view|variation|version|stage|step|phase|part"
 """Nouns that do not describe a panel: "four images of a fox" shows foxes, "four posters of a fox" shows posters."""
@@ -178,7 +178,7 @@ EDGES = " ,;:.?!(—"
 
 
 def write_by_template(request: SetRequest, count: int) -> PanelDraft:
-    """Write panels from the sentence alone; without a list they differ by stage, by what varies, or by view."""
+    """Write panels from the sentence alone; without a list they differ by stage, by a varied attribute, or by view."""
     # The subject and the listed items.
     subject, items = _items(request.content, request.count or count)
     if items and request.count is None:

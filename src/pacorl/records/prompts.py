@@ -126,7 +126,7 @@ def load_prompts(path: str | Path, *, model: str = "") -> list[Prompt]:
 
 
 def sentence_prompt(text: str, *, model: str = "") -> Prompt:
-    """Read a line of text: a whole prompt, a sentence that asks for a set, or one image.
+    """Read a line of text: a whole prompt, a request for a set in one sentence, or one image.
 
     Raises:
         ValueError: it has a comment or an option of another tool, or its panels do not fit.
@@ -191,7 +191,7 @@ def _set_of(line: PromptLine, model: str) -> Prompt:
 def save_prompts(prompts: Sequence[Prompt], path: str | Path) -> None:
     """Write prompts as records for `load_prompts`, without their ids: an id is the position in the file.
 
-    Images are copied into a folder beside the file, so that the file can be moved with it. The file appears whole or
+    Images are copied into a folder next to the file, so that both can be moved together. The file appears whole or
     not at all. Raises OSError.
     """
     path = Path(path)

@@ -2,7 +2,7 @@
 
     rankings = load_rankings("examples/rankings/rankings.csv")
 
-A CSV has one ranking a line under a header, best candidate first. Candidates are separated by `|`, tied ones by ` = `:
+A CSV has one ranking a line under a header, best candidate first. `|` separates candidates, ` = ` ties them:
 
     reference,candidates,theme,annotator
     fox/1.png,fox/2.png | fox/3.png = fox/4.png | owl/1.png,A fox with a green scarf,ann
@@ -53,7 +53,7 @@ class Ranking:
     """One person's ranking of the candidates of one instance."""
 
     instance: str
-    """The question that was answered; of a ranking that was read by `load_rankings`, its line."""
+    """Id of the question; the line number if `load_rankings` read the ranking."""
     annotator: str
     group: str
     """Rankings of one group are never divided between training and test; empty if a file has no groups."""
@@ -109,8 +109,8 @@ def load_rankings(path: str | Path) -> list[Ranking]:
             for name in images:
                 if images.count(name) > 1:
                     raise ValueError(f"{name!r} is named twice; name the reference and each candidate once")
-            named = row.model_dump(exclude={"candidates"})
-            rankings.append(Ranking(str(line), tiers=tuple(row.candidates), own_group=bool(row.group), **named))
+            fields = row.model_dump(exclude={"candidates"})
+            rankings.append(Ranking(str(line), tiers=tuple(row.candidates), own_group=bool(row.group), **fields))
     if not rankings:
         raise ValueError(f"{path}: holds no rankings; give one a line, below a header such as {EXAMPLE} in a CSV")
     return rankings

@@ -95,7 +95,7 @@ class ChatRequest(Form):
     repetition_penalty: Literal[1] = 1
     """Of a first token; a longer answer has the checkpoint's."""
     logprobs: bool = False
-    """Whether a first token is listed with the likeliest ones, and with all spellings of Yes and No."""
+    """Whether to list the first token's likeliest alternatives, and all spellings of Yes and No."""
     top_logprobs: int = Field(0, ge=0, le=20)
     chat_template_kwargs: dict[Literal["enable_thinking"], Literal[False]] = {}
     """A judge answers at once."""
@@ -109,7 +109,7 @@ class ConsistencyRequest(Form):
     least: float | None = Field(None, ge=0, le=1)
     """Threshold of a panel's score; asks for a verdict, after the controls."""
     ranking: bool = False
-    """Whether to compare the first image alone with each of the others."""
+    """Whether to compare only the first image with each other image."""
     references: dict[Text, Images] = Field({}, max_length=16)
     """Character → its reference images, which every panel of a gate must show."""
 
@@ -214,13 +214,13 @@ def create_app(name: str, judge: LocalJudge, *, api_key: str = "") -> FastAPI:  
 
     @app.post("/v1/chat/completions")
     async def chat(request: ChatRequest) -> dict[str, Any]:
-        """Answer a question; its first token in a batch with those of other callers."""
-        *parts, last = request.messages[0].content
-        if [*{part.type for part in parts}, last.type] not in (["image_url", "text"], ["text"]):
+        """Answer a question; first tokens of concurrent requests share a batch."""
+        *image_items, last = request.messages[0].content
+        if [*{item.type for item in image_items}, last.type] not in (["image_url", "text"], ["text"]):
             raise RefusedError("messages: a question is one turn of images, and then one text")
         if fault := text_fault(last.text):
             raise RefusedError(f"messages: {fault}")
-        images = await decoded([part.image_url.get("url", "") for part in parts])
+        images = await decoded([item.image_url.get("url", "") for item in image_items])
         (prompt,) = judge.prompting.chat_prompts([Question(tuple(images), last.text)])
         if request.max_tokens == 1:
             row_V = await served.log_probs(prompt)

@@ -1,4 +1,4 @@
-"""`pacorl serve --backend vllm`: this process becomes a vLLM that is configured for a judge."""
+"""`pacorl serve --backend vllm`: replace this process by vLLM, configured for a judge."""
 
 from __future__ import annotations
 

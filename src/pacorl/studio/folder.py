@@ -1,4 +1,4 @@
-"""The studio's folder: pages, characters, what was learned of them, and a trash folder for all that is removed.
+"""The studio's folder: pages, characters, their LoRAs, and a trash folder for removed files.
 
 pages/TIME/1.png, 2.png …            drawings, best first, and behind them the tries of a repair; with recipes
 characters/NAME/card.yaml, TIME.png, TIME.txt …      as `records.characters` has them
@@ -33,7 +33,7 @@ from pacorl.records.characters import CARD, Card, read_caption, read_character
 from pacorl.types import Character, Grid
 
 MOST_PICTURES = 60
-"""Most pictures of a character that is taught."""
+"""Most pictures to teach a character from."""
 EXAMPLE = (
     "Four pictures of a white hero in town at night: standing with house; waving with tree; waving with boat; "
     "waving with ball"
@@ -44,7 +44,7 @@ SIDE = 1536
 
 
 class Recipe(BaseModel):
-    """Text chunks of a drawing, read: those of `pacorl generate`, and the studio's own."""
+    """Parsed text chunks of a drawing: the chunks of `pacorl generate`, and the studio's own."""
 
     model_config = ConfigDict(extra="allow")  # settings of the generator
 
@@ -100,13 +100,13 @@ class Recipe(BaseModel):
 
 
 class Draft(BaseModel):
-    """The form of the page, and what is open."""
+    """State of the page: its form, and the open tab, page and drawing."""
 
     words: str = EXAMPLE
-    """A sentence; or what all panels show, and a line for each; or with sources a line for each new picture."""
+    """A sentence; or a shared description and a line per panel; or with sources a line per new picture."""
     character: str = ""
     sources: list[str] = []
-    """Pictures that each line changes, by their paths in the folder."""
+    """Source pictures of each line's edit, by their paths in the folder."""
     seed: int | None = None
     """Of the next drawing; None for a new one."""
     tab: str = "Pages"
@@ -225,7 +225,7 @@ class Folder:
         write_atomic(path, png_bytes(image))
 
     def caption(self, picture: Path, caption: str) -> None:
-        """Write what a picture shows; an empty caption is the description alone."""
+        """Save a picture's caption; an empty caption leaves the character's description alone."""
         path = picture.with_suffix(".txt")
         if caption.strip():
             write_atomic(path, caption.strip())
@@ -242,7 +242,7 @@ class Folder:
         self.removed = (what, path, trashed)
 
     def undo(self) -> None:
-        """Put back what was removed last. Raises OSError if a new folder has its place."""
+        """Restore the last removal. Raises OSError if a new folder has its place."""
         if self.removed:
             _, path, trashed = self.removed
             trashed.rename(path)

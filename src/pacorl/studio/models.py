@@ -1,4 +1,4 @@
-"""Models to choose from: what they do, and which of them fit this card and main memory."""
+"""Models to choose from: their abilities, and whether they fit this card and main memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pacorl.types import TINY
 JUDGE = JudgeSettings().checkpoint
 """The published judge, which reads every model's pictures but the practice model's."""
 PACE = {"normal": "", "low": ", slower", "lowest": ", slowly"}
-"""`memory` → what it costs."""
+"""`memory` → its cost in speed, in words."""
 
 
 def offers() -> dict[str, str]:
-    """Name the practice model, the published generators and the judge, each with what it does."""
+    """Map the practice model, the published generators and the judge to their abilities."""
     listed = {TINY: "draws and changes pictures"}
     for spec in POLICIES.values():
         listed[spec.published] = " and ".join(["draws"] * spec.sets + ["changes pictures"] * spec.edits)
@@ -40,7 +40,7 @@ def download(name: str) -> list[str]:
 
 @cache
 def fit_of(model: str) -> tuple[str, str]:
-    """Plan a generator beside its judge on this machine.
+    """Plan a generator together with its judge on this machine.
 
     Returns:
         The first form of `memory` that fits, empty if none does; and a line for a person.

@@ -61,13 +61,13 @@ class StudioPage:
         ui.timer(0.4, self.look)
 
     def look(self) -> None:
-        """Show what has changed, here or in another window."""
+        """Refresh the page after a change in this or another window."""
         # Fields are bound to the draft, which changes without an event of ours.
         self.studio.save()
         if self.studio.version != self.seen:
             self.seen = self.studio.version
-            for part in (self.strip, self.subject, self.hero, self.characters):
-                part.refresh()
+            for region in (self.strip, self.subject, self.hero, self.characters):
+                region.refresh()
 
     def act(self, function: Callable[..., object], *arguments: Any, **options: Any) -> None:
         """Change something, or show its fault, and show the change in every window."""
@@ -84,14 +84,14 @@ class StudioPage:
         look: str = "outline",
         **options: Any,
     ) -> ui.button:
-        """Build a button that changes something; `name` is its accessible name, by default its text."""
+        """Build a button for an action; `name` is its accessible name, by default its text."""
         made = ui.button(text, on_click=lambda: self.act(act, *arguments, **options)).props(f"no-caps {look}")
         if name:
             made.props["aria-label"] = name
         return made
 
     def cross(self, name: str, act: Callable[..., object], *arguments: Any, **options: Any) -> None:
-        """The button that removes the thing that it lies on."""
+        """Build the ✕ button, which removes the card that contains it."""
         self.button("✕", act, *arguments, name=name, look="flat dense", **options).classes("cross")
 
     def picture(self, path: Path, alt: str = "") -> None:
@@ -99,14 +99,14 @@ class StudioPage:
         tag("img", src=f"/file/{quote(path.relative_to(self.folder.path).as_posix())}", alt=alt)
 
     def shot(self, drawing: Drawing, caption: str, name: str, /, **changes: Any) -> ui.button:
-        """A picture that opens a drawing."""
+        """Build a drawing's thumbnail, which opens it."""
         with self.button("", self.studio.keep, name=name, look="flat", **changes).classes("shot") as made:
             self.picture(drawing.path)
             ui.label(caption)
         return made
 
     def drop_zone(self, take: Callable[[Files], object]) -> None:
-        """A button that chooses files, and on which files are dropped; the uploader behind it has no name."""
+        """Build a button for choosing or dropping files; the uploader behind it has no accessible name."""
 
         async def handle(event: events.MultiUploadEventArguments) -> None:
             upload.reset()  # or the same picture could not be dropped again
@@ -263,7 +263,7 @@ class StudioPage:
         self.studio.keep(sources=[source], words="")
 
     def keep(self, drawing: Drawing, panel: int) -> None:
-        """Make a panel one of the character's pictures; what a drawn one shows is its caption."""
+        """Add a panel to the character's pictures; a drawn panel's text becomes the caption."""
         recipe = drawing.recipe
         caption = recipe.panels[panel] if recipe.panels else ""
         self.folder.add_picture(self.draft.character, drawing.panels[panel], caption)
@@ -297,7 +297,7 @@ class StudioPage:
         )
 
     def start_sheet(self) -> None:
-        """Fill in the form that draws more pictures of a character, of its own ones."""
+        """Fill in the form to draw more pictures of a character from its own."""
         images = self.folder.character(self.draft.character).images
         sources = [path.relative_to(self.folder.path).as_posix() for path in images]
         most = max(1, self.studio.spec(edits=True).policy.max_sources)
@@ -340,7 +340,7 @@ class StudioPage:
     # --- models ------------------------------------------------------------------------------------------------------
 
     def ask_for_models(self) -> None:
-        """Choose a model, by what it does and whether it fits this machine."""
+        """Open the dialog of models, with their abilities and whether they fit this machine."""
         # The dialog stays when parts of the page are drawn anew.
         with self.dialogs, ui.dialog(value=True) as dialog, ui.card(), tag("div", "dialog"):
             dialog.on("hide", dialog.delete).props["aria-label"] = "Models"

@@ -1,6 +1,6 @@
 """The studio's work, without its page: models, and one job at a time.
 
-Every method that takes a `Job` runs on the worker's thread (`Studio.submit`). A job that fails leaves nothing.
+Every method that takes a `Job` runs on the worker's thread (`Studio.submit`). A failed job leaves no files.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ PRACTICE_STRENGTH = 0.5
 
 
 class StoppedError(Exception):
-    """Raised inside a job that a person stopped."""
+    """Raised inside a stopped job."""
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class Job:
         self.go_on()
 
     def go_on(self, images: int = 0) -> None:
-        """Raise StoppedError if a person stopped the job; `images` is what a generator calls it with."""
+        """Raise StoppedError if a person stopped the job; generators call it with their number of `images`."""
         if self.stopped:
             raise StoppedError
 
@@ -153,7 +153,7 @@ class Studio:
         return POLICIES.named(kind_of(self.names.model, edits=edits))
 
     def adapters(self, character: str, *, edits: bool = False) -> dict[str, float]:
-        """List the LoRAs of the next drawing: the command's, and what was learned of the character."""
+        """List the LoRAs of the next drawing: the command's and the character's."""
         if edits and self.names.model == TINY:
             return dict.fromkeys(tiny_spec(edits=True).committed.adapters, 1.0)
         adapters = read_adapters(self.names.adapter)
@@ -184,7 +184,7 @@ class Studio:
         if not is_here(name):
             raise ValueError(f"{name} is not on this machine; download it above, or give the path of its file")
         POLICIES.named(kind_of(name)).check_source(name)
-        # Planned before a load that would fill the machine.
+        # Plan first: a load that does not fit would exhaust the machine.
         memory, words = fit_of(name)
         if not memory:
             raise ValueError(f"{name} {words}")
@@ -203,7 +203,7 @@ class Studio:
         run_child(job, download(name), secret, phase=lambda: f"Downloading {name}")
 
     def _models(self, job: Job, character: str, *, edits: bool = False) -> tuple[Generator, PacoReward]:
-        """Load the generator with a character's LoRA, and the judge; the last ones stay loaded."""
+        """Load the generator with a character's LoRA, and the judge; both stay loaded until another choice."""
         from pacorl.gate.paco_reward import PacoReward
         from pacorl.generate.generator import Generator
         from pacorl.io.quiet import quiet_loading
@@ -226,7 +226,7 @@ class Studio:
     # --- drawing -----------------------------------------------------------------------------------------------------
 
     def unfold(self) -> None:
-        """Turn the draft's sentence into what all panels show, and a line for each, unless it was.
+        """Turn the draft's sentence into a shared description and a line per panel, unless it has lines.
 
         Raises:
             ValueError: it is no such sentence.
@@ -305,7 +305,7 @@ class Studio:
         """Fill the draft in from a recipe, so that the same picture is drawn first.
 
         Raises:
-            ValueError: a picture that it changes is not here, or models of now would draw another picture.
+            ValueError: a source picture is missing, or the current models would draw another picture.
         """
         # A dropped file may name any path.
         if not all(inside(self.folder.path, name).is_file() for name in recipe.sources):
@@ -315,14 +315,14 @@ class Studio:
         words = "\n".join([recipe.theme or recipe.prompt, *recipe.panels])
         self.keep(words=words, sources=recipe.sources, seed=recipe.seed, character=character)
         then = {"model": recipe.model, "LoRA": recipe.adapter, "character": recipe.character, "layout": recipe.layout}
-        chosen = self.spec(edits=edits).adapters_of(self.names.model, self.adapters(character, edits=edits))
-        now = {"model": self.names.model, "LoRA": adapter_names(chosen), "character": "" if edits else character}
+        adapters = self.spec(edits=edits).adapters_of(self.names.model, self.adapters(character, edits=edits))
+        now = {"model": self.names.model, "LoRA": adapter_names(adapters), "character": "" if edits else character}
         now["layout"] = str(layout_for(len(recipe.panels) or 1))
         differing = [f"{name} {value or 'none'}" for name, value in then.items() if value != now[name]]
         if differing:
             raise ValueError(f"this page was drawn with {', '.join(differing)}, and would be another now")
 
-    # --- a page that is there ----------------------------------------------------------------------------------------
+    # --- an existing page -------------------------------------------------------------------------------------------
 
     def add_pictures(self, pictures: Sequence[tuple[Image, str]], texts: Mapping[str, str]) -> None:
         """Make a page of pictures of any program, a panel each, or of one with the texts of its recipe."""
@@ -357,7 +357,7 @@ class Studio:
         self._open(ranked)
 
     def check(self, job: Job, drawing: Drawing) -> None:
-        """Check whether the panels of a page belong together, and redraw the ones that do not.
+        """Check whether the panels of a page belong together, and redraw the odd panels.
 
         The verdict is in the drawing's recipe. A repaired page is a new one. Panels of another program are described
         by the draft, if it has as many; without words they are checked alone.
@@ -398,7 +398,7 @@ class Studio:
             self._open([*pages, *zip((each.image for each in repair.tries), tries, strict=True)])
 
     def _verdict(self, check: Check) -> dict[str, Any]:
-        """Return what a check adds to a recipe."""
+        """Return the fields that a check adds to a recipe."""
         from pacorl.gate.check import verdict_lines
 
         lines = verdict_lines(check, judge=shown_name(self.names.judge, "judge"))
@@ -406,7 +406,7 @@ class Studio:
         return {"checked": lines, "odd": check.odd_one_out, **scores}
 
     def _redrawing(self, job: Job, generator: Generator, recipe: Recipe, panel: Image, *, seed: int) -> Redraw:
-        """Return what draws a panel of a page again, from its text; `panel` is of its size."""
+        """Return the function that redraws a panel of a page from its text, in the size of `panel`."""
         from pacorl.generate.repair import panel_prompt, redraw_by
 
         character = self.known(recipe)
