@@ -165,7 +165,9 @@ class Annotation:
         if not ranking:
             raise ValueError("there are no annotators; name people, e.g. --annotators ann,ben")
         instances = read_instances(self.folder / "instances.jsonl")
-        questions = [*instances, *(foreign_controls(instances) if controls else [])]
+        questions = [*instances]
+        if controls:
+            questions += foreign_controls(instances)
         assigned = share_out(questions, ranking, people, answered=log.answers)
         event = start_event(log, questions, assigned, role_of, question=question)
         if event.instances or (role_of, assigned, question) != (log.people, log.assigned, log.question):

@@ -227,7 +227,10 @@ class EditRewardBench:
         rows: list[Row] = [{"key": key} for key in keys]
         row_of = {row["key"]: row for row in rows}
         for (key, dimension), verdict in ask(self.judge.judge, questions).items():
-            row_of[key] |= {"error": verdict.error} if verdict.p_yes is None else {dimension: verdict.p_yes}
+            if verdict.p_yes is None:
+                row_of[key]["error"] = verdict.error
+            else:
+                row_of[key][dimension] = verdict.p_yes
         return rows
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:

@@ -221,7 +221,9 @@ class T2isBench:
         prompts = []
         for number, text in enumerate(case.captions):
             prompts.append(Prompt(id=number, text=text, theme=text, panels=(text,)))
-        scale = AESTHETIC_SCALE if self.aesthetics_name == AESTHETIC else 1.0
+        scale = 1.0
+        if self.aesthetics_name == AESTHETIC:
+            scale = AESTHETIC_SCALE
         scores = []
         for value in self.aesthetics(prompts, images):
             if value is None or not isfinite(value):
@@ -246,7 +248,9 @@ class T2isBench:
         """Return dimension → mean over criteria of the mean over pairs."""
         # Once, as the released evaluation does: to 512 × 512 and then to the judge's patches would blur them twice.
         prompting = getattr(self.judge.judge, "prompting", None)
-        size = prompting.resized(PAIR) if prompting else SERVED_PAIR
+        size = SERVED_PAIR
+        if prompting:
+            size = prompting.resized(PAIR)
         small = [image.resize((size.width, size.height)) for image in images]
         pairs = list(combinations(range(len(small)), 2))
         questions = {}
@@ -314,7 +318,9 @@ def _pooled(cases: Sequence[Sequence[float]]) -> Floats:
 def _mean(sum_C2: Floats) -> float:
     """Return the mean of all scores of some cases; NaN if there are none."""
     total, count = sum_C2.sum(0)
-    return float(total / count) if count else float("nan")
+    if not count:
+        return float("nan")
+    return float(total / count)
 
 
 def _build(data: Dataset[Case], options: BenchmarkOptions, reward: PacoReward, out: Path) -> T2isBench:

@@ -246,7 +246,9 @@ class CharacterTrainer:
             self.logbook.write("epoch", epoch=epoch, step=step, values={"loss": mean})
             self.losses = []
             self.progress.epoch(epoch, note=f"step {step}, loss {mean:.4f}")
-        metrics = {HELD_OUT_LOSS: self.measure_held_out()} if self.held_out else {}
+        metrics = {}
+        if self.held_out:
+            metrics[HELD_OUT_LOSS] = self.measure_held_out()
         if not step or self.config.gallery.each:
             with self.lora.average.swapped_in() if step else adapter_off(self.lora.transformer):
                 self._draw_gallery()

@@ -88,7 +88,9 @@ def read_pictures(config: CharacterConfig) -> PictureSet:
             raise ValueError(f"{file} is empty; write the caption of {path.name} into it, or delete it")
         # The subject goes before a caption without the trigger word, which would teach the character no name.
         is_named = re.search(rf"(?<!\w){re.escape(trigger)}(?!\w)", caption, re.IGNORECASE)
-        pictures.append(Picture(path, caption if is_named else f"{subject}, {caption}"))
+        if not is_named:
+            caption = f"{subject}, {caption}"
+        pictures.append(Picture(path, caption))
 
     # The last scenes in equal distances, so that a series of one scene is not held out whole. Copies of a file stay on
     # one side.

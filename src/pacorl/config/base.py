@@ -235,7 +235,9 @@ def changes_to(config: Section, before: Mapping[str, Any]) -> dict[str, list[Any
 
 def _changes(key: str, before: Any, now: Any) -> dict[str, list[Any]]:
     if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
-        return {key: [before, now]} if before != now else {}
+        if before == now:
+            return {}
+        return {key: [before, now]}
     changes: dict[str, list[Any]] = {}
     for name in now:
         if name in before:

@@ -32,7 +32,9 @@ def matching(name: str) -> list[str]:
     Raises:
         ValueError: if there are none; it names the nearest key.
     """
-    keys = [item for model in RUNS.values() for item in keys_of(model).items()]
+    keys: list[tuple[str, str]] = []
+    for model in RUNS.values():
+        keys += keys_of(model).items()
     below = [text for key, text in keys if f"{key}.".startswith(f"{name}.")]
     matches = below or [text for key, text in keys if key.endswith(f".{name}")]
     if not matches:

@@ -102,7 +102,8 @@ def code_digest(target: Any) -> str:
 
     Called functions, and values from outside its body, are not part of it.
     """
-    target = target.func if isinstance(target, partial) else target
+    if isinstance(target, partial):
+        target = target.func
     if not inspect.isroutine(target):
         target = type(target)
     # The source of a lambda is the whole statement around it, such as the call that makes the run.
@@ -119,4 +120,6 @@ def line_in(path: Path, error: BaseException) -> str:
     # The last frame of the file: the error itself often comes from a called library.
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename) == path]
-    return f", line {lines[-1]}" if lines else ""
+    if not lines:
+        return ""
+    return f", line {lines[-1]}"

@@ -126,4 +126,6 @@ def _sharegpt_4o(record: JsonObject, folder: Path) -> JsonObject:
     for name in edit.input_image:
         existing(folder, name)
     text = edit.input_prompt.strip()
-    return {"image": edit.input_image, "instruction": text} if edit.input_image else {"prompt": text}
+    if edit.input_image:
+        return {"image": edit.input_image, "instruction": text}
+    return {"prompt": text}

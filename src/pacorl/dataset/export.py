@@ -204,5 +204,5 @@ def with_reasons(folder: Path, pairs: Sequence[Comparison]) -> list[Comparison]:
     explained = []
     for pair in pairs:
         text = reasons.get((pair_key(pair), pair.consistent))
-        explained.append(replace(pair, reasons=text) if text else pair)
+        explained.append(replace(pair, reasons=text or pair.reasons))
     return explained

@@ -40,7 +40,9 @@ from pacorl.types import TINY
 def prompts_file(folder: Path) -> Path:
     """Return the selected prompts of a folder; all prompts if none were selected."""
     selected = folder / "diverse.jsonl"
-    return selected if selected.is_file() else folder / "prompts.jsonl"
+    if selected.is_file():
+        return selected
+    return folder / "prompts.jsonl"
 
 
 def generate(
@@ -149,8 +151,10 @@ def pair(
                 Random(record.idx).shuffle(of_prompt)
             yield from of_prompt[:share]
 
-    cuts = [(record, number) for record, _ in shares for number in range(len(grids[record.idx]))]
+    cuts = []
     panels = []
+    for record, _ in shares:
+        cuts += [(record, number) for number in range(len(grids[record.idx]))]
     for record, number in cuts:
         panels += [panel_path(record.idx, number, position) for position in range(record.prompt.grid.count)]
     counts = {"prompts": len(shares), "panels": len(panels), "instances": sum(share for _, share in shares)}

@@ -85,4 +85,6 @@ class DatasetStep:
         return dict(as_read_back(plan))
 
     def _name(self, path: Path) -> str:
-        return path.relative_to(self.folder).as_posix() if path.is_relative_to(self.folder) else str(path)
+        if path.is_relative_to(self.folder):
+            return path.relative_to(self.folder).as_posix()
+        return str(path)

@@ -77,7 +77,9 @@ def local_file(source: str, name: str) -> Path | None:
     """Return a checkpoint's file in its folder or in the hub's cache; None if it is not on this machine."""
     path = Path(source) / name
     if Path(source).exists() or not HUB_NAME.fullmatch(source):
-        return path if path.is_file() else None
+        if not path.is_file():
+            return None
+        return path
     from huggingface_hub import try_to_load_from_cache
 
     cached = try_to_load_from_cache(source, name)

@@ -244,7 +244,9 @@ def png_bytes(image: Image.Image, texts: Mapping[str, str] | None = None) -> byt
 def recipe_of(source: Path | bytes) -> dict[str, str]:
     """Read the recipe of a generated image, from a file or its content; empty for an image of other programs."""
     texts = png_texts(source)
-    return texts if texts.get("Software", "").startswith("pacorl ") else {}
+    if not texts.get("Software", "").startswith("pacorl "):
+        return {}
+    return texts
 
 
 def png_texts(source: Path | bytes) -> dict[str, str]:

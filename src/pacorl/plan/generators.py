@@ -46,7 +46,8 @@ def model_on_meta(config: Mapping[str, Any], *, dtype: torch.dtype) -> nn.Module
         tie_weights()
     # Buffers among them: the positions of Stable Diffusion 3.5 are a table of 432 MiB in bf16.
     for tensor in model.state_dict(keep_vars=True).values():
-        tensor.data = tensor.data.to(dtype if tensor.is_floating_point() else tensor.dtype)
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtype)
     return model.requires_grad_(False).eval()
 
 
@@ -95,8 +96,11 @@ class Inputs:
     @property
     def count(self) -> int:
         """Number of images of a prompt."""
-        least = 0 if self.policy.source_optional else min(1, self.policy.max_sources)
-        return least if self.images is None else self.images
+        if self.images is not None:
+            return self.images
+        if self.policy.source_optional:
+            return 0
+        return min(1, self.policy.max_sources)
 
     @property
     def encoders(self) -> list[nn.Module]:

@@ -80,7 +80,9 @@ def forwards_of(config: PolicyConfig) -> Forwards:
 
     # Other policies: the base, and the sampling policy. Without a lag the sampling policy is the trained policy until
     # the epoch's first optimizer step.
-    other_policies = trained if config.objective.kl_weight > 0 else 0.0
+    other_policies = 0.0
+    if config.objective.kl_weight > 0:
+        other_policies += trained
     if spec.needs == "endpoint":
         other_policies += trained if spec.lag else trained * (1 - 1 / config.optimizer.updates_per_epoch)
 

@@ -160,8 +160,12 @@ def _read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, r
     size = CARD.fullmatch(card)
     if not size:
         raise ValueError(f"--card {card} is no size of a card: give its gigabytes, as 24, or 8x80 for eight of 80")
-    spec = POLICIES[model if model in POLICIES else kind_of(model)]
-    checkpoint = spec.published if model in POLICIES else model
+    if model in POLICIES:
+        spec = POLICIES[model]
+        checkpoint = spec.published
+    else:
+        spec = POLICIES[kind_of(model)]
+        checkpoint = model
 
     # Prompts, each with the character.
     records = prompts_from(prompts, model=checkpoint)

@@ -83,7 +83,9 @@ def judging_flops(config: PolicyConfig, scorer: Scorer, configs: Parts, prompts:
         match reward.name:
             case "consistency":
                 # Across sets, half as many pairs as within them.
-                pairs = math.comb(panels, 2) * (1.5 if reward.compares_samples else 1)
+                pairs: float = math.comb(panels, 2)
+                if reward.compares_samples:
+                    pairs *= 1.5
                 criteria = sum(map(len, prompt.criteria.values())) if reward.args.get("ask") == "criteria" else 1
                 visual += panels * image
                 read += (panels - 1) * image + pairs * (image + criteria * TEXT)
@@ -101,5 +103,6 @@ def judging_flops(config: PolicyConfig, scorer: Scorer, configs: Parts, prompts:
 
 def example_prompt(config: PolicyConfig, prompts: Sequence[Prompt]) -> Prompt:
     """Return the first prompt, or without prompts a set of 2 × 2 or an edit."""
-    absent = Prompt(0, "", grid=Grid(1, 1) if sources.planned_images(config) else Grid(2, 2))
-    return prompts[0] if prompts else absent
+    if prompts:
+        return prompts[0]
+    return Prompt(0, "", grid=Grid(1, 1) if sources.planned_images(config) else Grid(2, 2))

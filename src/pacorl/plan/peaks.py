@@ -181,11 +181,15 @@ def _figures(job: Job, policy: PipelinePolicy) -> Iterator[tuple[str, float]]:
         generating, judging = frozen, scoring
     elif not training:
         encoding = generating
-    lasting = vae + (training.copies * adapter if training else 0)
+    lasting = vae
+    prompts = 1
+    if training:
+        lasting += training.copies * adapter
+        prompts = policy.encode_batch
 
     # Encoding, judging, and the rest.
     most = max((policy.nearest_size(batch.size) for batch in job.batches), key=lambda size: size.height * size.width)
-    yield "encode", vae + encoding + text_pass(inputs, most, prompts=policy.encode_batch if training else 1).peak
+    yield "encode", vae + encoding + text_pass(inputs, most, prompts=prompts).peak
     if policy.max_sources:
         yield "encode", vae + encoding + image_pass(policy, most).peak
     if job.scorers:
@@ -244,7 +248,9 @@ def _main_memory(job: Job, inputs: Inputs, *, adapter: int, waiting: int) -> Ite
     yield "host", placed + (parameter_count(transformer) - adapter // FP32) * inputs.policy.pipeline.vae.dtype.itemsize
 
     # Scoring models are read while the generator waits, and then wait as well.
-    streamed_models = [transformer] if job.training else [transformer, *inputs.encoders]
+    streamed_models = [transformer]
+    if not job.training:
+        streamed_models += inputs.encoders
     waiting += process + sum(map(streamed_bytes, streamed_models)) + sum(scorer.streamed for scorer in job.scorers)
     for scorer in job.scorers:
         yield "host", job.world * waiting + scorer.files

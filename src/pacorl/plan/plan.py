@@ -98,7 +98,9 @@ class Plan:
     @property
     def exit_code(self) -> int:
         """Exit code of the dry run."""
-        return NOT_READY if self.absences or self.shortage else 0
+        if self.absences or self.shortage:
+            return NOT_READY
+        return 0
 
     def to_json(self) -> str:
         """Return the whole plan; sizes in bytes."""
@@ -136,7 +138,9 @@ def _lines(plan: Plan) -> Iterator[str]:
 def size_text(number: int, of: int | None = None) -> str:
     """Format bytes as `3.1 GiB`, or as `3.1 GiB of 8 GiB`."""
     text = f"{number / 2**30:.3g} GiB"
-    return f"{text} of {size_text(of)}" if of else text
+    if of:
+        return f"{text} of {size_text(of)}"
+    return text
 
 
 # --- a policy's training ---------------------------------------------------------------------------------------
@@ -174,7 +178,9 @@ def plan_policy(config: PolicyConfig, *, ask: bool = False) -> Plan:
 
     # Images of the run. There is an evaluation before, one after, and some between.
     images = config.epochs * forwards.samples
-    evaluations = 2 + ((config.epochs - 1) // evaluation.every if evaluation.every else 0)
+    evaluations = 2
+    if evaluation.every:
+        evaluations += (config.epochs - 1) // evaluation.every
     images_shown = evaluations * evaluation.samples_per_prompt * (len(shown) or config.prompts.evaluation_limit)
 
     # Checkpoints, and what scores the images: an evaluation's questions are as many per pixel.
@@ -192,22 +198,12 @@ def plan_policy(config: PolicyConfig, *, ask: bool = False) -> Plan:
                 judging = judging_flops(config, scorers[-1], judge.configs, prompts) * (images + images_shown * area)
 
     per_image = forwards.per_image
-    sampled = images * (per_image["sampling"] + per_image["other_policies"])
     is_path = OBJECTIVES[config.objective.name].needs == "path"
     job = Job(
         spec=config.generator,
         options=config.model,
         configs=generator.configs,
-        batches=(
-            Batch(Size(*sampling.size), "sampling.size", sampling.batch, images, sampled / sampling.batch),
-            Batch(
-                Size(*evaluation.size),
-                "evaluation.size",
-                evaluation.batch,
-                images_shown,
-                images_shown * evaluation.steps / evaluation.batch,
-            ),
-        ),
+        batches=_batches(config, images=images, images_shown=images_shown, per_image=per_image),
         training=Training(
             config,
             forwards.sampler,
@@ -237,6 +233,19 @@ def plan_policy(config: PolicyConfig, *, ask: bool = False) -> Plan:
         facts["leaks"] = leaks
     hours = hours_of(config, flops=memory.flops + judging)
     return Plan(memory, absences, facts, hours, config.processes)
+
+
+def _batches(
+    config: PolicyConfig, *, images: int, images_shown: int, per_image: Mapping[str, float]
+) -> tuple[Batch, Batch]:
+    """Return the batches of training samples and of evaluations, with the run's images and forwards."""
+    sampling, evaluation = config.sampling, config.evaluation
+    forwards = images * (per_image["sampling"] + per_image["other_policies"]) / sampling.batch
+    forwards_shown = images_shown * evaluation.steps / evaluation.batch
+    return (
+        Batch(Size(*sampling.size), "sampling.size", sampling.batch, images, forwards),
+        Batch(Size(*evaluation.size), "evaluation.size", evaluation.batch, images_shown, forwards_shown),
+    )
 
 
 def plan_training(config: PolicyConfig, rewards: Collection[str] = ()) -> Plan:

@@ -144,8 +144,10 @@ def _checkpoint(
     if folders:
         what = f"the weights of {', '.join(lacking)}"
     # In bf16, as they are published.
-    models = [model_on_meta(configs[name], dtype=torch.bfloat16) for name in lacking]
-    size = sum(weight.nbytes for model in models for weight in model.parameters())
+    size = 0
+    for name in lacking:
+        model = model_on_meta(configs[name], dtype=torch.bfloat16)
+        size += sum(weight.nbytes for weight in model.parameters())
     return Checkpoint(configs, [_absence(key, source, what, *files, size=size)])
 
 
@@ -159,7 +161,9 @@ def _has_weights(folder: Path) -> bool:
 
 def _json(path: Path) -> JsonObject:
     """Read a JSON file's mapping; empty without the file. Raises ValueError if it holds no mapping."""
-    return read_object(path, fix="fetch the checkpoint again") if path.exists() else {}
+    if not path.exists():
+        return {}
+    return read_object(path, fix="fetch the checkpoint again")
 
 
 # --- rewards ---------------------------------------------------------------------------------------------------

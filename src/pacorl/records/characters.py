@@ -101,7 +101,9 @@ def characters_of(prompt: Prompt) -> list[list[Character]]:
         return bool(character.text) and character.text.casefold() in folded
 
     texts = prompt.panels or (prompt.text,) * prompt.grid.count
-    casts = [[character for character in prompt.characters if is_named(character, text)] for text in texts]
+    casts = []
+    for text in texts:
+        casts.append([character for character in prompt.characters if is_named(character, text)])
     if not any(casts):
         casts = [list(prompt.characters)] * prompt.grid.count
     return [[character for character in cast if character.images] for cast in casts]

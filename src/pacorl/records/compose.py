@@ -77,7 +77,8 @@ def check_panel_count(grid: Grid, panels: Sequence[str]) -> None:
 def check_for(model: str, prompt: Prompt) -> None:
     """Raise ValueError for an unknown word; only the tiny model has a vocabulary."""
     if model == TINY:
-        (check_tiny_edit if prompt.sources else check_tiny)(prompt)
+        check = check_tiny_edit if prompt.sources else check_tiny
+        check(prompt)
 
 
 def compose(theme: str, panels: Sequence[str], grid: Grid, *, shared: str = "") -> Prompt:

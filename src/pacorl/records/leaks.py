@@ -125,7 +125,10 @@ def split_prompts(
     # By identity: an id is a position in a file, and these prompts may come from several.
     dropped = {id(leak.prompt) for leak in leaks}
     remaining = {id(prompt): prompt for prompt in prompts if id(prompt) not in dropped}
-    families = components((name, key) for name, prompt in remaining.items() for key in _keys(prompt))
+    ties = []
+    for name, prompt in remaining.items():
+        ties += [(name, key) for key in _keys(prompt)]
+    families = components(ties)
 
     # Whole families, until there are enough.
     Random(seed).shuffle(families)

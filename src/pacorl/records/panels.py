@@ -268,7 +268,9 @@ def _listed(content: str, count: int, marks: re.Pattern[str] | None) -> tuple[st
         return content, []
     # "the same dentist reading an X-ray, cleaning teeth": the subject precedes the first action.
     subject, *action = ACTION.split(items[0], maxsplit=1)
-    return (subject, [*action, *items[1:]]) if action else ("", items)
+    if action:
+        return (subject, [*action, *items[1:]])
+    return ("", items)
 
 
 def _split(separator: re.Pattern[str], text: str) -> list[str]:

@@ -158,7 +158,9 @@ class Folder:
 
     def read_draft(self) -> Draft:
         path = self.path / "draft.json"
-        return typed(read_json(path), Draft) if path.is_file() else Draft()
+        if not path.is_file():
+            return Draft()
+        return typed(read_json(path), Draft)
 
     # --- pages -------------------------------------------------------------------------------------------------------
 
@@ -259,6 +261,8 @@ def _drawing(path: Path, changed: int) -> Drawing | None:
     """Read a drawing once per state of its file; None if it is damaged."""
     texts = png_texts(path)
     try:
-        return Drawing(path, Recipe.model_validate(texts)) if texts else None
+        if not texts:
+            return None
+        return Drawing(path, Recipe.model_validate(texts))
     except ValueError:
         return None

@@ -71,4 +71,6 @@ def shown_name(model: str, kind: str = "model") -> str:
     """Name a model for a person."""
     if model == TINY:
         return f"the practice {kind}"
-    return Path(model).name if Path(model).is_absolute() else model
+    if Path(model).is_absolute():
+        return Path(model).name
+    return model

@@ -25,7 +25,9 @@ class Training:
     @property
     def step(self) -> int:
         log = self.run / "metrics.jsonl"
-        return max((int(line["step"]) for line in read_jsonl(log)), default=0) if log.is_file() else 0
+        if not log.is_file():
+            return 0
+        return max((int(line["step"]) for line in read_jsonl(log)), default=0)
 
     @property
     def is_finished(self) -> bool:
