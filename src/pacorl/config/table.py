@@ -89,6 +89,7 @@ class Table(Mapping[str, Spec], Generic[Spec]):
             self._users[name] = replace(spec, options=options_model)
         if name not in self:
             guess = f"{did_you_mean(name, self)} there are {', '.join(self)}".strip()
-            of_user = f", or your own as {FORM}" if self.is_open else ""
-            raise ValueError(f"unknown {self.noun} {name!r}; {guess}{of_user}")
+            if self.is_open:
+                guess += f", or your own as {FORM}"
+            raise ValueError(f"unknown {self.noun} {name!r}; {guess}")
         return self[name]

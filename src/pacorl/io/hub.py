@@ -114,7 +114,9 @@ def checkpoint_digest(source: str) -> str:
         if not re.fullmatch(r"[0-9a-f]{64}", sha256):
             sha256 = kept_digest(path)
         content.update(f"{path.name} {sha256}\n".encode())
-    return content.hexdigest() if files else ""  # a folder without weights
+    if not files:  # a folder without weights
+        return ""
+    return content.hexdigest()
 
 
 @cache

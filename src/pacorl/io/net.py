@@ -89,7 +89,8 @@ def service_faults(url: str, *, model: str, seconds: float, key: str, key_variab
         words = body.get("message", body.get("detail")) if isinstance(body, dict) else body
         said = f"HTTP {status} {_on_one_line(words or error.response.text)}".strip()
         # No message may show a key.
-        said = said.replace(key, "***") if key else said
+        if key:
+            said = said.replace(key, "***")
         if status in (401, 403):
             raise ServiceRefusedError(
                 f"{error.request.url}: {said}; put the server's key into {key_variable}"
@@ -113,7 +114,9 @@ def wire_fault(error: BaseException, *, url: str) -> ServiceFault:
     if isinstance(error, ConnectionError) and error.errno:
         reason = os.strerror(error.errno)  # asyncio's text names the address without the reason
     proxy = proxy_of(url)
-    way = f" through the proxy {shown_url(proxy)}" if proxy else ""
+    way = ""
+    if proxy:
+        way = f" through the proxy {shown_url(proxy)}"
     return ServiceFault(f"no connection{way}: {_on_one_line(reason)}", unreachable=True)
 
 

@@ -110,7 +110,9 @@ def judge(key: str, settings: JudgeSettings | None, *, ask: bool = False) -> Che
     base = next((base for base in BASES if base.lower() in source.lower()), next(iter(BASES)))
     source = str(EMBEDDED.get(source, source))
     config = local_file(str(Path(source).expanduser()), "config.json")
-    folders = {"model": config.parent} if config else {}
+    folders = {}
+    if config:
+        folders["model"] = config.parent
     return _checkpoint(
         key, source, read_object(BASES[base]), needed=["model"], folders=folders, what=f"a judge, planned as {base}"
     )

@@ -94,7 +94,9 @@ def compose(theme: str, panels: Sequence[str], grid: Grid, *, shared: str = "") 
     if not all(text.strip() for text in (theme, *panels)):
         raise ValueError("the theme or a panel is empty; say what it shows")
     count = NUMBERS[grid.count].upper() if grid.count <= SPELT else str(grid.count)
-    subject = f" portraying {sentence(theme)}" if not shared else f". {sentence(shared)}"
+    subject = f" portraying {sentence(theme)}"
+    if shared:
+        subject = f". {sentence(shared)}"
     text = f"{count}-PANEL Images with a {grid} grid layout{subject}"
     for tag, panel in zip(panel_tags(grid), panels, strict=True):
         text += f" {tag}: {sentence(panel)}"

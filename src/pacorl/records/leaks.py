@@ -92,7 +92,10 @@ def check_leaks(
         ValueError: with the report and the fix, if there are leaks into a benchmark, or into other evaluation prompts.
     """
     held_out = {"prompts.evaluation": evaluation}
-    report = leak_report(find_leaks(train, {**({} if deliberate else held_out), **benchmarks}), total=len(train))
+    forbidden = dict(benchmarks)
+    if not deliberate:
+        forbidden = held_out | forbidden
+    report = leak_report(find_leaks(train, forbidden), total=len(train))
     if report:
         raise ValueError(
             f"{report}. Split them with `pacorl data SOURCE --test N --out FOLDER`, or set prompts.evaluation to the "

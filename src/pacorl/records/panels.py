@@ -9,7 +9,7 @@ It reads counts, lists and quotations from the sentence. `generate.language_writ
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pacorl.core.grid import QUOTED, panel_texts
@@ -221,7 +221,9 @@ def _varied(vague: re.Match[str] | None, count: int) -> list[str]:
     scene = SCENE.fullmatch(various)
     if various and not scene:
         return [f"{various.removesuffix('s')} {number} of {count}" for number in range(1, count + 1)]
-    ways = [f"in one {scene[1]}, {way}" for way in SCENES] if scene else VIEWS
+    ways: Sequence[str] = VIEWS
+    if scene:
+        ways = [f"in one {scene[1]}, {way}" for way in SCENES]
     return [ways[number % len(ways)] + MOMENTS[number // len(ways)] for number in range(count)]
 
 

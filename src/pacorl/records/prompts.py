@@ -227,7 +227,9 @@ def record_of(prompt: Prompt) -> JsonObject:
 def evenly_spread(items: Sequence[Item], limit: int | None) -> list[Item]:
     """Return at most `limit` of the items, evenly spread from the first on; all without a limit."""
     # Not the first `limit` items: files are often in the order of their categories.
-    count = len(items) if limit is None else min(limit, len(items))
+    count = len(items)
+    if limit is not None:
+        count = min(limit, count)
     return [items[index * len(items) // count] for index in range(count)]
 
 

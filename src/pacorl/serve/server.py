@@ -150,8 +150,12 @@ class ServedJudge:
             except Exception as fault:
                 rows = [fault] * len(batch)
             for (_, answer), row in zip(batch, rows, strict=True):
-                if not answer.done():  # the caller may have hung up
-                    answer.set_exception(row) if isinstance(row, Exception) else answer.set_result(row)
+                if answer.done():  # the caller may have hung up
+                    continue
+                if isinstance(row, Exception):
+                    answer.set_exception(row)
+                else:
+                    answer.set_result(row)
 
 
 async def decoded(urls: Sequence[str]) -> list[Image]:
@@ -260,7 +264,9 @@ def completion(
             entries.append({"token": tokenizer.decode([token]), "logprob": max(float(row_V[token]), FLOOR_LOGPROB)})
         log_probs = {"content": [{**entries[0], "top_logprobs": entries[1:]}]}
     ends = served.judge.model.generation_config.eos_token_id
-    stopped = ids[-1] in (ends if isinstance(ends, list) else [ends])
+    if not isinstance(ends, list):
+        ends = [ends]
+    stopped = ids[-1] in ends
     choice = {
         "index": 0,
         "message": {"role": "assistant", "content": tokenizer.decode(list(ids), skip_special_tokens=True)},

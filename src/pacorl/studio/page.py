@@ -187,7 +187,8 @@ class StudioPage:
         """Choose a character."""
         people = {name: plain(name) for name in self.folder.characters()}
         if people:
-            self.draft.character = self.draft.character if self.draft.character in people else ""
+            if self.draft.character not in people:
+                self.draft.character = ""
             who = ui.select({"": nobody} | people, label=label).props("dense outlined").classes("pick")
             who.bind_value(self.draft, "character").on_value_change(lambda: self.act(self.studio.save))
 

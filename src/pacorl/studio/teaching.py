@@ -42,8 +42,10 @@ class Training:
     def samples(self) -> list[tuple[Path, Path]]:
         """Images without the LoRA and with it, of the newest evaluation; at the end it is of `lora`."""
         folders = sorted(path for path in (self.run / "samples").glob("evaluation-*") if path.is_dir())
-        samples = []
-        for after in images_in(folders[-1]) if folders else ():
+        samples: list[tuple[Path, Path]] = []
+        if not folders:
+            return samples
+        for after in images_in(folders[-1]):
             samples.append((folders[0] / after.name, after))
         return samples
 

@@ -286,7 +286,9 @@ class Studio:
 
         prompts, draft = self.prompts(), self.draft.model_copy()
         generator, reward = self._models(job, draft.character, edits=bool(draft.sources))
-        seed = new_seed() if draft.seed is None else draft.seed
+        seed = draft.seed
+        if seed is None:
+            seed = new_seed()
         # `go_on` stops a drawing between two of its steps.
         job.enter(f"Drawing {prompts[0].theme or prompts[0].text}")
         options: dict[str, Any] = {"best_of": DRAWINGS, "judge": reward, "keep_all": True, "on_step": job.go_on}
