@@ -86,6 +86,7 @@ class Guard:
         async def receive_up_to() -> Message:
             nonlocal read
             message = await receive()
+            # Counted on arrival: a chunked body announces no length.
             read += len(message.get("body", b""))
             if read > most:
                 raise RefusedError(f"the body is larger than {most} bytes", status=413)
@@ -105,6 +106,7 @@ class Guard:
             self.admit(connection)
         except RefusedError as refusal:
             if scope["type"] == "websocket":
+                # A websocket is closed with a code, not answered over HTTP.
                 return await send({"type": "websocket.close", "code": POLICY_VIOLATION})
             return await self.answer(refusal)(scope, receive, send_with_headers)
         await self.app(scope, receive_up_to, send_with_headers)

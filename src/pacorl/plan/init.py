@@ -172,11 +172,13 @@ def _read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, r
     if references:
         hero = find_character(references)
         for number, prompt in enumerate(records):
+            # A model takes a limited number of images per prompt, sources included.
             images = hero.images[: max(1, spec.policy.max_references - len(prompt.sources))]
             cast = (dataclasses.replace(hero, images=images),)
             records[number] = dataclasses.replace(prompt, characters=cast, references=images)
     rewards = [{"name": reward}] if reward else _judged(records[0])
     configs = [validated(RewardConfig, entry) for entry in rewards]
+    # Fail before a file is written if the model or a reward cannot use a prompt.
     for prompt in records:
         check_images(spec.policy, prompt, f"model.kind {spec.kind}")
     for function in rewards_of(configs):

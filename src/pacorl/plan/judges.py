@@ -78,6 +78,7 @@ def judging_flops(config: PolicyConfig, scorer: Scorer, configs: Parts, prompts:
     image = image_tokens(Size(height // prompt.grid.rows, width // prompt.grid.cols), configs["processor"])
     panels = prompt.grid.count
 
+    # Tokens through the vision tower, and through the language model.
     visual = read = 0.0
     for reward in config.rewards:
         match reward.name:

@@ -375,6 +375,7 @@ class Studio:
             raise ValueError(
                 "the practice judge reads pictures of the practice model alone; choose another model above"
             )
+        # A page of another program has no texts: the lines of the form describe it.
         theme, lines = self.panels
         if not recipe.panels and len(lines) == recipe.grid.count:
             recipe = recipe.updated(theme=theme, panels=lines)
@@ -388,6 +389,7 @@ class Studio:
                 return ask(reward.judge, images)
 
         redraw = self._redrawing(job, generator, recipe, panels[0], seed=recipe.seed + 1)
+        # Without a text no panel can be drawn again, and an editor draws none from a text alone.
         most = TRIES if recipe.panels and self.spec().sets else 0
         repair = repair_set(panels, gate=gate, redraw=redraw, tries=most)
         # The verdict stays with the page that was checked, also if nothing was repaired.
