@@ -8,6 +8,7 @@ the judge runs in a process of its own, at the address that `address` returns. A
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import json
 import os
@@ -29,6 +30,9 @@ SERVER, KEY = "PACORL_SERVER", "PACORL_API_KEY"
 """Environment variables of the server's address and key."""
 SECONDS = 600.0
 """Most seconds for an answer: a judge on a CPU takes minutes for a page."""
+PIXELS = 2**24
+"""Pixels of a request's images together; the server takes 64 MB of PNG."""
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 THEME = ("STRING", {"default": "", "tooltip": "What all panels are to share; empty asks in general."})
 LEAST = ("FLOAT", {"default": 0.5, "min": 0.0, "max": 1.0, "step": 0.01, "tooltip": "Least P(same) of a panel."})
 REFERENCES = ("IMAGE", {"tooltip": "Images of a character that every panel shows; by default the other panels."})
@@ -47,17 +51,22 @@ def address() -> str:
     """
     file = Path(__file__).with_name("server.txt")
     text = os.environ.get(SERVER) or (file.read_text("utf-8") if file.is_file() else "") or "http://127.0.0.1:8000"
-    return text.strip().rstrip("/").removesuffix("/v1")
+    text = text.strip().partition("#")[0].rstrip("/").removesuffix("/v1")
+    return text if "://" in text else f"http://{text}"
 
 
-def ask(images: Sequence[Image.Image], **fields: Any) -> dict[str, Any]:
-    """Ask the server about images.
+def ask(images: Sequence[Image.Image], *, references: Sequence[Image.Image] = (), **fields: Any) -> dict[str, Any]:
+    """Ask the server about images; each of them must show the character of the references, if there are any.
 
     Raises:
         RuntimeError: with its refusal, or if it does not answer.
     """
     url = f"{address()}/v1/consistency"
-    body = json.dumps({"images": [data_url(image) for image in images], **fields}).encode()
+    pixels = PIXELS // (len(images) + len(references))
+    fields["images"] = [data_url(image, pixels) for image in images]
+    if references:
+        fields["references"] = {"the character": [data_url(image, pixels) for image in references]}
+    body = json.dumps(fields).encode()
     headers = {"Content-Type": "application/json"}
     if key := os.environ.get(KEY):
         headers["Authorization"] = f"Bearer {key}"
@@ -68,6 +77,8 @@ def ask(images: Sequence[Image.Image], **fields: Any) -> dict[str, Any]:
     except urllib.error.HTTPError as error:
         with error:
             text = error.read().decode("utf-8", "replace")
+        if error.code == 401:
+            raise RuntimeError(f"the judge at {url} asks for its key; set {KEY} before ComfyUI starts") from None
         try:
             text = json.loads(text)["error"]["message"]
         except (ValueError, KeyError, TypeError):
@@ -77,8 +88,11 @@ def ask(images: Sequence[Image.Image], **fields: Any) -> dict[str, Any]:
         raise RuntimeError(f"no judge answers at {url} ({error}); start one with `pacorl serve JUDGE`") from None
 
 
-def data_url(image: Image.Image) -> str:
-    """Encode an image for a request."""
+def data_url(image: Image.Image, pixels: int) -> str:
+    """Encode an image for a request, made smaller if it has more pixels."""
+    share = (pixels / (image.width * image.height)) ** 0.5
+    if share < 1:
+        image = image.resize((int(image.width * share), int(image.height * share)), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
@@ -117,10 +131,8 @@ def panels_of(page: Any, rows: int, columns: int) -> list[Image.Image]:
 
 def verdict(page: Any, rows: int, columns: int, *, theme: str, least: float, references: Any) -> tuple[int, str]:
     """Return the number of the panel that fails most, from 1, or 0 if all pass; and the verdict as JSON."""
-    characters = {}
-    if references is not None:
-        characters["references"] = {"the character": list(map(data_url, to_images(references)))}
-    document = ask(panels_of(page, rows, columns), theme=theme, least=least, **characters)
+    character = [] if references is None else to_images(references)
+    document = ask(panels_of(page, rows, columns), references=character, theme=theme, least=least)
     scores = {}
     for number, panel in enumerate(document["panels"], 1):
         if not panel["passed"]:
@@ -142,14 +154,25 @@ class LoadCharacter:
     def INPUT_TYPES(cls) -> dict[str, Fields]:  # noqa: N802
         return {"required": {"folder": ("STRING", {"default": "characters/hero"})}}
 
+    @classmethod
+    def IS_CHANGED(cls, folder: str) -> str:  # noqa: N802
+        """Return a digest of the folder, by which ComfyUI reads it again after a change."""
+        digest = hashlib.sha256()
+        for path in sorted(Path(folder).glob("*")):
+            if path.name == "card.yaml" or path.suffix.lower() in SUFFIXES:
+                digest.update(path.name.encode() + path.read_bytes())
+        return digest.hexdigest()
+
     def run(self, folder: str) -> tuple[Any, str, str]:
         """Read the folder's images and card.yaml. Raises ValueError if there is no character in it."""
         card = Path(folder) / "card.yaml"
         if not card.is_file():
-            raise ValueError(f"{folder} is no character: it has no card.yaml")
+            raise ValueError(
+                f"{Path(folder).resolve()} is no character: it has no card.yaml; give the folder's full path"
+            )
         images = []
         for path in sorted(Path(folder).iterdir(), key=natural):
-            if path.suffix.lower() in (".png", ".jpg", ".jpeg", ".webp"):
+            if path.suffix.lower() in SUFFIXES:
                 with Image.open(path) as image:
                     images.append(ImageOps.exif_transpose(image).convert("RGB"))
         if not images:

@@ -125,8 +125,12 @@ def test_a_character_is_that_of_the_commands(tmp_path: Path) -> None:
         references, description, name = run("PacoLoadCharacter", folder=str(folder))
         assert tuple(references.shape) == (2, 48, 48, 3)
         assert (description, name) == (find_character(str(folder)).text, "hero")
+    # ComfyUI reads the folder again after a change alone.
+    before = NODES["PacoLoadCharacter"].IS_CHANGED(str(folder))
+    WRONG.save(folder / "2.png")
+    assert NODES["PacoLoadCharacter"].IS_CHANGED(str(folder)) != before
     (folder / "card.yaml").unlink()
-    with pytest.raises(ValueError, match="no character"):
+    with pytest.raises(ValueError, match="the folder's full path"):
         run("PacoLoadCharacter", folder=str(folder))
 
 
@@ -171,9 +175,13 @@ def test_a_refusal_and_an_absent_server_are_told_and_the_key_is_sent(monkeypatch
         run("PacoCheckPage", page=batch(WRONG), rows=1, columns=1, **GATE)
     with serving({"tiny": LocalJudge.from_pretrained("tiny")}, api_key="secret") as url:
         monkeypatch.setenv(PACK.SERVER, url)
-        with pytest.raises(RuntimeError, match="its key"):
+        with pytest.raises(RuntimeError, match="PACORL_API_KEY"):
             PACK.ask([WRONG, REFERENCE])
         monkeypatch.setenv(PACK.KEY, "secret")
+        assert PACK.ask([WRONG, REFERENCE])["judge"] == "tiny"
+        photograph = REFERENCE.resize((6000, 4000))
+        assert len(PACK.ask([WRONG, photograph], references=[photograph] * 4, least=0.1)["panels"]) == 2
+        monkeypatch.setenv(PACK.SERVER, url.removeprefix("http://") + "#tiny")
         assert PACK.ask([WRONG, REFERENCE])["judge"] == "tiny"
     monkeypatch.setenv(PACK.SERVER, "http://127.0.0.1:9/v1")
     with pytest.raises(RuntimeError, match=r"no judge answers at http://127\.0\.0\.1:9/v1/consistency .*pacorl serve"):

@@ -197,12 +197,21 @@ BACKWARDS["messages"][0]["content"].reverse()
         (SETS, {"images": [URLS[0], "/etc/passwd"]}, "image 2"),
         (SETS, {"images": URLS, "theme": "x" * 200_000}, "theme"),
         (SETS, {}, "images"),
+        (SETS, {"images": URLS, "references": {"hero": URLS[:1]}}, "least"),
+        (SETS, {"images": URLS, "least": 0.5, "ranking": True}, "ranking"),
     ],
 )
 def test_a_faulty_request_is_told_what_is_wrong(url: str, path: str, fields: dict[str, Any], message: str) -> None:
     status, answer = ask(f"{url}/v1/{path}", (TEXT if path == CHATS else {}) | fields)
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
     assert message in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(("path", "fields"), [(CHATS, TEXT), (SETS, {"images": URLS})])
+def test_another_model_is_not_answered_for(url: str, path: str, fields: dict[str, Any]) -> None:
+    status, answer = ask(f"{url}/v1/{path}", {**fields, "model": "another"})
+    assert status == 404
+    assert "another" in answer["error"]["message"]
 
 
 def test_a_fault_of_the_judge_is_no_fault_of_the_caller(

@@ -107,7 +107,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
             One verdict per pair, in order: `p_yes`, or None with the reason as `error`.
 
         Raises:
-            ValueError: for another number of themes, or an invalid image (an ImageError).
+            ValueError: for another number of themes, no two images, or an invalid image (an ImageError).
 
         Example:
             verdicts = reward.score_pairs([("a.png", "b.png"), ("a.png", "c.png")], themes="a red fox")
@@ -116,6 +116,9 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         of_pair = [themes] * len(pairs) if isinstance(themes, str) else themes
         if len(of_pair) != len(pairs):
             raise ValueError(f"{len(pairs)} pairs and {len(of_pair)} themes; give one for each pair, or one text")
+        for number, pair in enumerate(pairs):
+            if len(pair) != 2:
+                raise ValueError(f"pairs[{number}] has {len(pair)} images; a pair has two")
 
         verdicts: list[Verdict] = []
         for chunk in in_batches(list(zip(pairs, of_pair, strict=True)), TOGETHER):

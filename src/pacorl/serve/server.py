@@ -21,7 +21,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram, generate_latest
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
@@ -84,6 +84,11 @@ class Form(BaseModel):
     model_config = ConfigDict(extra="forbid")
     model: str = ""
 
+    def check_model(self, served: str) -> None:
+        """Refuse a request for another model than the served one."""
+        if self.model not in ("", served):
+            raise RefusedError(f"model {self.model!r} is not served here; {served!r} is", status=404)
+
 
 class ChatRequest(Form):
     """Question to answer. The text is the likeliest; log-probabilities are the model's at temperature 1."""
@@ -112,6 +117,15 @@ class ConsistencyRequest(Form):
     """Whether to compare only the first image with each other image."""
     references: dict[Text, Images] = Field({}, max_length=16)
     """Character → its reference images, which every panel of a gate must show."""
+
+    @model_validator(mode="after")
+    def check_use(self) -> ConsistencyRequest:
+        """Refuse fields that the other use has."""
+        if self.least is None and self.references:
+            raise ValueError("references are a gate's; give least too")
+        if self.least is not None and self.ranking:
+            raise ValueError("a gate has no ranking; leave out least or ranking")
+        return self
 
 
 # --- the judge and its queue -----------------------------------------------------------------------------------
@@ -181,7 +195,7 @@ def data_of(url: str, *, name: str) -> bytes:
 # --- the application -------------------------------------------------------------------------------------------
 
 
-def create_app(name: str, judge: LocalJudge, *, api_key: str = "") -> FastAPI:  # noqa: C901 - a list of routes
+def create_app(name: str, judge: LocalJudge, *, api_key: str = "") -> FastAPI:  # noqa: C901, PLR0915 - a list of routes
     """Build the server's application for one judge; `api_key` is the callers' key, empty for none."""
     served = ServedJudge(name, judge)
     about = {"judge": name, "note": PacoReward(judge, name=name).note}
@@ -198,7 +212,8 @@ def create_app(name: str, judge: LocalJudge, *, api_key: str = "") -> FastAPI:  
         # Compared in constant time, or the time of an answer would show how much of a key is right.
         is_right = secrets.compare_digest(sent.encode(), api_key.encode())
         if api_key and not is_right and connection.scope["path"] != HEALTH:
-            raise RefusedError("this server needs its key: send it as `Authorization: Bearer KEY`", status=401)
+            fault = "got another one" if sent else "got none"
+            raise RefusedError(f"this server needs its key and {fault}; `Authorization: Bearer KEY` has it", status=401)
 
     async def measured(request: Request, proceed: Callable[[Request], Any]) -> Response:
         start = time.perf_counter()
@@ -219,6 +234,7 @@ def create_app(name: str, judge: LocalJudge, *, api_key: str = "") -> FastAPI:  
     @app.post("/v1/chat/completions")
     async def chat(request: ChatRequest) -> dict[str, Any]:
         """Answer a question; first tokens of concurrent requests share a batch."""
+        request.check_model(name)
         *image_items, last = request.messages[0].content
         if [*{item.type for item in image_items}, last.type] not in (["image_url", "text"], ["text"]):
             raise RefusedError("messages: a question is one turn of images, and then one text")
@@ -237,6 +253,7 @@ def create_app(name: str, judge: LocalJudge, *, api_key: str = "") -> FastAPI:  
     @app.post("/v1/consistency")
     async def consistency(request: ConsistencyRequest) -> dict[str, Any]:
         """Score or check a set: the documents of `pacorl score --json` and `pacorl check --json`."""
+        request.check_model(name)
         panels = await decoded(request.images)
         if len(panels) < 2 and not request.references:
             raise RefusedError("1 image has nothing to be compared with; give two or more")
