@@ -132,7 +132,7 @@ class Prompt:
         references: Images for generators that take reference images, in the generator's order.
         size: Size in the record, if any.
         category: Category in the record, for results by category.
-        origin: File and line that it was read from, for messages; empty for others.
+        origin: File and line of its source, for messages; empty without a file.
     """
 
     id: int

@@ -26,8 +26,8 @@ def recipes() -> None:
     # The smallest first.
     for card in sorted(rows, key=lambda card: (card.startswith("Eight"), card.casefold())):
         echo("\n".join([card, *rows[card]]))
-    plan, own = "pacorl train-policy NAME --dry-run", "pacorl init my.yaml --prompts FILE"
-    echo(pasteable(f"`{plan}` plans a run; `{own}` writes one of your own"))
+    plan_command, init_command = "pacorl train-policy NAME --dry-run", "pacorl init my.yaml --prompts FILE"
+    echo(pasteable(f"`{plan_command}` plans a run; `{init_command}` writes one of your own"))
 
 
 def init(

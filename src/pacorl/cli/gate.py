@@ -143,7 +143,7 @@ def check(
             raise UsageError("--grid cuts one image, and --report shows one set; --sets has many, for --json")
         raise Exit(_check_sets(sets, judge, ask, as_json=output.as_json))
 
-    # An earlier page would pass for the page of a check that fails.
+    # If this check fails, an earlier page would pass for its page.
     if report:
         check_writable(report)
         check_made(report)
@@ -183,7 +183,7 @@ def _check_sets(folder: Path, judge: CalibratedJudge, ask: CheckOptions, *, as_j
     gate.least(max(2, *map(len, sets.values())))
     source = _judge_of(judge, [*chain(*sets.values()), *gate.references])
 
-    # The images of one set are open at a time, and its fault does not end the others.
+    # Images of one set are open at a time. A fault ends its own set alone.
     documents: list[dict[str, Any]] = []
     codes: list[int] = []
     with load_judge(source, judge) as reward:
@@ -193,12 +193,12 @@ def _check_sets(folder: Path, judge: CalibratedJudge, ask: CheckOptions, *, as_j
                 checked = gate.check(reward, open_panels(files))
             except (ValueError, OSError, RuntimeError) as fault:
                 codes.append(int(getattr(fault, "exit_code", 1)))
-                found: dict[str, Any] = {"passed": None, "error": fault_line(fault)}
+                verdict: dict[str, Any] = {"passed": None, "error": fault_line(fault)}
                 lines = ["no verdict", *fault_line(fault).split("\n")]
             else:
                 codes.append(code_of(checked))
-                found, lines = checked.to_dict(), verdict_lines(checked, judge=reward.name)
-            documents.append({"set": title, "judge": reward.name, "note": reward.note, "code": codes[-1], **found})
+                verdict, lines = checked.to_dict(), verdict_lines(checked, judge=reward.name)
+            documents.append({"set": title, "judge": reward.name, "note": reward.note, "code": codes[-1], **verdict})
             if not as_json:
                 echo("\n    ".join([f"{title}: {lines[0]}", *lines[1:]]))
     if as_json:
@@ -259,7 +259,7 @@ class Gate:
             )
 
     def _casts(self, texts: Sequence[str]) -> list[list[str]]:
-        """Name the characters that each panel shows: of several those that its text names, else all."""
+        """List the characters of each panel: those named in its text, or all if it names none."""
         from pacorl.records.characters import characters_of
         from pacorl.types import Grid, Prompt
 
@@ -280,7 +280,7 @@ def _judge_of(judge: CalibratedJudge, files: Sequence[str]) -> str:
 
 
 def load_judge(source: str, judge: CalibratedJudge) -> PacoReward:
-    """Load the judge of a command; a server that falls silent is asked again for a while."""
+    """Load the judge of a command; an unreachable server is retried for a while."""
     from pacorl.gate.paco_reward import PacoReward
     from pacorl.io.imports import frozen_imports
     from pacorl.io.outage import WaitsForOutages

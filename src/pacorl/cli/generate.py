@@ -73,7 +73,7 @@ class GenerationRequest:
     panels: Sequence[str] = ()
     """Text of each panel for people; empty for one image or an edit."""
     stem: str = "set"
-    """Beginning of the images' names; the name of a page that is drawn again."""
+    """Beginning of the images' names; a redrawn page keeps its own."""
     page: FinishedPage | None = None
     """The page whose panels the prompts are."""
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 RECIPE_OPTIONS = ("guidance_scale", "true_cfg_scale", "negative_prompt", "max_sequence_length")
-"""Options of a kind that a recipe has."""
+"""Options of a generator that a recipe records."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ class AdaptedGenerator(GeneratorOptions):
         return model
 
     def by_recipe(self, texts: Mapping[str, str]) -> AdaptedGenerator:
-        """Take the generator of an image's recipe, unless a model is named; what is given wins."""
+        """Take the generator of an image's recipe, unless a model is named; given options win."""
         if self.model != TINY:
             return self
         options = [f"{name}={texts[name]}" for name in RECIPE_OPTIONS if name in texts]
@@ -152,7 +152,7 @@ def dry_run(
     panels: Sequence[str],
     as_json: bool,
 ) -> NoReturn:
-    """Print what generator and judge would need, and end the command.
+    """Print the memory and downloads of generator and judge, and end the command.
 
     Args:
         source: The judge; empty for none.

@@ -1,4 +1,4 @@
-"""Drawing failing panels again: of the sets that `pacorl generate --min` makes, and of a page that `--from` names."""
+"""Redraw failing panels: of the sets of `pacorl generate --min`, and of a page given by `--from`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ IMAGE_MARK = b"Software" + bytes(5) + b"pacorl "
 
 @dataclass(frozen=True, slots=True)
 class FinishedPage:
-    """A page on the disk, and what its panels are drawn again by."""
+    """A saved page with the prompts and seeds to redraw its panels."""
 
     path: Path
     panels: Panels
@@ -120,7 +120,7 @@ class Redrawing:
             with self.model.judging():
                 return self.gate.check(self.reward, page.panels._replace(images=tuple(images)))
 
-        # A new panel has the size of the others; the tiny model has one of its own.
+        # A new panel has the size of its neighbours, except from the tiny model, whose size is fixed.
         size = self.options.size
         if size is None and self.model.model != TINY:
             size = Size(page.panels.images[0].height, page.panels.images[0].width)

@@ -35,7 +35,7 @@ FEWER = "--character asks once per panel, --sets within each folder"
 MANY = 256
 """Questions that are announced; the gate's first call has as many pairs."""
 LONG_SECONDS = 60.0
-"""Remaining time of a judge that is announced."""
+"""Least remaining time of a judge to announce."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ def needing(extra: str, *, what: str) -> Iterator[None]:
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Replace a command's groups of options by a flag for each option."""
     hints = get_type_hints(command)
-    # A parameter that is a dataclass becomes the flags of its fields.
+    # A dataclass parameter becomes the flags of its fields.
     groups = {name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
     parameters: list[Parameter] = []
     for name, parameter in signature(command).parameters.items():

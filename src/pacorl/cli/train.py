@@ -267,7 +267,7 @@ def train_reward(
 
 
 def judge_lines(folder: Path) -> list[str]:
-    """Say what a judge's training did on its held-out pairs."""
+    """Summarize a judge's training on its held-out pairs."""
     from pacorl.io.documents import read_object
 
     summary = read_object(folder / "summary.json")
@@ -310,7 +310,7 @@ def quickstart(
 def report(
     runs: list[Path] = Argument(help="A run's folder; two or more for a comparison."),
 ) -> None:
-    """Write a run's page again; with two runs, or two settings over seeds, a page of their comparison beside them.
+    """Write a run's page again; compare two runs, or two settings over seeds, on a page in their folder.
 
     Runs whose configs differ in their seed alone have one setting. Differences are paired by seed.
     """

@@ -14,7 +14,7 @@ def in_batches(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
 
 
 def components(ties: Iterable[tuple[Item, Hashable]]) -> list[list[Item]]:
-    """Group items that share something, directly or through others.
+    """Group items that share a value, directly or through further items.
 
     Args:
         ties: (item, something that it has).

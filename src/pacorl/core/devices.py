@@ -37,7 +37,7 @@ def available_device() -> str:
 
 
 def check_card_used(dtype: str, device: torch.device) -> None:
-    """Raise ValueError for training in bfloat16 on the CPU beside an NVIDIA card, which torch does not see.
+    """Raise ValueError for training in bfloat16 on the CPU of a machine whose NVIDIA card torch does not see.
 
     A card hidden by an empty CUDA_VISIBLE_DEVICES is hidden on purpose.
     """

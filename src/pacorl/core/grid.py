@@ -159,7 +159,7 @@ class Panels:
 
 
 def sample_mean(value_BNC: Tensor, panels: Panels | None = None) -> Tensor:
-    """Average over the tokens and channels of each sample: (B,); with panels over those of each panel: (B, N).
+    """Average over the tokens and channels of each sample: (B,); or, with panels, of each panel: (B, N).
 
     Every token then has its panel's mean, so that a mean over tokens weighs each panel by its size.
     """

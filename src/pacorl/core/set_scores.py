@@ -1,12 +1,12 @@
-"""Score of a set from the scores of its pairs, ties between scores, and the agreement of a set with others.
+"""Score of a set from the scores of its pairs, ties between scores, and the agreement between sets.
 
-The mean over all pairs (arXiv 2512.04784, §3.3) says less the larger the set is: one wrong panel of n spoils 2/n of the
-pairs, so a set of eight with a wrong panel still reaches 0.75. The lowest panel's median is near 0 at any size, and one
-wrong panel does not lower the median of the other panels if a set has four panels or more.
+The mean over all pairs (arXiv 2512.04784, §3.3) is less sensitive in larger sets: one wrong panel of n spoils 2/n of
+the pairs, so a set of eight with a wrong panel still reaches 0.75. The lowest panel's median is near 0 at any size, and
+one wrong panel does not lower the median of the other panels if a set has four panels or more.
 
 A generator that draws one hero for every set has equal panels within its sets, and earns any mean over pairs. Its sets
-agree with each other alike, which no mean over the pairs of a set shows: what tells learning from collapse is the
-agreement within sets beside that across the sets of one prompt.
+also agree with each other, which no mean over the pairs of a set shows. Comparing the agreement within sets with that
+across the sets of one prompt separates learning from collapse.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def pairs_within(sets: int, panels: int) -> list[Pair]:
 def draw_pairs_across(seeds: Sequence[int], panels: int, *, partners: int) -> list[Pair]:
     """Draw pairs of panels of different sets of a group, numbered as in `pairs_within`.
 
-    The sets stand in a circle, and each has its pairs in turn with the next `partners` sets. There are half as many
+    The sets form a circle, and each is paired in turn with the next `partners` sets. There are half as many
     pairs across as within, so that a judge's work grows by half; sets of two and three panels have more, so that each
     panel is in a pair. The panels of a set are in equally many pairs, up to one.
 
@@ -163,7 +163,7 @@ def contrast_scores(
 
     Args:
         score_of_pair: Of two panels, numbered as in `pairs_within`, the score; None if it is missing.
-        weight: Of the agreement across sets; 1 takes out what panels gain by being common.
+        weight: Of the agreement across sets; 1 removes the advantage of panels common to all sets.
 
     Returns:
         Per set and panel the score; None if one of the panel's pairs has none.

@@ -40,7 +40,7 @@ def ask_comparisons(judge: Judge, comparisons: Sequence[Comparison], *, progress
 
 
 def error_line(kind: str, answers: Answers, curve: Curve) -> str:
-    """Say what a curve does to the expected calibration error of some pairs."""
+    """Describe a curve's effect on the expected calibration error of some pairs."""
     p_N, yes_N = answers
     before, after = calibration_error(p_N, yes_N), calibration_error(curve.of(p_N), yes_N)
     return f"ECE of {len(p_N)} pairs {kind}: {before:.4f} before, {after:.4f} after"

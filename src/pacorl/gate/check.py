@@ -35,7 +35,7 @@ CROP = 64
 """The cropped control loses 1/CROP of its width and height on each side."""
 
 Group = tuple[str | None, Sequence[int]]
-"""A character and the indices of its reference images; None and those of the other panels."""
+"""A character and the indices of its reference images; None and the indices of the other panels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ def check_set(
             groups[panel] = [group for group in references if not casts or group[0] in casts[number]]
         pairs |= {(min(other, panel), max(other, panel)): None for _, group in groups[panel] for other in group}
 
-    # Controls first: a judge that fails them is not asked about the set.
+    # Controls first: a failure saves the questions about the set.
     controls = _controlled(judge, every, least, names=labels, questions=questions)
     scores = score_set(judge, every, names=labels, pairs=pairs, questions=questions, progress=progress)
     answers: dict[str, dict[Pair, float | None]] = {question: {} for question in questions}

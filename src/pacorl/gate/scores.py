@@ -219,7 +219,7 @@ def table(scores: Scores) -> str:
     if scores.mean is not None and not scores.calibrated:
         lines.append(UNCALIBRATED)
 
-    # The answers in words, and those to each of several questions.
+    # The answers in words, per question if there are several.
     for pair in scores.pairs:
         words = []
         if len(scores.questions) > 1:

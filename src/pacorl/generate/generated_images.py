@@ -102,10 +102,10 @@ class GeneratedImage:
     @property
     def place(self) -> str:
         """The rank in words, with a tie if there is one."""
-        place = f"number {self.rank} of {self.candidates}"
+        rank_text = f"number {self.rank} of {self.candidates}"
         if self.tied > 1:
-            place += f", a tie of {self.tied}"
-        return place
+            rank_text += f", a tie of {self.tied}"
+        return rank_text
 
 
 @dataclass(frozen=True, slots=True)

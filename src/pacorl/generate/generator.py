@@ -127,12 +127,12 @@ class Generator:
         """
         # Checks, and the options of the policy.
         spec = POLICIES.named(kind or kind_of(model))
-        named = adapter if isinstance(adapter, Mapping) else dict.fromkeys([adapter] if adapter else [], 1.0)
-        strengths = spec.adapters_of(model, named)
+        requested = adapter if isinstance(adapter, Mapping) else dict.fromkeys([adapter] if adapter else [], 1.0)
+        strengths = spec.adapters_of(model, requested)
         spec.check_source(model, adapters=strengths)
         sources = {spec.adapter_source(model, name): strength for name, strength in strengths.items()}
 
-        # Fill in what depends on the machine.
+        # Fill in the defaults that depend on the machine.
         device = device or available_device()
         if dtype == "auto":
             dtype = best_dtype(model, device)
@@ -153,8 +153,8 @@ class Generator:
             logger.warning(policy.options.warning)
 
         # A recipe says so where the base was chosen over an adapter that it would be made with.
-        chosen = adapter_names(strengths) or (NO_ADAPTER if spec.adapters_of(model, {}) else "")
-        generator = cls(policy, model=model, kind=spec.kind, adapter=chosen)
+        adapter_text = adapter_names(strengths) or (NO_ADAPTER if spec.adapters_of(model, {}) else "")
+        generator = cls(policy, model=model, kind=spec.kind, adapter=adapter_text)
         generator.loras = loras
         if low:
             generator.turns = Turns(policy.transformer, device=torch.device(device))

@@ -22,9 +22,9 @@ class SetReply(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     theme: Text
-    """The request in a person's words, or what all panels share."""
+    """The request in a person's words, or the shared description."""
     shared: str = ""
-    """What all panels show, if the theme is a request."""
+    """Shared description of all panels, if the theme is a request."""
     panels: list[Text]
     criteria: dict[str, dict[str, Text]] = {}
     """dimension → name → the requirement over all panels."""

@@ -112,8 +112,8 @@ def repair_set(
 ) -> Repair:
     """Redraw failing panels until the gate passes or the tries are spent.
 
-    With references the failing panels take turns, the worst first: one that cannot be drawn must not cost the others
-    their tries. Without references always the worst, since it lowers the scores of the others.
+    With references the failing panels take turns, the worst first: an undrawable panel must not use up all tries.
+    Without references always the worst, since it lowers the scores of every other panel.
 
     Args:
         images: Panels of the set.
@@ -137,7 +137,7 @@ def repair_set(
             worst = min(after.failed, key=lambda panel: tried[panel])
         tried[worst] += 1
         image, texts = redraw(worst, number)
-        # The whole set again: a new panel changes the scores of all others.
+        # Check the whole set again: a new panel changes all scores.
         changed = [*panels[:worst], image, *panels[worst + 1 :]]
         try:
             check = gate(changed)
@@ -175,7 +175,7 @@ def repair_page(
     """Repair a set, and write the page, its panels, and every try at once, so that a stop leaves the tries.
 
     Args:
-        page: File to write; its tries go into `tries/` beside it, or they would count among its panels.
+        page: File to write; its tries go into the subfolder `tries/`, or they would count among its panels.
         texts: Text chunks of the page, with its layout.
         panel_texts: Text chunks of each panel, of which a redrawn one has its own.
         say: Called with a line about each try.
@@ -197,8 +197,8 @@ def repair_page(
         redrawn = repair.replaced.get(index)
         if redrawn:
             seeds[index + 1] = redrawn.texts.get("seed")
-        own = dict(redrawn.texts if redrawn else panel_texts[index])
-        write_atomic(page.with_name(f"{page.stem}-panel-{index + 1}.png"), png_bytes(image, own))
+        chunks = dict(redrawn.texts if redrawn else panel_texts[index])
+        write_atomic(page.with_name(f"{page.stem}-panel-{index + 1}.png"), png_bytes(image, chunks))
     # Panels of several sizes are joined at the first one's.
     size = repair.images[0].size
     joined = join([image.resize(size) for image in repair.images], parse_layout(texts["layout"]))

@@ -37,7 +37,7 @@ def sample_separately(
     Args:
         generator: The generator.
         prompts: Prompts of sets, with one text per panel.
-        seeds: One per prompt. See `panel_seeds` for those of the panels.
+        seeds: One per prompt. `panel_seeds` derives the panels' seeds.
         size: Size of a panel.
         options: Further options of `Generator.sample`.
 

@@ -77,7 +77,7 @@ def generate_sets(
     if best_of > 1 and judge is None:
         raise ValueError(f"the best of {best_of} needs a judge to choose; give one as judge=")
 
-    asked: Any = getattr(judge, "judge", judge)
+    plain_judge: Any = getattr(judge, "judge", judge)
     prompts = generator.prompts_of(prompts)
 
     # One image after another, each with its candidates.
@@ -90,7 +90,7 @@ def generate_sets(
         seeds = range(first, first + best_of)
         in_panels = separate and prompt.grid.count > 1
         ranked = _ranked_candidates(
-            generator, prompt, seeds, judge=asked, ask=ask, options=options, separate=in_panels, on_step=on_step
+            generator, prompt, seeds, judge=plain_judge, ask=ask, options=options, separate=in_panels, on_step=on_step
         )
         images += ranked if keep_all else ranked[:1]
     return images

@@ -95,23 +95,23 @@ def read_storyboard(path: Path) -> Storyboard:
 
 
 def _parse(document: Any, folder: Path) -> Storyboard:
-    given = typed(document, BoardFile)
+    board_file = typed(document, BoardFile)
 
     # Characters, in the file or in folders; the layout.
-    if isinstance(given.characters, dict):
-        characters = [Character(name, text) for name, text in given.characters.items()]
+    if isinstance(board_file.characters, dict):
+        characters = [Character(name, text) for name, text in board_file.characters.items()]
     else:
-        characters = [find_character(name, folder) for name in given.characters]
-    layout = parse_layout(given.layout)
+        characters = [find_character(name, folder) for name in board_file.characters]
+    layout = parse_layout(board_file.layout)
     if layout.count > MAX_PANELS:
         raise ValueError(f"layout {layout} has {layout.count} panels a page; give at most {MAX_PANELS}")
     board = Storyboard(
-        title=given.title.strip(),
-        style=given.style.strip(),
+        title=board_file.title.strip(),
+        style=board_file.style.strip(),
         layout=layout,
         characters=tuple(characters),
-        scenes=tuple(scene.strip() for scene in given.scenes),
-        criteria=with_kept(given.criteria, characters),
+        scenes=tuple(scene.strip() for scene in board_file.scenes),
+        criteria=with_kept(board_file.criteria, characters),
     )
     _ = board.panels  # raises for an unknown character, before anything is loaded
     return board

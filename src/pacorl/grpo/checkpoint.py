@@ -2,10 +2,10 @@
 
 A checkpoint is a folder `step-000040` with
     state.safetensors   adapter, moving average, sampling policy if it lags, and the optimizer's moments
-    state.json          the epoch (its draws follow from the seed), the step, the length of the log, the config, what
-                        decides rewards beside it, and the SHA-256 of the other files
+    state.json          the epoch (its draws follow from the seed), the step, the length of the log, the config,
+                        the identities of its rewards, and the SHA-256 of the other files
     lora/               the averaged adapter for use elsewhere
-Policies and characters share the format and the rule of what a resumed run may change. docs/running.md lists the
+Policies and characters share the format and the rules for changes on resume. docs/running.md lists the
 failures that it survives.
 """
 
@@ -73,7 +73,7 @@ class CheckpointWriter:
 
     A save takes of the caller's time the end of the earlier one, and a copy of the adapter, which sampling may exchange
     at once. The average and the moments, which only the next optimizer step changes, are copied by the thread, and that
-    step waits for it. The host memory of the copies is kept, and pinned beside a GPU. All ranks make the same calls.
+    step waits for it. The host memory of the copies is kept, and pinned on GPU machines. All ranks make the same calls.
     """
 
     def __init__(self, lora: LoraTraining, config: LoraConfig, *, progress: Progress) -> None:
@@ -128,7 +128,7 @@ class CheckpointWriter:
         self.progress.add("save", seconds)
 
     def close(self) -> None:
-        """Wait for what is being written; its fault stays with `finish`."""
+        """Wait for a running write; `finish` raises its fault."""
         if self._write:
             wait([self._write])
 
@@ -241,7 +241,7 @@ def check_whole(checkpoint: Path) -> None:
 def changes_since(
     checkpoint: Path, config: LoraConfig, *, identities: Mapping[str, str], allowed: bool
 ) -> dict[str, list[Any]]:
-    """Compare a config, and what else decides rewards, with a checkpoint's.
+    """Compare a config and the identities of its rewards with a checkpoint's.
 
     Args:
         identities: of judges, code or images by name (`identities_of`).
@@ -250,7 +250,7 @@ def changes_since(
         Dotted key → [value before, value now].
 
     Raises:
-        ConfigError: if an identity, or a key that is not free, changes and changes are not `allowed`.
+        ConfigError: if an identity or a fixed key changes and changes are not `allowed`.
     """
     state = read_object(checkpoint / "state.json")
     changes = changes_to(config, state["config"])
@@ -268,11 +268,11 @@ def changes_since(
 
 
 def identities_of(config: PolicyConfig, functions: Mapping[str, RewardFunction]) -> dict[str, str]:
-    """Identify what decides rewards beside the config's keys.
+    """Identify the weights and code behind the rewards, which the config's keys do not determine.
 
     Returns:
         Section → weights, prompt and version of its judge; and `code of NAME` → short digest of a reward function or of
-        a file that the config names. A judge whose identity is not known yet is left out.
+        a file in the config. A judge whose identity is not known yet is left out.
     """
     judges = zip(PLACES, (config.judge, config.evaluation.judge_settings), strict=True)
     identities = {}

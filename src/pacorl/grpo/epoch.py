@@ -64,7 +64,7 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
         whole_groups=division.whole_groups,
         kind=lambda prompt: forward_kind(trainer.policy, prompt, trainer.first_draw.sampler.size),
     )
-    # The stochastic steps are those of the epoch's noise window.
+    # The epoch's noise window decides the stochastic steps.
     sde_steps = config.sampling.window.at(trainer.epoch, config.sampling.sde_steps, seed=config.seed)
     sampler = trainer.first_draw.sampler.model_copy(update={"sde_steps": sde_steps})
     draw = replace(trainer.first_draw, sampler=sampler, epoch=trainer.epoch)

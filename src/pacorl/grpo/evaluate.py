@@ -175,7 +175,7 @@ def score_images(trainer: PolicyTrainer, jobs: Sequence[Job], images: Sequence[I
     # 1. P(Yes) of pairs, asked once for the reward and the matrix.
     answers = ask("consistency", asking, partial(asking.pairs, prompts, images)) if asking else [{} for _ in images]
 
-    # 2. The rewards, and those that are held out.
+    # 2. The rewards, held-out ones included.
     columns: dict[str, Sequence[float | None]] = {}
     for name, reward in {**trainer.rewards, **trainer.held_out}.items():
         if asking and reward is asking:

@@ -47,7 +47,7 @@ class LoraTraining:
         self.bad_steps = 0
         """Consecutive steps skipped for a non-finite gradient."""
         self.before_step: Callable[[], object] = lambda: None
-        """Waits until a checkpoint has copied what a step changes."""
+        """Waits until a checkpoint has copied the tensors that a step changes."""
 
         # Gradient checkpointing needs train mode; without dropout the mode has no other effect.
         policy.transformer.train()
@@ -76,7 +76,7 @@ class LoraTraining:
             BadGradientsError: on all ranks, after `MAX_BAD_STEPS` skipped steps in a row.
         """
         self.before_step()
-        # A norm that is not finite is so on every rank, since gradients are shared.
+        # All ranks see the same norm, finite or not, since gradients are shared.
         norm = self.runtime.step(self.optimizer, self.parameters, max_norm=self.options.max_grad_norm)
         if math.isfinite(norm):
             self.bad_steps = 0

@@ -58,8 +58,8 @@ LIMITS = {
 """Sign → its largest rise since the start, or its largest fall as a share of the best so far. They are far above the
 changes of healthy runs."""
 SHARED = 0.1
-"""κ at the start from which `across` is a sign. Where prompts name what a set shares, κ is near 0: sets of one prompt
-agree as much as the panels of one, and both rise with what is learned."""
+"""κ at the start from which `across` is a sign. Where prompts describe the shared content, κ is near 0: sets of one
+prompt agree as much as the panels of a set, and both rise during training."""
 
 COUPLES = 16
 """Pairs of sets whose agreement is measured in an epoch, each of one prompt."""

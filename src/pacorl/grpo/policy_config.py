@@ -172,7 +172,7 @@ class PolicyConfig(LoraConfig):
     monitor: MonitorAction = "warn"
     """Action if a sign of reward hacking goes beyond its limit: none, a warning, or the end of the run, saved."""
     trackers: tuple[TrackerName, ...] = ("tensorboard",)
-    """Where curves are watched beside report.html; the services need the extra `trackers`."""
+    """Services that show the curves in addition to report.html; they require the extra `trackers`."""
 
     processes: Positive = 1
     """Processes that the run is written for, a card each: a plan computes hours for so many. A run has as many as

@@ -63,7 +63,7 @@ def assign_rows(
         sharded: whether a forward is a collective. Then all ranks need equally many forwards, so a unit smaller than a
             subtree is a single batch, and units are not joined.
         whole_groups: whether all samples of a group go to one process.
-        kind: what prompts have in common whose nodes may share a forward (`forward_kind`); None for a prompt that
+        kind: key of prompts whose nodes may share a forward (`forward_kind`); None for a prompt that
             shares none. Units of one kind are joined until their first nodes fill a batch.
     """
     # 1. Pieces of whole subtrees if they divide, else batches.
@@ -97,7 +97,7 @@ class Division:
     """Samples per forward, at most `sampling.batch`."""
 
     def differences(self, config: PolicyConfig) -> str:
-        """Describe in a line what differs from the config; empty if nothing does."""
+        """Describe the differences from the config in a line; empty without any."""
         if (self.prompts, self.batch) == (config.prompts_per_epoch, config.sampling.batch):
             return ""
         return f"so that samples divide, prompts_per_epoch is {self.prompts} and sampling.batch {self.batch}"

@@ -75,7 +75,7 @@ class Scorer:
         self._waiting: list[list[Rollout]] = []
         """Rollouts of calls that have not begun."""
         self._batches: list[tuple[list[int], list[Callable[[], list[PanelScores]]]]] = []
-        """Global rows of samples, and per reward what waits for its scores."""
+        """Global rows of samples, and per reward the functions that wait for its scores."""
 
     def close(self) -> None:
         """Abandon queued and running calls."""
@@ -140,7 +140,7 @@ class Scorer:
     def begin(
         self, reward: object, act: Callable[[], Outcome], what: str, *, batches: int = 1
     ) -> Callable[[], Outcome]:
-        """Begin a call on a reward's thread, and return a function that waits for its outcome.
+        """Begin a call on a reward's thread, and return a function to wait for its outcome.
 
         Args:
             what: subject of the message if it does not return.
@@ -153,7 +153,7 @@ class Scorer:
 
 
 def samples_per_call(judge: JudgeSettings | None, *, device: torch.device) -> int:
-    """Return the least samples of a call: `PER_CALL` for a judge of this process on a GPU, else those of a forward."""
+    """Return the least samples of a call: `PER_CALL` for a judge of this process on a GPU, else 1."""
     return PER_CALL if device.type == "cuda" and judge is not None and not judge.remote else 1
 
 
@@ -278,7 +278,7 @@ def check_scores(
             )
 
     if stats is not None:
-        # 2. Too many of them, or of missing ones: the run cannot go on.
+        # 2. With too many non-finite or missing scores the run cannot go on.
         metrics["samples/not_finite"] = sum(metrics.values()) / (len(columns) * len(prompts))
         missing = stats["samples/missing"]
         if missing > MAX_MISSING:

@@ -408,7 +408,7 @@ class PolicyTrainer:
         return target
 
     def _begin_save(self) -> Path:
-        """Copy the state, and write it beside what follows. All ranks call it."""
+        """Copy the state, and write it on a thread while the run goes on. All ranks call it."""
         state = {
             "epoch": self.epoch,
             "evaluated": self.evaluated,

@@ -88,7 +88,7 @@ def judge_from(source: str, *, memory: str = "normal", **options: Any) -> tuple[
     """Resolve a source string (folder, hub name, server's address, `tiny`) to a judge and its display name.
 
     Args:
-        memory, options: As in `PacoReward.from_pretrained`; a judge ignores what does not apply to it.
+        memory, options: As in `PacoReward.from_pretrained`; a judge ignores options that do not apply to it.
 
     Raises:
         ValueError: The judge is missing, or does not fit these options.

@@ -128,7 +128,7 @@ def read_adapter(model: Any, adapter: str) -> Lora:
 
 
 def _check_complete(lora: Lora, layers: Collection[str], adapter: str) -> None:
-    """Raise ValueError if only some blocks have weights for a layer that all have: a file of one shard, or cut off."""
+    """Raise ValueError if only some blocks have weights for a layer of every block: a file of one shard, or cut off."""
 
     def by_block(names: Iterable[str]) -> Counter[str]:
         return Counter(re.sub(r"\.\d+\.", ".N.", name) for name in names)

@@ -23,7 +23,7 @@ Reply = TypeVar("Reply", bound=BaseModel)
 
 
 class ChatError(ValueError):
-    """One question remains without a usable answer; others may fare better."""
+    """A question remains without a usable answer. Later questions may succeed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,15 +27,15 @@ def decision_template(processor: Any) -> str:
     shown = chat_text(processor, [{"role": "user", "content": [{"type": "image"}, text]}])
     image = shown[len(before) : shown.index(QUESTION)]
     # As literals: Jinja would drop a template's last line break.
-    parts = "{% for part in state %}{{ " + json.dumps(image) + ' if part.type == "image" else part.text }}{% endfor %}'
-    state = "{% if state is string %}{{ state }}{% else %}" + parts + "{% endif %}"
+    items = "{% for part in state %}{{ " + json.dumps(image) + ' if part.type == "image" else part.text }}{% endfor %}'
+    state = "{% if state is string %}{{ state }}{% else %}" + items + "{% endif %}"
     return "".join(
         ["{{ ", json.dumps(before), " }}", state, "{{ question.instructions }}{{ ", json.dumps(after), " }}"]
     )
 
 
 def save_decision(folder: Path, processor: Any) -> None:
-    """Write `decision.json`, its template within, beside a judge's weights."""
-    # Within: a server that is given the file reads no template beside it.
+    """Write `decision.json`, which includes its template, into the folder of a judge's weights."""
+    # Included, since a server given the file reads no separate template.
     document = {"labels": {"noul": ["Yes", "No"]}, "noul_options": ["true", "false"]}
     write_json(folder / CONFIG, document | {"chat_template": decision_template(processor)}, indent=1)

@@ -104,7 +104,7 @@ def read_p_yes(answer: Json, words: Sequence[Sequence[str]] = WORDS, *, ids: Tok
 
     Args:
         words: The spellings of Yes and of No; tokens with equal spelling are added up.
-        ids: Their token ids; a server that was asked for them names its entries `token_id:N`.
+        ids: Their token ids; if requested, the server's entries are named `token_id:N`.
 
     Raises:
         ServiceRefusedError: if the log-probabilities are of a sampler, and not of the model.
@@ -478,7 +478,7 @@ class HttpJudge:
         return ids[0], ids[1]
 
     async def _page(self, url: str, body: Json | None = None) -> Json:
-        """Read a page that not every server has; empty without it."""
+        """Read an optional page of a server; empty without it."""
         try:
             return await self._exchange(url, body, read=dict)
         except ServiceFault as fault:

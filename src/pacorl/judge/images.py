@@ -45,11 +45,11 @@ def distinct_images(questions: Sequence[Question]) -> list[tuple[DistinctImage, 
     """
     by_id: dict[int, DistinctImage] = {}
     by_content: dict[DistinctImage, DistinctImage] = {}
-    found = []
+    distinct_images = []
     for question in questions:
         for number, image in enumerate(question.images, 1):
             if id(image) not in by_id:
                 distinct = DistinctImage.of(image, name=f"image {number} of {question.text!r}")
                 by_id[id(image)] = by_content.setdefault(distinct, distinct)
-        found.append(tuple(by_id[id(image)] for image in question.images))
-    return found
+        distinct_images.append(tuple(by_id[id(image)] for image in question.images))
+    return distinct_images

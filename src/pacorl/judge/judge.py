@@ -60,9 +60,9 @@ BATCH_TOKENS = 8192
 """Most tokens of one forward, padding included; so many keep a GPU busy with a 7B model, whose activations then take
 about 2 GiB."""
 STARTUP_SECONDS = 180.0
-"""Time for which a run that begins waits for a server that does not answer yet: a 7B model loads that long."""
+"""Time limit for a server to answer at the start of a run: a 7B model takes that long to load."""
 CONCURRENCY = 32
-"""Requests that a server is sent at a time, by all processes together."""
+"""Concurrent requests to a server, of all processes together."""
 ANSWER_SECONDS = 60.0
 """Time limit of an answer."""
 

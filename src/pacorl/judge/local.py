@@ -50,7 +50,7 @@ CPU_TOKENS = 1024
 
 
 def weight_digests(checkpoint: str, adapter: str = "") -> list[str]:
-    """Hash the weights of a judge, its adapter and its base; empty for those outside this machine."""
+    """Hash the weights of a judge, its adapter and its base; empty for weights outside this machine."""
     checkpoint = str(EMBEDDED.get(checkpoint, checkpoint))
     sources = (checkpoint, adapter, base_of(checkpoint))
     return [checkpoint_digest(source) for source in sources if source]
@@ -58,7 +58,7 @@ def weight_digests(checkpoint: str, adapter: str = "") -> list[str]:
 
 def base_of(checkpoint: str) -> str:
     """Return the base of a LoRA checkpoint on this machine; empty for any other checkpoint."""
-    # A folder with a config.json is a model, even beside an adapter's config.
+    # A folder with a config.json is a model, even if it has an adapter's config as well.
     path = local_file(checkpoint, "adapter_config.json")
     if local_file(checkpoint, "config.json") or not path:
         return ""

@@ -36,7 +36,7 @@ Kernels for AVX-512 or a GPU do not promise that."""
 RAGGED = 2
 """Maximum ratio of the lengths in a batch, which is padded to its longest run."""
 STATES = 16
-"""Rows of a batch that keep recurrent states, which take 48 MiB each in Qwen3.5-9B's shape."""
+"""Rows of a batch with recurrent states, which take 48 MiB each in Qwen3.5-9B's shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +139,10 @@ def batches(nodes: Sequence[Node], *, tokens: int, recurrent: bool = False) -> I
 
 
 class BranchCache:
-    """What the runs above a batch left in each layer, with the interface of transformers' caches.
+    """Keys, values and states of the runs above a batch, with the interface of transformers' caches.
 
-    Each row goes on from its parent: it sees the parent's keys and values, or starts from its state. `keep` stores what
-    it adds for children.
+    Each row goes on from its parent: it sees the parent's keys and values, or starts from its state. `keep` stores its
+    own keys, values and states for children.
     """
 
     def __init__(self, above: BranchCache | None, rows: Sequence[int], *, keep: bool) -> None:
@@ -152,7 +152,7 @@ class BranchCache:
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
         """Keys and values of attention layers."""
         self.inputs: dict[int, Tensor] = {}
-        """(B, C, last tokens): what the convolutions of recurrent layers still look back at."""
+        """(B, C, last tokens): inputs that the convolutions of recurrent layers still reach."""
         self.states: dict[int, Tensor] = {}
         """States of recurrent layers, the rows first."""
         empty_BT = torch.empty(len(rows), 0, dtype=torch.bool)
@@ -341,7 +341,7 @@ def _mlp_at(layer: Any, at_2M: Tensor) -> Iterator[None]:
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 """`model_type`s for which tests/judge/test_local.py shows equality with the plain forward."""
 RECURRENT = "linear_attention"
-"""A layer that keeps a state instead of keys and values, by its name in `layer_types`."""
+"""Name in `layer_types` of a layer with a state instead of keys and values."""
 
 
 def layer_kinds(config: Any) -> set[str]:

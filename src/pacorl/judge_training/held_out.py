@@ -52,7 +52,7 @@ class HeldOut:
         count = len(self.comparisons)
         straight = [p_yes[row] for row in range(count)]
         swapped: list[float | None] = [None] * count
-        # The rows of exchanged images follow all others, in the same order.
+        # Rows with exchanged images come last, in the same order.
         pairs = [index for index, comparison in enumerate(self.comparisons) if len(comparison.images) == 2]
         for row, index in enumerate(pairs, start=count):
             swapped[index] = p_yes[row]

@@ -74,7 +74,7 @@ class JudgeTrainer:
             data={"train": ["tiny:train:16"], "evaluation": ["tiny:dev:4"], "workers": 0},
             trackers=[],
         )
-        folder = JudgeTrainer(config).train()  # folder / "adapter" is what LocalJudge loads
+        folder = JudgeTrainer(config).train()  # LocalJudge loads folder / "adapter"
     """
 
     def __init__(self, config: JudgeConfig, *, resume: bool = False, allow_changes: bool = False) -> None:

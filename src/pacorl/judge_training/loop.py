@@ -29,7 +29,7 @@ Labels = NDArray[np.bool_]
 LABEL_KEYS = ("answer", "index", "consistent")
 """Tensors of `Collator` for the loss and the metrics, which the model does not accept."""
 DIGESTS = "digests.json"
-"""Last file of a checkpoint, with the SHA-256 of the others: a kill has cut a checkpoint short that has none."""
+"""Last file of a checkpoint, with the SHA-256 of the other files. A checkpoint without it was cut short by a kill."""
 SUMS = ("pairs", "loss", "decision_nll", "reasons_nll", "decision_accuracy")
 
 

@@ -48,7 +48,7 @@ class AdaptedLinear(lora.Linear):  # type: ignore[misc] # PEFT is untyped
 class JoinedProjections:
     """Query, key and value of an attention in one product, and the A of their adapters in another.
 
-    diffusers' processors call it as `to_qkv` or `to_added_qkv`. It has no weights of its own: those of the layers are
+    diffusers' processors call it as `to_qkv` or `to_added_qkv`. It has no weights of its own: the layers' weights are
     views of one tensor, and keep their names.
     """
 

@@ -1,9 +1,9 @@
 """Frozen weights in int8, and weights streamed from main memory.
 
 A packed layer unpacks its weight for each product. Sampling and training unpack the same numbers, so the ratio before
-the first update stays exactly 1, and gradients are those of a model that has the unpacked weights. What a layer keeps
-for its backward is the packed weight: torchao's weight-only layers keep the unpacked one, which for FLUX.1-dev is the
-whole bf16 model again.
+the first update stays exactly 1, and gradients equal those of a model with the unpacked weights. A layer saves the
+packed weight for its backward. torchao's weight-only layers save the unpacked weight, which for FLUX.1-dev adds up to
+the whole bf16 model again.
 """
 
 from __future__ import annotations

@@ -114,9 +114,9 @@ def adapter_file(source: str | Path, *, fetch: bool = True) -> Path:
     files = sorted(file for file in path.glob("*.safetensors") if file.is_file())
     if len(files) == 1:
         return files[0]
-    found = ", ".join(file.name for file in files) or "no safetensors file"
+    listing = ", ".join(file.name for file in files) or "no safetensors file"
     raise ValueError(
-        f"no adapter in {source}: it holds {found}; name the file, one in a hub's repository as ORG/NAME:FOLDER/FILE"
+        f"no adapter in {source}: it holds {listing}; name the file, one in a hub's repository as ORG/NAME:FOLDER/FILE"
     )
 
 
@@ -194,7 +194,7 @@ def read_lora(
 
 
 def _config(file: Path, path: Path | None, tensors: Iterable[str], metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Read PEFT's config of a file: at `path`, beside the file, or in diffusers' metadata; empty without one."""
+    """Read PEFT's config of a file: at `path`, in the file's folder, or in diffusers' metadata; empty without one."""
     plain = [name.removeprefix(PEFT_PREFIX) for name in tensors if name.startswith(PEFT_PREFIX)]
     if plain or file.name == PEFT_WEIGHTS:
         path = path or file.parent / PEFT_CONFIG
@@ -222,7 +222,7 @@ def _config(file: Path, path: Path | None, tensors: Iterable[str], metadata: Map
 
 def _unwrapped(name: str, layers: Collection[str]) -> str:
     """Strip the prefixes of wrappers until a layer fits."""
-    name = name.replace("_orig_mod.", "")  # torch.compile's, which may stand anywhere
+    name = name.replace("_orig_mod.", "")  # torch.compile's, at any depth
     while name not in layers:
         prefix = next((prefix for prefix in WRAPPERS if name.startswith(prefix)), "")
         if not prefix:
@@ -262,7 +262,7 @@ def _alpha(pair: Mapping[str, Tensor], config: Mapping[str, Any], names: Iterabl
 
 
 def _translated(file: Path, lora: Lora, layers: Collection[str]) -> Lora:
-    """Translate kohya's names and those of FLUX's authors by diffusers' converters, which fold α in."""
+    """Translate the names of kohya and of FLUX's authors by diffusers' converters, which fold α in."""
     from diffusers.loaders import lora_pipeline
 
     # kohya's spelling of all of them, where the converters read α.
@@ -288,8 +288,8 @@ def _translated(file: Path, lora: Lora, layers: Collection[str]) -> Lora:
         for name, value in converted.items()
     }
     alphas = {name.removesuffix(".lora_A.weight"): float(len(state[name])) for name in state if ".lora_A." in name}
-    # FLUX.2's converter takes what it knows out of the tensors, and ignores the rest; that of `lora_transformer_` gives
-    # several modules one name.
+    # FLUX.2's converter removes the names it supports from the tensors, and ignores the rest; the one for
+    # `lora_transformer_` gives several modules one name.
     if len(alphas) < len(lora.alphas) or (kind == "Flux2" and tensors):
         lost = min(tensors, default="several modules")
         raise ValueError(f"{file}: diffusers' converter of {kind} does not know {lost}; merge it into its base")

@@ -1,4 +1,4 @@
-"""Two runs, or two settings over several seeds, on one page beside the runs (`pacorl report RUN RUN …`).
+"""Two runs, or two settings over several seeds, on one page (`pacorl report RUN RUN …`).
 
 Runs whose configs differ in nothing but `seed` and their folder are one setting. Runs are paired by seed, and only
 images of equal text and seed of noise are compared. Intervals are over the prompts of two runs, or over seeds.
@@ -32,13 +32,13 @@ Runs = tuple[RunFolder, RunFolder]
 
 
 def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
-    """Write a page that compares two runs, or two settings over seeds, into the folder that holds the second's runs.
+    """Compare two runs, or two settings over seeds, on a page in the folder that contains the second's runs.
 
     Returns:
         The page's path, and a line for each measure.
 
     Raises:
-        ValueError: a folder is no run's, a file in it cannot be understood, the configs are not those of two settings,
+        ValueError: a folder is no run's, a file in it cannot be understood, the configs do not form two settings,
             or no seed has a run of both.
     """
     runs = [read_run(folder) for folder in folders]
@@ -127,7 +127,7 @@ def by_seed(first: Sequence[RunFolder], second: Sequence[RunFolder]) -> dict[str
 
 
 def side_names(first: Sequence[RunFolder], second: Sequence[RunFolder]) -> tuple[str, str]:
-    """Return what the names of each setting's folders begin with; the first folders' paths if that is the same."""
+    """Return the common prefix of each setting's folder names; the first folders' paths if both are equal."""
     names = []
     for runs in (first, second):
         folders = [run.path.resolve().name for run in runs]
@@ -181,16 +181,16 @@ def newest(run: RunFolder) -> list[Sample]:
 
 
 def results_of(first: RunFolder, second: RunFolder) -> list[Result]:
-    """Compare the measures of the images that both runs have, then those that only the summaries have."""
+    """Compare the measures of images in both runs, then the measures that only the summaries have."""
     pairs = pair_up(newest(first), newest(second))
     starts = [_means_before(run, [pair[side] for pair in pairs]) for side, run in enumerate((first, second))]
     rows = []
     for row in compared(pairs):
         rows.append(replace(row, starts=(starts[0].get(row.name), starts[1].get(row.name))))
     measured = {row.name for row in rows}
-    others = {row.name: row for row in summarised(second.summary)}
+    by_name = {row.name: row for row in summarised(second.summary)}
     for row in summarised(first.summary):
-        other = others.get(row.name)
+        other = by_name.get(row.name)
         if other and row.after and other.after and row.name not in measured:
             before = (row.before.mean if row.before else None, other.before.mean if other.before else None)
             change_of = Interval(other.after.mean - row.after.mean)
@@ -199,7 +199,7 @@ def results_of(first: RunFolder, second: RunFolder) -> list[Result]:
 
 
 def _means_before(run: RunFolder, samples: Sequence[Sample]) -> dict[str, float]:
-    """Average every measure of the run's first evaluation over those of its images that `samples` show again."""
+    """Average every measure of the run's first evaluation over its images that recur in `samples`."""
     if len(run.samples) < 2:
         return {}
     rows = compared(pair_up(run.samples[min(run.samples)], samples))

@@ -16,7 +16,7 @@ Points = list[tuple[float, float | None]]
 """(epoch, value); None if the value was not finite, which breaks the line."""
 
 MEASURE = f"((?!kind$|epoch$|step$|{SECONDS}|{MONITOR}).+)"
-"""Keys of an evaluation that are measures."""
+"""Keys of an evaluation's measures."""
 MOST_LINES = 6
 """Line colours in the stylesheet."""
 
@@ -68,7 +68,7 @@ BOTTOM = 154
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A straight line from values to coordinates; equal values lie in the middle."""
+    """A straight line from values to coordinates; equal values map to the middle."""
 
     low: float
     high: float

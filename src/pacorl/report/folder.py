@@ -46,7 +46,7 @@ class Sample:
     image: Path
     """Absolute; inside the run's samples folder."""
     measures: Mapping[str, float]
-    """Scores under the page's names, the judge's P(Yes) first; unrewarded ones begin with `held_out/`."""
+    """Scores under the page's names, the judge's P(Yes) first; names of unrewarded scores begin with `held_out/`."""
     text: str = ""
     theme: str = ""
     grid: Grid = SINGLE

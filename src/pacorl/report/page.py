@@ -73,7 +73,7 @@ def write_report(run: Path) -> Path:
 
 
 def write_page(run: Path) -> None:
-    """Build `report.html` of a run that goes on; a fault is a warning, since the run is worth more than its page."""
+    """Build `report.html` during a run; a fault is a warning, since the run is worth more than its page."""
     try:
         write_report(run)
     except (OSError, ValueError) as fault:
@@ -87,11 +87,11 @@ def keep_page(trainer: Any, line: Mapping[str, Any]) -> None:
         write_page(trainer.config.out)
 
 
-# --- what was done, and what is next ---------------------------------------------------------------------------------
+# --- history and next steps ------------------------------------------------------------------------------------------
 
 
 def story(run: RunFolder) -> str:
-    """State what was trained, by what, judged by whom, and against what; empty without a config."""
+    """Summarize the model, method, judge and baseline of a run; empty without a config."""
     settings = run.settings
     model = settings.get("model.checkpoint") or "the default model"
     if "character" in settings:

@@ -167,7 +167,7 @@ def _name_of(source: str) -> str:
 
 
 def _measured(results: Sequence[Result]) -> str:
-    """Tabulate what the run's page shows; empty without results."""
+    """Tabulate the results on the run's page; empty without results."""
     lines = ["", "## Measured", "", "| | before | after | difference |", "| --- | --- | --- | --- |"]
     for row in results:
         sides = [interval_text(side) if side else "–" for side in (row.before, row.after)]

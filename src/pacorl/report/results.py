@@ -19,7 +19,7 @@ Change = tuple[Interval, Interval, Interval]
 """Before, after, and after − before."""
 
 BOOTSTRAP_FROM = 20
-"""Groups from which intervals are bootstrapped; of fewer, bootstrapped ones are too narrow, and Student's t is used."""
+"""Groups from which intervals are bootstrapped; with fewer, a bootstrap is too narrow, and Student's t is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +121,9 @@ def _intervals(summary: Record, key: str) -> dict[str, Interval]:
 
 def pair_up(first: Sequence[Sample], last: Sequence[Sample]) -> list[tuple[Sample, Sample]]:
     """Pair the images of one prompt, text and seed, in the order of these."""
-    others = {sample.key: sample for sample in last}
-    shared = [sample for sample in first if sample.key in others]
-    return [(sample, others[sample.key]) for sample in sorted(shared, key=attrgetter("key"))]
+    last_by_key = {sample.key: sample for sample in last}
+    shared = [sample for sample in first if sample.key in last_by_key]
+    return [(sample, last_by_key[sample.key]) for sample in sorted(shared, key=attrgetter("key"))]
 
 
 def compared(pairs: Sequence[tuple[Sample, Sample]]) -> list[Result]:

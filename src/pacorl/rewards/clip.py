@@ -129,8 +129,8 @@ class PanelClipText(ClipReward, PanelReward):
         scores = []
         for cosine_P in (self.clip.images(panels) * text_PC).sum(1).split(counts):
             cosines = cosine_P.tolist()
-            parts = panel_shares({(panel,): cosine for panel, cosine in enumerate(cosines)}, len(cosines))
-            scores.append(PanelScores(fmean(cosines), parts))
+            shares = panel_shares({(panel,): cosine for panel, cosine in enumerate(cosines)}, len(cosines))
+            scores.append(PanelScores(fmean(cosines), shares))
         return scores
 
 

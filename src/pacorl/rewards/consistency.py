@@ -60,8 +60,8 @@ class Consistency(JudgedReward, PanelReward):
     and over dimensions, so that the score is the mean over pairs, criteria and dimensions (T2IS-Bench's order).
     Criteria that are null in the record are not there.
 
-    `contrast` above 0 subtracts the agreement with other sets of the same prompt, in training alone (`Contrast`): the
-    mean over pairs is also earned by a generator that draws one hero for every set.
+    `contrast` above 0 subtracts the agreement with other sets of the same prompt, in training alone (`Contrast`): a
+    generator with one hero for every set also earns the mean over pairs.
     """
 
     name = "consistency"
@@ -171,8 +171,8 @@ class Contrast(PanelReward):
                 self.reward.p_yes_of(verdicts), sets=len(samples), panels=count, weight=self.reward.contrast
             )
             for sample, score_P in zip(samples, score_SP, strict=True):
-                parts = [None if score is None else 2 * score / count for score in score_P]
-                scored[sample] = PanelScores(whole_mean(score_P), parts)
+                shares = [None if score is None else 2 * score / count for score in score_P]
+                scored[sample] = PanelScores(whole_mean(score_P), shares)
         return scored
 
 

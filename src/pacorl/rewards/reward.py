@@ -131,8 +131,8 @@ def panel_scores_of(
         score = _finite(name, result.score, prompt, masked=masked)
         part_P: list[float | None] | None = None
         if result.part_P is not None:
-            parts = listed(name, result.part_P, prompt.grid.count, [prompt], what=("parts", "panels"))
-            part_P = [_finite(name, part, prompt, masked=masked) for part in parts]
+            raw_parts = listed(name, result.part_P, prompt.grid.count, [prompt], what=("parts", "panels"))
+            part_P = [_finite(name, part, prompt, masked=masked) for part in raw_parts]
             if None in part_P:
                 score = None
             elif score is not None and not all(map(math.isfinite, filter(None, part_P))):

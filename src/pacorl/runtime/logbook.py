@@ -79,7 +79,7 @@ class Logbook:
 
             make_folder(folder)
             for name in trackers:
-                # TensorBoard's files lie in a folder of its name beside the log; for a service the name is a project.
+                # TensorBoard's name is its folder next to the log; a service's name is a project.
                 options = {"logging_dir": folder} if name == "tensorboard" else {"config": public(settings or {})}
                 project = name if name == "tensorboard" else "pacorl"
                 self._trackers.append(LOGGER_TYPE_TO_CLASS[name](project, **options))
@@ -100,7 +100,7 @@ class Logbook:
 
         Args:
             changes: config key → earlier and new value, of a resumed run.
-            lines: number of lines that stay, by default those up to `step`: what a stop left after the checkpoint is
+            lines: number of lines that stay, by default the lines up to `step`: lines after the checkpoint are
                 written again.
             main: whether this is the main process; another one writes nothing.
         """
@@ -117,7 +117,7 @@ class Logbook:
         return book
 
     def cut(self, *, lines: int | None = None, step: int = 0) -> None:
-        """Keep the first `lines`, or those up to `step`."""
+        """Keep the first `lines`, or the lines up to `step`."""
         written = self._lines()
         remaining = [line for line in written if _step_of(line) <= step] if lines is None else written[:lines]
         if self.folder and remaining != written:

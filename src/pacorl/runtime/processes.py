@@ -90,7 +90,7 @@ class Runtime:
         Raises:
             SharedFault: on every rank, if any of them raised something, so that none waits for ever.
         """
-        # A rank that raised before the exchange would leave the others in it.
+        # If a rank raised before the exchange, the other ranks would hang in it.
         rows: dict[int, Any] = {}
         fault: Exception | None = None
         try:
@@ -185,19 +185,19 @@ class Runtime:
 
         On GPUs it is raised after the next batch, so that the host does not wait for this one.
         """
-        told, on_gpu = bool(self.signals.told), self.device.type == "cuda"
+        stopping, on_gpu = bool(self.signals.told), self.device.type == "cuda"
         if self.world > 1:
             # A launcher's signal reaches ranks at different batches; a rank leaving alone would hang the next
             # collective.
-            flag = self.accelerator.reduce(to_device(torch.tensor([told], dtype=torch.int32), self.device), "sum")
+            flag = self.accelerator.reduce(to_device(torch.tensor([stopping], dtype=torch.int32), self.device), "sum")
             self._flags.append((flag.to("cpu", non_blocking=on_gpu), queue_mark(self.device)))
-            told = False
+            stopping = False
             if len(self._flags) > on_gpu:
                 flag, arrived = self._flags.popleft()
                 if on_gpu:
                     arrived.synchronize()
-                told = bool(flag)
-        if told:
+                stopping = bool(flag)
+        if stopping:
             raise Interrupted("told to stop")
 
 

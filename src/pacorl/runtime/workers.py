@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from pacorl.runtime.stopping import Interrupted
 
 LOOK_SECONDS = 0.1
-"""Polling interval of a call that is waited for."""
+"""Polling interval while waiting for a call."""
 
 Outcome = TypeVar("Outcome")
 
@@ -29,8 +29,7 @@ class CallTimeout(Interrupted):
 class Workers:
     """A pool of daemon threads that take calls in their order, and end when none is queued.
 
-    A thread that waited would keep its OpenMP threads, beside which those of the main thread take twice as long for
-    small products on a CPU.
+    An idle thread would keep its OpenMP threads, which double the main thread's time for small products on a CPU.
     """
 
     def __init__(
@@ -60,11 +59,11 @@ class Workers:
         return future
 
     def close(self) -> None:
-        """Drop queued calls, and abandon those that are running."""
+        """Drop queued calls, and abandon running calls."""
         with self._lock:
             self._queue.clear()
             threads = [*self._threads]
-        # A thread that is still within torch when the interpreter ends aborts the process.
+        # If a thread is still within torch when the interpreter ends, the process aborts.
         for thread in threads:
             thread.join(LOOK_SECONDS)
 

@@ -25,7 +25,7 @@ def names_no_look(prompt: Prompt) -> bool:
 
 
 def read_sets(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[list[Panel | None]]:
-    """Recognise the panels of each image; None for a panel that is not valid."""
+    """Recognise the panels of each image; None for an invalid panel."""
     oracle = Oracle()
     return [oracle.read(split(image, prompt.grid)) for prompt, image in zip(prompts, images, strict=True)]
 
@@ -36,7 +36,7 @@ def looks(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> dict[str,
 
 
 def grades_of(prompts: Sequence[Prompt], sets: Sets) -> dict[str, float]:
-    """Compute the means of `grade` over all sets, and `kappas` and diversity of those that name no look."""
+    """Compute the means of `grade` over all sets, and `kappas` and diversity of the sets whose prompt names no look."""
     graded = [grade(asked_in(prompt), shown) for prompt, shown in zip(prompts, sets, strict=True)]
     means = {name: fmean([grades[name] for grades in graded]) for name in graded[0]}
     free = [shown for prompt, shown in zip(prompts, sets, strict=True) if names_no_look(prompt)]
@@ -62,8 +62,8 @@ def jackknife(sets: Sets, others: Sets, name: str) -> Interval:
     A bootstrap would compare a set with its own copies (Efron & Tibshirani 1993, ch. 11).
     """
 
-    def change(kept: Sequence[int]) -> float:
-        before, after = (kappas([side[index] for index in kept])[name] for side in (sets, others))
+    def change(indices: Sequence[int]) -> float:
+        before, after = (kappas([side[index] for index in indices])[name] for side in (sets, others))
         return after - before
 
     count = len(sets)

@@ -18,7 +18,7 @@ from pacorl.types import Prompt
 GRADES = ("attribute_agreement", "all_equal_pairs", "prompt_match", "valid")
 TEMPLATE_SIZE = 24
 HERO_WIDTH = 16
-"""Columns of a template that a hero may reach; a prop has the rest."""
+"""Columns of a template for the hero; the prop has the rest."""
 VALID_DISTANCE = 0.11
 """Root mean squared difference (pixels in 0..1) beyond which an image is no panel of this world."""
 
@@ -113,8 +113,8 @@ def grade(asked: Sequence[Mapping[str, str]], shown: Sequence[Panel | None]) -> 
     agreements = agreements or [1.0]
 
     matches = []
-    for wanted, panel in zip(asked, shown, strict=True):
-        matches.append(float(np.mean([getattr(panel, name, None) == value for name, value in wanted.items()])))
+    for attributes, panel in zip(asked, shown, strict=True):
+        matches.append(float(np.mean([getattr(panel, name, None) == value for name, value in attributes.items()])))
 
     return {
         "attribute_agreement": float(np.mean(agreements)),

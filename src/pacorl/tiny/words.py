@@ -1,7 +1,7 @@
 """The words of the tiny world: prompts from plain texts, and the attributes that a prompt asks for.
 
 The generator was trained on one world (docs/quickstart.md) and one form of prompt. `tiny_prompt` finds the world's
-words in texts, in any order, and writes that form. An unknown word is an error, which lists the known ones.
+words in texts, in any order, and writes that form. An unknown word is an error, which lists the known words.
 """
 
 from __future__ import annotations
@@ -53,10 +53,16 @@ NEAR = {
     "boat": "ship sailboat",
 }
 """Value → other words for it."""
-VALUE_OF = {value: value for values in VALUES.values() for value in values} | {
-    word: value for value, words in NEAR.items() for word in words.split()
-}
-ATTRIBUTE_OF = {value: name for name, values in VALUES.items() for value in values}
+VALUE_OF: dict[str, str] = {}
+"""Word of a text → value."""
+ATTRIBUTE_OF: dict[str, str] = {}
+"""Value → attribute."""
+for _attribute, _values in VALUES.items():
+    for _value in _values:
+        VALUE_OF[_value] = _value
+        ATTRIBUTE_OF[_value] = _attribute
+for _value, _words in NEAR.items():
+    VALUE_OF.update(dict.fromkeys(_words.split(), _value))
 PASSED_OVER = frozenset(
     "a an and at beside by colored colors colour coloured colours hat he her hero heroes him his in is it its near "  # noqa: SIM905
     "next of on our same set she style the their them there they time to wearing wears while who with".split()
@@ -95,15 +101,15 @@ def tiny_panel(theme: str, text: str) -> Prompt:
 def check_tiny_grid(grid: Grid, panels: int) -> None:
     """Raise ValueError unless the tiny generator makes this layout."""
     if grid not in GRIDS or panels != grid.count:
-        known = " or ".join(f"{known.count} panels as {known}" for known in GRIDS)
+        layouts = " or ".join(f"{layout.count} panels as {layout}" for layout in GRIDS)
         raise ValueError(
-            f"the tiny generator makes sets of {known}, and this is {grid} with {panels}; "
+            f"the tiny generator makes sets of {layouts}, and this is {grid} with {panels}; "
             "describe so many, or name a real --model, e.g. black-forest-labs/FLUX.1-dev"
         )
 
 
 def asked_in(prompt: Prompt) -> list[dict[str, str]]:
-    """Return what each panel of a set was asked to show, as attribute → value.
+    """Return the requested attributes of each panel of a set, as attribute → value.
 
     Raises:
         ValueError: if the prompt is not of the tiny world.
@@ -126,19 +132,21 @@ def _shared_and_scenes(theme: str, panels: Sequence[str]) -> tuple[dict[str, str
 def tiny_scene(text: str) -> str:
     """Write the text of a panel that the tiny editor draws from reference images: place, palette, pose and prop.
 
-    Place and palette may be left out: then they are those of the references. Colour, shape and hat always are.
+    Place and palette may be left out: then the references decide them. Colour, shape and hat always are.
 
     Raises:
         ValueError: if words are unknown, or one of pose and prop is missing.
     """
     attributes = attributes_in(text, where="the panel", allowed=tuple(VALUES), required=SCENE)
     scene = f"{attributes['pose']}, {attributes['prop']}"
-    where = [
-        words[attributes[name]]
-        for name, words in (("place", PLACE_WORDS), ("palette", PALETTE_WORDS))
-        if name in attributes
-    ]
-    return f"{' '.join(where)}, {scene}" if where else scene
+    where = []
+    if "place" in attributes:
+        where.append(PLACE_WORDS[attributes["place"]])
+    if "palette" in attributes:
+        where.append(PALETTE_WORDS[attributes["palette"]])
+    if not where:
+        return scene
+    return f"{' '.join(where)}, {scene}"
 
 
 def check_tiny(prompt: Prompt) -> None:

@@ -63,5 +63,5 @@ def decision_weighted(
 
 
 def items_of(answer_BL: Tensor, *, form: Form) -> int:
-    """Count what a form's loss is divided by: the answers' tokens if `released`, else the samples."""
+    """Return the divisor of a form's loss: the answers' tokens if `released`, else the samples."""
     return int(answer_BL.sum()) if form == "released" else len(answer_BL)

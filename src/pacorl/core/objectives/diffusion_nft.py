@@ -52,8 +52,8 @@ def diffusion_nft(end: Endpoint, options: DiffusionNft) -> Loss:
 def lag(optimizer_step: int) -> float:
     """d = min(0.001·step, 0.5) of old ← d·old + (1−d)·trained (arXiv 2509.16117).
 
-    Early on the sampling policy is the trained one. Later it lags behind, so that what is contrasted is not what just
-    moved.
+    Early on the sampling policy is the trained one. Later it lags behind, so that the loss does not contrast
+    the newest update with itself.
     """
     return min(0.001 * optimizer_step, 0.5)
 

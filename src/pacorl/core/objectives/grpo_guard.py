@@ -23,7 +23,7 @@ def grpo_guard(step: Step, options: GrpoGuard) -> Loss:
 
     ρ = exp((log p − log p_old + m)·s) and the loss divided by |dt|, with s = σ_t√|dt| the step's std and
     m = ‖μ − μ_old‖²/(2s²) per sample, the mean over dimensions. m takes away the bias of the log-ratio below 0, so
-    that good samples are clipped as bad ones are; s and |dt| take away what differs between early and late steps.
+    that good samples are clipped as bad ones are; s and |dt| give early and late steps one scale.
     """
     assert step.old_mean_BNC is not None, "grpo_guard needs rollouts that keep their means"
     centre_B = kl(step.transition, Transition(step.old_mean_BNC, step.transition.std), step.panels)

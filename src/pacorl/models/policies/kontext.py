@@ -2,7 +2,7 @@
 
 The source follows the generated image in the sequence, at the same size, marked by its position ids. A config's
 size is an area: the image has the one of Kontext's training shapes that is nearest to the source's, scaled to that
-area. Source and image have that size, so all that is resized is the source, to the shape that the pipeline too would
+area. Source and image have that size, so only the source is resized, to the shape that the pipeline too would
 choose for it; a source that no shape fits is refused. References, behind the source of an edit if there is one, are
 stitched into one image of the generated size.
 """

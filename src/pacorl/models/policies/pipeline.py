@@ -58,14 +58,14 @@ def unpack(x_BNC: Tensor, *, rows: int, patch: int = 2) -> Tensor:
 
 
 def use_channels_last(model: nn.Module) -> None:
-    """Store the weights of 2D convolutions as channels_last, in place; torch refuses the layout for 3D ones."""
+    """Store the weights of 2D convolutions as channels_last, in place; torch refuses the layout for 3D convolutions."""
     for parameter in model.parameters():
         if parameter.dim() == 4:
             parameter.data = parameter.data.to(memory_format=torch.channels_last)
 
 
 def timestep_for(sigma_B: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert noise levels to the timesteps of a transformer that multiplies them by 1000.
+    """Convert noise levels to a transformer's timesteps, before its factor of 1000.
 
     The pipelines cast t = 1000σ to the latents' type and divide again, which in bf16 rounds otherwise than σ does.
     Wider types keep σ.
@@ -140,7 +140,7 @@ class PipelinePolicy:
     slot: ClassVar[int] = 1
     """Divisor of an image's sides in tokens."""
     forward_per: ClassVar[Literal["batch", "layout", "prompt"]] = "batch"
-    """Rows that share a forward (`by_layout`): all of them, those with alike images, or those of one prompt."""
+    """Rows that share a forward (`by_layout`): all rows, rows with images of one layout, or rows of one prompt."""
     max_references: ClassVar[int] = 0
     """Maximum number of images per prompt, sources and references together; 0 if references are refused."""
     stitched: ClassVar[bool] = False
@@ -363,7 +363,7 @@ class PipelinePolicy:
         return MixedConditioning({}, tuple(batches))
 
     def _layout(self, conditioning: Conditioning) -> Any:
-        """Return what the rows of a forward have in common: a prompt, or numbers, shapes and positions of images."""
+        """Return the key of rows that share a forward: the prompt, or numbers, shapes and positions of images."""
         if self.forward_per == "prompt":
             return id(conditioning)  # the cache of conditionings returns one object for all rows of a prompt
         positions = []
@@ -395,7 +395,7 @@ class PipelinePolicy:
         """Return (T+1,) sigmas in fp32 on the CPU, with the spacing and shift of the pipeline and its scheduler.
 
         Args:
-            mu: a dynamic shift in place of the pipeline's. A shift that is independent of size stays.
+            mu: a dynamic shift in place of the pipeline's. Shifts independent of size stay.
         """
         config = self.pipeline.scheduler.config
         # The first step starts at 1 and the last ends at `shift_terminal`, so one step is too few.
@@ -438,7 +438,7 @@ class PipelinePolicy:
         return to_device(pack(torch.stack(codes), patch=self.patch), self.device)
 
     def with_prefix(self, conditioning: Conditioning, size: Size) -> Conditioning:
-        """Add to a batch what its forwards have in common at every step, under the weights of now."""
+        """Add the prefix shared by a batch's forwards at every step, under the current weights."""
         return conditioning
 
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:

@@ -1,9 +1,9 @@
 """Qwen-Image as a policy, and Qwen-Image-Edit and Qwen-Image-Edit-Plus, which edit images by an instruction.
 
 They share the transformer, the VAE and the rule of guidance (`QwenImagePolicy`). An editor's source is seen twice: by
-the VAE, whose tokens lie beside the generated ones in the sequence, and by the text encoder, a Qwen2.5-VL that reads it
+the VAE, whose tokens follow the generated tokens in the sequence, and by the text encoder, a Qwen2.5-VL that reads it
 with the instruction. A config's size is an area for the editors: the image has the (last) source's aspect, each side a
-multiple of 32 pixels, as the pipelines do at their 1024². What is resized is the source: for the VAE to the image's
+multiple of 32 pixels, as the pipelines do at their 1024². The source is resized: for the VAE to the image's
 size (a further source to the image's area, in its own aspect), and for the text encoder to the same (Edit) or to 384²
 at most (Plus). Plus also takes references of characters, which it reads like further sources. Without a source the
 image has the config's size.
@@ -146,7 +146,7 @@ class QwenImagePolicy(PipelinePolicy):
         tensors = conditioning.tensors
         dtype = tensors["tokens"].dtype
         output = (1, *self.token_grid(size))  # frames, rows, columns
-        # Generated tokens first, then those of each source, in one sequence.
+        # Generated tokens first, then the tokens of each source, in one sequence.
         images = [x_BNC.to(dtype)]
         grids: list[Sequence[int]] = []
         if "source" in tensors:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pacorl.models.policies.shared_prefix import KeysValues, PromptTokens
 
 SLOT = 2
-"""Side in tokens of the part of an image that takes one token of the text encoder."""
+"""Side in image tokens of the square behind one token of the text encoder."""
 LORA_TARGETS = (
     "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "img_mlp.proj", "img_mlp.gate_layer", "img_mlp.out",
 )  # fmt: skip
@@ -83,7 +83,7 @@ class QwenImage21Policy(QwenEditPolicy):
         self, prompt: Prompt, size: Size, sizes: Sequence[Size], outputs: tuple[Tensor, ...]
     ) -> dict[str, Tensor]:
         """Return `source_grid` (1, K, 3): the first slot in the text, rows and columns of each image."""
-        # The slots stand before the text, and so are the negative text's too.
+        # The slots precede the text, so the negative text has the same.
         is_slot = outputs[2][0].cpu()
         grids = [self.token_grid(shown_size) for shown_size in sizes]
         slots = is_slot.nonzero().flatten().tolist()
@@ -91,7 +91,7 @@ class QwenImage21Policy(QwenEditPolicy):
         for rows, cols in grids:
             source_grid.append((slots[0] if slots else 0, rows, cols))
             slots = slots[rows * cols // SLOT**2 :]
-        # A count that differs would shift each slot to a wrong token.
+        # A different count would assign each slot to a wrong token.
         counted = int(is_slot.sum())
         needed = sum(rows * cols for rows, cols in grids) // SLOT**2
         if counted != needed:

@@ -167,18 +167,18 @@ def _prefix_states(transformer: Any, prompt: PromptTokens) -> Tensor:
     source = transformer.img_in(prompt.source)
     pieces = []
     read = 0
-    taken = 0
+    offset = 0
     for first, rows, cols in prompt.images:
-        pieces += [text[:, read:first], source[:, taken : taken + rows * cols]]
+        pieces += [text[:, read:first], source[:, offset : offset + rows * cols]]
         read = first + rows * cols // 4
-        taken += rows * cols
+        offset += rows * cols
     return torch.cat([*pieces, text[:, read:]], 1)
 
 
 def _lay_out(prompt: PromptTokens, grid: tuple[int, int]) -> tuple[list[Run], Tensor]:
     """Return the runs of the prefix, and frame, row and column (S, 3) of each of its tokens and the image's.
 
-    Text advances all three. An image stands at the frame of the text before it, its rows and columns counted from its
+    Text advances all three. An image has the frame of the text before it, its rows and columns counted from its
     middle, and the text after it goes on by its longer side.
     """
     # Positions so far: `frame` of the next token, and `read` text slots.

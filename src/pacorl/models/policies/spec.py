@@ -56,11 +56,11 @@ class TinyCheckpoint:
 NO_ADAPTER = "none"
 """Name, in place of an adapter's, of the base alone."""
 SINGLE_FILE = ".safetensors"
-"""Ending of a checkpoint that is one file, as ComfyUI has it: the transformer, beside the published other parts."""
+"""Ending of a single-file checkpoint, as in ComfyUI: the transformer alone. The other parts are the published ones."""
 
 
 def check_single_file(file: str) -> None:
-    """Raise ValueError if a single-file checkpoint is not there, or has weights with scales beside them."""
+    """Raise ValueError if a single-file checkpoint is missing, or stores scales of its weights."""
     from safetensors import safe_open
 
     if not Path(file).is_file():
@@ -199,15 +199,15 @@ class PolicySpec:
         from pacorl.io.pretrained import pretrained
 
         source = self.check_source(options.checkpoint)
-        parts = self.policy.components_from(source) | {"dtype": getattr(torch, options.dtype)}
+        components = self.policy.components_from(source) | {"dtype": getattr(torch, options.dtype)}
         # diffusers would note that our components differ in class from its index.
         with quiet("diffusers.pipelines.pipeline_utils"):
             if options.checkpoint.endswith(SINGLE_FILE):
-                parts["transformer"] = self._transformer_of(options.checkpoint, dtype=parts["dtype"])
+                components["transformer"] = self._transformer_of(options.checkpoint, dtype=components["dtype"])
             if isinstance(self.pipeline_type, type):
-                pipeline = pretrained(self.pipeline_type, source, **parts)
+                pipeline = pretrained(self.pipeline_type, source, **components)
             else:
-                pipeline = self.pipeline_type(source, **parts)
+                pipeline = self.pipeline_type(source, **components)
 
         # Text encoders first: the transformer is placed after they have left.
         policy = self.take(pipeline, options)
