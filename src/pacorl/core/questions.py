@@ -19,7 +19,9 @@ def text_fault(text: str) -> str:
     spelled, some as a control, so that one question would have several answers.
     """
     token = CONTROL_TOKEN.search(text)
-    return f"a text may not hold the control token {token[0]}; take it out" if token else ""
+    if not token:
+        return ""
+    return f"a text may not hold the control token {token[0]}; take it out"
 
 
 def same_theme(theme: str) -> str:

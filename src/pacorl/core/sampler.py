@@ -153,4 +153,6 @@ class Sampler(SamplingSteps):
     @property
     def stochastic_steps(self) -> Sequence[int]:
         """The steps that add noise."""
-        return self.sde_steps if self.stochastic else ()
+        if not self.stochastic:
+            return ()
+        return self.sde_steps

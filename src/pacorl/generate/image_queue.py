@@ -85,7 +85,9 @@ class ImageSource:
     batch: int = 4
 
     def seed_of(self, job: ImageJob) -> int:
-        return seed_of(self.seed, job.key) if job.seed is None else job.seed
+        if job.seed is None:
+            return seed_of(self.seed, job.key)
+        return job.seed
 
     def recipe(self, job: ImageJob) -> str:
         """Return the recipe of an image as its PNG text: generator, prompt, source images, references and seed."""

@@ -61,7 +61,9 @@ class Try:
     @property
     def score(self) -> float | None:
         """Score of the redrawn panel in the set; None without one."""
-        return self.check.panels[self.panel].score if self.check else None
+        if not self.check:
+            return None
+        return self.check.panels[self.panel].score
 
     @property
     def verdict(self) -> str:

@@ -239,4 +239,6 @@ class HackingMonitor:
         else:
             reference = before[0]
             change = now - reference
-        return Alarm(sign, reference, now, limit) if change > limit else None
+        if change > limit:
+            return Alarm(sign, reference, now, limit)
+        return None

@@ -81,7 +81,9 @@ def identity_of(settings: JudgeSettings) -> str:
     from pacorl.judge.local import weight_digests
 
     digests = weight_digests(settings.checkpoint, settings.adapter)
-    return f"sha256 {text_digest(' '.join(digests))[:16]}" if all(digests) else ""
+    if not all(digests):
+        return ""
+    return f"sha256 {text_digest(' '.join(digests))[:16]}"
 
 
 def judge_from(source: str, *, memory: str = "normal", **options: Any) -> tuple[Judge, str]:

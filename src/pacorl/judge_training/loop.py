@@ -86,7 +86,9 @@ class LossSums:
         sums = torch.tensor([self.sums[name] for name in SUMS], dtype=torch.float64)
         pairs, *totals = reduce(sums.to(device), "sum").tolist()
         self.sums = dict.fromkeys(SUMS, 0.0)
-        return {name: total / pairs for name, total in zip(SUMS[1:], totals, strict=True)} if pairs else {}
+        if not pairs:
+            return {}
+        return {name: total / pairs for name, total in zip(SUMS[1:], totals, strict=True)}
 
 
 class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
@@ -273,10 +275,14 @@ def decision_metrics(p_yes_N: Values, consistent_N: Labels, *, swapped_N: Values
 def auc(p_yes: Values, consistent: Labels) -> float:
     """Compute the probability that a Yes is scored above a No, ties counted half; NaN if either is absent."""
     above_YN = p_yes[consistent][:, None] - p_yes[~consistent]
-    return float(((above_YN > 0) + 0.5 * (above_YN == 0)).mean()) if above_YN.size else float("nan")
+    if not above_YN.size:
+        return float("nan")
+    return float(((above_YN > 0) + 0.5 * (above_YN == 0)).mean())
 
 
 def order_gap(p_yes: Values, swapped: Values) -> float:
     """Average |P(Yes | a, b) − P(Yes | b, a)|; NaN if no comparison has two images."""
     gaps = np.abs(p_yes - swapped)[~np.isnan(swapped)]
-    return float(gaps.mean()) if len(gaps) else float("nan")
+    if not len(gaps):
+        return float("nan")
+    return float(gaps.mean())

@@ -258,7 +258,9 @@ def _alpha(pair: Mapping[str, Tensor], config: Mapping[str, Any], names: Iterabl
         raise ValueError(f"r of {next(iter(names))} is {expected}, and its weights have rank {rank}; fetch both again")
     alpha = typed(configured("lora_alpha", "alpha_pattern"), FiniteFloat)
     # Rank-stabilised: the scale is α/√rank.
-    return alpha * math.sqrt(rank) if config.get("use_rslora") else alpha
+    if config.get("use_rslora"):
+        return alpha * math.sqrt(rank)
+    return alpha
 
 
 def _translated(file: Path, lora: Lora, layers: Collection[str]) -> Lora:

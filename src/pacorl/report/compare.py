@@ -177,7 +177,9 @@ def rows_of_pairs(pairs: Mapping[str, Runs]) -> list[Result]:
 
 def newest(run: RunFolder) -> list[Sample]:
     """Return the images of a run's newest evaluation; empty without one."""
-    return run.samples[run.last] if run.last is not None else []
+    if run.last is None:
+        return []
+    return run.samples[run.last]
 
 
 def results_of(first: RunFolder, second: RunFolder) -> list[Result]:
@@ -208,7 +210,9 @@ def _means_before(run: RunFolder, samples: Sequence[Sample]) -> dict[str, float]
 
 def _mean(values: Sequence[float | None]) -> float | None:
     finite = [value for value in values if value is not None]
-    return fmean(finite) if finite else None
+    if not finite:
+        return None
+    return fmean(finite)
 
 
 def unequal(first: RunFolder, second: RunFolder) -> list[str]:

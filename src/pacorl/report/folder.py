@@ -134,7 +134,9 @@ def number(value: object) -> float | None:
     """The finite float that `value` is, None for anything else (a bool is no number)."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if abs(value) <= sys.float_info.max else None
+    if abs(value) <= sys.float_info.max:
+        return float(value)
+    return None
 
 
 def numbers(record: Mapping[str, Any]) -> dict[str, float]:

@@ -152,7 +152,9 @@ class Pair:
         """By how much the measure rose; None if either side lacks it."""
         before = value_of(self.before, self.measure)
         after = value_of(self.after, self.measure) if self.after else None
-        return None if before is None or after is None else after - before
+        if before is None or after is None:
+            return None
+        return after - before
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,9 @@ class Set:
     def panels(self) -> tuple[str, ...]:
         """One text per panel; empty if the prompt has none that fit its grid."""
         texts = panel_texts(self.pair.before.text)
-        return texts if len(texts) == self.pair.before.grid.count else ()
+        if len(texts) != self.pair.before.grid.count:
+            return ()
+        return texts
 
     @property
     def scores(self) -> list[tuple[str, list[float | None]]]:

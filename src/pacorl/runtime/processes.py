@@ -240,7 +240,9 @@ def longest_wait(phase: float) -> float:
 
     Loading and compiling differ between ranks, so that the first phase has two hours.
     """
-    return max(300.0, 3 * phase + 60) if phase else 7200.0
+    if phase:
+        return max(300.0, 3 * phase + 60)
+    return 7200.0
 
 
 @contextmanager

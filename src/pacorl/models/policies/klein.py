@@ -166,7 +166,9 @@ def position_ids(
     """Build (N, 4): image, row, column and text position of each token."""
     axes = (torch.arange(count, device=device) for count in (1, rows, cols, tokens))
     ids = torch.cartesian_prod(*axes)
-    return ids + ids.new_tensor([image, 0, 0, 0]) if image else ids
+    if image:
+        return ids + ids.new_tensor([image, 0, 0, 0])
+    return ids
 
 
 KLEIN = PolicySpec(
