@@ -80,6 +80,7 @@ VERDICT = {
 
 def summarize(out: Path) -> JsonObject:
     """Grade the first and the last evaluation, with paired intervals over prompts."""
+    # Grades of each set, and the panels of sets whose prompt names no look.
     values: list[dict[str, list[float]]] = []
     free: list[list[list[Panel | None]]] = []
     for evaluation in _first_and_last(out):
@@ -97,6 +98,7 @@ def summarize(out: Path) -> JsonObject:
         change = jackknife(free[0], free[1], name) if name in VERDICT else Interval(last - first)
         figures[name] = (Interval(first), Interval(last), change)
 
+    # The tables of the report, and its verdict.
     tables = {}
     for column, side in enumerate(("before", "after", "difference")):
         tables[side] = {name: intervals[column].document() for name, intervals in figures.items()}

@@ -159,6 +159,7 @@ class Annotation:
         for role, names in zip(roles, (annotators, adjudicators), strict=True):
             for name in names:
                 safe_name(name)
+                # One role per name: an adjudicator must not decide on their own rankings.
                 if name == ADMIN or role_of.setdefault(name, role) != role:
                     raise ValueError(f"{name!r} has another part already; give the {role} another name")
         ranking = sorted(name for name, role in role_of.items() if role == "annotator")
@@ -170,6 +171,7 @@ class Annotation:
             questions += foreign_controls(instances)
         assigned = share_out(questions, ranking, people, answered=log.answers)
         event = start_event(log, questions, assigned, role_of, question=question)
+        # A restart without changes adds no line.
         if event.instances or (role_of, assigned, question) != (log.people, log.assigned, log.question):
             log.append(event)
 

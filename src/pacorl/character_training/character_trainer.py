@@ -250,12 +250,14 @@ class CharacterTrainer:
         if self.held_out:
             metrics[HELD_OUT_LOSS] = self.measure_held_out()
         if not step or self.config.gallery.each:
+            # The base model draws at step 0, for a comparison of the same noise.
             with self.lora.average.swapped_in() if step else adapter_off(self.lora.transformer):
                 self._draw_gallery()
         self.logbook.write("evaluation", epoch=epoch, step=step, values=metrics)
         self.evaluated = step
         if step:
             if metrics:
+                # Before the save, whose checkpoint stores the score.
                 self.held_out_losses[step] = metrics[HELD_OUT_LOSS]
             self.save()
         write_page(self.config.out)

@@ -59,6 +59,7 @@ def read_page(
     from pacorl.io.images import recipe_of
     from pacorl.types import Prompt
 
+    # A given layout replaces the recipe's.
     panels = open_panels([path], grid=layout)
     layout = layout or layout_of(str(path))
     if not layout:

@@ -177,6 +177,7 @@ def contrast_scores(
     within: list[list[float | None]] = [[] for _ in range(sets * panels)]
     across: list[list[float | None]] = [[] for _ in range(sets * panels)]
     for (first, second), score in score_of_pair.items():
+        # Panels are numbered set by set.
         scores_of_panel = within if first // panels == second // panels else across
         scores_of_panel[first].append(score)
         scores_of_panel[second].append(score)

@@ -189,11 +189,13 @@ def repair_page(
 
     def keep(attempt: Try) -> None:
         name = f"{page.stem}-try-{attempt.number}-panel-{attempt.panel + 1}.png"
+        # Written at once, so that a stopped repair keeps its tries.
         files.append(page.parent / "tries" / name)
         write_atomic(files[-1], png_bytes(attempt.image, {**attempt.texts, "verdict": attempt.verdict}))
         say(f"{page.name}, panel {attempt.panel + 1}, try {attempt.number}: {attempt.verdict}")
 
     repair = repair_set(images, gate=gate, redraw=redraw, tries=tries, on_try=keep)
+    # The panels, then the page: a redrawn panel has the recipe of its own drawing.
     seeds = {}
     for index, image in enumerate(repair.images):
         redrawn = repair.replaced.get(index)

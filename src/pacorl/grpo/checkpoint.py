@@ -152,6 +152,7 @@ class CheckpointWriter:
         try:
             self._copy(rest)
         finally:
+            # Also after a fault: the next optimizer step waits for the event.
             copied.set()
         tensors = {name: self._kept[name] for name in names}
         config = self.config

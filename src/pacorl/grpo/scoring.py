@@ -110,6 +110,7 @@ class Scorer:
             calls = []
             for name, reward in self.rewards.items():
                 function: RewardFunction = reward
+                # Comparing samples needs draws, which follow from the row so that a resumed run repeats them.
                 if isinstance(reward, Consistency) and reward.contrast:
                     function = Contrast(reward, [seed_of(*self._draw, "contrast", row) for row in rows])
                 act = partial(panel_scores_of, name, function, prompts, images, masked=True)

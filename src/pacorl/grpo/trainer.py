@@ -258,6 +258,7 @@ class PolicyTrainer:
         is_main = self.runtime.is_main
         lines = 0
         if start:
+            # The checkpoint decides the length of the log: later lines are written again.
             state = checkpoint.restore(self.lora, start)
             self.epoch, self.evaluated, self.score = state["epoch"], state["evaluated"], state["score"]
             lines = state["log_lines"]
@@ -266,6 +267,7 @@ class PolicyTrainer:
         )
         self.monitor = HackingMonitor(prompts=self.division.prompts)
         if start:
+            # Replay the log: the monitor compares with values from the start of the run.
             log = config.out / "metrics.jsonl"
             for line in self.runtime.on_main(lambda: read_jsonl(log) if log.exists() else []):
                 self.monitor.update(line["kind"], line)

@@ -93,4 +93,5 @@ def threshold(
             "the calibration's thresholds are for one character, one reference image and the plain question; give "
             f"{name}"
         )
+    # The threshold of the nearest smaller size, or of the smallest.
     return by_size[max((size for size in by_size if size <= panels), default=min(by_size))]

@@ -100,6 +100,7 @@ def compose(theme: str, panels: Sequence[str], grid: Grid, *, shared: str = "") 
     text = f"{count}-PANEL Images with a {grid} grid layout{subject}"
     for tag, panel in zip(panel_tags(grid), panels, strict=True):
         text += f" {tag}: {sentence(panel)}"
+    # Read the text back: a theme with a tag of its own would shift the panels.
     if len(panel_texts(text)) != grid.count or parse_layout(text) != grid:
         raise ValueError(
             f"a text of {theme[:60]!r} holds a panel tag, capitals before a colon after a sentence; give tags, or one "

@@ -109,6 +109,7 @@ def load_rankings(path: str | Path) -> list[Ranking]:
             row = validated(parse_object(record) if isinstance(record, str) else record, RankingRecord)
             images = [row.reference, *chain.from_iterable(row.candidates)]
             for name in images:
+                # A repeated image would be compared with itself.
                 if images.count(name) > 1:
                     raise ValueError(f"{name!r} is named twice; name the reference and each candidate once")
             fields = row.model_dump(exclude={"candidates"})

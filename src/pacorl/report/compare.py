@@ -44,6 +44,7 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
     runs = [read_run(folder) for folder in folders]
     if len({run.path.resolve() for run in runs}) < len(runs):
         raise ValueError("a run is named twice; name each once")
+    # Two runs are compared as they are. More runs form two settings, paired by seed.
     settings = ([runs[0]], [runs[1]]) if len(runs) == 2 else settings_of(runs)
     names = side_names(*settings)
     pairs = {"": (runs[0], runs[1])} if len(runs) == 2 else by_seed(*settings)
@@ -77,6 +78,7 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
     }
     file = re.sub(r"[^\w.-]+", "-", f"compare-{names[0]}-{names[1]}")
     path = settings[1][0].path.resolve().parent / f"{file}.html"
+    # Replace only an earlier comparison.
     check_made(path)
     write_atomic(path, render("compare.html", **contents, **gallery(matched, names=names)))
     return path, [*lines, *([alone_runs] if alone_runs else []), *[f"warning: {line}" for line in unlike]]
@@ -189,6 +191,7 @@ def results_of(first: RunFolder, second: RunFolder) -> list[Result]:
     rows = []
     for row in compared(pairs):
         rows.append(replace(row, starts=(starts[0].get(row.name), starts[1].get(row.name))))
+    # Measures of the summaries alone have no images to pair, and so no interval.
     measured = {row.name for row in rows}
     by_name = {row.name: row for row in summarised(second.summary)}
     for row in summarised(first.summary):

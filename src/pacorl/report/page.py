@@ -49,6 +49,7 @@ def write_report(run: Path) -> Path:
     """
     path = run / "report.html"
     read = read_run(run)
+    # A run stopped before its first evaluation has a page without images.
     evaluations = list(read.samples.values()) or [[]]
     pairs, unmatched = match(evaluations[0], evaluations[-1] if len(evaluations) > 1 else None)
     contents: dict[str, Any] = {

@@ -58,6 +58,7 @@ def write_card(run: Path, *, licence: str = "") -> Path:
     folder = next((run / name for name in FOLDERS if (run / name).is_dir()), None)
     if folder is None:
         raise ValueError(f"{run} has neither adapter/ nor merged/; name the folder of a finished run")
+    # A card may have been edited by hand: never replace it.
     if (folder / CARD).exists():
         if licence:
             raise ValueError(f"{folder / CARD} is there already, and is not replaced; move it away")
@@ -88,6 +89,7 @@ def write_card(run: Path, *, licence: str = "") -> Path:
         ignore_metadata_errors=True,
     )
 
+    # The card, from the run's config and results.
     method = "PaCo-Reward (arXiv 2512.04784)" if is_judge else "PaCo-GRPO (arXiv 2512.04784)"
     if "character" in settings:
         method = "flow matching on images of a character"

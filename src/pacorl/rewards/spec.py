@@ -150,6 +150,7 @@ def parsed_spec(name: str) -> RewardSpec:
         raise RewardError(f"rewards: {error}") from None
     if not re.search(rf"\b{attribute}\b", text):
         raise RewardError(f"rewards: {path} has no function or class {attribute!r}")
+    # The code is not run: injected arguments are found by name, others are accepted unchecked.
     accepted = {"args": inspect.Parameter("args", inspect.Parameter.VAR_KEYWORD)}
     for definition in module.body:
         if getattr(definition, "name", "") == attribute:

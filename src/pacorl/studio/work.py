@@ -342,6 +342,7 @@ class Studio:
         recipe, panels = drawing.recipe, drawing.panels
         generator, reward = self._models(job, self.known(recipe))
         draw = self._redrawing(job, generator, recipe, panels[0], seed=new_seed())
+        # The present page competes too, so that no worse drawing replaces it.
         pages = [(open_image(drawing.path), recipe.updated(note="as before"))]
         changed = recipe.updated(checked=[], odd=None, note=f"panel {panel + 1} drawn again")
         job.enter(f"Drawing panel {panel + 1} again")
@@ -349,6 +350,7 @@ class Studio:
             panels[panel], _ = draw(panel, number)
             pages.append((page_of(panels, recipe.grid), changed))
         job.enter("Comparing")
+        # Whole pages are judged: a panel is consistent only with its neighbours.
         prompt = Prompt(0, recipe.prompt, theme=recipe.theme, grid=recipe.grid, panels=tuple(recipe.panels))
         with generator.judging():
             judged = judge_sets(reward.judge, [prompt] * len(pages), [image for image, _ in pages])

@@ -69,6 +69,7 @@ def jackknife(sets: Sets, others: Sets, name: str) -> Interval:
     count = len(sets)
     whole = change(range(count))
     without = [change([index for index in range(count) if index != left_out]) for left_out in range(count)]
+    # The t interval of the pseudo-values gives the half-width around the estimate from all sets.
     pseudo = [count * whole - (count - 1) * value for value in without]
     interval = t_interval(pseudo)
     if interval.low is None or interval.high is None:

@@ -64,6 +64,7 @@ class Oracle:
         by_background = (len(images), len(BACKGROUNDS), -1)
         left_BKH = _squared(pixels[:, :, :HERO_WIDTH].reshape(len(images), -1), left).reshape(by_background)
         right_BKP = _squared(pixels[:, :, HERO_WIDTH:].reshape(len(images), -1), right).reshape(by_background)
+        # Hero and prop are in separate columns, so each is matched by itself on every background.
         total_BK = left_BKH.min(-1) + right_BKP.min(-1)
 
         nearest = []

@@ -36,6 +36,7 @@ def decision_weighted(
     count_B1 = answer_BL.sum(1, keepdim=True)
     if not count_B1.all():
         raise ValueError(f"sample {int((count_B1 == 0).nonzero()[0, 0])} of the batch has no answer tokens")
+    # The decision is the first token of the answer: Yes or No.
     first_BL = answer_BL & (answer_BL.cumsum(1) == 1)
     n_B1 = count_B1.to(log_prob_BL.dtype)
     others_B1 = (n_B1 - 1).clamp(min=1)
@@ -53,6 +54,7 @@ def decision_weighted(
             further_B1 = further_B1 * n_B1
     weight_BL = torch.where(first_BL, decision_B1, further_B1) * answer_BL
 
+    # The loss, and the mean NLL of decision and reasons for the log.
     nll_BL = -log_prob_BL.masked_fill(~answer_BL, 0.0)
     loss = (weight_BL * nll_BL).sum(1).sum() / items_of(answer_BL, form=form)
     reasons_B = (nll_BL * (answer_BL & ~first_BL)).detach().sum(1) / others_B1[:, 0]

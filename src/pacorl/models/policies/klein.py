@@ -143,6 +143,7 @@ class KleinPolicy(PipelinePolicy):
         hidden_BMC = x_BNC
         ids_M4 = position_ids(*self.token_grid(size), device=x_BNC.device)
         if "source" in tensors:
+            # Sources follow the generated tokens, marked by their position ids.
             hidden_BMC = torch.cat([x_BNC, tensors["source"].to(x_BNC.dtype)], 1)
             ids_M4 = torch.cat([ids_M4, tensors["source_ids"][0].to(ids_M4)])
 
@@ -155,6 +156,7 @@ class KleinPolicy(PipelinePolicy):
                 txt_ids=position_ids(1, 1, tokens=tokens.shape[1], device=x_BNC.device),
                 img_ids=ids_M4,
             )
+            # The velocity of the sources is not used.
             return predicted[:, : x_BNC.shape[1]]
 
         return guided(read, scale=self.options.guidance_scale)
