@@ -12,7 +12,7 @@ across the sets of one prompt separates learning from collapse.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from itertools import combinations
+from itertools import chain, combinations
 from math import ceil, comb
 from random import Random
 from statistics import fmean, median
@@ -107,7 +107,7 @@ def kappa(within: float, across: float) -> float:
 
 def equal_shares(sets: Sequence[Sequence[Hashable]]) -> tuple[float, float]:
     """Compute the share of equal pairs within sets, and that of equal pairs of different sets; 0 without a pair."""
-    everything = [value for values in sets for value in values]
+    everything = list(chain.from_iterable(sets))
     equal = _equal_pairs(everything)
     equal_within = sum(map(_equal_pairs, sets))
     pairs_within = sum(comb(len(values), 2) for values in sets)

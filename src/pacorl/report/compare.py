@@ -49,7 +49,9 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
     names = side_names(*settings)
     pairs = {"": (runs[0], runs[1])} if len(runs) == 2 else by_seed(*settings)
     rows = rows_of_pairs(pairs)
-    unlike = [line for pair in pairs.values() for line in unequal(*pair)]
+    unlike: list[str] = []
+    for pair in pairs.values():
+        unlike += unequal(*pair)
     used = list(chain(*pairs.values()))
     left_out = [run.path.name for run in runs if run not in used]
     lines = [_line(row) for row in rows]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from markupsafe import Markup
 
@@ -82,7 +83,7 @@ class Scale:
 
 def line_chart_svg(chart: Chart) -> Markup:
     """Draw the chart's lines; its axes have their lowest and their highest value. Few points have a dot each."""
-    points = [point for line in chart.lines.values() for point in line]
+    points = list(chain.from_iterable(chart.lines.values()))
     epochs = [epoch for epoch, _ in points]
     values = [value for _, value in points if value is not None]
     x = Scale(min(epochs), max(epochs), LEFT, RIGHT)

@@ -9,6 +9,7 @@ import logging
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -195,7 +196,7 @@ class Set:
     def scores(self) -> list[tuple[str, list[float | None]]]:
         """(name, value of each side) of every score that an image has."""
         measures = [side.sample.measures for side in self.sides]
-        names = dict.fromkeys(name for side in measures for name in side)
+        names = dict.fromkeys(chain(*measures))
         return [(name, [side.get(name) for side in measures]) for name in names]
 
     @property
