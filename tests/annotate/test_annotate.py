@@ -324,6 +324,8 @@ def test_strangers_see_nothing_and_annotators_administer_nothing(annotation, cli
     for person in (ADMIN, "cy"):
         with pytest.raises(RefusedError, match=r"no instance|nobody disagrees"):
             annotation.rank(person, task["instance"], list(range(len(task["candidates"]))), request=request())
+    # Two people may share a browser, and the same address has another candidate for each.
+    assert client.get(task["reference"], headers=ann).headers["cache-control"] == "no-store"
     for path in ("/images/none/0", task["reference"].replace("reference", "99")):
         assert client.get(path, headers=ann).status_code == 404
     for path in ("/page/", "/page/admin.html", "/page/page.js", "/page/shared/base.css"):

@@ -368,8 +368,8 @@ def make_app(annotation: Annotation) -> FastAPI:
 
     @app.get("/images/{key}/{slot}")
     async def image(key: str, slot: str, person: str = person) -> Response:
-        # The images of an instance never change, and an undo shows them again.
-        return FileResponse(annotation.image_of(person, key, slot), headers={"Cache-Control": "private, max-age=3600"})
+        # Not cached: the slots are in each person's order, and people may share a browser.
+        return FileResponse(annotation.image_of(person, key, slot))
 
     @app.get("/api/task")
     async def task(person: str = person) -> dict[str, Any]:
