@@ -153,9 +153,31 @@ def test_a_character_is_made_kept_captioned_and_removed_by_one_rule(studio):
         await user.should_see("What it shows", retries=20)
         user.find("Remove Milo the hat").click()
         await user.should_see("Removed Milo the hat.", retries=20)
+        await user.should_see("A new character", retries=20)
 
     visit(studio, story)
     assert studio.folder.characters() == []
+
+
+def test_each_new_character_is_opened_and_a_refused_one_stays_as_it_is_typed(studio):
+    async def story(user):
+        user.find("Characters").click()
+        for name, refused in (("Milo", "Mílo"), ("Nora", " ")):
+            user.find("Name").type(refused)
+            user.find("What it looks like").type(f"the looks of {name}")
+            user.find("Make it").click()
+            await user.should_see("letters from a to z" if refused.strip() else "has no name", retries=20)
+            await user.should_see(f"the looks of {name}", retries=20)
+            user.find("Name").clear().type(name)
+            user.find("Make it").click()
+            await user.should_see(f"Remove {name}", retries=20)
+            assert studio.draft.character == name
+            studio.keep(character="")
+            await user.should_see("A new character", retries=20)
+            await user.should_not_see("the looks of", retries=20)
+
+    visit(studio, story)
+    assert studio.folder.character("Nora", least=0).text == "the looks of Nora"
 
 
 def test_nothing_is_read_without_the_link_and_the_socket_asks_for_it_too(studio):

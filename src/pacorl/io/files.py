@@ -373,7 +373,8 @@ def weight_write_errors(path: Path) -> Iterator[None]:
 def safe_name(name: str) -> str:
     """Return the name. Raises ValueError if it is not a valid folder name on every system."""
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,119}", name):
-        raise ValueError(f"{name[:140]!r} cannot name a folder; use at most 120 letters, digits, '-', '_' and '.'")
+        allowed = "at most 120 letters from a to z, digits, '-', '_' and '.'"
+        raise ValueError(f"{name[:140]!r} cannot name a folder; use {allowed}")
     return name
 
 

@@ -206,6 +206,8 @@ class Folder:
 
     def new_character(self, name: str, description: str) -> str:
         """Make a character's folder, and return its name: "banana king" → "banana_king"."""
+        if not name.strip():
+            raise ValueError("the character has no name; give it one")
         name = safe_name(re.sub(r"\s+", "_", name.strip()))
         if name in self.characters():
             raise ValueError(f"there is a character called {name} already; give another name")

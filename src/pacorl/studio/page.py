@@ -37,6 +37,8 @@ class StudioPage:
         self.folder = studio.folder
         self.draft = studio.draft
         self.seen = studio.version  # all is drawn below
+        self.new = {"name": "", "description": ""}
+        """The form of a new character, which a refresh of the page does not empty."""
         ui.add_css(STYLE)
         with ui.header().classes("bar"):
             ui.html("<h1>paco<b>rl</b></h1>", sanitize=False)
@@ -186,11 +188,13 @@ class StudioPage:
     def person(self, label: str, nobody: str) -> None:
         """Choose a character."""
         people = {name: plain(name) for name in self.folder.characters()}
+        if self.draft.character not in people:
+            self.draft.character = ""
         if people:
-            if self.draft.character not in people:
-                self.draft.character = ""
-            who = ui.select({"": nobody} | people, label=label).props("dense outlined").classes("pick")
-            who.bind_value(self.draft, "character").on_value_change(lambda: self.act(self.studio.save))
+            # Not bound: a select without a character's name would reset a draft that has just got it.
+            who = ui.select({"": nobody} | people, label=label, value=self.draft.character)
+            who.props("dense outlined").classes("pick")
+            who.on_value_change(lambda event: self.act(self.studio.keep, character=event.value))
 
     def draw(self) -> None:
         if not self.draft.sources:
@@ -307,13 +311,13 @@ class StudioPage:
     def new_character(self) -> None:
         with card("A new character"):
             ui.label("Five to twenty pictures of one character are enough to draw it the same everywhere.")
-            name = text_field("Name")
-            looks = text_field("What it looks like", multiline=True)
+            text_field("Name").bind_value(self.new, "name")
+            text_field("What it looks like", multiline=True).bind_value(self.new, "description")
+            self.button("Make it", self.make_character, look="")
 
-            def make() -> None:
-                self.draft.character = self.folder.new_character(name.value, looks.value)
-
-            self.button("Make it", make, look="")
+    def make_character(self) -> None:
+        self.studio.keep(character=self.folder.new_character(**self.new))
+        self.new.update(name="", description="")
 
     def add_pictures(self, files: Files) -> None:
         for image in [opened(*file) for file in files]:
