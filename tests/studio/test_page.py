@@ -16,7 +16,7 @@ from PIL import Image
 from starlette.websockets import WebSocketDisconnect
 
 from pacorl.io.images import png_bytes
-from pacorl.studio.folder import Recipe
+from pacorl.studio.folder import EXAMPLE, Recipe
 from pacorl.studio.page import StudioPage
 from pacorl.studio.work import Studio
 from pacorl.types import TINY
@@ -78,6 +78,12 @@ def test_pages_are_shown_ranked_removed_brought_back_and_fill_the_form_in(studio
         await user.should_see("0.90 of 1, one of 2 that are equally good", retries=20)
         press(user, "0.80 of 1, one of 2 that are equally good")
         assert studio.draft.drawing == 1
+        press(user, "Change panel 1 by words")
+        await user.should_see("Write what should change in this", retries=20)
+        press(user, "Change panel 2 by words")
+        assert studio.draft.words == ""
+        press(user, "Change no picture")
+        assert (studio.draft.words, studio.draft.sources) == (EXAMPLE, [])
         press(user, "Remove a fox")
         await user.should_see("Removed a fox.", retries=20)
         await user.should_see("Your pages appear here", retries=20)
@@ -132,6 +138,8 @@ async def drop(user: Any, files: dict[str, bytes]) -> None:
 
 
 def test_a_character_is_made_kept_captioned_and_removed_by_one_rule(studio):
+    from nicegui import ui
+
     add_page(studio)
 
     async def story(user):
@@ -145,12 +153,18 @@ def test_a_character_is_made_kept_captioned_and_removed_by_one_rule(studio):
         press(user, "Keep panel 2 as a picture of Milo the hat")
         user.find("Characters").click()
         await user.should_see("What it shows", retries=20)
+        assert not user.find(kind=ui.button, content="Teach it").elements.pop().enabled
         assert [caption for _, caption in studio.folder.pictures("Milo_the_hat")] == ["sleeps"]
         press(user, "Remove picture 1")
         await user.should_see("Removed a picture.", retries=20)
         assert studio.folder.pictures("Milo_the_hat") == []
         user.find("Undo").click()
         await user.should_see("What it shows", retries=20)
+        for _ in range(2):
+            studio.folder.add_picture("Milo_the_hat", Image.new("RGB", (8, 8)))
+        studio.version += 1
+        await asyncio.sleep(1)
+        assert user.find(kind=ui.button, content="Teach it").elements.pop().enabled
         user.find("Remove Milo the hat").click()
         await user.should_see("Removed Milo the hat.", retries=20)
         await user.should_see("A new character", retries=20)
@@ -227,6 +241,12 @@ def test_a_page_is_drawn_by_keys_and_outlasts_a_reload_and_a_restart(browser, tm
     words.press("Control+Enter")
     playwright.expect(page.locator(".hero img").first).to_be_visible(timeout=PATIENCE)
     playwright.expect(page.locator(".candidates button")).to_have_count(4)
+    page.set_viewport_size({"width": 390, "height": 700})
+    page.get_by_label("Change panel 4 by words").press("Enter")
+    playwright.expect(words).to_be_focused()
+    assert page.locator("header").bounding_box()["height"] < words.bounding_box()["y"] < 700
+    page.set_viewport_size({"width": 1320, "height": 900})
+    page.get_by_label("Change no picture").click()
     page.reload()
     playwright.expect(page.locator(".candidates button")).to_have_count(4)
     assert page.url.endswith("/")  # no address keeps the token

@@ -104,6 +104,8 @@ class Draft(BaseModel):
 
     words: str = EXAMPLE
     """A sentence; or a shared description and a line per panel; or with sources a line per new picture."""
+    page_words: str = ""
+    """The words before `sources`, which come back without them."""
     character: str = ""
     sources: list[str] = []
     """Source pictures of each line's edit, by their paths in the folder."""

@@ -12,6 +12,7 @@ from urllib.parse import quote
 from nicegui import events, ui
 from PIL.Image import Image
 
+from pacorl.character_training.pictures import LEAST
 from pacorl.io.images import open_image, recipe_of
 from pacorl.report.figures import pair_matrix_svg
 from pacorl.studio.folder import Drawing, Recipe
@@ -164,8 +165,8 @@ class StudioPage:
     def form(self) -> None:
         """One box; a sentence unfolds into panels that can be edited."""
         with tag("section", "card"):
-            box = text_field("What should the pictures show?", multiline=True).bind_value(self.draft, "words")
-            box.on("keydown.ctrl.enter", lambda: self.act(self.draw))
+            self.box = text_field("What should the pictures show?", multiline=True).bind_value(self.draft, "words")
+            self.box.on("keydown.ctrl.enter", lambda: self.act(self.draw))
             with ui.row():
                 self.button("Draw", self.draw, look="")
                 self.button("Show the panels", self.studio.unfold)
@@ -182,7 +183,7 @@ class StudioPage:
             for name in self.draft.sources:
                 with tag("div", "thumb small"):
                     self.picture(self.folder.path / name, "A picture to change")
-                    self.cross("Change no picture", self.studio.keep, sources=[])
+                    self.cross("Change no picture", self.studio.change, [], self.draft.page_words)
         self.person("Who is in it", "nobody in particular")
 
     def person(self, label: str, nobody: str) -> None:
@@ -265,7 +266,10 @@ class StudioPage:
     def change_panel(self, drawing: Drawing, panel: int) -> None:
         """Hand one panel, never the whole page, to the editor."""
         source = self.folder.add_source(drawing.panels[panel])
-        self.studio.keep(sources=[source], words="")
+        self.studio.change([source], "")
+        # On a phone the box is above the view, or below the header that stays, from where a focus does not scroll it.
+        box = f"getHtmlElement({self.box.id})"
+        ui.run_javascript(f"{box}.focus(); {box}.scrollIntoView({{block: 'center'}})")
 
     def keep(self, drawing: Drawing, panel: int) -> None:
         """Add a panel to the character's pictures; a drawn panel's text becomes the caption."""
@@ -306,7 +310,8 @@ class StudioPage:
         images = self.folder.character(self.draft.character).images
         sources = [path.relative_to(self.folder.path).as_posix() for path in images]
         most = max(1, self.studio.spec(edits=True).policy.max_sources)
-        self.studio.keep(tab="Pages", sources=sources[:most], words=SHEET)
+        self.studio.change(sources[:most], SHEET)
+        self.studio.keep(tab="Pages")
 
     def new_character(self) -> None:
         with card("A new character"):
@@ -330,7 +335,8 @@ class StudioPage:
         with card("Teach it"):
             ui.label("From three pictures on. The studio draws nothing else meanwhile.").classes("soft")
             text = "Go on teaching it" if is_stopped else "Teach it"
-            self.button(text, self.studio.submit, self.studio.teach, character=name, look="")
+            teach = self.button(text, self.studio.submit, self.studio.teach, character=name, look="")
+            teach.set_enabled(len(self.folder.pictures(name)) >= LEAST)
             if last and last.samples:
                 ui.label("At the left without what it learned, at the right with it.").classes("soft")
                 with tag("div", "pictures pairs"):

@@ -111,6 +111,12 @@ class Studio:
             setattr(self.draft, name, value)
         self.version += 1
 
+    def change(self, sources: list[str], words: str) -> None:
+        """Fill in the form to change pictures, or to draw a page without `sources`."""
+        if not self.draft.sources:
+            self.draft.page_words = self.draft.words
+        self.keep(sources=sources, words=words)
+
     def save(self) -> None:
         """Write the draft if it has changed: fields of the page are bound to it."""
         document = self.draft.model_dump()
@@ -317,7 +323,8 @@ class Studio:
         edits = bool(recipe.sources)
         character = self.draft.character if edits else self.known(recipe)
         words = "\n".join([recipe.theme or recipe.prompt, *recipe.panels])
-        self.keep(words=words, sources=recipe.sources, seed=recipe.seed, character=character)
+        self.change(recipe.sources, words)
+        self.keep(seed=recipe.seed, character=character)
         then = {"model": recipe.model, "LoRA": recipe.adapter, "character": recipe.character, "layout": recipe.layout}
         adapters = self.spec(edits=edits).adapters_of(self.names.model, self.adapters(character, edits=edits))
         now = {"model": self.names.model, "LoRA": adapter_names(adapters), "character": "" if edits else character}
