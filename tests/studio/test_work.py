@@ -14,13 +14,15 @@ from pacorl.config.options import StudioModels
 from pacorl.config.user_files import NO_USER_FILES
 from pacorl.core.grid import split
 from pacorl.core.set_scores import tied_groups
+from pacorl.generate.generated_images import Judged
 from pacorl.io.children import start_python
 from pacorl.io.images import open_image
 from pacorl.judge import default_judge
 from pacorl.studio.folder import Drawing
 from pacorl.studio.models import JUDGE
-from pacorl.studio.teaching import newest_training, training_recipe
+from pacorl.studio.teaching import Training, newest_training, training_recipe
 from pacorl.studio.work import DRAWINGS, Studio, page_of
+from pacorl.tiny import CHECKPOINTS
 from pacorl.tiny.world import Panel, draw
 from pacorl.types import TINY
 
@@ -97,10 +99,24 @@ def test_a_page_is_ranked_and_drawn_again_to_the_bit_after_a_restart(studio):
 
 
 @pytest.mark.slow
+def test_only_the_best_drawings_are_called_equally_good(studio, monkeypatch):
+    scores = (0.96, 0.93, 0.96, 0.93, 0.9)
+    judged = [Judged(score) for score in scores]
+    monkeypatch.setattr("pacorl.generate.sets.judge_sets", lambda judge, prompts, *_, **__: judged[: len(prompts)])
+    page = opened(studio)[0]
+    studio.keep(words=SENTENCE)
+    studio.unfold()
+    assert finished(studio, studio.draw) == ""
+    assert [drawing.recipe.tied for drawing in opened(studio)] == [2, 2, 1, 1]
+    assert finished(studio, lambda job: studio.redraw(job, page, 1)) == ""
+    assert [drawing.recipe.tied for drawing in opened(studio)] == [2, 2, 1, 1, 1]
+
+
+@pytest.mark.slow
 def test_a_panel_is_changed_by_lines_of_words_and_restored_to_the_bit(studio):
     panel = split(open_image(opened(studio)[0].path), opened(studio)[0].recipe.grid)[0]
     lines = ["Put a boat beside the hero.", "Show the scene at night."]
-    studio.keep(sources=[studio.folder.add_source(panel)], words="\n".join(lines))
+    studio.keep(sources=[studio.folder.add_source(panel)], words="put a boat beside the hero\nShow the Scene at night.")
     assert finished(studio, studio.draw) == ""
     drawings = opened(studio)
     assert [drawing.recipe.prompt for drawing in drawings] == [line for line in lines for _ in range(DRAWINGS)]
@@ -172,8 +188,15 @@ def test_a_redrawn_panel_is_the_only_change_and_the_page_before_is_ranked_too(st
 
 
 @pytest.mark.slow
-def test_a_page_is_checked_repaired_and_every_try_kept(studio):
+def test_a_page_is_checked_repaired_and_every_try_kept(studio, monkeypatch):
     (first, *_) = opened(studio)
+    # A finished training of the character that the form names.
+    monkeypatch.setattr(Training, "lora", property(lambda training: training.run / "adapter"))  # in PEFT's form
+    training = studio.loras(studio.folder.new_character("Milo", "a purple hero")) / "1"
+    shutil.copytree(CHECKPOINTS / "consistent", training / "adapter")
+    (training / "summary.json").write_text("{}")
+    studio.keep(character="Milo")
+    studio.folder.add_picture("Milo", Image.new("RGB", (8, 8)))
     # An odd panel, in a page of one.
     image = open_image(first.path)
     good = image.crop((0, 0, image.width // 2, image.height // 2))
@@ -185,6 +208,8 @@ def test_a_page_is_checked_repaired_and_every_try_kept(studio):
     assert before.recipe.odd == 3
     assert before.recipe.checked
     assert (repaired.recipe.note, before.recipe.note) == ("repaired", "as before")
+    assert (repaired.recipe.character, before.recipe.character) == ("Milo", "")
+    assert (str(training) in repaired.recipe.adapter, before.recipe.adapter) == (True, "consistent")
     assert repaired.recipe.tries == [each.recipe.note for each in tries]
     assert (pixels(before.path) == pixels(page.path)).all()
     # The redrawn panels are the accepted tries.

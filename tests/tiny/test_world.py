@@ -19,7 +19,7 @@ from pacorl.core.grid import panel_texts, split
 from pacorl.core.set_scores import kappa
 from pacorl.records.prompts import prompts_from
 from pacorl.tiny.oracle import Oracle, agreement, evenness, grade, majority
-from pacorl.tiny.words import asked_in, check_tiny, check_tiny_edit, tiny_prompt, tiny_scene
+from pacorl.tiny.words import asked_in, check_tiny, check_tiny_edit, tiny_edit, tiny_prompt, tiny_scene
 from pacorl.tiny.world import IDENTITY, LOOKS, VALUES, Panel, draw, panels_of, set_prompts
 from pacorl.types import Grid, Prompt
 
@@ -125,6 +125,8 @@ def test_other_prompts_and_instructions_are_refused() -> None:
     with pytest.raises(ValueError, match="dentist"):
         check_tiny(Prompt(id=0, text="a dentist in her surgery"))
     check_tiny_edit(Prompt(id=0, text="Give the hero a crown."))
+    for text in ("give the Hero a crown", "Give the hero a crown. "):
+        assert tiny_edit(text) == "Give the hero a crown."
     with pytest.raises(ValueError, match="Give the hero a cap"):
         check_tiny_edit(Prompt(id=0, text="Give the hero a cape."))
 

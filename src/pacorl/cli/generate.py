@@ -210,8 +210,7 @@ def read_request(options: RequestOptions, generator: AdaptedGenerator, gate: Gat
         return GenerationRequest([prompt], panels=options.panels or list(panel_texts(options.prompt)))
     for path in options.images:
         open_image(path)  # refused by name before weights are loaded
-    prompt = Prompt(id=0, text=options.instruction, sources=tuple(options.images))
-    check_for(model, prompt)
+    prompt = check_for(model, Prompt(id=0, text=options.instruction, sources=tuple(options.images)))
     return GenerationRequest([prompt], stem="edit")
 
 

@@ -22,7 +22,7 @@ from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.records.compose import check_for
-from pacorl.tiny.words import EDIT_TEXTS, tiny_panel, tiny_scene
+from pacorl.tiny.words import EDIT_TEXTS, tiny_edit, tiny_panel, tiny_scene
 from pacorl.types import TINY, Prompt
 
 if TYPE_CHECKING:
@@ -242,16 +242,14 @@ def panel_prompt(model: str, text: str, *, theme: str = "", kind: str = "", refe
     whole = text if model == TINY or theme in text else f"{theme.rstrip('.')}. {text}"
     prompt = Prompt(0, whole, theme=theme, panels=(text,))
     draws_references = spec.sets
-    if model == TINY and references and text not in EDIT_TEXTS:
+    if model == TINY and references and tiny_edit(text) not in EDIT_TEXTS:
         prompt = replace(prompt, text=tiny_scene(text))
         draws_references = True
     if draws_references:
         return replace(prompt, references=tuple(references[: spec.policy.max_references]))
     if not references:
         raise ValueError(f"{model} edits images; give a character with --character, whose images it edits")
-    prompt = replace(prompt, sources=tuple(references[: spec.policy.max_sources]))
-    check_for(model, prompt)
-    return prompt
+    return check_for(model, replace(prompt, sources=tuple(references[: spec.policy.max_sources])))
 
 
 def redraw_by(generator: Generator, prompts: Sequence[Prompt], *, seeds: Sequence[int] = (), **options: Any) -> Redraw:

@@ -9,7 +9,7 @@ from math import isqrt
 
 from pacorl.core.grid import panel_tags, panel_texts, parse_layout
 from pacorl.records.panels import NUMBERS, read_request, write_panels
-from pacorl.tiny.words import check_tiny, check_tiny_edit, tiny_prompt
+from pacorl.tiny.words import check_tiny, check_tiny_edit, tiny_edit, tiny_prompt
 from pacorl.types import TINY, Grid, Prompt
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def prompt_from(
         check_panel_count(grid, described)
         prompt = Prompt(0, theme, grid=grid, panels=described)
         # Words, size and references, before any weights load.
-        check_for(model, prompt)
+        prompt = check_for(model, prompt)
     return replace(prompt, criteria=criteria or prompt.criteria)
 
 
@@ -74,11 +74,18 @@ def check_panel_count(grid: Grid, panels: Sequence[str]) -> None:
         )
 
 
-def check_for(model: str, prompt: Prompt) -> None:
-    """Raise ValueError for an unknown word; only the tiny model has a vocabulary."""
-    if model == TINY:
-        check = check_tiny_edit if prompt.sources else check_tiny
-        check(prompt)
+def check_for(model: str, prompt: Prompt) -> Prompt:
+    """Return a prompt, an instruction as the model learned it. Only the tiny model has a vocabulary.
+
+    Raises:
+        ValueError: for an unknown word or instruction.
+    """
+    if model == TINY and prompt.sources:
+        prompt = replace(prompt, text=tiny_edit(prompt.text))
+        check_tiny_edit(prompt)
+    elif model == TINY:
+        check_tiny(prompt)
+    return prompt
 
 
 def compose(theme: str, panels: Sequence[str], grid: Grid, *, shared: str = "") -> Prompt:

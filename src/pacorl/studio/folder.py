@@ -66,7 +66,7 @@ class Recipe(BaseModel):
     note: str = ""
     """How it came about, such as `panel 2 drawn again`."""
     tied: Json[int] = 1
-    """Number of drawings that the judge does not tell apart, itself included."""
+    """Number of best drawings that the judge does not tell apart, itself included; 1 for any other drawing."""
     matrix: Json[Matrix] = ()
     """Score of each pair of panels; empty for a changed picture."""
     checked: Json[list[str]] = []

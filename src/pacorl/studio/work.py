@@ -274,9 +274,7 @@ class Studio:
             if not lines:
                 raise ValueError("say what should change, a line for each new picture")
             prompts = [Prompt(number, line, sources=sources) for number, line in enumerate(lines)]
-            for prompt in prompts:
-                check_for(self.names.model, prompt)
-            return prompts
+            return [check_for(self.names.model, prompt) for prompt in prompts]
         theme, panels = self.panels
         prompt = prompt_from(self.names.model, theme=theme, panels=panels)
         if draft.character:
@@ -299,12 +297,15 @@ class Studio:
         job.enter(f"Drawing {prompts[0].theme or prompts[0].text}")
         options: dict[str, Any] = {"best_of": DRAWINGS, "judge": reward, "keep_all": True, "on_step": job.go_on}
         drawings = []
+        best = 1
         for each in generate_sets(generator, prompts, seed=seed, **options):
             recipe = Recipe.model_validate(recipe_texts(each, judge=self.names.judge))
             if draft.sources:
                 recipe = recipe.updated(note=each.prompt.text.rstrip("."), sources=draft.sources)
             matrix = each.judged.matrix if each.judged else ()
-            drawings.append((each.image, recipe.updated(tied=each.tied, matrix=matrix)))
+            if each.rank == 1:
+                best = each.tied
+            drawings.append((each.image, recipe.updated(tied=best if each.rank <= best else 1, matrix=matrix)))
         self._open(drawings)
         self.draft.seed = None
 
@@ -362,10 +363,11 @@ class Studio:
         with generator.judging():
             judged = judge_sets(reward.judge, [prompt] * len(pages), [image for image, _ in pages])
         ranked = []
-        for group in best_first(judged):
+        for place, group in enumerate(best_first(judged)):
+            tied = 1 if place else len(group)
             for index in group:
                 image, recipe = pages[index]
-                scores = {"score": judged[index].score, "matrix": judged[index].matrix, "tied": len(group)}
+                scores = {"score": judged[index].score, "matrix": judged[index].matrix, "tied": tied}
                 ranked.append((image, recipe.updated(**scores)))
         self._open(ranked)
 
@@ -373,7 +375,8 @@ class Studio:
         """Check whether the panels of a page belong together, and redraw the odd panels.
 
         The verdict is in the drawing's recipe. A repaired page is a new one. Panels of another program are described
-        by the draft, if it has as many; without words they are checked alone.
+        by the draft, if it has as many; without words they are checked alone. A page without a character is repaired by
+        what the draft's character was taught.
         """
         from pacorl.gate.check import check_set
         from pacorl.gate.scores import questions_about
@@ -388,6 +391,9 @@ class Studio:
         theme, lines = self.panels
         if not recipe.panels and len(lines) == recipe.grid.count:
             recipe = recipe.updated(theme=theme, panels=lines)
+        character = self.draft.character
+        if not recipe.character and self.adapters(character) != self.adapters(""):
+            recipe = recipe.updated(characters=[character])
         generator, reward = self._models(job, self.known(recipe))
         names = [f"panel {number}" for number in range(1, len(panels) + 1)]
         ask = partial(check_set, least=LEAST, names=names, questions=questions_about(shared_text(recipe.prompt)))
@@ -406,7 +412,9 @@ class Studio:
         drawing.rewrite(**verdict)
         if repair.tries:
             tries = [Recipe(note=f"Panel {each.panel + 1}: {each.verdict}") for each in repair.tries]
-            repaired = drawing.recipe.updated(tries=[each.note for each in tries], **self._verdict(repair.after))
+            drawn_by = {"characters": recipe.characters, "adapter": generator.adapter}
+            verdict_after = self._verdict(repair.after)
+            repaired = drawing.recipe.updated(tries=[each.note for each in tries], **drawn_by, **verdict_after)
             before = drawing.recipe.updated(note="as before", **verdict)
             pages = [(page_of(repair.images, recipe.grid), repaired.updated(note="repaired"))]
             pages.append((open_image(drawing.path), before))

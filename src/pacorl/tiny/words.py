@@ -164,6 +164,15 @@ def check_tiny(prompt: Prompt) -> None:
     asked_in(prompt)
 
 
+def tiny_edit(text: str) -> str:
+    """Find the instruction that differs from `text` in case and the final full stop at most; else return `text`."""
+
+    def plain(instruction: str) -> str:
+        return instruction.strip().removesuffix(".").casefold()
+
+    return next((instruction for instruction in EDIT_TEXTS if plain(instruction) == plain(text)), text)
+
+
 def check_tiny_edit(prompt: Prompt) -> None:
     """Check that the tiny editor was taught an edit's instruction, or with references a scene's words.
 
