@@ -89,11 +89,11 @@ def test_plain_consistency_stands_between_before_and_after(tmp_path: Path) -> No
     evaluated(tmp_path / "samples", 60, odd=(False, False), p_yes=0.5)
     size = ["evaluation.size=[128,128]", "evaluation.steps=2"]
     picture = before_and_after(configs.load(PolicyConfig, recipe("quickstart"), [f"out={tmp_path}", *size]))
-    assert picture.size == (2 * 264, 3 * 264)
+    assert picture.size == (2 * 392, 3 * 392)
     for row, number in ((0, 0), (2, 60)):
         for column in range(2):
-            left, top = column * 264 + 4, row * 264 + 4
-            cut = picture.crop((left, top, left + 256, top + 256)).resize((128, 128), Image.Resampling.NEAREST)
+            left, top = column * 392 + 4, row * 392 + 4
+            cut = picture.crop((left, top, left + 384, top + 384)).resize((128, 128), Image.Resampling.NEAREST)
             with Image.open(tmp_path / f"samples/evaluation-{number:06d}/{column}.png") as sheet:
                 assert cut.tobytes() == sheet.convert("RGB").tobytes()
 

@@ -253,14 +253,14 @@ def test_a_page_is_drawn_by_keys_and_outlasts_a_reload_and_a_restart(browser, tm
 
     # Another start has the same link.
     process.terminate()
-    process.wait(30)
+    process.communicate(timeout=30)
     process, again = start()
     assert again.partition("#")[2] == link.partition("#")[2]
     page.goto(again)
     playwright.expect(page.locator(".candidates button")).to_have_count(4)
     playwright.expect(words).to_have_value(re.compile("^a white hero in town at night\n"))
     process.terminate()
-    process.wait(30)
+    process.communicate(timeout=30)
     context.close()
     assert all(url.startswith(("http://127.0.0.1:", "data:", "blob:")) for url in requests)
     assert [fault for fault in faults if "ERR_CONNECTION" not in fault and "socket" not in fault.lower()] == []

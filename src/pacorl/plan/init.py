@@ -20,6 +20,7 @@ from pacorl.config.reward_section import RewardConfig
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.documents import parse_yaml
 from pacorl.io.files import check_new, write_atomic
+from pacorl.io.terminal import did_you_mean
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.models.policies.policy import check_images
 from pacorl.models.policies.spec import PolicySpec
@@ -29,7 +30,7 @@ from pacorl.records.characters import find_character
 from pacorl.records.leaks import split_prompts
 from pacorl.records.prompts import prompts_from, save_prompts
 from pacorl.rewards import asks_judge
-from pacorl.types import Prompt
+from pacorl.types import TINY, Prompt
 
 CARD = re.compile(r"(?:([1-9]\d*)[x×])?([1-9]\d*)")
 GROUP = 16
@@ -163,6 +164,11 @@ def _read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, r
     if model in POLICIES:
         spec = POLICIES[model]
         checkpoint = spec.published
+    elif model != TINY and "/" not in model and not Path(model).is_dir():
+        hint = did_you_mean(model, POLICIES)
+        raise ValueError(
+            f"--model {model} is no folder and none of {', '.join(POLICIES)}; {hint or 'or give ORG/NAME'}"
+        )
     else:
         spec = POLICIES[kind_of(model)]
         checkpoint = model

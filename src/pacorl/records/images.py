@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -16,10 +17,13 @@ def images_beside(names: Sequence[str], folder: Path) -> tuple[Path, ...]:
     Raises:
         ValueError: An image is missing, unreadable or outside of `folder`.
     """
-    paths = tuple(existing(folder, name) for name in names)
-    for path in paths:
+    paths = []
+    for name in names:
+        # Tools write absolute paths too, which may lie inside.
+        path = existing(folder, os.path.relpath(name, folder) if Path(name).is_absolute() else name)
         _check_image(path, *state_of(path))
-    return paths
+        paths.append(path)
+    return tuple(paths)
 
 
 @lru_cache(maxsize=4096)

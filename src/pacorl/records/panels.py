@@ -147,7 +147,7 @@ def _request_of(text: str, match: re.Match[str]) -> SetRequest | None:
 # --- the template ----------------------------------------------------------------------------------------------
 
 BEGINNING = re.compile(
-    r"[^\w:]{0,9}(?:(?:set|series|sequence|collection|comic|strip)\s+(?=of|about))?"
+    r"[^\w:]{0,9}(?:(?:an?\s+)?(?:set|series|sequence|collection|comic|strip|storyboard)\s+(?=of|about))?"
     r"(?:(?:of|depicting|showing|portraying|featuring|presenting|illustrating|about|in which|that show)\s+)?",
     re.I,
 )
