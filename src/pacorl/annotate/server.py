@@ -29,6 +29,7 @@ from pacorl.dataset.folder import OWN_QUESTION, Instance, order_of, read_instanc
 from pacorl.dataset.rules import mean_ranks, pair_agreement
 from pacorl.io.documents import read_text
 from pacorl.io.files import PRIVATE, inside, safe_name, sole_holder, text_digest, write_atomic
+from pacorl.io.images import IMAGE_TYPES
 from pacorl.records.rankings import Ranking
 from pacorl.web import Door, Guard, RefusedError, listening, run
 
@@ -369,7 +370,9 @@ def make_app(annotation: Annotation) -> FastAPI:
     @app.get("/images/{key}/{slot}")
     async def image(key: str, slot: str, person: str = person) -> Response:
         # Not cached: the slots are in each person's order, and people may share a browser.
-        return FileResponse(annotation.image_of(person, key, slot))
+        path = annotation.image_of(person, key, slot)
+        # Named, since Python's own table lacks WebP, and browsers may not guess.
+        return FileResponse(path, media_type=IMAGE_TYPES.get(path.suffix.lower()))
 
     @app.get("/api/task")
     async def task(person: str = person) -> dict[str, Any]:

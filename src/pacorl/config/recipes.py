@@ -33,11 +33,6 @@ def recipe_names() -> list[str]:
     return [file.relative_to(folder).with_suffix("").as_posix() for file in files]
 
 
-def recipe_command(name: str) -> str:
-    """Return the command that reads a recipe."""
-    return COMMANDS.get(name.rpartition("/")[0], "train-policy")
-
-
 def config_file(source: str | Path) -> Path:
     """Find the file of a config named by a path or by a recipe; a file wins over a recipe of its name.
 

@@ -59,8 +59,9 @@ class PublishedData:
         make_folder(partial)
         with _connection_errors(self.source):
             for name, path in self.on_github.items():
-                answer = get_session().get(f"{GITHUB}/{self.source}/{self.revision}/{path}", follow_redirects=True)
-                write_atomic(partial / name, answer.raise_for_status().content)
+                if not inside(partial, name).is_file():
+                    answer = get_session().get(f"{GITHUB}/{self.source}/{self.revision}/{path}", follow_redirects=True)
+                    write_atomic(partial / name, answer.raise_for_status().content)
             if not self.on_github:
                 snapshot_download(self.source, repo_type="dataset", revision=self.revision, local_dir=partial)
         for name, expected in self.sha256.items():

@@ -54,6 +54,9 @@ def open_panels(sources: Sequence[Path | str], *, grid: str = "") -> Panels:
     images = []
     faults = []
     for source in files_of(sources):
+        if Path(source).is_dir():
+            faults.append(f"{source} is a folder without images")
+            continue
         try:
             images.append(open_source(source))
             names.append(source)

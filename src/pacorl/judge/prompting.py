@@ -85,11 +85,6 @@ class Prompting:
             encoded.append(EncodedPrompt(np.repeat(ids, repeats), prompt.images))
         return encoded
 
-    def count(self, text: str, sizes: Sequence[Size]) -> int:
-        """Count the tokens of a conversation whose images have these sizes, none of them decoded yet."""
-        # The template writes one token per image.
-        return len(self._ids(text)) + sum(self._tokens(size.width, size.height) - 1 for size in sizes)
-
     def resized(self, size: Size) -> Size:
         """Return the size to which the image processor resizes an image; of that size, an image keeps its pixels."""
         _, rows, columns = self._grid(size.width, size.height)
@@ -158,7 +153,9 @@ class Prompting:
             pixels = {name: tensor.to(self._model.device) for name, tensor in self._pixels(batch).items()}
             output = self._model.model.get_image_features(**pixels, return_dict=True)
             maps = [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
-            features.append(torch.stack([torch.cat(list(level)) for level in maps]).to(embedding.dtype))
+            # Before transformers 5.23 the deeper levels are not split by image.
+            levels = [level if isinstance(level, Tensor) else torch.cat(list(level)) for level in maps]
+            features.append(torch.stack(levels).to(embedding.dtype))
         feature_KND = torch.cat(features, dim=1)
         if len(features) == 1:  # a larger table would cost memory of a generator in training
             self._last_features = (key, feature_KND)

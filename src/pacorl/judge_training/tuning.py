@@ -96,12 +96,6 @@ def tune(model: Any, options: RewardTuningConfig) -> Any:
     return adapted
 
 
-def parameter_counts(model: nn.Module) -> tuple[int, int]:
-    """Count the (trainable, all) parameters."""
-    sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
-    return sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)
-
-
 # --- saving ----------------------------------------------------------------------------------------------------
 
 

@@ -240,7 +240,7 @@ def _alpha(pair: Mapping[str, Tensor], config: Mapping[str, Any], names: Iterabl
         names: The module's names, which the config's patterns may have.
 
     Raises:
-        ValueError: The config contradicts the weights.
+        ValueError: The config contradicts the weights or the tensor.
     """
     from peft.utils.other import get_pattern_key
 
@@ -251,12 +251,15 @@ def _alpha(pair: Mapping[str, Tensor], config: Mapping[str, Any], names: Iterabl
         return next((values[key] for key in keys if key in values), config.get(key))
 
     rank = len(pair["A"])
-    if "alpha" in pair or not config:
-        return float(pair.get("alpha", rank))
+    stored = float(pair.get("alpha", rank))
+    if not config:
+        return stored
     expected = configured("r", "rank_pattern")
     if expected not in (None, rank):
         raise ValueError(f"r of {next(iter(names))} is {expected}, and its weights have rank {rank}; fetch both again")
     alpha = typed(configured("lora_alpha", "alpha_pattern"), FiniteFloat)
+    if "alpha" in pair and stored != alpha:
+        raise ValueError(f"α of {next(iter(names))} is {stored:g} in a tensor and {alpha:g} in the config")
     # Rank-stabilised: the scale is α/√rank.
     if config.get("use_rslora"):
         return alpha * math.sqrt(rank)

@@ -32,7 +32,7 @@ from pacorl.types import TINY, Prompt
 JUDGE_PARTS: Parts = read_object(next(iter(BASES.values())))
 """Qwen2.5-VL-7B as published, the base of PaCo-Reward-7B: 8.29 B parameters."""
 CLIP_PARAMETERS = 986_109_441
-"""Parameters of CLIP ViT-H-14, of CLIP-T and CLIP-I. Every CLIP is planned as this one."""
+"""Parameters of CLIP ViT-H-14, of CLIP-T. Every CLIP is planned as this one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import ast
 import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from symtable import symtable
 from typing import TYPE_CHECKING, Any, NotRequired, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -143,19 +143,21 @@ def parsed_spec(name: str) -> RewardSpec:
     """
     try:
         path, attribute = file_and_name(name)
-        module = ast.parse(text := read_text(path))
+        text = read_text(path)
+        module, names = ast.parse(text), symtable(text, str(path), "exec").get_identifiers()
     except SyntaxError as error:
         raise RewardError(f"reward {name!r}, line {error.lineno}: SyntaxError: {error.msg}") from None
     except ValueError as error:
         raise RewardError(f"rewards: {error}") from None
-    if not re.search(rf"\b{attribute}\b", text):
+    if attribute not in names:
         raise RewardError(f"rewards: {path} has no function or class {attribute!r}")
     # The code is not run: injected arguments are found by name, others are accepted unchecked.
     accepted = {"args": inspect.Parameter("args", inspect.Parameter.VAR_KEYWORD)}
     for definition in module.body:
         if getattr(definition, "name", "") == attribute:
-            names = {node.arg for node in ast.walk(definition) if isinstance(node, ast.arg)}
-            accepted |= {name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names & {*INJECTED}}
+            arguments = {node.arg for node in ast.walk(definition) if isinstance(node, ast.arg)}
+            for injected in arguments & {*INJECTED}:
+                accepted[injected] = inspect.Parameter(injected, inspect.Parameter.KEYWORD_ONLY)
     return RewardSpec(UserReward, UserReward, accepted, is_users=True)
 
 

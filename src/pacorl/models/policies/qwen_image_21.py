@@ -75,7 +75,8 @@ class QwenImage21Policy(QwenEditPolicy):
     def __init__(self, pipeline: Any, options: PolicyOptions) -> None:
         from pacorl.models.policies.shared_prefix import share_prefix  # imports diffusers, which options do without
 
-        assert pipeline.transformer.config.causal_condition, "else texts depend on the step"
+        if not pipeline.transformer.config.causal_condition:
+            raise ValueError("this Qwen-Image 2.1 has causal_condition false: its text depends on the step; name another")
         super().__init__(pipeline, options)
         share_prefix(pipeline.transformer)
 
