@@ -47,7 +47,8 @@ def unknown_key(model: type[BaseModel], path: Sequence[str | int]) -> str:
     """Describe an unknown key of a config, and guess: a key of that name elsewhere, or one of a near name."""
     name = ".".join(step for step in path if isinstance(step, str))
     last = name.rpartition(".")[2]
-    valid_keys = keys_of(model)
+    # Another entry of the section may have a key of this very name.
+    valid_keys = [key for key in keys_of(model) if key != name]
     guesses = [key for key in valid_keys if key.rpartition(".")[2] == last] or get_close_matches(name, valid_keys, n=1)
     hint = "`pacorl config SECTION` lists the keys"
     if guesses:

@@ -102,8 +102,9 @@ def code_digest(target: Any) -> str:
 
     Called functions, and values from outside its body, are not part of it.
     """
-    if isinstance(target, partial):
+    while isinstance(target, partial):
         target = target.func
+    target = inspect.unwrap(target)
     if not inspect.isroutine(target):
         target = type(target)
     # The source of a lambda is the whole statement around it, such as the call that makes the run.

@@ -74,6 +74,8 @@ def generate_sets(
         (best,) = generate_sets(generator, prompt, best_of=4, judge=PacoReward.from_pretrained("tiny"))
         best.image.save("set.png")
     """
+    if count < 1 or best_of < 1:
+        raise ValueError(f"count {count} and best-of {best_of} must be at least 1")
     if best_of > 1 and judge is None:
         raise ValueError(f"the best of {best_of} needs a judge to choose; give one as judge=")
 

@@ -164,7 +164,9 @@ def _read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, r
     if model in POLICIES:
         spec = POLICIES[model]
         checkpoint = spec.published
-    elif model != TINY and "/" not in model and not Path(model).is_dir():
+    elif model == TINY:
+        raise ValueError("--model tiny has recipes of its own: `extends: tiny` in a file of yours")
+    elif "/" not in model and not Path(model).is_dir():
         hint = did_you_mean(model, POLICIES)
         raise ValueError(
             f"--model {model} is no folder and none of {', '.join(POLICIES)}; {hint or 'or give ORG/NAME'}"

@@ -162,7 +162,10 @@ class Folder:
         path = self.path / "draft.json"
         if not path.is_file():
             return Draft()
-        return typed(read_json(path), Draft)
+        try:
+            return typed(read_json(path), Draft)
+        except ValueError:  # of another version: a form is no work that could be lost
+            return Draft()
 
     # --- pages -------------------------------------------------------------------------------------------------------
 

@@ -76,7 +76,7 @@ class QwenImage21Policy(QwenEditPolicy):
         from pacorl.models.policies.shared_prefix import share_prefix  # imports diffusers, which options do without
 
         if not pipeline.transformer.config.causal_condition:
-            raise ValueError("this Qwen-Image 2.1 has causal_condition false: its text depends on the step; name another")
+            raise ValueError("causal_condition is false, so texts depend on the step; name a checkpoint with true")
         super().__init__(pipeline, options)
         share_prefix(pipeline.transformer)
 
