@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path, PurePath
 
 import pytest
@@ -127,6 +127,7 @@ def test_code_is_compared_by_its_source_and_without_one_by_its_name() -> None:
 
     assert code_digest(PurePath()) == code_digest(PurePath("a")) != code_digest(plus)
     assert code_digest(partial(plus, 2)) == code_digest(plus)
+    assert code_digest(wraps(plus)(lambda value: value)) == code_digest(plus)
     assert code_digest(max) != code_digest(min)
     # One statement, whose other arguments are no part of the function.
     one, again = {"f": lambda value: value + 1, "epochs": 1}, {"f": lambda value: value + 1, "epochs": 2}

@@ -212,6 +212,12 @@ def test_a_config_that_is_not_plain_or_contradicts_the_weights_is_refused(
         read_lora(saved(tmp_path / "d.safetensors", prefixed("transformer.", state_of()), **{"lora_alpha": 8} | config))
 
 
+def test_two_words_on_alpha_are_refused(tmp_path: Path) -> None:
+    file = saved(tmp_path / "lora.safetensors", prefixed("transformer.", state_of() | alphas(4.0)), lora_alpha=ALPHA)
+    with pytest.raises(ValueError, match=r"α of transformer_blocks\.0\.attn\.to_. is 4 in a tensor and 8"):
+        read_lora(file)
+
+
 # --- finding files ---------------------------------------------------------------------------------------------
 
 

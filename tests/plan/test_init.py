@@ -105,6 +105,7 @@ def test_what_does_not_fit_together_is_refused_and_nothing_is_written() -> None:
         (("references", "flux"), "flux takes no reference images"),
         (("edit", "flux"), "flux generates sets and edits no images"),
         (("consistency", "flux", "24", "--model", "klien"), "did you mean 'klein'"),
+        (("consistency", "flux", "24", "--model", "tiny"), "extends: tiny"),
         (("consistency", "flux", "4"), "--card 4"),
         (("consistency", "flux", "24GB"), "--card 24GB"),
         (("consistency", "flux", "0x80"), "--card 0x80"),
