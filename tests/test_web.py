@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import pytest
 from fastapi import FastAPI, Request, WebSocket
 from fastapi.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from pacorl.web import BODY_BYTES, HOSTS_VARIABLE, Door, Guard, RefusedError, listening
+from pacorl.web import BODY_BYTES, HOSTS_VARIABLE, Door, Guard, RefusedError, listening, run
 
 TOKEN = "a-secret-of-the-tests"
 HOST = "localhost:8767"
@@ -116,3 +121,21 @@ def test_a_taken_port_is_named():
         port = url.rpartition(":")[2]
         with pytest.raises(OSError, match=port), listening("127.0.0.1", int(port)):
             pass
+
+
+def test_links_are_announced_when_the_server_answers():
+    events = []
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        events.append("ready")
+        yield
+        events.append("ended")
+
+    def announce() -> None:
+        events.append("announced")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with listening("127.0.0.1", 0) as (listener, _):
+        run(FastAPI(lifespan=lifespan), listener, announce=announce)
+    assert events == ["ready", "announced", "ended"]

@@ -4,12 +4,13 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from pacorl.core.calibration import Curve, calibration_error, fit_curve
 from pacorl.core.questions import consistent
-from pacorl.gate.calibrate import ask_comparisons
+from pacorl.gate.calibrate import FEWEST, ask_comparisons, error_line
 from pacorl.gate.paco_reward import PacoReward
 from pacorl.judge.calibration import Calibration, read_calibration, threshold
 from pacorl.judge.local import LocalJudge
@@ -76,6 +77,12 @@ def test_a_missing_answer_ends_a_calibration(tmp_path: Path) -> None:
     comparison = Comparison((tmp_path / "a.png",) * 2, "same?", consistent=True)
     with pytest.raises(RuntimeError, match="gave no answer: no power"):
         ask_comparisons(Silent(), [comparison])
+
+
+@pytest.mark.parametrize("count", [18, FEWEST])
+def test_too_few_pairs_for_a_conclusion_are_called_so(count: int) -> None:
+    answers = (np.linspace(0.1, 0.9, count), np.arange(count) % 2 == 0)
+    assert ("too few" in error_line("held out", answers, Curve())) == (count < FEWEST)
 
 
 @pytest.mark.slow

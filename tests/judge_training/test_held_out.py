@@ -59,7 +59,9 @@ def test_the_words_have_the_paired_difference(
 ) -> None:
     given = pairs(tmp_path, prompts=prompts)
     summary = evaluate(tmp_path, given, answers(given, right=before), answers(given, right=after, seed=1))
-    (line,) = summary["verdict"]
+    line, *few = summary["verdict"]
+    assert [each for each in few if "too few" in each] == few
+    assert len(few) == (prompts < 8)
     assert line.startswith(f"{6 * prompts} held-out pairs of {prompts} prompts")
     assert "accuracy 0." in line
     assert words in line

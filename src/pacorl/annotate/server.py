@@ -430,7 +430,10 @@ def serve(
     ):
         annotation = Annotation(folder)
         annotation.start(*people, **options)
-        for name in (ADMIN, *annotation.log.people):
-            announce(f"{name}\t{public_url.rstrip('/') or url}/join#{annotation.token(name)}")
-        announce(f"serving {folder} at {url}; when people are done: {next_command(folder)}")
-        run(make_app(annotation), listener)
+
+        def announce_links() -> None:
+            for name in (ADMIN, *annotation.log.people):
+                announce(f"{name}\t{public_url.rstrip('/') or url}/join#{annotation.token(name)}")
+            announce(f"serving {folder} at {url}; when people are done: {next_command(folder)}")
+
+        run(make_app(annotation), listener, announce=announce_links)

@@ -18,6 +18,9 @@ from pacorl.types import Comparison, Question
 CHUNK = 256
 """Comparisons whose images are in memory at a time."""
 
+FEWEST = 200
+"""Pairs below which the bins of the error hold too few for a conclusion."""
+
 Answers = tuple[Floats, NDArray[np.bool_]]
 """P(Yes) of comparisons, and their labels."""
 
@@ -40,7 +43,10 @@ def ask_comparisons(judge: Judge, comparisons: Sequence[Comparison], *, progress
 
 
 def error_line(kind: str, answers: Answers, curve: Curve) -> str:
-    """Describe a curve's effect on the expected calibration error of some pairs."""
+    """Describe a curve's effect on the expected calibration error of some pairs, and whether they are too few."""
     p_N, yes_N = answers
     before, after = calibration_error(p_N, yes_N), calibration_error(curve.of(p_N), yes_N)
-    return f"ECE of {len(p_N)} pairs {kind}: {before:.4f} before, {after:.4f} after"
+    line = f"ECE of {len(p_N)} pairs {kind}: {before:.4f} before, {after:.4f} after"
+    if len(p_N) < FEWEST:
+        line += f"; fewer than {FEWEST} pairs are too few for a conclusion"
+    return line

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pacorl.core.ranking import Interval, bootstrap, difference
+from pacorl.core.ranking import FEWEST, FEWEST_FOR_INTERVAL, Interval, bootstrap, difference
 from pacorl.io.documents import JsonObject, read_object, write_json
 from pacorl.io.files import kept_digest, text_digest
 from pacorl.judge_training.examples import ComparisonDataset, in_both_orders
@@ -71,20 +71,24 @@ class HeldOut:
         """
         before, after = (self._intervals(side) for side in SIDES)
         changes = {name: difference(before[name], after[name]) for name in after if before}
-        line = f"{len(self.groups)} held-out pairs of {len(set(self.groups))} prompts or first images"
+        pairs, groups = len(self.groups), len(set(self.groups))
+        line = f"{pairs} held-out pairs of {groups} prompts or first images"
         if after:
             line += f"; accuracy {after[ACCURACY].mean:.3f}"
         if changes:
             change = changes[ACCURACY]
             ends = "" if change.low is None else f" ({change.low:+.3f} to {change.high:+.3f})"
             line += f", {change.mean:+.3f}{ends} from before training"
+        verdict = [f"{line}."]
+        if pairs < FEWEST or groups < FEWEST_FOR_INTERVAL:
+            verdict.append(f"Fewer than {FEWEST} pairs of {FEWEST_FOR_INTERVAL} prompts are too few for a conclusion.")
         return {
-            "held_out_pairs": len(self.groups),
+            "held_out_pairs": pairs,
             "held_out_digest": self.digest,
             BEFORE: _plain(before),
             AFTER: _plain(after),
             "difference": _plain(changes),
-            "verdict": [f"{line}."],
+            "verdict": verdict,
         }
 
     def _intervals(self, side: str) -> dict[str, Interval]:

@@ -69,8 +69,8 @@ def serve(names: StudioModels, *, folder: Path, port: int = 8767, announce: Call
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with listening(HOST, port) as (listener, url):
         studio = Studio(folder, names)
-        announce(f"{url}/join#{studio.folder.key}")
+        link = f"{url}/join#{studio.folder.key}"
         try:
-            run(make_app(studio), listener)
+            run(make_app(studio), listener, announce=lambda: announce(link))
         finally:
             studio.close()
