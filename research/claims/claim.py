@@ -27,6 +27,16 @@ class Prediction(Strict):
     interval: tuple[float, float]
 
 
+class Half(Strict):
+    """Expected ratio of two arms' epochs until a metric has half of the better arm's best rise."""
+
+    text: str
+    metric: str
+    arm: str
+    against: str
+    interval: tuple[float, float]
+
+
 class Claim(Strict):
     """A question with its arms, seeds and budget."""
 
@@ -43,10 +53,11 @@ class Claim(Strict):
     budget: str
     """What all arms have alike, in words."""
     predictions: tuple[Prediction, ...]
+    halves: tuple[Half, ...] = ()
 
     @model_validator(mode="after")
     def _arms_exist(self) -> Claim:
-        for prediction in self.predictions:
+        for prediction in (*self.predictions, *self.halves):
             for arm in (prediction.arm, prediction.against):
                 if arm is not None and arm not in self.arms:
                     raise ValueError(f"{prediction.text!r} names the arm {arm}; there are {', '.join(self.arms)}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import ceil
 from statistics import fmean
 
 import numpy as np
 from scipy import stats
 
-from research.claims.claim import Claim, Curve, Prediction, read_curves
+from research.claims.claim import Claim, Curve, Half, Prediction, read_curves
 
 Curves = dict[tuple[str, int], Curve]
 Bounds = tuple[float, float, float]
@@ -32,6 +33,7 @@ def render(claim: Claim) -> str:
             lines.append(f"| {arm} | {len(of_arm)} | " + " | ".join(cells) + " |")
     lines += ["", "| Prediction | Predicted | Found | Seeds that agree | Verdict |", "|---|---|---|---|---|"]
     lines += [_row(prediction, claim, curves) for prediction in claim.predictions]
+    lines += [_half_row(half, claim, curves) for half in claim.halves]
     return "\n".join(lines) + "\n"
 
 
@@ -62,6 +64,15 @@ def is_flat(curves: Sequence[Curve], metric: str) -> bool | None:
     """Tell whether 0 lies in the interval of the slope; None if it cannot be told."""
     found = slope(curves, metric)
     return None if found is None else found[1] <= 0 <= found[2]
+
+
+def epochs_until(curve: Curve, metric: str, level: float) -> float | None:
+    """Interpolate when a curve first reaches a level; None if it never does."""
+    for before, after in pairwise(curve):
+        low, high = before.metrics[metric], after.metrics[metric]
+        if low < level <= high:
+            return before.at + (after.at - before.at) * (level - low) / (high - low)
+    return None
 
 
 def bounds(values: Sequence[float]) -> Bounds:
@@ -113,3 +124,35 @@ def _row(prediction: Prediction, claim: Claim, curves: Curves) -> str:
     else:
         verdict = "undecided"
     return f"{about} {mean:+.3f} ({least:+.3f} to {most:+.3f}) | {agree} of {len(differences)} | {verdict} |"
+
+
+def _half_row(half: Half, claim: Claim, curves: Curves) -> str:
+    low, high = half.interval
+    about = f"| {half.text} | {low:.2f} to {high:.2f} |"
+    ratios = []
+    ran = never = 0
+    for seed in claim.seeds:
+        sides = [curves.get((arm, seed)) for arm in (half.arm, half.against)]
+        if None in sides:
+            continue
+        ran += 1
+        start = sides[0][0].metrics[half.metric]
+        best = max(evaluation.metrics[half.metric] for curve in sides for evaluation in curve)
+        epochs = [epochs_until(curve, half.metric, (start + best) / 2) for curve in sides]
+        if None in epochs:
+            never += 1
+        else:
+            ratios.append(epochs[0] / epochs[1])
+    if ran < len(claim.seeds):
+        return f"{about} not run yet | {ran} of {len(claim.seeds)} ran | |"
+    if never:
+        return f"{about} | | undecided: in {never} of {ran} seeds one arm never gets there |"
+
+    mean, least, most = bounds(ratios)
+    agree = sum(low <= ratio <= high for ratio in ratios)
+    verdict = "undecided"
+    if low <= least and most <= high:
+        verdict = "as predicted"
+    elif most < low or least > high:
+        verdict = "not as predicted"
+    return f"{about} {mean:.2f} ({least:.2f} to {most:.2f}) | {agree} of {ran} | {verdict} |"

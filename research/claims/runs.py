@@ -15,6 +15,7 @@ from PIL import Image
 
 from pacorl.config.base import load
 from pacorl.config.recipes import recipe
+from pacorl.core.grid import parse_layout
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.io.documents import read_jsonl
@@ -24,10 +25,11 @@ from pacorl.judge.local import TINY_JUDGE
 from pacorl.judge_training.judge_config import JudgeConfig
 from pacorl.judge_training.judge_trainer import JudgeTrainer
 from pacorl.records.comparisons import save_comparisons
+from pacorl.records.prompts import save_prompts
 from pacorl.tiny.comparisons import draw_comparisons
 from pacorl.tiny.grading import read_sets
 from pacorl.tiny.oracle import Oracle
-from pacorl.tiny.world import LOOKS, VALUES
+from pacorl.tiny.world import LOOKS, VALUES, set_prompts
 from pacorl.types import Comparison, Prompt
 from research.claims.claim import CLAIMS, Claim, Evaluation, read_curves, results_of
 from research.tiny.measure import measures
@@ -62,15 +64,32 @@ def run(claim: Claim, arm: str, seed: int, out: Path, *, more: Sequence[str] = (
 def _train_policy(
     claim: Claim, settings: dict[str, Any], more: Sequence[str], *, arm: str, seed: int
 ) -> list[Evaluation]:
+    if grid := settings.pop("grid", None):
+        settings |= _prompts_of_grid(grid, Path(settings["out"]) / "prompts")
     config = load(PolicyConfig, recipe(claim.recipe), [*_words(settings), *more])
     PolicyTrainer(config, resume=True, extra_metrics=graded).train()
 
     evaluations = []
+    seconds = 0.0
     for line in read_jsonl(config.out / "metrics.jsonl"):
+        if line["kind"] == "epoch":
+            seconds += sum(line[f"seconds/{phase}"] for phase in ("sampling", "scoring", "updating"))
         if line["kind"] == "evaluation":
-            metrics = {name: round(float(line[name]), 4) for name in METRICS if name in line}
+            metrics = {name: round(float(line[name]), 4) for name in METRICS if name in line} | {
+                "seconds": round(seconds, 1)
+            }
             evaluations.append(Evaluation(arm=arm, seed=seed, at=line["epoch"], metrics=metrics))
     return evaluations
+
+
+def _prompts_of_grid(layout: str, folder: Path) -> dict[str, object]:
+    """Write prompts of another grid than the world's 2x2, and return the settings that name them."""
+    sources = {}
+    for role, split, count in (("train", "train", 288), ("evaluation", "dev", 48)):
+        path = folder / f"{split}.jsonl"
+        save_prompts(set_prompts(split, count, grid=parse_layout(layout)), path)  # type: ignore[arg-type]
+        sources[f"prompts.{role}"] = str(path)
+    return sources
 
 
 def _train_judge(
