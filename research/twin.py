@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save_file
 from tests.twins import TWINS
-from tests.twins.parts import QWEN_SPECIAL_TOKENS, random_weight, tiny_judge
+from tests.twins.parts import QWEN_SPECIAL_TOKENS, image_text_processor, random_weight, tiny_judge
 from torch import Tensor, nn
 
 from pacorl.io.documents import JsonObject, read_object, write_json
-from pacorl.io.processor import image_text_processor
 from pacorl.judge.local import BASES
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.policy import WITHOUT_WEIGHTS, Parts

@@ -24,7 +24,7 @@ from pacorl import cli
 from pacorl.bench.benchmarks import BENCHMARKS
 from pacorl.character_training.character_config import CharacterConfig
 from pacorl.config.base import Section
-from pacorl.config.one_of import OneOf
+from pacorl.config.table import Table
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.judge_training.judge_config import JudgeConfig
 from pacorl.models.policies import POLICIES
@@ -154,8 +154,8 @@ def has_key(run: type[Section], key: str) -> bool:
 
 def leaves(hint: Any) -> Iterator[Any]:
     """A type hint's own parts, and the options of every table entry that it may be."""
-    if isinstance(hint, OneOf):
-        yield from (hint.table[name].options for name in hint.table)
+    if isinstance(hint, Table):
+        yield from (hint[name].options for name in hint)
     else:
         yield hint
         for part in get_args(hint):

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pacorl.io.documents import append_jsonl, read_json, write_json
+from pacorl.io.documents import append_jsonl, read_object, write_json
 from pacorl.io.files import write_atomic
 
 STATE = "state.pt"
@@ -115,7 +115,7 @@ def publish(model: Any, out: Path) -> None:
     """Save a model or pipeline without the path of its origin."""
     model.save_pretrained(out)
     for file in out.rglob("*.json"):
-        config = read_json(file)
+        config = read_object(file)
         if isinstance(config, dict) and config.pop("_name_or_path", None):
             write_json(file, config)
 

@@ -87,7 +87,7 @@ def test_another_export_leaves_nothing_of_the_last(ranked):
     (ranked / "export" / "README.md").write_text("mine")
     export(ranked, test_share=0.0)
     names = sorted(path.name for path in (ranked / "export").rglob("*") if path.is_file() and path.suffix != ".png")
-    made = ["comparisons_train.jsonl", "consistency_train.jsonl", "dataset_info.json"]
+    made = ["comparisons_train.jsonl", "dataset_info.json"]
     assert names == sorted([".pacorl", "README.md", *made])
 
 

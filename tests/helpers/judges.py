@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from app_server import serving_app
 from PIL import Image
-from tests.twins.parts import CHAT_TEMPLATE, QWEN_SPECIAL_TOKENS, qwen_tokenizer_of
+from tests.twins.parts import CHAT_TEMPLATE, QWEN_SPECIAL_TOKENS, image_text_processor, qwen_tokenizer_of
 from torch import Tensor
 from transformers import (
     AutoModelForImageTextToText,
@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from pacorl.core import questions
-from pacorl.io.processor import ImageTextProcessor, image_text_processor
+from pacorl.io.processor import ImageTextProcessor
 from pacorl.judge.local import LocalJudge
 from pacorl.serve.server import create_app
 from pacorl.tiny.world import all_panels, draw, vocabulary

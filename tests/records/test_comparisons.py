@@ -1,6 +1,7 @@
 """Comparisons are read as they are, and what is wrong with them is named by file and record."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from pacorl.records.comparisons import answer_text, comparisons_from, load_comparisons, save_comparisons, save_sharegpt
+from pacorl.records.comparisons import answer_text, comparisons_from, save_comparisons, save_info
 from pacorl.tiny.comparisons import draw_comparisons
 from pacorl.tiny.oracle import Oracle
 
@@ -63,11 +64,37 @@ def test_what_is_saved_is_read_back_with_each_tag_once(folder: Path) -> None:
     write(folder, sharegpt(group="g"), sharegpt("First <image>, then <image>: same?", "No. The hat.", category="Story"))
     read = comparisons_from(f"{folder}:cot_train")
     save_comparisons(read, folder / "lines.jsonl")
-    assert load_comparisons(folder / "lines.jsonl") == [replace(pair, answer="") for pair in read]
-    save_sharegpt({"again": read}, folder)
-    again = comparisons_from(f"{folder}:again")
-    shown = [[(pair.question, pair.answer, pair.images) for pair in pairs] for pairs in (again, read)]
-    assert shown[0] == shown[1]
+    save_info({"again": folder / "lines.jsonl"}, folder)
+    assert comparisons_from(str(folder / "lines.jsonl")) == comparisons_from(f"{folder}:again") == read
+
+
+def test_fields_and_a_conversation_teach_the_same(folder: Path) -> None:
+    """The question, the label and the reasons as fields, and saved as a conversation."""
+    fields = {"images": ["a.png", "b.png"], "question": "Same?", "consistent": False, "reasons": "The hat."}
+    (folder / "mine.jsonl").write_text(json.dumps(fields))
+    (mine,) = comparisons_from(str(folder / "mine.jsonl"))
+    save_comparisons([mine], folder / "saved.jsonl")
+    (saved,) = comparisons_from(str(folder / "saved.jsonl"))
+    assert answer_text(mine) == answer_text(saved) == "No. The hat."
+    assert replace(saved, answer="") == mine
+
+
+@pytest.mark.parametrize(
+    ("record", "named"),
+    [
+        (sharegpt(answer="Perhaps."), "begin with Yes or No, it is 'Perhaps"),
+        (sharegpt(question="<image>Same?"), "2 images and 1 <image> tags"),
+        (sharegpt() | {"messages": sharegpt()["messages"][:1]}, "messages"),
+        (sharegpt() | {"messages": [{"content": "Same?"}, {"role": "assistant"}]}, "messages.1.content"),
+        ({"images": ["a.png"], "question": "Red?"}, "'consistent'"),
+        ({"images": ["a.png"], "question": "Red?", "consistent": "yes"}, "consistent"),
+        ({"images": ["a.png"], "question": "Red?", "consistent": True, "reason": "R"}, "mean 'reasons'"),
+    ],
+)  # fmt: skip
+def test_a_bad_record_is_named(folder: Path, record: dict[str, Any], named: str) -> None:
+    write(folder, sharegpt(), record)
+    with pytest.raises(ValueError, match=rf"train\.json, record 2: .*{re.escape(named)}"):
+        comparisons_from(f"{folder}:cot_train")
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from .parts import (
     TEXT_WIDTH,
     TINY,
     clip_tokenizer_of,
+    image_text_processor,
     qwen_tokenizer_of,
     t5_tokenizer_of,
     tiny_clip,
@@ -178,8 +179,6 @@ def tiny_qwen_image(texts: Sequence[str]) -> Any:
 
 def processor_of(texts: Sequence[str], image_options: Mapping[str, Any]) -> Any:
     """Build a processor whose tokenizer is trained on `texts`."""
-    from pacorl.io.processor import image_text_processor  # which imports transformers, for seconds
-
     return image_text_processor(
         tokenizer=qwen_tokenizer_of(texts), image_options=image_options, chat_template=CHAT_TEMPLATE
     )

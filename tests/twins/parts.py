@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,10 +68,21 @@ def tiny_vae() -> AutoencoderKL:
     return vae
 
 
+def image_text_processor(
+    *, tokenizer: PreTrainedTokenizerBase, image_options: Mapping[str, Any], chat_template: str | None = None
+) -> Any:
+    """Assemble a judge's processor from its parts."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    from pacorl.io.processor import ImageTextProcessor
+
+    return ImageTextProcessor(
+        image_processor=Qwen2VLImageProcessorPil(**image_options), tokenizer=tokenizer, chat_template=chat_template
+    )
+
+
 def tiny_judge(texts: Sequence[str], family: str = "qwen2_5_vl") -> tuple[Any, Any]:
     """Build a small Qwen2.5-VL, or Qwen3.5 (`qwen3_5`), and its processor, with a tokenizer trained on `texts`."""
-    from pacorl.io.processor import image_text_processor
-
     processor = image_text_processor(
         tokenizer=qwen_tokenizer_of(texts),
         image_options={"patch_size": 8, "merge_size": 2, "min_pixels": 32 * 32, "max_pixels": 32 * 32},

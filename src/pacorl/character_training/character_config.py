@@ -8,10 +8,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field, model_validator
 
 from pacorl.config.base import Memory, Positive, Rank, Section, Seed, Share, TrackerName
-from pacorl.config.one_of import OneOf
 from pacorl.core.sampler import Steps
 from pacorl.grpo.lora_config import AdamWConfig, AdapterConfig, LoraConfig
-from pacorl.models.policies import DEFAULT_KIND, POLICIES, default_options
+from pacorl.models.policies import POLICIES
 from pacorl.models.policies.policy import PolicyOptions
 
 
@@ -90,7 +89,7 @@ class CharacterConfig(LoraConfig):
     held_out: Share = 0.15
     """Share of the images that is held out to measure overfitting, at least one image of 5 or more; 0 for none."""
 
-    model: Annotated[PolicyOptions, OneOf(POLICIES, default=DEFAULT_KIND)] = Field(default_factory=default_options)
+    model: Annotated[PolicyOptions, POLICIES] = Field(default_factory=POLICIES.default_options)
     adapter: CharacterAdapterConfig = CharacterAdapterConfig()
     optimizer: CharacterOptimizerConfig = CharacterOptimizerConfig()
     gallery: GalleryConfig = GalleryConfig()

@@ -161,12 +161,12 @@ def generate(
     from pacorl.dataset import grids as module
     from pacorl.generate.image_queue import Shard
     from pacorl.generate.image_sources import image_source
-    from pacorl.models.policies import default_options
+    from pacorl.models.policies import POLICIES
 
     # None is the checkpoint's own default.
     options = vars(generator) | generator.policy_options
     del options["options"]
-    source = image_source(options.pop("model") or default_options().checkpoint, **options)
+    source = image_source(options.pop("model") or POLICIES.default_options().checkpoint, **options)
     shard = Shard.of_process()
     counts = run("generating", module.generate, folder, source, grids=grids, shard=shard)
     show(counts, following("pair", folder))

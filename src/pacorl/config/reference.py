@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from pacorl.config.one_of import OneOf
 from pacorl.config.table import Table
 from pacorl.io.terminal import did_you_mean
 
@@ -49,11 +47,9 @@ def unknown_key(model: type[BaseModel], path: Sequence[str | int]) -> str:
     last = name.rpartition(".")[2]
     # Another entry of the section may have a key of this very name.
     valid_keys = [key for key in keys_of(model) if key != name]
-    guesses = [key for key in valid_keys if key.rpartition(".")[2] == last] or get_close_matches(name, valid_keys, n=1)
-    hint = "`pacorl config SECTION` lists the keys"
-    if guesses:
-        hint = f"did you mean {' or '.join(map(repr, guesses))}?"
-    return f"{'.'.join(map(str, path))}: unknown key, {hint}"
+    elsewhere = " or ".join(repr(key) for key in valid_keys if key.rpartition(".")[2] == last)
+    hint = f"did you mean {elsewhere}?" if elsewhere else did_you_mean(name, valid_keys)
+    return f"{'.'.join(map(str, path))}: unknown key, {hint or '`pacorl config SECTION` lists the keys'}"
 
 
 def keys_of(model: type[BaseModel], *, prefix: str = "") -> dict[str, str]:
@@ -78,9 +74,8 @@ def keys_of(model: type[BaseModel], *, prefix: str = "") -> dict[str, str]:
 
 def _sections(field: FieldInfo) -> tuple[list[type[BaseModel]], str]:
     """List the sections that a key or its list accepts, and the key that selects one."""
-    for choice in field.metadata:
-        if isinstance(choice, OneOf):
-            table = choice.table
+    for table in field.metadata:
+        if isinstance(table, Table):
             return [table[name].options for name in table], f"section, of {table.key} {' | '.join(table)}"
     annotations, sections = [field.annotation], []
     for annotation in annotations:

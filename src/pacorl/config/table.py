@@ -6,6 +6,10 @@
 An entry is a *spec*: a value in the entry's own file with its options and its interface to other packages. To add one:
 its file, and one line of the table. Open tables also take a user's own entry, `path/to/file.py:NAME`, whose code is
 executed.
+
+A table is also the type of a config's section whose other keys depend on the key that names an entry:
+
+    model: Annotated[PolicyOptions, POLICIES] = Field(default_factory=POLICIES.default_options)
 """
 
 from __future__ import annotations
@@ -13,16 +17,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pkgutil import resolve_name
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from pacorl.config.user_files import FORM, is_in_file, users_value
 from pacorl.io.terminal import did_you_mean
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
 
 Spec = TypeVar("Spec")
 
 
 class Table(Mapping[str, Spec], Generic[Spec]):
-    """Name → spec. Iteration does not include users' entries."""
+    """Name → spec, the default first. Iteration does not include users' entries."""
 
     # A table equals itself alone: Mapping's own comparison would import every file, and would forbid hashing.
     __eq__ = object.__eq__
@@ -33,7 +41,7 @@ class Table(Mapping[str, Spec], Generic[Spec]):
         Args:
             noun: word for an entry in messages, e.g. "objective".
             homes: name → "module:ATTRIBUTE" of its spec.
-            key: the option that names the entry.
+            key: the option that names the entry, by default the first.
             is_open: whether users may name entries of their own, which have options.
         """
         self.noun = noun
@@ -93,3 +101,35 @@ class Table(Mapping[str, Spec], Generic[Spec]):
                 guess += f", or your own as {FORM}"
             raise ValueError(f"unknown {self.noun} {name!r}; {guess}")
         return self[name]
+
+    # --- a section of a config ---------------------------------------------------------------------------------
+
+    def default_options(self) -> Any:
+        """Return the first entry's options."""
+        return self.options_of({})
+
+    def options_of(self, section: Any) -> BaseModel:
+        """Validate a section by the options of the entry that it names; an options object passes as it is.
+
+        Raises:
+            ValueError: the section is invalid, or the table has no such entry.
+        """
+        from pydantic import BaseModel
+
+        if isinstance(section, BaseModel):
+            return section
+        name = next(iter(self))
+        if isinstance(section, Mapping):
+            name = str(section.get(self.key, name))
+        spec: Any = self.named(name)
+        options: BaseModel = spec.options.model_validate(section)
+        return options
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import core_schema
+
+        dump = core_schema.plain_serializer_function_ser_schema(
+            lambda section, info: section.model_dump(mode=info.mode), info_arg=True
+        )
+        # Not pydantic's own discriminated union: that would import the file of every entry, torch with some of them.
+        return core_schema.no_info_plain_validator_function(self.options_of, serialization=dump)

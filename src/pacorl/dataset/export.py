@@ -1,8 +1,8 @@
 """Rankings → files for training and testing (`pacorl dataset export`).
 
-    dataset_info.json, consistency_SPLIT.jsonl   LLaMA-Factory's sharegpt form
-    comparisons_SPLIT.jsonl                      the project's own
-    benchmark/                                   ConsistencyRank's layout, of the test split
+    comparisons_SPLIT.jsonl   conversations in LLaMA-Factory's sharegpt form
+    dataset_info.json         their entries, consistency_SPLIT
+    benchmark/                ConsistencyRank's layout, of the test split
 
 The folder is self-contained: images are linked into it, or copied if the file system has no links.
 """
@@ -10,7 +10,7 @@ The folder is self-contained: images are linked into it, or copied if the file s
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from pacorl.dataset.rules import Split, label_pairs, mean_rankings, pair_agreeme
 from pacorl.io.documents import JsonObject, read_journal
 from pacorl.io.files import claim_folder, flush_all, inside, make_folder, text_digest, write_atomic
 from pacorl.io.terminal import Progress, silent
-from pacorl.records.comparisons import INFO, save_comparisons, save_sharegpt
+from pacorl.records.comparisons import INFO, save_comparisons, save_info
 from pacorl.records.consistency_rank import IMAGES, PROMPTS, RANKS, Ranked, save_ranked
 from pacorl.records.rankings import Ranking
 from pacorl.types import Comparison
@@ -33,7 +33,7 @@ FILES = (
     *("comparisons_train.jsonl", "comparisons_test.jsonl", "consistency_train.jsonl", "consistency_test.jsonl"),
     *(INFO, f"{BENCHMARK}/{PROMPTS}", f"{BENCHMARK}/{RANKS}"),
 )
-"""All files that an export may have, images aside."""
+"""All files that an export, or one of an earlier version, may have, images aside."""
 
 
 def link_or_copy(source: Path, target: Path) -> None:
@@ -126,12 +126,16 @@ def export(
         progress(done, len(images))
     flush_all()
 
-    # Write the pairs in both forms and the benchmark, then delete files of an earlier export: no old split may stay.
-    written = []
+    # Write the pairs and the benchmark, then delete files of an earlier export: no old split may stay.
+    files = {}
     for split, members in by_split.items():
-        written.append(out / f"comparisons_{split}.jsonl")
-        save_comparisons(placed(members, out), written[-1])
-    written += save_sharegpt({f"consistency_{split}": placed(members, out) for split, members in by_split.items()}, out)
+        files[f"consistency_{split}"] = out / f"comparisons_{split}.jsonl"
+        save_comparisons(
+            [replace(pair, images=tuple(out / image for image in pair.images)) for pair in members],
+            out / f"comparisons_{split}.jsonl",
+        )
+    save_info(files, out)
+    written = [*files.values(), out / INFO]
     if ranked:
         written += save_ranked(ranked, out / BENCHMARK)
     for name in FILES:
@@ -142,12 +146,6 @@ def export(
     options = {"test_share": test_share, "out": str(out)}
     step = DatasetStep(folder, "export", inputs=inputs, options=options, seed=seed)
     return step.finish(outputs=written, counts=counts)
-
-
-def placed(pairs: Sequence[Comparison], out: Path) -> Iterator[Comparison]:
-    """Yield pairs with their images in the export."""
-    for pair in pairs:
-        yield replace(pair, images=tuple(out / image for image in pair.images))
 
 
 def benchmark(answers: Sequence[Ranking]) -> list[Ranked]:

@@ -93,7 +93,7 @@ def panel_prompts(prompt: Prompt, model: str, max_references: int) -> list[Promp
     for text, shown in zip(prompt.panels, characters, strict=True):
         references = prompt.references
         if references and any(characters):
-            references = in_turn([character.images for character in shown])
+            references = in_turn(shown)
         # The cut below must leave each character at least one image.
         if max_references < min(len(references), len(shown)):
             raise ValueError(

@@ -173,17 +173,13 @@ def references_for(scenes: Sequence[str], board: Storyboard, *, limit: int) -> t
         ValueError: More characters than `limit` have images.
     """
     mentions = {mention.strip() for scene in scenes for mention in MENTION.findall(scene)}
-    images = []
-    for character in board.characters:
-        if character.images and character.name in mentions:
-            images.append(character.images)
-
-    if 0 < limit < len(images):
+    shown = [character for character in board.characters if character.images and character.name in mentions]
+    if 0 < limit < len(shown):
         raise ValueError(
-            f"a page shows {len(images)} characters with images, and the generator takes {limit} reference images; "
+            f"a page shows {len(shown)} characters with images, and the generator takes {limit} reference images; "
             "name fewer in its scenes, or give a smaller layout"
         )
-    return in_turn(images)[:limit]
+    return in_turn(shown)[:limit]
 
 
 def references_note(board: Storyboard, model: str, *, limit: int) -> str:

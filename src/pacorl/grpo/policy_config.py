@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 from pydantic import Field, PrivateAttr, model_validator
 
 from pacorl.config.base import Memory, Positive, Section, Seed, TrackerName
-from pacorl.config.one_of import OneOf
 from pacorl.config.options import LARGEST
 from pacorl.config.reward_section import MeasureConfig, RewardConfig
 from pacorl.core.advantages import AGGREGATES, AggregateOptions
@@ -20,7 +19,7 @@ from pacorl.core.sde import check_sde_steps
 from pacorl.grpo.lora_config import AdamWConfig, AdapterConfig, LoraConfig
 from pacorl.judge import JudgeSection
 from pacorl.judge.judge import JudgeSettings
-from pacorl.models.policies import DEFAULT_KIND, POLICIES, default_options
+from pacorl.models.policies import POLICIES
 from pacorl.models.policies.policy import PolicyOptions, check_images
 from pacorl.types import Prompt, Size
 
@@ -137,10 +136,6 @@ class EvaluationConfig(Section):
         return copy
 
 
-OBJECTIVE = OneOf(OBJECTIVES, default="grpo_clip")
-ADVANTAGES = OneOf(AGGREGATES, default="log_tamed")
-
-
 class OptimizerConfig(AdamWConfig):
     """AdamW, the adapter's moving average, and the updates of an epoch."""
 
@@ -186,7 +181,7 @@ class PolicyConfig(LoraConfig):
     memory, and each is sent to the card when its layer computes: a forward sends all of them once."""
 
     # Defaults of tables are factories: the entry's file is imported when a config is made, and not with this one.
-    model: Annotated[PolicyOptions, OneOf(POLICIES, default=DEFAULT_KIND)] = Field(default_factory=default_options)
+    model: Annotated[PolicyOptions, POLICIES] = Field(default_factory=POLICIES.default_options)
     adapter: AdapterConfig = AdapterConfig()
     prompts: PromptsConfig = PromptsConfig()
     sampling: SamplingConfig = SamplingConfig()
@@ -202,9 +197,9 @@ class PolicyConfig(LoraConfig):
     """Seconds that a reward or judge of this process may take for a batch. An evaluation asks about all images of a
     process at once, and each of its batches adds as many. Beyond, the run saves and ends with exit code 75. Servers
     have limits of their own."""
-    advantages: Annotated[AggregateOptions, ADVANTAGES] = Field(default_factory=ADVANTAGES.default_options)
+    advantages: Annotated[AggregateOptions, AGGREGATES] = Field(default_factory=AGGREGATES.default_options)
     """Advantages from rewards: the options of one of `core.advantages.AGGREGATES`."""
-    objective: Annotated[ObjectiveOptions, OBJECTIVE] = Field(default_factory=OBJECTIVE.default_options)
+    objective: Annotated[ObjectiveOptions, OBJECTIVES] = Field(default_factory=OBJECTIVES.default_options)
     """Training objective: the options of one of `core.objectives.OBJECTIVES`."""
     optimizer: OptimizerConfig = OptimizerConfig()
 

@@ -55,11 +55,6 @@ def _decoded(content: bytes, name: str) -> str:
         raise ValueError(f"{name}:{line}: not UTF-8 text; save the file as UTF-8") from None
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON document of any kind."""
-    return parse_json(read_text(path), name=str(path))
-
-
 def read_object(path: Path, *, fix: str = "") -> JsonObject:
     """Read a JSON document that must be an object."""
     document = parse_json(read_text(path, fix=fix), name=str(path))
@@ -229,7 +224,7 @@ def dump_json(document: Any, *, indent: int | None = 2) -> str:
 
 
 def as_read_back(document: Any) -> Any:
-    """Convert a document to the form that `read_json` would return: tuples are lists, keys are texts."""
+    """Convert a document to the form that `read_object` would return: tuples are lists, keys are texts."""
     return json.loads(dump_json(document))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2_5_VLProcessor
+from transformers import AutoTokenizer, Qwen2_5_VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 from transformers.processing_utils import ProcessorMixin
 from transformers.utils import cached_file
@@ -30,15 +30,6 @@ class ImageTextProcessor(Qwen2_5_VLProcessor):  # type: ignore[misc]
         self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
         self.video_token_id = tokenizer.convert_tokens_to_ids(self.video_token)
         ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
-
-
-def image_text_processor(
-    *, tokenizer: PreTrainedTokenizerBase, image_options: Mapping[str, Any], chat_template: str | None = None
-) -> ImageTextProcessor:
-    """Assemble a processor from its parts."""
-    return ImageTextProcessor(
-        image_processor=Qwen2VLImageProcessorPil(**image_options), tokenizer=tokenizer, chat_template=chat_template
-    )
 
 
 def image_tokens(image: Size, options: Mapping[str, Any]) -> int:

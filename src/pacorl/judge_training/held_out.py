@@ -19,7 +19,6 @@ from pacorl.io.documents import JsonObject, read_object, write_json
 from pacorl.io.files import kept_digest, text_digest
 from pacorl.judge_training.examples import ComparisonDataset, in_both_orders
 from pacorl.judge_training.loop import decision_metrics, processes
-from pacorl.records.comparisons import group_of
 from pacorl.types import Comparison
 
 BEFORE, AFTER = SIDES = ("before", "after")
@@ -36,7 +35,8 @@ class HeldOut:
         self.rows: ComparisonDataset = in_both_orders(comparisons)
         """Evaluation set."""
         self.label_N = np.array([comparison.consistent for comparison in comparisons])
-        self.groups = [group_of(comparison) for comparison in comparisons]
+        # By default pairs of one first image are a group.
+        self.groups = [comparison.group or str(comparison.images[0]) for comparison in comparisons]
 
     @cached_property
     def digest(self) -> str:

@@ -80,8 +80,9 @@ def read_caption(image: Path) -> tuple[Path | None, str]:
     return file, " ".join(read_text(file).split())
 
 
-def in_turn(images: Sequence[Sequence[Path]]) -> tuple[Path, ...]:
+def in_turn(characters: Sequence[Character]) -> tuple[Path, ...]:
     """Order the images of some characters as references: the first of each, then the second of each."""
+    images = [character.images for character in characters]
     rounds = chain.from_iterable(zip_longest(*images))
     return tuple(path for path in rounds if path)
 

@@ -3,8 +3,8 @@
     comparisons = comparisons_from("data/PaCo-Dataset:consistency_reward_cot_train")
 
 A source is one of
-    FILE.jsonl             the project's own, one comparison a line (`pacorl dataset export`)
-    FOLDER:NAME            an entry of the folder's dataset_info.json in LLaMA-Factory's sharegpt form (PaCo-Dataset)
+    FILE.jsonl             one comparison a line: {images, question, consistent}, or a conversation of the sharegpt form
+    FOLDER:NAME            an entry of the folder's dataset_info.json, in LLaMA-Factory's sharegpt form (PaCo-Dataset)
     tiny:train|dev|test    pairs of the tiny world, drawn on demand, with a count as in tiny:dev:40
 
 Questions and answers are not changed. Image paths are relative to the file, or to FOLDER, and cannot leave its folder.
@@ -14,22 +14,15 @@ An error names the file and the line or record. No record is skipped.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AliasChoices, BaseModel, Field
+from pydantic import AliasChoices, BaseModel, Field, model_validator
 
-from pacorl.io.documents import (
-    JsonObject,
-    blamed_on,
-    read_object,
-    read_records,
-    typed,
-    write_json,
-    write_jsonl,
-)
+from pacorl.io.documents import JsonObject, blamed_on, read_object, read_records, typed, write_json, write_jsonl
 from pacorl.io.files import inside, make_folder
 from pacorl.io.images import listed
 from pacorl.records.fields import Name, Spoken, Text, validated
@@ -55,10 +48,6 @@ OPENAI_FORM = {
 }
 
 
-class MissingDataError(ValueError):
-    """The file of a source is missing, or images of it, which the message lists."""
-
-
 def comparisons_from(source: str, *, limit: int | None = None, scratch: Path | None = None) -> list[Comparison]:
     """Read the comparisons of a source, at most `limit` of them, evenly spread.
 
@@ -66,8 +55,7 @@ def comparisons_from(source: str, *, limit: int | None = None, scratch: Path | N
         scratch: folder in which pairs of the tiny world are drawn.
 
     Raises:
-        ValueError: for an unknown or empty source, or a faulty record.
-        MissingDataError: for a missing file or image.
+        ValueError: for an unknown or empty source, a faulty record, or a missing file or image.
     """
     entry = ""
     if source.startswith(TINY):
@@ -78,14 +66,19 @@ def comparisons_from(source: str, *, limit: int | None = None, scratch: Path | N
         path = folder / "comparisons.jsonl"
         if not path.is_file():
             make_folder(folder)
-            save_comparisons(
-                draw_comparisons(folder, split=split, count=count), path
-            )  # last: an existing file is whole
+            # Last: an existing file is whole.
+            save_comparisons(draw_comparisons(folder, split=split, count=count), path)
     else:
         path, folder, entry = _located(source)
-    comparisons = load_comparisons(path, entry=entry, folder=folder)
+    comparisons = read_records(path, partial(_comparison, entry=entry, folder=folder), fix=f"give {SOURCES}")
     if not comparisons:
         raise ValueError(f"{source}: holds no comparisons; give {SOURCES}")
+
+    # A dict keeps the order, in which the message lists them.
+    images = dict.fromkeys(chain.from_iterable(comparison.images for comparison in comparisons))
+    missing = [image for image in images if not image.is_file()]
+    if missing:
+        raise ValueError(f"{path}: {len(missing)} image(s) missing; unpack them into its folder:{listed(missing)}")
     return evenly_spread(comparisons, limit)
 
 
@@ -124,7 +117,7 @@ def _located(source: str) -> tuple[Path, Path, str]:
 
 def _there(path: Path) -> Path:
     if not path.is_file():
-        raise MissingDataError(f"{path} does not exist; give {SOURCES}, or fetch data by `pacorl data paco-dataset`")
+        raise ValueError(f"{path} does not exist; give {SOURCES}, or fetch data by `pacorl data paco-dataset`")
     return path
 
 
@@ -136,114 +129,59 @@ def answer_text(comparison: Comparison) -> str:
     return f"{label}. {comparison.reasons}".strip()
 
 
-def group_of(comparison: Comparison) -> str:
-    """Name the group of a comparison; by default its first image."""
-    return comparison.group or str(comparison.images[0])
-
-
-class ComparisonRecord(BaseModel):
-    """A line of the project's own JSONL."""
-
-    images: Annotated[list[Name], Field(min_length=1)]
-    question: Annotated[Spoken, Field(pattern=r"\S")]
-    consistent: bool
-    reasons: Spoken = ""
-    category: Text = ""
-    group: Text = ""
-
-
 class Turn(BaseModel):
     """A question or its answer, under OpenAI's name or LLaMA-Factory's own."""
 
     content: Spoken = Field(validation_alias=AliasChoices("content", "value"))
 
 
-class Conversation(BaseModel):
-    """A record of the sharegpt form: a question about images, and its answer."""
+class ComparisonRecord(BaseModel):
+    """A comparison, as fields or as a conversation of the sharegpt form."""
 
-    messages: tuple[Turn, Turn] = Field(validation_alias=AliasChoices("messages", "conversations"))
     images: Annotated[list[Name], Field(min_length=1)]
+    messages: tuple[Turn, Turn] | None = Field(None, validation_alias=AliasChoices("messages", "conversations"))
+    """A question about the images, and its answer."""
+    question: Spoken = ""
+    consistent: bool | None = None
+    reasons: Spoken = ""
     category: Text = ""
     group: Text = ""
 
+    @model_validator(mode="after")
+    def _of_conversation(self) -> Self:
+        if self.messages:
+            self.question, answer = (turn.content for turn in self.messages)
+            decision = DECISION.match(answer)
+            if not decision:
+                raise ValueError(f"the answer must begin with Yes or No, it is {answer[:40]!r}")
+            self.consistent = decision[1] == "Yes"
+            self.reasons = answer[decision.end() :]
+        elif self.consistent is None or not self.question.strip():
+            raise ValueError("'question' or 'consistent' is missing or empty; give both, or 'messages'")
+        return self
 
-def load_comparisons(path: str | Path, *, entry: str = "", folder: Path | None = None) -> list[Comparison]:
-    """Read a file of `ComparisonRecord`, or of an entry's conversations.
 
-    Args:
-        path: the file.
-        entry: name of the entry of dataset_info.json, and category of conversations without one.
-        folder: of the images; by default the file's.
-
-    Raises:
-        ValueError: naming file, line or record, fault and fix.
-        MissingDataError: with a list of the missing images.
-    """
-    path = Path(path)
-    images = folder or path.parent
-
-    def parse(record: JsonObject) -> Comparison:
-        if entry:
-            fields = _of_conversation(typed(record, Conversation), entry)
-        else:
-            fields = validated(record, ComparisonRecord).model_dump()
-        names, tags = fields["images"], fields["question"].count(IMAGE_TAG)
-        if tags not in (0, len(names)):
-            raise ValueError(f"it has {len(names)} images and {tags} {IMAGE_TAG} tags; there must be one for each")
+def _comparison(record: JsonObject, *, entry: str, folder: Path) -> Comparison:
+    row = validated(record, ComparisonRecord)
+    count, tags = len(row.images), row.question.count(IMAGE_TAG)
+    if tags not in (0, count):
+        raise ValueError(f"it has {count} images and {tags} {IMAGE_TAG} tags; there must be one for each")
+    for name in row.images:
+        inside(folder, name)
+    fields: dict[str, Any] = row.model_dump(exclude={"messages"}) | {
+        "images": tuple(folder / name for name in row.images),
         # A judge's template puts images in front of the question; tags within it stay.
-        fields["question"] = fields["question"].removeprefix(IMAGE_TAG * len(names))
-        for name in names:
-            inside(images, name)
-        return Comparison(**fields | {"images": tuple(images / name for name in names)})
-
-    comparisons = read_records(path, parse, fix=f"give {SOURCES}")
-    # A dict keeps the order, in which the message lists them.
-    paths = dict.fromkeys(chain.from_iterable(comparison.images for comparison in comparisons))
-    missing = [path for path in paths if not path.is_file()]
-    if missing:
-        raise MissingDataError(
-            f"{path}: {len(missing)} image(s) missing; unpack them into its folder:{listed(missing)}"
-        )
-    return comparisons
-
-
-def _of_conversation(row: Conversation, category: str) -> JsonObject:
-    """Return the fields of a comparison."""
-    question, answer = (turn.content for turn in row.messages)
-    decision = DECISION.match(answer)
-    if not decision:
-        raise ValueError(f"the answer must begin with Yes or No, it is {answer[:40]!r}")
-    return {
-        "images": row.images,
-        "question": question,
-        "consistent": decision[1] == "Yes",
-        "reasons": answer[decision.end() :],
-        "answer": answer,
-        "category": row.category or category,
-        "group": row.group,
+        "question": row.question.removeprefix(IMAGE_TAG * count),
+        "category": row.category or entry,
+        "answer": row.messages[1].content if row.messages else "",
     }
+    return Comparison(**fields)
 
 
 def save_comparisons(comparisons: Iterable[Comparison], path: Path) -> None:
-    """Write comparisons for `load_comparisons`; images must be below the file's folder."""
+    """Write comparisons in the sharegpt form; images must be below the file's folder.
 
-    def rows() -> Iterator[JsonObject]:
-        for comparison in comparisons:
-            row = {"images": [image.relative_to(path.parent).as_posix() for image in comparison.images]}
-            for name in ("question", "consistent", "reasons", "category", "group"):
-                row[name] = getattr(comparison, name)
-            yield row
-
-    write_jsonl(path, rows())
-
-
-def save_sharegpt(datasets: Mapping[str, Iterable[Comparison]], folder: Path) -> list[Path]:
-    """Write NAME.jsonl for each name and one dataset_info.json, for `load_comparisons` and LLaMA-Factory.
-
-    Images must be below `folder`. LLaMA-Factory ignores the keys `group` and `category`.
-
-    Returns:
-        The written files.
+    LLaMA-Factory ignores their `group` and `category`.
     """
 
     def row_of(comparison: Comparison) -> JsonObject:
@@ -255,14 +193,12 @@ def save_sharegpt(datasets: Mapping[str, Iterable[Comparison]], folder: Path) ->
             {"role": "user", "content": question},
             {"role": "assistant", "content": answer_text(comparison)},
         ]
-        images = [image.relative_to(folder).as_posix() for image in comparison.images]
+        images = [image.relative_to(path.parent).as_posix() for image in comparison.images]
         return {"messages": messages, "images": images, "category": comparison.category, "group": comparison.group}
 
-    paths = []
-    info = {}
-    for name, comparisons in datasets.items():
-        paths.append(folder / f"{name}.jsonl")
-        write_jsonl(paths[-1], map(row_of, comparisons))
-        info[name] = {"file_name": paths[-1].name, **OPENAI_FORM}
-    write_json(folder / INFO, info)
-    return [*paths, folder / INFO]
+    write_jsonl(path, map(row_of, comparisons))
+
+
+def save_info(entries: Mapping[str, Path], folder: Path) -> None:
+    """List files of comparisons in a folder's dataset_info.json, by which LLaMA-Factory and `FOLDER:NAME` find them."""
+    write_json(folder / INFO, {name: {"file_name": path.name, **OPENAI_FORM} for name, path in entries.items()})

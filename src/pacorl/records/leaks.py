@@ -62,17 +62,6 @@ def find_leaks(train: Sequence[Prompt], against: Mapping[str, Sequence[Prompt]])
     return leaks
 
 
-def leak_report(leaks: Sequence[Leak], *, total: int) -> str:
-    """Count the leaks and show the first. Empty if there are none."""
-    if not leaks:
-        return ""
-    first = leaks[0]
-    return (
-        f"{len(leaks)} of {total} training prompts are measured on. Training prompt {first.prompt.id} is "
-        f"{first.against}'s {first.other.id}: {first.prompt.text[:60]!r}"
-    )
-
-
 def check_leaks(
     train: Sequence[Prompt],
     evaluation: Sequence[Prompt],
@@ -92,16 +81,21 @@ def check_leaks(
         ValueError: with the report and the fix, if there are leaks into a benchmark, or into other evaluation prompts.
     """
     held_out = {"prompts.evaluation": evaluation}
-    forbidden = dict(benchmarks)
-    if not deliberate:
-        forbidden = held_out | forbidden
-    report = leak_report(find_leaks(train, forbidden), total=len(train))
-    if report:
+    forbidden = find_leaks(train, benchmarks if deliberate else held_out | dict(benchmarks))
+    leaks = forbidden or find_leaks(train, held_out)
+    if not leaks:
+        return ""
+    first = leaks[0]
+    report = (
+        f"{len(leaks)} of {len(train)} training prompts are measured on. Training prompt {first.prompt.id} is "
+        f"{first.against}'s {first.other.id}: {first.prompt.text[:60]!r}"
+    )
+    if forbidden:
         raise ValueError(
             f"{report}. Split them with `pacorl data SOURCE --test N --out FOLDER`, or set prompts.evaluation to the "
             "training prompts, and nothing is held out"
         )
-    return leak_report(find_leaks(train, held_out), total=len(train))
+    return report
 
 
 def split_prompts(

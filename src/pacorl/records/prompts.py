@@ -159,7 +159,7 @@ def record_prompt(record: Mapping[str, Any], *, folder: Path, model: str = "") -
     characters = []
     for name, shown in (line.characters or {}).items():
         characters.append(Character(name, shown.description.strip(), images_beside(shown.images, folder)))
-    references = in_turn([character.images for character in characters])
+    references = in_turn(characters)
     if line.references is not None:
         references = images_beside(line.references, folder)
     return replace(prompt, category=line.category, characters=tuple(characters), references=references)
@@ -202,7 +202,7 @@ def save_prompts(prompts: Sequence[Prompt], path: str | Path) -> None:
             images = copied_images(character.images, path)
             characters[character.name] = {"description": character.text, "images": images}
         row = record_of(prompt) | {"image": copied_images(prompt.sources, path), "characters": characters}
-        if prompt.references != in_turn([character.images for character in prompt.characters]):
+        if prompt.references != in_turn(prompt.characters):
             row["references"] = copied_images(prompt.references, path)
         rows.append({name: value for name, value in row.items() if value or name == "references"})
     write_jsonl(path, rows)

@@ -25,7 +25,7 @@ from PIL.Image import Image
 from pydantic import AfterValidator, BaseModel, ConfigDict, Json
 
 from pacorl.core.grid import parse_layout, split
-from pacorl.io.documents import dump_yaml, read_json, read_text, typed
+from pacorl.io.documents import dump_yaml, read_object, read_text, typed
 from pacorl.io.files import make_folder, safe_name, sole_holder, sweep, write_atomic
 from pacorl.io.images import images_in, natural, open_image, png_bytes, png_texts
 from pacorl.judge.pairwise import Matrix
@@ -163,7 +163,7 @@ class Folder:
         if not path.is_file():
             return Draft()
         try:
-            return typed(read_json(path), Draft)
+            return typed(read_object(path), Draft)
         except ValueError:  # of another version: a form is no work that could be lost
             return Draft()
 

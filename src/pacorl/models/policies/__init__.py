@@ -11,7 +11,6 @@ from pacorl.io.documents import read_object
 from pacorl.types import TINY
 
 if TYPE_CHECKING:
-    from pacorl.models.policies.policy import PolicyOptions
     from pacorl.models.policies.spec import PolicySpec
 
 POLICIES: Table[PolicySpec] = Table(
@@ -31,11 +30,6 @@ POLICIES: Table[PolicySpec] = Table(
 )
 """`model.kind` → its spec. The first is the default."""
 DEFAULT_KIND = next(iter(POLICIES))
-
-
-def default_options() -> PolicyOptions:
-    """Return the options of a config without a generator section."""
-    return POLICIES[DEFAULT_KIND].options.model_validate({})
 
 
 def tiny_spec(*, edits: bool) -> PolicySpec:
