@@ -129,11 +129,10 @@ def export(
     # Write the pairs and the benchmark, then delete files of an earlier export: no old split may stay.
     files = {}
     for split, members in by_split.items():
-        files[f"consistency_{split}"] = out / f"comparisons_{split}.jsonl"
-        save_comparisons(
-            [replace(pair, images=tuple(out / image for image in pair.images)) for pair in members],
-            out / f"comparisons_{split}.jsonl",
-        )
+        # One at a time: an export may have a million pairs.
+        placed = (replace(pair, images=tuple(out / image for image in pair.images)) for pair in members)
+        files[f"consistency_{split}"] = path = out / f"comparisons_{split}.jsonl"
+        save_comparisons(placed, path)
     save_info(files, out)
     written = [*files.values(), out / INFO]
     if ranked:
