@@ -68,7 +68,7 @@ def test_the_benchmark_has_the_held_out_rankings_and_runs(ranked, tmp_path):
     counts = export(ranked, test_share=0.5)
     benchmark = ranked / "export/benchmark"
     read = {(item.ref_image, *item.rank_images): item for item in load_ranked(benchmark)}
-    tested = {row["group"] for row in read_jsonl(ranked / "export/comparisons_test.jsonl")}
+    tested = {row["group"] for row in read_jsonl(ranked / "export/consistency_test.jsonl")}
     held_out = {(one.reference, *one.candidates): one for one in answers if one.group in tested}
     assert read.keys() == held_out.keys()
     assert len(read) == counts["benchmark_rankings"] > 0
@@ -87,7 +87,7 @@ def test_another_export_leaves_nothing_of_the_last(ranked):
     (ranked / "export" / "README.md").write_text("mine")
     export(ranked, test_share=0.0)
     names = sorted(path.name for path in (ranked / "export").rglob("*") if path.is_file() and path.suffix != ".png")
-    made = ["comparisons_train.jsonl", "dataset_info.json"]
+    made = ["consistency_train.jsonl", "dataset_info.json"]
     assert names == sorted([".pacorl", "README.md", *made])
 
 

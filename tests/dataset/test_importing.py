@@ -45,7 +45,7 @@ def test_the_example_becomes_comparisons_that_a_judge_learns_from(tmp_path: Path
     assert counts == {"rankings": 12, "images": len(images)}
     exported = export(tmp_path, test_share=0.25)
     assert {name: split["groups"] for name, split in exported["splits"].items()} == {"train": 6, "test": 2}
-    train, test = (comparisons_from(f"{tmp_path}/export/comparisons_{split}.jsonl") for split in ("train", "test"))
+    train, test = (comparisons_from(f"{tmp_path}/export/consistency_{split}.jsonl") for split in ("train", "test"))
     assert (len(train), len(test)) == (12, 4)
     assert not {path for one in train for path in one.images} & {path for one in test for path in one.images}
     assert {one.question for one in train + test} == {

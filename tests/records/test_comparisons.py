@@ -64,8 +64,8 @@ def test_what_is_saved_is_read_back_with_each_tag_once(folder: Path) -> None:
     write(folder, sharegpt(group="g"), sharegpt("First <image>, then <image>: same?", "No. The hat.", category="Story"))
     read = comparisons_from(f"{folder}:cot_train")
     save_comparisons(read, folder / "lines.jsonl")
-    save_info({"again": folder / "lines.jsonl"}, folder)
-    assert comparisons_from(str(folder / "lines.jsonl")) == comparisons_from(f"{folder}:again") == read
+    save_info([folder / "lines.jsonl"], folder)
+    assert comparisons_from(str(folder / "lines.jsonl")) == comparisons_from(f"{folder}:lines") == read
 
 
 def test_fields_and_a_conversation_teach_the_same(folder: Path) -> None:

@@ -248,7 +248,7 @@ def export(
         counts = import_rankings(folder, source)
         echo_errors(f"{source}: {counts['rankings']} rankings of {counts['images']} images")
     counts = run("exporting", write, folder, out=out, test_share=test_share, seed=seed)
-    files = [shlex.quote(str((out or folder / "export") / f"comparisons_{name}.jsonl")) for name in ("train", "test")]
+    files = [shlex.quote(str((out or folder / "export") / f"consistency_{name}.jsonl")) for name in ("train", "test")]
     manifest = folder / "manifests" / "generate.json"
     generator = read_object(manifest)["plan"]["options"]["generator"] if manifest.is_file() else {}
     recipe = "tiny" if generator.get("checkpoint") == TINY else "paco_reward_7b"

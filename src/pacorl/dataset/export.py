@@ -1,8 +1,7 @@
 """Rankings → files for training and testing (`pacorl dataset export`).
 
-    comparisons_SPLIT.jsonl   conversations in LLaMA-Factory's sharegpt form
-    dataset_info.json         their entries, consistency_SPLIT
-    benchmark/                ConsistencyRank's layout, of the test split
+    dataset_info.json, consistency_SPLIT.jsonl   conversations in LLaMA-Factory's sharegpt form
+    benchmark/                                   ConsistencyRank's layout, of the test split
 
 The folder is self-contained: images are linked into it, or copied if the file system has no links.
 """
@@ -127,14 +126,13 @@ def export(
     flush_all()
 
     # Write the pairs and the benchmark, then delete files of an earlier export: no old split may stay.
-    files = {}
+    written = []
     for split, members in by_split.items():
         # One at a time: an export may have a million pairs.
         placed = (replace(pair, images=tuple(out / image for image in pair.images)) for pair in members)
-        files[f"consistency_{split}"] = path = out / f"comparisons_{split}.jsonl"
-        save_comparisons(placed, path)
-    save_info(files, out)
-    written = [*files.values(), out / INFO]
+        written.append(out / f"consistency_{split}.jsonl")
+        save_comparisons(placed, written[-1])
+    written.append(save_info(written, out))
     if ranked:
         written += save_ranked(ranked, out / BENCHMARK)
     for name in FILES:

@@ -14,7 +14,7 @@ An error names the file and the line or record. No record is skipped.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -199,6 +199,7 @@ def save_comparisons(comparisons: Iterable[Comparison], path: Path) -> None:
     write_jsonl(path, map(row_of, comparisons))
 
 
-def save_info(entries: Mapping[str, Path], folder: Path) -> None:
-    """List files of comparisons in a folder's dataset_info.json, by which LLaMA-Factory and `FOLDER:NAME` find them."""
-    write_json(folder / INFO, {name: {"file_name": path.name, **OPENAI_FORM} for name, path in entries.items()})
+def save_info(files: Iterable[Path], folder: Path) -> Path:
+    """Write a folder's dataset_info.json, by which LLaMA-Factory finds its files of comparisons. Returns its path."""
+    write_json(folder / INFO, {file.stem: {"file_name": file.name, **OPENAI_FORM} for file in files})
+    return folder / INFO
