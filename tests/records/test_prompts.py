@@ -14,7 +14,7 @@ from pacorl.core.grid import panel_texts, shared_text
 from pacorl.io.files import digest
 from pacorl.records import images
 from pacorl.records.compose import compose
-from pacorl.records.prompts import load_prompts, prompts_from, save_prompts
+from pacorl.records.prompts import load_prompts, save_prompts
 from pacorl.types import Character, Grid, Prompt, Size
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "prompts.jsonl"
@@ -161,7 +161,7 @@ def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
     assert saved_again(prompts, tmp_path / "new" / "copy.jsonl") == prompts
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["copy.jsonl"]
     # Panels that the text does not spell out, too.
-    first, *others = prompts_from("tiny:dev:3")
+    first, *others = load_prompts("tiny:dev:3")
     prompts = [replace(first, panels=first.panels[::-1]), *others]
     assert saved_again(prompts, tmp_path / "tiny.jsonl") == prompts
 
@@ -193,10 +193,10 @@ def test_images_are_saved_once_by_their_content(tmp_path: Path) -> None:
 
 
 def test_tiny_sources_and_a_limit_that_spreads_evenly() -> None:
-    assert [len(prompts_from(f"tiny:{split}")) for split in ("train", "dev", "test")] == [288, 48, 48]
-    assert prompts_from("tiny:dev:12") == load_prompts("tiny:dev")[:12]
-    assert [prompt.id for prompt in prompts_from("tiny:dev:10", limit=4)] == [0, 2, 5, 7]
-    assert [prompt.id for prompt in prompts_from("tiny:dev:3", limit=8)] == [0, 1, 2]
+    assert [len(load_prompts(f"tiny:{split}")) for split in ("train", "dev", "test")] == [288, 48, 48]
+    assert load_prompts("tiny:dev:12") == load_prompts("tiny:dev")[:12]
+    assert [prompt.id for prompt in load_prompts("tiny:dev:10", limit=4)] == [0, 2, 5, 7]
+    assert [prompt.id for prompt in load_prompts("tiny:dev:3", limit=8)] == [0, 1, 2]
     for source in ("tiny:", "tiny:eval", "tiny:dev:3:4", "tiny:dev:0", "tiny:dev:x"):
         with pytest.raises(ValueError, match=f"'{source}'"):
-            prompts_from(source)
+            load_prompts(source)

@@ -30,7 +30,7 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import epoch_rows
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.models.adapters import adapter_state, full_state
-from pacorl.records.prompts import prompts_from
+from pacorl.records.prompts import load_prompts
 from pacorl.rewards.reward import PanelScores
 from pacorl.types import Grid, Prompt, Question, Size
 
@@ -231,7 +231,7 @@ def settings_of(config: PolicyConfig, policy: ToyPolicy) -> paco.Settings:
 
 def world_of(config: PolicyConfig, policy: ToyPolicy, weights: dict[str, Tensor]) -> paco.World:
     """The toy generator as a function of its adapter's weights, its noise and its rewards."""
-    prompts = prompts_from(config.prompts.train)
+    prompts = load_prompts(config.prompts.train)
     by_id = {prompt.id: prompt for prompt in prompts}
     size = Size(*config.sampling.size)
     texts = {prompt.id: policy.encode([prompt], size)[0].tensors["text"][0].double() for prompt in prompts}

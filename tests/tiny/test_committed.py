@@ -26,7 +26,7 @@ from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import sample_images
 from pacorl.judge.local import LocalJudge
 from pacorl.models.policies.flux import FLUX, FluxPolicy
-from pacorl.records.prompts import prompts_from
+from pacorl.records.prompts import load_prompts
 from pacorl.rewards.clip import clip_encoder
 from pacorl.tiny import CHECKPOINTS
 from pacorl.tiny.oracle import GRADES, Oracle
@@ -143,7 +143,7 @@ def test_the_first_examples_are_pictures_to_show(tmp_path: Path, monkeypatch: py
 def test_the_editor_follows_and_its_lora_keeps_the_rest(
     tmp_path: Path, adapter: str, followed: tuple[float, float], kept: tuple[float, float]
 ) -> None:
-    prompts = prompts_from(write_edits(tmp_path, world_edits("test", 48), name="test"))
+    prompts = load_prompts(write_edits(tmp_path, world_edits("test", 48), name="test"))
     images = generate_sets(Generator.from_pretrained(kind="kontext", adapter=adapter), prompts)
     means = grade_edits(prompts, [image.image for image in images], oracle=Oracle())
     assert means["valid"] >= 0.85, means
@@ -154,7 +154,7 @@ def test_the_editor_follows_and_its_lora_keeps_the_rest(
 @pytest.mark.nightly
 def test_the_editor_draws_heroes_from_references_and_is_unsure_of_them(tmp_path: Path) -> None:
     tasks = hero_tasks("test", 96)
-    prompts = prompts_from(write_heroes(tmp_path, tasks, name="test"))
+    prompts = load_prompts(write_heroes(tmp_path, tasks, name="test"))
     images = [image.image for image in generate_sets(Generator.from_pretrained(kind="kontext"), prompts)]
     means = grade_heroes(tasks, images, oracle=Oracle())
     assert means["valid"] >= 0.95, means

@@ -17,7 +17,7 @@ from tiny_sets import draw_grid
 
 from pacorl.core.grid import panel_texts, split
 from pacorl.core.set_scores import kappa
-from pacorl.records.prompts import prompts_from
+from pacorl.records.prompts import load_prompts
 from pacorl.tiny.oracle import Oracle, agreement, evenness, grade, majority
 from pacorl.tiny.words import asked_in, check_tiny, check_tiny_edit, tiny_edit, tiny_prompt, tiny_scene
 from pacorl.tiny.world import IDENTITY, LOOKS, VALUES, Panel, draw, panels_of, set_prompts
@@ -205,7 +205,7 @@ def test_diversity_is_that_of_majorities() -> None:
 
 def test_edits_are_written_read_and_graded(tmp_path, oracle: Oracle) -> None:  # type: ignore[no-untyped-def]
     edits = world_edits("test", 12)
-    prompts = prompts_from(write_edits(tmp_path, edits, name="test"))
+    prompts = load_prompts(write_edits(tmp_path, edits, name="test"))
     assert [edit_of(prompt, edit.before) for prompt, edit in zip(prompts, edits, strict=True)] == edits
     perfect = [draw(edit.after, 64) for edit in edits]
     assert grade_edits(prompts, perfect, oracle=oracle) == dict.fromkeys(EDIT_GRADES, 1.0)

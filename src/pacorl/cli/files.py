@@ -79,12 +79,12 @@ def data(
 def _split(source: str, out: Path, *, test: int, against: Sequence[str], seed: int) -> None:
     from pacorl.io.files import check_new
     from pacorl.records.leaks import split_prompts
-    from pacorl.records.prompts import prompts_from, save_prompts
+    from pacorl.records.prompts import load_prompts, save_prompts
 
     # Both files are new: an earlier split may be in use.
     check_new(out / "train.jsonl", out / "test.jsonl", fix="name another folder with --out")
-    keep_out = {name: prompts_from(name) for name in against}
-    train, held_out, leaks = split_prompts(prompts_from(source), test=test, seed=seed, keep_out=keep_out)
+    keep_out = {name: load_prompts(name) for name in against}
+    train, held_out, leaks = split_prompts(load_prompts(source), test=test, seed=seed, keep_out=keep_out)
     for name, side in (("train", train), ("test", held_out)):
         save_prompts(side, out / f"{name}.jsonl")
     echo(f"{out}: {len(train)} to train on, {len(held_out)} to test on, {len(leaks)} kept out")

@@ -22,7 +22,7 @@ from pacorl.judge.judge import Judge
 from pacorl.models.adapters import add_lora, start_from
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.records.leaks import check_leaks
-from pacorl.records.prompts import load_prompts, prompts_from, save_prompts
+from pacorl.records.prompts import load_prompts, save_prompts
 from pacorl.rewards import asks_judge, build_rewards, check_rewards, has_parts
 from pacorl.rewards.reward import Reward, RewardFunction, smoke_test
 from pacorl.rewards.spec import UserReward
@@ -117,14 +117,14 @@ def read_prompts(config: PolicyConfig) -> tuple[list[Prompt], list[Prompt], str]
     """
     # All training prompts: an epoch draws from them in turn.
     model = config.model.checkpoint
-    train = prompts_from(config.prompts.train, model=model)
+    train = load_prompts(config.prompts.train, model=model)
     limit = config.prompts.evaluation_limit
-    evaluation = prompts_from(config.prompts.evaluation, limit=limit, model=model)
+    evaluation = load_prompts(config.prompts.evaluation, limit=limit, model=model)
     config.check_prompts([*train, *evaluation])
     leaks = check_leaks(
         train,
         evaluation,
-        benchmarks={name: prompts_from(name) for name in config.prompts.benchmarks},
+        benchmarks={name: load_prompts(name) for name in config.prompts.benchmarks},
         deliberate=config.prompts.evaluates_training,
     )
     return train, evaluation, leaks

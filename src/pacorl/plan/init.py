@@ -28,7 +28,7 @@ from pacorl.plan.plan import CARD_MARGIN, Plan, plan_policy, size_text, with_che
 from pacorl.plan.sources import rewards_of
 from pacorl.records.characters import find_character
 from pacorl.records.leaks import split_prompts
-from pacorl.records.prompts import prompts_from, save_prompts
+from pacorl.records.prompts import load_prompts, save_prompts
 from pacorl.rewards import asks_judge
 from pacorl.types import TINY, Prompt
 
@@ -176,7 +176,7 @@ def _read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, r
         checkpoint = model
 
     # Prompts, each with the character.
-    records = prompts_from(prompts, model=checkpoint)
+    records = load_prompts(prompts, model=checkpoint)
     if references:
         hero = find_character(references)
         for number, prompt in enumerate(records):

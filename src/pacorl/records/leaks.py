@@ -21,7 +21,7 @@ from pacorl.core.grid import shared_text
 from pacorl.io.documents import blamed_on, read_jsonl, read_yaml
 from pacorl.io.files import kept_digest
 from pacorl.records.comparisons import comparisons_from
-from pacorl.records.prompts import prompts_from
+from pacorl.records.prompts import load_prompts
 from pacorl.types import Prompt
 
 LEAKS = "leaks.txt"
@@ -175,7 +175,7 @@ def _trained_texts(run: Path) -> Iterator[str]:
     config = read_yaml(run / "config.yaml") or {}
     if "prompts" in config:
         source = config["prompts"]["train"]
-        for prompt in prompts_from(source):
+        for prompt in load_prompts(source):
             yield from (prompt.text, prompt.theme, shared_text(prompt.text), *prompt.panels)
         for row in read_jsonl(Path(source)) if source.endswith(".jsonl") else ():
             yield from [id_text(str(row[name])) for name in IDS if row.get(name)]

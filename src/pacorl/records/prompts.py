@@ -74,35 +74,23 @@ class PromptLine(BaseModel):
     """Images for generators that take some; by default the first of each character, then the second of each."""
 
 
-def prompts_from(source: str, *, limit: int | None = None, model: str = "") -> list[Prompt]:
-    """Read the prompts of a source: a file, or `tiny:train|dev|test`, with a count as in `tiny:dev:12`.
+def load_prompts(path: str | Path, *, limit: int | None = None, model: str = "") -> list[Prompt]:
+    """Read the prompts of a file, or of `tiny:train|dev|test`, which takes a count as in `tiny:dev:12`.
+
+    The layout is the record's `layout`, else the first one in its text, else 1x1; a line of plain text is 1x1 unless
+    it has panel tags or asks for several images. A prompt's `id` is its position; blank lines are skipped.
 
     Args:
         limit: maximum number of prompts, evenly spread.
         model: the generator, whose form sentences and {theme, panels} are composed in; "tiny" has one of its own.
 
     Raises:
-        ValueError: as `load_prompts` does, and for an unknown split.
-    """
-    return evenly_spread(load_prompts(source, model=model), limit)
-
-
-def load_prompts(path: str | Path, *, model: str = "") -> list[Prompt]:
-    """Read every prompt of a file, or of `tiny:dev`. Its `id` is the position; blank lines are skipped.
-
-    The layout is the record's `layout`, else the first one in its text, else 1x1; a line of plain text is 1x1 unless
-    it has panel tags or asks for several images.
-
-    Args:
-        model: see `prompts_from`.
-
-    Raises:
-        ValueError: naming file, line, fault and fix.
+        ValueError: naming file, line, fault and fix; or for an unknown split.
     """
     # The tiny world's prompts are generated and have no file.
     if str(path).startswith(TINY):
         split, count = tiny_source(str(path))
-        return set_prompts(split, count or TINY_COUNTS[split])
+        return evenly_spread(set_prompts(split, count or TINY_COUNTS[split]), limit)
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix not in (".jsonl", ".txt"):
@@ -119,7 +107,7 @@ def load_prompts(path: str | Path, *, model: str = "") -> list[Prompt]:
         prompts.append(replace(prompt, id=len(prompts), origin=f"{path}:{number}"))
     if not prompts:
         raise ValueError(f"{path}: holds no prompts; give {SOURCES}")
-    return prompts
+    return evenly_spread(prompts, limit)
 
 
 # --- one prompt --------------------------------------------------------------------------------------------------
