@@ -56,7 +56,7 @@ def damage(path: Path, draw: random.Random) -> str:
         path.write_bytes(content + b"\n" + key + b": 12345\n")
         return "must refuse a key twice"
     if what == "latin" and path.suffix in (".json", ".jsonl", ".yaml", ".csv"):
-        at = draw.randrange(len(content)) + 1
+        at = draw.randrange(len(content))  # not behind the end: a journal passes over a torn line
         path.write_bytes(content[:at] + b"\xe9 " + content[at:])
         return "must refuse Latin-1"
     return _damage_bytes(path, draw)
