@@ -57,6 +57,11 @@ def test_missing_images_are_listed(folder: Path) -> None:
     listed = str(caught.value).splitlines()
     assert listed[1].strip() == str(folder / "gone.png")
     assert listed[-1].strip() == "and 3 more"
+    (folder / "set").mkdir()
+    (folder / "a.png").rename(folder / "set" / "a.png")
+    write(folder, sharegpt(images=["set\\a.png", "b.png"]))
+    with pytest.raises(ValueError, match=r"there is 'set/a\.png'"):
+        comparisons_from(f"{folder}:cot_train")
 
 
 def test_what_is_saved_is_read_back_with_each_tag_once(folder: Path) -> None:

@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AliasChoices, BaseModel, Field, model_validator
 
 from pacorl.io.documents import JsonObject, blamed_on, read_object, read_records, typed, write_json, write_jsonl
-from pacorl.io.files import inside, make_folder
+from pacorl.io.files import inside, make_folder, twin_hint
 from pacorl.io.images import listed
 from pacorl.records.fields import Name, Spoken, Text, validated
 from pacorl.records.prompts import TINY, evenly_spread, tiny_source
@@ -76,8 +76,9 @@ def comparisons_from(source: str, *, limit: int | None = None, scratch: Path | N
 
     # A dict keeps the order, in which the message lists them.
     images = dict.fromkeys(chain.from_iterable(comparison.images for comparison in comparisons))
-    missing = [image for image in images if not image.is_file()]
-    if missing:
+    gone = [image.relative_to(folder).as_posix() for image in images if not image.is_file()]
+    if gone:
+        missing = [f"{folder / name}{twin_hint(folder, name)}" for name in gone]
         raise ValueError(f"{path}: {len(missing)} image(s) missing; unpack them into its folder:{listed(missing)}")
     return evenly_spread(comparisons, limit)
 
