@@ -255,7 +255,7 @@ def test_evaluation_is_logged_and_summarised(run: Any, data: Path) -> None:
     assert summary["after"]["auc"]["mean"] == last["auc"]
     assert not {"kind", "epoch", "step", "seconds/evaluation"} & {*summary["before"], *summary["after"]}
     assert summary["steps"] == last["step"] == 1
-    labels = [json.loads(line)["consistent"] for line in data.read_text().splitlines()]
+    labels = [pair.consistent for pair in comparisons_from(str(data))]
     assert summary["held_out_pairs"] == len(labels)
 
 
