@@ -121,10 +121,10 @@ def split_prompts(
     leaks = find_leaks(prompts, keep_out or {})
     # By identity: an id is a position in a file, and these prompts may come from several.
     dropped = {id(leak.prompt) for leak in leaks}
-    remaining = {id(prompt): prompt for prompt in prompts if id(prompt) not in dropped}
+    remaining = [prompt for prompt in prompts if id(prompt) not in dropped]
     ties = []
-    for name, prompt in remaining.items():
-        ties += [(name, key) for key in _keys(prompt)]
+    for number, prompt in enumerate(remaining):
+        ties += [(number, key) for key in _keys(prompt)]
     families = components(ties)
 
     # Whole families, until there are enough.
@@ -137,8 +137,8 @@ def split_prompts(
             f"holding out {test} of {len(prompts)} prompts, {len(leaks)} kept out, leaves none to train on"
         )
 
-    train = [prompt for name, prompt in remaining.items() if name not in held_out]
-    test_prompts = [prompt for name, prompt in remaining.items() if name in held_out]
+    train = [prompt for number, prompt in enumerate(remaining) if number not in held_out]
+    test_prompts = [prompt for number, prompt in enumerate(remaining) if number in held_out]
     return train, test_prompts, leaks
 
 
