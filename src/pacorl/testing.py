@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 STD, SIGMA = 0.3, 0.6
 """Standard deviation of the stochastic step; noise level of endpoints."""
 BETTER, WORSE, UNUSED = range(3)
-"""Rows of an objective's batch, whose advantages are 1, −1 and 0."""
+"""Rows of an objective's batch, whose advantages are 1, −1 and none."""
 STEPS = 3
 """Denoising steps of a policy."""
 
@@ -91,6 +91,8 @@ def _batch(spec: ObjectiveSpec, prediction: Tensor) -> Step | Endpoint:
     clean, noisy, old, noise = map(_noise, (1, 2, 3, 4))
     advantage_B = torch.tensor([1.0, -1.0, 0.0], dtype=torch.float64)
     if spec.needs == "endpoint":
+        # `used_B` alone excludes a sample here: one whose advantage is 0 would not show that it is read.
+        advantage_B[UNUSED] = 0.5
         return Endpoint(
             clean,
             noisy,
@@ -99,7 +101,7 @@ def _batch(spec: ObjectiveSpec, prediction: Tensor) -> Step | Endpoint:
             old_velocity_BNC=old,
             advantage_B=advantage_B,
             advantage_clip=5.0,
-            used_B=advantage_B != 0,
+            used_B=torch.tensor([True, True, False]),
         )
     transition = Transition(prediction, STD)
     sampled = old + STD * noise

@@ -40,8 +40,9 @@ def negative(loss: Callable[..., Loss], batch: Any, options: Any) -> Loss:
 
 
 def all_used(loss: Callable[..., Loss], batch: Any, options: Any) -> Loss:
-    used = {"used_B": batch.used_B | True} if hasattr(batch, "used_B") else {}
-    return loss(dataclasses.replace(batch, advantage_B=batch.advantage_B + 0.5, **used), options)
+    if hasattr(batch, "used_B"):
+        return loss(dataclasses.replace(batch, used_B=batch.used_B | True), options)
+    return loss(dataclasses.replace(batch, advantage_B=batch.advantage_B + 0.5), options)
 
 
 def per_sample(loss: Callable[..., Loss], batch: Any, options: Any) -> Loss:

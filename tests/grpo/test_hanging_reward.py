@@ -141,6 +141,6 @@ def test_a_reward_that_hangs_ends_the_run_saved_at_its_limit_or_at_a_signal(
 
 def test_a_reward_that_hangs_at_its_trial_image_is_refused(tmp_path: Path, hanging: Callable[..., Brightness]) -> None:
     """Nothing is to be saved yet, and a new start would hang again."""
-    said = r"^reward brightness \(trial image\) has not returned for 0\.2 s; mend it, or raise reward_timeout$"
+    said = r"^reward brightness \(trial images\) has not returned for 0\.2 s; mend it, or raise reward_timeout$"
     with pytest.raises(RewardError, match=said):
         run(tmp_path, hanging(hangs_in=1), "reward_timeout=0.2")

@@ -95,14 +95,20 @@ def test_hours_add_up_and_divide_among_the_processes(tmp_path: Path) -> None:
     assert hours("memory=lowest")[1] == pytest.approx(1.59 * computed)
 
 
-def test_hours_are_those_of_the_card_that_is_here_or_of_the_smallest_that_hold_the_run() -> None:
+def test_hours_are_those_of_the_card_that_is_here_of_the_named_or_of_the_smallest_that_holds_the_run() -> None:
     hours = {card.name: (2.0, 3.0) for card in CARDS}
     plan = Plan(Memory({"train": 30 * 2**30}), hours=hours, processes=2, device="CPU", device_bytes=None)
-    shown = [line for line in str(plan).splitlines() if line.startswith("hours on 2 ×")]
-    assert [card.name for card in CARDS if any(card.name in line for line in shown)] == [
-        card.name for card in CARDS[3:6]
+
+    def shown(plan: Plan) -> list[str]:
+        """The cards with hours."""
+        lines = [line for line in str(plan).splitlines() if line.startswith("hours on 2 ×")]
+        assert all(line.endswith("2 to 3") for line in lines)
+        return [card.name for card in CARDS if any(card.name in line for line in lines)]
+
+    assert shown(plan) == [CARDS[3].name]
+    assert shown(dataclasses.replace(plan, device="a card of 80 GB", device_bytes=80 * 2**30)) == [
+        card.name for card in CARDS[4:6]
     ]
-    assert all(line.endswith("2 to 3") for line in shown)
     here = dataclasses.replace(plan, device=CARDS[-1].name, device_bytes=141 * 10**9)
     assert f"2 × {CARDS[-1].name}" in str(here).splitlines()[-1]
     assert CARDS[3].name not in str(here)

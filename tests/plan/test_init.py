@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import pytest
@@ -70,7 +71,7 @@ def start(job: str, kind: str, card: str = "24", *more: str) -> Result:
 def by_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of a plan's minute: the weights of the published transformer in their form."""
 
-    def plan(config: PolicyConfig) -> Plan:
+    def plan(config: PolicyConfig, *, card: int) -> Plan:
         size = config.generator.parameters * {"normal": 2, "low": 1, "lowest": 0}[config.memory]
         return Plan(memory=Memory({"train": size + 4 * 2**30}))
 
@@ -97,6 +98,29 @@ def test_what_is_written_holds_together(job: str, kind: str, card: str) -> None:
     assert (judge is None) == (job == "own")
     assert config.processes + bool(judge and judge.remote) == (8 if card == "8x80" else 1)
     assert all(prompt.references for prompt in train) == (job == "references")
+
+
+@pytest.mark.usefixtures("by_weights")
+def test_a_judge_s_reward_is_added_by_its_line_alone() -> None:
+    """On a small card, whose file has a section of the evaluation, and on a large one."""
+    for card in ("12", "80"):
+        assert start("own", "flux", card).exit_code == 0
+        text = Path("my.yaml").read_text().replace("\nrewards:", "\nrewards:\n  - {name: consistency, weight: 0.2}\n #")
+        Path("my.yaml").write_text(text.replace("\nevaluation:", "\nevaluation:\n  rewards: [{name: panel_match}]"))
+        config = without_idle_judges(load(PolicyConfig, Path("my.yaml")))
+        assert config.judge
+        assert [reward.key for reward in config.evaluation.rewards] == ["panel_match"]
+        Path("my.yaml").unlink()
+        rmtree("my-prompts")
+
+
+@pytest.mark.usefixtures("by_weights")
+def test_the_screen_shows_how_each_sentence_was_read() -> None:
+    """A sentence without its number of pictures is one image, which a reward of one's own takes too."""
+    Path("sets.txt").write_text("\n".join(["Three pictures of a fox: asleep, in snow, in a boat", "A bear", "A cat"]))
+    shown = start("own", "klein").stdout
+    assert "1 as sets of 3 panels, the first sets.txt:1 'a fox | a fox, asleep" in shown
+    assert "2 as one image, the first sets.txt:2 'A bear'; a sentence asks for a set by its number" in shown
 
 
 @pytest.mark.usefixtures("by_weights")

@@ -101,6 +101,11 @@ def test_parts_that_are_none_are_named(given: object, message: str) -> None:
         smoke_test({"mine": Parts(given)}, [PAIR], size=Size(4, 4))
 
 
+def test_a_reward_with_one_score_for_every_batch_fails_its_trial() -> None:
+    with pytest.raises(RewardError, match="1 scores for 2 images"):
+        smoke_test({"mine": lambda prompts, images: [0.5]}, [PAIR], size=Size(4, 4))  # type: ignore[dict-item]
+
+
 def test_a_score_is_missing_if_one_of_its_parts_is() -> None:
     def found(*parts: object) -> PanelScores:
         return panel_scores_of(

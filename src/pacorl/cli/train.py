@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from typer import Argument, Exit, Option
 
 from pacorl.cli.shared import echo, echo_json, pasteable
-from pacorl.config.options import inherited, option
+from pacorl.config.options import LARGEST, UsageError, inherited, option
 from pacorl.types import TINY
 
 if TYPE_CHECKING:
@@ -46,6 +46,9 @@ class PolicyRunOptions(RunOptions):
 
     dry_run: bool = option(
         False, "Check the config and print its requirements. Exit code 2: something is absent or does not fit."
+    )
+    card: int = option(
+        0, "With --dry-run: gigabytes of the card to plan for, instead of this machine's.", min=0, max=LARGEST
     )
     as_json: bool = option(False, "With --dry-run: print the plan as JSON.", "--json")
 
@@ -80,13 +83,15 @@ def train_policy(
     from pacorl.grpo.policy_config import PolicyConfig
     from pacorl.io.imports import frozen_imports
 
+    if options.card and not options.dry_run:
+        raise UsageError("--card plans for another card; add --dry-run, or leave it out to train on this one")
     # A plan does not execute the user's Python files.
     with user_files(run=not options.dry_run):
         run = load(PolicyConfig, config, overrides or [])
     if options.dry_run:
         from pacorl.plan.plan import plan_policy
 
-        plan = plan_policy(run, ask=True)
+        plan = plan_policy(run, ask=True, card=options.card)
         if options.as_json:
             echo_json(plan.to_json())
         else:
@@ -107,9 +112,9 @@ def train_policy(
 
     # Train.
     if run.model.gradient_checkpointing == "auto":
-        from pacorl.plan.plan import decided, device
+        from pacorl.plan.plan import decided
 
-        run = decided(run, card_bytes=device()[1])
+        run = decided(run)
     _echo_start(run.adapter.start)
     trainer = PolicyTrainer(run, resume=options.resume, allow_changes=options.allow_changes, listeners=[keep_page])
     folder = trainer.train().folder

@@ -26,6 +26,7 @@ from pydantic import (
 from pacorl.config.options import LARGEST, MEMORY
 from pacorl.config.recipes import config_file
 from pacorl.config.reference import unknown_key
+from pacorl.config.user_files import beside
 from pacorl.io.documents import dump_yaml, faults_of, parse_yaml, read_yaml
 
 Positive = Annotated[int, Field(gt=0, le=LARGEST)]
@@ -151,14 +152,14 @@ def read_config(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     document = read_yaml(file)
     if not isinstance(document, dict | None):
         raise ConfigError(f"{path}: a config is a mapping of keys, this is a {type(document).__name__}")
-    document = document or {}
-    base = document.pop(EXTENDS, None)
+    keys: dict[str, Any] = beside(file.parent, document or {})
+    base = keys.pop(EXTENDS, None)
     if base is None:
-        return document
+        return keys
     if not isinstance(base, str) or file in above:
         raise ConfigError(f"{path}: extends {base!r} is not another config; name a recipe, or a file beside this one")
-    beside = file.parent / base
-    return merged(read_config(beside if beside.is_file() else Path(base), (*above, file)), document)
+    own = file.parent / base
+    return merged(read_config(own if own.is_file() else Path(base), (*above, file)), keys)
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

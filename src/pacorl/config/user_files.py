@@ -1,4 +1,4 @@
-"""Users' Python code in configs: `path/to/file.py:NAME`.
+"""Users' Python code in configs: `path/to/file.py:NAME`, a path from the config's folder or from the current one.
 
 It is executed with all rights of the user. `user_files(run=False)` forbids it for a block, such as a plan. The
 environment variable NO_USER_FILES forbids it for a process and its children, such as the studio's trainer.
@@ -46,6 +46,23 @@ def is_in_file(name: str) -> bool:
     return ".py:" in name
 
 
+def beside(folder: Path, document: Any) -> Any:
+    """Find the files of a config's names: `mine.py:NAME` is in the config's folder, or else in the current one.
+
+    Args:
+        folder: the config's.
+        document: its values, or a part of them.
+    """
+    if isinstance(document, dict):
+        return {key: beside(folder, value) for key, value in document.items()}
+    if isinstance(document, list):
+        return [beside(folder, value) for value in document]
+    match = NAME.fullmatch(document) if isinstance(document, str) else None
+    if match and (folder / match["path"]).is_file():
+        return str(folder / document)
+    return document
+
+
 def file_and_name(name: str) -> tuple[Path, str]:
     """Split `path/to/file.py:NAME`, and check that the file exists.
 
@@ -57,7 +74,7 @@ def file_and_name(name: str) -> tuple[Path, str]:
         raise ValueError(f"{name!r} is not of the form {FORM}")
     path = Path(match["path"])
     if not path.is_file():
-        raise ValueError(f"{path} is no file; name your own code as {FORM}")
+        raise ValueError(f"{path} is no file here or beside the config; name your own code as {FORM}")
     return path, match["name"]
 
 

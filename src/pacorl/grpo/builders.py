@@ -253,7 +253,7 @@ def build_run_rewards(
     train: Sequence[Prompt],
     evaluation: Sequence[Prompt],
 ) -> tuple[dict[str, Reward], dict[str, Reward]]:
-    """Build the rewards in the config's order, and score a trial image with each, before the first epoch.
+    """Build the rewards in the config's order, and score trial images with each, before the first epoch.
 
     Returns:
         The rewards, and the held-out rewards of the evaluation, `held_out/NAME`.
@@ -269,7 +269,7 @@ def build_run_rewards(
     measures = build_rewards(config.evaluation.rewards, judge=held_out_judge, device=device)
     held_out = {f"{HELD_OUT}{key}": measure for key, measure in measures.items()}
 
-    # Every prompt to be scored and a trial image.
+    # Every prompt to be scored and trial images.
     for group, checked, tried, size in (
         (rewards, [*train, *evaluation], train, config.sampling.size),
         (held_out, evaluation, evaluation, config.evaluation.size),

@@ -24,7 +24,7 @@ from pacorl.io.terminal import did_you_mean
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.models.policies.policy import check_images
 from pacorl.models.policies.spec import PolicySpec
-from pacorl.plan.plan import CARD_MARGIN, Plan, plan_policy, size_text, with_checkpointing
+from pacorl.plan.plan import CARD_MARGIN, Plan, kinds_of, plan_policy, size_text
 from pacorl.plan.sources import rewards_of
 from pacorl.records.characters import find_character
 from pacorl.records.leaks import split_prompts
@@ -54,15 +54,14 @@ FORMS = {
     "lowest": "int8 in main memory, sent layer by layer",
 }
 """`memory` → how it holds the models on a card; the fastest first."""
-SMALL = {"tree": "{seeds: 2}", "suffix": "{solver: ab2, steps: 4}", "evaluation": "{every: 20}"}
-"""Settings of a small card, in addition to `memory`."""
+SMALL = {"tree": "{seeds: 2}", "suffix": "{solver: ab2, steps: 4}", "every": "20"}
+"""Settings of a small card, in addition to `memory`; the interval of evaluations is also a large one's."""
 DEFAULT = "(default)"
 """Value of a setting whose line is left out."""
 COLUMN = 42
 """Column of the comments."""
 TEMPLATE = """\
-# {job.checkpoint} on {job.cards} × {job.gigabytes} GB. Settings left out have the paper's values.
-# `pacorl config KEY` explains a key, `pacorl train-policy {job.path} --dry-run` plans the run again.
+# {job.checkpoint} on {job.cards} × {job.gigabytes} GB, else with the paper's values; `pacorl config KEY` explains one.
 out: {out!r}  # log, page, checkpoints and the LoRA
 epochs: {epochs}  # each prompt is seen {seen:.0f} times
 prompts_per_epoch: {prompts}  # with 16 samples each {images} images
@@ -82,10 +81,11 @@ sampling:
   batch: {batch}  # images a forward, at most
   tree: {tree}  # samples of a group share their first steps
   suffix: {suffix}  # second order after the noise: fewer forwards
-evaluation: {evaluation}  # epochs, since an evaluation is a fixed cost
+evaluation:
+  every: {every}  # epochs, since an evaluation is a fixed cost
 judge: {judge}
-advantages: {advantages}  # one reward needs no log-taming
-rewards:  # credit and clip range follow from them
+advantages: {advantages}  # one reward needs no log-taming; delete this line with a second
+rewards:  # credit and clip range follow from them{and_others}
   - {rewards}
 """
 
@@ -207,15 +207,13 @@ def _judged(prompt: Prompt) -> list[dict[str, Any]]:
 
 def _fitting(job: Job) -> tuple[str, Plan]:
     """Find the fastest form of the weights whose plan fits the card; return its text and plan."""
-    card_bytes = job.gigabytes * 2**30
     for memory in FORMS:
         text = _text(job, memory)
-        config = validated(PolicyConfig, parse_yaml(text, name=str(job.path)))
-        # As the smallest card runs it, whatever card this machine has.
-        plan = plan_policy(with_checkpointing(config, on=True))
-        if plan.peak_bytes + CARD_MARGIN <= card_bytes:
-            name = f"a card of {job.gigabytes} GB"
-            return text, dataclasses.replace(plan, device=name, device_bytes=card_bytes, main_bytes=None)
+        plan = plan_policy(validated(PolicyConfig, parse_yaml(text, name=str(job.path))), card=job.gigabytes)
+        if plan.peak_bytes + CARD_MARGIN <= job.gigabytes * 2**30:
+            # The places of the user's own file, and not of the copy.
+            read = kinds_of(sorted([*job.train, *job.held_out], key=lambda prompt: prompt.id))
+            return text, dataclasses.replace(plan, facts={**plan.facts, "read_as": read})
     raise ValueError(
         f"--card {job.gigabytes}: {job.checkpoint} needs {size_text(plan.peak_bytes + CARD_MARGIN)}; take a smaller "
         "--model, such as klein, or a larger card"
@@ -237,7 +235,7 @@ def _text(job: Job, memory: str) -> str:
         "checkpoint": repr(job.checkpoint) if job.checkpoint != job.spec.published else DEFAULT,
         "guidance_scale": "2.5" if job.spec.kind == "kontext" else DEFAULT,
         "advantages": "{aggregate: weighted_sum}" if len(job.rewards) == 1 else DEFAULT,
-        **(dict.fromkeys(SMALL, DEFAULT) if memory == "normal" else SMALL),
+        **(dict.fromkeys(SMALL, DEFAULT) | {"every": "10"} if memory == "normal" else SMALL),
     }
 
     text = TEMPLATE.format(
@@ -257,7 +255,9 @@ def _text(job: Job, memory: str) -> str:
         held_out=f"{job.folder}/test.jsonl",
         size="[384, 384]  # an area" if job.train[0].sources else "[512, 512]  # judged at 1024",
         batch=batch_of_large if job.spec.parameters >= LARGE else batch,
-        judge=f"{{checkpoint: '{SERVED_JUDGE if job.is_served else JUDGE}'}}" if job.asks_judge else "none",
+        # Without it a judge's reward that is added by hand asks the default judge.
+        judge=f"{{checkpoint: '{SERVED_JUDGE if job.is_served else JUDGE}'}}" if job.asks_judge else DEFAULT,
+        and_others="" if job.asks_judge else "; the judge's are such as {name: consistency, weight: 0.2}",
         rewards="\n  - ".join(json.dumps(reward, ensure_ascii=False) for reward in job.rewards),
         **settings,
     )

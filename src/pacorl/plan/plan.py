@@ -10,7 +10,6 @@ import dataclasses
 import json
 import math
 import os
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,11 +26,10 @@ from pacorl.plan.judges import clip_scorers, judge_scorer, judging_flops
 from pacorl.plan.peaks import PHASES, Batch, Job, Memory, Training, measure
 from pacorl.plan.sources import MissingFile
 from pacorl.rewards import check_rewards
-from pacorl.types import Size
+from pacorl.types import Prompt, Size
 
 NOT_READY = 2
 """Exit code of a dry run if something is absent, or does not fit."""
-SHOWN_CARDS = 3
 CUDA_BYTES = 2**30
 """CUDA's context, kernels' scratch space and the allocator's fragments, which the plan does not count."""
 CARD_MARGIN = 2 * CUDA_BYTES
@@ -62,7 +60,7 @@ class Plan:
     processes: int = 1
     device: str = field(default_factory=lambda: device()[0])
     device_bytes: int | None = field(default_factory=lambda: device()[1])
-    """Memory of the card; None without one."""
+    """Memory of the card, here or named; None without one."""
     main_bytes: int | None = field(default_factory=lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     """Main memory; None if it is unknown."""
 
@@ -125,14 +123,19 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield f"card: {size_text(plan.peak_bytes, plan.device_bytes)}, and about 1 GiB for CUDA; {plan.device}\n  {phases}"
     yield f"main memory: {size_text(memory.host, plan.main_bytes)}, loading included"
     for name, fact in plan.facts.items():
-        yield re.sub("[{}']", "", f"{name}: {fact}").replace("_", " ")
+        text = fact
+        if isinstance(fact, Mapping):
+            text = ", ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in fact.items())
+        yield f"{name.replace('_', ' ')}: {text}"
 
-    # On the card that is here, else on the smallest that hold the run.
-    holding = [card.name for card in CARDS if plan.peak_bytes + CARD_MARGIN <= card.gigabytes * 10**9]
-    for card in [plan.device] if plan.device in plan.hours else holding[:SHOWN_CARDS]:
-        if card in plan.hours:
-            low, high = plan.hours[card]
-            yield f"hours on {plan.processes} × {card}, with evaluations and judging: {low:.2g} to {high:.2g}"
+    # On the card that is here; else on those of the size that is named, or that holds the run.
+    least = plan.device_bytes or plan.peak_bytes + CARD_MARGIN
+    size = min((card.gigabytes for card in CARDS if least <= card.gigabytes * 2**30), default=0)
+    for card in CARDS:
+        is_shown = card.name == plan.device if plan.device in plan.hours else card.gigabytes == size
+        if is_shown and card.name in plan.hours:
+            low, high = plan.hours[card.name]
+            yield f"hours on {plan.processes} × {card.name}, with evaluations and judging: {low:.2g} to {high:.2g}"
 
 
 def size_text(number: int, of: int | None = None) -> str:
@@ -146,21 +149,33 @@ def size_text(number: int, of: int | None = None) -> str:
 # --- a policy's training ---------------------------------------------------------------------------------------
 
 
-def plan_policy(config: PolicyConfig, *, ask: bool = False) -> Plan:
-    """Check a config against its data and this machine, and measure its memory.
+def plan_policy(config: PolicyConfig, *, ask: bool = False, card: int = 0) -> Plan:
+    """Check a config against its data and a card, and measure its memory.
 
     Args:
-        config: the run. The published architecture replaces absent weights. Without a card,
-            `gradient_checkpointing: auto` is planned as on, the form of the smallest card.
+        config: the run. The published architecture replaces absent weights. `gradient_checkpointing: auto` is off if
+            the run then fits the card, since recomputing activations costs time; without a card it is on, the form of
+            the smallest one.
         ask: whether a judge over HTTP that does not answer is listed as absent.
+        card: gigabytes of the card that the run is for; 0 for this machine's.
 
     Raises:
         ConfigError: A size or the number of samples does not divide.
         ValueError: A reward is unknown, or a prompt is bad (with file and line) or lacks an input of a reward.
     """
+    name, size = (f"a card of {card} GB", card * 2**30) if card else device()
+    plan = None
+    if size and config.model.gradient_checkpointing == "auto":
+        plan = _plan(with_checkpointing(config, on=False), ask=ask)
+    if plan is None or plan.peak_bytes + CARD_MARGIN > (size or 0):
+        plan = _plan(with_checkpointing(config, on=True), ask=ask)
+    # Main memory of another machine is unknown.
+    return dataclasses.replace(plan, device=name, device_bytes=size, main_bytes=None if card else plan.main_bytes)
+
+
+def _plan(config: PolicyConfig, *, ask: bool) -> Plan:
+    """Plan a config whose gradient checkpointing is decided."""
     # The config alone. A plan does not execute users' files.
-    card_bytes = device()[1]
-    config = decided(config, card_bytes=card_bytes) if card_bytes else with_checkpointing(config, on=True)
     forwards = forwards_of(config)
     check_rewards(config.rewards, run=False)
     check_rewards(config.evaluation.rewards, key="evaluation.rewards", run=False)
@@ -223,11 +238,13 @@ def plan_policy(config: PolicyConfig, *, ask: bool = False) -> Plan:
     )
     memory = measure(job)
     facts: dict[str, Any] = {
+        "gradient_checkpointing": "on" if config.model.gradient_checkpointing else "off",
         "images_per_epoch": forwards.samples,
         "forwards_per_image": per_image,
         "prompts": {"training": len(train), "evaluation": len(shown)},
     }
     if train:
+        facts["read_as"] = kinds_of(train)
         facts["times_seen"] = round(images / config.group_size / len(train), 1)
     if leaks:
         facts["leaks"] = leaks
@@ -248,6 +265,26 @@ def _batches(
     )
 
 
+def kinds_of(prompts: Sequence[Prompt]) -> str:
+    """Count prompts by how they were read, with the first of each kind: sets by their panels, single images, edits."""
+    kinds: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        kind = f"as sets of {prompt.grid.count} panels"
+        if prompt.sources:
+            kind = "as edits"
+        elif prompt.grid.count == 1:
+            kind = "as one image"
+        kinds.setdefault(kind, []).append(prompt)
+    counts = []
+    for kind, (first, *others) in kinds.items():
+        text = " | ".join([first.theme or first.text, *first.panels])
+        counts.append(f"{len(others) + 1} {kind}, the first {first.place} {text[:80]!r}")
+    # A sentence whose number was not understood trains without a word, if its reward takes single images too.
+    if len(kinds) > 1 and "as one image" in kinds:
+        counts.append("a sentence asks for a set by its number, such as 'Four pictures of …'")
+    return "; ".join(counts)
+
+
 def plan_training(config: PolicyConfig, rewards: Collection[str] = ()) -> Plan:
     """Check a run's config and this machine, as `--dry-run` does; `print` shows the plan.
 
@@ -264,17 +301,11 @@ def plan_training(config: PolicyConfig, rewards: Collection[str] = ()) -> Plan:
     return plan_policy(config.model_copy(update={"rewards": planned}), ask=True)
 
 
-def decided(config: PolicyConfig, *, card_bytes: int | None) -> PolicyConfig:
-    """Decide `model.gradient_checkpointing: auto`: off if the run then fits the card, or without a card.
-
-    Raises:
-        ValueError: As `plan_policy` does.
-    """
-    # Recomputing activations costs time, so that it is off wherever the run fits without.
-    without = with_checkpointing(config, on=False)
-    if without is config or card_bytes is None or plan_policy(without).peak_bytes + CARD_MARGIN <= card_bytes:
-        return without
-    return with_checkpointing(config, on=True)
+def decided(config: PolicyConfig) -> PolicyConfig:
+    """Decide `model.gradient_checkpointing: auto` as the plan does; without a card it is off."""
+    if device()[1] is None or config.model.gradient_checkpointing != "auto":
+        return with_checkpointing(config, on=False)
+    return with_checkpointing(config, on=plan_policy(config).facts["gradient_checkpointing"] == "on")
 
 
 def with_checkpointing(config: PolicyConfig, *, on: bool) -> PolicyConfig:

@@ -164,35 +164,37 @@ def _finite(name: str, value: object, prompt: Prompt, *, masked: bool) -> float 
 def smoke_test(
     rewards: Mapping[str, Reward], prompts: Sequence[Prompt], *, size: Size, timeout: float = math.inf
 ) -> None:
-    """Make every reward ready and have it score one grid image of noise, before anything is generated.
+    """Make every reward ready and have it score two grid images of noise, before anything is generated.
+
+    Two, since one image hides a reward that returns one score for the whole batch.
 
     Args:
         rewards: by name.
-        prompts: to choose the image's from.
-        size: of the image.
+        prompts: to choose the images' from.
+        size: of the images.
         timeout: seconds that a reward may score for, its loading aside.
 
     Raises:
         RewardError: if a reward raises, does not return, returns a wrong number of scores, an invalid score or part, or
-            none.
+            no score at all.
     """
     # The largest grid has the most questions and panels.
     prompt = max(prompts, key=lambda prompt: prompt.grid.count)
-    # Seeded, so that a reward scores the trial image equally each time.
-    noise = fromarray(np.random.default_rng(0).integers(0, 256, (size.height, size.width, 3), dtype=np.uint8))
+    # Seeded, so that a reward scores the trial images equally each time.
+    pixels = np.random.default_rng(0).integers(0, 256, (2, size.height, size.width, 3), dtype=np.uint8)
     for name, reward in rewards.items():
         if isinstance(reward, Loads):
             reward.load()
-        trial = partial(scores_of, name, reward, [prompt], [noise])
+        trial = partial(scores_of, name, reward, [prompt, prompt], [fromarray(noise) for noise in pixels])
         try:
-            (score,) = call_in_time(trial, f"reward {name} (trial image)", seconds=timeout)
+            scores = call_in_time(trial, f"reward {name} (trial images)", seconds=timeout)
         except CallTimeout as fault:
             # A new run has nothing to save, and would hang again.
             raise RewardError(str(fault)) from None
-        if score is None:
+        if scores == [None, None]:
             reason = getattr(reward, "last_error", "")
             why = f": {reason}" if reason else ""
-            raise RewardError(f"reward {name!r} has no score for a trial image of {named([prompt])}{why}")
+            raise RewardError(f"reward {name!r} has no score for trial images of {named([prompt])}{why}")
 
 
 # --- helpers of rewards ----------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ def awm(end: Endpoint, options: Awm) -> Loss:
         return -sample_mean((velocity_BNC - target) ** 2, end.panels)
 
     ratio_B = (lower_bound(end.velocity_BNC) - lower_bound(end.old_velocity_BNC)).exp()
-    loss, metrics = clipped(ratio_B, end.advantage_B, clip_range=options.epsilon)
+    loss, metrics = clipped(ratio_B, end.advantage_B * end.used_B, clip_range=options.epsilon)
     moved = (end.velocity_BNC - end.old_velocity_BNC).detach()
     return loss, metrics | {"velocity_change": (moved**2).mean()}
 
