@@ -102,10 +102,12 @@ def test_a_resumed_run_has_the_same_settings_and_pictures(run: Path, tmp_path: P
         CharacterTrainer(
             config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"lr": 0.1})}), resume=True
         ).train()
+    caption = (hero / "1.txt").read_text()
     (hero / "1.txt").write_text("zorp with a moustache")
     with pytest.raises(ValueError, match="images and captions"):
         CharacterTrainer(config, resume=True).train()
-    result = CharacterTrainer(config, resume=True, allow_changes=True).train()
+    (hero / "1.txt").write_text(caption)
+    result = CharacterTrainer(config, resume=True).train()
     assert (result.adapter, result.metrics["step"]) == (tmp_path / "run" / "adapter", 4)
 
     # More steps are no other setting.

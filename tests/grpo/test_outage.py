@@ -96,14 +96,13 @@ def settings(url: str) -> list[str]:
 def content(run: Path) -> dict[str, Any]:
     """What a run leaves, without times, counts and addresses."""
     newest = checkpoints(run / "checkpoints")[-1]
-    lines = [line for line in metrics(run) if "changes" not in line]
     weights = {
         f"{path.parent.name}/{path.stem}/{name}": value
         for path in [*newest.glob("*.safetensors"), *newest.glob("lora/*.safetensors")]
         for name, value in load_file(path).items()
     }
     return {
-        "lines": lines,
+        "lines": metrics(run),
         "weights": {name: value.tolist() for name, value in weights.items()},
         "samples": digests(run / "samples"),
         "files": sorted(path.name for path in run.iterdir()),

@@ -95,18 +95,18 @@ def test_a_power_cut_after_a_checkpoint_takes_nothing_that_it_counts(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("toy")
-def test_a_resumed_run_says_in_its_log_what_changed(small: list[str]) -> None:
+def test_a_resumed_run_says_what_changed_and_a_new_one_may_start_from_its_adapter(
+    small: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
     config = tiny_run(small)
     train_policy(config)
-    settings = [*small, f"out={config.out}", f"epochs={config.epochs + 1}", "optimizer.lr=0.5"]
-    with pytest.raises(
-        ValueError, match=r"optimizer.lr was .* and is now 0.5: take the old values, or add --allow-changes"
-    ):
-        train_policy(tiny_run(settings), resume="auto")
-    train_policy(tiny_run(settings), resume="auto", allow_changes=True)
-    (line,) = metrics(config.out, "changes")
-    assert line["epoch"] == config.epochs
-    assert line["changes"] == {"epochs": [config.epochs, config.epochs + 1], "optimizer.lr": [config.optimizer.lr, 0.5]}
+    longer = [*small, f"out={config.out}", f"epochs={config.epochs + 1}"]
+    with pytest.raises(ValueError, match=r"optimizer.lr was .* and is now 0.5: .*adapter\.start"):
+        train_policy(tiny_run([*longer, "optimizer.lr=0.5"]), resume="auto")
+    train_policy(tiny_run(longer), resume="auto")
+    assert f"epochs was {config.epochs} and is now {config.epochs + 1}" in caplog.text
+    start = f"adapter.start={config.out / 'adapter'}"
+    train_policy(tiny_run([*small, f"out={config.out}-2", "optimizer.lr=0.5", "epochs=1", start]))
 
 
 def test_a_run_that_is_being_written_is_left_alone(small: list[str]) -> None:

@@ -297,10 +297,12 @@ def test_the_only_model_needs_no_name(server: FakeServer) -> None:
     judge.close()
 
 
-def test_404_is_not_asked_again_and_names_the_address(server: FakeServer) -> None:
-    server.behave = lambda handler, number: handler.fail(404, "no such deployment") is None
+@pytest.mark.parametrize(("status", "fix"), [(404, "check the address"), (413, "give smaller ones")])
+def test_a_fault_of_the_request_is_not_asked_again(status: int, fix: str, server: FakeServer) -> None:
+    server.behave = lambda handler, number: handler.fail(status, "this is why") is None
     with judge_of(server) as judge:
-        with pytest.raises(ServiceRefusedError, match=rf"{server.url}/chat/completions: HTTP 404 no such deployment"):
+        fault = rf"{server.url}/chat/completions: HTTP {status} this is why; .*{fix}"
+        with pytest.raises(ServiceRefusedError, match=fault):
             judge.verdicts(QUESTIONS[:1])
         assert len(server.chats) == 1
 

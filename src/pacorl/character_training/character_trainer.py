@@ -14,7 +14,6 @@ import random
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,7 +65,7 @@ class CharacterTrainer:
         print(result.adapter, result.metrics["held_out_loss"])
     """
 
-    def __init__(self, config: CharacterConfig, *, resume: Resume = False, allow_changes: bool = False) -> None:
+    def __init__(self, config: CharacterConfig, *, resume: Resume = False) -> None:
         """Check a run before its weights are loaded; same arguments as `PolicyTrainer`.
 
         Raises:
@@ -74,7 +73,6 @@ class CharacterTrainer:
         """
         self.config = config
         self.resume = resume
-        self.allow_changes = allow_changes
         self.size = Size(*config.size)
         self.pictures = read_pictures(config)
         named_start(config.out, resume)
@@ -176,16 +174,15 @@ class CharacterTrainer:
     def _open_records(self, start: Path | None) -> None:
         """Restore a checkpoint's state, and open the log."""
         config = self.config
-        changes: dict[str, list[Any]] = {}
         lines = 0
         self.identities = {"images and captions": self.pictures.identity}
         if start:
             # Changes are refused before any state is restored. Images may be moved, but not exchanged.
-            changes = checkpoints.changes_since(start, config, identities=self.identities, allowed=self.allow_changes)
+            checkpoints.check_changes_since(start, config, identities=self.identities)
             state = checkpoints.restore(self.lora, start)
             self.evaluated, self.losses, lines = state["evaluated"], state["losses"], state["log_lines"]
             self.held_out_losses = {int(step): loss for step, loss in state["held_out_losses"].items()}
-        self.logbook = Logbook.of(config, lines=lines, changes=changes, epoch=self.epoch, step=self.lora.step)
+        self.logbook = Logbook.of(config, lines=lines)
         self.progress = Progress(epochs=math.ceil(config.steps / config.evaluate_every), shown=True)
         self.checkpoints = checkpoints.CheckpointWriter(self.lora, config, progress=self.progress)
 

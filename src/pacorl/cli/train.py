@@ -35,9 +35,6 @@ class RunOptions:
         "auto: go on from the newest checkpoint of the run's folder, or start if there is none; or a checkpoint's "
         "folder, of this run or another.",
     )
-    allow_changes: bool = option(
-        False, "With --resume: accept a config that differs from the run's; the log lists the changes."
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +113,7 @@ def train_policy(
 
         run = decided(run)
     _echo_start(run.adapter.start)
-    trainer = PolicyTrainer(run, resume=options.resume, allow_changes=options.allow_changes, listeners=[keep_page])
+    trainer = PolicyTrainer(run, resume=options.resume, listeners=[keep_page])
     folder = trainer.train().folder
     del trainer  # its transformer holds the process group
     # Only the main process prints.
@@ -223,7 +220,7 @@ def train_character(
     use_cores()
     # Train.
     _echo_start(run.adapter.start)
-    trainer = CharacterTrainer(run, resume=options.resume, allow_changes=options.allow_changes)
+    trainer = CharacterTrainer(run, resume=options.resume)
     result = trainer.train()
 
     echo(f"done: {result.folder / 'report.html'}\nLoRA: {result.adapter}")
@@ -264,7 +261,7 @@ def train_reward(
     from pacorl.judge_training.judge_trainer import JudgeTrainer
     from pacorl.runtime.processes import destroy_process_group
 
-    folder = JudgeTrainer(run, resume=bool(options.resume), allow_changes=options.allow_changes).train()
+    folder = JudgeTrainer(run, resume=bool(options.resume)).train()
     # Of several processes the main one has written the summary.
     if destroy_process_group():
         echo("\n".join(judge_lines(folder)))

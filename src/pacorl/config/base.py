@@ -7,6 +7,7 @@ fix.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -28,6 +29,8 @@ from pacorl.config.recipes import config_file
 from pacorl.config.reference import unknown_key
 from pacorl.config.user_files import beside
 from pacorl.io.documents import dump_yaml, faults_of, parse_yaml, read_yaml
+
+logger = logging.getLogger(__name__)
 
 Positive = Annotated[int, Field(gt=0, le=LARGEST)]
 Rank = Annotated[int, Field(gt=0, le=4096)]
@@ -246,18 +249,17 @@ def _changes(key: str, before: Any, now: Any) -> dict[str, list[Any]]:
     return changes
 
 
-def check_changes(changes: Mapping[str, Sequence[Any]], *, free: Sequence[str], allowed: bool) -> None:
-    """Raise ConfigError if keys outside the `free` keys and sections change, and this is not `allowed`.
-
-    The message has the keys, both values and the fix.
-    """
+def check_changes(changes: Mapping[str, Sequence[Any]], *, free: Sequence[str], warns: bool = True) -> None:
+    """Raise ConfigError if keys outside the `free` keys and sections change; else log a warning for each change."""
     prefixes = tuple(f"{key}." for key in free)
     frozen = {key: values for key, values in changes.items() if not f"{key}.".startswith(prefixes)}
-    if frozen and not allowed:
+    if frozen:
         raise ConfigError(
-            f"a run that goes on keeps its settings, and {'; '.join(described(frozen))}: take the old values, or add "
-            "--allow-changes (in Python allow_changes=True), or start anew with out=…"
+            f"a run that goes on keeps its settings, and {'; '.join(described(frozen))}: take the old values, or "
+            "start anew with out=…, from this run's LoRA by adapter.start (of a judge tuning.start)"
         )
+    for change in described(changes) if warns else ():
+        logger.warning("resumed with another setting: %s", change)
 
 
 def described(changes: Mapping[str, Sequence[Any]]) -> list[str]:

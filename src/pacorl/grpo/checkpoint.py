@@ -59,6 +59,8 @@ PLACES = {"judge": ("judge.checkpoint", "judge.adapter"), "evaluation.judge": ("
 FREE_KEYS = (
     *("out", "epochs", "steps", "save_every", "keep_checkpoints", "trackers", "evaluation.every", "monitor"),
     *("character", "model.gradient_checkpointing", "reward_timeout", "judge.api_key_env"),
+    # These change the rounding of sums, and are the way out if the card's memory runs short.
+    *("sampling.batch", "evaluation.batch", "optimizer.micro_batch"),
 )
 """Config keys that a resumed run may change: no reward, gradient or learning rate depends on them."""
 HALF_DONE = re.compile(r"\.(step-\d{6,})\.(partial|replaced)")
@@ -239,19 +241,14 @@ def check_whole(checkpoint: Path) -> None:
     check_digests(checkpoint, read_object(checkpoint / "state.json")["files"])
 
 
-def changes_since(
-    checkpoint: Path, config: LoraConfig, *, identities: Mapping[str, str], allowed: bool
-) -> dict[str, list[Any]]:
-    """Compare a config and the identities of its rewards with a checkpoint's.
+def check_changes_since(checkpoint: Path, config: LoraConfig, *, identities: Mapping[str, str]) -> None:
+    """Compare a config and the identities of its rewards with a checkpoint's, and log a warning for each free change.
 
     Args:
         identities: of judges, code or images by name (`identities_of`).
 
-    Returns:
-        Dotted key → [value before, value now].
-
     Raises:
-        ConfigError: if an identity or a fixed key changes and changes are not `allowed`.
+        ConfigError: if an identity or a fixed key changes.
     """
     state = read_object(checkpoint / "state.json")
     changes = changes_to(config, state["config"])
@@ -263,9 +260,7 @@ def changes_since(
         else:
             # A judge at another place is the same judge: its weights and prompt decide.
             free += PLACES.get(name, ())
-    # Every draw follows from the seed, and the samples of another one would not be new.
-    check_changes(changes, free=free, allowed=allowed and "seed" not in changes)
-    return changes
+    check_changes(changes, free=free)
 
 
 def identities_of(config: PolicyConfig, functions: Mapping[str, RewardFunction]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -81,7 +81,6 @@ class PolicyTrainer:
         listeners: Sequence[Listener] = (),
         extra_metrics: ExtraMetrics | None = None,
         resume: Resume = False,
-        allow_changes: bool = False,
     ) -> None:
         """Load and check everything that the run needs, cheap checks first.
 
@@ -92,7 +91,6 @@ class PolicyTrainer:
             listeners: functions that are called with each line of the log.
             extra_metrics: additional metrics of each evaluation's images.
             resume: False for a new run, True or "auto" to continue from the newest checkpoint, or a checkpoint folder.
-            allow_changes: whether a resumed run may change its config. The log records the changes.
 
         Raises:
             ValueError: if the run cannot be made; one line with the key, the value and the fix.
@@ -118,11 +116,11 @@ class PolicyTrainer:
 
         quiet_loading()
         with quiet("transformers"):  # it notes that torchvision is missing, which nothing here uses
-            self._build(resume, allow_changes=allow_changes)
+            self._build(resume)
 
     # --- building, in the order in which things can fail -------------------------------------------------------
 
-    def _build(self, resume: Resume, *, allow_changes: bool) -> None:
+    def _build(self, resume: Resume) -> None:
         # 1. Cheap checks: an impossible config fails before weights load.
         self.train_prompts, self.evaluation_prompts, self._leaks = builders.read_prompts(self.config)
         self.config, self._credit_note = builders.with_credit(self.config, self.functions, self.train_prompts)
@@ -150,18 +148,17 @@ class PolicyTrainer:
             on_fault.callback(self._open.close)
             self.runtime.on_main(lambda: self._open.enter_context(own_folder(config.out)))
             start = self.runtime.on_main(partial(checkpoint.starting_point, config, resume))
-            changes: Mapping[str, list[Any]] = {}
             # Only the main process reads a local judge's weights for their digest.
             identify = partial(checkpoint.identities_of, config, self.functions)
             self.identities = self.runtime.on_main(identify)
             """What decides rewards beside the config: judges, and the user's code as it was executed."""
             if start:
-                compare = partial(checkpoint.changes_since, start, config, allowed=allow_changes)
-                changes = self.runtime.on_main(partial(compare, identities=self.identities))
+                compare = partial(checkpoint.check_changes_since, start, config, identities=self.identities)
+                self.runtime.on_main(compare)
             self._build_models(resumed=start is not None)
             # A server has said now which model it serves.
             self.identities = self.runtime.on_main(identify) | self.identities
-            self._build_records(start, changes)
+            self._build_records(start)
             on_fault.pop_all()  # `close` closes them
 
     def _build_models(self, *, resumed: bool) -> None:
@@ -253,7 +250,7 @@ class PolicyTrainer:
             if isinstance(judge, WaitsForOutages):
                 judge.wait_for_outages()
 
-    def _build_records(self, start: Path | None, changes: Mapping[str, list[Any]]) -> None:
+    def _build_records(self, start: Path | None) -> None:
         config = self.config
         is_main = self.runtime.is_main
         lines = 0
@@ -262,9 +259,7 @@ class PolicyTrainer:
             state = checkpoint.restore(self.lora, start)
             self.epoch, self.evaluated, self.score = state["epoch"], state["evaluated"], state["score"]
             lines = state["log_lines"]
-        self.logbook = Logbook.of(
-            config, lines=lines, changes=changes, epoch=self.epoch, step=self.lora.step, main=is_main
-        )
+        self.logbook = Logbook.of(config, lines=lines, main=is_main)
         self.monitor = HackingMonitor(prompts=self.division.prompts)
         if start:
             # Replay the log: the monitor compares with values from the start of the run.

@@ -25,7 +25,7 @@ MALFORMED = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError
 
 
 class ServiceRefusedError(ValueError):
-    """No request will be answered: unknown model, refused key, wrong address."""
+    """No repetition helps: unknown model, refused key, wrong address, a request larger than the server takes."""
 
 
 class ServiceFault(Exception):
@@ -70,7 +70,7 @@ def service_faults(url: str, *, model: str, seconds: float, key: str, key_variab
     """Convert the faults of openai's client, and of reading an answer, to one line in the server's words.
 
     Raises:
-        ServiceRefusedError: for a refused key, and for a wrong address or model.
+        ServiceRefusedError: for a refused key, a wrong address or model, and a request too large for the server.
         ServiceFault: for any other fault.
     """
     import openai
@@ -97,6 +97,9 @@ def service_faults(url: str, *, model: str, seconds: float, key: str, key_variab
             ) from None
         if 300 <= status < 400 or status == 404:
             fix = f"check the address and the model's name {model!r}"
+            raise ServiceRefusedError(f"{error.request.url}: {said}; {fix}") from None
+        if status == 413:
+            fix = "its images are too large for the server; give smaller ones, or raise the server's limit of a request"
             raise ServiceRefusedError(f"{error.request.url}: {said}; {fix}") from None
         passing = status == 429 or status >= 500
         raise ServiceFault(said, passing=passing, unreachable=status in UNAVAILABLE) from None

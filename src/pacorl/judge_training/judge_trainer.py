@@ -54,6 +54,7 @@ logger = logging.getLogger(__name__)
 FREE_KEYS = (
     *("out", "log_every", "evaluate_every", "save_every", "keep_checkpoints", "merge", "trackers"),
     *("model.gradient_checkpointing", "data.evaluation", "data.evaluation_limit", "data.workers"),
+    "optimizer.micro_batch",  # it changes the rounding of sums, and is the way out if the card's memory runs short
 )
 """Config keys that a resumed run may change; not its length, which determines the learning rate's cosine."""
 UNUSED_FILES = ("training_args.bin", "README.md")
@@ -77,13 +78,12 @@ class JudgeTrainer:
         folder = JudgeTrainer(config).train()  # LocalJudge loads folder / "adapter"
     """
 
-    def __init__(self, config: JudgeConfig, *, resume: bool = False, allow_changes: bool = False) -> None:
+    def __init__(self, config: JudgeConfig, *, resume: bool = False) -> None:
         """Take a run's config.
 
         Args:
             config: the run.
             resume: go on from the newest whole checkpoint in the run's folder, if there is one.
-            allow_changes: allow a resumed run another config; the log lists the changes.
 
         Raises:
             ValueError: transformers is too old, the folder holds a run already and `resume` is not set, or bfloat16
@@ -99,11 +99,9 @@ class JudgeTrainer:
         existing = checkpoints(config.out / "checkpoints") if resume else []
         self.checkpoint = newest_whole(existing, check_whole) if existing else None
         """The checkpoint for resuming; None at the start."""
-        self.changes: dict[str, list[Any]] = {}
-        """Changed keys of a resumed run → both values."""
         if self.checkpoint:
-            self.changes = changes_to(config, read_yaml(config.out / "config.yaml"))
-            check_changes(self.changes, free=FREE_KEYS, allowed=allow_changes)
+            changes = changes_to(config, read_yaml(config.out / "config.yaml"))
+            check_changes(changes, free=FREE_KEYS, warns=processes().is_main_process)
 
     def train(self) -> Path:
         """Train to the end of the config.
@@ -132,7 +130,7 @@ class JudgeTrainer:
         # Log lines that a resumed run will write again are dropped.
         step = step_of(self.checkpoint) if self.checkpoint else -1
         main = processes().is_main_process
-        logbook = Logbook.of(self.config, changes=self.changes, step=step, main=main)
+        logbook = Logbook.of(self.config, step=step, main=main)
         keeper = RunKeeper(logbook, StopSignals(), evaluates=evaluates)
         try:
             with keeper.signals:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pacorl.config.base import described, dump
+from pacorl.config.base import dump
 from pacorl.config.public import public
 from pacorl.core.metric_names import SECONDS
 from pacorl.io.documents import JsonObject, append_jsonl, parse_object, read_jsonl, read_text, write_jsonl
@@ -90,8 +90,6 @@ class Logbook:
         cls,
         config: Any,
         *,
-        changes: Mapping[str, Sequence[Any]],
-        epoch: int = 0,
         step: int = 0,
         lines: int | None = None,
         main: bool = True,
@@ -99,7 +97,6 @@ class Logbook:
         """Open the log of a run, new or resumed, and write its config.
 
         Args:
-            changes: config key → earlier and new value, of a resumed run.
             lines: number of lines that stay, by default the lines up to `step`: lines after the checkpoint are
                 written again.
             main: whether this is the main process; another one writes nothing.
@@ -108,11 +105,6 @@ class Logbook:
         book = cls(config.out if main else None, trackers=config.trackers, settings=settings)
         if main:
             book.cut(lines=lines, step=step)
-            if changes:
-                line = {"kind": "changes", "epoch": epoch, "step": step, "changes": changes}
-                append_jsonl(config.out / LOG, line)
-            for change in described(changes):
-                logger.warning("resumed with another setting: %s", change)
             write_atomic(config.out / "config.yaml", dump(config), mode=PRIVATE)
         return book
 
