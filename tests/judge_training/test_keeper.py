@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from pacorl.judge_training.judge_config import JudgeConfig
 from pacorl.judge_training.judge_trainer import RunKeeper
 from pacorl.judge_training.loop import processes
 from pacorl.runtime.logbook import Logbook
@@ -19,7 +20,7 @@ def test_gradients_that_are_not_finite_move_neither_weights_nor_moments(value: f
     processes()
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
-    keeper = RunKeeper(Logbook(None), StopSignals(), evaluates=False)
+    keeper = RunKeeper(Logbook(JudgeConfig(), main=False), StopSignals(), evaluates=False)
     for bad in (False, True):
         model(torch.ones(1, 2)).sum().backward()
         if bad:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from accelerate import PartialState
 
+from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.runtime.logbook import Logbook, Progress
 
 
@@ -17,30 +18,34 @@ def lines(folder: Path) -> list[dict[str, float | None]]:
 
 
 def test_lines_are_dropped_after_an_epoch(tmp_path: Path) -> None:
-    book = Logbook(tmp_path)
+    config = PolicyConfig(out=tmp_path, trackers=())
+    book = Logbook(config)
     book.write("evaluation", epoch=0, step=0, values={"a": 1.0})
     for epoch in (1, 2, 3):
         book.write("epoch", epoch=epoch, step=epoch, values={"a": float(epoch)})
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "epoch", "epo')  # a crash in the middle of a line
-    book.cut(step=2)
+    Logbook(config, step=2)
     assert [line["epoch"] for line in lines(tmp_path)] == [0, 1, 2]
-    book.cut(step=-1)
+    Logbook(config, step=-1)
     assert lines(tmp_path) == []
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 9])
 def test_exactly_the_first_lines_stay(tmp_path: Path, count: int) -> None:
-    book = Logbook(tmp_path)
+    config = PolicyConfig(out=tmp_path, trackers=())
+    book = Logbook(config)
     for epoch in range(4):
         book.write("epoch", epoch=epoch, step=epoch, values={})
-    book.cut(lines=count)
+    book = Logbook(config, lines=count)
     assert [line["epoch"] for line in lines(tmp_path)] == list(range(4))[:count]
     assert book.count_lines() == min(count, 4)
 
 
 def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
-    Logbook(tmp_path).write("epoch", epoch=1, step=1, values={"good": 0.5, "bad": float("nan")})
+    Logbook(PolicyConfig(out=tmp_path, trackers=())).write(
+        "epoch", epoch=1, step=1, values={"good": 0.5, "bad": float("nan")}
+    )
     assert lines(tmp_path) == [{"kind": "epoch", "epoch": 1, "step": 1, "good": 0.5, "bad": None}]
 
 
@@ -50,10 +55,11 @@ def test_a_service_is_given_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     given: list[dict[str, Any]] = []
     service = SimpleNamespace(init=lambda **options: given.append(options), config={})
     monkeypatch.setitem(sys.modules, name, service)
-    settings = {"seed": 7, "rewards": [{"name": "http", "args": {"api_key": "mine", "url": "http://me:pass@host/x"}}]}
-    Logbook(tmp_path, trackers=[name], settings=settings)
+    reward = {"name": "http", "args": {"api_key": "mine", "url": "http://me:pass@host/x"}}
+    Logbook(PolicyConfig.model_validate({"out": tmp_path, "seed": 7, "trackers": [name], "rewards": [reward]}))
     (options,) = given
-    assert options["config"] == {"seed": 7, "rewards": [{"name": "http", "args": {"api_key": "***", "url": "***"}}]}
+    assert options["config"]["seed"] == 7
+    assert options["config"]["rewards"][0]["args"] == {"api_key": "***", "url": "***"}
 
 
 def train(progress: Progress, *, epochs: int) -> None:

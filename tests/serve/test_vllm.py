@@ -17,8 +17,12 @@ from pacorl.serve.vllm import Served, environment_of, run_vllm, vllm_command
 
 def adapter(folder: Path, *, rank: int = 12, key: str = "base_model.model.language_model.q.lora_A.weight") -> str:
     folder.mkdir(exist_ok=True)
-    (folder / "adapter_config.json").write_text(json.dumps({"r": rank, "base_model_name_or_path": "base"}))
-    save_file({key: np.zeros((rank, 2), np.float32)}, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(
+        json.dumps({"r": rank, "lora_alpha": 1, "base_model_name_or_path": "base"})
+    )
+    shapes = {key: (rank, 2), key.replace("lora_A", "lora_B"): (2, rank)}
+    weights = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    save_file(weights, folder / "adapter_model.safetensors")
     return str(folder)
 
 
@@ -75,9 +79,9 @@ def test_an_adapter_that_vllm_would_not_apply_is_refused(tmp_path: Path) -> None
     folder = Path(adapter(tmp_path / "lora", key="base_model.model.visual.blocks.0.attn.qkv.lora_A.weight"))
     for config, weights, named in (
         (None, None, "vision tower"),
+        ('{"r": 12, "lora_alpha": 1}', None, "names no base"),
+        ('{"r": 1', None, r"adapter_config\.json"),
         (None, b"x", "adapter_model"),
-        ('{"r": [1], "base_model_name_or_path": "base"}', None, r"adapter_config\.json: r"),
-        ('{"r": 1}', None, r"adapter_config\.json: base"),
     ):
         if config:
             (folder / "adapter_config.json").write_text(config)

@@ -182,36 +182,35 @@ class CharacterTrainer:
             state = checkpoints.restore(self.lora, start)
             self.evaluated, self.losses, lines = state["evaluated"], state["losses"], state["log_lines"]
             self.held_out_losses = {int(step): loss for step, loss in state["held_out_losses"].items()}
-        self.logbook = Logbook.of(config, lines=lines)
+        self.logbook = Logbook(config, lines=lines)
         self.progress = Progress(epochs=math.ceil(config.steps / config.evaluate_every), shown=True)
         self.checkpoints = checkpoints.CheckpointWriter(self.lora, config, progress=self.progress)
 
     # --- training ----------------------------------------------------------------------------------------------
 
     def train_step(self) -> None:
-        """Take one optimizer step."""
+        """Take one optimizer step. Example, time and noise of a global row follow from the seed and the row."""
         options = self.config.optimizer
+        seed = self.config.seed
+        count = len(self.train_examples)
         first = self.lora.step * options.batch
         total = 0.0
         for rows in in_batches(range(first, first + options.batch), options.micro_batch):
-            loss = self.losses_of(rows).sum() / options.batch
+            examples = []
+            times = []
+            noises = []
+            for row in rows:
+                # All images once per turn, in an order of its own.
+                turn, position = divmod(row, count)
+                order = random.Random(seed_of(seed, "image", "order", turn)).sample(range(count), count)
+                examples.append(self.train_examples[order[position]])
+                times.append(random.Random(seed_of(seed, "image", "time", row)).random())
+                noises.append(seed_of(seed, "image", "noise", row))
+            loss = self.losses_at(examples, times, noises).sum() / options.batch
             loss.backward()
             total += float(loss.detach())
         if math.isfinite(self.lora.take_step()):
             self.losses.append(total)
-
-    def losses_of(self, rows: Sequence[int]) -> Tensor:
-        """Compute the (B,) losses of global rows, whose example, time and noise follow from the seed and the row."""
-        seed = self.config.seed
-        count = len(self.train_examples)
-        drawn = []
-        for row in rows:
-            # All images once per turn, in an order of its own.
-            turn, position = divmod(row, count)
-            order = random.Random(seed_of(seed, "image", "order", turn)).sample(range(count), count)
-            drawn.append(self.train_examples[order[position]])
-        times = [random.Random(seed_of(seed, "image", "time", row)).random() for row in rows]
-        return self.losses_at(drawn, times, [seed_of(seed, "image", "noise", row) for row in rows])
 
     def losses_at(self, examples: Sequence[Example], times: Sequence[float], seeds: Sequence[int]) -> Tensor:
         """Compute (B,) ‖v(x_σ) − (ε − x0)‖² at x_σ = (1−σ)·x0 + σ·ε, as a mean over dimensions.
@@ -295,7 +294,7 @@ class CharacterTrainer:
         samples = [EvaluatedSample(*job, image) for job, image in zip(jobs, images, strict=True)]
         keep_samples(self.logbook, samples, epoch=self.epoch)
 
-    def save(self) -> Path:
+    def save(self) -> None:
         """Write a checkpoint, and the best of the checkpoints as `adapter`."""
         loss = self.held_out_losses.get(self.lora.step)
         state = {
@@ -308,13 +307,13 @@ class CharacterTrainer:
             "log_lines": self.logbook.count_lines(),
             "identities": self.identities,
         }
-        target = self.checkpoints.save(state)
+        self.checkpoints.save(state)
         self.checkpoints.finish()
-        return target
 
     def _finish(self) -> None:
         """Draw the gallery with the LoRA in `adapter`, and write summary.json and the page."""
         out = self.config.out
+        # Not by the average, which a stop during the gallery saves.
         best = AdapterCopy(self.lora.transformer)
         best.load(read_lora(out / "adapter").state)
         with best.swapped_in():

@@ -46,10 +46,11 @@ def split_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def run(activity: str, step: Callable[..., JsonObject], *inputs: Any, **options: Any) -> JsonObject:
-    """Run a step under a progress bar and return its counts."""
+def run(activity: str, step: Callable[..., JsonObject], *inputs: Any, then: str, **options: Any) -> None:
+    """Run a step under a progress bar, and print its counts and the next command."""
     with progress(activity) as advance:
-        return step(*inputs, **options, progress=advance)
+        counts = step(*inputs, **options, progress=advance)
+    show(counts, then)
 
 
 def show(counts: JsonObject, following: str) -> None:
@@ -146,8 +147,7 @@ def diversify(
     """Select prompts that differ."""
     from pacorl.dataset.diversify import diversify as select
 
-    counts = run("selecting", select, folder, number=number, seed=seed)
-    show(counts, following("generate", folder))
+    run("selecting", select, folder, number=number, seed=seed, then=following("generate", folder))
 
 
 @app.command()
@@ -168,8 +168,7 @@ def generate(
     del options["options"]
     source = image_source(options.pop("model") or POLICIES.default_options().checkpoint, **options)
     shard = Shard.of_process()
-    counts = run("generating", module.generate, folder, source, grids=grids, shard=shard)
-    show(counts, following("pair", folder))
+    run("generating", module.generate, folder, source, grids=grids, shard=shard, then=following("pair", folder))
 
 
 @app.command()
@@ -181,8 +180,7 @@ def pair(
     """Cut the grids, and combine them into questions for people."""
     from pacorl.dataset.grids import pair as cut
 
-    counts = run("cutting", cut, folder, limit=limit)
-    show(counts, f"{following('annotate', folder)} --annotators ann,ben")
+    run("cutting", cut, folder, limit=limit, then=f"{following('annotate', folder)} --annotators ann,ben")
 
 
 @app.command()
@@ -226,8 +224,8 @@ def explain(
     """Write reasons for the labelled pairs."""
     from pacorl.dataset.explain import explain as write
 
-    counts = run("explaining", write, folder, chat.connect(), limit=limit, workers=chat.workers)
-    show(counts, following("export", folder))
+    then = following("export", folder)
+    run("explaining", write, folder, chat.connect(), limit=limit, workers=chat.workers, then=then)
 
 
 @app.command()
@@ -247,13 +245,12 @@ def export(
     for source in rankings:
         counts = import_rankings(folder, source)
         echo_errors(f"{source}: {counts['rankings']} rankings of {counts['images']} images")
-    counts = run("exporting", write, folder, out=out, test_share=test_share, seed=seed)
     files = [shlex.quote(str((out or folder / "export") / f"consistency_{name}.jsonl")) for name in ("train", "test")]
     manifest = folder / "manifests" / "generate.json"
     generator = read_object(manifest)["plan"]["options"]["generator"] if manifest.is_file() else {}
     recipe = "tiny" if generator.get("checkpoint") == TINY else "paco_reward_7b"
     command = f"train-reward reward/{recipe} data.train=[{files[0]}] data.evaluation=[{files[1]}]"
-    show(counts, command)
+    run("exporting", write, folder, out=out, test_share=test_share, seed=seed, then=command)
 
 
 def _flat(counts: JsonObject, prefix: str = "") -> Iterator[tuple[str, Any]]:

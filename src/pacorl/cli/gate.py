@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -81,7 +81,11 @@ def score(
     # Questions and images, before a judge is loaded, which takes minutes.
     use_cores()
     panels = open_panels(images, grid=ask.grid)
-    panels.check_several()
+    if len(panels.images) < 2:  # it may be a page of another tool
+        raise ValueError(
+            f"{panels.names[0]} has nothing to be compared with; give two images or more, or cut a page into panels by "
+            "--grid, such as 2x2"
+        )
     source = _judge_of(judge, files_of(images))
 
     with load_judge(source, judge) as reward:
@@ -131,31 +135,41 @@ def check(
 ) -> None:
     """Check that images show the same; exit code 4 and the odd one out if not, 5 if its judge fails the controls."""
     from pacorl.gate.check import check_lines, check_page
-    from pacorl.gate.panels import files_of, open_panels
+    from pacorl.gate.panels import files_of, open_panels, panels_in
     from pacorl.io.files import check_made, check_writable, write_atomic
     from pacorl.runtime.cores import use_cores
 
     use_cores()
     if bool(images) == bool(sets):
         raise BadParameter("give images, or --sets with a folder of sets", param_hint="'IMAGES...'")
-    if sets:
-        if ask.grid or report:
-            raise UsageError("--grid cuts one image, and --report shows one set; --sets has many, for --json")
-        raise Exit(_check_sets(sets, judge, ask, as_json=output.as_json))
+    if sets and (ask.grid or report):
+        raise UsageError("--grid cuts one image, and --report shows one set; --sets has many, for --json")
 
     # If this check fails, an earlier page would pass for its page.
     if report:
         check_writable(report)
         check_made(report)
         report.unlink(missing_ok=True)
-    # Panels, references, questions and threshold, before a judge is loaded.
-    panels = open_panels(images, grid=ask.grid)
+    # Panels, references, questions and threshold, before a judge is loaded. Of many sets one is open at a time.
+    if sets:
+        files = {path.name: panels_in(path) for path in sorted(sets.iterdir()) if path.is_dir()}
+        if not any(files.values()):
+            raise ValueError(
+                f"{sets} has no subfolder with images; --sets takes a folder with a subfolder for each set"
+            )
+        most = max(2, *map(len, files.values()))
+    else:
+        panels = open_panels(images, grid=ask.grid)
+        files = {"": files_of(images)}
+        most = len(panels.images)
     gate = Gate(ask, judge.calibration)
-    gate.least(len(panels.images))
-    source = _judge_of(judge, [*files_of(images), *gate.references])
+    gate.least(most)
+    source = _judge_of(judge, [*chain(*files.values()), *gate.references])
 
     with load_judge(source, judge) as reward:
         echo_errors(reward.note)
+        if sets:
+            raise Exit(_check_sets(gate, reward, files, as_json=output.as_json))
         checked = gate.check(reward, panels)
 
     # The page comes before the output, which may fail on a closed pipe.
@@ -170,37 +184,27 @@ def check(
     raise Exit(code_of(checked))
 
 
-def _check_sets(folder: Path, judge: CalibratedJudge, ask: CheckOptions, *, as_json: bool) -> int:
-    """Check each subfolder with one load of the judge, and return the worst exit code."""
+def _check_sets(gate: Gate, reward: PacoReward, sets: Mapping[str, Sequence[str]], *, as_json: bool) -> int:
+    """Check each set of files, and return the worst exit code."""
     from pacorl.gate.check import verdict_lines
-    from pacorl.gate.panels import open_panels, panels_in
+    from pacorl.gate.panels import open_panels
 
-    sets = {path.name: panels_in(path) for path in sorted(folder.iterdir()) if path.is_dir()}
-    if not any(sets.values()):
-        raise ValueError(f"{folder} has no subfolder with images; --sets takes a folder with a subfolder for each set")
-    # Characters, questions and threshold, before a judge is loaded.
-    gate = Gate(ask, judge.calibration)
-    gate.least(max(2, *map(len, sets.values())))
-    source = _judge_of(judge, [*chain(*sets.values()), *gate.references])
-
-    # Images of one set are open at a time. A fault ends its own set alone.
     documents: list[dict[str, Any]] = []
     codes: list[int] = []
-    with load_judge(source, judge) as reward:
-        echo_errors(reward.note)
-        for title, files in sets.items():
-            try:
-                checked = gate.check(reward, open_panels(files))
-            except (ValueError, OSError, RuntimeError) as fault:
-                codes.append(int(getattr(fault, "exit_code", 1)))
-                verdict: dict[str, Any] = {"passed": None, "error": fault_line(fault)}
-                lines = ["no verdict", *fault_line(fault).split("\n")]
-            else:
-                codes.append(code_of(checked))
-                verdict, lines = checked.to_dict(), verdict_lines(checked, judge=reward.name)
-            documents.append({"set": title, "judge": reward.name, "note": reward.note, "code": codes[-1], **verdict})
-            if not as_json:
-                echo("\n    ".join([f"{title}: {lines[0]}", *lines[1:]]))
+    for title, files in sets.items():
+        # A fault ends its own set alone.
+        try:
+            checked = gate.check(reward, open_panels(files))
+        except (ValueError, OSError, RuntimeError) as fault:
+            codes.append(int(getattr(fault, "exit_code", 1)))
+            verdict: dict[str, Any] = {"passed": None, "error": fault_line(fault)}
+            lines = ["no verdict", *fault_line(fault).split("\n")]
+        else:
+            codes.append(code_of(checked))
+            verdict, lines = checked.to_dict(), verdict_lines(checked, judge=reward.name)
+        documents.append({"set": title, "judge": reward.name, "note": reward.note, "code": codes[-1], **verdict})
+        if not as_json:
+            echo("\n    ".join([f"{title}: {lines[0]}", *lines[1:]]))
     if as_json:
         print_json(documents)
     return max(codes, key=SEVERITY.index)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import typer
 from typer import Argument, Option
@@ -13,9 +13,6 @@ from typer import Argument, Option
 from pacorl.cli.shared import echo, echo_errors, needing
 from pacorl.config.options import JUDGE_KEY, StudioModels, UsageError, option
 from pacorl.types import TINY
-
-if TYPE_CHECKING:
-    from pacorl.serve.vllm import Served
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,29 +48,26 @@ def serve(
         run_vllm(served, api_key=key or "", extra=context.args)
     if context.args:
         raise ValueError(f"{' '.join(context.args)} would be for vLLM; the built-in server takes no further arguments")
-    _run_builtin(served, key=key or "")
 
-
-def _run_builtin(served: Served, *, key: str) -> None:
     from pacorl.io.quiet import quiet_loading
     from pacorl.judge import check_judge
     from pacorl.runtime.cores import use_cores
 
-    check_judge(served.checkpoint)
+    check_judge(source)
     with needing("serve", what="the built-in server"):
         from pacorl.web import listening, run
 
     # A taken port fails before libraries and weights are loaded.
-    with listening(served.host, served.port) as (listener, url):
+    with listening(options.host, options.port) as (listener, url):
         with needing("serve", what="the built-in server"):
             from pacorl.serve.server import create_app
         from pacorl.judge.local import LocalJudge, placement
 
         use_cores()
         quiet_loading()
-        judge = LocalJudge.from_pretrained(served.checkpoint, **placement(served.checkpoint))
+        judge = LocalJudge.from_pretrained(source, **placement(source))
         echo_errors(f"serving {served.name} at {url}/v1")
-        run(create_app(served.name, judge, api_key=key), listener)
+        run(create_app(served.name, judge, api_key=key or ""), listener)
 
 
 # --- the studio ------------------------------------------------------------------------------------------------

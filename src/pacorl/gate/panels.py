@@ -29,14 +29,6 @@ class Panels(NamedTuple):
     images: tuple[Image, ...]
     texts: tuple[str, ...]
 
-    def check_several(self) -> None:
-        """Raise ValueError for one image, which may be a page of another tool."""
-        if len(self.images) < 2:
-            raise ValueError(
-                f"{self.names[0]} has nothing to be compared with; give two images or more, or cut a page into panels "
-                "by --grid, such as 2x2"
-            )
-
 
 def open_panels(sources: Sequence[Path | str], *, grid: str = "") -> Panels:
     """Open images from files, folders or http(s) URLs, or cut the one image into panels.

@@ -190,19 +190,15 @@ def score_set(
             words = ""
             # Words cost a whole answer each, so pairs without a score get none.
             if reasons and all(verdict.valid for verdict in verdicts.values()):
-                words = _reasons(judge, (images[first], images[second]), questions)
+                lines = []
+                for label, text in questions.items():
+                    reason = judge.explain(Question((images[first], images[second]), text))
+                    lines.append(f"{label}: {reason}" if len(questions) > 1 else reason)
+                words = "\n".join(lines)
             scored.append(PairScore(first, second, verdicts, words))
         progress(len(questions) * len(scored), len(questions) * len(pairs))
     calibrated = getattr(judge, "calibration", None) is not None
     return Scores(names, tuple(images), questions, tuple(scored), ranking, calibrated)
-
-
-def _reasons(judge: Judge, images: tuple[Image, Image], questions: Questions) -> str:
-    lines = []
-    for label, text in questions.items():
-        reason = judge.explain(Question(images, text))
-        lines.append(f"{label}: {reason}" if len(questions) > 1 else reason)
-    return "\n".join(lines)
 
 
 # --- for people ------------------------------------------------------------------------------------------------

@@ -259,7 +259,7 @@ class PolicyTrainer:
             state = checkpoint.restore(self.lora, start)
             self.epoch, self.evaluated, self.score = state["epoch"], state["evaluated"], state["score"]
             lines = state["log_lines"]
-        self.logbook = Logbook.of(config, lines=lines, main=is_main)
+        self.logbook = Logbook(config, lines=lines, main=is_main)
         self.monitor = HackingMonitor(prompts=self.division.prompts)
         if start:
             # Replay the log: the monitor compares with values from the start of the run.

@@ -130,7 +130,7 @@ class JudgeTrainer:
         # Log lines that a resumed run will write again are dropped.
         step = step_of(self.checkpoint) if self.checkpoint else -1
         main = processes().is_main_process
-        logbook = Logbook.of(self.config, step=step, main=main)
+        logbook = Logbook(self.config, step=step, main=main)
         keeper = RunKeeper(logbook, StopSignals(), evaluates=evaluates)
         try:
             with keeper.signals:
@@ -193,10 +193,7 @@ def build_trainer(
 
     # The trainer.
     trainer = WeightedLikelihoodTrainer(
-        alpha=None if config.loss.alpha == "uniform" else float(config.loss.alpha),
-        form=config.loss.form,
-        yes=data.collator.yes,
-        no=data.collator.no,
+        loss=config.loss,
         measure=held_out.measure,
         model=model,
         args=arguments,

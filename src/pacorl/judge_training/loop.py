@@ -18,10 +18,10 @@ from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import EvalPrediction
 
 from pacorl.core.calibration import calibration_error
-from pacorl.core.objectives.decision_weighted import Form, decision_weighted, items_of
+from pacorl.core.objectives.decision_weighted import decision_weighted, items_of
 from pacorl.io.documents import write_json
 from pacorl.io.files import digests, weight_write_errors
-from pacorl.judge_training.judge_config import JudgeConfig
+from pacorl.judge_training.judge_config import DecisionLossConfig, JudgeConfig
 
 Values = NDArray[np.float64]
 Labels = NDArray[np.bool_]
@@ -104,18 +104,13 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
     def __init__(
         self,
         *,
-        alpha: float | None,
-        form: Form,
-        yes: int,
-        no: int,
+        loss: DecisionLossConfig,
         measure: Callable[[Mapping[int, float], int], dict[str, float]],
         **trainer: Any,
     ) -> None:
         super().__init__(**trainer, compute_metrics=self._measured)
-        self.alpha = alpha
-        self.form: Form = form
-        self.yes = yes
-        self.no = no
+        self.alpha = None if loss.alpha == "uniform" else float(loss.alpha)
+        self.form = loss.form
         self.sums = LossSums()
         """Losses and decisions since the last line of the log."""
         self.measure = measure
@@ -155,7 +150,7 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
 
     def _loss(self, model: Any, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, dict[str, float]]:
         """Compute the mean loss over the rows, or over the answers' tokens; P(Yes) of each row; and metrics."""
-        log_prob_BL, p_yes_B = read_answers(model, batch, yes=self.yes, no=self.no)
+        log_prob_BL, p_yes_B = read_answers(model, batch, yes=self.data_collator.yes, no=self.data_collator.no)
         loss, metrics = decision_weighted(log_prob_BL, batch["answer"], alpha=self.alpha, form=self.form)
         return loss, p_yes_B, metrics
 

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,63 +57,45 @@ class TrainResult:
 
 
 class Logbook:
-    """Writer of a run's records, on the main process only (`folder=None` on other ranks)."""
+    """Writer of a run's records, on the main process only."""
 
-    def __init__(
-        self,
-        folder: Path | None,
-        *,
-        trackers: Sequence[str] = (),
-        settings: Mapping[str, Any] | None = None,
-    ) -> None:
-        """
-        Args:
-            folder: folder of the run, created if missing.
-            trackers: names of accelerate's trackers, for curves.
-            settings: config of the run, shown by the services with masked keys.
-        """
-        self.folder = folder
-        self._trackers: list[GeneralTracker] = []
-        if folder:
-            from accelerate.tracking import LOGGER_TYPE_TO_CLASS
-
-            make_folder(folder)
-            for name in trackers:
-                # TensorBoard's name is its folder next to the log; a service's name is a project.
-                options = {"logging_dir": folder} if name == "tensorboard" else {"config": public(settings or {})}
-                project = name if name == "tensorboard" else "pacorl"
-                self._trackers.append(LOGGER_TYPE_TO_CLASS[name](project, **options))
-                self._trackers[-1].start()
-
-    @classmethod
-    def of(
-        cls,
-        config: Any,
-        *,
-        step: int = 0,
-        lines: int | None = None,
-        main: bool = True,
-    ) -> Logbook:
-        """Open the log of a run, new or resumed, and write its config.
+    def __init__(self, config: Any, *, lines: int | None = None, step: int = 0, main: bool = True) -> None:
+        """Open the log of a run, new or resumed, start its trackers, and write its config.
 
         Args:
             lines: number of lines that stay, by default the lines up to `step`: lines after the checkpoint are
                 written again.
             main: whether this is the main process; another one writes nothing.
         """
-        settings = config.model_dump(mode="json")
-        book = cls(config.out if main else None, trackers=config.trackers, settings=settings)
-        if main:
-            book.cut(lines=lines, step=step)
-            write_atomic(config.out / "config.yaml", dump(config), mode=PRIVATE)
-        return book
+        self.folder: Path | None = config.out if main else None
+        self._trackers: list[GeneralTracker] = []
+        if not self.folder:
+            return
+        make_folder(self.folder)
 
-    def cut(self, *, lines: int | None = None, step: int = 0) -> None:
-        """Keep the first `lines`, or the lines up to `step`."""
+        # Curves.
+        from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+        for name in config.trackers:
+            # TensorBoard's name is its folder next to the log; a service's name is a project, and keys are masked.
+            project, options = "pacorl", {"config": public(config.model_dump(mode="json"))}
+            if name == "tensorboard":
+                project, options = name, {"logging_dir": self.folder}
+            self._trackers.append(LOGGER_TYPE_TO_CLASS[name](project, **options))
+            self._trackers[-1].start()
+
+        # The log up to the checkpoint.
         written = self._lines()
-        remaining = [line for line in written if _step_of(line) <= step] if lines is None else written[:lines]
-        if self.folder and remaining != written:
+        remaining = written[:lines]
+        if lines is None:
+            remaining = []
+            for line in written:
+                with suppress(ValueError):  # cut short by a crash
+                    if int(parse_object(line)["step"]) <= step:
+                        remaining.append(line)
+        if remaining != written:
             write_atomic(self.folder / LOG, "".join(f"{line}\n" for line in remaining), mode=PRIVATE)
+        write_atomic(self.folder / "config.yaml", dump(config), mode=PRIVATE)
 
     def count_lines(self) -> int:
         """Count the lines of metrics.jsonl."""
@@ -151,13 +133,6 @@ class Logbook:
     def close(self) -> None:
         for tracker in self._trackers:
             tracker.finish()
-
-
-def _step_of(line: str) -> int:
-    try:
-        return int(parse_object(line)["step"])
-    except ValueError:  # cut short by a crash: beyond every step, so it is dropped
-        return 2**31
 
 
 # --- progress --------------------------------------------------------------------------------------------------

@@ -96,7 +96,13 @@ class Runtime:
         try:
             rows = dict(act())
         except Exception as error:  # raised below, on every rank
-            fault = error if self.world == 1 else _portable(error)
+            fault = error
+            if self.world > 1:
+                try:
+                    # Both ways: an exception of several arguments may be pickled, and fail only where it is read.
+                    pickle.loads(pickle.dumps(error))
+                except Exception:
+                    fault = RuntimeError(f"{type(error).__name__}: {error}")
         gathered: dict[int, Any] = {}
         for rows_of_rank, fault_of_rank in self.gather((rows, fault)):
             if fault_of_rank is not None:
@@ -199,16 +205,6 @@ class Runtime:
                 stopping = bool(flag)
         if stopping:
             raise Interrupted("told to stop")
-
-
-def _portable(error: Exception) -> Exception:
-    """Convert an error so that other processes can unpickle it."""
-    try:
-        # Both ways: an exception of several arguments may be pickled, and fail only where it is read.
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
 
 
 def destroy_process_group() -> bool:

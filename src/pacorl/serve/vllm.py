@@ -8,15 +8,13 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
-
-from pydantic import BaseModel, Field
-from safetensors import safe_open
+from typing import TYPE_CHECKING, NoReturn
 
 import pacorl
 from pacorl.io.children import SAFE_PATH
-from pacorl.io.documents import blamed_on, read_object, typed
-from pacorl.io.files import safetensors_errors
+
+if TYPE_CHECKING:
+    from pacorl.models.lora import Lora
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the sizes that vLLM has kernels for
 PEFT_CONFIG = "adapter_config.json"
@@ -26,13 +24,6 @@ MAX_MODEL_LEN = 8192
 """Tokens of a question and its reasons; two images of 2 megapixels and a long theme fit."""
 IMAGES = 4
 """Most images of one question."""
-
-
-class AdapterConfig(BaseModel):
-    """PEFT's `adapter_config.json`, as far as it is read."""
-
-    r: int
-    base_model_name_or_path: str = Field(min_length=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +47,12 @@ def vllm_command(served: Served, *, extra: Sequence[str] = (), program: Sequence
     model, name, of_adapter = served.checkpoint, served.name, []
     folder = Path(model)
     if (folder / PEFT_CONFIG).is_file() and not (folder / "config.json").is_file():
-        config = checked_adapter(folder)
-        rank = min((size for size in LORA_RANKS if size >= config.r), default=config.r)
+        lora = read_judge_adapter(folder)
+        most = max(lora.ranks.values())
+        rank = min((size for size in LORA_RANKS if size >= most), default=most)
         of_adapter = ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", "1"]
         of_adapter += ["--lora-modules", f"{served.name}={folder}"]
-        model = name = config.base_model_name_or_path  # the base keeps a name of its own
+        model = name = lora.base  # the base keeps a name of its own
     command = [*program, "serve", model, "--served-model-name", name, "--host", served.host]
     command += ["--port", str(served.port), "--max-model-len", str(MAX_MODEL_LEN)]
     command += ["--limit-mm-per-prompt", json.dumps({"image": IMAGES, "video": 0})]
@@ -68,20 +60,20 @@ def vllm_command(served: Served, *, extra: Sequence[str] = (), program: Sequence
     return [*command, "--allowed-media-domains", NO_HOST, *of_adapter, *extra]
 
 
-def checked_adapter(folder: Path) -> AdapterConfig:
-    """Read an adapter's config. Raises ValueError if it is damaged, or vLLM would not apply all of the adapter."""
-    path = folder / PEFT_CONFIG
-    with blamed_on(path):
-        config = typed(read_object(path), AdapterConfig)
-    weights = folder / "adapter_model.safetensors"
-    with safetensors_errors(weights), safe_open(weights, framework="numpy") as tensors:
-        vision = [key for key in tensors.keys() if ".visual." in key]  # noqa: SIM118 - the file is no dict
+def read_judge_adapter(folder: Path) -> Lora:
+    """Read an adapter. Raises ValueError if it is damaged, names no base, or vLLM would not apply all of it."""
+    from pacorl.models.lora import read_lora  # imported late: torch takes seconds
+
+    lora = read_lora(folder)
+    if not lora.base:
+        raise ValueError(f"{folder / PEFT_CONFIG}: base_model_name_or_path names no base; write the base's name there")
+    vision = [module for module in lora.alphas if "visual." in module]
     if vision:
         raise ValueError(
             f"adapter {folder} changes the vision tower ({vision[0]}), which vLLM would leave out without an error; "
             "merge it into the checkpoint first"
         )
-    return config
+    return lora
 
 
 def run_vllm(
