@@ -102,8 +102,7 @@ def generate(
 
     # Check all arguments before torch and weights are loaded.
     requested = read_request(request, generator, gate)
-    _check_request(requested, generator, gate, separate=request.separate)
-    judge = _judge_source(choice, generator.model, requested, gate)
+    judge = _check_request(requested, generator, choice, gate, separate=request.separate)
     if output.dry_run:
         dry_run(generator, choice, judge, prompts=requested.prompts, panels=requested.panels, as_json=output.as_json)
     _check_output(output, requested)
@@ -254,29 +253,21 @@ def written_storyboard(options: RequestOptions) -> Storyboard | None:
     return storyboard_of(draft, characters, layout=layout)
 
 
-def _judge_source(choice: ChoiceOptions, model: str, request: GenerationRequest, gate: Gate | None) -> str:
-    """Return the judge's name, a tiny judge for the tiny generator's images; empty for no judge."""
+def _check_request(
+    request: GenerationRequest, generator: AdaptedGenerator, choice: ChoiceOptions, gate: Gate | None, *, separate: bool
+) -> str:
+    """Return the judge's name, a tiny judge for the tiny generator's images; empty for no judge.
+
+    Raises:
+        ValueError: for a set without a threshold or a judge, or for panels that cannot be drawn one by one.
+    """
+    from pacorl.generate.separate import panel_prompts
     from pacorl.judge import NO_JUDGE, default_judge, judge_for
 
     source = choice.judge
     if request.page and gate:
-        return source or default_judge([request.page.path, *map(Path, gate.references)])
-    if not source and (choice.best_of > 1 or choice.least is not None):
-        if model != TINY:
-            raise UsageError(NO_JUDGE)
-        source = TINY
-    return judge_for(source, edits=any(prompt.sources for prompt in request.prompts))
-
-
-def _check_request(
-    request: GenerationRequest, generator: AdaptedGenerator, gate: Gate | None, *, separate: bool
-) -> None:
-    """Raise ValueError for a set without a threshold, or for panels that cannot be drawn one by one."""
-    from pacorl.generate.separate import panel_prompts
-
-    if request.page and gate:
         gate.least(len(request.page.prompts))
-        return
+        return source or default_judge([request.page.path, *map(Path, gate.references)])
     limit = generator.spec_of(request.prompts).policy.max_references
     for prompt in request.prompts:
         if gate:
@@ -284,6 +275,11 @@ def _check_request(
             panels_again(prompt, generator)
         if separate and prompt.grid.count > 1:
             panel_prompts(prompt, generator.model, limit)
+    if not source and (choice.best_of > 1 or choice.least is not None):
+        if generator.model != TINY:
+            raise UsageError(NO_JUDGE)
+        source = TINY
+    return judge_for(source, edits=any(prompt.sources for prompt in request.prompts))
 
 
 def _check_output(output: OutputOptions, request: GenerationRequest) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from typer import Argument, Exit, Option
 
 from pacorl.cli.shared import echo, echo_json, pasteable
-from pacorl.config.options import LARGEST, UsageError, inherited, option
+from pacorl.config.options import LARGEST, UsageError, option
 from pacorl.types import TINY
 
 if TYPE_CHECKING:
@@ -60,12 +60,10 @@ class CharacterRunOptions(RunOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgeRunOptions(RunOptions):
+class JudgeRunOptions:
     """Options of a judge's training, which has one line of checkpoints."""
 
-    resume: Literal["", "auto"] = inherited(
-        RunOptions, "resume", help="auto: go on from the newest checkpoint of the run's folder."
-    )
+    resume: Literal["", "auto"] = option("", "auto: go on from the newest checkpoint of the run's folder.")
 
 
 def train_policy(

@@ -59,8 +59,8 @@ PLACES = {"judge": ("judge.checkpoint", "judge.adapter"), "evaluation.judge": ("
 FREE_KEYS = (
     *("out", "epochs", "steps", "save_every", "keep_checkpoints", "trackers", "evaluation.every", "monitor"),
     *("character", "model.gradient_checkpointing", "reward_timeout", "judge.api_key_env"),
-    # These change the rounding of sums, and are the way out if the card's memory runs short.
-    *("sampling.batch", "evaluation.batch", "optimizer.micro_batch"),
+    # These change the rounding of sums alone. `sampling.batch` decides which samples an update has.
+    *("evaluation.batch", "optimizer.micro_batch"),
 )
 """Config keys that a resumed run may change: no reward, gradient or learning rate depends on them."""
 HALF_DONE = re.compile(r"\.(step-\d{6,})\.(partial|replaced)")

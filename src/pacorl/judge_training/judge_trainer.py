@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 FREE_KEYS = (
     *("out", "log_every", "evaluate_every", "save_every", "keep_checkpoints", "merge", "trackers"),
     *("model.gradient_checkpointing", "data.evaluation", "data.evaluation_limit", "data.workers"),
-    "optimizer.micro_batch",  # it changes the rounding of sums, and is the way out if the card's memory runs short
+    "optimizer.micro_batch",  # it changes the rounding of sums alone
 )
 """Config keys that a resumed run may change; not its length, which determines the learning rate's cosine."""
 UNUSED_FILES = ("training_args.bin", "README.md")
