@@ -87,6 +87,8 @@ def generate(
     output: OutputOptions,
 ) -> None:
     """Generate sets of images, edits and storyboards; each PNG contains its recipe."""
+    from pacorl.io.files import check_made, check_writable
+
     # The positional text is the prompt.
     if text and request.prompt:
         raise ValueError(f"{text!r} and --prompt {request.prompt!r} are two prompts; give one")
@@ -105,7 +107,13 @@ def generate(
     judge = _check_request(requested, generator, choice, gate, separate=request.separate)
     if output.dry_run:
         dry_run(generator, choice, judge, prompts=requested.prompts, panels=requested.panels, as_json=output.as_json)
-    _check_output(output, requested)
+    # The output can be written, and replaces nothing that was not generated.
+    check_writable(output.out, folder=True)
+    written = [output.out / requested.stem]
+    if not requested.page:
+        written = sorted(output.out.glob(f"{requested.stem}-[0-9]*.png"))
+    for image in written:
+        check_made(image, mark=IMAGE_MARK)
     spec = generator.check(requested.prompts)
     if judge:
         from pacorl.judge import check_judge
@@ -280,16 +288,6 @@ def _check_request(
             raise UsageError(NO_JUDGE)
         source = TINY
     return judge_for(source, edits=any(prompt.sources for prompt in request.prompts))
-
-
-def _check_output(output: OutputOptions, request: GenerationRequest) -> None:
-    """Raise an error if the output cannot be written, or would replace files that were not generated."""
-    from pacorl.io.files import check_made, check_writable
-
-    check_writable(output.out, folder=True)
-    written = [output.out / request.stem] if request.page else sorted(output.out.glob(f"{request.stem}-[0-9]*.png"))
-    for image in written:
-        check_made(image, mark=IMAGE_MARK)
 
 
 # --- the result ------------------------------------------------------------------------------------------------

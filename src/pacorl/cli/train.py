@@ -14,6 +14,7 @@ from typer import Argument, Exit, Option
 
 from pacorl.cli.shared import echo, echo_json, pasteable
 from pacorl.config.options import LARGEST, UsageError, option
+from pacorl.runtime.stopping import EX_TEMPFAIL
 from pacorl.types import TINY
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from pacorl.grpo.start import Resume
 
 QUICKSTART = Path("runs/quickstart")
-EX_TEMPFAIL = 75
-"""Exit code of sysexits.h: start the same command again."""
 OVERRIDES = Argument(None, help="Changes, as section.key=value.")
 
 
