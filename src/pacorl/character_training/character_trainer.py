@@ -13,7 +13,6 @@ import math
 import random
 from collections.abc import Sequence
 from itertools import product
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -107,8 +106,19 @@ class CharacterTrainer:
         with own_folder(out), disk_errors(out), self.runtime.signals:
             # The checkpoint is chosen under the folder's lock, or another process could add one.
             start = checkpoints.starting_point(self.config, self.resume)
+            # Changes are refused before weights are loaded. Images may be moved, but not exchanged.
+            self.identities = {"images and captions": self.pictures.identity}
+            if start:
+                checkpoints.check_changes_since(start, self.config, identities=self.identities)
             self.build()
-            self._open_records(start)
+            lines = 0
+            if start:
+                state = checkpoints.restore(self.lora, start)
+                self.evaluated, self.losses, lines = state["evaluated"], state["losses"], state["log_lines"]
+                self.held_out_losses = {int(step): loss for step, loss in state["held_out_losses"].items()}
+            self.logbook = Logbook(self.config, lines=lines)
+            self.progress = Progress(epochs=math.ceil(self.config.steps / self.config.evaluate_every), shown=True)
+            self.checkpoints = checkpoints.CheckpointWriter(self.lora, self.config, progress=self.progress)
             try:
                 self.progress.epoch(self.epoch)
                 self._evaluate_if_due()  # before the first step, or cut short by a stop
@@ -170,21 +180,6 @@ class CharacterTrainer:
         # 3. Optimizer and average. Training is not guided.
         self.policy.options = config.model.unguided
         self.lora = LoraTraining(self.policy, config.optimizer, runtime=self.runtime)
-
-    def _open_records(self, start: Path | None) -> None:
-        """Restore a checkpoint's state, and open the log."""
-        config = self.config
-        lines = 0
-        self.identities = {"images and captions": self.pictures.identity}
-        if start:
-            # Changes are refused before any state is restored. Images may be moved, but not exchanged.
-            checkpoints.check_changes_since(start, config, identities=self.identities)
-            state = checkpoints.restore(self.lora, start)
-            self.evaluated, self.losses, lines = state["evaluated"], state["losses"], state["log_lines"]
-            self.held_out_losses = {int(step): loss for step, loss in state["held_out_losses"].items()}
-        self.logbook = Logbook(config, lines=lines)
-        self.progress = Progress(epochs=math.ceil(config.steps / config.evaluate_every), shown=True)
-        self.checkpoints = checkpoints.CheckpointWriter(self.lora, config, progress=self.progress)
 
     # --- training ----------------------------------------------------------------------------------------------
 
