@@ -199,6 +199,12 @@ ALWAYS_FREE = {
     *("model.gradient_checkpointing", "reward_timeout", "judge.api_key_env", "evaluation.batch"),
 }
 """Keys that a resumed run may change: no reward, no gradient and no learning rate follows from them."""
+FREE_OF_A_JUDGE = {
+    *("out", "log_every", "evaluate_every", "save_every", "keep_checkpoints", "merge", "trackers"),
+    *("model.gradient_checkpointing", "data.evaluation", "data.evaluation_limit", "data.workers"),
+    "optimizer.micro_batch",
+}
+"""A judge's learning rate always falls along a cosine, so its length is fixed."""
 
 
 def leaves(section: dict[str, Any], prefix: str = "") -> Iterator[tuple[dict[str, Any], str, str]]:
@@ -218,10 +224,18 @@ def refused(before: dict[str, Any], config: Section, free: Sequence[str]) -> boo
     return False
 
 
-def test_every_key_of_a_policys_config_is_free_or_refused() -> None:
+KEYS: dict[str, tuple[type[Section], list[dict[str, Any]], Sequence[str], set[str]]] = {
+    "train-policy": (PolicyConfig, CONFIGS, FREE_KEYS, ALWAYS_FREE),
+    "train-reward": (JudgeConfig, [{}], judge_trainer.FREE_KEYS, FREE_OF_A_JUDGE),
+}
+
+
+@pytest.mark.parametrize("command", KEYS)
+def test_every_key_of_a_config_is_free_or_refused(command: str) -> None:
+    kind, documents, free, expected = KEYS[command]
     walked: set[str] = set()
-    for document in CONFIGS:
-        config = PolicyConfig.model_validate(document)
+    for document in documents:
+        config = kind.model_validate(document)
         before = as_read_back(config.model_dump(mode="json"))
         assert not refused(before, config, ())
         for section, name, key in leaves(before):
@@ -229,27 +243,9 @@ def test_every_key_of_a_policys_config_is_free_or_refused() -> None:
                 continue
             walked.add(key)
             kept, section[name] = section[name], "another value"
-            assert refused(before, config, FREE_KEYS) == (key not in ALWAYS_FREE), key
+            assert refused(before, config, free) == (key not in expected), key
             section[name] = kept
-    assert walked >= keys_of("train-policy")
-
-
-def test_every_key_of_a_judges_config_is_free_or_refused() -> None:
-    """Its learning rate always falls along a cosine, so its length is fixed."""
-    free = {
-        *("out", "log_every", "evaluate_every", "save_every", "keep_checkpoints", "merge", "trackers"),
-        *("model.gradient_checkpointing", "data.evaluation", "data.evaluation_limit", "data.workers"),
-        "optimizer.micro_batch",
-    }
-    config = JudgeConfig()
-    walked: set[str] = set()
-    before = as_read_back(config.model_dump(mode="json"))
-    for section, name, key in leaves(before):
-        walked.add(key)
-        kept, section[name] = section[name], "another value"
-        assert refused(before, config, judge_trainer.FREE_KEYS) == (key not in free), key
-        section[name] = kept
-    assert walked >= keys_of("train-reward")
+    assert walked >= keys_of(command)
 
 
 def keys_of(command: str) -> set[str]:

@@ -18,12 +18,6 @@ from pacorl.grpo.monitor import LIMITS
 OWN = """
 def brightness(prompts, images):
     return [sum(image.convert("L").tobytes()) / image.width / image.height / 255 for image in images]
-
-def half_nan(prompts, images):
-    return [float("nan") if prompt.id % 2 else 0.5 for prompt in prompts]
-
-def raises(prompts, images):
-    raise KeyError("no such thing")
 """
 
 

@@ -34,37 +34,6 @@ def test_a_run_that_is_told_to_stop_twice_still_saves(tmp_path: Path, monkeypatc
     assert held == [True]
 
 
-@pytest.mark.parametrize(("objective", "draws"), [("grpo_clip", 1 + 1), ("diffusion_nft", 1 + 1)])
-def test_epochs_share_neither_noise_nor_prompts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str, draws: int
-) -> None:
-    """Per sample a start and, for paths, a step; for endpoints a noise at its sigma."""
-    config = toy_config(tmp_path / "run", f"objective.name={objective}")
-    with toy_world():
-        training = PolicyTrainer(config)
-    seeds: list[int] = []
-    sampled: list[list[int]] = []
-    noise, draw_samples = training.policy.noise, epoch.draw_samples
-
-    def drawn(several, size):  # type: ignore[no-untyped-def]
-        seeds.extend(several)
-        return noise(several, size)
-
-    def noted(draw, units, into):  # type: ignore[no-untyped-def]
-        sampled[-1].extend(row.prompt.id for rows in units for row in rows)
-        return draw_samples(draw, units, into)
-
-    monkeypatch.setattr(training.policy, "noise", drawn)
-    monkeypatch.setattr(epoch, "draw_samples", noted)
-    for _ in range(2):
-        sampled.append([])
-        training.run_epoch()
-    training.close()
-    assert len(seeds) == len(set(seeds)) == 2 * 8 * draws
-    assert not set(sampled[0]) & set(sampled[1])
-    assert sorted(sampled[0] + sampled[1]) == sorted(4 * list(range(4)))
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_gradients_that_are_not_finite_are_skipped_then_stop_the_run(

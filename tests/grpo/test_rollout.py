@@ -65,27 +65,6 @@ def rows(count: int = 4, group: int = 2) -> list[Row]:
     return [Row(PROMPTS[number // group], number) for number in range(count)]
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_every_draw_has_its_own_noise(shared: bool) -> None:
-    """Over seeds, epochs, rows and steps no two draws are alike; with a shared start those of one group start alike."""
-    policy = ToyPolicy()
-    tree = Tree(1, (2, 1, 1)) if shared else Tree(2, (1, 1, 1))
-    sampler = Sampler(size=Size(32, 32), steps=4, sde_steps=(0, 1, 2), tree=tree, keeps_means=True)
-    cache, starts, steps = ConditioningCache(policy), [], []
-    for seed, epoch in product((1, 2), (0, 1, 2)):
-        for nodes in drawn(policy, rows(), sampler=sampler, cache=cache, seed=seed, epoch=epoch).nodes:
-            assert nodes.mean_VNC is not None
-            if nodes.level == 0:
-                starts.append(nodes.latents_VNC[nodes.node_B].flatten(1))
-            steps.append((nodes.next_latents_ENC[nodes.child_B] - nodes.mean_VNC[nodes.node_B]).flatten(1))
-    draws = torch.cat(starts + steps)
-    expected = torch.eye(len(draws), dtype=torch.bool)
-    if shared:
-        group = torch.arange(len(torch.cat(starts))) // 2
-        expected[: len(group), : len(group)] = group[:, None] == group
-    assert torch.equal(torch.corrcoef(draws) > 0.5, expected)
-
-
 def test_samples_are_what_a_loop_over_them_draws() -> None:
     """Two groups, a step between the stochastic ones, and a suffix of two steps out of three."""
     policy, size, tree = ToyPolicy(), Size(16, 16), Tree(1, (2, 2))

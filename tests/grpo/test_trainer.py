@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL.Image import Image, new
+from PIL.Image import Image
 from tiny_runs import metrics
 from toy_world import toy_config, toy_world
 
@@ -24,7 +24,6 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.models.policies import POLICIES
 from pacorl.records.prompts import load_prompts
 from pacorl.report.page import write_report
-from pacorl.rewards.reward import PanelScores
 from pacorl.tiny.world import set_prompts
 from pacorl.types import Prompt
 
@@ -185,21 +184,6 @@ def test_another_function_does_not_take_over_in_the_middle_of_a_run(tmp_path: Pa
     with pytest.raises(ConfigError, match=r"code of mine was 'sha256 (\w+)' and is now 'sha256 (?!\1)\w+'"):
         PolicyTrainer(longer, rewards={"mine": other}, resume="auto")
     PolicyTrainer(longer, rewards={"mine": red}, resume="auto").train()
-
-
-def test_an_object_s_scores_of_panels_are_used(tmp_path: Path) -> None:
-    class Halves:
-        def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float]:
-            return red(prompts, images)
-
-        def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
-            return [PanelScores(score, [score]) for score in red(prompts, images)]
-
-    trainer = PolicyTrainer(run(tmp_path, "halves", "advantages={}"), rewards={"halves": Halves()})
-    trainer.close()
-    assert trainer.config.advantages.credit == "panel"
-    (scores,) = trainer.rewards["halves"].panel_scores(trainer.train_prompts[:1], [new("RGB", (8, 8), "red")])  # type: ignore[attr-defined]
-    assert scores.part_P == [1.0]
 
 
 @pytest.mark.parametrize("fails_at", [1, 3])

@@ -9,12 +9,9 @@ import pytest
 from tiny_runs import JPEG_SIZE, metrics, tiny_run, train_policy
 
 from pacorl.config import base as configs
-from pacorl.grpo import builders, checkpoint
+from pacorl.grpo import checkpoint
 from pacorl.grpo.builders import without_idle_judges
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.trainer import PolicyTrainer
-from pacorl.judge.judge import Judge, JudgeSettings
-from pacorl.judge.local import TINY_JUDGE
 
 JPEG = f"{{name: '{JPEG_SIZE}', args: {{prefer: large}}}}"
 UNREACHABLE = "judge.checkpoint=http://127.0.0.1:9/v1#paco"
@@ -55,21 +52,6 @@ def smaller(small: list[str]) -> list[str]:
     return [*small, *sizes, "group_size=2", "sampling.batch=2", "evaluation.batch=2"]
 
 
-@pytest.fixture
-def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The checkpoints of the judges that are loaded in this process, as they are."""
-    loaded: list[str] = []
-    open_judge = builders.open_judge
-
-    def noted(options: JudgeSettings, **place: Any) -> Judge:
-        if not options.remote:
-            loaded.append(options.checkpoint)
-        return open_judge(options, **place)
-
-    monkeypatch.setattr(builders, "open_judge", noted)
-    return loaded
-
-
 # --- a whole run -----------------------------------------------------------------------------------------------
 
 
@@ -100,24 +82,6 @@ def test_a_run_without_a_judge_trains_evaluates_resumes_and_shows_itself(smaller
 
 
 # --- who is asked ----------------------------------------------------------------------------------------------
-
-
-def first_evaluation(overrides: list[str]) -> dict[str, float]:
-    """What a run measures before it trains."""
-    training = PolicyTrainer(tiny_run(overrides))
-    try:
-        return training.evaluate()
-    finally:
-        training.close()
-
-
-def test_a_judge_of_the_measures_alone_is_the_only_one_that_is_loaded(smaller: list[str], loads: list[str]) -> None:
-    judge = f"evaluation.judge={TINY_JUDGE}"
-    measures = "evaluation.rewards=[{name: panel_match}]"
-    found = first_evaluation([*smaller, UNREACHABLE, f"rewards=[{JPEG}]", judge, measures])
-    assert loads == [str(TINY_JUDGE)]
-    assert 0 < found["held_out/panel_match"] < 1
-    assert "p_yes" not in found
 
 
 @pytest.mark.parametrize(
