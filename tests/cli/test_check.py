@@ -1,23 +1,18 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from fake_server import FakeServer, Handler, completion, images_of
 from judges import Grey, grey
 from PIL import Image
 from tiny_sets import set_of
 from typer.testing import CliRunner, Result
 
-from pacorl import cli
 from pacorl.cli import app
 from pacorl.cli.gate import CheckOptions, Gate
 from pacorl.cli.shared import BELOW
@@ -31,7 +26,6 @@ from pacorl.judge.calibration import Calibration, read_calibration
 from pacorl.tiny.world import draw, with_another
 from pacorl.types import Grid
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 SUBJECT = ("red", "round", "crown", "night")
 
 
@@ -52,22 +46,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(*arguments: object) -> Result:
     named = ["--judge", "tiny"] if arguments[0] in ("check", "score") and "--judge" not in arguments else []
     return CliRunner().invoke(app, [*map(str, arguments), *named])
-
-
-@pytest.mark.slow
-def test_a_sound_set_passes_and_a_broken_one_ends_with_code_4(folder: Path, tmp_path: Path) -> None:
-    sound = [folder / f"{number}.png" for number in range(1, 6)]
-    result = run("check", *sound, "--character", folder / "hero", "--min", 0.5, "--report", tmp_path / "page.html")
-    assert result.exit_code == 0, result.output
-    assert "Passed: all 5 panels" in result.stdout
-    assert "uncalibrated" in (tmp_path / "page.html").read_text()
-
-    result = run("check", *sound[:4], folder / "wrong.png", "--character", folder / "hero", "--min", 0.5, "--json")
-    assert result.exit_code == BELOW, result.output
-    document = json.loads(result.stdout)
-    assert document["odd_one_out"] == str(folder / "wrong.png")
-    assert document["asked"] == 5 + 3
-    assert document["calibrated"] is False
 
 
 @pytest.mark.slow
@@ -96,30 +74,6 @@ def test_a_calibration_is_written_from_pairs_and_replaces_no_file(tmp_path: Path
     assert read_calibration(out) == before is not None
 
 
-@pytest.mark.nightly
-def test_the_example_s_workflow_fails_an_inconsistent_folder(folder: Path, tmp_path: Path) -> None:
-    workflow = yaml.safe_load((EXAMPLES / "check-panels.yml").read_text())
-    (step,) = (step for step in workflow["jobs"]["check"]["steps"] if "pacorl check" in step.get("run", ""))
-    (tmp_path / "panels").mkdir()
-    shutil.copytree(folder / "hero", tmp_path / "characters" / "knight")
-    for number in range(1, 4):
-        shutil.copy(folder / f"{number}.png", tmp_path / "panels" / f"page-panel-{number}.png")
-    # A grid image beside its panels, as `pacorl generate` writes it.
-    whole = png_bytes(Image.new("RGB", (64, 64)), {"layout": "2x2"})
-    (tmp_path / "panels" / "page.png").write_bytes(whole)
-
-    def build() -> int:
-        # GitHub's own shell.
-        script = f'pacorl() {{ {sys.executable} -m pacorl.cli "$@"; }}\n{step["run"]}'
-        environment = os.environ | {"JUDGE": "tiny", "JUDGE_KEY": "secret"}
-        return subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, env=environment, check=False).returncode
-
-    assert build() == 0
-    shutil.copy(folder / "wrong.png", tmp_path / "panels" / "wrong-panel-4.png")
-    assert build() == BELOW
-    assert "wrong-panel-4.png" in (tmp_path / "check.html").read_text()
-
-
 def test_a_folder_is_a_set_of_all_its_pictures_in_natural_order_but_the_sheet_of_panels(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -145,19 +99,6 @@ def test_a_folder_with_a_picture_that_cannot_be_read_has_no_verdict(folder: Path
     (tmp_path / "set" / name).write_bytes(content)
     result = run("check", tmp_path / "set", "--min", 0.5)
     assert (result.exit_code, str(tmp_path / "set" / name) in str(result.exception)) == (1, True)
-
-
-def test_a_failed_control_has_a_document_and_a_code_of_its_own(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    panels = [str(folder / f"{number}.png") for number in (1, 2)]
-    # No answer stays below 0, so that the control of another character fails.
-    monkeypatch.setattr(sys, "argv", ["pacorl", "check", *panels, "--min", "0", "--json", "--judge", "tiny"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    said = capsys.readouterr()
-    assert ended.value.code == 5
-    assert f"{panels[0]} with a drawn figure of another character" in json.loads(said.out)["error"]
 
 
 def test_a_foreign_image_or_reference_asks_for_a_judge(folder: Path, tmp_path: Path) -> None:

@@ -1,41 +1,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from fake_server import FakeServer, Handler
-from judges import serving
-from tests.twins.parts import tiny_judge
 from tiny_sets import draw_grid
 from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
 from pacorl.cli.shared import INCOMPLETE
-from pacorl.core.questions import consistent, meets_criterion
+from pacorl.core.questions import meets_criterion
 from pacorl.io.images import open_image, png_bytes
 from pacorl.judge.local import LocalJudge
-from pacorl.tiny.world import all_panels, draw, vocabulary
+from pacorl.tiny.world import all_panels, draw
 from pacorl.types import Grid, Question
 
 PANELS = list(all_panels()[::8000])
-
-
-@pytest.fixture(scope="module")
-def judge_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A judge whose weights are random: what it says does not matter here."""
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("judge")
-    for part in tiny_judge(vocabulary()):
-        part.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def judge(judge_folder: Path) -> LocalJudge:
-    return LocalJudge.from_pretrained(judge_folder)
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +28,6 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return paths
 
 
-@pytest.fixture(scope="module")
-def url(judge: LocalJudge) -> Iterator[str]:
-    with serving({"tiny": judge}) as url:
-        yield url
-
-
 def run(*arguments: object) -> Result:
     named = [] if "--judge" in arguments or not arguments else ["--judge", "tiny"]
     return CliRunner().invoke(app, ["score", *map(str, arguments), *named])
@@ -62,12 +37,6 @@ def p_yes(judge: LocalJudge, paths: list[Path], text: str) -> float:
     value = judge.verdicts([Question(tuple(map(open_image, paths)), text)])[0].p_yes
     assert value is not None
     return value
-
-
-def test_a_server_says_the_same(url: str, judge: LocalJudge, images: list[Path]) -> None:
-    result = run(*images, "--judge", f"{url}#tiny", "--json")
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["matrix"][0][1] == pytest.approx(p_yes(judge, images[:2], consistent()), abs=1e-6)
 
 
 def test_a_pair_without_a_score_ends_with_a_code_of_its_own(images: list[Path]) -> None:
@@ -98,12 +67,12 @@ def test_criteria_and_reasons(images: list[Path]) -> None:
 # --- pages -----------------------------------------------------------------------------------------------------
 
 
-def test_a_page_is_cut_by_its_recipe_and_is_no_panel(images: list[Path], judge_folder: Path, tmp_path: Path) -> None:
+def test_a_page_is_cut_by_its_recipe_and_is_no_panel(images: list[Path], tmp_path: Path) -> None:
     texts = {"whole": {"layout": "2x2"}, "panel": {"layout": "2x2", "panel": "a hat"}, "alone": {"layout": "1x1"}}
     paths = {name: tmp_path / f"{name}.png" for name in texts}
     for name, path in paths.items():
         path.write_bytes(png_bytes(draw_grid(PANELS, Grid(2, 2), 32), texts[name]))
     said = f"{paths['whole']} is a whole page of 2x2 panels"
-    assert said in str(run(paths["alone"], paths["whole"], "--judge", judge_folder).exception)
-    assert "whole.png[4]" in run(paths["whole"], "--judge", judge_folder).stdout
-    assert run(paths["alone"], paths["panel"], "--judge", judge_folder).exit_code == 0
+    assert said in str(run(paths["alone"], paths["whole"]).exception)
+    assert "whole.png[4]" in run(paths["whole"]).stdout
+    assert run(paths["alone"], paths["panel"]).exit_code == 0

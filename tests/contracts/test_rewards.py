@@ -154,14 +154,3 @@ def test_wrong_rewards_are_seen(wrong: Any, said: str) -> None:
 def test_a_name_that_is_none_is_met_with_the_nearest() -> None:
     with pytest.raises(RewardError, match=r"'panel_mach'; did you mean 'panel_match'\?.* path/to/file\.py:NAME"):
         reward_spec("panel_mach")
-
-
-def test_a_file_of_one_s_own_is_a_spec_too(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "def red(prompts, images, *, gain: float = 1.0):\n    return [gain for _ in images]\n"
-        "class Asking:\n    def __init__(self, judge):\n        self.judge = judge\n"
-        "    def __call__(self, prompts, images):\n        return [1.0 for _ in images]\n"
-    )
-    assert dict(reward_spec(f"{tmp_path}/mine.py:red").options) == {"gain": float}
-    assert not reward_spec(f"{tmp_path}/mine.py:red").asks_judge
-    assert reward_spec(f"{tmp_path}/mine.py:Asking").asks_judge

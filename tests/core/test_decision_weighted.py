@@ -28,33 +28,6 @@ def test_it_is_the_papers_sum(alpha: float | None) -> None:
     assert metrics["reasons_nll"] == pytest.approx((1.5 + 3.0 + 0.0) / 3)
 
 
-def test_one_over_n_is_plain_sft() -> None:
-    log_prob, answer = LOG_PROB[:1].double(), ANSWER[:1]
-    plain, _ = decision_weighted(log_prob, answer, alpha=None)
-    assert plain.item() == pytest.approx(-log_prob[answer].mean().item(), abs=1e-12)
-    assert decision_weighted(log_prob, answer, alpha=1 / 3)[0].item() == pytest.approx(plain.item(), abs=1e-12)
-
-
-def test_a_long_answer_weighs_no_more_than_a_short_one() -> None:
-    log_prob = torch.full((2, 6), -1.0, dtype=torch.float64, requires_grad=True)
-    answer = torch.tensor([[0, 1, 1, 1, 1, 1], [0, 1, 1, 0, 0, 0]]).bool()
-    decision_weighted(log_prob, answer, alpha=0.1)[0].backward()
-    assert log_prob.grad is not None
-    assert log_prob.grad.sum(1).tolist() == pytest.approx([-0.5, -0.5])
-    assert log_prob.grad[:, 1].tolist() == pytest.approx([-0.05, -0.05])
-
-
-def test_what_is_no_answer_is_not_read() -> None:
-    log_prob = LOG_PROB.clone().requires_grad_()
-    loss, _ = decision_weighted(log_prob, ANSWER, alpha=0.1)
-    loss.backward()
-    assert log_prob.grad is not None
-    assert (log_prob.grad[~ANSWER] == 0).all()
-    assert (log_prob.grad[ANSWER] < 0).all()
-    broken = LOG_PROB.masked_fill(~ANSWER, float("inf"))
-    assert decision_weighted(broken, ANSWER, alpha=0.1)[0].item() == loss.item()
-
-
 def test_a_sample_without_an_answer_is_named() -> None:
     with pytest.raises(ValueError, match="sample 1 of the batch has no answer tokens"):
         decision_weighted(LOG_PROB, ANSWER & torch.tensor([[True], [False], [True]]), alpha=0.1)

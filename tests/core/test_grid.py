@@ -34,13 +34,6 @@ def test_panels_are_row_major() -> None:
     assert np.asarray(sheet)[..., 0].tolist() == [[10, 20, 30], [40, 50, 60]]
 
 
-def test_a_remainder_is_lost_at_the_right_and_the_bottom() -> None:
-    sheet = panels_of(1, (11, 7))[0]
-    panels = split(sheet, Grid(2, 3))
-    assert {panel.size for panel in panels} == {(3, 3)}
-    assert panels[5].tobytes() == sheet.crop((6, 3, 9, 6)).tobytes()
-
-
 def test_too_small_a_sheet_is_refused() -> None:
     with pytest.raises(ValueError, match=r"a 4x1 image cannot be cut into 2x2 panels"):
         split(Image.new("RGB", (4, 1)), Grid(2, 2))
@@ -110,16 +103,3 @@ def test_many_opening_marks_are_read_in_a_moment() -> None:
     for mark in "\"'“‘「":
         assert QUOTED.findall(mark * 20_000) == []
     assert time.process_time() - start < 1
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("The dog's bowl and the cats' bed.", []),
-        ("Menus in chalk reading 'Fresh Brew' and ‘Homemade’.", ["Fresh Brew", "Homemade"]),
-        ("a “first “Open” sign” and ‘shut’", ["Open", "shut"]),
-        ("招牌「咖啡」", ["咖啡"]),
-    ],
-)
-def test_quotations(text: str, words: list[str]) -> None:
-    assert ["".join(groups) for groups in QUOTED.findall(text)] == words

@@ -8,7 +8,6 @@ from PIL import Image
 from torch import Tensor
 
 from pacorl.core.grid import Panels, panel_of_token, sample_mean, split
-from pacorl.core.sde import Transition, kl, log_prob
 from pacorl.types import Grid, Size
 
 CPU = torch.device("cpu")
@@ -22,19 +21,6 @@ def noise(seed: int, *, batch: int = 3) -> Tensor:
 
 def panels_of(*grids: Grid) -> Panels:
     return Panels.of(grids, SIZE, TOKENS, device=CPU)
-
-
-@pytest.mark.parametrize(
-    ("grid", "expected"),
-    [
-        (Grid(1, 1), [[0] * 4] * 4),
-        (Grid(2, 2), [[0, 0, 1, 1], [0, 0, 1, 1], [2, 2, 3, 3], [2, 2, 3, 3]]),
-        (Grid(1, 4), [[0, 1, 2, 3]] * 4),
-        (Grid(4, 1), [[0] * 4, [1] * 4, [2] * 4, [3] * 4]),
-    ],
-)
-def test_tokens_of_even_panels(grid: Grid, expected: list[list[int]]) -> None:
-    assert panel_of_token(grid, Size(64, 64), (4, 4)).view(4, 4).tolist() == expected
 
 
 @pytest.mark.parametrize("grid", [Grid(3, 3), Grid(1, 5), Grid(2, 3), Grid(5, 2)], ids=str)
@@ -67,21 +53,3 @@ def test_a_mean_by_panel_is_the_mean_of_its_tokens() -> None:
             expected = value[sample, panel_N == panel].mean()
             torch.testing.assert_close(found[sample, panel_N == panel], expected.expand(int((panel_N == panel).sum())))
     torch.testing.assert_close(found.mean(1), value.mean((1, 2)), rtol=1e-12, atol=1e-12)
-
-
-def test_one_panel_has_the_bits_of_its_set() -> None:
-    value = noise(0).float()
-    found = sample_mean(value, panels_of(*[Grid(1, 1)] * 3))
-    assert torch.equal(sample_mean(value), value.flatten(1).mean(1))
-    assert torch.equal(found, sample_mean(value)[:, None].expand(3, 64))
-    transition, other = Transition(noise(1).float(), 0.3), Transition(noise(2).float(), 0.3)
-    scaled = (value - transition.mean_BNC) / 0.3
-    density = -0.5 * scaled**2 - torch.tensor(0.3).double().log().item() - 0.5 * torch.tensor(2 * torch.pi).log()
-    torch.testing.assert_close(log_prob(value, transition), density.flatten(1).mean(1))
-    assert kl(transition, other).shape == (3,)
-
-
-def test_tokens_have_the_value_of_their_panel() -> None:
-    value_BP = torch.tensor([[1.0, 2.0, 3.0, 4.0, 0.0], [5.0, 6.0, 0.0, 0.0, 0.0]])
-    found = Panels.of([Grid(2, 2), Grid(1, 2)], Size(16, 16), (2, 2), device=CPU).at_tokens(value_BP)
-    assert found.tolist() == [[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 5.0, 6.0]]

@@ -22,29 +22,6 @@ from pacorl.types import Question, Verdict
 SUBJECT = ("red", "round", "crown", "night")
 
 
-@pytest.mark.parametrize("count", [4, 8, 16])
-def test_one_wrong_panel_fails_at_every_size(count: int) -> None:
-    result = check_set(Grey(), grey(*[20] * (count - 1), 120), least=0.5)
-    assert not result.passed
-    assert result.failed == (count - 1,)
-    assert check_set(Grey(), grey(*[20] * count), least=0.5).passed
-
-
-def test_references_cost_one_question_per_panel() -> None:
-    judge = Grey()
-    result = check_set(judge, grey(*[20] * 7, 90), least=0.5, characters=[("hero", grey(20))])
-    assert judge.asked == result.asked == 8 + 3
-    assert result.to_dict()["odd_one_out"] == "image 8"
-    assert result.to_dict()["panels"][7]["lowest_character"] == "hero"
-
-
-def test_a_panel_needs_every_character() -> None:
-    characters = [("dark", grey(20)), ("light", grey(60))]
-    result = check_set(Grey(), grey(40, 30), least=0.75, characters=characters)
-    assert [result.panels[number].lowest_character for number in result.failed] == ["light"]
-    assert [panel.score for panel in result.panels] == pytest.approx([0.8, 0.7])
-
-
 def test_a_panel_is_compared_with_its_own_characters_alone() -> None:
     characters = [("dark", grey(20)), ("light", grey(90))]
     casts = [("dark",), ("light",), ("dark", "light")]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from PIL import Image
 
 from pacorl.gate.paco_reward import PacoReward
 from pacorl.gate.panels import open_panels
-from pacorl.gate.scores import UNCALIBRATED, questions_about, score_set, table
+from pacorl.gate.scores import questions_about, score_set, table
 from pacorl.io.images import ImageError
 from pacorl.types import Question, Verdict
 
@@ -51,14 +50,6 @@ def test_a_set_is_scored_in_one_call_pair_by_pair() -> None:
     assert scores.matrix[0][1] == scores.matrix[1][0] == pytest.approx(p(0, 1))
     assert [scores.matrix[i][i] for i in range(4)] == [None] * 4
     assert scores.mean == pytest.approx(sum(p(a, b) for a, b in [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]) / 6)
-
-
-def test_several_questions_are_averaged_and_kept_apart() -> None:
-    questions = questions_about("grey things", {"Strict": "strict", "Loose": "loose"})
-    (pair,) = score_set(GreyJudge(), IMAGES[:2], questions=questions).pairs
-    by_question = {"theme": p(0, 1), "Strict": p(0, 1) / 2, "Loose": p(0, 1)}
-    assert pair.by_question == pytest.approx(by_question)
-    assert pair.p_yes == pytest.approx(sum(by_question.values()) / 3)
 
 
 def test_a_pair_of_which_a_question_is_unanswered_has_no_score() -> None:
@@ -108,17 +99,6 @@ def test_a_page_is_cut_into_panels(folder: Path) -> None:
 
 
 # --- words -----------------------------------------------------------------------------------------------------
-
-
-def test_the_terminal_and_the_json_have_matrix_and_reasons() -> None:
-    scores = score_set(GreyJudge(), IMAGES, names="wxyz", reasons=True)
-    text = table(scores)
-    for shown in (f"{p(0, 1):.4f}", "Mean P(Yes) of 6 of 6 pairs", UNCALIBRATED, "w and x: ", "Asked: Do the two"):
-        assert shown in text
-    document = json.loads(json.dumps(scores.to_dict()))
-    assert document["pairs"][0]["images"] == ["w", "x"]
-    assert document["pairs"][0]["reasons"].startswith("Asked")
-    assert document["matrix"][0][0] is None
 
 
 # --- the Python door -------------------------------------------------------------------------------------------

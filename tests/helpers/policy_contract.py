@@ -9,11 +9,8 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-import numpy as np
 import torch
-from PIL import Image
 from pipelines import check_against_pipeline, run_pipeline
 from torch import nn
 
@@ -31,7 +28,7 @@ def check_generator(policy: PipelinePolicy, prompts: Sequence[Prompt], size: Siz
     """Check the contract, a text that is cut, references and idle layers."""
     check_against_pipeline(policy, prompts, size)
     check_long_text(policy, prompts[0], size)
-    check_reference_images(policy, prompts, size)
+    check_references(policy, prompts[0], size)
     check_idle_layers(policy, prompts[0], size)
 
 
@@ -85,30 +82,10 @@ def check_long_text(policy: PipelinePolicy, prompt: Prompt, size: Size) -> None:
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5)
 
 
-def check_reference_images(policy: PipelinePolicy, prompts: Sequence[Prompt], size: Size) -> None:
-    """Check references: the pipeline's own latents, and different numbers of them in one batch.
-
-    The references have the generated image's size, so that neither side resizes them. FLUX.2's pipeline takes sides of
-    at least 64 pixels.
-    """
-    if not policy.max_references:
-        assert_refused(policy, prompts[0], size)
+def check_references(policy: PipelinePolicy, prompt: Prompt, size: Size) -> None:
+    """Check that a generator without references refuses a prompt with one; `test_references.py` has the others."""
+    if policy.max_references:
         return
-    size = policy.nearest_size(size)
-    with TemporaryDirectory() as folder:
-        images = []
-        for number in range(2):
-            pixels = np.random.default_rng(number).integers(0, 256, (size.height, size.width, 3), dtype=np.uint8)
-            images.append(Path(folder) / f"{number}.png")
-            Image.fromarray(pixels).save(images[-1])
-        first, second = (replace(prompt, sources=(), references=()) for prompt in prompts[:2])
-        check_against_pipeline(
-            policy, [replace(first, references=(images[0],)), replace(second, references=tuple(images))], size
-        )
-
-
-def assert_refused(policy: PipelinePolicy, prompt: Prompt, size: Size) -> None:
-    """Check that a generator without references refuses a prompt with one."""
     message = "none"
     try:
         policy.encode([replace(prompt, references=(Path("reference.png"),))], policy.size_of(prompt, size))

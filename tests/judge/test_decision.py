@@ -11,8 +11,6 @@ import pytest
 from ports import free_port
 from transformers.cli.serve import Serve
 from transformers.cli.serving.model_manager import ModelManager
-from transformers.decision import DecisionConfig
-from transformers.pipelines import DecisionPipeline
 
 from pacorl.core.questions import consistent, meets_criterion, same_theme
 from pacorl.judge.decision import decision_template, save_decision
@@ -32,23 +30,6 @@ QUESTIONS = [Question(pair, text) for pair in list(itertools.combinations(IMAGES
 @pytest.fixture(scope="module")
 def judge() -> LocalJudge:
     return LocalJudge.from_pretrained("tiny")
-
-
-@pytest.mark.slow
-def test_transformers_gives_the_judges_p_yes(tmp_path: Path, judge: LocalJudge) -> None:
-    save_decision(tmp_path, judge.processor)
-    decide = DecisionPipeline(
-        model=judge.model,
-        tokenizer=judge.processor.tokenizer,
-        processor=judge.processor,
-        decision_config=DecisionConfig.from_pretrained(str(tmp_path)),
-    )
-    for question in QUESTIONS:
-        (verdict,) = judge.verdicts([question])
-        assets = {"image-1": question.images[0], "image-2": question.images[1]}
-        asked = {"same": {"type": "noul", "instructions": question.text}}
-        answer = decide({"state": "image-1image-2", "questions": asked, "assets": assets})
-        assert answer["same"]["noul"] == pytest.approx(verdict.p_yes, abs=1e-7)
 
 
 @pytest.mark.slow

@@ -164,7 +164,7 @@ OTHERS: dict[str, Callable[[Handler], None]] = {
     "missing logprobs": lambda handler: handler.answer(NO_LOGPROBS),
     "NaN": lambda handler: handler.answer(chat_answer([("Yes", math.nan), ("No", -1.0)])),
 }
-"""Answers of another form; tests/judge/test_misbehaving.py has the rest."""
+"""Answers of another form."""
 FAULTS = WIRE_FAULTS | OTHERS
 
 
@@ -252,14 +252,6 @@ def test_a_judge_is_waited_for_if_it_is_asked_to_and_else_not() -> None:
     with HttpJudge("judge", url, timeout=5, retries=0) as judge:
         judge.wait_for_outages(0.2)
         with pytest.raises(UnreachableError, match=rf"judge judge at {url} has not answered for"):
-            judge.verdicts(QUESTIONS)
-
-
-def test_a_server_that_answers_503_is_away(server: FakeServer) -> None:
-    server.behave = lambda handler, number: handler.fail(503, "loading") is None
-    with judge_of(server) as judge:
-        judge.wait_for_outages(0.2)
-        with pytest.raises(UnreachableError, match="HTTP 503 loading"):
             judge.verdicts(QUESTIONS)
 
 

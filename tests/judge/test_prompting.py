@@ -9,7 +9,6 @@ from PIL import Image
 from pacorl.core import questions
 from pacorl.judge.images import DistinctImage
 from pacorl.judge.local import LocalJudge
-from pacorl.judge.prompting import chat_text
 from pacorl.types import Question
 
 
@@ -34,30 +33,11 @@ def test_a_judge_neither_trains_nor_learns(judge: LocalJudge) -> None:
     assert not any(weight.requires_grad for weight in judge.model.parameters())
 
 
-def test_other_images_of_as_many_tokens_have_other_features(judge: LocalJudge) -> None:
-    """Two calls of one image each, then both in one call, where one text begins either question."""
-    first, second = panels(2, sizes=[(64, 64)])
-    apart = [judge.verdicts([asked_of(image)])[0].p_yes for image in (first, second)]
-    together = [verdict.p_yes for verdict in judge.verdicts([asked_of(first), asked_of(second)])]
-    assert apart == pytest.approx(together, abs=1e-10)
-    assert abs(together[0] - together[1]) > 1e-6  # type: ignore[operator]
-
-
 def test_images_of_one_area_and_two_shapes_have_positions_of_their_own(judge: LocalJudge) -> None:
     wide, high = Image.linear_gradient("L").resize((96, 64)), Image.linear_gradient("L").resize((64, 96))
     together = [verdict.p_yes for verdict in judge.verdicts([asked_of(wide), asked_of(high)])]
     apart = [judge.verdicts([asked_of(image)])[0].p_yes for image in (wide, high)]
     assert together == pytest.approx(apart, abs=1e-10)
-
-
-def test_verdicts_are_in_the_order_of_their_questions(judge: LocalJudge) -> None:
-    """Each in a batch of its own, longest first."""
-    plain = LocalJudge(judge.model, judge.processor, batch_tokens=1)
-    image = panels(1, sizes=[(64, 64)])[0]
-    asked = [Question((image,), "Yes? " * count) for count in (1, 3, 2)]
-    together = [verdict.p_yes for verdict in plain.verdicts(asked)]
-    assert together == pytest.approx([plain.verdicts([question])[0].p_yes for question in asked], abs=1e-10)
-    assert len(set(together)) == 3
 
 
 @pytest.mark.parametrize(("family", "tolerance"), [("qwen2_5_vl", 1e-10), ("qwen3_5", 1e-5)])
@@ -73,13 +53,3 @@ def test_questions_below_beginnings_of_two_lengths_are_answered_as_alone(family:
     apart = [plain_p_yes(judge.model, processor, question) for question in asked]
     assert together == pytest.approx(apart, abs=tolerance)
     assert len({round(p_yes, 4) for p_yes in apart}) == 5
-
-
-def test_a_template_that_thinks_is_told_not_to() -> None:
-    """As Qwen3's templates do: the answer's first token must be Yes or No, and no `<think>`."""
-    processor = processor_of_any_size()
-    judge = LocalJudge(build("qwen2_5_vl", processor), processor)
-    turns = [{"role": "user", "content": [{"type": "text", "text": "Same?"}]}]
-    plain = chat_text(judge.processor, turns)
-    processor.chat_template += "{% if enable_thinking is not defined or enable_thinking %}<think>{% endif %}"
-    assert chat_text(judge.processor, turns) == plain

@@ -89,17 +89,6 @@ def by_hand(prompt: Prompt, answer: Answer) -> list[float]:
     return scores
 
 
-def test_panels_are_asked_about_the_characters_that_their_texts_name(prompt: Prompt) -> None:
-    """By description, by name, by both or by none; "Annecy" is not Ann."""
-    names = [[character.name for character in characters] for characters in characters_of(prompt)]
-    assert names == [["ann"], ["ann", "old_bob"], [], ["old_bob"]]
-
-
-def test_without_a_name_in_the_texts_every_panel_shows_all(cast: tuple[Character, Character]) -> None:
-    prompt = Prompt(0, "a set", grid=Grid(1, 2), panels=("waving", "jumping"), characters=cast)
-    assert characters_of(prompt) == [list(cast)] * 2
-
-
 def test_a_character_without_images_is_not_replaced_by_another(cast: tuple[Character, Character]) -> None:
     prompt = Prompt(0, "Cleo waves", characters=(*cast, Character("cleo", "")))
     assert characters_of(prompt) == [[]]
@@ -140,20 +129,6 @@ def looks(question: Question) -> float:
     if question.text == questions.same_theme("a cook with a red cap"):
         return 1.0 if shade(question.images[0]) == shade(question.images[1]) else 0.8
     return 1.0
-
-
-def test_a_pasted_reference_scores_no_higher_than_a_sound_panel(cast: tuple[Character, Character]) -> None:
-    """Also if it is one reference of two."""
-    prompt = Prompt(0, "Ann waves", characters=cast[:1])
-    assert Reference(Asked(looks))([prompt] * 2, [flat(200), flat(20)]) == pytest.approx([0.8, 0.0])
-
-
-def test_an_absent_character_counts_as_absent(cast: tuple[Character, Character]) -> None:
-    """However surely the judge calls an empty scene consistent with the reference."""
-    prompt = Prompt(0, "Ann waves", characters=cast[:1])
-    absent = questions.shows_text("a cook with a red cap")
-    judge = Asked(lambda question: 0.05 if question.text == absent else 0.0 if "pose" in question.text else 1.0)
-    assert Reference(judge)([prompt], [flat(200)]) == [pytest.approx(0.05)]
 
 
 def test_an_edit_counts_as_far_as_its_instruction_was_followed(

@@ -52,13 +52,6 @@ def test_consistency_asks_six_questions_of_a_sheet_of_four() -> None:
     assert [image.tobytes() for image in first] == [image.tobytes() for image in drawn]
 
 
-def test_a_missing_verdict_makes_a_missing_score() -> None:
-    judge = Notebook([0.9, None, 0.9, 0.9, 0.9, 0.9])
-    assert Consistency(judge)([PROMPT], [SHEET]) == [None]
-    table = score({"consistency": Consistency(judge)}, [PROMPT], [SHEET])
-    assert not table.valid_RB.any()
-
-
 @pytest.mark.parametrize("p", [0.0, 1e-9, 0.2, 0.5, 0.999, 1.0])
 def test_a_temperature_divides_the_logit(p: float) -> None:
     logit = torch.logit(torch.tensor(p, dtype=torch.float64))

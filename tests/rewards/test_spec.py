@@ -7,12 +7,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pacorl.config.base import load
-from pacorl.config.recipes import recipe
-from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.plan.plan import plan_policy
 from pacorl.rewards import reward_spec
-from pacorl.rewards.reward import PanelScores, RewardError, ScoresPanels, panel_scores_of
+from pacorl.rewards.reward import PanelScores, RewardError, panel_scores_of
 from pacorl.rewards.spec import parsed_spec
 from pacorl.types import Grid, Prompt
 
@@ -68,14 +64,6 @@ def test_what_a_text_lacks_is_said(mine: Path) -> None:
         parsed_spec(f"{mine.with_name('none.py')}:red")
 
 
-@pytest.mark.slow
-def test_a_plan_runs_nobodys_code(mine: Path, tmp_path: Path) -> None:
-    rewards = f'rewards=[{{name: "{mine}:Plain"}}]'
-    run = load(PolicyConfig, recipe(), [rewards, "evaluation.rewards=[]", "judge=none", f"out={tmp_path / 'run'}"])
-    plan_policy(run)
-    assert not (mine.parent / "ran").exists()
-
-
 @pytest.mark.parametrize("text", ["import sys\nsys.exit(0)", "raise SystemExit"])
 def test_a_file_that_exits_is_a_fault(mine: Path, text: str) -> None:
     mine.write_text(f"{text}\ndef red(prompts, images): return []\n")
@@ -88,37 +76,6 @@ def test_a_reward_that_exits_is_a_fault(mine: Path) -> None:
     reward = reward_spec(f"{mine}:red").build({}, judge=None, device="cpu")
     with pytest.raises(RewardError, match=r"line 3: SystemExit on prompt 7"):
         reward([Prompt(id=7, text="x")], [Image.new("RGB", (4, 4))])
-
-
-PARTS = """
-from pacorl.rewards.reward import PanelScores
-
-class Halves:
-    def __call__(self, prompts, images):
-        return [1.0 for _ in images]
-
-    def panel_scores(self, prompts, images):
-        if any(prompt.id == 7 for prompt in prompts):
-            raise KeyError("seven")
-        return [PanelScores(1.0, [0.25, 0.75]) for _ in images]
-
-def whole(prompts, images):
-    return [2.0 for _ in images]
-"""
-
-
-def test_a_file_s_reward_keeps_its_parts(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(PARTS)
-    rewards = [reward_spec(f"{tmp_path}/mine.py:{name}").build({}, judge=None, device="cpu") for name in PARTED]
-    image = Image.new("RGB", (4, 4))
-    found = [reward.panel_scores([Prompt(0, "x")], [image]) for reward in rewards if isinstance(reward, ScoresPanels)]
-    assert found == [[PanelScores(1.0, [0.25, 0.75])]]
-    assert isinstance(rewards[0], ScoresPanels)
-    with pytest.raises(RewardError, match=r"mine.py:Halves', line 10: KeyError on prompts 0, 7: 'seven'"):
-        rewards[0].panel_scores([Prompt(0, "x"), Prompt(7, "y")], [image, image])
-
-
-PARTED = ("Halves", "whole")
 
 
 def test_the_reward_of_the_page_scores_panels(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from edit_twins import (
 from PIL import Image
 from pipelines import check_against_pipeline
 
-from pacorl.models.policies import pipeline
+from pacorl.models.policies import POLICIES, pipeline
 from pacorl.models.policies.klein import KLEIN
 from pacorl.models.policies.kontext import KONTEXT
 from pacorl.models.policies.pipeline import PipelinePolicy, stitch
@@ -31,7 +31,7 @@ from pacorl.models.policies.qwen_image_21 import QWEN_IMAGE_21
 from pacorl.types import Prompt, Size
 
 SIZE = Size(96, 96)
-TAKERS = ("kontext", "qwen_edit_plus", "klein", "qwen_image_21")
+TAKERS = [kind for kind, spec in POLICIES.items() if spec.policy.max_references]
 
 
 @cache
