@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 from scipy import stats
 from tiny_runs import SMALL_QUICKSTART
 from tiny_sets import draw_grid, set_of
@@ -21,7 +20,7 @@ from pacorl.cli import app
 from pacorl.config import base as configs
 from pacorl.config.recipes import recipe
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.quickstart import before_and_after, run_quickstart, summarize
+from pacorl.quickstart import run_quickstart, summarize
 from pacorl.tiny.oracle import GRADES
 from pacorl.tiny.world import LOOKS, VALUES, Panel, all_panels, write_prompt
 from pacorl.types import Grid
@@ -81,21 +80,6 @@ def test_the_summary_is_what_the_sheets_show(tmp_path: Path) -> None:
     assert found["prompts"] == 6
     assert len(found["verdict"]) == 6
     assert found["verdict"][0].startswith("attributes that panels share: 0.94 → 1.00; +0.062 (")
-
-
-@pytest.mark.slow
-def test_plain_consistency_stands_between_before_and_after(tmp_path: Path) -> None:
-    evaluated(tmp_path / "samples", 0, odd=(True, True), p_yes=0.5)
-    evaluated(tmp_path / "samples", 60, odd=(False, False), p_yes=0.5)
-    size = ["evaluation.size=[128,128]", "evaluation.steps=2"]
-    picture = before_and_after(configs.load(PolicyConfig, recipe("quickstart"), [f"out={tmp_path}", *size]))
-    assert picture.size == (2 * 392, 3 * 392)
-    for row, number in ((0, 0), (2, 60)):
-        for column in range(2):
-            left, top = column * 392 + 4, row * 392 + 4
-            cut = picture.crop((left, top, left + 384, top + 384)).resize((128, 128), Image.Resampling.NEAREST)
-            with Image.open(tmp_path / f"samples/evaluation-{number:06d}/{column}.png") as sheet:
-                assert cut.tobytes() == sheet.convert("RGB").tobytes()
 
 
 @pytest.fixture

@@ -77,17 +77,6 @@ def test_pictures_of_other_shapes_are_cropped(tmp_path: Path) -> None:
     assert (cropped.size, cropped.getpixel((16, 2))) == ((32, 64), (255, 0, 0))
 
 
-@pytest.mark.parametrize(
-    ("pictures", "fault"),
-    [(0, "has 0 images; 3 to 200"), (2, "has 2 images; 3")],
-)
-def test_too_few_pictures_are_refused(tmp_path: Path, pictures: int, fault: str) -> None:
-    hero = make_hero(tmp_path / "zorp", pictures=pictures)
-    with pytest.raises(ValueError, match=fault) as caught:
-        read_pictures(hero_config(hero, tmp_path / "run"))
-    assert "\n" not in str(caught.value)
-
-
 def test_a_picture_or_caption_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     hero = make_hero(tmp_path / "zorp")
     (hero / "3.txt").write_text(" \n")

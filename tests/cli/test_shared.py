@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import ClassVar, Literal
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from pacorl.cli.shared import asking, with_options
+from pacorl.cli.shared import with_options
 from pacorl.config.options import JudgeOptions, inherited, option
 from pacorl.types import Size
 
@@ -75,16 +74,3 @@ def test_the_help_names_a_value_in_a_word_and_a_switch_by_itself() -> None:
     text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120"}).output
     assert text.index("Sorting") < text.index("--memory") < text.index("--order")
     assert re.search(r"--fast\s+Do not look twice", text)
-
-
-def test_many_questions_are_announced_with_their_time(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    clock = iter([0.0, 30.0, 60.0])
-    monkeypatch.setattr("pacorl.cli.shared.time", SimpleNamespace(monotonic=lambda: next(clock)))
-    with asking("judge") as show:
-        for done in (0, 100, 200):
-            show(done, 500)
-    first, second = capsys.readouterr().err.splitlines()
-    assert first == "500 questions to judge"
-    assert second.startswith("about 2 more minutes; --character")

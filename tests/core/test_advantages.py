@@ -184,10 +184,8 @@ def panel_values(found: Advantages) -> list[list[float]]:
     return found.value_BP.tolist()  # type: ignore[no-any-return]
 
 
-PAIRS = [[0.2, 0.1], [0.3, 0.3], [0.1, 0.2]]
-"""Parts of three samples by panel."""
 SETS = [0.5, 1.0, 0.3]
-"""Their scores, of which 0.2, 0.4 and 0.0 lie in no part of these two panels."""
+"""Scores of three sets, of which some lies in no part of their two panels."""
 
 
 def test_panels_of_nearly_tied_sets_are_divided_by_their_own_std() -> None:

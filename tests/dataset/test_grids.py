@@ -8,7 +8,7 @@ from dataset_folder import draw_unreliably
 from pacorl.core.grid import split
 from pacorl.dataset.folder import PromptRecord, read_instances, read_prompts
 from pacorl.dataset.grids import generate, instances_of, pair, panel_path
-from pacorl.generate.image_queue import ImageSource, Shard
+from pacorl.generate.image_queue import ImageSource
 from pacorl.generate.image_sources import image_source
 from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.io.files import write_atomic
@@ -72,19 +72,6 @@ def test_a_recipe_has_every_option_that_changes_the_images(folder):
     assert "negative_prompt" not in guided
     packed = [image_source("tiny", memory=memory).generator.get("quantize") for memory in ("normal", "low", "lowest")]
     assert packed == [None, "int8", "int8"], "streaming changes no bit"
-
-
-def test_shards_share_the_work_and_generate_the_same(folder):
-    generate(folder, source(DrawnSource()), grids=4)
-    alone, listed = images(folder), (folder / "grids.jsonl").read_bytes()
-    for path in [*(folder / "grids").rglob("*.png"), folder / "grids.jsonl"]:
-        path.unlink()
-    first = generate(folder, source(DrawnSource()), grids=4, shard=Shard(0, 2))
-    assert first == {"grids": 12, "generated": 8, "missing": 4}
-    assert not (folder / "grids.jsonl").exists()
-    assert generate(folder, source(DrawnSource()), grids=4, shard=Shard(1, 2))["missing"] == 0
-    assert images(folder) == alone
-    assert (folder / "grids.jsonl").read_bytes() == listed
 
 
 def test_the_tiny_generator_refuses_another_layout_before_it_is_loaded(folder):

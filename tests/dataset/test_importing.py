@@ -56,24 +56,6 @@ def test_the_example_becomes_comparisons_that_a_judge_learns_from(tmp_path: Path
     assert names == {frozenset({"reference.png", "c.png"}): True, frozenset({"reference.png", "d.png"}): False}
 
 
-def test_votes_of_several_people_are_pooled_and_ties_vote_together(mine, tmp_path: Path) -> None:
-    source = mine(
-        "0/0.png,0/1.png | 0/2.png | 0/3.png,,ann",
-        "0/0.png,0/1.png | 0/2.png = 0/3.png,,ben",
-        "0/0.png,0/2.png | 0/1.png | 0/3.png,,cat",
-        line(1, ",ann"),
-    )
-    import_rankings(tmp_path, source)
-    answers = read_answers(tmp_path / "imported/rankings/rankings.jsonl")
-    assert [one.instance for one in answers] == ["rankings:1"] * 3 + ["rankings:2"]
-    assert [len(tier) for tier in answers[1].tiers] == [1, 2]
-    balance = export(tmp_path, test_share=0.5)["balance"]
-    # 0/1: Yes, Yes. 0/2: No of ben, Yes of cat, so it is dropped. 0/3: No three times.
-    assert {name: balance[name] for name in ("votes", "yes", "no", "tied")} == {
-        "votes": 9, "yes": 2, "no": 2, "tied": 1
-    }  # fmt: skip
-
-
 def test_copies_of_an_image_are_that_image(mine, tmp_path: Path) -> None:
     source = mine(line(0), line(1), line(2))
     (source.parent / "copy.png").write_bytes((source.parent / "0/2.png").read_bytes())

@@ -95,23 +95,6 @@ def judging(judge: LocalJudge) -> Iterator[None]:
     assert faults == []
 
 
-@DEVICES
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_samples_are_drawn_scored_and_trained_on(device: str, dtype: str, judges: dict[str, LocalJudge]) -> None:
-    here = bench(device, dtype=dtype)
-    samples = here.collect(3)
-    images = samples.rollouts[0].images
-    assert {image.size for image in images} == {(SIDE, SIDE)}
-    verdicts = judge_on(device, judges).verdicts(QUESTIONS)
-    assert all(0 <= verdict.p_yes <= 1 for verdict in verdicts)
-    before = [parameter.detach().clone() for parameter in here.trained]
-    for _ in range(2):
-        here.train(samples)
-    assert all(torch.isfinite(parameter).all() for parameter in here.trained)
-    assert not all(torch.equal(old, new) for old, new in zip(before, here.trained, strict=True))
-    assert {parameter.device.type for parameter in here.trained} == {device}
-
-
 @pytest.mark.compiles
 @DEVICES
 @pytest.mark.parametrize("form", FORMS)

@@ -36,14 +36,6 @@ def test_the_log_has_agreement_from_the_first_epoch(tmp_path: Path) -> None:
     assert signs(evaluation) == []
 
 
-def test_runs_without_pairs_ask_nothing(tmp_path: Path) -> None:
-    def ones(prompts: Sequence[object], images: Sequence[object]) -> list[float]:
-        return [float(number) for number, _ in enumerate(images)]
-
-    assert signs(lines_of(tmp_path / "off", "monitor=off")[1]) == []
-    assert signs(lines_of(tmp_path / "none", "judge=none", "rewards=[{name: mine}]", reward=ones)[1]) == []
-
-
 def test_the_number_of_pairs_is_fixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """128 whatever the group's size, half within a set; more samples are more questions of the reward alone."""
     calls: list[int] = []

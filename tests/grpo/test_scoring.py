@@ -17,10 +17,9 @@ from toy_world import ToyJudge
 
 from pacorl.grpo import checkpoint, scoring
 from pacorl.grpo.rows import Row
-from pacorl.grpo.scoring import Scorer, collect_scores, overlaps, reward_table
-from pacorl.judge.judge import Judge, JudgeSettings
+from pacorl.grpo.scoring import Scorer, reward_table
+from pacorl.judge.judge import Judge
 from pacorl.rewards.reward import PanelScores, RewardError
-from pacorl.runtime.processes import Runtime
 from pacorl.runtime.workers import CallTimeout
 from pacorl.types import Prompt, Rollout, Size
 
@@ -83,15 +82,6 @@ def test_a_call_of_a_judge_on_a_gpu_has_several_batches_and_the_last_what_is_lef
     assert red.calls == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
-def test_a_call_holds_whole_groups_where_samples_are_compared() -> None:
-    red = Redness()
-    with closing(Scorer({"red": red}, overlap=True, group_size=4)) as scorer:
-        for rows in ([0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]):
-            scorer.submit(rollout(rows))
-        assert results(scorer) == {row: [float(row)] for row in range(12)}
-    assert red.calls == [[*range(12)]]
-
-
 def test_scoring_begins_before_results_are_asked_for() -> None:
     red = Redness()
     with closing(Scorer({"red": red}, overlap=True)) as scorer:
@@ -113,15 +103,6 @@ def test_rewards_are_called_without_gradients(side: bool) -> None:
         scorer.submit(rollout([1]))
         scorer.results()
     assert red.modes[0][0]
-
-
-def test_missing_and_not_finite_are_told_apart() -> None:
-    with closing(Scorer({"red": Redness(lambda values: [None, float("inf"), 1])}, overlap=True)) as scorer:
-        scorer.submit(rollout([0, 1, 2]))
-        found = results(scorer)
-    assert found[0] == [None]
-    assert math.isnan(found[1][0] or 0.0)
-    assert found[2] == [1.0]
 
 
 @pytest.mark.parametrize("side", [True, False])
@@ -157,25 +138,6 @@ def test_a_missing_score_is_invalid_and_a_row_is_of_its_prompts_group() -> None:
     assert table.valid_RB.tolist() == [[False, True, True], [True, False, True]]
     assert table.score_RB[:, 2].tolist() == [0.25, 2.0]
     assert table.group_B.tolist() == [2, 1, 2]
-
-
-def test_reasons_are_gathered() -> None:
-    red = Redness()
-    red.last_error = "the server said 503"
-    with closing(Scorer({"red": red, "other": Redness()}, overlap=False)) as scorer:
-        assert collect_scores(scorer, Runtime()) == ({}, ["red: the server said 503"])
-
-
-def test_overlap_leaves_cores_to_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = torch.device("cpu")
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
-    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
-    assert not overlaps(None, device=cpu)
-    assert not overlaps(JudgeSettings(checkpoint="tiny"), device=cpu)
-    assert overlaps(JudgeSettings(checkpoint="http://127.0.0.1:8000/v1"), device=cpu)
-    assert overlaps(None, device=torch.device("cuda"))
-    monkeypatch.setattr("torch.get_num_threads", lambda: 1)
-    assert overlaps(None, device=cpu)
 
 
 def test_services_keep_their_own_time_limits() -> None:

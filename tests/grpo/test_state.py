@@ -39,13 +39,6 @@ def test_a_run_goes_on_from_the_checkpoint_that_is_named(small: list[str], tmp_p
         train_policy(config, resume=other.out / "checkpoints" / "step-000006")
 
 
-@pytest.mark.usefixtures("toy")
-def test_resume_auto_starts_where_there_is_nothing(small: list[str]) -> None:
-    config = tiny_run(small)
-    train_policy(config, resume="auto")
-    assert checkpoints(config.out / "checkpoints")
-
-
 class Disk:
     """What of a folder would be there after a power cut: flushed contents under flushed names."""
 

@@ -6,7 +6,6 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,8 @@ from pacorl.config.base import ConfigError
 from pacorl.grpo import scoring
 from pacorl.grpo.builders import save_written_prompts
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.models.policies import POLICIES
 from pacorl.records.prompts import load_prompts
 from pacorl.report.page import write_report
-from pacorl.tiny.world import set_prompts
 from pacorl.types import Prompt
 
 
@@ -127,16 +124,6 @@ def test_nan_is_a_warning_per_reward_with_its_prompt_and_an_alarm(
     page = " ".join(write_report(result.folder).read_text().split())
     assert "<b>Not finite · spotty</b>" in page
     assert "1 image has no score" in page
-
-
-def test_a_prompt_that_the_tiny_generator_does_not_know_is_named() -> None:
-    (known,) = set_prompts("train", count=1, seed=0)
-    foreign = replace(known, id=7, text="a hero in the rain", panels=())
-    flux = POLICIES["flux"]
-    warning = flux.foreign_prompt("tiny", [known, foreign])
-    assert "prompt 7" in warning
-    assert "'rain'" in warning
-    assert flux.foreign_prompt("tiny", [known]) == flux.foreign_prompt("org/base", [foreign]) == ""
 
 
 def test_listeners_follow_the_log(tmp_path: Path) -> None:

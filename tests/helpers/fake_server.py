@@ -33,10 +33,6 @@ class FakeServer:
     busiest: int = 0
     url: str = ""
     port: int = 0
-    pages: dict[str, Any] = field(default_factory=dict)
-    """Path → what is answered there instead."""
-    posts: dict[str, Callable[[Handler, dict[str, Any]], None]] = field(default_factory=dict)
-    """Path → what answers a document that is posted there."""
     _busy: int = 0
     _lock: Any = field(default_factory=threading.Lock)
 
@@ -91,12 +87,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if not self._allowed():
             return
-        if self.path in self.fake.pages:
-            self.answer(self.fake.pages[self.path])
-        elif self.path == "/v1/models":
+        if self.path == "/v1/models":
             self.answer({"object": "list", "data": [{"id": name, "object": "model"} for name in self.fake.served]})
-        elif self.path in self.fake.posts:
-            self.fail(405)
         else:
             self.fail(404)
 
@@ -108,11 +100,7 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(raw)
         if not self._allowed():
             return
-        if self.path in self.fake.pages:
-            self.answer(self.fake.pages[self.path])
-        elif self.path in self.fake.posts:
-            self.fake.posts[self.path](self, body)
-        elif self.path == "/tokenize" and self.fake.tokens is not None:
+        if self.path == "/tokenize" and self.fake.tokens is not None:
             self.answer({"tokens": self.fake.tokens.get(body["prompt"], [1, 2])})
         elif self.path == "/v1/chat/completions":
             with self.fake.counted(body) as number:

@@ -17,11 +17,8 @@ from safetensors.torch import save_file
 from pacorl.io.documents import Journal, append_jsonl
 from pacorl.io.files import (
     PRIVATE,
-    check_digests,
     check_made,
-    check_no_run,
     claim_folder,
-    digests,
     existing,
     inside,
     own_folder,
@@ -140,18 +137,6 @@ def test_files_are_for_their_owner_to_write_and_logs_to_read(tmp_path: Path) -> 
     assert modes == {"deep": 0o777, "page.html": 0o644} | private
 
 
-def test_a_changed_or_missing_file_of_a_folder_is_named(tmp_path: Path) -> None:
-    write_atomic(tmp_path / "deep/b.bin", "b")
-    seen = digests(tmp_path)
-    check_digests(tmp_path, seen)
-    (tmp_path / "deep/b.bin").write_text("B")
-    with pytest.raises(ValueError, match=r"deep/b\.bin is damaged"):
-        check_digests(tmp_path, seen)
-    (tmp_path / "deep/b.bin").unlink()
-    with pytest.raises(ValueError, match=r"deep/b\.bin is missing"):
-        check_digests(tmp_path, seen)
-
-
 @pytest.mark.parametrize("name", ["../up", "a/b", ".hidden", "", "a\\b", "ünder", "x" * 121, "..", "a\0b", "con:1"])
 def test_hostile_names_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="cannot name a folder"):
@@ -188,14 +173,6 @@ def test_a_missing_file_s_twin_is_named(tmp_path: Path, missing: str) -> None:
         existing(tmp_path, missing)
     assert existing(tmp_path, twin)
     assert twin_hint(tmp_path, "b.png") == ""
-
-
-@pytest.mark.parametrize("name", ["config.yaml", "report.html", "summary.json"])
-def test_a_new_run_replaces_no_file(tmp_path: Path, name: str) -> None:
-    check_no_run(tmp_path)
-    (tmp_path / name).write_text("mine")
-    with pytest.raises(ValueError, match=f"{name}.*--resume auto"):
-        check_no_run(tmp_path)
 
 
 def test_only_own_folders_and_files_with_the_mark_are_written(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from threading import Barrier, Event
 from typing import Any
 
 import pytest
-from fake_server import FakeServer, Handler, chat_answer, decoded, p_of_images
+from fake_server import FakeServer, Handler, chat_answer, p_of_images
 from PIL import Image
 
 from pacorl.io.images import ImageError
@@ -109,23 +109,6 @@ def test_token_ids_are_asked_for_where_the_server_tells_them(server: FakeServer,
     # At the model's own temperature: a server may report log-probabilities after its own changes to them.
     assert (chat["temperature"], chat["top_p"], chat["repetition_penalty"], chat["max_tokens"]) == (1, 1, 1, 1)
     assert chat["top_logprobs"] == 20
-
-
-def test_a_server_of_decisions_is_asked_for_them(server: FakeServer) -> None:
-    """As `transformers serve`, which ignores logprobs."""
-
-    def decide(handler: Handler, body: dict[str, Any]) -> None:
-        images = [decoded(asset["data_base64"]) for asset in body["assets"].values()]
-        assert body["state"] == "".join(body["assets"])
-        p_yes = p_of_images(images, body["questions"]["same"]["instructions"])
-        handler.answer({"model": body["model"], "answers": {"same": {"type": "noul", "noul": p_yes}}})
-
-    server.tokens = None
-    server.posts["/v1/systemone"] = decide
-    server.pages["/openapi.json"] = {"paths": {"/v1/systemone": {"post": {}}}}
-    with judge_of(server) as judge:
-        assert_all_right(judge)
-    assert server.chats == []
 
 
 def test_reasons_are_text(server: FakeServer) -> None:

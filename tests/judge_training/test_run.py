@@ -115,13 +115,6 @@ def test_every_family_learns_on_answers_alone(family: str, data: Path) -> None:
     torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-8)
 
 
-def test_the_head_sees_answer_positions_only(batch: dict[str, Any], model: Any) -> None:
-    seen = []
-    with model.lm_head.register_forward_hook(lambda module, given, made: seen.append(made.shape)):
-        read_answers(model, batch, yes=0, no=1)
-    assert seen == [(int(batch["answer"].sum()), model.config.text_config.vocab_size)]
-
-
 def test_p_yes_is_the_judges(data: Path, model: Any) -> None:
     """What training sees is what scoring asks, single images and images within the question included."""
     comparisons = comparisons_from(str(data))[:3]
@@ -358,13 +351,6 @@ def test_an_adapter_may_be_the_start(tmp_path: Path) -> None:
 def test_a_config_that_makes_no_sense_is_refused(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(JudgeConfig, None, [override])
-
-
-@pytest.mark.slow
-def test_the_last_batch_of_an_epoch_is_smaller(run: Any) -> None:
-    config = run("epochs=1.5", "optimizer.batch=5")
-    JudgeTrainer(config).train()
-    assert lines(config.out)[-1]["step"] == 5
 
 
 def test_rows_open_their_images_in_order(data: Path) -> None:

@@ -206,13 +206,3 @@ def test_a_fault_leaves_no_copy_on_the_model() -> None:
         assert not any(value.any() for value in adapter_state(model).values())
         raise RuntimeError("within")
     assert all(torch.equal(before[name], value) for name, value in adapter_state(model).items())
-
-
-def test_the_old_policy_keeps_its_lags_share() -> None:
-    model = adapted()
-    old, trained_state = AdapterCopy(model), adapter_state(model)
-    for value in old.state.values():
-        value.zero_()
-    old.approach(0.75)
-    for name, value in trained_state.items():
-        torch.testing.assert_close(old.state[name], 0.75 * value)

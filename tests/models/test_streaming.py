@@ -79,25 +79,6 @@ def test_at_most_two_layers_lie_on_the_device() -> None:
             assert layers * weight <= ledger.peak <= 2.2 * weight + unpacked
 
 
-def test_a_known_order_sends_each_weight_once_and_ahead() -> None:
-    stream, sent = WeightStream(), []
-    send = stream._send
-    stream._send = lambda parked, device: sent.append(int(parked[0])) or send(parked, device)  # type: ignore
-    parked = [(torch.tensor(number),) for number in range(5)]
-
-    def forward() -> list[int]:
-        sent.clear()
-        for weights in parked:
-            (copy,) = stream.fetch(weights, torch.device("cpu"))
-            assert torch.equal(copy, weights[0])
-            assert copy is not weights[0]
-        return list(sent)
-
-    assert forward() == [0, 1, 2, 3, 4]
-    forward()
-    assert forward() == [1, 2, 3, 4, 0]
-
-
 def card_stream(number: int) -> torch.Stream:
     """A stream of torch's own type, of a card that need not be here."""
     return torch.Stream(stream_id=number, device_index=0, device_type=1)

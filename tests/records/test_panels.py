@@ -36,19 +36,6 @@ def test_the_articles_dentist_is_in_every_panel_and_a_note_names_what_is_missing
     assert draft.note in caplog.text
 
 
-def test_the_articles_menus_and_drawing_are_sets_of_four():
-    menus = write_panels(
-        "Create four café menu displays in one chalkboard font, featuring: ‘Fresh Brew’, ‘Daily Specials’, "
-        "‘Homemade’, and ‘Sweet Treats'"
-    )
-    signs = ("Fresh Brew", "Daily Specials", "Homemade", "Sweet Treats")
-    assert menus.panels == tuple(f"café menu display in one chalkboard font, featuring '{sign}'" for sign in signs)
-    drawing = write_panels("Generate four images showing progressive pencil drawing sequence of a woman's portrait")
-    stages = [panel.rpartition(", stage ")[2] for panel in drawing.panels]
-    assert (stages[0], *stages[2:]) == ("1 of 4, just begun", "3 of 4, further along", "4 of 4, finished")
-    assert "Logic" in drawing.criteria
-
-
 @pytest.mark.parametrize(
     ("text", "panels"),
     [

@@ -14,9 +14,8 @@ from run_folder import EVIL, finished_run, json_lines, write_evaluation, write_m
 from pacorl.cli import app
 from pacorl.core.ranking import Interval
 from pacorl.report.curves import charts
-from pacorl.report.figures import data_url, show
 from pacorl.report.folder import Sample, read_run
-from pacorl.report.page import choose, match, next_command, story, write_report
+from pacorl.report.page import choose, match, next_command, write_report
 from pacorl.report.results import Result, alarms, paired, rows_of
 
 
@@ -59,13 +58,6 @@ def test_samples_of_an_evaluation_that_the_log_lacks_are_not_shown(run: Path) ->
     assert _page(run) == page
 
 
-def test_a_line_being_written_is_left_for_later(run: Path) -> None:
-    whole = len(read_run(run).epochs)
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write('{"kind": "epoch", "epo')
-    assert len(read_run(run).epochs) == whole
-
-
 def test_images_cannot_come_from_elsewhere(run: Path) -> None:
     write_evaluation(run, 4, {1: 0.5}, image="../../secret.png")
     with pytest.raises(ValueError, match=r"evaluation-000004\.jsonl:1: .*leads out of"):
@@ -82,15 +74,6 @@ prompts: {train: mine.jsonl}
 judge: {checkpoint: runs/judge}
 rewards: [{name: consistency}, {name: clip}]
 """
-
-
-def test_a_page_begins_with_what_was_trained_by_what_judged_by_whom_and_against_what(run: Path) -> None:
-    (run / "config.yaml").write_text(POLICY)
-    text = story(read_run(run))
-    for named in ("FLUX.1-dev", "grpo_clip", "mine.jsonl", "consistency and clip", "runs/judge", "without the LoRA"):
-        assert named in text
-    page = _page(run)
-    assert page.index(text) < page.index('<section id="results">')
 
 
 @pytest.mark.parametrize(
@@ -116,19 +99,6 @@ def test_a_page_ends_with_a_next_command_that_exists(run: Path, config: str, fin
 
 
 # --- curves ----------------------------------------------------------------------------------------------------
-
-
-def test_a_page_has_four_curves_and_the_tracker_has_the_rest(tmp_path: Path) -> None:
-    record = {"kind": "epoch", "epoch": 1, "new_thing": 2, "loss": 1, "kl": 0.1, "seconds/sampling": 3, "grad_norm": 1}
-    record |= {"reward/fit/mean": 0.5, "reward/fit/std": 0.25, "reward/ocr/mean": 0.5}
-    evaluation = {"kind": "evaluation", "epoch": 1, "valid": 1, "held_out/ocr": 0.5, "seconds/evaluating": 2.0}
-    drawn = charts(read_run(write_metrics(tmp_path, record, evaluation)))
-    assert {chart.title: list(chart.lines) for chart in drawn} == {
-        "Reward of training samples": ["Fit", "Ocr"],
-        "Evaluation": ["Valid panels", "Held out · ocr"],
-        "Loss": ["Loss"],
-        "KL to the reference": ["KL to the reference"],
-    }
 
 
 def test_a_value_that_is_not_finite_breaks_its_line(tmp_path: Path) -> None:
@@ -191,15 +161,6 @@ def test_unjudged_pairs_come_last(tmp_path: Path) -> None:
 
 
 # --- pieces ----------------------------------------------------------------------------------------------------
-
-
-def test_small_images_stay_exact_and_large_ones_become_light() -> None:
-    noise = Image.effect_noise((1400, 1400), 100).convert("RGB")
-    assert data_url(Image.new("RGB", (128, 128))).startswith("data:image/png;base64,")
-    assert len(data_url(noise)) < 400_000
-    shown = [show(image) for image in (Image.new("RGB", (128, 128)), noise)]
-    assert [(each.width, each.pixel_art) for each in shown] == [(384, True), (384, False)]
-    assert show(Image.new("RGB", (1500, 300))).wide
 
 
 def test_images_without_a_score_are_counted(tmp_path: Path) -> None:

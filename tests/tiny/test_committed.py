@@ -3,17 +3,13 @@
 import json
 import shlex
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
 from page_blocks import ROOT, blocks
-from PIL import Image
-from research.tiny.damage import junk
 from research.tiny.edits import grade_edits, world_edits, write_edits
-from research.tiny.heroes import grade_heroes, hero_tasks, write_heroes
 from typer.testing import CliRunner
 
 from pacorl.cli import app
@@ -27,10 +23,8 @@ from pacorl.grpo.rollout import sample_images
 from pacorl.judge.local import LocalJudge
 from pacorl.models.policies.flux import FLUX, FluxPolicy
 from pacorl.records.prompts import load_prompts
-from pacorl.rewards.clip import clip_encoder
-from pacorl.tiny import CHECKPOINTS
 from pacorl.tiny.oracle import GRADES, Oracle
-from pacorl.tiny.world import LOOKS, SCENES, VALUES, draw, panels_of, set_prompts, theme_text, with_another
+from pacorl.tiny.world import LOOKS, SCENES, draw, panels_of, set_prompts, theme_text, with_another
 from pacorl.types import Grid, Question, Size
 
 pytestmark = pytest.mark.slow
@@ -46,23 +40,6 @@ def policy() -> FluxPolicy:
     return FLUX.from_pretrained("tiny", max_sequence_length=48)
 
 
-def test_they_are_small_and_in_fp16() -> None:
-    import safetensors
-
-    files = [file for file in CHECKPOINTS.rglob("*") if file.is_file()]
-    assert sum(file.stat().st_size for file in files) < 20e6
-    for file in CHECKPOINTS.rglob("*.safetensors"):
-        with safetensors.safe_open(file, "pt") as stored:
-            # transformers keeps T5's output projections in fp32, whatever is asked.
-            names = [name for name in stored.keys() if "wo.weight" not in name]  # noqa: SIM118
-            assert {stored.get_slice(name).get_dtype() for name in names} == {"F16"}, file
-
-
-def test_no_config_tells_where_it_was_made() -> None:
-    for file in CHECKPOINTS.rglob("*.json"):
-        assert '"_name_or_path"' not in file.read_text(), file
-
-
 def test_the_judge_is_right_about_held_out_pairs(judge: LocalJudge) -> None:
     """Half of the pairs are equal, half have one look redrawn."""
     rng, pool, asked = Random(0), panels_of("test"), []
@@ -75,31 +52,6 @@ def test_the_judge_is_right_about_held_out_pairs(judge: LocalJudge) -> None:
         asked.append(Question((draw(first, size), draw(second, size)), text))
     answers = judge.verdicts(asked)
     assert np.mean([((one.p_yes or 0) > 0.5) != number % 2 for number, one in enumerate(answers)]) >= 0.95
-
-
-def refused(judge: LocalJudge, images: list[Image.Image]) -> float:
-    """The share of pairs with P(Yes) < .1."""
-    text = questions.same_theme("a hero in town")
-    asked = [Question(pair, text) for pair in [*pairwise(images), *((one, one.copy()) for one in images)]]
-    return float(np.mean([(verdict.p_yes or 0) < 0.1 for verdict in judge.verdicts(asked)]))
-
-
-def test_the_judge_refuses_junk_and_what_a_lost_policy_generates(judge: LocalJudge, policy: FluxPolicy) -> None:
-    rng = Random(12345)
-    assert refused(judge, [junk(rng) for _ in range(200)]) >= 0.95
-    size = Size(128, 128)
-    noise = policy.decode(policy.noise(range(12), size) * 0.8, size)
-    assert refused(judge, [panel for grid in noise for panel in split(grid, Grid(2, 2))]) >= 0.95
-
-
-def test_the_clip_finds_the_text_of_a_held_out_drawing() -> None:
-    rng = Random(1)
-    panels = rng.sample(panels_of("test"), 400)
-    wrong = [with_another(panel, rng.choice(tuple(VALUES)), rng) for panel in panels]
-    encoder = clip_encoder(str(CHECKPOINTS / "clip"))
-    image_PC = encoder.images([draw(panel, 32 + 32 * (number % 2)) for number, panel in enumerate(panels)])
-    right_PC, wrong_PC = (encoder.texts([panel.text for panel in texts]) for texts in (panels, wrong))
-    assert np.mean(((image_PC * right_PC).sum(1) > (image_PC * wrong_PC).sum(1)).numpy()) >= 0.95
 
 
 @pytest.mark.parametrize(
@@ -149,17 +101,6 @@ def test_the_editor_follows_and_its_lora_keeps_the_rest(
     assert means["valid"] >= 0.85, means
     assert followed[0] <= means["followed"] <= followed[1], means
     assert kept[0] <= means["kept"] <= kept[1], means
-
-
-@pytest.mark.nightly
-def test_the_editor_draws_heroes_from_references_and_is_unsure_of_them(tmp_path: Path) -> None:
-    tasks = hero_tasks("test", 96)
-    prompts = load_prompts(write_heroes(tmp_path, tasks, name="test"))
-    images = [image.image for image in generate_sets(Generator.from_pretrained(kind="kontext"), prompts)]
-    means = grade_heroes(tasks, images, oracle=Oracle())
-    assert means["valid"] >= 0.95, means
-    assert means["scene"] >= 0.8, means
-    assert 0.5 <= means["identity"] <= 0.85, means  # of a random hero: 0.22
 
 
 def test_the_judge_of_edits_tells_a_kept_hero_and_a_followed_line() -> None:

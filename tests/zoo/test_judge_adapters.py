@@ -81,15 +81,6 @@ def saved(made: Any, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.slow
-def test_an_adapter_beside_another_is_the_one_in_the_folder_itself(
-    base: Path, made: Any, processor: ImageTextProcessor, truth: list[float], tmp_path: Path
-) -> None:
-    made.save_pretrained(tmp_path)
-    assert (tmp_path / "old").is_dir()
-    assert p_yes(merge_adapter(loaded(base), str(tmp_path)), processor) == truth
-
-
 # --- a judge's LoRA as the judge -------------------------------------------------------------------------------
 
 

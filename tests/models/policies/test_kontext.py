@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from edit_twins import edit, kontext_pipeline, source_image
-from PIL import Image
 from safetensors.torch import save_file
 
 from pacorl.models.policies import kind_of
@@ -31,15 +30,6 @@ def test_a_size_is_an_area_in_the_source_s_shape(
     assert size.height % kontext.token_pixels == size.width % kontext.token_pixels == 0
     assert math.isclose(size.height * size.width, 512 * 512, rel_tol=0.05)
     assert math.isclose(size.width / size.height, width / height, rel_tol=0.12)
-
-
-def test_a_photo_s_orientation_counts(kontext: KontextPolicy, tmp_path: Path) -> None:
-    path = tmp_path / "phone.jpg"
-    exif = Image.Exif()
-    exif[0x0112] = 6  # lies on its side
-    Image.new("RGB", (150, 100), "red").save(path, exif=exif)
-    size = kontext.size_of(edit(path), Size(512, 512))
-    assert size.height > size.width
 
 
 def test_a_single_file_as_comfyui_has_it_is_the_transformer_beside_the_published_parts(

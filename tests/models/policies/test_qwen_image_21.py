@@ -15,7 +15,6 @@ from edit_twins import loop, qwen_image_21_pipeline, source_image
 from PIL import Image
 from pipelines import check_against_pipeline, diffusers_own
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from pacorl.models.policies.pipeline import MixedConditioning, PipelinePolicy
 from pacorl.models.policies.qwen_image_21 import QWEN_IMAGE_21
@@ -104,28 +103,6 @@ def test_velocity_and_gradients_are_those_of_a_prefix_per_row(images: tuple[Path
     torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-5, atol=1e-5)
     for name, expected in gradients[0].items():
         assert (gradients[1][name] - expected).norm() <= 1e-5 * expected.norm() > 0, name
-
-
-def test_four_references_are_computed_once_for_a_batch(images: tuple[Path, ...]) -> None:
-    """And with a prefix, not at all."""
-    prompt = Prompt(0, "a fox runs", references=images)
-    plain = diffusers_own(policy().pipeline).transformer
-    ours, conditioning = rows_of(policy().transformer, prompt)
-    x_BNC, sigma_B = ours.noise(range(ROWS), SIZE), torch.full((ROWS,), 0.6)
-    with torch.no_grad():
-        prefixed = ours.with_prefix(conditioning, SIZE)
-        runs = (
-            lambda: diffusers_velocity(plain, conditioning, x_BNC, sigma_B),
-            lambda: ours.velocity(x_BNC, sigma_B, conditioning, SIZE),
-            lambda: ours.velocity(x_BNC, sigma_B, prefixed, SIZE),
-        )
-        flops = []
-        for run in runs:
-            with FlopCounterMode(display=False) as counter:
-                run()
-            flops.append(counter.get_total_flops())
-    per_row, shared, cached = flops
-    assert per_row > 2.3 * shared > 5 * cached
 
 
 def test_an_image_s_steps_share_a_prefix_and_the_next_image_s_do_not(images: tuple[Path, ...]) -> None:
