@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -21,14 +20,12 @@ from pydantic import BaseModel
 
 import pacorl
 from pacorl import cli
-from pacorl.bench.benchmarks import BENCHMARKS
 from pacorl.character_training.character_config import CharacterConfig
 from pacorl.config.base import Section
 from pacorl.config.table import Table
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.judge_training.judge_config import JudgeConfig
 from pacorl.models.policies import POLICIES
-from pacorl.rewards import REWARDS
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path(pacorl.__file__).parent
@@ -53,26 +50,6 @@ def code_of(page: Path) -> list[str]:
 # --- tables ---------------------------------------------------------------------------------------------------------
 
 
-def first_cells(text: str, header: str) -> list[str]:
-    """The first code of each row of the table whose first heading is `header`."""
-    _, _, rest = text.partition(f"\n| {header} |")
-    rows = rest.partition("\n\n")[0].split("\n")[2:]
-    return [row.split("`")[1] for row in rows if row]
-
-
-@pytest.mark.parametrize(
-    ("page", "header", "table", "more"),
-    [
-        ("rewards.md", "`name`", REWARDS, {"path/to/file.py:Name"}),
-        ("models.md", "Kind", POLICIES, set()),
-    ],
-    ids=["rewards", "models"],
-)
-def test_a_page_lists_every_entry(page: str, header: str, table: Iterable[str], more: set[str]) -> None:
-    text = (ROOT / "docs" / page).read_text("utf-8")
-    assert set(first_cells(text, header)) - more == set(table)
-
-
 def test_the_page_of_models_has_each_licence() -> None:
     text = (ROOT / "docs" / "models.md").read_text("utf-8")
     for kind, spec in POLICIES.items():
@@ -80,12 +57,6 @@ def test_the_page_of_models_has_each_licence() -> None:
         gated = ", gated" if spec.gated else ""
         row = rf"^\| `{kind}` \| `{spec.published}` \|.*`{name or identifier}`{gated}"
         assert re.search(row, text, flags=re.MULTILINE), f"{kind}: {spec.published}, {name or identifier}{gated}"
-
-
-def test_every_extra_is_in_the_table_of_extras() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    table = re.findall(r"^\| (`.*?) \|", (ROOT / "docs" / "install.md").read_text(), flags=re.MULTILINE)
-    assert {name for row in table for name in re.findall(r"`(\w+)`", row)} == set(project["optional-dependencies"])
 
 
 # --- commands -------------------------------------------------------------------------------------------------------
@@ -104,11 +75,6 @@ def command_lines(page: Path) -> Iterator[list[str]]:
 @cache
 def command_tree() -> click.Command:
     return typer.main.get_command(cli.app)
-
-
-def test_the_pages_show_every_benchmark() -> None:
-    lines = [words for name in ("train", "train-judge") for words in command_lines(ROOT / "docs" / f"{name}.md")]
-    assert {words[1] for words in lines if words[0] == "benchmark"} == set(BENCHMARKS)
 
 
 def faults_of(words: list[str]) -> Iterator[str]:
@@ -211,8 +177,3 @@ def test_the_compose_file_starts_a_confined_judge_by_a_command_that_exists() -> 
     assert list(faults_of(service["command"])) == []
     assert all(port.startswith("127.0.0.1:") for port in service["ports"])
     assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
-
-
-def test_the_page_on_python_shows_the_example() -> None:
-    page = (ROOT / "docs" / "python.md").read_text("utf-8")
-    assert f"```python\n{(ROOT / 'examples' / 'reinforce.py').read_text('utf-8')}```" in page

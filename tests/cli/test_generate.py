@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 from pacorl.cli import app
 from pacorl.cli.generator import AdaptedGenerator
 
-CASES = Path(__file__).parents[2] / "configs" / "cases"
 SET = ("--prompt", "a red hero with a crown in town", "--panel", "waving, flag", "--panel", "jumping, boat")
 SET += ("--panel", "standing, tree", "--panel", "waving, lamp")
 SMALL = ("--size", "64x64", "--steps", "2")
@@ -59,15 +58,6 @@ def test_sets_with_scores_and_json(tmp_path):
     before = Path(made[0]["file"]).read_bytes()
     assert run(*options).exit_code == 0
     assert Path(made[0]["file"]).read_bytes() == before
-
-
-@pytest.mark.slow
-def test_a_storyboard(tmp_path):
-    case = CASES / "tiny_journey.yaml"
-    result = run("--storyboard", case, *SMALL, "--judge", "tiny", "--ask", "criteria", "--out", tmp_path)
-    assert result.exit_code == 0, result.output
-    assert "score" in result.stdout
-    assert (tmp_path / "page-1-panel-4.png").is_file()
 
 
 # --- sets from one sentence, and characters ----------------------------------------------------------------------

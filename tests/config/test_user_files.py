@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, wraps
 from pathlib import Path, PurePath
 
 import pytest
-from toy_world import toy_config, toy_world
 from typer.testing import CliRunner
 
 from pacorl.cli import app
@@ -16,10 +14,8 @@ from pacorl.config.base import ConfigError, load
 from pacorl.config.user_files import NO_USER_FILES, code_digest, file_digests
 from pacorl.core.objectives import OBJECTIVES, ObjectiveSpec
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.rewards import reward_spec
 from pacorl.rewards.reward import RewardError
-from pacorl.testing import check_objective
 
 MINE = '''
 from __future__ import annotations
@@ -74,21 +70,6 @@ def mine(tmp_path: Path) -> Path:
     path = tmp_path / "mine.py"
     path.write_text(MINE.replace("FOLDER", str(tmp_path)))
     return path
-
-
-@pytest.mark.slow
-def test_an_objective_of_a_file_trains(mine: Path, tmp_path: Path) -> None:
-    with toy_world():
-        config = toy_config(tmp_path / "run", f"objective={{name: {mine}:REINFORCE, baseline: 0.1}}", "epochs=1")
-        folder = PolicyTrainer(config).train().folder
-    epochs = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert any(epoch["kind"] == "epoch" for epoch in epochs)
-    check_objective(OBJECTIVES.named(f"{mine}:REINFORCE"))
-
-    # The run's own config names the file, so that the run goes on from it.
-    assert load(PolicyConfig, folder / "config.yaml") == config
-    assert config.objective.name == f"{mine}:REINFORCE"
-    assert config.objective.baseline == 0.1  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

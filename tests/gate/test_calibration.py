@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pacorl.core.calibration import Curve, calibration_error, fit_curve
+from pacorl.core.calibration import Curve
 from pacorl.core.questions import consistent
 from pacorl.gate.calibrate import FEWEST, ask_comparisons, error_line
 from pacorl.gate.paco_reward import PacoReward
 from pacorl.judge.calibration import Calibration, read_calibration, threshold
 from pacorl.judge.local import LocalJudge
-from pacorl.records.comparisons import comparisons_from
 from pacorl.tiny.world import all_panels, draw
 from pacorl.types import Comparison, Question, Verdict
 
@@ -83,12 +82,3 @@ def test_a_missing_answer_ends_a_calibration(tmp_path: Path) -> None:
 def test_too_few_pairs_for_a_conclusion_are_called_so(count: int) -> None:
     answers = (np.linspace(0.1, 0.9, count), np.arange(count) % 2 == 0)
     assert ("too few" in error_line("held out", answers, Curve())) == (count < FEWEST)
-
-
-@pytest.mark.slow
-def test_the_error_of_the_tiny_judge_halves_on_held_out_pairs(tmp_path: Path) -> None:
-    judge = LocalJudge.from_pretrained("tiny")
-    dev = ask_comparisons(judge, comparisons_from("tiny:dev:300", scratch=tmp_path))
-    test = ask_comparisons(judge, comparisons_from("tiny:test:300", scratch=tmp_path))
-    p_N, yes_N = test
-    assert calibration_error(fit_curve(*dev).of(p_N), yes_N) < calibration_error(p_N, yes_N) / 2

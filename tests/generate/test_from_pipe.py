@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import diffusers
-import numpy as np
 import pytest
 from peft import LoraConfig
 
 import pacorl
 from pacorl import Generator
 from pacorl.models.adapters import adapter_off
-from pacorl.tiny.world import set_prompts
 
 FOLDER = Path(pacorl.__file__).parent / "tiny" / "checkpoints" / "flux"
 
@@ -21,18 +19,6 @@ FOLDER = Path(pacorl.__file__).parent / "tiny" / "checkpoints" / "flux"
 @pytest.fixture
 def pipeline() -> Any:
     return diffusers.FluxPipeline.from_pretrained(FOLDER)
-
-
-@pytest.mark.slow
-def test_a_loaded_pipeline_makes_the_images_of_its_checkpoint(pipeline: Any) -> None:
-    prompts = set_prompts("dev", 1)
-    loaded = Generator.from_pipe(pipeline, max_sequence_length=48)
-    named = Generator.from_pretrained(str(FOLDER), max_sequence_length=48)
-    assert (loaded.kind, loaded.model) == (named.kind, named.model)
-    images = [generator.sample(prompts, size=(64, 64), steps=2)[0] for generator in (loaded, named)]
-    assert np.array_equal(*map(np.asarray, images))
-    with pytest.raises(ValueError, match="true_cfg"):
-        Generator.from_pipe(pipeline, true_cfg=2.0)
 
 
 @pytest.mark.filterwarnings("ignore:Already found a `peft_config`")  # peft's, of the second adapter

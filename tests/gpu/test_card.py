@@ -11,7 +11,6 @@ import random
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import combinations, product
@@ -28,7 +27,6 @@ from torch import Tensor, nn
 from pacorl.core.objectives import RATIO_DEVIATION
 from pacorl.core.questions import same_theme
 from pacorl.grpo.scoring import torch_context
-from pacorl.grpo.start import checkpoints
 from pacorl.judge.local import LocalJudge
 from pacorl.models.int8 import quantize_model
 from pacorl.types import Question
@@ -176,23 +174,3 @@ def test_a_run_trains_in_each_kind_of_weights(device: str, setting: str, tmp_pat
     assert process.returncode == 0, printed[-3000:]
     (line,) = epochs(tmp_path / "run")
     assert {value for key, value in line.items() if key.startswith(RATIO_DEVIATION)} == {0.0}
-
-
-@DEVICES
-def test_a_killed_run_is_resumed(device: str, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    process = start(device, out)
-    deadline = time.monotonic() + 300
-    while process.poll() is None and time.monotonic() < deadline:
-        if (out / "checkpoints").is_dir() and checkpoints(out / "checkpoints"):
-            break
-        time.sleep(0.05)
-    process.kill()
-    process.communicate()
-    assert process.returncode == -9, "the run ended before it could be killed"
-    again = start(device, out, resume=True)
-    printed, _ = again.communicate(timeout=600)
-    assert again.returncode == 0, printed[-3000:]
-    numbers = [line["epoch"] for line in epochs(out)]
-    assert len(numbers) == 3
-    assert numbers == sorted(set(numbers))

@@ -18,14 +18,11 @@ from pacorl.config.reference import RUNS
 from pacorl.config.reference import keys_of as all_keys
 from pacorl.core.advantages import AGGREGATES
 from pacorl.core.objectives import OBJECTIVES
-from pacorl.grpo import checkpoint
 from pacorl.grpo.checkpoint import (
     FREE_KEYS,
-    TENSORS,
     check_changes_since,
     identities_of,
     prune,
-    recover,
     settle,
     starting_point,
     write_checkpoint,
@@ -50,66 +47,6 @@ def write(folder: Path, step: int, *, mark: int = 0) -> Path:
 def state_of(checkpoint: Path) -> dict[str, Any]:
     state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
     return state
-
-
-class KilledError(BaseException):
-    """Stands for kill −9: nothing handles it."""
-
-
-def killed_at(moment: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dies at the so-manieth change of the disk."""
-    changes = 0
-
-    def dying(change):  # type: ignore[no-untyped-def]
-        def act(*args, **rest):  # type: ignore[no-untyped-def]
-            nonlocal changes
-            changes += 1
-            if changes == moment:
-                raise KilledError
-            return change(*args, **rest)
-
-        return act
-
-    def half_removed(folder, **rest):  # type: ignore[no-untyped-def]
-        for file in sorted(Path(folder).rglob("*"))[:1]:
-            file.unlink()
-        remove(folder, **rest)
-
-    remove = shutil.rmtree
-    for name in ("rename", "replace", "mkdir", "write_text", "write_bytes", "unlink"):
-        monkeypatch.setattr(Path, name, dying(getattr(Path, name)))
-    monkeypatch.setattr(checkpoint, "save_file", dying(checkpoint.save_file))
-    monkeypatch.setattr(shutil, "rmtree", dying(half_removed))
-    monkeypatch.setattr(shutil, "copy2", dying(shutil.copy2))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("again", [False, True], ids=["a new step", "the same step again"])
-def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
-) -> None:
-    second = 10 if again else 20
-    died = 0
-    for moment in range(1, 40):
-        folder = tmp_path / str(moment)
-        write(folder, 5)
-        write(folder, 10)
-        with monkeypatch.context() as patch:
-            killed_at(moment, patch)
-            try:
-                write(folder, second, mark=1)
-                prune(folder, keep=1, newest=second)
-            except KilledError:
-                died += 1
-        recover(folder)
-        newest = checkpoints(folder)[-1]
-        step, mark = state_of(newest)["step"], state_of(newest)["mark"]
-        assert (step, mark) in {(10, 0), (second, 1)}
-        tensors = load_file(newest / TENSORS)
-        assert tensors.keys() == {"adapter/weight", "average/weight"}
-        assert all(tensor.eq(step + mark).all() for tensor in tensors.values())
-        assert not list(folder.glob(".*")), "what was left half done is cleared"
-    assert 10 < died < 39, "not every moment was tried"
 
 
 STATE = {"epoch": 1, "seed": 42, "evaluated": 1, "bad_steps": 0, "log_lines": 2, "identities": {}}

@@ -6,24 +6,19 @@ from typing import Any
 import pytest
 import torch
 from edit_twins import flux_policy
-from rollouts import collect
 from tests.twins import TWINS
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pacorl.core.objectives.grpo_clip import GrpoClip
-from pacorl.core.objectives.grpo_guard import GrpoGuard
 from pacorl.core.sampler import Sampler, Tree
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import Draw, draw_samples, integrate
 from pacorl.grpo.rows import Row
-from pacorl.grpo.update import PolicyLoss, update_policy
 from pacorl.models.adapters import add_lora
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.flux import LORA_TARGETS, FluxPolicy
 from pacorl.plan.generators import Inputs
-from pacorl.runtime.processes import Runtime
 from pacorl.tiny.world import set_prompts, vocabulary
-from pacorl.types import Advantages, Samples, Size
+from pacorl.types import Samples, Size
 
 SIZE = Size(32, 32)
 PROMPTS = set_prompts("train", 2)
@@ -111,19 +106,3 @@ def test_sampling_waits_for_its_images_alone(policy: FluxPolicy, cache: Conditio
     assert at_steps == Counter({"read": 2})
     assert waits.counted["sent"] == 0
     assert not any(tensor.is_meta for nodes in samples.nodes for tensor in (nodes.latents_VNC, nodes.log_prob_B))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [GrpoClip(clip_range=1e-4, kl_weight=0.1), GrpoGuard(clip_range=1e-4)])
-def test_an_update_reads_the_card_once(policy: FluxPolicy, cache: ConditioningCache, options: Any) -> None:
-    sampler = Sampler(size=SIZE, steps=4, sde_steps=(0, 2), tree=Tree(2, (1, 1)), keeps_means=True)
-    rows = [Row(PROMPTS[0], number) for number in range(2)]
-    with Waits():
-        samples = collect(Draw(policy, sampler, cache, 1, 0, 2), rows)
-    assert len(samples.nodes) == 2  # micro-batches
-    advantages = Advantages(torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.bool), {})
-    with Waits() as waits:
-        loss = PolicyLoss(policy, sampler, cache, options)
-        metrics = update_policy(loss, samples, advantages, runtime=Runtime(), draw=(1, 0, 0))
-    assert +waits.counted == Counter({"read": 1})
-    assert {"loss", "clip_fraction"} <= metrics.keys()

@@ -67,15 +67,7 @@ def test_the_words_have_the_paired_difference(
     assert words in line
     assert (" to " in line) == (prompts == 12)  # few prompts give no interval
     assert judge_lines(tmp_path) == ["steps: 20", *summary["verdict"]]
-
-    # The page begins with the same lines, and has no row of a position or a time.
-    page = write_report(tmp_path).read_text("utf-8")
-    assert f'<div class="verdict"><p>{line}</p>' in page.replace("&lt;", "<")
-    table = page.partition('<section id="results">')[2].partition("</section>")[0]
-    rows = [name for name in ("Epoch", "Step", "Seconds · evaluation") if f">{name}<" in table]
-    assert rows == []
-    assert "prompts and seeds" not in table
-    assert (f"n = {prompts}" in table, "95 % intervals" in table) == (True, True)
+    assert f'<div class="verdict"><p>{line}</p>' in write_report(tmp_path).read_text("utf-8").replace("&lt;", "<")
 
 
 def test_a_difference_is_of_the_same_pairs(tmp_path: Path) -> None:

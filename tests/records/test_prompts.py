@@ -76,20 +76,6 @@ def test_plain_text_is_one_prompt_a_line_without_marks_of_a_list(tmp_path: Path)
     assert prompts[2].origin == f"{tmp_path / 'mine.txt'}:4"
 
 
-def test_sentences_and_themes_with_panels_are_sets(tmp_path: Path) -> None:
-    scenes = ["it runs", "it sleeps", "it eats", "it hides"]
-    sentence = f"Four pictures of one fox: {', '.join(scenes)}"
-    (written,) = load_prompts(file_of(tmp_path, sentence, name="mine.txt"))
-    (given,) = load_prompts(file_of(tmp_path, {"theme": "one fox", "panels": [f"one fox, {text}" for text in scenes]}))
-    for prompt in (written, given):
-        assert (prompt.theme, prompt.grid) == ("one fox", Grid(2, 2))
-        assert panel_texts(prompt.text) == tuple(f"one fox, {text}." for text in scenes)
-
-    row = {"theme": "a red hero with a crown in town", "panels": ["waving, flag", "jumping, boat"] * 2, "layout": "2x2"}
-    (tiny,) = load_prompts(file_of(tmp_path, row), model="tiny")
-    assert tiny.text.startswith("2x2 grid layout of a red hero with a crown in town.")
-
-
 @pytest.mark.parametrize("grid", [Grid(2, 2), Grid(1, 3), Grid(1, 12)])
 def test_a_composed_prompt_reads_back(grid: Grid) -> None:
     panels = [f"Dr. Ada, 3.5 m tall, shows slide {number}!" for number in range(grid.count)]

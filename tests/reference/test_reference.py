@@ -21,8 +21,6 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from pacorl.config.base import ConfigError
-from pacorl.core import advantages
-from pacorl.core.advantages import AggregateOptions
 from pacorl.grpo.rows import divide
 
 Run = tuple[Sequence[str], int]
@@ -66,18 +64,6 @@ def test_two_processes_equal_plain_loops(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_panel_credit_on_two_shards_equals_plain_loops(tmp_path: Path) -> None:
     check_two_processes(tmp_path, [(CASES["panel credit"], 0)], extra=worlds.fsdp2())
-
-
-def test_a_wrong_scope_of_the_standard_deviation_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    divisor = advantages.group_divisor
-    wrong = lambda *args, std, floor: divisor(*args, std="group", floor=floor)  # noqa: E731
-    monkeypatch.setattr(advantages, "group_divisor", wrong)
-    assert differences(CASES["log-tamed by the mean"], tmp_path)
-
-
-def test_a_wrong_share_of_panel_credit_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AggregateOptions, "panel_share", 0.5)
-    assert differences(CASES["panel credit"], tmp_path)
 
 
 # --- drawn settings --------------------------------------------------------------------------------------------

@@ -8,28 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 from scored import score
-from tiny_runs import JPEG_SIZE
 
 from pacorl.config.reward_section import RewardConfig
 from pacorl.rewards import build_rewards, check_rewards
-from pacorl.testing import check_reward
 from pacorl.types import Prompt
 
 # --- JPEG ------------------------------------------------------------------------------------------------------
-
-
-def test_jpeg_size_is_the_file_s(tmp_path: Path, prompts: list[Prompt], sheets: list[Image.Image]) -> None:
-    kilobytes = []
-    for number, sheet in enumerate(sheets):
-        path = tmp_path / f"{number}.jpg"
-        sheet.save(path, quality=95)
-        kilobytes.append(path.stat().st_size / 1000)
-    configs = [RewardConfig(name=JPEG_SIZE), RewardConfig(name=JPEG_SIZE, label="large", args={"prefer": "large"})]
-    built = build_rewards(configs, judge=None)
-    assert built["jpeg_size"](prompts, sheets) == [-size for size in kilobytes]
-    assert built["large"](prompts, sheets) == kilobytes
-    check_reward(built["jpeg_size"], prompts, sheets)
-    assert len(set(kilobytes)) > 5
 
 
 # --- one's own file --------------------------------------------------------------------------------------------

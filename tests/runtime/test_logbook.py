@@ -42,13 +42,6 @@ def test_exactly_the_first_lines_stay(tmp_path: Path, count: int) -> None:
     assert book.count_lines() == min(count, 4)
 
 
-def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
-    Logbook(PolicyConfig(out=tmp_path, trackers=())).write(
-        "epoch", epoch=1, step=1, values={"good": 0.5, "bad": float("nan")}
-    )
-    assert lines(tmp_path) == [{"kind": "epoch", "epoch": 1, "step": 1, "good": 0.5, "bad": None}]
-
-
 @pytest.mark.parametrize("name", ["wandb", "swanlab"])
 def test_a_service_is_given_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     PartialState()  # accelerate's trackers log by it
@@ -69,13 +62,6 @@ def train(progress: Progress, *, epochs: int) -> None:
                 advance(8)
         with progress.phase("sampling", total=72):
             progress.epoch(epoch, note=f"consistency 0.{epoch:03d}")
-
-
-def test_a_log_has_a_line_per_phase_and_epoch(capsys: pytest.CaptureFixture[str]) -> None:
-    train(Progress(epochs=45, shown=True), epochs=45)
-    written = capsys.readouterr().out.splitlines()
-    of_epochs = [f"epoch {number} of 45  consistency 0.{number:03d}" for number in range(46)]
-    assert written == ["evaluating: 8", "sampling: 72", *of_epochs]
 
 
 def test_other_processes_and_a_closed_pipe_are_silent(

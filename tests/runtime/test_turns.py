@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-from tiny_runs import metrics, tiny_run
 from torch import nn
 
 from pacorl.config.base import load
-from pacorl.core.objectives import RATIO_DEVIATION
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.plan.ledger import META
 from pacorl.runtime.turns import Turns
 
@@ -53,26 +48,6 @@ def test_what_is_trained_and_where_it_lies_stays() -> None:
         assert old is new
         assert torch.equal(value, new)
         assert pointer == new.data_ptr()
-
-
-@pytest.mark.slow
-def test_a_run_in_little_memory_scores_in_turns_and_has_a_ratio_of_exactly_1(tmp_path: Path) -> None:
-    config = tiny_run(
-        [
-            *("memory=low", "epochs=1", "prompts_per_epoch=2", "group_size=4", "save_every=1", "trackers=[]"),
-            *("prompts.train=tiny:train:3", "prompts.evaluation=tiny:dev:2", "sampling.steps=3", "sampling.batch=4"),
-            *("evaluation.size=[64,64]", "evaluation.steps=2", f"out={tmp_path / 'run'}"),
-        ]
-    )
-    assert config.model.quantize == config.judge.quantize == "int8"
-    trainer = PolicyTrainer(config)
-    assert trainer.turns is not None
-    assert trainer.turns.scorers == [trainer.judge.model]
-    assert not trainer.scorer.overlap
-    assert trainer.policy.pipeline.text_encoder_2 is None
-    (line,) = metrics(trainer.train().folder, "epoch")
-    deviations = {value for key, value in line.items() if key.startswith(RATIO_DEVIATION)}
-    assert deviations == {0.0}
 
 
 def test_memory_is_the_form_of_every_model_of_a_run() -> None:

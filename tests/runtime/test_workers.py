@@ -27,14 +27,6 @@ def test_calls_are_taken_in_order_by_so_many_threads_that_end() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name in ("one", "two")]
 
 
-def test_what_a_call_raises_comes_through() -> None:
-    workers = Workers(1, name="one")
-    with pytest.raises(SystemExit):
-        outcome_of(workers.submit(sys.exit), "a reward that ends")
-    assert outcome_of(workers.submit(lambda: 3), "the next") == 3
-    workers.close()
-
-
 def test_what_has_not_begun_is_cancelled_and_what_runs_is_abandoned() -> None:
     begun, over, workers = threading.Event(), threading.Event(), Workers(1, name="one")
     going = workers.submit(lambda: begun.set() or over.wait())  # type: ignore[func-returns-value]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import math
@@ -10,7 +9,7 @@ import random
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
@@ -22,7 +21,6 @@ from judges import serving
 from PIL import Image
 from tests.twins.parts import tiny_judge
 from tiny_sets import set_of
-from torch import Tensor
 from typer.testing import CliRunner
 
 from pacorl.cli import app
@@ -32,7 +30,6 @@ from pacorl.io.net import ServiceRefusedError
 from pacorl.judge.http import HttpJudge
 from pacorl.judge.images import DistinctImage
 from pacorl.judge.local import LocalJudge
-from pacorl.judge.prompting import ChatPrompt
 from pacorl.serve.server import ChatRequest, ServedJudge, completion, data_of
 from pacorl.tiny.world import all_panels, draw, vocabulary, with_another
 from pacorl.types import Question
@@ -252,26 +249,6 @@ def test_a_key_is_asked_for_but_by_health(local_judge: LocalJudge, monkeypatch: 
 
 
 # --- the queue -------------------------------------------------------------------------------------------------
-
-
-def test_questions_share_a_forward_and_a_fault_is_answered(
-    local_judge: LocalJudge, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = []
-
-    def log_probs(prompts: Sequence[ChatPrompt]) -> list[Tensor]:
-        sizes.append(len(prompts))
-        return [torch.tensor([float(prompt.text)]) for prompt in prompts]
-
-    async def answers(*texts: str) -> list[Any]:
-        served = ServedJudge("judge", local_judge)
-        asked = [served.log_probs(ChatPrompt(text, ())) for text in texts]
-        return await asyncio.gather(*asked, return_exceptions=True)
-
-    monkeypatch.setattr(local_judge, "log_probs", log_probs)
-    assert list(map(float, asyncio.run(answers("1", "2")))) == [1.0, 2.0]
-    assert isinstance(asyncio.run(answers("faulty"))[0], ValueError)
-    assert sizes == [2, 1]
 
 
 @pytest.mark.parametrize(("callers", "seconds"), [(32, 1), pytest.param(200, 60, marks=pytest.mark.nightly)])

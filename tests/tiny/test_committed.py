@@ -101,18 +101,3 @@ def test_the_editor_follows_and_its_lora_keeps_the_rest(
     assert means["valid"] >= 0.85, means
     assert followed[0] <= means["followed"] <= followed[1], means
     assert kept[0] <= means["kept"] <= kept[1], means
-
-
-def test_the_judge_of_edits_tells_a_kept_hero_and_a_followed_line() -> None:
-    """Drawn results of drawn edits: right, not followed, and with another hero."""
-    rng = Random(0)
-    asked, expected = [], []
-    for edit in world_edits("test", 48):
-        before, right = draw(edit.before, 64), draw(edit.after, 64)
-        other = draw(with_another(edit.after, rng.choice(edit.others), rng), 64)
-        for result, kept, followed in ((right, True, True), (before.copy(), True, False), (other, False, True)):
-            asked.append(Question((before, result), questions.edit_kept(edit.instruction)))
-            asked.append(Question((before, result), questions.edit_followed(edit.instruction)))
-            expected += [kept, followed]
-    answers = LocalJudge.from_pretrained("tiny-edits").verdicts(asked)
-    assert np.mean([((one.p_yes or 0) > 0.5) == wanted for one, wanted in zip(answers, expected, strict=True)]) >= 0.85
