@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from annotators import Client
 from browsers import PATIENCE, playwright
 from dataset_folder import AnnotationServer
 from ports import free_port
 
-from pacorl.annotate.server import public_key, shown_order
 from pacorl.dataset.answer_log import AnswerLog
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
@@ -85,27 +83,3 @@ def test_on_a_phone_nothing_lies_over_a_candidate(dataset, browser, width):
         playwright.expect(page.locator("#submit")).to_be_enabled()
         page.locator("#submit").tap()
         playwright.expect(page.locator("#count")).to_contain_text("1 of")
-
-
-def test_one_more_person_settles_and_the_administrator_sees_it(dataset, browser):
-    folder = dataset(2, 3)
-    options = ("--annotators", "ann,ben", "--adjudicators", "cy", "--no-controls")
-    with AnnotationServer(folder, *options, port=free_port()) as links:
-        instances = {public_key(name): instance for name, instance in AnswerLog(folder).instances.items()}
-        for name, step in (("ann", 1), ("ben", -1)):
-            url, _, token = links[name].partition("/join#")
-
-            def by_name(_: Any, task: Any, step: int = step, name: str = name) -> list[int]:
-                shown = shown_order(name, instances[task["instance"]])
-                return sorted(range(len(shown)), key=lambda slot: step * shown[slot])
-
-            Client(url, token).work(by_name)
-        page = opened(browser, links["cy"])
-        page.locator("#opinions button").first.click()
-        page.keyboard.press("Enter")
-        playwright.expect(page.locator("#count")).to_contain_text("1 of")
-        admin = browser.new_context().new_page()
-        admin.goto(links["admin"])
-        playwright.expect(admin.locator("#people tr")).to_have_count(3)
-        playwright.expect(admin.locator("#agreement")).to_contain_text("0 %")
-        playwright.expect(admin.locator("#command")).to_contain_text("pacorl dataset export")

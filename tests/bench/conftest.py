@@ -1,71 +1,20 @@
-"""Benchmarks in the published formats, a few items each, drawn from the tiny world."""
+"""The judge of the benchmarks' tests, and T2IS-Bench of the tiny world; `bench_examples` has the other formats."""
 
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 
 import pytest
-from bench_data import GRIDS, edit_reward_rows, gedit_rows, rank_rows, write_parquet
-from tiny_sets import panels_of_prompt, redrawn
 
-from pacorl.dataset.convert import convert
-from pacorl.io.documents import write_jsonl
 from pacorl.judge.local import LocalJudge
-from pacorl.tiny.world import draw, set_prompts
+from pacorl.tiny.world import set_prompts
 
 
 @pytest.fixture(scope="session")
 def tiny() -> LocalJudge:
     """The committed tiny judge."""
     return LocalJudge.from_pretrained("tiny")
-
-
-# --- ConsistencyRank -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def rank_folder(tmp_path: Path) -> Path:
-    """Two prompts of 4 × 4 sub-figures and six rankings."""
-    folder, rng = tmp_path / "ConsistencyRank-Bench", random.Random(5)
-    prompts = set_prompts("dev", 2)
-    for prompt in prompts:
-        panels = panels_of_prompt(prompt)
-        images = folder / "images" / f"{prompt.id:04d}"
-        images.mkdir(parents=True)
-        for grid in range(GRIDS):
-            for number, panel in enumerate(redrawn(panels, chance=0.4, rng=rng)):
-                draw(panel, 32).save(images / f"{grid}_{number}.png")
-    rows = []
-    for prompt in prompts:
-        criteria = prompt.criteria | {"Logic": {"Order": None}}
-        rows.append({"idx": f"{prompt.id:04d}", "prompt": prompt.text, "criteria": criteria, "category": "Story"})
-    write_jsonl(folder / "prompt_data.jsonl", rows)
-    write_jsonl(folder / "consistency_full_rank.jsonl", rank_rows(prompts))
-    return folder
-
-
-# --- EditReward-Bench and GEdit-Bench ------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def edit_reward_folder(tmp_path: Path) -> Path:
-    rows, folder = edit_reward_rows(), tmp_path / "EditReward-Bench" / "data"
-    write_parquet(folder / "train-00000-of-00002.parquet", rows[:5])
-    write_parquet(folder / "train-00001-of-00002.parquet", rows[5:])
-    convert(folder.parent)
-    return folder.parent
-
-
-@pytest.fixture
-def gedit_folder(tmp_path: Path) -> Path:
-    write_parquet(tmp_path / "GEdit-Bench" / "data" / "train-00000-of-00001.parquet", gedit_rows())
-    convert(tmp_path / "GEdit-Bench")
-    return tmp_path / "GEdit-Bench"
-
-
-# --- T2IS-Bench ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

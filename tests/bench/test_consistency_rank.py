@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_examples import rank_example
 from scipy.stats import kendalltau, spearmanr
 from typer.testing import CliRunner, Result
 
@@ -23,6 +24,11 @@ PLAIN = (
 )
 
 
+@pytest.fixture
+def rank_folder(tmp_path: Path) -> Path:
+    return rank_example(tmp_path)[0]
+
+
 def command(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["benchmark", *[str(argument) for argument in arguments]])
 
@@ -31,9 +37,9 @@ def as_released(rows: list[dict[str, Any]], scores: list[list[float]]) -> dict[s
     """The released evaluation's arithmetic, written down once more: places, correlated order lists, ends."""
     totals = dict.fromkeys(("Accuracy", "Kendall τ (order lists)", "Spearman ρ (order lists)", "T1B1"), 0.0)
     for row, values in zip(rows, scores, strict=True):
-        predicted = sorted(range(4), key=lambda index, v=values: (-v[index], -index))
+        predicted = sorted(range(len(values)), key=lambda index, v=values: (-v[index], -index))
         true = [row["comp_images"].index(name) for name in row["rank_images"]]
-        totals["Accuracy"] += sum(a == b for a, b in zip(predicted, true, strict=True)) / 4
+        totals["Accuracy"] += sum(a == b for a, b in zip(predicted, true, strict=True)) / len(true)
         totals["Kendall τ (order lists)"] += kendalltau(predicted, true).statistic
         totals["Spearman ρ (order lists)"] += spearmanr(predicted, true).statistic
         totals["T1B1"] += ((predicted[0] == true[0]) + (predicted[-1] == true[-1])) / 2
@@ -53,12 +59,12 @@ def test_a_judge_ranks_as_it_would_if_asked_pair_by_pair(rank_folder: Path, tmp_
         for name in row["comp_images"]
     ]
     p_yes = [verdict.p_yes for verdict in tiny.verdicts(questions)]
-    scores = [[p_yes[4 * row + index] or 0.0 for index in range(4)] for row in range(len(rows))]
+    scores = [[p_yes[3 * row + index] or 0.0 for index in range(3)] for row in range(len(rows))]
     table = json.loads(done.stdout)["table"]
     measured, *published = table["rows"]
     for name, value in as_released(rows, scores).items():
         assert measured["values"][name]["mean"] == pytest.approx(value, abs=1e-9), name
-        assert (measured["values"][name]["low"], measured["values"][name]["high"]) == (None, None)  # of two folders
+        assert (measured["values"][name]["low"], measured["values"][name]["high"]) == (None, None)  # of three folders
     assert measured["name"] == "tiny"
     assert published[-1]["name"] == "PaCo-Reward-7B"
     assert published[-1]["values"]["Accuracy"] == 0.449

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_data import edit_reward_rows
+from bench_examples import edit_reward_example
 from typer.testing import CliRunner
 
 from pacorl.bench.benchmarks import BenchmarkOptions
@@ -17,19 +17,24 @@ from pacorl.bench.edit_reward_bench import DIMENSIONS, EditRewardBench, Kind, re
 from pacorl.bench.running import run
 from pacorl.cli import app
 from pacorl.gate.paco_reward import PacoReward
-from pacorl.io.documents import write_jsonl
+from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.io.images import open_image
 from pacorl.judge.local import LocalJudge
 from pacorl.types import Question, Verdict
 
 
-def scored_by_hand(rows: list[dict[str, Any]], judge: LocalJudge) -> dict[str, dict[str, float]]:
+@pytest.fixture
+def edit_reward_folder(tmp_path: Path) -> Path:
+    return edit_reward_example(tmp_path)[0].parent
+
+
+def scored_by_hand(rows: list[dict[str, Any]], folder: Path, judge: LocalJudge) -> dict[str, dict[str, float]]:
     """Output → dimension → score, one question after the other."""
     scores: dict[str, dict[str, float]] = {}
     for row in rows:
-        before = open_image(row["input_image"]["bytes"])
+        before = open_image(folder / row["input_image"])
         for key, output in zip(row["key"], row["output_images"], strict=True):
-            after = open_image(output["bytes"]).resize(before.size)
+            after = open_image(folder / output)
             start = f"Given two images after an edit with instruction '{row['instruction']}', "
             texts = [
                 start + "is the edit following the instruction well? Answer 'Yes' or 'No' only.",
@@ -59,14 +64,16 @@ def test_the_table_is_what_naive_loops_give(edit_reward_folder: Path, tmp_path: 
     words = ["benchmark", "edit-reward-bench", str(edit_reward_folder), "--json", "--judge", "tiny"]
     done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "run")])
     assert done.exit_code == 0, (done.output, done.exception)
-    rows = edit_reward_rows()
-    scores = scored_by_hand(rows, judge)
+    rows = read_jsonl(edit_reward_folder / "rows.jsonl")
+    scores = scored_by_hand(rows, edit_reward_folder, judge)
     values = json.loads(done.stdout)["table"]["rows"][0]["values"]
     for dimension, title in zip(DIMENSIONS, ("Prompt following", "Consistency", "Overall"), strict=True):
         assert values[title]["mean"] == pytest.approx(macro(rows, scores, dimension, ties=False))
         assert values[f"{title} (≥)"]["mean"] == pytest.approx(macro(rows, scores, dimension, ties=True))
     stored = [json.loads(line) for line in (tmp_path / "run" / "results.jsonl").read_text().splitlines()]
-    assert [row["key"] for row in stored] == ["0_a", "0_b", "1_a", "1_b", "2_a", "2_b"]  # each output once
+    assert [row["key"] for row in stored] == [
+        f"{n}_{of}" for n in range(3) for of in ("good", "bad")
+    ]  # each output once
     for row in stored:
         assert row["prompt_following"] == pytest.approx(scores[row["key"]]["prompt_following"], abs=1e-5)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from math import sqrt
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bench_data import gedit_rows
+from bench_examples import LIGHTER, gedit_example
 from fake_server import FakeServer, chatting, decoded
 from PIL import Image
 from typer.testing import CliRunner, Result
@@ -48,12 +47,10 @@ def command(*arguments: object) -> Result:
 
 
 @pytest.fixture
-def edits(tmp_path: Path) -> Path:
-    """Finished edits in the published layout."""
-    folder = tmp_path / "edits"
-    for number, row in enumerate(gedit_rows()):
-        path = folder / "fullset" / row["task_type"] / row["instruction_language"] / f"{row['key']}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
+def gedit_folder(tmp_path: Path) -> Path:
+    """Rows in the published form, with finished edits in `made`, each of which is rated otherwise."""
+    folder = gedit_example(tmp_path)[0].parent
+    for number, path in enumerate(sorted((folder / "made").rglob("*.png"))):
         Image.new("RGB", (16, 16), (20 * number + 5,) * 3).save(path)
     return folder
 
@@ -61,13 +58,13 @@ def edits(tmp_path: Path) -> Path:
 def by_hand(folder: Path) -> dict[str, float]:
     """Every column by loops over the rows."""
     cells: dict[str, dict[str, list[list[float]]]] = {}
-    for row in gedit_rows():
-        source = Image.open(io.BytesIO(row["input_image"]["bytes"]))
-        edit = Image.open(folder / "fullset" / row["task_type"] / row["instruction_language"] / f"{row['key']}.png")
+    for row in read_jsonl(folder / "rows.jsonl"):
+        task, language = row["category"], row["task_name"]
+        source = Image.open(folder / row["image"])
+        edit = Image.open(folder / "made" / "fullset" / task / language / f"{row['key']}.png")
         semantic, perceptual = min(scores_of([source, edit])), min(scores_of([edit]))
-        language = row["instruction_language"].upper()
-        for subset in [language, *([f"{language}-I"] if row["Intersection_exist"] else [])]:
-            ratings = cells.setdefault(subset, {}).setdefault(row["task_type"], [])
+        for subset in (language.upper(), *([f"{language.upper()}-I"] if row["intersection"] else [])):
+            ratings = cells.setdefault(subset, {}).setdefault(task, [])
             ratings.append([semantic, perceptual, sqrt(semantic * perceptual)])
     columns = {}
     for subset, tasks in cells.items():
@@ -77,28 +74,26 @@ def by_hand(folder: Path) -> dict[str, float]:
 
 
 @pytest.mark.slow
-def test_the_table_is_what_loops_give(gedit_folder: Path, edits: Path, tmp_path: Path) -> None:
+def test_the_table_is_what_loops_give(gedit_folder: Path, tmp_path: Path) -> None:
     with rater(chatters=True).running() as server:
-        done = command(
-            gedit_folder, "--images", edits, "--judge", f"{server.url}#rater", "--out", tmp_path / "run",
-            "--json",
-        )  # fmt: skip
+        arguments = (gedit_folder, "--images", gedit_folder / "made", "--out", tmp_path / "run", "--json")
+        done = command(*arguments, "--judge", f"{server.url}#rater")
     assert done.exit_code == 0, (done.output, done.exception)
     values = json.loads(done.stdout)["table"]["rows"][0]["values"]
-    expected = by_hand(edits)
+    expected = by_hand(gedit_folder)
     assert len(expected) == 3 * len(SUBSETS)
     for name, value in expected.items():
         assert values[name]["mean"] == pytest.approx(value), name
-    assert len(server.chats) == 4 * 8  # each of two questions asked twice, because the first answer was off the scale
+    assert len(server.chats) == 4 * 3  # each of two questions asked twice, because the first answer was off the scale
     texts = [messages[0]["content"][-1]["text"] for messages in server.requests]
-    assert any("edited" in text and gedit_rows()[0]["instruction"] in text for text in texts)
+    assert any("edited" in text and LIGHTER in text for text in texts)
     (row, *_) = read_jsonl(tmp_path / "run" / "results.jsonl")
     assert row["reasons"] == ["It is so.", "It is so."]
 
 
 @pytest.mark.slow
-def test_an_edit_that_nobody_rates_is_missing_and_no_zero(gedit_folder: Path, edits: Path, tmp_path: Path) -> None:
-    arguments = (gedit_folder, "--images", edits, "--out", tmp_path / "run", "--limit", 4)
+def test_an_edit_that_nobody_rates_is_missing_and_no_zero(gedit_folder: Path, tmp_path: Path) -> None:
+    arguments = (gedit_folder, "--images", gedit_folder / "made", "--out", tmp_path / "run")
     with rater(refuses="Answer with one JSON").running() as server:
         done = command(*arguments, "--judge", f"{server.url}#rater")
     assert done.exit_code == INCOMPLETE
@@ -106,7 +101,7 @@ def test_an_edit_that_nobody_rates_is_missing_and_no_zero(gedit_folder: Path, ed
     with rater().running() as server:
         done = command(*arguments, "--judge", f"{server.url}#rater")
     assert done.exit_code == 0, (done.output, done.exception)
-    assert len(server.chats) == 8
+    assert len(server.chats) == 6
 
 
 @pytest.mark.slow
@@ -128,7 +123,7 @@ def test_generated_by_kontext_and_rated(gedit_folder: Path, tmp_path: Path) -> N
         assert command(*arguments).exit_code == 0
     assert len(server.chats) == count == 4
     generated = sorted(path.relative_to(tmp_path / "run").as_posix() for path in (tmp_path / "run").rglob("*.png"))
-    assert generated == ["fullset/color_alter/en/k2.png", "fullset/subject-add/en/k0.png"]
+    assert generated == ["fullset/color_alter/cn/k1.png", "fullset/color_alter/en/k0.png"]
 
 
 def test_answers_are_read_or_refused() -> None:

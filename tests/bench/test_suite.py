@@ -71,16 +71,6 @@ def test_every_item_is_measured_once_however_often_it_is_run(tmp_path: Path) -> 
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 5
 
 
-def test_a_half_written_line_is_dropped_and_measured_again(tmp_path: Path) -> None:
-    run(Numbers(KEYS), tmp_path, HERE)
-    path = tmp_path / "results.jsonl"
-    path.write_bytes(path.read_bytes()[:-7])
-    bench = Numbers(KEYS)
-    assert run(bench, tmp_path, HERE).complete
-    assert bench.measured == ["eeeee"]
-    assert len(path.read_text().splitlines()) == 5
-
-
 class ByBatch(Numbers):
     """Numbers that depend on the position in the batch and on its other items, as a judge's last bits may."""
 

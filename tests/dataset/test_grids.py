@@ -118,13 +118,6 @@ def test_a_pilot_spreads_its_questions_over_all_prompts(dataset):
     assert len({one.id.partition(":")[2] for one in pilot}) > 4
 
 
-def test_a_limit_is_applied_before_grids_are_cut(dataset):
-    folder = dataset(prompts=4, grids=2, paired=False)
-    assert pair(folder, limit=2) == {"prompts": 2, "panels": 16, "instances": 2}
-    asked = {one.group for one in read_instances(folder / "instances.jsonl")}
-    assert {path.name for path in (folder / "images").iterdir()} == asked
-
-
 def test_pair_is_idempotent_and_repairs_a_lost_panel(dataset):
     folder = dataset(prompts=1, grids=2)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}

@@ -95,20 +95,6 @@ def test_unusable_answers_are_asked_for_again_with_their_fault(tmp_path, llm, ch
     assert sum(fault in messages[-1]["content"] for messages in server.requests) == 3
 
 
-def test_what_stays_malformed_is_reported_and_tried_again(tmp_path, llm):
-    broken = {"now": True}
-
-    def moody(messages, number):
-        return "{" if broken["now"] and "Cooking" in messages[0]["content"] else obedient(messages, number)
-
-    _, model = llm(moody)
-    counts = run(tmp_path, llm_writer(model, attempts=2), count=32)
-    assert counts["records"] == 31
-    assert list(counts["failed"]) == ["Progression/Cooking/0"]
-    broken["now"] = False
-    assert run(tmp_path, llm_writer(model), count=32)["records"] == 32
-
-
 def test_themes_are_told_and_not_repeated(tmp_path, llm):
     def dull(messages, number):
         return json.dumps(reply(messages, f"Theme {number // 2} of all."))  # every one of them twice

@@ -20,7 +20,7 @@ from pacorl.grpo.update import PolicyLoss, _summary, gather_metrics, ratio_warni
 from pacorl.models.adapters import AdapterCopy, adapter_state, add_lora
 from pacorl.runtime.processes import Runtime
 from pacorl.tiny.world import set_prompts
-from pacorl.types import Advantages, Conditioning, Samples, Size
+from pacorl.types import Advantages, Samples, Size
 
 
 @pytest.fixture
@@ -153,28 +153,6 @@ def test_guard_is_the_clipped_objective_in_units_of_the_step(policy: ToyPolicy) 
         torch.testing.assert_close(
             gradients[1], gradients[0] * std / float(sigmas[step] - sigmas[step + 1]), rtol=1e-4, atol=1e-7
         )
-
-
-@pytest.mark.parametrize("objective", ["diffusion_nft", "awm"])
-def test_endpoints_are_noised_to_the_levels_of_the_models_own_training(
-    policy: ToyPolicy, objective: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And the velocity is asked for at that level, though sampling takes another shift."""
-    loss, samples = small(policy, objective)
-    velocity, asked = policy.velocity, []
-
-    def noted(x_BNC: torch.Tensor, sigma_B: torch.Tensor, conditioning: Conditioning, size: Size) -> torch.Tensor:
-        asked.append((x_BNC.detach(), sigma_B.unique().tolist()))
-        return velocity(x_BNC, sigma_B, conditioning, size)
-
-    monkeypatch.setattr(policy, "training_sigmas", lambda num_steps, size: torch.tensor([1.0, 0.7, 0.375, 0.2, 0.0]))
-    monkeypatch.setattr(policy, "velocity", noted)
-    update_policy(loss, samples, VALUES, runtime=Runtime(), draw=(1, 0, 0))
-    assert {tuple(sigmas) for _, sigmas in asked} == {(1.0,), (0.375,)}
-    first = samples.rollouts[0]
-    noise = policy.noise([seed_of(1, 0, 0, "noised", 2, row) for row in first.row_B], first.size)
-    noisy = next(x for x, sigmas in asked if sigmas == [0.375])
-    torch.testing.assert_close(noisy, 0.625 * first.final_BNC + 0.375 * noise)
 
 
 def test_endpoints_that_were_not_judged_teach_nothing(policy: ToyPolicy) -> None:

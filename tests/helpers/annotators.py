@@ -32,12 +32,6 @@ class Client:
         """Send a ranking, and return the next state once the server has it on its disk."""
         return self._change("/api/rankings", {"instance": instance, "order": list(order)})
 
-    def skip(self, instance: str, reason: str) -> dict[str, Any]:
-        return self._change("/api/skips", {"instance": instance, "reason": reason})
-
-    def image(self, address: str) -> bytes:
-        return self._retrying(address)
-
     def work(self, rank: Rank, *, acknowledged: Callable[[str, Sequence[int]], None] | None = None) -> int:
         """Rank all tasks and return their number; `acknowledged` is called with each confirmed ranking."""
         done = 0

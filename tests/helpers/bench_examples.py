@@ -108,10 +108,10 @@ def gedit_example(folder: Path) -> Example:
     """Three finished edits in two languages, in the colour of their source."""
     rows = []
     for number, colour in enumerate(COLOURS):
-        task, language = TASKS[number % 2], ("en", "cn")[number % 2]
+        task, language = TASKS[number // 2], ("en", "cn")[number % 2]
         row = {"category": task, "key": f"k{number}", "instruction": LIGHTER, "task_name": language}
         source = saved(faded(colour, 0.0), folder / f"{number}.png")
-        rows.append({**row, "intersection": True, "image": source})
+        rows.append({**row, "intersection": number < 2, "image": source})
         saved(faded(colour, 0.1), folder / "made" / "fullset" / task / language / f"k{number}.png")
     write_jsonl(folder / "rows.jsonl", rows)
     return folder / "rows.jsonl", BenchmarkOptions(images=folder / "made", judge="colour")

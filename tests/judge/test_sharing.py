@@ -23,10 +23,6 @@ def paths(nodes: Sequence[Node], above: tuple[Node, ...] = ()) -> Iterator[tuple
         yield from paths(node.children, (*above, node))
 
 
-def size(nodes: Sequence[Node]) -> int:
-    return sum(len(node) + size(node.children) for node in nodes)
-
-
 def drawn(seed: int) -> list[NDArray[np.int64]]:
     """Prompts of few symbols: many share beginnings, some are another's beginning, some are equal."""
     rng = random.Random(seed)
@@ -44,20 +40,6 @@ def test_every_prompt_is_a_path_of_the_forest(seed: int, worth: int) -> None:
         spelled = np.concatenate([symbols[node.prompt][node.start : node.end] for node in path])
         assert spelled.tolist() == symbols[prompt].tolist()
         assert [node.start for node in path] == [0, *(node.end for node in path[:-1])]
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_the_forest_holds_every_beginning_once(seed: int) -> None:
-    symbols = drawn(seed)
-    beginnings = {tuple(prompt[:end]) for prompt in symbols for end in range(1, len(prompt) + 1)}
-    assert size(prefix_forest(symbols, worth=0)) == len(beginnings)
-    assert size(prefix_forest(symbols, worth=10**6)) == sum(len(prompt) for prompt in {tuple(s) for s in symbols})
-
-
-def test_a_short_beginning_is_left_with_what_follows() -> None:
-    symbols = [np.array([1] * 20 + [2 + number] * 30) for number in range(3)]
-    assert [len(node) for node in prefix_forest(symbols, worth=40)] == [20]
-    assert [len(node) for node in prefix_forest(symbols, worth=41)] == [50, 50, 50]
 
 
 @pytest.mark.parametrize("tokens", [1, 30, 100, 10**6])

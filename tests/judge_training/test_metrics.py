@@ -12,7 +12,6 @@ from torch import Tensor
 from pacorl.judge_training.loop import (
     LossSums,
     auc,
-    decision_metrics,
     order_gap,
     processes,
     read_answers,
@@ -32,14 +31,6 @@ def test_auc_is_scikit_learns_ties_included() -> None:
 def test_order_gap_passes_over_single_images() -> None:
     assert order_gap(np.array([0.2, 0.9, 0.4]), np.array([0.5, np.nan, 0.3])) == pytest.approx(0.2)
     assert math.isnan(order_gap(np.array([0.2]), np.array([np.nan])))
-
-
-def test_a_judge_is_measured_by_four_numbers() -> None:
-    p, y = np.array([0.9, 0.2, 0.4, 0.6]), np.array([True, False, True, False])
-    found = decision_metrics(p, y, swapped_N=np.array([0.8, 0.2, np.nan, np.nan]))
-    assert (found["decision_accuracy"], found["auc"]) == (0.5, 0.75)
-    assert found["order_gap"] == pytest.approx(0.05)
-    assert set(found) == {"decision_accuracy", "auc", "ece", "order_gap"}
 
 
 class Scripted:

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from pacorl.models.adapters import add_lora
 from pacorl.models.int8 import QuantizedLinear, parameter_count, quantize_model, unpack
-from pacorl.plan.ledger import MemoryLedger
 
 LARGEST_ERROR = 0.012
 """Of the weights, relative: half a step over normal weights."""
@@ -61,24 +60,6 @@ def test_the_backward_keeps_the_packed_weight_alone() -> None:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         packed(torch.randn(3, 192, requires_grad=True))
     assert {tensor.data_ptr() for tensor in kept} == {packed.weight.data_ptr(), packed.scale.data_ptr()}
-
-
-def blocks_of(count: int) -> nn.Module:
-    return nn.ModuleDict({"blocks": nn.ModuleList(nn.Linear(256, 256, bias=False) for _ in range(count))})
-
-
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_no_more_than_a_layer_lies_unpacked_beside_its_like(device: str) -> None:
-    """Neither on the device nor, of what is packed already, in main memory."""
-    with MemoryLedger() as ledger:
-        model = blocks_of(24)
-        before, weight = ledger.live, 256 * 256 * 4
-        assert before == 24 * weight
-        ledger.peak = before
-        quantize_model(model, "int8", device=device)
-    # Packing one takes its copy on the device and three more of its size; 24 packed ones are 6 of them.
-    assert ledger.peak < before + 5 * weight
-    assert ledger.live < before / 3
 
 
 # --- models ----------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,8 +15,6 @@ from torch.utils.checkpoint import checkpoint
 from pacorl.core.objectives import RATIO_DEVIATION
 from pacorl.judge.local import LocalJudge
 from pacorl.models.int8 import (
-    QuantizedLinear,
-    StreamedLinear,
     WeightStream,
     quantize_model,
     streamed_bytes,
@@ -97,22 +94,6 @@ def test_copies_follow_the_computing_stream_on_a_stream_of_their_own(monkeypatch
         assert stream._computing == computing
         assert (stream._copier, len(synchronized)) == ((computing.device, switches), switches)
         assert (stream._ahead is None) == (switches > before)
-
-
-def test_a_streamed_layer_does_not_keep_the_packed_one_on_the_device() -> None:
-    packed = QuantizedLinear(torch.randn(8, 8), None)
-    codes = weakref.ref(packed.weight)
-    streamed = StreamedLinear(packed, home=torch.device("cpu"), stream=WeightStream())
-    del packed
-    assert codes() is None
-    assert streamed(torch.randn(2, 8)).shape == (2, 8)
-
-
-def test_an_activation_is_not_kept_for_a_weight_that_travels() -> None:
-    kept: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):  # type: ignore[func-returns-value]
-        stack("int8", stream=True)[0][0](torch.randn(3, WIDTH, requires_grad=True))  # type: ignore[index]
-    assert not kept
 
 
 # --- models ----------------------------------------------------------------------------------------------------

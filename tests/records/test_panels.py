@@ -12,7 +12,6 @@ from pacorl.core.grid import panel_texts
 from pacorl.records.panels import read_request, write_panels
 
 EXAMPLES = yaml.safe_load((Path(__file__).parents[2] / "examples" / "sentences.yaml").read_text("utf-8"))
-THE_DENTIST = "Generate four images depicting the same dentist in scrubs in various medical scenarios"
 
 
 @pytest.mark.parametrize("kind", EXAMPLES)
@@ -23,17 +22,6 @@ def test_every_example_becomes_a_set_of_its_number(kind):
     prompt = prompt_from("some/model", theme=text)
     assert prompt.grid.count == len(panel_texts(prompt.text)) == count
     assert prompt.criteria["Identity"]
-
-
-def test_the_articles_dentist_is_in_every_panel_and_a_note_names_what_is_missing(caplog):
-    draft = write_panels(THE_DENTIST)
-    assert draft.theme == "the same dentist in scrubs in various medical scenarios"
-    assert draft.panels[1] == "the same dentist in scrubs, in one medical scenario, in the midst of it"
-    assert len(set(draft.panels)) == 4
-    assert "language model" in draft.note
-    assert "Logic" not in draft.criteria
-    assert prompt_from("some/model", theme=THE_DENTIST).grid.count == 4
-    assert draft.note in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -75,18 +75,6 @@ def test_the_same_number_is_another_prompt_if_its_text_is(runs: tuple[Path, Path
     assert results_of(read_run(first), read_run(second)) == []
 
 
-def test_alarms_and_leaks_of_either_run_are_shown(runs: tuple[Path, Path]) -> None:
-    first, second = runs
-    with (second / "metrics.jsonl").open("a") as log:
-        log.write(json_lines({"kind": "evaluation", "epoch": 3, "alarm/diversity": 1.0}))
-    (first / "leaks.txt").write_text("8 of 8 training prompts are measured on\n")
-    page = write_comparison(runs)[0].read_text("utf-8")
-    headline = " ".join(page[page.index("<header") : page.index("</header>")].split())
-    assert "two raised an alarm" in headline
-    assert "one raised" not in headline
-    assert "one: 8 of 8 training prompts are measured on" in headline
-
-
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_no_difference_of_unequal_training_is_bold(tmp_path: Path, epoch: int) -> None:
     first, second = tmp_path / "one", tmp_path / "two"

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 import typer
-from PIL import Image
 from run_folder import EVIL, finished_run, json_lines, write_evaluation, write_metrics
 
 from pacorl.cli import app
 from pacorl.core.ranking import Interval
 from pacorl.report.curves import charts
-from pacorl.report.folder import Sample, read_run
-from pacorl.report.page import choose, match, next_command, write_report
+from pacorl.report.folder import read_run
+from pacorl.report.page import next_command, write_report
 from pacorl.report.results import Result, alarms, paired, rows_of
 
 
@@ -137,27 +136,6 @@ def test_groups_that_all_differ_alike_have_no_interval_and_no_verdict() -> None:
 
 
 # --- gallery ---------------------------------------------------------------------------------------------------
-
-
-def _samples(tmp_path: Path, p_yes: dict[int, float | None]) -> list[Sample]:
-    Image.new("RGB", (8, 8)).save(tmp_path / "grid.png")
-    measures = {prompt: {} if value is None else {"consistency": value} for prompt, value in p_yes.items()}
-    return [Sample(prompt, 0, tmp_path / "grid.png", measures[prompt]) for prompt in p_yes]
-
-
-def test_gallery_takes_evenly_spread_changes_and_names_them(tmp_path: Path) -> None:
-    before, after = dict.fromkeys(range(9), 0.5), {prompt: (prompt + 1) / 10 for prompt in range(9)}
-    pairs, unmatched = match(_samples(tmp_path, before), _samples(tmp_path, after))
-    rows = choose(pairs, count=3)
-    assert unmatched == 0
-    assert [row.pair.before.prompt_id for row in rows] == [8, 4, 0]
-    assert [row.rank for row in rows] == ["Rank 1 of 9", "Median change", "Rank 9 of 9"]
-
-
-def test_unjudged_pairs_come_last(tmp_path: Path) -> None:
-    before = _samples(tmp_path, dict.fromkeys((1, 2, 3), 0.5))
-    pairs, _ = match(before, _samples(tmp_path, {1: None, 2: 0.25, 3: 0.75}))
-    assert [(pair.before.prompt_id, pair.change) for pair in pairs] == [(3, 0.25), (2, -0.25), (1, None)]
 
 
 # --- pieces ----------------------------------------------------------------------------------------------------

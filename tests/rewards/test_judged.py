@@ -11,10 +11,9 @@ import pytest
 from PIL import Image
 
 from pacorl.core import questions
-from pacorl.core.grid import join
 from pacorl.records.prompts import load_prompts
 from pacorl.rewards.consistency import Consistency, Contrast, PanelMatch
-from pacorl.rewards.reward import PanelScores, RewardError
+from pacorl.rewards.reward import RewardError
 from pacorl.types import Grid, Prompt, Question, Verdict
 
 CRITERIA = {"Style": {"Ink": "one ink", "Paper": "one paper"}, "Logic": {"Order": "in order"}}
@@ -86,73 +85,16 @@ def test_the_parts_of_a_missing_pair_are_missing() -> None:
 
 # --- contrast --------------------------------------------------------------------------------------------------
 
-FOUR = Prompt(id=5, text="a set", grid=Grid(2, 2), criteria=CRITERIA)
-
-
-class Shades:
-    """P(Yes) of two panels by the nearness of their shades; nothing for panels of the shade `unseen`."""
-
-    def __init__(self, unseen: int = -1) -> None:
-        self.asked: list[Question] = []
-        self.unseen = unseen
-
-    def verdicts(self, asked: Sequence[Question]) -> list[Verdict]:
-        self.asked += asked
-        return [self.verdict(*(image.getpixel((0, 0))[0] for image in question.images)) for question in asked]
-
-    def verdict(self, first: int, second: int) -> Verdict:
-        return Verdict(None, "asleep") if self.unseen in (first, second) else Verdict(1 - abs(first - second) / 255)
-
-    def explain(self, question: Question) -> str:
-        return ""
-
-
-def shaded(*shades: int) -> Image.Image:
-    return join([Image.new("L", (8, 8), shade) for shade in shades], FOUR.grid)
-
-
-def contrasted(judge: Shades, images: Sequence[Image.Image], **args: float) -> list[PanelScores]:
-    reward = Contrast(Consistency(judge, **args), range(len(images)))  # type: ignore[arg-type]
-    return reward.panel_scores([FOUR] * len(images), images)
-
-
-def test_contrast_takes_out_what_all_sets_have() -> None:
-    """One look for all sets earns ½ by a weight of 1, a look of its own for each set all that is left."""
-    alike = contrasted(Shades(), [shaded(9, 9, 9, 9)] * 4, contrast=1.0)
-    assert [found.score for found in alike] == [0.5] * 4
-    own = contrasted(Shades(), [shaded(*[shade] * 4) for shade in (0, 255)], contrast=1.0)
-    assert [(found.score, found.part_P) for found in own] == [(1.0, [0.5] * 4)] * 2
-    mixed = contrasted(Shades(), [shaded(0, 60, 90, 255), shaded(10, 20, 30, 40)], contrast=0.0)
-    plain = Consistency(Shades())([FOUR] * 2, [shaded(0, 60, 90, 255), shaded(10, 20, 30, 40)])
-    assert [found.score for found in mixed] == pytest.approx([(1 + (score or 0)) / 2 for score in plain])
-
-
-def test_contrast_asks_half_as_much_again_and_by_the_same_questions() -> None:
-    images = [shaded(0, 60, 90, 255), shaded(10, 20, 30, 40), shaded(1, 2, 3, 4)]
-    plain, contrast = Shades(), Shades()
-    Consistency(plain, ask="criteria")([FOUR] * 3, images)
-    Contrast(Consistency(contrast, ask="criteria", contrast=1.0), [1, 2, 3])([FOUR] * 3, images)
-    assert len(contrast.asked) == 1.5 * len(plain.asked)
-    assert {question.text for question in contrast.asked} == {question.text for question in plain.asked}
-
-
-def test_a_missing_answer_across_sets_is_missing_for_both() -> None:
-    images = [shaded(7, 60, 90, 255), shaded(10, 20, 30, 40), shaded(1, 2, 3, 4)]
-    found = contrasted(Shades(unseen=7), images, contrast=1.0, partners=1)
-    assert found[0].score is None
-    assert [None in (one.part_P or ()) for one in found] == [one.score is None for one in found]
-    assert sum(one.score is None for one in found) >= 2
-
 
 def test_a_lone_sample_cannot_be_compared() -> None:
     with pytest.raises(RewardError, match=r"args\.contrast is 1\.0, and a call has one sample of prompt 5"):
-        contrasted(Shades(), [shaded(0, 60, 90, 255)], contrast=1.0)
+        Contrast(Consistency(answering([], [], []), contrast=1.0), [0]).panel_scores([PROMPT], [SHEET])
 
 
 @pytest.mark.parametrize("args", [{"contrast": -1.0}, {"contrast": math.inf}, {"partners": 0}])
 def test_a_contrast_that_cannot_be_is_named(args: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=rf"rewards\.consistency\.args\.{next(iter(args))}"):
-        Consistency(Shades(), **args)
+        Consistency(answering([], [], []), **args)
 
 
 def test_the_parts_of_panel_match_are_tempered_and_sum_up_to_the_score() -> None:

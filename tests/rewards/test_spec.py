@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from pacorl.rewards import reward_spec
-from pacorl.rewards.reward import PanelScores, RewardError, panel_scores_of
+from pacorl.rewards.reward import RewardError
 from pacorl.rewards.spec import parsed_spec
-from pacorl.types import Grid, Prompt
+from pacorl.types import Prompt
 
 MINE = """
 import dataclasses, pathlib
@@ -76,18 +76,3 @@ def test_a_reward_that_exits_is_a_fault(mine: Path) -> None:
     reward = reward_spec(f"{mine}:red").build({}, judge=None, device="cpu")
     with pytest.raises(RewardError, match=r"line 3: SystemExit on prompt 7"):
         reward([Prompt(id=7, text="x")], [Image.new("RGB", (4, 4))])
-
-
-def test_the_reward_of_the_page_scores_panels(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text("utf-8")
-    block = page.partition('```python title="mine.py"\n')[2].partition("```")[0]
-    (tmp_path / "mine.py").write_text(block)
-    image = Image.new("RGB", (8, 4))
-    image.paste((255, 0, 0), (0, 0, 4, 4))
-
-    prompts = [Prompt(0, "x", grid=Grid(1, 2))]
-    whole = reward_spec(f"{tmp_path}/mine.py:redness").build({"gain": 3}, judge=None, device="cpu")
-    assert whole(prompts, [image]) == [pytest.approx(1.0)]
-    parted = reward_spec(f"{tmp_path}/mine.py:PanelRedness").build({}, judge=None, device="cpu")
-    (scores,) = panel_scores_of("mine", parted, prompts, [image])
-    assert scores == PanelScores(pytest.approx(1 / 3), [pytest.approx(1 / 3), 0.0])

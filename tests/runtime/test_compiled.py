@@ -5,9 +5,8 @@ import torch
 from compiled import PROMPTS, SIZE, small_policy
 from rollouts import collect
 from torch import nn
-from torch._dynamo.testing import CompileCounter
 
-from pacorl.core.devices import INT8, NONE
+from pacorl.core.devices import INT8
 from pacorl.core.objectives.grpo_clip import GrpoClip
 from pacorl.core.sampler import Sampler, Tree
 from pacorl.grpo.conditioning import ConditioningCache
@@ -47,45 +46,6 @@ def test_every_repeated_block_is_compiled_in_place(policy: FluxPolicy) -> None:
     assert compiled == ["transformer_blocks.0", "single_transformer_blocks.0"]
     assert list(policy.transformer.state_dict()) == names
     assert torch._dynamo.config.recompile_limit >= GRAPHS
-
-
-def test_only_stochastic_steps_are_sampled_as_they_are_trained(policy: FluxPolicy) -> None:
-    gradients: list[bool] = []
-    policy.transformer.register_forward_hook(lambda module, inputs, output: gradients.append(output[0].requires_grad))
-    cache = ConditioningCache(policy)
-    plain = sampled(policy, cache, as_trained=False)
-    assert gradients == [False] * 3
-    gradients.clear()
-    samples = sampled(policy, cache, as_trained=True)
-    assert gradients == [True, True, False]
-    assert not any(nodes.next_latents_ENC.requires_grad for nodes in samples.nodes)
-    assert torch.equal(samples.rollouts[0].final_BNC, plain.rollouts[0].final_BNC)
-
-
-def velocities(policy: FluxPolicy, cache: ConditioningCache, *, gradients: bool) -> None:
-    """Two forwards: the second needs no further graph."""
-    for _ in range(2):
-        with torch.set_grad_enabled(gradients):
-            conditioning = cache.batch(PROMPTS, SIZE)
-            policy.velocity(policy.noise([0], SIZE), torch.full((1,), 0.5), conditioning, SIZE)
-
-
-@pytest.mark.parametrize(
-    ("name", "gradients"),
-    [
-        (NONE, True),
-        (NONE, False),
-        (INT8, True),
-        (INT8, False),
-    ],
-)
-def test_each_kind_of_block_is_one_graph(policy: FluxPolicy, name: str, gradients: bool) -> None:
-    quantize_model(policy.transformer, name, device="cpu")
-    graphs = CompileCounter()
-    torch._dynamo.reset()
-    compile_blocks(policy.transformer, backend=graphs)
-    velocities(policy, ConditioningCache(policy), gradients=gradients)
-    assert graphs.frame_count == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

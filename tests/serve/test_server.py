@@ -25,7 +25,6 @@ from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.core.questions import consistent, shows_text
-from pacorl.gate.paco_reward import PacoReward
 from pacorl.io.net import ServiceRefusedError
 from pacorl.judge.http import HttpJudge
 from pacorl.judge.images import DistinctImage
@@ -105,17 +104,6 @@ def test_the_likeliest_tokens_come_first_and_then_all_spellings_of_yes_and_no(ur
     assert values[:20] == sorted(values, reverse=True)[:20]
     assert first["logprob"] == values[0]
     assert {"Yes", "No"} <= {entry["token"] for entry in first["top_logprobs"]}
-
-
-@pytest.mark.parametrize("options", [{}, {"theme": "a red hero"}])
-def test_a_set_has_the_scores_of_the_judge_in_this_process(
-    url: str, local_judge: LocalJudge, options: dict[str, Any]
-) -> None:
-    status, answer = ask(f"{url}/v1/consistency", {"images": URLS, **options})
-    here = PacoReward(local_judge).score_set(PANELS, **options).to_dict()
-    assert status == 200
-    assert answer["mean"] == pytest.approx(here["mean"], abs=1e-6)
-    assert [pair["images"] for pair in answer["pairs"]] == [pair["images"] for pair in here["pairs"]]
 
 
 # --- the gate --------------------------------------------------------------------------------------------------
