@@ -11,18 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy import stats
-from tiny_runs import SMALL_QUICKSTART
 from tiny_sets import draw_grid, set_of
 from typer.testing import CliRunner
 
 from pacorl import quickstart
 from pacorl.cli import app
-from pacorl.config import base as configs
-from pacorl.config.recipes import recipe
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.quickstart import run_quickstart, summarize
-from pacorl.tiny.oracle import GRADES
-from pacorl.tiny.world import LOOKS, VALUES, Panel, all_panels, write_prompt
+from pacorl.quickstart import summarize
+from pacorl.tiny.world import VALUES, Panel, all_panels, write_prompt
 from pacorl.types import Grid
 
 GRID = Grid(2, 2)
@@ -115,23 +111,3 @@ def test_a_named_folder_that_is_occupied_stays_as_it_is(chosen: list[Path], word
     assert isinstance(result.exception, ValueError)
     assert re.match("mine .*--out", str(result.exception))
     assert (chosen, [path.name for path in Path("mine").iterdir()]) == ([], [name])
-
-
-@pytest.mark.slow
-def test_the_whole_of_it_in_small(tmp_path: Path) -> None:
-    config = configs.load(PolicyConfig, recipe("quickstart"), [f"out={tmp_path / 'run'}", *SMALL_QUICKSTART])
-    stages: list[str] = []
-    page, verdict = run_quickstart(config, say=stages.append)
-    assert [line[:7] for line in stages if line[0].isdigit()] == ["1 of 2:", "2 of 2:"]
-    assert len(verdict) == 6
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    for side in ("before", "after"):
-        of_looks = {f"kappa/{name}" for name in LOOKS}
-        assert summary[side].keys() == {"consistency", *GRADES, "diversity", "within", "across", "kappa", *of_looks}
-    html = page.read_text()
-    assert html.count("data:image/") >= 4
-    assert not re.search(r"""(src|href)=["']?(https?:)?//""", html), "the page asks nobody for anything"
-    assert (tmp_path / "run" / "before-after.png").is_file()
-    # Another run of it comes out the same.
-    again = config.model_copy(update={"out": tmp_path / "again"})
-    assert run_quickstart(again) == (tmp_path / "again" / page.name, verdict)

@@ -17,13 +17,11 @@ from pacorl.annotate.server import (
     foreign_controls,
     make_app,
     public_key,
-    serve,
     share_out,
     shown_order,
 )
 from pacorl.dataset.answer_log import LOG, AnswerLog, collect_answers
 from pacorl.dataset.folder import Instance, final_answers, read_instances, write_records
-from pacorl.io.files import sole_holder
 from pacorl.web import RefusedError
 
 NUMBERS = iter(range(10**6))
@@ -264,18 +262,6 @@ def test_a_start_that_fails_writes_nothing(dataset, names):
     with pytest.raises(ValueError):  # noqa: PT011 - each its own
         annotation.start(*names)
     assert not (annotation.folder / LOG).exists()
-
-
-def test_a_folder_has_one_server(dataset):
-    folder = dataset(2, 2)
-    with (
-        sole_holder(folder / f"{LOG}.server", note="the server of port 1"),
-        pytest.raises(ValueError, match="port 1"),
-    ):
-        serve(folder, ["ann"], port=0)
-    with pytest.raises(ValueError, match=r"instances\.jsonl"):
-        serve(folder / "typo", ["ann"], port=0)
-    assert not (folder / "typo").exists()
 
 
 # --- the page's API ----------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from bench_examples import edit_reward_example
 from typer.testing import CliRunner
 
 from pacorl.bench.benchmarks import BenchmarkOptions
-from pacorl.bench.edit_reward_bench import DIMENSIONS, EditRewardBench, Kind, read_edit_data
+from pacorl.bench.edit_reward_bench import DIMENSIONS, EditRewardBench, read_edit_data
 from pacorl.bench.running import run
 from pacorl.cli import app
 from pacorl.gate.paco_reward import PacoReward
@@ -102,27 +102,7 @@ def test_a_limit_takes_rows_and_their_outputs(edit_reward_folder: Path) -> None:
 
 # --- VCReward-Bench and EditReward-Compass -------------------------------------------------------------------------
 
-VC = {"source_image": "in.png", "edited_images": ["a.png", "b.png"], "instruction": "Paint it.", "task": "tone"}
 COMPASS = {"source_image": "in.png", "winner": "a.png", "loser": "b.png", "prompt": "Paint it."}
-
-
-@pytest.mark.parametrize(
-    ("kind", "row", "dimension", "preferred"),
-    [
-        ("vc-reward-bench", VC | {"winner": "Image A"}, "consistency", 0),
-        ("vc-reward-bench", VC | {"winner": "Image B"}, "consistency", 1),
-        ("edit-reward-compass", COMPASS | {"dimension": "IA", "label": "preference"}, "prompt_following", 0),
-        ("edit-reward-compass", COMPASS | {"dimension": "VC", "label": "tie"}, "consistency", None),
-    ],
-)
-def test_rows_of_the_other_tables(
-    tmp_path: Path, kind: Kind, row: dict[str, Any], dimension: str, preferred: int | None
-) -> None:
-    other = row | {"dimension": "VQ"} if kind == "edit-reward-compass" else row
-    write_jsonl(tmp_path / "rows.jsonl", [other, row])
-    choice = [*read_edit_data(tmp_path, kind).items.values()][-1]
-    assert (choice.images, choice.instruction) == (("in.png", "a.png", "b.png"), "Paint it.")
-    assert (choice.number, choice.dimension, choice.preferred) == (1, dimension, preferred)
 
 
 def test_of_a_tie_only_equal_scores_are_right(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from bench_examples import LIGHTER, gedit_example
 from fake_server import FakeServer, chatting, decoded
 from PIL import Image
@@ -42,8 +41,10 @@ def scores_of(images: list[Image.Image]) -> list[int]:
     return [level % 11, (level + 3 * len(images)) % 11]
 
 
-def command(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["benchmark", "gedit", *[str(argument) for argument in arguments]])
+def rated(folder: Path, server: FakeServer, *options: str) -> Result:
+    """Rate the edits of a folder into its `run`."""
+    words = [str(folder / "rows.jsonl"), "--images", str(folder / "made"), "--out", str(folder / "run")]
+    return CliRunner().invoke(app, ["benchmark", "gedit", *words, "--judge", f"{server.url}#rater", *options])
 
 
 @pytest.fixture
@@ -74,10 +75,9 @@ def by_hand(folder: Path) -> dict[str, float]:
 
 
 @pytest.mark.slow
-def test_the_table_is_what_loops_give(gedit_folder: Path, tmp_path: Path) -> None:
+def test_the_table_is_what_loops_give(gedit_folder: Path) -> None:
     with rater(chatters=True).running() as server:
-        arguments = (gedit_folder, "--images", gedit_folder / "made", "--out", tmp_path / "run", "--json")
-        done = command(*arguments, "--judge", f"{server.url}#rater")
+        done = rated(gedit_folder, server, "--json")
     assert done.exit_code == 0, (done.output, done.exception)
     values = json.loads(done.stdout)["table"]["rows"][0]["values"]
     expected = by_hand(gedit_folder)
@@ -87,43 +87,20 @@ def test_the_table_is_what_loops_give(gedit_folder: Path, tmp_path: Path) -> Non
     assert len(server.chats) == 4 * 3  # each of two questions asked twice, because the first answer was off the scale
     texts = [messages[0]["content"][-1]["text"] for messages in server.requests]
     assert any("edited" in text and LIGHTER in text for text in texts)
-    (row, *_) = read_jsonl(tmp_path / "run" / "results.jsonl")
+    (row, *_) = read_jsonl(gedit_folder / "run" / "results.jsonl")
     assert row["reasons"] == ["It is so.", "It is so."]
 
 
 @pytest.mark.slow
-def test_an_edit_that_nobody_rates_is_missing_and_no_zero(gedit_folder: Path, tmp_path: Path) -> None:
-    arguments = (gedit_folder, "--images", gedit_folder / "made", "--out", tmp_path / "run")
+def test_an_edit_that_nobody_rates_is_missing_and_no_zero(gedit_folder: Path) -> None:
     with rater(refuses="Answer with one JSON").running() as server:
-        done = command(*arguments, "--judge", f"{server.url}#rater")
+        done = rated(gedit_folder, server)
     assert done.exit_code == INCOMPLETE
     assert "3 answers in a row could not be used" in done.stdout
     with rater().running() as server:
-        done = command(*arguments, "--judge", f"{server.url}#rater")
+        done = rated(gedit_folder, server)
     assert done.exit_code == 0, (done.output, done.exception)
     assert len(server.chats) == 6
-
-
-@pytest.mark.slow
-def test_generated_by_kontext_and_rated(gedit_folder: Path, tmp_path: Path) -> None:
-    from tests.twins import tiny_flux, tiny_kontext
-
-    from pacorl.tiny.world import vocabulary
-
-    torch.manual_seed(0)
-    tiny_kontext(tiny_flux(vocabulary())).save_pretrained(tmp_path / "kontext")
-    with rater().running() as server:
-        arguments = (
-            gedit_folder, "--model", tmp_path / "kontext", "--size", "64x64", "--steps", 2, "--out", tmp_path / "run",
-            "--judge", f"{server.url}#rater", "--limit", 2, "--json",
-        )  # fmt: skip
-        done = command(*arguments)
-        assert done.exit_code == 0, (done.output, done.exception)
-        count = len(server.chats)
-        assert command(*arguments).exit_code == 0
-    assert len(server.chats) == count == 4
-    generated = sorted(path.relative_to(tmp_path / "run").as_posix() for path in (tmp_path / "run").rglob("*.png"))
-    assert generated == ["fullset/color_alter/cn/k1.png", "fullset/color_alter/en/k0.png"]
 
 
 def test_answers_are_read_or_refused() -> None:

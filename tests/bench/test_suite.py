@@ -95,15 +95,6 @@ def test_batches_and_results_do_not_depend_on_the_number_of_processes(
     assert alone.table == both.table == three.table
 
 
-def test_failures_are_told_and_tried_again(tmp_path: Path) -> None:
-    outcome = run(Numbers(KEYS, silent=["bb"]), tmp_path, HERE)
-    assert outcome.missing == {"bb": "it fell silent"}
-    assert not outcome.complete
-    bench = Numbers(KEYS)
-    assert run(bench, tmp_path, HERE).complete
-    assert bench.measured == ["bb"]
-
-
 def test_items_that_were_trained_on_are_named_and_the_others_counted_apart(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "train.jsonl", [{"prompt": "a"}, {"prompt": "BB."}])
     (tmp_path / "config.yaml").write_text(f"prompts:\n  train: {tmp_path / 'train.jsonl'}\n")

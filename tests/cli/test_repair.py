@@ -79,10 +79,3 @@ def test_a_set_is_drawn_until_it_passes(page: Path) -> None:
     assert checked.exit_code == 0, checked.output
     scores = [panel["score"] for panel in json.loads(checked.stdout)["panels"]]
     assert scores == pytest.approx([panel["score"] for panel in made["after"]["panels"]], abs=1e-6)
-
-
-def test_a_dry_run_loads_and_writes_nothing(page: Path) -> None:
-    result = again("--from", page, "--min", 0.5, "--dry-run", "--json")
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["panels"] == json.loads(png_texts(page)["panels"])
-    assert not Path("generated").exists()

@@ -17,35 +17,7 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.rewards import reward_spec
 from pacorl.rewards.reward import RewardError
 
-MINE = '''
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Literal
-
-from pacorl.core.objectives import ObjectiveOptions, ObjectiveSpec, Step
-
-Path("FOLDER/executed").touch()
-
-
-class Reinforce(ObjectiveOptions):
-    """REINFORCE with a baseline."""
-
-    name: Literal["reinforce"] = "reinforce"
-    baseline: float = 0.0
-
-
-def reinforce(step: Step, options: Reinforce):
-    """Negative log-likelihood, weighted by advantages.
-
-    Williams 1992.
-    """
-    return -(step.log_prob_B * (step.advantage_B - options.baseline)).mean(), {}
-
-
-REINFORCE = ObjectiveSpec(Reinforce, reinforce, needs="path")
-
-'''
+MINE = 'from pathlib import Path\n\nPath("FOLDER/executed").touch()\n'
 
 
 def test_a_file_is_found_beside_its_config_and_else_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,8 @@ from typing import Any
 
 import pytest
 from bench_examples import COLOURS, EXAMPLES, ColourJudge, Example
-from typer.testing import CliRunner
 
 from pacorl.bench.benchmarks import BENCHMARKS, BenchmarkOptions, BenchmarkSpec
-from pacorl.cli import app
 from pacorl.gate.paco_reward import PacoReward
 
 
@@ -56,11 +54,3 @@ def _figures(
 
 def test_every_benchmark_has_an_example() -> None:
     assert {name for name, _ in EXAMPLES} == set(BENCHMARKS)
-
-
-@pytest.mark.parametrize("name", BENCHMARKS)
-def test_data_that_are_absent_are_named(name: str, tmp_path: Path) -> None:
-    words = ["--model", "tiny"] if BENCHMARKS[name].generate else []
-    refused = CliRunner().invoke(app, ["benchmark", name, str(tmp_path / "absent"), "--judge", "tiny", *words])
-    assert isinstance(refused.exception, ValueError | OSError), refused.output
-    assert str(tmp_path / "absent") in str(refused.exception)

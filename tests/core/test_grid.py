@@ -39,16 +39,6 @@ def test_too_small_a_sheet_is_refused() -> None:
         split(Image.new("RGB", (4, 1)), Grid(2, 2))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(
-    "form", ["{}", "FOUR-PANEL Images with a {} grid layout of 3 cats", "a sheet, {}, then a 9x9 one"]
-)
-def test_layouts_parse(layout: str, form: str) -> None:
-    grid = parse_layout(form.format(layout))
-    assert str(grid) == layout
-    assert (grid.rows, grid.cols) == tuple(int(side) for side in layout.split("x"))
-
-
 def test_no_layout_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no layout such as '2x2' in 'two by two'"):
         parse_layout("two by two")

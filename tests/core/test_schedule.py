@@ -8,10 +8,6 @@ def test_seeds_tell_apart_what_reads_alike_in_a_row() -> None:
     assert len({seed_of(0, 1, 11), seed_of(0, 11, 1), seed_of(0, 111), seed_of(0, "1", 11)}) == 4
 
 
-def test_a_fixed_window_stays() -> None:
-    assert {NoiseWindow().at(epoch, (1, 3), seed=0) for epoch in range(5)} == {(1, 3)}
-
-
 def test_a_random_window_draws_k_of_n_anew_each_epoch() -> None:
     window = NoiseWindow(kind="random", size=2)
     drawn = [window.at(epoch, (0, 1, 2, 5), seed=7) for epoch in range(200)]

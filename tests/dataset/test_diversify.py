@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from sklearn.preprocessing import normalize
 
-from pacorl.dataset import diversify as diversifying
 from pacorl.dataset.diversify import diversify, independent_set
 from pacorl.dataset.folder import read_prompts
 
@@ -39,14 +38,6 @@ def test_duplicates_go_first():
     kept = independent_set(np.concatenate([base, base]), 30)
     assert {index % 30 for index in kept} == set(range(30))
     assert sorted(independent_set(base, 31)) == [*range(30)]
-
-
-def test_the_cost_of_many_prompts_is_announced(dataset, monkeypatch, caplog):
-    folder = dataset(prompts=12, grids=2, paired=False)
-    monkeypatch.setattr(diversifying, "MANY", 11)
-    (folder / "diverse.jsonl").unlink()
-    diversify(folder, number=5)
-    assert "12 prompts" in caplog.text
 
 
 def test_step_writes_reports_and_repeats(dataset):

@@ -63,14 +63,6 @@ def test_contradictions_are_retried_then_flagged_and_left_out(ranked, llm):
     assert splits["train"]["with_reasons"] == len(pairs) - no
 
 
-def test_failures_are_counted_and_tried_again(ranked, llm):
-    _, model = llm(lambda messages, number: (500, b"{}"), retries=0)
-    counts = explain(ranked, model)
-    assert counts["failed"] == counts["pairs"]
-    _, model = llm(lambda messages, number: say(told(messages)))
-    assert explain(ranked, model)["explained"] == counts["pairs"]
-
-
 def test_a_wrong_model_name_stops_at_once(ranked, llm):
     server, model = llm(lambda messages, number: (404, b'{"error": {"message": "no such model"}}'))
     with pytest.raises(ServiceRefusedError, match="no such model"):

@@ -67,12 +67,6 @@ def test_ranking_compares_with_the_first_only() -> None:
     assert table(scores).splitlines()[0] == f" {p(0, 3):.4f}  z"
 
 
-def test_no_reasons_are_asked_for_what_has_no_score() -> None:
-    scores = score_set(GreyJudge(silent_about="Do"), IMAGES[:2], reasons=True)
-    assert (scores.pairs[0].error, scores.pairs[0].reasons) == ("it fell silent", "")
-    assert table(scores) == "No score: image 1 and image 2 (it fell silent)."
-
-
 # --- images ----------------------------------------------------------------------------------------------------
 
 

@@ -104,18 +104,6 @@ def test_the_best_of_several_is_the_judges(painter, prompts):
     assert [one.image.tobytes() for one in best] == [ranked[0].image.tobytes(), ranked[3].image.tobytes()]
 
 
-def test_every_step_is_told_and_may_stop_the_painting(painter, prompts):
-    told: list[int] = []
-    generate_sets(painter, prompts[:1], count=2, size=SIZE, steps=STEPS, on_step=told.append)
-    assert sum(told) == 2 * STEPS
-
-    def stop(pictures: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        generate_sets(painter, prompts[:1], size=SIZE, steps=STEPS, on_step=stop)
-
-
 def test_a_missing_verdict_ranks_last():
     assert best_first([Judged(None, error="x"), Judged(0.2), Judged(0.9), Judged(0.2)]) == [[2], [1, 3], [0]]
 

@@ -73,8 +73,9 @@ def edit_reward_example(folder: Path) -> Example:
 def vc_reward_example(folder: Path) -> Example:
     rows = []
     for number, (source, good, bad) in enumerate(drawn_edits(folder)):
-        row = {"key": f"pair_{number}", "instruction": LIGHTER, "task": TASKS[number % 2], "winner": "Image B"}
-        rows.append({**row, "source_image": source, "edited_images": [bad, good]})
+        winner, edits = [("Image A", [good, bad]), ("Image B", [bad, good])][number % 2]
+        row = {"key": f"pair_{number}", "instruction": LIGHTER, "task": TASKS[number % 2], "winner": winner}
+        rows.append({**row, "source_image": source, "edited_images": edits})
     write_jsonl(folder / "rows.jsonl", rows)
     return folder / "rows.jsonl", BenchmarkOptions(judge="colour")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +15,6 @@ from torch import nn
 
 from pacorl.models.adapters import add_lora
 from pacorl.models.int8 import parameter_count
-from pacorl.models.policies import POLICIES
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.plan.generators import policy_on_meta
@@ -33,12 +31,11 @@ def check_generator(policy: PipelinePolicy, prompts: Sequence[Prompt], size: Siz
 
 
 def check_spec(spec: PolicySpec) -> None:
-    """Check a spec's facts about the published checkpoint: hub name, transformer's parameters, number of steps.
+    """Check a spec's facts about the published checkpoint: the transformer's parameters and the number of steps.
 
     Raises:
-        AssertionError: if the name matches another kind, or the parameters or steps differ.
+        AssertionError: if the parameters or steps differ.
     """
-    check_hub_name(spec)
     options = spec.options_for(spec.published, dtype="bfloat16")
     count = parameter_count(policy_on_meta(spec, options).transformer)
     assert count == spec.parameters, (
@@ -48,21 +45,6 @@ def check_spec(spec: PolicySpec) -> None:
     default = inspect.signature(spec.pipeline_type.__call__).parameters["num_inference_steps"].default
     has_source = spec.steps == default or spec.steps_source
     assert has_source, f"steps {spec.steps} are not the pipeline's {default}; state where they are from in steps_source"
-
-
-def check_hub_name(spec: PolicySpec) -> None:
-    """Check that the published checkpoint's name is recognised, and matches no other kind's pattern as well."""
-    length = _match_length(spec, spec.published)
-    assert length, f"hub_name {spec.hub_name!r} does not match the published checkpoint {spec.published}"
-    for kind, other in POLICIES.items():
-        if kind != spec.kind:
-            other_length = _match_length(other, spec.published)
-            assert other_length < length, f"{spec.published} matches hub_name {other.hub_name!r} of kind {kind} as well"
-
-
-def _match_length(spec: PolicySpec, checkpoint: str) -> int:
-    match = re.search(spec.hub_name, checkpoint.lower())
-    return len(match[0]) if match else 0
 
 
 def check_long_text(policy: PipelinePolicy, prompt: Prompt, size: Size) -> None:

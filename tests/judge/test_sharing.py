@@ -3,43 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
 
-import numpy as np
 import pytest
 import torch
 from judges import build, processor_of_any_size
-from numpy.typing import NDArray
 
 from pacorl.judge.local import LocalJudge
-from pacorl.judge.sharing import STATES, BranchCache, Node, batches, can_share, prefix_forest
-
-
-def paths(nodes: Sequence[Node], above: tuple[Node, ...] = ()) -> Iterator[tuple[int, list[Node]]]:
-    """Every prompt with the nodes from its first token to its last."""
-    for node in nodes:
-        for prompt in node.ends:
-            yield prompt, [*above, node]
-        yield from paths(node.children, (*above, node))
-
-
-def drawn(seed: int) -> list[NDArray[np.int64]]:
-    """Prompts of few symbols: many share beginnings, some are another's beginning, some are equal."""
-    rng = random.Random(seed)
-    return [np.array(rng.choices(range(3), k=rng.randint(1, 7)), dtype=np.int64) for _ in range(40)]
-
-
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("worth", [0, 3, 10, 10**6])
-def test_every_prompt_is_a_path_of_the_forest(seed: int, worth: int) -> None:
-    symbols = drawn(seed)
-    forest = prefix_forest(symbols, worth=worth)
-    found = dict(paths(forest))
-    assert sorted(prompt for prompt, _ in paths(forest)) == list(range(len(symbols)))
-    for prompt, path in found.items():
-        spelled = np.concatenate([symbols[node.prompt][node.start : node.end] for node in path])
-        assert spelled.tolist() == symbols[prompt].tolist()
-        assert [node.start for node in path] == [0, *(node.end for node in path[:-1])]
+from pacorl.judge.sharing import STATES, BranchCache, Node, batches, can_share
 
 
 @pytest.mark.parametrize("tokens", [1, 30, 100, 10**6])

@@ -13,16 +13,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pacorl.core.objectives import RATIO_DEVIATION
-from pacorl.judge.local import LocalJudge
 from pacorl.models.int8 import (
     WeightStream,
     quantize_model,
-    streamed_bytes,
-    weight_bytes,
 )
-from pacorl.models.policies.flux import FLUX
 from pacorl.plan.ledger import META, MemoryLedger
-from pacorl.types import Prompt, Question, Size
 
 WIDTH, BLOCKS = 256, 12
 SMALL = [
@@ -114,22 +109,3 @@ def test_a_run_learns_what_a_run_in_low_memory_learns(tmp_path: Path) -> None:
     assert low.keys() == lowest.keys()
     assert all(torch.equal(low[name], lowest[name]) for name in low)
     assert any(weight.any() for name, weight in low.items() if "lora_B" in name)
-
-
-@pytest.mark.slow
-def test_text_encoders_and_judge_answer_as_they_do_at_home() -> None:
-    policy, plain = (
-        FLUX.from_pretrained("tiny", max_sequence_length=48, memory=memory) for memory in ("lowest", "low")
-    )
-    for name in policy.encoders:
-        assert streamed_bytes(getattr(policy.pipeline, name)) > weight_bytes(getattr(policy.pipeline, name))
-    prompt, size = Prompt(0, "a red hero with a crown in town | waving, flag"), Size(64, 64)
-    (ours,), (theirs,) = policy.encode([prompt], size), plain.encode([prompt], size)
-    assert all(torch.equal(ours.tensors[name], theirs.tensors[name]) for name in theirs.tensors)
-
-    images = plain.decode(plain.noise([0, 1], size), size)
-    questions = [Question(tuple(images), "Do they look alike?")]
-    judges = [LocalJudge.from_pretrained("tiny", quantize="int8", stream=stream) for stream in (True, False)]
-    assert streamed_bytes(judges[0].model) > 0 == streamed_bytes(judges[1].model)
-    (streamed,), (at_home,) = (judge.verdicts(questions) for judge in judges)
-    assert streamed.p_yes == pytest.approx(at_home.p_yes, abs=1e-6)

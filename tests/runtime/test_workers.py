@@ -11,22 +11,6 @@ import pytest
 from pacorl.runtime.workers import CallTimeout, Workers, call_in_time, outcome_of
 
 
-def test_calls_are_taken_in_order_by_so_many_threads_that_end() -> None:
-    names: list[tuple[int, str]] = []
-    workers = Workers(1, name="one")
-    calls = [workers.submit(lambda n=n: names.append((n, threading.current_thread().name))) for n in range(20)]  # type: ignore[misc]
-    for call in calls:
-        outcome_of(call, "it")
-    assert names == [(n, "one") for n in range(20)]
-    both = Workers(2, name="two")
-    meeting = threading.Barrier(2)
-    for meet in [both.submit(meeting.wait) for _ in range(2)]:
-        outcome_of(meet, "it")
-    for pool in (workers, both):
-        pool.close()
-    assert not [thread for thread in threading.enumerate() if thread.name in ("one", "two")]
-
-
 def test_what_has_not_begun_is_cancelled_and_what_runs_is_abandoned() -> None:
     begun, over, workers = threading.Event(), threading.Event(), Workers(1, name="one")
     going = workers.submit(lambda: begun.set() or over.wait())  # type: ignore[func-returns-value]

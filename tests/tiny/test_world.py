@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -71,12 +70,6 @@ def test_no_panel_names_a_look_and_half_of_the_themes_name_none(grid: Grid) -> N
 def test_prompts_depend_on_split_count_and_seed_alone() -> None:
     assert set_prompts("dev", 12) == set_prompts("dev", 48)[:12]
     assert set_prompts("dev", 12) != set_prompts("dev", 12, seed=1)
-
-
-def test_the_page_of_the_world_lists_its_words() -> None:
-    page = Path(__file__).parents[2].joinpath("docs", "quickstart.md").read_text(encoding="utf-8")
-    for name, values in VALUES.items():
-        assert f"| {name} | {', '.join(values)} |" in page
 
 
 # --- words -----------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import urllib.request
 from typing import TYPE_CHECKING
 
 import pytest
@@ -55,24 +54,6 @@ def test_read_by_text_a_verdict_is_right_or_missing(served: Served) -> None:
         judge.ids = None
         for found, expected in zip(judge.verdicts(QUESTIONS), p_yes(served.base), strict=True):
             assert found.error or found.p_yes == pytest.approx(expected, abs=1e-3)
-
-
-def cached_tokens(served: Served) -> float:
-    """Prompt tokens that vLLM has found in its prefix cache so far."""
-    with urllib.request.urlopen(served.url.removesuffix("/v1") + "/metrics", timeout=60) as page:
-        lines = page.read().decode().splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("vllm:prefix_cache_hits_total"))
-
-
-def test_pairs_find_their_first_image_in_the_prefix_cache(served: Served) -> None:
-    """Two pairs begin with the image that an earlier one began with: two blocks of 128 tokens each."""
-    panels = [draw(panel, 64).resize((256, 256)) for panel in all_panels()[1::5000][:4]]
-    pairs = [Question(pair, consistent()) for pair in itertools.combinations(panels, 2)]
-    with HttpJudge.connect(served.url, model="judge") as judge:
-        judge.verdicts(pairs[:1])
-        before = cached_tokens(served)
-        judge.verdicts(pairs[1:])
-    assert cached_tokens(served) - before >= 2 * 2 * 128
 
 
 def test_reasons_are_those_of_transformers(served: Served) -> None:
