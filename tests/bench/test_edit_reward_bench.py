@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from math import sqrt
 from pathlib import Path
 from typing import Any
 
 import pytest
+from asked import Asked
 from bench_examples import edit_reward_example
 from typer.testing import CliRunner
 
@@ -20,7 +20,7 @@ from pacorl.gate.paco_reward import PacoReward
 from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.io.images import open_image
 from pacorl.judge.local import LocalJudge
-from pacorl.types import Question, Verdict
+from pacorl.types import Question
 
 
 @pytest.fixture
@@ -78,24 +78,16 @@ def test_the_table_is_what_naive_loops_give(edit_reward_folder: Path, tmp_path: 
         assert row["prompt_following"] == pytest.approx(scores[row["key"]]["prompt_following"], abs=1e-5)
 
 
-class Even:
-    """Finds everything as good as everything else."""
-
-    def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
-        return [Verdict(0.5) for _ in questions]
-
-    def explain(self, question: Question) -> str:
-        return "Yes."
-
-
 def test_ties_are_wrong_strictly_and_right_otherwise(edit_reward_folder: Path, tmp_path: Path) -> None:
-    bench = EditRewardBench(read_edit_data(edit_reward_folder), PacoReward(Even(), name="even"))
+    bench = EditRewardBench(read_edit_data(edit_reward_folder), PacoReward(Asked(lambda question: 0.5), name="even"))
     cells = run(bench, tmp_path / "run", BenchmarkOptions(judge="even")).table.lines[0].cells
     assert [cell.mean for cell in cells] == [0.0] * 3 + [1.0] * 3  # type: ignore[union-attr]
 
 
 def test_a_limit_takes_rows_and_their_outputs(edit_reward_folder: Path) -> None:
-    bench = EditRewardBench(read_edit_data(edit_reward_folder, limit=3), PacoReward(Even(), name="even"))
+    bench = EditRewardBench(
+        read_edit_data(edit_reward_folder, limit=3), PacoReward(Asked(lambda question: 0.5), name="even")
+    )
     assert [choice.number for choice in bench.data.items.values()] == [0, 3, 6]
     assert len(list(bench.texts())) == 6
 
@@ -109,6 +101,6 @@ def test_of_a_tie_only_equal_scores_are_right(tmp_path: Path) -> None:
     rows = [COMPASS | {"dimension": "VC", "label": label} for label in ("tie", "preference")]
     write_jsonl(tmp_path / "rows.jsonl", rows)
     data = read_edit_data(tmp_path, "edit-reward-compass")
-    bench = EditRewardBench(data, PacoReward(Even(), name="even"), "edit-reward-compass")
+    bench = EditRewardBench(data, PacoReward(Asked(lambda question: 0.5), name="even"), "edit-reward-compass")
     scored = [{"key": key, "consistency": 0.5} for key in bench.texts()]
     assert [figure.mean for figure in bench.figures(scored)][1] == 0.5

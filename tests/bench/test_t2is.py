@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from asked import Asked
 from PIL import Image
 from tiny_runs import JPEG_SIZE
 from typer.testing import CliRunner, Result
@@ -26,7 +26,7 @@ from pacorl.io.images import open_image
 from pacorl.judge.local import LocalJudge
 from pacorl.records.leaks import trained_on
 from pacorl.tiny.world import set_prompts
-from pacorl.types import Question, Size, Verdict
+from pacorl.types import Question, Size
 
 
 def command(*arguments: object) -> Result:
@@ -97,16 +97,6 @@ def test_generated_judged_and_averaged(t2is_folder: Path, tmp_path: Path, tiny: 
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*.png")} == files
 
 
-class Counted:
-    """P(Yes) by the question: 0 for Style, .5 for all else."""
-
-    def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
-        return [Verdict(0.0 if "palette" in question.text.lower() else 0.5) for question in questions]
-
-    def explain(self, question: Question) -> str:
-        return ""
-
-
 def finished(folder: Path, images: Path) -> Path:
     images.mkdir(exist_ok=True)
     for case in read_cases(folder).items.values():
@@ -116,7 +106,8 @@ def finished(folder: Path, images: Path) -> Path:
 
 
 def bench_over(folder: Path, images: Path, **options: Any) -> T2isBench:
-    judge = PacoReward(Counted(), name="counted")
+    # No to palettes, and 0.5 to all else.
+    judge = PacoReward(Asked(lambda question: 0.0 if "palette" in question.text.lower() else 0.5), name="counted")
     return T2isBench(read_cases(folder), images, judge=judge, made_by={"images": str(images)}, **options)
 
 

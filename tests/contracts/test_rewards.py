@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 import pytest
+from asked import Asked
 from PIL import Image
 from tiny_sets import draw_grid, panels_of_prompt
 
@@ -20,7 +22,7 @@ from pacorl.rewards.reward import RewardError, scores_of
 from pacorl.rewards.spec import INJECTED
 from pacorl.testing import check_reward
 from pacorl.tiny import world
-from pacorl.types import Character, Prompt, Question, Verdict
+from pacorl.types import Character, Prompt
 
 REQUIRED: dict[str, dict[str, Any]] = {"aesthetic": {"head": "head.pth"}}
 """Arguments without which a reward cannot be made."""
@@ -29,20 +31,9 @@ STAND_INS = ("panel_clip_text", "aesthetic", "ocr")
 SET = world.set_prompts("dev", 1)[0]
 
 
-class Certain:
-    """A judge that says Yes to everything but pasted references, and how often it was asked."""
-
-    def __init__(self, p_yes: float | None = 1.0) -> None:
-        self.p_yes, self.asked = p_yes, 0
-
-    def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
-        self.asked += len(questions)
-        if self.p_yes is None:
-            return [Verdict(None, "asleep")] * len(questions)
-        return [Verdict(1 - self.p_yes if question.text == same_pose() else self.p_yes) for question in questions]
-
-    def explain(self, question: Question) -> str:
-        return "Yes."
+def certain(p_yes: float | None) -> Asked:
+    """A judge that says the same to everything, and the opposite to pasted references."""
+    return Asked(lambda question: 1 - p_yes if p_yes is not None and question.text == same_pose() else p_yes)
 
 
 def config_of(name: str, **args: Any) -> RewardConfig:
@@ -67,7 +58,7 @@ def image() -> Image.Image:
 @pytest.mark.parametrize("name", REWARDS)
 def test_it_is_made_without_weights_and_is_a_reward(name: str) -> None:
     check_rewards([config_of(name)])
-    (reward,) = build_rewards([config_of(name)], judge=Certain()).values()
+    (reward,) = build_rewards([config_of(name)], judge=Asked(lambda question: 1.0)).values()
     assert callable(reward)
     assert list(inspect.signature(reward.__call__).parameters)[:2] == ["prompts", "images"]
     reward.check([])
@@ -92,40 +83,27 @@ def test_an_unknown_option_is_named(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in REWARDS if asks_judge(RewardConfig(name=name))])
 def test_a_reward_that_asks_a_judge_scores_by_it_and_is_missing_with_it(name: str, prompt: Prompt) -> None:
     for p_yes, score in ((1.0, 1.0), (0.0, 0.0), (None, None)):
-        judge = Certain(p_yes)
+        judge = certain(p_yes)
         (reward,) = build_rewards([config_of(name)], judge=judge).values()
         reward.check([prompt])
         assert scores_of(name, reward, [prompt], [image()]) == [score]
-        assert judge.asked
-        assert getattr(reward, "last_error") == ("asleep" if p_yes is None else "")  # noqa: B009
-
-
-class AllButOne(Certain):
-    """A judge that leaves its last question of a call unanswered."""
-
-    def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
-        return [*super().verdicts(questions[1:]), Verdict(None, "asleep")]
+        assert judge.questions
+        assert getattr(reward, "last_error") == ("no connection" if p_yes is None else "")  # noqa: B009
 
 
 @pytest.mark.parametrize("name", [name for name in REWARDS if asks_judge(RewardConfig(name=name))])
 def test_one_answer_that_is_missing_makes_the_score_missing(name: str, prompt: Prompt) -> None:
-    (reward,) = build_rewards([config_of(name)], judge=AllButOne()).values()
+    """The first of a call."""
+    asked, judge = count(), certain(1.0)
+    silent = Asked(lambda question: judge.answer(question) if next(asked) else None)
+    (reward,) = build_rewards([config_of(name)], judge=silent).values()
     assert scores_of(name, reward, [prompt], [image()]) == [None]
-
-
-class Looking:
-    """A judge whose answer depends on the images, as any judge's does."""
-
-    def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
-        return [Verdict(fmean(np.asarray(image).mean() / 255 for image in q.images)) for q in questions]
-
-    def explain(self, question: Question) -> str:
-        return "Yes."
 
 
 @pytest.mark.parametrize("name", [name for name in REWARDS if name not in STAND_INS])
 def test_it_keeps_the_contract(name: str, prompt: Prompt) -> None:
-    (reward,) = build_rewards([config_of(name)], judge=Looking()).values()
+    judge = Asked(lambda question: fmean(np.asarray(image).mean() / 255 for image in question.images))
+    (reward,) = build_rewards([config_of(name)], judge=judge).values()
     images = [Image.blend(image(), Image.new("RGB", image().size, colour), 0.5) for colour in ("red", "white", "black")]
     check_reward(reward, [prompt] * 3, images)
 

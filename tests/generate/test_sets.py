@@ -8,6 +8,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 import torch
+from asked import Asked
 from PIL import Image, ImageChops
 
 from pacorl.core.grid import split
@@ -21,23 +22,14 @@ from pacorl.io.images import png_texts
 from pacorl.models.policies.flux import FLUX
 from pacorl.rewards.consistency import EditConsistency
 from pacorl.tiny.world import set_prompts
-from pacorl.types import Prompt, Question, Size, Verdict
+from pacorl.types import Prompt, Size
 
 SIZE, STEPS = Size(64, 64), 3
 
 
-class Brightness:
-    """A judge whose answers can be computed by hand: how alike two images are in brightness."""
-
-    def __init__(self, *, dumb: bool = False) -> None:
-        self.dumb, self.asked = dumb, 0
-
-    def verdicts(self, questions: list[Question]) -> list[Verdict]:
-        self.asked += len(questions)
-        return [Verdict(None, "asleep") if self.dumb else Verdict(alike(*question.images)) for question in questions]
-
-    def explain(self, question: Question) -> str:
-        return "Because."
+def brightness() -> Asked:
+    """A judge by how alike two images are in brightness."""
+    return Asked(lambda question: alike(*question.images))
 
 
 def alike(first: Image.Image, second: Image.Image) -> float:
@@ -80,18 +72,18 @@ def test_a_seed_means_what_it_means_to_diffusers(painter, prompts):
 
 
 def test_no_two_candidates_of_a_call_share_a_seed(painter: Generator, prompts: list[Prompt]) -> None:
-    options = {"count": 2, "best_of": 2, "judge": Brightness(), "keep_all": True, "size": SIZE, "steps": 1}
+    options = {"count": 2, "best_of": 2, "judge": brightness(), "keep_all": True, "size": SIZE, "steps": 1}
     made = generate_sets(painter, prompts, seed=5, **options)
     assert sorted(image.recipe.seed for image in made) == list(range(5, 13))
 
 
 @pytest.mark.slow
 def test_the_best_of_several_is_the_judges(painter, prompts):
-    judge = Brightness()
+    judge = brightness()
     ranked = generate_sets(painter, prompts, seed=3, best_of=3, judge=judge, size=SIZE, steps=STEPS, keep_all=True)
     assert [one.rank for one in ranked] == [1, 2, 3, 1, 2, 3]
     assert sorted(one.recipe.seed for one in ranked) == list(range(3, 9))
-    assert judge.asked == 2 * 3 * 6
+    assert len(judge.questions) == 2 * 3 * 6
     for prompt, part in zip(prompts, (ranked[:3], ranked[3:]), strict=True):
         own = [score_of(one.image, prompt) for one in part]
         assert max(own) - own[0] < TIE
@@ -110,12 +102,10 @@ def test_a_missing_verdict_ranks_last():
 
 def test_the_first_of_tied_candidates_is_kept_and_the_tie_is_named(painter, prompts, tmp_path):
     def ranked_by(*scores):
-        class Certain(Brightness):
-            def verdicts(self, questions: list[Question]) -> list[Verdict]:
-                # The six pairs of every candidate.
-                return [Verdict(score) for score in scores for _ in range(6)]
-
-        return generate_sets(painter, prompts[:1], best_of=3, judge=Certain(), size=SIZE, steps=1, keep_all=True)
+        # The six pairs of every candidate.
+        answers = iter([score for score in scores for _ in range(6)])
+        judge = Asked(lambda question: next(answers))
+        return generate_sets(painter, prompts[:1], best_of=3, judge=judge, size=SIZE, steps=1, keep_all=True)
 
     near = ranked_by(0.9971, 0.333, 0.9995)
     assert [(one.recipe.seed, one.tied) for one in near] == [(0, 2), (2, 2), (1, 1)]
@@ -131,13 +121,13 @@ def test_an_edit_is_ranked_by_all_its_sources(tmp_path):
         Image.new("RGB", (16, 16), path.stem).save(path)
     prompt = Prompt(id=0, text="Put both in one picture.", sources=tuple(paths))
     copy, both = Image.new("RGB", (16, 16), "black"), Image.new("RGB", (16, 16), (127, 127, 127))
-    judged = judge_edits(Brightness(), [prompt] * 2, [copy, both])
+    judged = judge_edits(brightness(), [prompt] * 2, [copy, both])
     assert [one.score for one in judged] == pytest.approx([0.5, 0.5], abs=1e-9)
     assert dict(judged[0].parts)["kept of source 1"] == 1
     assert dict(judged[0].parts)["kept of source 2"] == 0
     one_source = Prompt(id=1, text="Make it grey.", sources=(paths[0],))
-    (alone,) = judge_edits(Brightness(), [one_source], [both])
-    assert alone.score == pytest.approx(EditConsistency(Brightness())([one_source], [both])[0])
+    (alone,) = judge_edits(brightness(), [one_source], [both])
+    assert alone.score == pytest.approx(EditConsistency(brightness())([one_source], [both])[0])
 
 
 @pytest.mark.slow

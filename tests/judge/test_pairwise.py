@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
+from asked import Asked
 from PIL import Image
 
 from pacorl.judge.pairwise import (
@@ -16,21 +15,6 @@ from pacorl.judge.pairwise import (
     mean_over_dimensions,
 )
 from pacorl.types import Question, Verdict
-
-
-class Noting:
-    """P(Yes) by the two images' shades and the text; notes what it is asked, in order."""
-
-    def __init__(self, *, forgets: bool = False) -> None:
-        self.questions: list[Question] = []
-        self.forgets = forgets
-
-    def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
-        self.questions += questions
-        return [Verdict(p_of(question)) for question in questions][self.forgets :]
-
-    def explain(self, question: Question) -> str:
-        return question.text
 
 
 def p_of(question: Question) -> float:
@@ -45,7 +29,7 @@ def shade(number: int) -> Image.Image:
 def test_answers_about_pairs_are_found_by_set_pair_and_name() -> None:
     sets = [[shade(1), shade(2), shade(3)], [shade(9)], [shade(4), shade(5)]]
     texts = [{"style": "Style?", "logic": "Logic, too?"}, {"style": "S"}, {"style": "Is it?"}]
-    judge = Noting()
+    judge = Asked(p_of)
     answers = ask_pairs(judge, sets, texts)
     assert [list(pairs) for pairs in answers] == [[(0, 1), (0, 2), (1, 2)], [], [(0, 1)]]
     for images, named, pairs in zip(sets, texts, answers, strict=True):
@@ -56,13 +40,15 @@ def test_answers_about_pairs_are_found_by_set_pair_and_name() -> None:
     assert [question.text for question in judge.questions] == ["Style?", "Logic, too?"] * 3 + ["Is it?"]
 
 
-def test_a_judge_that_miscounts_is_refused() -> None:
+def test_a_judge_that_miscounts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = Asked(p_of)
+    monkeypatch.setattr(judge, "verdicts", lambda questions: [])
     with pytest.raises(ValueError, match="returned 0 verdicts for 1 questions"):
-        ask(Noting(forgets=True), {"only": Question((shade(10),), "A hero?")})
+        ask(judge, {"only": Question((shade(10),), "A hero?")})
 
 
 def test_an_edit_s_source_is_shown_at_the_edit_s_size() -> None:
-    judge = Noting()
+    judge = Asked(p_of)
     first, second = ask_edits(judge, [(shade(10), Image.new("L", (8, 2), 20), "a"), (shade(10), shade(40), "b")])
     assert [question.images[0].size for question in judge.questions] == [(8, 2), (8, 2), (4, 4), (4, 4)]
     assert first.kept.p_yes == p_of(judge.questions[0])

@@ -1,27 +1,14 @@
 """√(kept·followed), and what becomes of a missing half."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from asked import Asked
 from PIL import Image
 
 from pacorl.core import questions
 from pacorl.rewards.consistency import EditConsistency
-from pacorl.types import Prompt, Question, Verdict
-
-
-class Scripted:
-    """A judge that answers by the question's text, and remembers what it was asked."""
-
-    def __init__(self, answers: dict[str, float | None]) -> None:
-        self.answers = answers
-        self.asked: list[Question] = []
-
-    def verdicts(self, asked: Sequence[Question]) -> list[Verdict]:
-        self.asked += asked
-        known = [self.answers[question.text] for question in asked]
-        return [Verdict(p, error="" if p is not None else "timed out") for p in known]
+from pacorl.types import Prompt
 
 
 @pytest.fixture
@@ -31,8 +18,9 @@ def prompt(tmp_path: Path) -> Prompt:
 
 
 def judged(prompt: Prompt, kept: float | None, followed: float | None, **options: float) -> list[float | None]:
-    judge = Scripted({questions.edit_kept(prompt.text): kept, questions.edit_followed(prompt.text): followed})
-    return EditConsistency(judge, **options)([prompt], [Image.new("RGB", (80, 40), "blue")])  # type: ignore[arg-type]
+    answers = {questions.edit_kept(prompt.text): kept, questions.edit_followed(prompt.text): followed}
+    judge = Asked(lambda question: answers[question.text])
+    return EditConsistency(judge, **options)([prompt], [Image.new("RGB", (80, 40), "blue")])
 
 
 def test_the_score_is_the_geometric_mean(prompt: Prompt) -> None:
@@ -42,12 +30,12 @@ def test_the_score_is_the_geometric_mean(prompt: Prompt) -> None:
 
 
 def test_the_judge_sees_the_source_first_at_the_edit_s_size(prompt: Prompt) -> None:
-    judge = Scripted(dict.fromkeys((questions.edit_kept(prompt.text), questions.edit_followed(prompt.text)), 0.5))
-    reward = EditConsistency(judge)  # type: ignore[arg-type]
+    judge = Asked(lambda question: 0.5)
+    reward = EditConsistency(judge)
     edited = Image.new("RGB", (80, 40), "blue")
     assert reward([prompt, prompt], [edited, edited]) == [0.5, 0.5]
-    assert len(judge.asked) == 4
-    for question in judge.asked:
+    assert len(judge.questions) == 4
+    for question in judge.questions:
         source, second = question.images
         assert source.size == (80, 40)
         assert source.getpixel((0, 0)) == (255, 0, 0)

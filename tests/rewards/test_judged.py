@@ -3,41 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 import pytest
+from asked import Asked
 from PIL import Image
 
 from pacorl.core import questions
 from pacorl.records.prompts import load_prompts
 from pacorl.rewards.consistency import Consistency, Contrast, PanelMatch
 from pacorl.rewards.reward import RewardError
-from pacorl.types import Grid, Prompt, Question, Verdict
+from pacorl.types import Grid, Prompt
 
 CRITERIA = {"Style": {"Ink": "one ink", "Paper": "one paper"}, "Logic": {"Order": "in order"}}
 
 
-class Answering:
-    """Answers by the question's text, and counts."""
-
-    def __init__(self, answers: dict[str, list[float | None]]) -> None:
-        self.answers = {text: iter(values) for text, values in answers.items()}
-        self.asked: list[str] = []
-
-    def verdicts(self, asked: Sequence[Question]) -> list[Verdict]:
-        self.asked += [question.text for question in asked]
-        values = [next(self.answers[question.text]) for question in asked]
-        return [Verdict(value, "" if value is not None else "no connection") for value in values]
-
-    def explain(self, question: Question) -> str:
-        return question.text
-
-
-def answering(ink: list[float | None], paper: list[float | None], order: list[float | None]) -> Answering:
+def answering(ink: list[float | None], paper: list[float | None], order: list[float | None]) -> Asked:
     texts = [questions.meets_criterion(text) for text in ("one ink", "one paper", "in order")]
-    return Answering(dict(zip(texts, (ink, paper, order), strict=True)))
+    return in_turn(dict(zip(texts, (ink, paper, order), strict=True)))
+
+
+def in_turn(answers: Mapping[str, Sequence[float | None]]) -> Asked:
+    """Answers to each text, one after another."""
+    given = {text: iter(values) for text, values in answers.items()}
+    return Asked(lambda question: next(given[question.text]))
 
 
 PROMPT = Prompt(id=5, text="a set", grid=Grid(1, 3), criteria=CRITERIA)
@@ -48,7 +39,7 @@ def test_criteria_are_averaged_over_pairs_then_criteria_then_dimensions() -> Non
     judge = answering([0.1, 0.2, 0.3], [0.5, 0.7, 0.9], [1.0, 0.0, 1.0])
     style, logic = fmean([fmean([0.1, 0.2, 0.3]), fmean([0.5, 0.7, 0.9])]), fmean([1.0, 0.0, 1.0])
     assert Consistency(judge, ask="criteria")([PROMPT], [SHEET]) == [pytest.approx(fmean([style, logic]))]
-    assert len(judge.asked) == 9
+    assert len(judge.questions) == 9
 
 
 def test_null_criteria_are_not_asked(tmp_path) -> None:  # type: ignore[no-untyped-def]
@@ -71,7 +62,7 @@ def test_the_parts_of_consistency_are_the_pairs_of_each_panel() -> None:
     (found,) = Consistency(judge, ask="criteria").panel_scores([PROMPT], [SHEET])
     assert found.score == pytest.approx((0.65 + 0.225 + 0.8) / 3)
     assert found.part_P == pytest.approx([(0.65 + 0.225) / 3, (0.65 + 0.8) / 3, (0.225 + 0.8) / 3])
-    assert len(judge.asked) == 9, "each question once"
+    assert len(judge.questions) == 9, "each question once"
 
 
 def test_the_parts_of_a_missing_pair_are_missing() -> None:
@@ -102,9 +93,9 @@ def test_the_parts_of_panel_match_are_tempered_and_sum_up_to_the_score() -> None
     texts: dict[str, list[float | None]] = {
         questions.shows_text(text): [p_yes] for text, p_yes in zip(prompt.panels, (0.1, 0.5, 0.8), strict=True)
     }
-    (found,) = PanelMatch(Answering(texts), temperature=2.0).panel_scores([prompt], [SHEET])
+    (found,) = PanelMatch(in_turn(texts), temperature=2.0).panel_scores([prompt], [SHEET])
     assert found.part_P == pytest.approx([0.25 / 3, 0.5 / 3, 2 / 3 / 3])
     assert found.score == pytest.approx(sum(part for part in found.part_P or () if part is not None))
     texts[questions.shows_text("two")] = [None]
-    (missing,) = PanelMatch(Answering(texts)).panel_scores([prompt], [SHEET])
+    (missing,) = PanelMatch(in_turn(texts)).panel_scores([prompt], [SHEET])
     assert missing.score is None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 
 import pytest
+from asked import Answer, Asked
 from PIL import Image
 
 from pacorl.core import questions
@@ -15,26 +15,9 @@ from pacorl.records.characters import characters_of
 from pacorl.rewards.consistency import Consistency, PanelMatch
 from pacorl.rewards.reference import Reference
 from pacorl.rewards.reward import PanelScores, RewardError, panel_scores_of
-from pacorl.types import Character, Grid, Prompt, Question, Verdict
+from pacorl.types import Character, Grid, Prompt, Question
 
 SIDE = 16
-Answer = Callable[[Question], float | None]
-
-
-class Asked:
-    """A judge that answers by a function, and keeps its questions."""
-
-    def __init__(self, answer: Answer) -> None:
-        self.answer = answer
-        self.questions: list[Question] = []
-
-    def verdicts(self, asked: Sequence[Question]) -> list[Verdict]:
-        self.questions += asked
-        values = [self.answer(question) for question in asked]
-        return [Verdict(value, "" if value is not None else "no connection") for value in values]
-
-    def explain(self, question: Question) -> str:
-        return question.text
 
 
 def shade(image: Image.Image) -> int:

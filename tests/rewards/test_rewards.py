@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from asked import Asked
 from PIL import Image
 from scored import score
 from tiny_sets import draw_grid, panels_of_prompt
@@ -21,33 +22,19 @@ from pacorl.rewards.reward import (
     tempered,
 )
 from pacorl.tiny import world
-from pacorl.types import Grid, Prompt, Question, Size, Verdict
-
-
-class Notebook:
-    """A judge that writes down what it is asked, and answers from a list."""
-
-    def __init__(self, answers: Sequence[float | None]) -> None:
-        self.answers, self.asked = list(answers), []
-
-    def verdicts(self, asked: Sequence[Question]) -> list[Verdict]:
-        self.asked += asked
-        return [Verdict(p, "" if p is not None else "no answer") for p in self.answers[: len(asked)]]
-
-    def explain(self, question: Question) -> str:
-        return question.text
-
+from pacorl.types import Grid, Prompt, Size
 
 PROMPT = world.set_prompts("dev", 1)[0]
 SHEET = draw_grid(panels_of_prompt(PROMPT), PROMPT.grid, 32)
 
 
 def test_consistency_asks_six_questions_of_a_sheet_of_four() -> None:
-    judge = Notebook([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+    answers = iter([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+    judge = Asked(lambda question: next(answers))
     assert Consistency(judge)([PROMPT], [SHEET]) == [pytest.approx(0.35)]
-    assert len(judge.asked) == 6
-    assert {question.text for question in judge.asked} == {questions.same_theme(shared_text(PROMPT.text))}
-    first = judge.asked[0].images
+    assert len(judge.questions) == 6
+    assert {question.text for question in judge.questions} == {questions.same_theme(shared_text(PROMPT.text))}
+    first = judge.questions[0].images
     drawn = [world.draw(panel, 32) for panel in panels_of_prompt(PROMPT)[:2]]
     assert [image.tobytes() for image in first] == [image.tobytes() for image in drawn]
 
