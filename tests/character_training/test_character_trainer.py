@@ -7,13 +7,13 @@ import os
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 from safetensors.torch import load_file
 from tiny_hero import SMALL, hero_config, likeness, make_hero
+from tiny_runs import metrics as lines
 
 from pacorl.character_training.character_trainer import CharacterTrainer
 from pacorl.generate.generator import Generator
@@ -24,11 +24,6 @@ from pacorl.tiny.oracle import Oracle
 from pacorl.types import Prompt, Size
 
 pytestmark = pytest.mark.slow  # a run of four steps takes seconds
-
-
-def lines(run: Path, kind: str) -> list[dict[str, Any]]:
-    records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [record for record in records if record["kind"] == kind]
 
 
 def files(run: Path) -> dict[str, object]:

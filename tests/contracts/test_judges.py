@@ -11,7 +11,7 @@ from PIL import Image
 from pacorl.config.base import dump, load
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.documents import parse_yaml, read_object
-from pacorl.judge import judge_from, open_judge
+from pacorl.judge import judge_for, judge_from, open_judge
 from pacorl.judge.judge import JudgeSettings, RemoteJudge, close_judge
 from pacorl.judge.local import BASES, EMBEDDED
 from pacorl.judge.pairwise import ask_pairs
@@ -68,3 +68,16 @@ def test_a_config_of_the_run_is_read_back_as_it_was(settings: JudgeSettings) -> 
     run = load(PolicyConfig, None, [f"judge={settings.model_dump(exclude_defaults=True)}"])
     assert run.judge == settings
     assert PolicyConfig.model_validate(parse_yaml(dump(run), name="config")).judge == settings
+
+
+@pytest.mark.parametrize(
+    ("source", "edits", "expected"),
+    [
+        ("tiny", True, "tiny-edits"),
+        ("tiny", False, "tiny"),
+        ("X-GenGroup/PaCo-Reward-7B", True, "X-GenGroup/PaCo-Reward-7B"),
+        ("", True, ""),
+    ],
+)
+def test_edits_have_a_committed_judge_of_their_own(source: str, edits: bool, expected: str) -> None:
+    assert judge_for(source, edits=edits) == expected

@@ -19,6 +19,7 @@ from PIL import Image
 from pipelines import check_against_pipeline, run_pipeline
 from policy_contract import check_generator, check_spec
 from tests.twins import TWINS
+from tiny_runs import metrics
 from torch import Tensor
 from toy_world import toy_config
 
@@ -253,8 +254,7 @@ def test_an_epoch_starts_on_policy_and_changes_the_adapter(kind: str, job: Job, 
     overrides = [*_overrides(kind, job, tmp_path), "epochs=1", "prompts_per_epoch=1"]
     config = toy_config(tmp_path / "run", *overrides, "evaluation.steps=2", "judge=none", "rewards=[{name: redness}]")
     folder = PolicyTrainer(config, rewards={"redness": redness}).train().folder
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    (epoch,) = [record for record in records if record["kind"] == "epoch"]
+    (epoch,) = metrics(folder, "epoch")
     assert epoch["ratio_deviation/1"] == 0.0, "what is trained is not what sampled"
     # PEFT starts B at zero.
     state = read_lora(folder / "adapter").state

@@ -1,14 +1,16 @@
-"""Which device computes, and in which types."""
+"""Which device computes, in which types, and copies to it."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from toy_world import toy_config
 
-from pacorl.core.devices import best_dtype, check_card_used
+from pacorl.core.devices import best_dtype, check_card_used, to_device, warn_of_pageable
 from pacorl.grpo.trainer import PolicyTrainer
 
 
@@ -34,3 +36,28 @@ def test_bfloat16_on_the_cpu_beside_a_card_is_refused(tmp_path: Path, monkeypatc
     check_card_used("bfloat16", torch.device("cuda"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     check_card_used("bfloat16", torch.device("cpu"))
+
+
+def test_memory_that_cannot_be_pinned_is_copied_all_the_same_after_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As under WSL2."""
+    sent: list[tuple[Tensor, torch.device]] = []
+
+    def refuse(tensor: Tensor) -> Tensor:
+        raise RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA")
+
+    def send(tensor: Tensor, device: torch.device, **options: Any) -> Tensor:
+        sent.append((tensor, device))
+        return tensor
+
+    monkeypatch.setattr(Tensor, "pin_memory", refuse)
+    monkeypatch.setattr(Tensor, "to", send)
+    warn_of_pageable.cache_clear()
+    tensor, card = torch.arange(5.0), torch.device("cuda")
+
+    assert to_device(tensor, card) is to_device(tensor, card) is tensor
+
+    assert sent == [(tensor, card)] * 2
+    (record,) = caplog.records
+    assert "CUDA error: out of memory): copies to the card come from pageable memory" in record.getMessage()

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiny_runs import metrics
 
 from pacorl.grpo.start import checkpoints
 
@@ -56,5 +57,4 @@ def test_two_processes_train_an_epoch(name: str, tmp_path: Path) -> None:
     assert sum(output.count("done: ") for output, _ in said) == 1, "the main process alone speaks"
     (checkpoint,) = checkpoints(tmp_path / "run" / "checkpoints")
     assert json.loads((checkpoint / "state.json").read_text())["epoch"] == 1
-    kinds = [json.loads(line)["kind"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert kinds == ["evaluation", "epoch", "evaluation"]
+    assert [line["kind"] for line in metrics(tmp_path / "run")] == ["evaluation", "epoch", "evaluation"]

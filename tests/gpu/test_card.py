@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import subprocess
@@ -22,6 +21,7 @@ import torch
 from PIL import Image
 from research.gpu_day.bench import FORMS, Bench, run_of
 from research.gpu_day.day import arguments
+from tiny_runs import metrics
 from torch import Tensor, nn
 
 from pacorl.core.objectives import RATIO_DEVIATION
@@ -150,11 +150,6 @@ def start(device: str, out: Path, *launcher: str, settings: Sequence[str] = (), 
     return subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def epochs(out: Path) -> list[dict[str, Any]]:
-    lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
-    return [line for line in lines if line["kind"] == "epoch"]
-
-
 @DEVICES
 @pytest.mark.parametrize("engine", ["fsdp2", "ddp"])
 def test_the_launch_files_train_on_one_rank(device: str, engine: str, tmp_path: Path) -> None:
@@ -163,7 +158,7 @@ def test_the_launch_files_train_on_one_rank(device: str, engine: str, tmp_path: 
     process = start(device, tmp_path / "run", *launcher, settings=["epochs=1"])
     printed, _ = process.communicate(timeout=600)
     assert process.returncode == 0, printed[-3000:]
-    assert len(epochs(tmp_path / "run")) == 1
+    assert len(metrics(tmp_path / "run", "epoch")) == 1
 
 
 @DEVICES
@@ -172,5 +167,5 @@ def test_a_run_trains_in_each_kind_of_weights(device: str, setting: str, tmp_pat
     process = start(device, tmp_path / "run", settings=["epochs=1", setting])
     printed, _ = process.communicate(timeout=600)
     assert process.returncode == 0, printed[-3000:]
-    (line,) = epochs(tmp_path / "run")
+    (line,) = metrics(tmp_path / "run", "epoch")
     assert {value for key, value in line.items() if key.startswith(RATIO_DEVIATION)} == {0.0}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tiny_runs import metrics
 from toy_world import ToyJudge, toy_config, toy_world
 
 from pacorl.core.set_scores import kappa
@@ -21,7 +21,7 @@ def lines_of(folder: Path, *settings: str, reward: object = None) -> list[dict[s
     with toy_world():
         trainer = PolicyTrainer(toy_config(folder, *SHORT, *settings), rewards=functions)
         trainer.train()
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return metrics(folder)
 
 
 def signs(line: dict[str, float]) -> list[float]:

@@ -1,6 +1,5 @@
 """The paper's recipes: what they say, that each can be planned, and that the tiny twin of each trains."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from edit_twins import klein_pipeline, kontext_pipeline, qwen_pipeline
 from fake_server import FakeServer
 from research import hardware
 from research.tiny.edits import world_edits, write_edits
-from tiny_runs import train_policy
+from tiny_runs import metrics, train_policy
 
 from pacorl.config import base as configs
 from pacorl.grpo.policy_config import PolicyConfig
@@ -151,7 +150,7 @@ TRAINED = ("flux_t2is_1gpu", "kontext_edit", "qwen_edit", "klein_t2is_16gb")
 def test_the_tiny_twin_of_a_recipe_trains_an_epoch(name: str, parts: Path, tmp_path: Path, served: str) -> None:
     run = twin(name, parts, tmp_path / "run", served)
     train_policy(run)
-    before, epoch, after = (json.loads(line) for line in (run.out / "metrics.jsonl").read_text().splitlines())
+    before, epoch, after = metrics(run.out)
     assert (before["kind"], epoch["kind"], after["kind"]) == ("evaluation", "epoch", "evaluation")
     assert [epoch[f"ratio_deviation/{step}"] for step in run.sampling.sde_steps] == [0.0] * len(run.sampling.sde_steps)
     assert epoch["samples/missing"] == 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 from pathlib import Path
@@ -12,6 +13,7 @@ from tiny_runs import metrics, tiny_run, train_policy
 
 from pacorl.grpo.start import CHECKPOINT, checkpoints
 from pacorl.io.files import own_folder
+from pacorl.report import page
 
 
 @pytest.mark.slow
@@ -106,3 +108,17 @@ def test_a_run_that_is_being_written_is_left_alone(small: list[str]) -> None:
     config = tiny_run(small)
     with own_folder(config.out), pytest.raises(ValueError, match=rf"is being written by process {os.getpid()} on "):
         train_policy(config, resume="auto")
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_page_that_cannot_be_built_does_not_end_the_run(
+    small: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(run: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(page, "write_report", full)
+    with caplog.at_level(logging.WARNING):
+        out = train_policy(tiny_run(small))
+    assert sum("report.html was not built" in message for message in caplog.messages) == 2
+    assert (out / "adapter" / "adapter_model.safetensors").exists()

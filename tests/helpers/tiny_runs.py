@@ -34,6 +34,13 @@ SMALL_QUICKSTART = [
 ]
 """What makes a quickstart take seconds and leaves the rest of its recipe alone."""
 
+SMALL = [
+    *("epochs=1", "prompts_per_epoch=2", "group_size=4", "save_every=1", "trackers=[]", "prompts.train=tiny:train:3"),
+    *("prompts.evaluation=tiny:dev:2", "sampling.steps=3", "sampling.batch=4", "evaluation.size=[64,64]"),
+    "evaluation.steps=2",
+]
+"""The smallest run of the tiny recipe: one epoch, two prompts, four samples each."""
+
 TINY_SETS = [
     "model={checkpoint: tiny, dtype: float32, max_sequence_length: 48}",
     "judge.checkpoint=tiny",

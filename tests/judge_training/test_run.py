@@ -14,6 +14,7 @@ import pytest
 import torch
 from judges import build, processor_of_any_size
 from safetensors.torch import load_file, save_file
+from tiny_runs import metrics as lines
 from torch.nn import functional as F
 from transformers import AutoModelForImageTextToText, TrainerCallback
 
@@ -69,11 +70,6 @@ def run(data: Path, tmp_path: Path) -> Any:
         return load(JudgeConfig, RECIPE, [*small, *overrides])
 
     return config
-
-
-def lines(run: Path) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if not name.startswith("seconds/")} for line in found]
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:

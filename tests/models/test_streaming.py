@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_runs import metrics, tiny_run, train_policy
+from tiny_runs import SMALL, metrics, tiny_run, train_policy
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -20,11 +20,6 @@ from pacorl.models.int8 import (
 from pacorl.plan.ledger import META, MemoryLedger
 
 WIDTH, BLOCKS = 256, 12
-SMALL = [
-    "epochs=1", "prompts_per_epoch=2", "group_size=4", "save_every=1", "trackers=[]",
-    "prompts.train=tiny:train:3", "prompts.evaluation=tiny:dev:2", "sampling.steps=3", "sampling.batch=4",
-    "evaluation.size=[64,64]", "evaluation.steps=2",
-]  # fmt: skip
 
 
 def stack(form: str, *, stream: bool, device: str = "cpu") -> nn.Module:
