@@ -18,6 +18,7 @@ from pacorl.bench.gedit import SUBSETS, Scores
 from pacorl.cli import app
 from pacorl.cli.shared import INCOMPLETE
 from pacorl.io.documents import object_within, read_jsonl, typed
+from pacorl.io.images import open_image
 
 
 def rater(*, chatters: bool = False, refuses: str = "(never said)") -> FakeServer:
@@ -61,8 +62,8 @@ def by_hand(folder: Path) -> dict[str, float]:
     cells: dict[str, dict[str, list[list[float]]]] = {}
     for row in read_jsonl(folder / "rows.jsonl"):
         task, language = row["category"], row["task_name"]
-        source = Image.open(folder / row["image"])
-        edit = Image.open(folder / "made" / "fullset" / task / language / f"{row['key']}.png")
+        source = open_image(folder / row["image"])
+        edit = open_image(folder / "made" / "fullset" / task / language / f"{row['key']}.png")
         semantic, perceptual = min(scores_of([source, edit])), min(scores_of([edit]))
         for subset in (language.upper(), *([f"{language.upper()}-I"] if row["intersection"] else [])):
             ratings = cells.setdefault(subset, {}).setdefault(task, [])

@@ -23,17 +23,13 @@ from tiny_runs import metrics
 from torch import Tensor
 from toy_world import toy_config
 
-from pacorl.config.base import load
 from pacorl.generate.generator import Generator
-from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.models.adapters import adapter_off, adapter_state, add_lora
 from pacorl.models.lora import read_lora, save_lora
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.models.policies.pipeline import PipelinePolicy
-from pacorl.plan import peaks
 from pacorl.plan.generators import Inputs
-from pacorl.plan.plan import plan_policy
 from pacorl.testing import endpoints
 from pacorl.tiny.world import set_prompts, vocabulary
 from pacorl.types import Conditioning, Prompt, Size
@@ -259,19 +255,6 @@ def test_an_epoch_starts_on_policy_and_changes_the_adapter(kind: str, job: Job, 
     # PEFT starts B at zero.
     state = read_lora(folder / "adapter").state
     assert any(value.any() for name, value in state.items() if ".lora_B." in name), "nothing was trained"
-
-
-@PLANNED_ROLES
-def test_a_run_of_it_is_planned(kind: str, job: Job, tmp_path: Path) -> None:
-    run = [
-        *_overrides(kind, job, tmp_path),
-        f"rewards=[{{name: {'edit_consistency' if job.prompt.sources else 'consistency'}}}]",
-        "judge.checkpoint=tiny",
-        f"out={tmp_path / 'run'}",
-    ]
-    needed = plan_policy(load(PolicyConfig, None, run))
-    assert not needed.absences
-    assert needed.memory.phases.keys() == peaks.PHASES.keys()
 
 
 @KINDS

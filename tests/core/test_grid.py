@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pacorl.core.grid import QUOTED, join, panel_texts, parse_layout, shared_text, split, subject_text
+from pacorl.core.grid import QUOTED, join, panel_texts, parse_layout, shared_text, split
 from pacorl.types import Grid
 
 LAYOUTS = ["1x2", "1x3", "1x5", "1x7", "2x2", "2x3", "2x4"]
@@ -72,20 +72,6 @@ def test_a_tag_may_follow_a_quotation_and_a_line_break() -> None:
 def test_colons_within_a_sentence_open_no_panel() -> None:
     assert panel_texts("A poster of one word: HELLO. It says: [A] or B.") == ()
     assert shared_text(" A poster of one word. ") == "A poster of one word."
-
-
-@pytest.mark.parametrize(
-    ("shared", "subject"),
-    [
-        ("2x2 grid layout of red pointed hero, crown, night.", "red pointed hero, crown, night."),
-        ("TWO-PANEL Images with a 1x2 grid layout showing a teacher in two poses.", "a teacher in two poses."),
-        ("FOUR-PANEL Images with a 2x2 grid layout. All feature one fox.", "All feature one fox."),
-        ("A poster of a 2x2 grid layout.", "A poster of a 2x2 grid layout."),
-        ("A 1×3 grid layout", "A 1×3 grid layout"),
-    ],
-)
-def test_the_subject_of_a_shared_text_is_without_its_layout(shared, subject):
-    assert subject_text(shared) == subject
 
 
 def test_many_opening_marks_are_read_in_a_moment() -> None:

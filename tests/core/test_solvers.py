@@ -1,32 +1,10 @@
-"""Deterministic solvers and the grid of a suffix, against solutions that are known."""
-
-import math
-from itertools import pairwise
+"""The second-order solver and the grid of a suffix, against solutions that are known."""
 
 import pytest
 import torch
 
 from pacorl.core.sampler import Suffix
-from pacorl.core.sde import SOLVERS, Past, ab2
-
-
-def solved(solver: str, sigmas: list[float]) -> float:
-    """x at the last sigma, for dx/dσ = −x with x(1) = 1."""
-    x, past = torch.ones(1, 1, 1, dtype=torch.float64), None
-    for here, following in pairwise(sigmas):
-        length = following - here
-        x, past = SOLVERS[solver](x, -x, length, past), Past(-x, length)
-    return float(x)
-
-
-@pytest.mark.parametrize(("solver", "order"), [("euler", 1), ("ab2", 2)])
-def test_half_the_step_is_an_error_of_its_order(solver: str, order: int) -> None:
-    """On steps of unequal length, as shifted sigmas are."""
-    errors = []
-    for steps in (32, 64):
-        sigmas = [(1 - n / steps) ** 1.5 for n in range(steps + 1)]
-        errors.append(abs(solved(solver, sigmas) - math.e))
-    assert errors[0] / errors[1] == pytest.approx(2**order, rel=0.1)
+from pacorl.core.sde import Past, ab2
 
 
 def test_unequal_steps_are_exact_if_the_velocity_is_linear_in_sigma() -> None:

@@ -93,15 +93,3 @@ def test_a_page_has_the_references_of_its_characters(cast):
     assert references(3) == [["ann/0.png", "bob/0.png", "ann/1.png"], ["cleo/0.png"], []]
     with pytest.raises(ValueError, match="a page shows 2 characters with images, and the generator takes 1 reference"):
         references(1)
-
-
-def test_characters_of_folders_have_their_traits_as_criteria(tmp_path):
-    folder = tmp_path / "characters" / "ann"
-    folder.mkdir(parents=True)
-    Image.new("RGB", (8, 8)).save(folder / "00.png")
-    (folder / "card.yaml").write_text("description: an old cook\nkeep: {hair: grey hair}")
-    board = read_storyboard(write(tmp_path, "title: x\ncharacters: [ann]\nscenes: ['{ann} cooks', '{ann} sings']"))
-    (page,) = pages(board, "some/model")
-    assert page.panels == ("An old cook, grey hair cooks", "An old cook, grey hair sings")
-    assert [character.name for character in page.characters] == ["ann"]
-    assert page.criteria["Identity"] == {"ann: hair": "Ann has the same hair in all images: grey hair."}

@@ -39,15 +39,6 @@ def jpeg(*, scans: int, **options: Any) -> bytes:
     return data[:-2] + last * scans + data[-2:]
 
 
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [(b"text", "not an image"), (b"RIFFxxxxWEBP", ""), (saved("GIF", "L"), "not an image")],
-)
-def test_another_format_is_named(data: bytes, reason: str) -> None:
-    with pytest.raises(ImageError, match=f"^image 2: {reason}"):
-        open_upload(data, name="image 2")
-
-
 # --- the process -------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from judges import build, processor_of_any_size
+from judges import build
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
@@ -20,11 +20,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:Futu
 
 # Every linear layer of the language model, as the released adapter; `gate_proj` is a name in the vision tower too.
 LANGUAGE = r".*language_model.*\.(q|k|v|o|gate|up|down)_proj"
-
-
-@pytest.fixture(scope="module")
-def processor() -> ImageTextProcessor:
-    return processor_of_any_size()
 
 
 def base(processor: ImageTextProcessor, family: str = "qwen2_5_vl", **sizes: int) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from judges import build, pairs, panels, plain_logits, plain_p_yes, processor_of_any_size
+from judges import build, pairs, panels, plain_logits, plain_p_yes
 from PIL import Image
 
 from pacorl.core import questions
@@ -22,11 +22,6 @@ from pacorl.tiny import world
 from pacorl.types import Question
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
-
-
-@pytest.fixture(scope="module")
-def processor() -> ImageTextProcessor:
-    return processor_of_any_size()
 
 
 @pytest.fixture(scope="module")

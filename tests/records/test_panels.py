@@ -73,22 +73,6 @@ def test_numbers_in_words_and_digits(text, count):
 
 
 @pytest.mark.parametrize(
-    ("text", "subject"),
-    [
-        ("Generate four different images of a fox.", "a fox"),
-        ("multiple coherent photos of a fox", "a fox"),
-        ("Create a 4-image set of a fox", "a fox"),
-        ("Draw me a fox in four stages", "a fox"),
-        ("a recipe in 5 steps with pictures", "a recipe with pictures"),
-        ("Can you make three images of a fox?", "a fox"),
-        ("Pictures: a fox running, a fox sleeping", "a fox running, a fox sleeping"),
-    ],
-)
-def test_words_about_the_set_stay_out_of_the_subject(text, subject):
-    assert write_panels(text).theme == subject
-
-
-@pytest.mark.parametrize(
     "text",
     [
         "two cats on a sofa",

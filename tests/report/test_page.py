@@ -100,11 +100,6 @@ def test_a_page_ends_with_a_next_command_that_exists(run: Path, config: str, fin
 # --- curves ----------------------------------------------------------------------------------------------------
 
 
-def test_a_value_that_is_not_finite_breaks_its_line(tmp_path: Path) -> None:
-    records = [{"kind": "epoch", "epoch": e, "loss": value} for e, value in enumerate([1.0, 2.0, None, 3.0])]
-    assert _page(write_metrics(tmp_path, *records)).count("<polyline") == 2
-
-
 def test_alarms_are_in_the_order_of_their_first_time(tmp_path: Path) -> None:
     raised = {2: ["diversity"], 3: ["duplicates", "diversity"], 5: ["across"]}
     records = []

@@ -10,15 +10,13 @@ from random import Random
 import numpy as np
 import pytest
 from PIL import Image
-from research.tiny.edits import EDIT_GRADES, edit_of, grade_edits, world_edits, write_edits
 from research.tiny.heroes import heroes_of
 from tiny_sets import draw_grid
 
 from pacorl.core.grid import panel_texts, split
 from pacorl.core.set_scores import kappa
-from pacorl.records.prompts import load_prompts
 from pacorl.tiny.oracle import Oracle, agreement, evenness, grade, majority
-from pacorl.tiny.words import asked_in, check_tiny, check_tiny_edit, tiny_edit, tiny_prompt, tiny_scene
+from pacorl.tiny.words import asked_in, check_tiny, check_tiny_edit, tiny_edit, tiny_prompt
 from pacorl.tiny.world import IDENTITY, LOOKS, VALUES, Panel, draw, panels_of, set_prompts
 from pacorl.types import Grid, Prompt
 
@@ -90,11 +88,6 @@ def test_near_words_case_and_punctuation_do_not_matter(theme: str, written: str)
     assert tiny_prompt(theme, SCENES, Grid(2, 2)).theme == written
 
 
-def test_the_order_of_a_panels_words_does_not_matter() -> None:
-    texts = ("He waves beside a flag.", "ship, JUMPING", "stands near a lantern", "the trees: standing")
-    assert tiny_prompt("a hero in town", texts, Grid(2, 2)).panels == SCENES
-
-
 @pytest.mark.parametrize(
     ("theme", "panels", "named"),
     [
@@ -122,11 +115,6 @@ def test_other_prompts_and_instructions_are_refused() -> None:
         assert tiny_edit(text) == "Give the hero a crown."
     with pytest.raises(ValueError, match="Give the hero a cap"):
         check_tiny_edit(Prompt(id=0, text="Give the hero a cape."))
-
-
-def test_a_scene_for_references_needs_no_place() -> None:
-    assert tiny_scene("waves, banner") == "waving, flag"
-    assert tiny_scene("by the sea at night, waving, flag") == "at the beach at night, waving, flag"
 
 
 # --- the oracle ------------------------------------------------------------------------------------------------
@@ -194,13 +182,3 @@ def test_diversity_is_that_of_majorities() -> None:
 
 
 # --- edits -----------------------------------------------------------------------------------------------------
-
-
-def test_edits_are_written_read_and_graded(tmp_path, oracle: Oracle) -> None:  # type: ignore[no-untyped-def]
-    edits = world_edits("test", 12)
-    prompts = load_prompts(write_edits(tmp_path, edits, name="test"))
-    assert [edit_of(prompt, edit.before) for prompt, edit in zip(prompts, edits, strict=True)] == edits
-    perfect = [draw(edit.after, 64) for edit in edits]
-    assert grade_edits(prompts, perfect, oracle=oracle) == dict.fromkeys(EDIT_GRADES, 1.0)
-    ignored = [draw(edit.before, 64) for edit in edits]
-    assert grade_edits(prompts, ignored, oracle=oracle) == {"kept": 1, "followed": 0, "edited_well": 0, "valid": 1}

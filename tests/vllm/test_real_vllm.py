@@ -54,8 +54,3 @@ def test_read_by_text_a_verdict_is_right_or_missing(served: Served) -> None:
         judge.ids = None
         for found, expected in zip(judge.verdicts(QUESTIONS), p_yes(served.base), strict=True):
             assert found.error or found.p_yes == pytest.approx(expected, abs=1e-3)
-
-
-def test_reasons_are_those_of_transformers(served: Served) -> None:
-    with HttpJudge.connect(served.url, model="judge") as judge:
-        assert judge.explain(QUESTIONS[0], max_new_tokens=8) == served.base.explain(QUESTIONS[0], max_new_tokens=8)

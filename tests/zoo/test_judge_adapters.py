@@ -16,7 +16,6 @@ from judges import build, pairs, processor_of_any_size
 
 from pacorl.gate.paco_reward import PacoReward
 from pacorl.io.processor import ImageTextProcessor
-from pacorl.judge.adapter import merge_adapter
 from pacorl.judge.local import LocalJudge
 from pacorl.judge_training.judge_config import RewardTuningConfig
 from pacorl.judge_training.tuning import save_processor, source_of, tune
@@ -106,14 +105,6 @@ def test_a_lora_is_no_checkpoint_to_train(made: Any, base: Path, tmp_path: Path)
     folder = str(saved(made, tmp_path / "adapter"))
     with pytest.raises(ValueError, match=rf"is a LoRA adapter; set model\.checkpoint={base} tuning\.start={folder}"):
         source_of(folder)
-
-
-def test_an_adapter_file_of_another_name_is_one(
-    base: Path, made: Any, processor: ImageTextProcessor, truth: list[float], tmp_path: Path
-) -> None:
-    folder = saved(made, tmp_path / "adapter")
-    file = (folder / "adapter_model.safetensors").rename(folder / "judge-step-400.safetensors")
-    assert p_yes(merge_adapter(loaded(base), str(file)), processor) == truth
 
 
 @pytest.mark.parametrize(("name", "folder"), [("lab/judge-lora", "."), ("lab/judge-lora:step-400", "step-400")])
