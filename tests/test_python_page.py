@@ -24,7 +24,7 @@ def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["Generator", "PacoReward", "PolicyConfig"])
+@pytest.mark.parametrize("name", ["Generator", "PacoReward", "PolicyConfig", "PolicyTrainer"])
 def test_the_example_of_a_class_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     exec(_example(name), {"__name__": "example"})

@@ -84,14 +84,6 @@ def test_ties_are_wrong_strictly_and_right_otherwise(edit_reward_folder: Path, t
     assert [cell.mean for cell in cells] == [0.0] * 3 + [1.0] * 3  # type: ignore[union-attr]
 
 
-def test_a_limit_takes_rows_and_their_outputs(edit_reward_folder: Path) -> None:
-    bench = EditRewardBench(
-        read_edit_data(edit_reward_folder, limit=3), PacoReward(Asked(lambda question: 0.5), name="even")
-    )
-    assert [choice.number for choice in bench.data.items.values()] == [0, 3, 6]
-    assert len(list(bench.texts())) == 6
-
-
 # --- VCReward-Bench and EditReward-Compass -------------------------------------------------------------------------
 
 COMPASS = {"source_image": "in.png", "winner": "a.png", "loser": "b.png", "prompt": "Paint it."}

@@ -1,52 +1,23 @@
-"""`pacorl data`: what is shown before a download, hashes, refusals; GitHub is a server on loopback."""
+"""`pacorl data`: what is shown before a download, hashes, refusals; no network is reached."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
+import httpx2
 import pytest
 from huggingface_hub.hf_api import DatasetInfo
 from typer.testing import CliRunner
 
 from pacorl.cli import app
-from pacorl.dataset import published
 from pacorl.dataset.published import PINNED
 
 COMMIT = "c" * 40
 CONTENT = b"pairs of images"
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 REPOSITORY = "X-GenGroup/ConsistencyRank-Bench"
-
-
-class Files(BaseHTTPRequestHandler):
-    """Serve a mapping of paths."""
-
-    contents: Mapping[str, bytes] = {}
-
-    def do_GET(self) -> None:
-        content = self.contents.get(self.path.partition("?")[0])
-        self.send_response(404 if content is None else 200)
-        self.send_header("Content-Length", str(len(content or b"")))
-        self.end_headers()
-        self.wfile.write(content or b"")
-
-    def log_message(self, *args: object) -> None:
-        """Keep quiet."""
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Address of a server of `Files`."""
-    monkeypatch.setattr(Files, "contents", {})
-    with ThreadingHTTPServer(("127.0.0.1", 0), Files) as running:
-        Thread(target=running.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{running.server_port}"
-        running.shutdown()
 
 
 def test_a_data_set_of_the_hub_is_described_downloaded_and_compared(
@@ -74,25 +45,28 @@ def test_a_data_set_of_the_hub_is_described_downloaded_and_compared(
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_records_of_github_are_pinned_and_compared(
-    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(published, "GITHUB", server)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+def test_records_of_github_are_pinned_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    contents: dict[str, bytes] = {}
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        content = contents.get(request.url.path)
+        return httpx2.Response(404 if content is None else 200, content=content)
+
+    monkeypatch.setattr("huggingface_hub.get_session", lambda: httpx2.Client(transport=httpx2.MockTransport(answer)))
     names = ("train.jsonl", "test.jsonl")
     pinned = replace(PINNED, sha256=dict.fromkeys(names, SHA256), on_github={name: f"folder/{name}" for name in names})
     train, test = (f"/{PINNED.source}/{PINNED.revision}/folder/{name}" for name in names)
 
-    monkeypatch.setattr(Files, "contents", {train: CONTENT})
+    contents[train] = CONTENT
     with pytest.raises(OSError, match=r"X-GenGroup/PaCo-RL cannot be downloaded: .*404"):
         pinned.download(tmp_path / "t2is")
     assert not (tmp_path / "t2is").exists()
-    monkeypatch.setattr(Files, "contents", {train: CONTENT, test: CONTENT})
+    contents[test] = CONTENT
     pinned.download(tmp_path / "t2is")
     assert {path.name: path.read_bytes() for path in (tmp_path / "t2is").iterdir()} == dict.fromkeys(names, CONTENT)
     with pytest.raises(ValueError, match="is there already"):
         pinned.download(tmp_path / "t2is")
-    monkeypatch.setattr(Files, "contents", {train: b"other", test: CONTENT})
+    contents[train] = b"other"
     with pytest.raises(ValueError, match="differs from its SHA-256"):
         pinned.download(tmp_path / "damaged")
     assert not (tmp_path / "damaged").exists()

@@ -1,10 +1,8 @@
-"""The trainer as Python uses it: the example of its docstring, functions as rewards, listeners."""
+"""The trainer as Python uses it: functions as rewards, listeners."""
 
 from __future__ import annotations
 
-import inspect
 import re
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -23,18 +21,6 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.records.prompts import load_prompts
 from pacorl.report.page import write_report
 from pacorl.types import Prompt
-
-
-@pytest.mark.slow
-def test_the_example_of_the_docstring_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    example = textwrap.dedent(inspect.getdoc(PolicyTrainer).partition("Example:\n")[2])  # type: ignore[union-attr]
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    exec(example, names)
-    result = names["result"]
-    (epoch,) = metrics(result.folder, "epoch")
-    assert 0 < epoch["reward/redness/mean"] < 1
-    assert (result.adapter / "adapter_model.safetensors").is_file()
 
 
 @pytest.fixture(autouse=True)

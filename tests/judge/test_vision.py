@@ -52,10 +52,3 @@ def test_the_features_are_those_of_a_call_per_window(monkeypatch: pytest.MonkeyP
     # Whole images have as many lengths as there are sizes; windows up to four of each size.
     assert len(calls) // 2 <= len(visual.blocks) * 4 * len({tuple(grid) for grid in grids})
     assert len(calls) // 2 <= alone
-
-
-def test_another_attention_is_left_alone() -> None:
-    visual = tower()
-    visual.config._attn_implementation = "eager"
-    batch_windows(visual)
-    assert not any("forward" in vars(module) for module in visual.modules())

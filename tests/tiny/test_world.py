@@ -179,6 +179,3 @@ def test_diversity_is_that_of_majorities() -> None:
         np.log(2) / np.log(6) / 4
     )
     assert evenness([majority([None] * 4)] * 10) == 0
-
-
-# --- edits -----------------------------------------------------------------------------------------------------
