@@ -7,8 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from asked import Asked
 from fake_server import FakeServer, Handler, completion, images_of
-from judges import Grey, grey
+from judges import by_grey, grey
 from PIL import Image
 from tiny_sets import set_of
 from typer.testing import CliRunner, Result
@@ -203,6 +204,6 @@ def test_a_page_and_its_panels_show_the_characters_that_their_recipe_names(tmp_p
         (tmp_path / f"{name}.png").write_bytes(png_bytes(image, texts | {"panel": f"{name} waves"}))
     gate = Gate(CheckOptions(character=[str(tmp_path / name) for name in shades], least=0.5), None)
     for files in ([page], [tmp_path / "ann.png", tmp_path / "bob.png"]):
-        checked = gate.check(PacoReward(Grey()), open_panels(files))
+        checked = gate.check(PacoReward(Asked(by_grey)), open_panels(files))
         assert checked.passed
         assert [panel.characters for panel in checked.panels] == [("ann",), ("bob",)]

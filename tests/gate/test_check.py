@@ -5,23 +5,24 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
+from asked import Asked
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from judges import Grey, grey
+from judges import by_grey, grey
 from PIL import Image, ImageDraw, ImageStat
 
 from pacorl.gate.check import CONTROL_FIGURE, ControlError, check_lines, check_page, check_set
 from pacorl.gate.scores import questions_about
 from pacorl.io.images import open_image
-from pacorl.types import Question, Verdict
+from pacorl.types import Question
 
 
 def test_a_panel_is_compared_with_its_own_characters_alone() -> None:
     characters = [("dark", grey(20)), ("light", grey(90))]
     casts = [("dark",), ("light",), ("dark", "light")]
-    judge = Grey()
+    judge = Asked(by_grey)
     result = check_set(judge, grey(20, 90, 20), least=0.5, characters=characters, casts=casts)
-    assert judge.asked == result.asked == 4 + 3
+    assert len(judge.questions) == result.asked == 4 + 3
     assert [panel.score for panel in result.panels] == pytest.approx([1, 1, 0.3])
     document = result.to_dict()
     assert [panel["characters"] for panel in document["panels"]] == casts
@@ -31,7 +32,7 @@ def test_a_panel_is_compared_with_its_own_characters_alone() -> None:
 
 def test_the_criterion_that_fails_is_named_and_no_mean_hides_it() -> None:
     questions = questions_about("", {"colour": "the grey", "a": "blind 1", "b": "blind 2", "c": "blind 3"})
-    result = check_set(Grey(), grey(20, 20, 20, 120), least=0.5, questions=questions)
+    result = check_set(Asked(by_grey), grey(20, 20, 20, 120), least=0.5, questions=questions)
     assert result.panels[result.failed[0]].lowest_question == "colour"
     assert "(lowest for colour)" in "\n".join(check_lines(result, judge="grey"))
     # The mean of the four questions would pass.
@@ -40,14 +41,14 @@ def test_the_criterion_that_fails_is_named_and_no_mean_hides_it() -> None:
 
 @pytest.mark.parametrize(("sure", "control"), [(0.9, "a drawn figure of another character"), (0.1, "the same image")])
 def test_a_judge_that_fails_a_control_of_every_image_is_refused(sure: float, control: str) -> None:
-    judge = Grey(sure=sure)
+    judge = Asked(lambda question: sure)
     with pytest.raises(ControlError, match=rf"cannot judge these images.*image 1 with {control} has P\(Yes\) {sure}"):
         check_set(judge, grey(20, 20), least=0.5)
-    assert judge.asked == 2 * 3, "no panel was judged"
+    assert len(judge.questions) == 2 * 3, "no panel was judged"
 
 
 FIGURE_GREY = round(ImageStat.Stat(open_image(CONTROL_FIGURE).convert("L")).mean[0])
-"""A shade that the judge `Grey` cannot tell from the drawn figure, so that a control of it fails."""
+"""A shade that the judge cannot tell from the drawn figure, so that a control of it fails."""
 
 
 @settings(deadline=None)
@@ -55,7 +56,7 @@ FIGURE_GREY = round(ImageStat.Stat(open_image(CONTROL_FIGURE).convert("L")).mean
 def test_the_verdict_is_the_same_in_every_order(shades: list[int], least: float) -> None:
     def verdict(shades: Sequence[int]) -> dict[int, tuple[float | None, bool]] | str:
         try:
-            check = check_set(Grey(), grey(*shades), least=least)
+            check = check_set(Asked(by_grey), grey(*shades), least=least)
         except ControlError:
             return "refused"
         scores = [round(panel.score or 0, 6) for panel in check.panels]
@@ -65,12 +66,12 @@ def test_the_verdict_is_the_same_in_every_order(shades: list[int], least: float)
 
 
 def test_the_images_whose_controls_fail_are_named() -> None:
-    check = check_set(Grey(), grey(FIGURE_GREY, 20, 20, 25), least=0.5)
+    check = check_set(Asked(by_grey), grey(FIGURE_GREY, 20, 20, 25), least=0.5)
     assert check_lines(check, judge="grey")[-1] == "12 questions to grey, controls failed for image 1."
     assert "image 1 with a drawn figure" in check_page(check, judge="grey")
     # A broken reference is passed over too.
     hero = [("hero", grey(FIGURE_GREY))]
-    check = check_set(Grey(), grey(20, 25), least=0.5, characters=hero)
+    check = check_set(Asked(by_grey), grey(20, 25), least=0.5, characters=hero)
     assert [control.image for control in check.controls[::3]] == ["hero, reference 1", "image 1"]
     assert len(check.failed) == 2
 
@@ -78,52 +79,43 @@ def test_the_images_whose_controls_fail_are_named() -> None:
 @pytest.mark.parametrize(("width", "height"), [(16, 16), (200, 20), (20, 200), (320, 256)])
 def test_the_three_controls_of_an_image_of_any_size_are_three_images(width: int, height: int) -> None:
     """The crop loses columns and rows: every line at the edge of the image is gone from it."""
-    shown = []
-
-    class Looking(Grey):
-        def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
-            shown.extend(question.images[1] for question in questions)
-            return super().verdicts(questions)
-
+    judge = Asked(by_grey)
     image = Image.new("RGB", (width, height), "white")
     ImageDraw.Draw(image).rectangle((0, 0, width - 1, height - 1), outline="black")
     with suppress(ControlError):  # a judge of greys may not pass them
-        check_set(Looking(), [image, image], least=0.5)
-    same, crop, figure = shown[:3]
+        check_set(judge, [image, image], least=0.5)
+    same, crop, figure = (question.images[1] for question in judge.questions[:3])
     assert same.tobytes() == image.tobytes()
     assert crop.size == image.size
     edges = [crop.crop(box) for box in ((0, 0, width, 1), (0, 0, 1, height))]
     assert all(max(edge.convert("L").tobytes()) > 200 for edge in edges)
-    assert len({control.tobytes() for control in shown[:3]}) == 3
+    assert len({control.tobytes() for control in (same, crop, figure)}) == 3
     assert figure.tobytes() == open_image(CONTROL_FIGURE).tobytes()
 
 
 def test_without_an_answer_no_panel_passes() -> None:
-    class Silent(Grey):
-        """Gives no answer about the first panel and the third."""
+    def answer(question: Question) -> float | None:
+        """None about the first panel and the third."""
+        return (
+            None
+            if {image.getpixel((0, 0)) for image in question.images} == {(20,) * 3, (22,) * 3}
+            else by_grey(question)
+        )
 
-        def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
-            answers = super().verdicts(questions)
-            for number, question in enumerate(questions):
-                shades = {image.getpixel((0, 0))[0] for image in question.images}
-                if shades == {20, 22}:
-                    answers[number] = Verdict(None, "no answer")
-            return answers
-
-    check = check_set(Silent(), grey(20, 21, 22), least=0.5)
+    check = check_set(Asked(answer), grey(20, 21, 22), least=0.5)
     assert [panel.score for panel in check.panels] == [None, pytest.approx(0.99), None]
     assert check.failed == (0, 2)
-    assert [pair.error for pair in check.scores.missing] == ["no answer"]
+    assert [pair.error for pair in check.scores.missing] == ["no connection"]
 
 
 def test_at_the_threshold_a_panel_passes() -> None:
-    (score,) = {panel.score for panel in check_set(Grey(), grey(20, 30), least=0.5).panels}
+    (score,) = {panel.score for panel in check_set(Asked(by_grey), grey(20, 30), least=0.5).panels}
     assert score is not None
-    assert check_set(Grey(), grey(20, 30), least=score).passed
+    assert check_set(Asked(by_grey), grey(20, 30), least=score).passed
 
 
 def test_the_page_is_whole() -> None:
-    result = check_set(Grey(), grey(20, 20, 20, 120), least=0.5, names=["a<b", "b", "c", "d"])
+    result = check_set(Asked(by_grey), grey(20, 20, 20, 120), least=0.5, names=["a<b", "b", "c", "d"])
     page = check_page(result, judge="grey")
     assert "Odd one out: d" in page
     assert "a&lt;b" in page

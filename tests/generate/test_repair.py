@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from judges import Grey, grey
+from asked import Asked
+from judges import by_grey, grey
 from PIL import Image
 
 from pacorl.core.grid import split
@@ -17,7 +18,7 @@ from pacorl.io.images import open_image, png_texts
 from pacorl.models.policies import POLICIES
 from pacorl.types import Grid
 
-GATE = partial(check_set, Grey(), least=0.5)
+GATE = partial(check_set, Asked(by_grey), least=0.5)
 """Compares greys: a difference of 50 is P(Yes) 0.5."""
 HERO = [("hero", grey(20))]
 THEME, TEXT = "a red hero with a crown in town", "waving, flag"

@@ -26,7 +26,7 @@ from pacorl.io.processor import ImageTextProcessor
 from pacorl.judge.local import LocalJudge
 from pacorl.serve.server import create_app
 from pacorl.tiny.world import all_panels, draw, vocabulary
-from pacorl.types import Question, Verdict
+from pacorl.types import Question
 
 PATCH = 8
 
@@ -153,25 +153,12 @@ def serving(judges: Mapping[str, LocalJudge], **options: Any) -> AbstractContext
     return serving_app(create_app(name, judge, **options))
 
 
-class Grey:
-    """Compares the grey of two images; a question with "blind" is always answered Yes."""
-
-    def __init__(self, *, sure: float | None = None) -> None:
-        self.sure = sure
-        self.asked = 0
-
-    def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
-        self.asked += len(questions)
-        return [Verdict(self._p_yes(question) if self.sure is None else self.sure) for question in questions]
-
-    def _p_yes(self, question: Question) -> float:
-        if "blind" in question.text:
-            return 1.0
-        first, second = (float(np.asarray(image.convert("L")).mean()) for image in question.images)
-        return 1 - min(1.0, abs(first - second) / 100)
-
-    def explain(self, question: Question) -> str:
-        return ""
+def by_grey(question: Question) -> float:
+    """How alike the greys of two images are; a question with "blind" is always answered Yes."""
+    if "blind" in question.text:
+        return 1.0
+    first, second = (float(np.asarray(image.convert("L")).mean()) for image in question.images)
+    return 1 - min(1.0, abs(first - second) / 100)
 
 
 def grey(*shades: int) -> list[Image.Image]:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked import Asked
 from browsers import PATIENCE, playwright
 from dataset_folder import AnnotationServer
-from judges import Grey, grey
+from judges import by_grey, grey
 from page_blocks import ROOT
 from ports import free_port
 from run_folder import finished_run
@@ -137,7 +138,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     table = Table("All", ("Character", "Mean"), rows, source="a paper, Tab. 1", notes=("Higher is better.",))
     about = {"title": "A benchmark", "name": "benchmark", "remarks": ["Five items are missing."]}
     texts = {
-        "check": gate.check_page(gate.check_set(Grey(), grey(20, 20, 20, 120), least=0.5), judge="toy"),
+        "check": gate.check_page(gate.check_set(Asked(by_grey), grey(20, 20, 20, 120), least=0.5), judge="toy"),
         "benchmark": render("benchmark.html", **about, tables=(table,), facts=[("5", "measured")]),
     }
     for name, text in texts.items():
